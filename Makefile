@@ -1,0 +1,40 @@
+# Two commands are the way in: `make demo` and `make test`. Both create .venv by themselves.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test test-gpu bench proto clean
+
+$(VENV)/.base: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) setuptools wheel
+	$(PIP) -e .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.base
+	$(PIP) -e '.[dev]'
+	touch $@
+
+demo: $(VENV)/.base  ## two designs side by side over an emulated thin link
+	$(BIN)/thinwire demo $(ARGS)
+
+test: $(VENV)/.dev  ## every check there is: format, lint, types, import order, tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/pytest $(ARGS)
+
+test-gpu: $(VENV)/.dev  ## the kernels' suite on a CUDA device
+	$(BIN)/pytest -m gpu $(ARGS)
+
+bench: $(VENV)/.base  ## codec speed beside this machine's own limits
+	$(BIN)/thinwire bench codecs $(ARGS)
+
+proto: $(VENV)/.dev  ## regenerate the gRPC code from transports/wire.proto
+	cd src && ../$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --grpc_python_out=. thinwire/transports/wire.proto
+
+clean:
+	rm -rf $(VENV) build dist out .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,53 @@
+"""The one exception tree.
+
+    ThinwireError
+    ├── ConfigError        what you asked for cannot be: an unknown id or option, a value out of range
+    ├── NonFiniteError     a tensor holds NaN or Inf, or a scale would overflow; nothing was changed
+    ├── FrameError         bytes that claim to be a frame and are not
+    ├── ProtocolError      a peer broke the conversation: wrong shapes, wrong step, wrong version
+    ├── TransportError     bytes could not be moved: no server, a broken connection, a port in use
+    │   └── DeadlineError  nobody answered in time
+    ├── DataError          a data set is missing or damaged
+    └── EngineError        a process or a link could not be set up, or died
+
+`ConfigError` and `DataError` are local misuse; `FrameError` and `ProtocolError` are remote misbehaviour.
+A message says what came, what was expected and what to change.
+"""
+
+from __future__ import annotations
+
+
+class ThinwireError(Exception):
+    """Anything that thinwire raises on purpose."""
+
+
+class ConfigError(ThinwireError, ValueError):
+    """A configuration that cannot be: the message lists what is allowed."""
+
+
+class NonFiniteError(ThinwireError, ValueError):
+    """A tensor with NaN or Inf, or a scale past the largest finite number. No state was changed."""
+
+
+class FrameError(ThinwireError, ValueError):
+    """Bytes that are not a valid frame. The only exception that decoders let out for bad bytes."""
+
+
+class ProtocolError(ThinwireError):
+    """A peer said something that the conversation does not allow."""
+
+
+class TransportError(ThinwireError, ConnectionError):
+    """Bytes could not be moved between processes."""
+
+
+class DeadlineError(TransportError, TimeoutError):
+    """A peer did not answer within the deadline."""
+
+
+class DataError(ThinwireError):
+    """A data set that is missing or damaged; the message says what to do."""
+
+
+class EngineError(ThinwireError, RuntimeError):
+    """A process or an emulated link that could not be set up, or that ended too early."""
