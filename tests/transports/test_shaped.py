@@ -1,0 +1,113 @@
+"""The application-level link: rates hold over any pattern of messages, bursts are bounded, debt queues."""
+
+from __future__ import annotations
+
+import math
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from thinwire.errors import ConfigError
+from thinwire.transports.shaped import Shaping, TokenBucket, burst_nbytes
+
+
+def test_a_message_larger_than_the_burst_waits_for_what_the_burst_does_not_cover() -> None:
+    bucket = TokenBucket(8_000, burst_bytes=100)
+    assert bucket.delay(1_100, now=5.0) == pytest.approx(1.0)
+
+
+def test_debt_makes_the_next_message_queue() -> None:
+    bucket = TokenBucket(8_000, burst_bytes=0)
+    assert bucket.delay(1_000, now=0.0) == pytest.approx(1.0)
+    assert bucket.delay(1_000, now=0.25) == pytest.approx(1.75)
+
+
+def test_a_burst_passes_at_once_and_refills_no_further_than_full() -> None:
+    bucket = TokenBucket(8_000, burst_bytes=500)
+    assert bucket.delay(500, now=0.0) == 0.0
+    assert bucket.delay(500, now=1_000.0) == 0.0
+    assert bucket.delay(500, now=1_000.0) == pytest.approx(0.5)
+
+
+def test_zero_bytes_wait_only_for_what_is_ahead_of_them() -> None:
+    bucket = TokenBucket(8_000, burst_bytes=0)
+    assert bucket.delay(0, now=0.0) == 0.0
+    bucket.delay(1_000, now=0.0)
+    assert bucket.delay(0, now=0.5) == pytest.approx(0.5)
+
+
+@given(
+    messages=st.lists(st.tuples(st.integers(0, 100_000), st.floats(0, 2)), min_size=1, max_size=40),
+    burst=st.integers(0, 20_000),
+)
+def test_no_window_carries_more_than_rate_times_time_plus_burst(
+    messages: list[tuple[int, float]], burst: int
+) -> None:
+    rate_bps = 80_000.0
+    bucket, now = TokenBucket(rate_bps, burst), 0.0
+    releases: list[tuple[float, float]] = []  # (when the message's first byte could leave, when its last did)
+    sizes = []
+    for nbytes, pause in messages:
+        now += pause
+        delay = bucket.delay(nbytes, now)
+        assert delay >= 0
+        releases.append((now, now + delay))
+        sizes.append(nbytes)
+        now += delay
+    for first in range(len(sizes)):
+        for last in range(first, len(sizes)):
+            window = releases[last][1] - releases[first][0]
+            assert sum(sizes[first : last + 1]) <= window * rate_bps / 8 + burst + 1e-3
+
+
+def test_one_sender_pays_once_and_many_senders_queue_at_the_receiver() -> None:
+    alone = TokenBucket(8_000, burst_bytes=0)
+    assert alone.arrival_delay(1_000, now=1.0) == pytest.approx(0.0)
+    assert alone.arrival_delay(1_000, now=2.0) == pytest.approx(0.0), "back to back at the link's own rate"
+    shared = TokenBucket(8_000, burst_bytes=0)
+    assert [shared.arrival_delay(1_000, now=1.0) for _ in range(3)] == pytest.approx([0.0, 1.0, 2.0])
+
+
+def test_threads_share_one_link() -> None:
+    bucket = TokenBucket(8_000, burst_bytes=0)
+    delays: list[float] = []
+
+    def send() -> None:
+        delays.extend(bucket.delay(1, now=0.0) for _ in range(500))
+
+    threads = [threading.Thread(target=send) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(delays) == pytest.approx([n / 1_000 for n in range(1, 2_001)]), "each byte has its own slot"
+
+
+def test_both_directions_are_separate() -> None:
+    link = Shaping.symmetric(10e6)
+    assert link.egress.delay(1_254_096, now=0.0) == pytest.approx(1.0)
+    assert link.ingress.delay(4_096, now=0.0) == 0.0
+
+
+@pytest.mark.parametrize("rate_bps", [1e6, 10e6, 20e6, 50e6, 200e6, 500e6, 2e9, 10e9])
+def test_bursts_between_the_measured_points_stay_near_a_millisecond(rate_bps: float) -> None:
+    burst = burst_nbytes(rate_bps)
+    assert burst >= 2 * 1514
+    assert burst == 4096 or 0.8e-3 <= burst * 8 / rate_bps <= 3.5e-3
+
+
+@pytest.mark.parametrize("rate", [0, -1, math.nan, math.inf])
+def test_impossible_rates_are_refused(rate: float) -> None:
+    with pytest.raises(ConfigError, match="bits per second > 0"):
+        TokenBucket(rate, 0)
+    with pytest.raises(ConfigError, match="bits per second > 0"):
+        Shaping.symmetric(rate)
+
+
+def test_impossible_bursts_and_sizes_are_refused() -> None:
+    with pytest.raises(ConfigError, match="burst_bytes is -1"):
+        TokenBucket(1, -1)
+    with pytest.raises(ConfigError, match="cannot send -5 bytes"):
+        TokenBucket(1, 0).delay(-5, now=0.0)
