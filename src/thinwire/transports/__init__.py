@@ -1,0 +1,16 @@
+"""Moves packets between processes and knows nothing of their meaning.
+
+`base` is the contract. `memory` runs a whole cluster in one process, `grpc` crosses machines, `shaped`
+makes a link thin on purpose.
+"""
+
+from thinwire.transports.base import (
+    Connection,
+    Handler,
+    HandlerFactory,
+    Packet,
+    Sender,
+    Server,
+)
+
+__all__ = ["Connection", "Handler", "HandlerFactory", "Packet", "Sender", "Server"]

@@ -1,0 +1,222 @@
+"""The contract of every transport: packets in order between one server and its peers, and nothing more.
+
+A worker holds a `Connection`; a server offers a `Handler` and is given a `Sender`. A transport moves a
+`Packet` without reading it: what `kind` and `header` mean is the schema's business, what is inside a
+frame is the codec's. Packets of one session arrive whole, once and in order, or the session breaks and
+says so; a transport never reconnects, because only the caller knows what would have to be said again.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Protocol, Self
+
+from thinwire.errors import ConfigError
+
+MAX_KIND = 255
+HTTP2_FRAME_NBYTES = 16_384  # payload of one DATA frame, HTTP/2's default SETTINGS_MAX_FRAME_SIZE
+HTTP2_FRAME_HEADER_NBYTES = 9
+GRPC_PREFIX_NBYTES = 5  # compression flag and message length
+
+
+@dataclass(frozen=True, slots=True)
+class Packet:
+    """One message between a worker and a server.
+
+    A packet is immutable, so one object may be sent to any number of peers; it is then serialised once.
+
+    Attributes:
+        kind: What the packet is, 0 to 255. The schema gives the numbers a meaning.
+        header: A small part that the caller encoded.
+        frames: Encoded tensors, in the caller's order.
+
+    >>> packet = Packet(kind=3, header=b"step 7", frames=(b"abc", b""))
+    >>> packet.nbytes
+    31
+    """
+
+    kind: int
+    header: bytes = b""
+    frames: tuple[bytes, ...] = ()
+    # Filled by the first transport that serialises the packet; every later send reuses it.
+    wire: bytes | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.kind <= MAX_KIND:
+            raise ConfigError(f"packet kind {self.kind} does not fit a byte; give 0 to {MAX_KIND}")
+
+    @property
+    def body_nbytes(self) -> int:
+        """Size of the protobuf message alone, in bytes: what message limits are compared with."""
+        # A field is one tag byte, then a varint or (length varint, bytes). proto3 leaves out a scalar
+        # that is zero or empty, but keeps the empty members of a repeated field.
+        total = 1 + _varint_nbytes(self.kind) if self.kind else 0
+        if self.header:
+            total += 1 + _varint_nbytes(len(self.header)) + len(self.header)
+        return total + sum(1 + _varint_nbytes(len(frame)) + len(frame) for frame in self.frames)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the packet takes on a wire, above TCP: see `wire_nbytes`."""
+        return wire_nbytes(self.body_nbytes)
+
+
+def wire_nbytes(body_nbytes: int) -> int:
+    """Returns what a message of `body_nbytes` takes on an HTTP/2 stream, in bytes.
+
+    With m = body + 5 (gRPC's prefix), it is m + 9·⌈m / 16384⌉: nine bytes of header for each DATA frame.
+    TCP, IP and TLS overhead, acknowledgements and keepalive pings are not in it. Every transport counts
+    by this formula, the in-memory one too, so that their figures compare.
+
+    >>> wire_nbytes(0), wire_nbytes(16_379), wire_nbytes(16_380)
+    (14, 16393, 16403)
+    """
+    message_nbytes = body_nbytes + GRPC_PREFIX_NBYTES
+    return message_nbytes + HTTP2_FRAME_HEADER_NBYTES * -(-message_nbytes // HTTP2_FRAME_NBYTES)
+
+
+def _varint_nbytes(value: int) -> int:
+    return max(1, (value.bit_length() + 6) // 7)
+
+
+class Connection(ABC):
+    """The worker's end of one session with one server. It blocks; `send` may be called by any thread.
+
+    An error is latched: once a call raised `TransportError` because the session broke, every later
+    `send` and `receive` raises it again.
+
+    Attributes:
+        address: The server's address, for messages to people.
+        bytes_sent: Sum of `Packet.nbytes` over the packets handed to the wire.
+        bytes_received: Sum of `Packet.nbytes` over the packets that arrived.
+    """
+
+    address: str
+    bytes_sent: int = 0
+    bytes_received: int = 0
+
+    @abstractmethod
+    def send(self, packet: Packet) -> None:
+        """Queues a packet; blocks only while too many bytes are pending.
+
+        Raises:
+            TransportError: The packet is over the message limit (the session lives on), or the session
+                has ended or broken.
+        """
+
+    @abstractmethod
+    def receive(self, timeout_s: float | None = None) -> Packet | None:
+        """Returns the next packet, or None when the server has ended the session in good order.
+
+        Args:
+            timeout_s: How long to wait, in seconds; None waits for ever, 0 only looks.
+
+        Raises:
+            DeadlineError: Nothing came in time; the session lives on.
+            TransportError: The session broke, or this end has closed it.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends the session: what was sent before still reaches the server, what was not received is dropped.
+
+        Closing twice, or after the session broke, does nothing.
+        """
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Handler(Protocol):
+    """What a server offers. Its methods are called one at a time, never concurrently.
+
+    They must not block on other peers' packets: nothing else is delivered meanwhile. An exception that
+    leaves a handler is a bug: it stops the server, breaks every session with its text, and `Server.wait`
+    raises it. To turn one peer away, answer and end its session with `Sender.close`.
+    """
+
+    def opened(self, peer: int) -> None:
+        """A session began. Peers are numbered 0, 1, 2, … in the order of arrival; no number returns."""
+
+    def received(self, peer: int, packet: Packet) -> None:
+        """A packet came from a peer, after all that it sent before."""
+
+    def closed(self, peer: int, error: str | None) -> None:
+        """A session is over, whoever ended it; called once for each `opened`.
+
+        Args:
+            peer: The peer's number.
+            error: None when either side ended it in good order; otherwise what broke it.
+        """
+
+
+class Sender(ABC):
+    """How a handler answers. Every method only queues; none blocks."""
+
+    @abstractmethod
+    def send(self, peer: int, packet: Packet) -> None:
+        """Queues a packet for a peer. A peer that has left is ignored: `closed` tells of it.
+
+        A peer for which too many bytes are pending loses its session, with an error.
+
+        Raises:
+            TransportError: The packet is over the message limit.
+        """
+
+    @abstractmethod
+    def close(self, peer: int, packet: Packet | None = None) -> None:
+        """Ends a peer's session in good order, after what is pending and an optional last packet."""
+
+    @abstractmethod
+    def call(self, callback: Callable[[], None]) -> None:
+        """Runs `callback` between two calls of the handler, soon. Safe from any thread: for timers."""
+
+
+HandlerFactory = Callable[[Sender], Handler]
+
+
+class Server(ABC):
+    """A running server.
+
+    Attributes:
+        address: Where it is reached; of port 0, the port that was found.
+        bytes_sent: Sum of `Packet.nbytes` over the packets handed to the wire, all peers together.
+        bytes_received: Sum of `Packet.nbytes` over the packets that arrived.
+    """
+
+    address: str
+    bytes_sent: int = 0
+    bytes_received: int = 0
+
+    @abstractmethod
+    def stop(self, grace_s: float = 5.0) -> None:
+        """Ends every session and returns when the server is gone. Stopping twice does nothing.
+
+        Args:
+            grace_s: How long pending packets may take to leave, in seconds. In that time sessions end in
+                good order; at 0, and for peers that are too slow, they break as in a crash.
+        """
+
+    @abstractmethod
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Waits until the server has stopped; returns False if it has not within `timeout_s` seconds.
+
+        Raises:
+            Exception: Whatever left the handler and stopped the server.
+        """
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
