@@ -14,9 +14,13 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self
 
-from thinwire.errors import ConfigError
+from thinwire.errors import ConfigError, TransportError
 
 MAX_KIND = 255
+# Room for one fp32 table of 67 million values; a larger one wants partitions, which also overlap better.
+MAX_MESSAGE_NBYTES = 256 * 2**20
+# Room for one packet of that size. A peer that cannot take what waits for it must not fill our memory.
+MAX_PENDING_NBYTES = 256 * 2**20
 HTTP2_FRAME_NBYTES = 16_384  # payload of one DATA frame, HTTP/2's default SETTINGS_MAX_FRAME_SIZE
 HTTP2_FRAME_HEADER_NBYTES = 9
 GRPC_PREFIX_NBYTES = 5  # compression flag and message length
@@ -78,6 +82,16 @@ def wire_nbytes(body_nbytes: int) -> int:
     return message_nbytes + HTTP2_FRAME_HEADER_NBYTES * -(-message_nbytes // HTTP2_FRAME_NBYTES)
 
 
+def check_message(packet: Packet, limit_nbytes: int) -> None:
+    """Raises `TransportError` if a packet's protobuf message is larger than `limit_nbytes` bytes."""
+    if packet.body_nbytes > limit_nbytes:
+        raise TransportError(
+            f"a packet of {packet.body_nbytes} bytes (kind {packet.kind}, {len(packet.frames)} frames) is "
+            f"over the message limit of {limit_nbytes} bytes; send fewer frames in it or raise "
+            f"max_message_nbytes on both sides"
+        )
+
+
 def _varint_nbytes(value: int) -> int:
     return max(1, (value.bit_length() + 6) // 7)
 
@@ -126,6 +140,10 @@ class Connection(ABC):
         Closing twice, or after the session broke, does nothing.
         """
 
+    @abstractmethod
+    def abort(self) -> None:
+        """Breaks the session as a crash of this process would; the handler is told an error."""
+
     def __enter__(self) -> Self:
         return self
 
@@ -159,7 +177,10 @@ class Handler(Protocol):
 
 
 class Sender(ABC):
-    """How a handler answers. Every method only queues; none blocks."""
+    """How a handler answers. Every method only queues; none blocks.
+
+    `send` and `close` belong to the handler: call them from its methods, or through `call`.
+    """
 
     @abstractmethod
     def send(self, peer: int, packet: Packet) -> None:
@@ -199,6 +220,8 @@ class Server(ABC):
     @abstractmethod
     def stop(self, grace_s: float = 5.0) -> None:
         """Ends every session and returns when the server is gone. Stopping twice does nothing.
+
+        Not for use inside a handler, which could not be waited for.
 
         Args:
             grace_s: How long pending packets may take to leave, in seconds. In that time sessions end in

@@ -1,0 +1,255 @@
+"""A whole cluster in one process: sessions without sockets, for tests and for the shortest way in.
+
+Strategy: a packet is handed over as the object it is. What happens at the server is a queue of calls;
+whichever thread adds to an idle queue works it off, so the handler needs no thread of its own and is
+never entered twice. With one thread everything happens in the order of the program, so a run repeats
+exactly. Nothing is serialised; bytes are counted as if it were.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from thinwire.errors import DeadlineError, TransportError
+from thinwire.transports.base import (
+    MAX_MESSAGE_NBYTES,
+    MAX_PENDING_NBYTES,
+    Connection,
+    Handler,
+    HandlerFactory,
+    Packet,
+    Sender,
+    Server,
+    check_message,
+)
+
+
+class MemoryServer(Server):
+    """A server that lives in this process; `connect` begins a session with it.
+
+    Args:
+        handler_factory: Called once with the sender; returns the handler.
+        address: A name for messages to people.
+        max_message_nbytes: Largest protobuf message that a packet may make.
+        max_pending_nbytes: Bytes that may wait for one peer before its session breaks.
+
+    >>> class Echo:
+    ...     def __init__(self, sender): self.sender = sender
+    ...     def opened(self, peer): pass
+    ...     def received(self, peer, packet): self.sender.send(peer, packet)
+    ...     def closed(self, peer, error): pass
+    >>> with MemoryServer(Echo) as server, server.connect() as connection:
+    ...     connection.send(Packet(kind=1, frames=(b"abc",)))
+    ...     connection.receive(timeout_s=1)
+    Packet(kind=1, header=b'', frames=(b'abc',))
+    """
+
+    def __init__(
+        self,
+        handler_factory: HandlerFactory,
+        address: str = "memory",
+        *,
+        max_message_nbytes: int = MAX_MESSAGE_NBYTES,
+        max_pending_nbytes: int = MAX_PENDING_NBYTES,
+    ) -> None:
+        self.address = address
+        self.max_message_nbytes: Final = max_message_nbytes
+        self.max_pending_nbytes: Final = max_pending_nbytes
+        self._calls: deque[Callable[[], None]] = deque()
+        self._calls_lock = threading.Lock()
+        self._working = False
+        self._num_opened = 0
+        self._sessions: dict[int, MemoryConnection] = {}
+        self._accepting = True
+        self._stopped = threading.Event()
+        self._failure: Exception | None = None
+        self._handler: Handler = handler_factory(_MemorySender(self))
+
+    def connect(self) -> Connection:
+        """Begins a session.
+
+        Raises:
+            TransportError: The server has stopped.
+        """
+        connection = MemoryConnection(self)
+
+        def open_session() -> None:
+            if not self._accepting:
+                connection.finish(f"no server at {self.address}: it has stopped")
+                return
+            connection.peer = self._num_opened
+            self._num_opened += 1
+            self._sessions[connection.peer] = connection
+            self._handler.opened(connection.peer)
+
+        self.post(open_session)
+        if not self._accepting:
+            raise TransportError(f"no server at {self.address}: it has stopped")
+        return connection
+
+    def stop(self, grace_s: float = 5.0) -> None:
+        error = None if grace_s > 0 else f"the server at {self.address} went away"
+
+        def end_all() -> None:
+            self._accepting = False
+            for peer in list(self._sessions):
+                self.end(peer, error)
+            self.post(self._stopped.set)  # after the handler has heard of the ends
+
+        self.post(end_all)
+        self._stopped.wait()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        stopped = self._stopped.wait(timeout_s)
+        if stopped and self._failure is not None:
+            raise self._failure
+        return stopped
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Queues a call of the handler, and works the queue off unless another thread is at it."""
+        with self._calls_lock:
+            self._calls.append(call)
+            if self._working:
+                return
+            self._working = True
+        while True:
+            with self._calls_lock:
+                if not self._calls:
+                    self._working = False
+                    return
+                call = self._calls.popleft()
+            if self._failure is None:
+                try:
+                    call()
+                except Exception as error:
+                    self._fail(error)
+
+    def call(self, callback: Callable[[], None]) -> None:
+        """Runs `callback` between two calls of the handler; nothing after the server has stopped."""
+        self.post(lambda: None if self._stopped.is_set() else callback())
+
+    def session(self, peer: int) -> MemoryConnection | None:
+        """Returns the open session of a peer, if there is one."""
+        return self._sessions.get(peer)
+
+    def deliver(self, peer: int, packet: Packet) -> None:
+        """Hands a packet from a peer to the handler, unless its session is over."""
+        if peer in self._sessions:
+            self.bytes_received += packet.nbytes
+            self._handler.received(peer, packet)
+
+    def end(self, peer: int, error: str | None) -> None:
+        """Ends a session on both sides; does nothing if it is over."""
+        connection = self._sessions.pop(peer, None)
+        if connection is not None:
+            connection.finish(error)
+            # The handler may be inside one of its methods: it hears of the end after that.
+            self.post(lambda: self._handler.closed(peer, error))
+
+    def _fail(self, error: Exception) -> None:
+        """The handler broke: what it knows can no longer be trusted, so it is not called again."""
+        self._failure = error
+        self._accepting = False
+        for connection in self._sessions.values():
+            connection.finish(f"the server at {self.address} failed: {type(error).__name__}: {error}")
+        self._sessions.clear()
+        self._stopped.set()
+
+
+class _MemorySender(Sender):
+    def __init__(self, server: MemoryServer) -> None:
+        self._server = server
+
+    def send(self, peer: int, packet: Packet) -> None:
+        check_message(packet, self._server.max_message_nbytes)
+        connection = self._server.session(peer)
+        if connection is None:
+            return
+        if connection.offer(packet):
+            self._server.bytes_sent += packet.nbytes
+        else:
+            limit = self._server.max_pending_nbytes
+            self._server.end(peer, f"peer {peer} does not read: over {limit} bytes pending")
+
+    def close(self, peer: int, packet: Packet | None = None) -> None:
+        if packet is not None:
+            self.send(peer, packet)
+        self._server.end(peer, None)
+
+    def call(self, callback: Callable[[], None]) -> None:
+        self._server.call(callback)
+
+
+class MemoryConnection(Connection):
+    """The worker's end of a session with a `MemoryServer`; made by its `connect`."""
+
+    def __init__(self, server: MemoryServer) -> None:
+        self.address = server.address
+        self.peer = -1  # given when the server opens the session
+        self._server = server
+        self._inbox: deque[Packet] = deque()
+        self._pending_nbytes = 0
+        self._changed = threading.Condition()
+        self._ended = False
+        self._error: str | None = None
+
+    def send(self, packet: Packet) -> None:
+        check_message(packet, self._server.max_message_nbytes)
+        with self._changed:
+            if self._ended:
+                raise TransportError(self._error or f"the session with {self.address} has ended")
+            self.bytes_sent += packet.nbytes
+        self._server.post(lambda: self._server.deliver(self.peer, packet))
+
+    def receive(self, timeout_s: float | None = None) -> Packet | None:
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._inbox or self._ended, timeout_s):
+                raise DeadlineError(f"nothing came from {self.address} within {timeout_s} s")
+            if self._inbox:
+                packet = self._inbox.popleft()
+                self._pending_nbytes -= packet.nbytes
+                self.bytes_received += packet.nbytes
+                return packet
+            if self._error is not None:
+                raise TransportError(self._error)
+            return None
+
+    def close(self) -> None:
+        self._leave(None)
+
+    def abort(self) -> None:
+        self._leave("the peer went away without saying so")
+
+    def _leave(self, error: str | None) -> None:
+        with self._changed:
+            was_over = self._ended
+            self._ended = True
+            self._error = self._error or f"this end has closed the session with {self.address}"
+            self._inbox.clear()
+            self._changed.notify_all()
+        if not was_over:
+            self._server.post(lambda: self._server.end(self.peer, error))
+
+    def offer(self, packet: Packet) -> bool:
+        """Queues a packet for this peer; returns False if too much is pending."""
+        with self._changed:
+            if self._ended:
+                return True  # it has left; its goodbye is on the way
+            full = self._pending_nbytes + packet.nbytes > self._server.max_pending_nbytes
+            if full and self._inbox:
+                return False
+            self._inbox.append(packet)
+            self._pending_nbytes += packet.nbytes
+            self._changed.notify_all()
+            return True
+
+    def finish(self, error: str | None) -> None:
+        """The server ended the session: what is in the inbox may still be received."""
+        with self._changed:
+            if not self._ended:
+                self._ended = True
+                self._error = error
+                self._changed.notify_all()
