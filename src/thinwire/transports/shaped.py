@@ -92,9 +92,9 @@ class TokenBucket:
     def arrival_delay(self, nbytes: int, now: float) -> float:
         """Book `nbytes` that have just arrived whole over another shaped link, and say how long to hold them.
 
-        A real message flows through the sender's and the receiver's link at once, packet by packet; adding
-        up two `delay`s would make it pay twice. Here the message is taken to have begun `seconds(nbytes)` ago:
-        alone it waits no more, and several senders at once queue, as on the receiver's real link.
+        A real message flows through both links at once, packet by packet; adding up two `delay`s would make
+        it pay twice. Here the message is taken to have begun `seconds(nbytes)` ago: alone it waits no more,
+        and several senders at once queue, as they would on the link of the receiver.
         """
         return self._book(nbytes, started=now - self.seconds(nbytes), now=now)
 
