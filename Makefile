@@ -33,7 +33,7 @@ bench: $(VENV)/.base  ## codec speed beside this machine's own limits
 	$(BIN)/thinwire bench codecs $(ARGS)
 
 proto: $(VENV)/.dev  ## regenerate the gRPC code from transports/wire.proto
-	cd src && ../$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --grpc_python_out=. thinwire/transports/wire.proto
+	cd src && ../$(BIN)/python -m grpc_tools.protoc -I. --python_out=. thinwire/transports/wire.proto
 
 clean:
 	rm -rf $(VENV) build dist out .mypy_cache .ruff_cache .pytest_cache .hypothesis

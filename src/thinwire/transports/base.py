@@ -134,10 +134,16 @@ class Connection(ABC):
         """
 
     @abstractmethod
-    def close(self) -> None:
+    def close(self, timeout_s: float = 30.0) -> None:
         """Ends the session: what was sent before still reaches the server, what was not received is dropped.
 
         Closing twice, or after the session broke, does nothing.
+
+        Args:
+            timeout_s: How long the server may take to confirm, in seconds.
+
+        Raises:
+            DeadlineError: It did not; the session is gone, and what was sent last may be lost.
         """
 
     @abstractmethod
@@ -150,7 +156,11 @@ class Connection(ABC):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        # A worker that leaves through an exception has crashed, and the server should hear so.
+        if error is None:
+            self.close()
+        else:
+            self.abort()
 
 
 class Handler(Protocol):

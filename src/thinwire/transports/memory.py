@@ -217,7 +217,7 @@ class MemoryConnection(Connection):
                 raise TransportError(self._error)
             return None
 
-    def close(self) -> None:
+    def close(self, timeout_s: float = 30.0) -> None:
         self._leave(None)
 
     def abort(self) -> None:

@@ -1,0 +1,221 @@
+"""The worker's end of a gRPC session: a blocking connection over one bidirectional stream.
+
+Strategy: two threads per connection stand between the caller and gRPC. gRPC's own thread takes packets from
+the outbox through a generator; a reader thread fills the inbox, so that `receive` can have a deadline. Both
+boxes are bounded in bytes: a full outbox blocks `send`, a full inbox stops reading, and HTTP/2's flow
+control then slows the server down. Shaping, where asked for, sleeps in these threads, never in the caller's.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+
+import grpc
+
+from thinwire.errors import ConfigError, DeadlineError, ProtocolError, TransportError
+from thinwire.transports.base import Connection, Packet, check_message, wire_nbytes
+from thinwire.transports.grpc.options import METHOD, SERVICE, GrpcOptions, parse_address
+from thinwire.transports.wire import END, decode, encode
+
+
+def connect(
+    address: str, *, connect_timeout_s: float = 10.0, options: GrpcOptions | None = None
+) -> Connection:
+    """Begins a session with the server at `address`, waiting for it to come up.
+
+    Args:
+        address: `host:port` or `grpc://host:port`.
+        connect_timeout_s: How long the server may take to answer, in seconds.
+        options: Limits, keepalive, shaping and encryption; None takes the defaults.
+
+    Raises:
+        ConfigError: The address cannot be one.
+        DeadlineError: No server answered in time.
+    """
+    return GrpcConnection(address, connect_timeout_s, options or GrpcOptions())
+
+
+class GrpcConnection(Connection):
+    """See `connect`."""
+
+    def __init__(self, address: str, connect_timeout_s: float, options: GrpcOptions) -> None:
+        host, port = parse_address(address)
+        if port == 0:
+            raise ConfigError(f"{address!r} has port 0; connect to the port that the server reports")
+        self.address = f"{host}:{port}"
+        self._options = options
+        self._channel = self._open_channel()
+        self._outbox: deque[Packet] = deque()
+        self._outbox_nbytes = 0
+        self._out = threading.Condition()
+        self._inbox: deque[Packet] = deque()
+        self._inbox_nbytes = 0
+        self._in = threading.Condition()
+        self._ready = False  # the server has answered
+        self._closing = False  # this end wants to leave
+        self._over = False  # the stream has ended, for whatever reason
+        self._error: str | None = None  # why, where that was not good order; written once
+        # Messages are bytes already: `bytes` returns the same object, so that a shared packet stays one.
+        open_stream = self._channel.stream_stream(
+            f"/{SERVICE}/{METHOD}", request_serializer=bytes, response_deserializer=bytes
+        )
+        self._call = open_stream(self._outgoing(), wait_for_ready=True)
+        self._reader = threading.Thread(target=self._read, name=f"thinwire-read-{self.address}", daemon=True)
+        self._reader.start()
+        self._await_server(connect_timeout_s)
+
+    def send(self, packet: Packet) -> None:
+        check_message(packet, self._options.max_message_nbytes)
+        limit = self._options.max_pending_nbytes
+        with self._out:
+            self._out.wait_for(
+                lambda: (
+                    self._over
+                    or self._closing
+                    or self._outbox_nbytes == 0
+                    or self._outbox_nbytes + packet.nbytes <= limit
+                )
+            )
+            if self._over or self._closing:
+                raise TransportError(self._error or f"the session with {self.address} has ended")
+            self._outbox.append(packet)
+            self._outbox_nbytes += packet.nbytes
+            self._out.notify_all()
+
+    def receive(self, timeout_s: float | None = None) -> Packet | None:
+        with self._in:
+            if not self._in.wait_for(lambda: self._inbox or self._over or self._closing, timeout_s):
+                raise DeadlineError(f"nothing came from {self.address} within {timeout_s} s")
+            if self._inbox:
+                packet = self._inbox.popleft()
+                self._inbox_nbytes -= packet.nbytes
+                self._in.notify_all()
+                return packet
+            if self._error is not None:
+                raise TransportError(self._error)
+            return None
+
+    def close(self, timeout_s: float = 30.0) -> None:
+        self._leave()
+        self._reader.join(timeout_s)
+        late = self._reader.is_alive()
+        self._hang_up()
+        if late:
+            raise DeadlineError(
+                f"the server at {self.address} did not confirm the end of the session within {timeout_s} s; "
+                f"what was sent last may be lost"
+            )
+
+    def abort(self) -> None:
+        self._leave()
+        self._hang_up()
+
+    def _open_channel(self) -> grpc.Channel:
+        arguments, tls = self._options.channel_arguments(), self._options.tls
+        if tls is None:
+            return grpc.insecure_channel(self.address, arguments)
+        credentials = grpc.ssl_channel_credentials(tls.root, tls.key, tls.certificate)
+        return grpc.secure_channel(self.address, credentials, arguments)
+
+    def _await_server(self, timeout_s: float) -> None:
+        with self._in:
+            answered = self._in.wait_for(lambda: self._ready or self._over, timeout_s)
+            error = self._error
+        if answered and error is None:
+            return
+        self.abort()
+        if answered:
+            raise TransportError(error)
+        raise DeadlineError(
+            f"no server answered at {self.address} within {timeout_s} s; check that it runs, that the "
+            f"address is right and reachable, and that both ends use TLS or neither does"
+        )
+
+    def _outgoing(self) -> Iterator[bytes]:
+        """What gRPC's thread sends: it asks for the next message once it has passed on the last."""
+        shaping = self._options.shaping
+        while True:
+            with self._out:
+                self._out.wait_for(lambda: self._outbox or self._closing or self._over)
+                if self._over:
+                    return
+                if not self._outbox:
+                    break
+                packet = self._outbox.popleft()
+            nbytes = packet.nbytes
+            if shaping is not None:
+                time.sleep(shaping.egress.delay(nbytes, time.monotonic()))
+            self.bytes_sent += nbytes
+            yield encode(packet)
+            with self._out:
+                self._outbox_nbytes -= nbytes
+                self._out.notify_all()
+        yield END
+
+    def _read(self) -> None:
+        error: str | None = None
+        try:
+            self._call.initial_metadata()  # comes as soon as the server has accepted the session
+            with self._in:
+                self._ready = True
+                self._in.notify_all()
+            for message in self._call:
+                self._arrived(message)
+        except grpc.RpcError as status:
+            error = self._explain(status)
+        except ProtocolError as broken:
+            error = f"the server at {self.address} broke the conversation: {broken}"
+            self._call.cancel()  # type: ignore[no-untyped-call]
+        self._finish(error)
+
+    def _arrived(self, message: bytes) -> None:
+        packet = decode(message)
+        if packet is None:
+            raise ProtocolError("the worker's goodbye came from a server")
+        nbytes = wire_nbytes(len(message))
+        if self._options.shaping is not None:
+            time.sleep(self._options.shaping.ingress.arrival_delay(nbytes, time.monotonic()))
+        with self._in:
+            limit = self._options.max_pending_nbytes
+            self._in.wait_for(lambda: self._inbox_nbytes < limit or self._closing)
+            self.bytes_received += nbytes
+            if not self._closing:
+                self._inbox.append(packet)
+                self._inbox_nbytes += nbytes
+                self._in.notify_all()
+
+    def _explain(self, status: grpc.RpcError) -> str:
+        # What a stream raises is the call itself, which carries code and details.
+        code, details = self._call.code(), self._call.details()
+        if code is grpc.StatusCode.UNIMPLEMENTED:
+            return f"what listens at {self.address} is no thinwire server: {details}"
+        if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+            return f"lost the server at {self.address}: {details}"
+        return f"the server at {self.address} broke the session off: {details}"
+
+    def _leave(self) -> None:
+        with self._in:
+            if not self._closing:
+                self._closing = True
+                self._error = self._error or f"this end has closed the session with {self.address}"
+                self._inbox.clear()
+            self._in.notify_all()
+        with self._out:
+            self._out.notify_all()
+
+    def _finish(self, error: str | None) -> None:
+        with self._in:
+            self._over = True
+            self._error = self._error or error
+            self._in.notify_all()
+        with self._out:
+            self._out.notify_all()
+
+    def _hang_up(self) -> None:
+        self._call.cancel()  # type: ignore[no-untyped-call]
+        self._channel.close()
+        self._finish(None)
+        self._reader.join()

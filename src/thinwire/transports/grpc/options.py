@@ -1,0 +1,114 @@
+"""What both ends of a gRPC session agree on: limits, keepalive, encryption, address syntax.
+
+Holds values and turns them into gRPC's own; opens nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from thinwire.errors import ConfigError
+from thinwire.transports import wire_pb2
+from thinwire.transports.base import MAX_MESSAGE_NBYTES, MAX_PENDING_NBYTES
+from thinwire.transports.shaped import Shaping
+
+SCHEME = "grpc://"
+SERVICE: str = wire_pb2.DESCRIPTOR.services_by_name["Exchange"].full_name
+METHOD = "Session"
+MAX_PROTOBUF_NBYTES = 2**31 - 1  # protobuf's own limit of one message
+MAX_PORT = 65_535
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tls:
+    """Encryption, with everything PEM-encoded.
+
+    A server needs `certificate` and `key`; with `root` it also demands a certificate of its workers. A
+    worker needs `root`, unless the system's certificate authorities vouch for the server, and its own
+    `certificate` and `key` only where the server demands them.
+
+    Raises:
+        ConfigError: A certificate without its key, or a key without its certificate.
+    """
+
+    root: bytes | None = None
+    certificate: bytes | None = None
+    key: bytes | None = None
+
+    def __post_init__(self) -> None:
+        if (self.certificate is None) != (self.key is None):
+            raise ConfigError("TLS needs certificate and key together; one of the two is missing")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GrpcOptions:
+    """How a session behaves; give both ends the same limits.
+
+    Attributes:
+        max_message_nbytes: Largest protobuf message that a packet may make, in bytes.
+        max_pending_nbytes: Bytes that may wait to be sent to one peer. A worker's `send` blocks at it; a
+            server ends the session of a peer that does not read.
+        keepalive_s: After so many quiet seconds the other end is asked for a sign of life, and after
+            another so many without one the session is broken.
+        shaping: An application-level thin link for this process, where the kernel cannot shape.
+        tls: Encryption; None sends in the clear.
+
+    Raises:
+        ConfigError: A value out of range.
+    """
+
+    max_message_nbytes: int = MAX_MESSAGE_NBYTES
+    max_pending_nbytes: int = MAX_PENDING_NBYTES
+    keepalive_s: float = 20.0
+    shaping: Shaping | None = None
+    tls: Tls | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.max_message_nbytes <= MAX_PROTOBUF_NBYTES:
+            raise ConfigError(
+                f"max_message_nbytes is {self.max_message_nbytes}; give 1 to {MAX_PROTOBUF_NBYTES}"
+            )
+        if self.max_pending_nbytes <= 0:
+            raise ConfigError(f"max_pending_nbytes is {self.max_pending_nbytes}; give a positive number")
+        if not 1 <= self.keepalive_s <= 86_400:
+            raise ConfigError(f"keepalive_s is {self.keepalive_s}; give 1 to 86400 seconds")
+
+    def channel_arguments(self) -> list[tuple[str, int]]:
+        """Returns gRPC's settings for either end; each end ignores what is only for the other."""
+        keepalive_ms = round(self.keepalive_s * 1000)
+        return [
+            ("grpc.max_send_message_length", self.max_message_nbytes),
+            ("grpc.max_receive_message_length", self.max_message_nbytes),
+            ("grpc.keepalive_time_ms", keepalive_ms),
+            ("grpc.keepalive_timeout_ms", keepalive_ms),
+            # A worker computes for long stretches: pings without traffic are our normal case, not abuse.
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.max_pings_without_data", 0),
+            ("grpc.http2.max_ping_strikes", 0),
+            # Server: a port that is taken must be an error, not a silent sharing of its connections.
+            ("grpc.so_reuseport", 0),
+            # Worker: one TCP connection per session; no copies kept for retries, which we never do; no
+            # proxy from the environment; and try again soon while the server is still starting.
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.enable_retries", 0),
+            ("grpc.enable_http_proxy", 0),
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 1000),
+        ]
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Splits `host:port`, with or without `grpc://` before it.
+
+    Raises:
+        ConfigError: No host, or no port between 0 and 65535. IPv6 hosts need brackets.
+
+    >>> parse_address("grpc://10.0.0.1:50051"), parse_address("[::1]:0")
+    (('10.0.0.1', 50051), ('[::1]', 0))
+    """
+    host, _, port = address.removeprefix(SCHEME).rpartition(":")
+    bare_ipv6 = ":" in host and not (host.startswith("[") and host.endswith("]"))
+    number = int(port) if port.isascii() and port.isdigit() else -1
+    if not host or "/" in host or bare_ipv6 or not 0 <= number <= MAX_PORT:
+        raise ConfigError(f"{address!r} is no address; give host:port or grpc://host:port, IPv6 in brackets")
+    return host, number

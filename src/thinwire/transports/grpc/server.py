@@ -1,0 +1,290 @@
+"""The server's end of gRPC sessions: one asyncio loop in a thread of its own.
+
+Strategy: everything happens on that loop, so the handler is never entered twice and no state needs a lock.
+Each session has a task that reads and one that writes from a queue; what is pending in the queue is bounded,
+because a peer that does not read must not fill our memory. A session is over when its future is set, by
+whoever comes first: the worker's goodbye, the handler's `close`, a limit, a crash at either end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from thinwire.errors import ConfigError, ProtocolError, TransportError
+from thinwire.transports.base import (
+    Handler,
+    HandlerFactory,
+    Packet,
+    Sender,
+    Server,
+    check_message,
+    wire_nbytes,
+)
+from thinwire.transports.grpc.options import METHOD, SERVICE, GrpcOptions, parse_address
+from thinwire.transports.wire import decode, encode
+
+Context = grpc.aio.ServicerContext[bytes, bytes]
+
+
+def serve(handler_factory: HandlerFactory, address: str, *, options: GrpcOptions | None = None) -> Server:
+    """Starts a server and returns once it listens.
+
+    Args:
+        handler_factory: Called once with the sender, on the server's thread; returns the handler.
+        address: `host:port` or `grpc://host:port`; port 0 takes a free one, which `Server.address` tells.
+        options: Limits, keepalive, shaping and encryption; None takes the defaults.
+
+    Raises:
+        ConfigError: The address cannot be one, or TLS lacks the server's certificate.
+        TransportError: The port is in use, or the host is not this machine's.
+    """
+    return GrpcServer(handler_factory, address, options or GrpcOptions())
+
+
+class GrpcServer(Server):
+    """See `serve`."""
+
+    def __init__(self, handler_factory: HandlerFactory, address: str, options: GrpcOptions) -> None:
+        self._host, self._port = parse_address(address)
+        if options.tls is not None and options.tls.key is None:
+            raise ConfigError("a server with TLS needs certificate and key")
+        self.options = options
+        self._sessions: dict[int, _Session] = {}
+        self._num_opened = 0
+        self._grace_s = 0.0
+        self._failure: Exception | None = None
+        self._loop: asyncio.AbstractEventLoop
+        self._handler: Handler
+        self._stopping: asyncio.Event
+        listening: concurrent.futures.Future[int] = concurrent.futures.Future()
+        self._thread = threading.Thread(
+            target=self._run, args=(handler_factory, listening), name=f"thinwire-serve-{address}", daemon=True
+        )
+        self._thread.start()
+        try:
+            port = listening.result()
+        except BaseException:
+            self._thread.join()
+            raise
+        self.address = f"{self._host}:{port}"
+
+    def stop(self, grace_s: float = 5.0) -> None:
+        def begin() -> None:
+            self._grace_s = grace_s
+            self._stopping.set()
+
+        self.post(begin)
+        self._thread.join()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        self._thread.join(timeout_s)
+        stopped = not self._thread.is_alive()
+        if stopped and self._failure is not None:
+            raise self._failure
+        return stopped
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Runs `call` on the loop, unless the server is gone."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(call)
+
+    def tell(self, call: Callable[[], None]) -> None:
+        """Calls into the handler. What it raises is a bug: it is not called again, and the server stops."""
+        if self._failure is not None:
+            return
+        try:
+            call()
+        except Exception as error:
+            self._failure = error
+            for session in self._sessions.values():
+                session.end(f"the server failed: {type(error).__name__}: {error}")
+            self._grace_s = 1.0  # for the sessions to pass the text on
+            self._stopping.set()
+
+    def session(self, peer: int) -> _Session | None:
+        """Returns the session of a peer while packets may still be queued for it."""
+        session = self._sessions.get(peer)
+        return None if session is None or session.closing or session.over.done() else session
+
+    def _run(self, handler_factory: HandlerFactory, listening: concurrent.futures.Future[int]) -> None:
+        try:
+            asyncio.run(self._main(handler_factory, listening))
+        except Exception as error:
+            if listening.done():
+                self._failure = self._failure or error
+            else:
+                listening.set_exception(error)
+
+    async def _main(self, handler_factory: HandlerFactory, listening: concurrent.futures.Future[int]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stopping = asyncio.Event()
+        server = grpc.aio.server(options=self.options.channel_arguments())
+        port = self._bind(server)
+        self._handler = handler_factory(_GrpcSender(self))
+        method = grpc.stream_stream_rpc_method_handler(self._converse)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: method}),))
+        await server.start()
+        listening.set_result(port)
+        await self._stopping.wait()
+        if self._grace_s > 0:
+            for session in self._sessions.values():
+                session.close()
+        await server.stop(self._grace_s)
+        # gRPC logs an error for each of its tasks that the end of the loop cuts off: let them finish.
+        if others := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(others, timeout=1.0)
+
+    def _bind(self, server: grpc.aio.Server) -> int:
+        address, tls = f"{self._host}:{self._port}", self.options.tls
+        try:
+            if tls is None:
+                return server.add_insecure_port(address)
+            assert tls.key is not None and tls.certificate is not None
+            credentials = grpc.ssl_server_credentials(
+                [(tls.key, tls.certificate)], tls.root, require_client_auth=tls.root is not None
+            )
+            return server.add_secure_port(address, credentials)
+        except RuntimeError as error:
+            raise TransportError(
+                f"cannot listen on {address}: port {self._port} is in use, or {self._host} is not an address "
+                f"of this machine, or the certificate is not PEM; choose another port (0 takes a free one)"
+            ) from error
+
+    async def _converse(self, _requests: object, context: Context) -> None:
+        """One session, from the first byte to the status."""
+        peer, session = self._num_opened, _Session(self.options.max_pending_nbytes)
+        self._num_opened += 1
+        self._sessions[peer] = session
+        self.tell(lambda: self._handler.opened(peer))
+        tasks = [
+            asyncio.create_task(work)
+            for work in (self._read(peer, session, context), self._write(session, context))
+        ]
+        for task in tasks:
+            task.add_done_callback(session.take_failure)
+        try:
+            await context.send_initial_metadata(())  # tells the worker that it is connected
+            await session.over
+        finally:
+            # Also when gRPC cancels us, which is how it tells of a lost connection or our own hard stop.
+            session.end(self._why_lost())
+            # No await from here on: a hard stop cancels us twice, and the handler must hear of the end.
+            for task in tasks:
+                task.cancel()
+            del self._sessions[peer]
+            self.tell(lambda: self._handler.closed(peer, session.over.result()))
+        error = session.over.result()
+        if error is not None:
+            await context.abort(grpc.StatusCode.ABORTED, error)
+
+    def _why_lost(self) -> str:
+        return "the server stopped" if self._stopping.is_set() else "the worker went away"
+
+    async def _read(self, peer: int, session: _Session, context: Context) -> None:
+        shaping = self.options.shaping
+        while True:
+            message: Any = await context.read()
+            if message is grpc.aio.EOF:  # type: ignore[attr-defined]
+                session.end(self._why_lost())
+                return
+            try:
+                packet = decode(message)
+            except ProtocolError as error:
+                session.end(str(error))
+                return
+            nbytes = wire_nbytes(len(message))
+            if shaping is not None:
+                await asyncio.sleep(shaping.ingress.arrival_delay(nbytes, time.monotonic()))
+            if packet is None:
+                session.end(None)
+                return
+            self.bytes_received += nbytes
+            if not session.closing and not session.over.done():
+                self.tell(lambda packet=packet: self._handler.received(peer, packet))  # type: ignore[misc]
+
+    async def _write(self, session: _Session, context: Context) -> None:
+        shaping = self.options.shaping
+        while (packet := await session.next()) is not None:
+            nbytes = packet.nbytes
+            if shaping is not None:
+                await asyncio.sleep(shaping.egress.delay(nbytes, time.monotonic()))
+            self.bytes_sent += nbytes
+            await context.write(encode(packet))
+            session.pending_nbytes -= nbytes
+        session.end(None)
+
+
+class _Session:
+    """What waits for one peer, and whether and why its session is over."""
+
+    def __init__(self, max_pending_nbytes: int) -> None:
+        self.over: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        self.closing = False
+        self.pending_nbytes = 0
+        self._max_pending_nbytes = max_pending_nbytes
+        self._outbox: deque[Packet] = deque()
+        self._changed = asyncio.Event()
+
+    def put(self, packet: Packet) -> None:
+        """Queues a packet, or ends the session if too much is pending."""
+        nbytes = packet.nbytes
+        if self.pending_nbytes and self.pending_nbytes + nbytes > self._max_pending_nbytes:
+            self.end(f"the worker does not read: over {self._max_pending_nbytes} bytes pending")
+            return
+        self._outbox.append(packet)
+        self.pending_nbytes += nbytes
+        self._changed.set()
+
+    async def next(self) -> Packet | None:
+        """Returns the next packet to send, or None when the session is closing and all is sent."""
+        while not self._outbox:
+            if self.closing:
+                return None
+            self._changed.clear()
+            await self._changed.wait()
+        return self._outbox.popleft()
+
+    def close(self) -> None:
+        """Takes no more packets; the session ends in good order when the last is sent."""
+        self.closing = True
+        self._changed.set()
+
+    def end(self, error: str | None) -> None:
+        """Ends the session now, unless it is over already."""
+        if not self.over.done():
+            self.over.set_result(error)
+
+    def take_failure(self, task: asyncio.Task[None]) -> None:
+        """Ends the session if the task that reads or writes it failed."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.end(f"the connection broke: {error}")
+
+
+class _GrpcSender(Sender):
+    def __init__(self, server: GrpcServer) -> None:
+        self._server = server
+
+    def send(self, peer: int, packet: Packet) -> None:
+        check_message(packet, self._server.options.max_message_nbytes)
+        session = self._server.session(peer)
+        if session is not None:
+            session.put(packet)
+
+    def close(self, peer: int, packet: Packet | None = None) -> None:
+        if packet is not None:
+            self.send(peer, packet)
+        session = self._server.session(peer)
+        if session is not None:
+            session.close()
+
+    def call(self, callback: Callable[[], None]) -> None:
+        self._server.post(lambda: self._server.tell(callback))
