@@ -1,0 +1,157 @@
+"""A data set by its name, and where it is or how to get it.
+
+Strategy: one explicit table. A data set of files is looked for in the folder the caller names, and only
+there; without one in our cache and then where Debian's packages put data. What is missing is an error that
+says how to get it: nothing downloads by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from thinwire.errors import ConfigError, DataError
+from thinwire.workloads import cifar10, digits, idx, python_text
+from thinwire.workloads.dataset import Dataset
+
+SYSTEM_FOLDER = Path("/usr/share/datasets")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataInfo:
+    """What `datasets` tells about one data set.
+
+    Attributes:
+        name: its name.
+        description: one line for people.
+        present: whether `data(name)` would find it.
+        where: the folder or file it is read from; None if it is missing.
+        how: how to get it.
+    """
+
+    name: str
+    description: str
+    present: bool
+    where: Path | None
+    how: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Source:
+    """One data set: `home` says where it is when it is not looked for, `present` what makes a folder it."""
+
+    description: str
+    how: str
+    home: Callable[[], Path] | None
+    present: Callable[[Path], bool]
+    load: Callable[[Path], Dataset]
+
+
+_FASHION = "clothes, 28×28 grey pixels, 60,000 train and 10,000 test (Zalando)"
+_MNIST = "handwritten digits, 28×28 grey pixels, 60,000 train and 10,000 test"
+
+_SOURCES: dict[str, _Source] = {
+    "digits": _Source(
+        description="handwritten digits, 8×8 grey pixels, 1,347 train and 450 test (UCI optdigits)",
+        how="part of thinwire; if it is missing, reinstall",
+        home=lambda: digits.FILE,
+        present=lambda path: path.is_file(),
+        load=lambda path: digits.digits(),
+    ),
+    "fashion-mnist": _Source(
+        description=_FASHION,
+        how="thinwire inspect data --download fashion-mnist, or apt-get install dataset-fashion-mnist",
+        home=None,
+        present=idx.present,
+        load=lambda folder: idx.idx_dataset("fashion-mnist", _FASHION, folder),
+    ),
+    "mnist": _Source(
+        description=_MNIST,
+        how="thinwire inspect data --download mnist",
+        home=None,
+        present=idx.present,
+        load=lambda folder: idx.idx_dataset("mnist", _MNIST, folder),
+    ),
+    "cifar10": _Source(
+        description="small photographs, 32×32 colour pixels, 50,000 train and 10,000 test",
+        how="thinwire inspect data --download cifar10",
+        home=None,
+        present=cifar10.present,
+        load=cifar10.cifar10,
+    ),
+    "python-text": _Source(
+        description="source of this Python's standard library, 64 bytes of context",
+        how="part of Python; Debian keeps it in libpython3-stdlib",
+        home=python_text.standard_library,
+        present=python_text.present,
+        load=python_text.python_text,
+    ),
+}
+
+
+def cache_folder() -> Path:
+    """Where downloads go unless the caller says otherwise: .cache/thinwire in the user's home folder."""
+    return Path.home() / ".cache" / "thinwire"
+
+
+def data(name: str, *, root: Path | str | None = None) -> Dataset:
+    """Loads a data set.
+
+    Args:
+        name: one of the names that `datasets` lists.
+        root: the only folder to look in: the files lie there or in its subfolder `name`. Without it: our
+            cache, then /usr/share/datasets. Data sets that come with thinwire or Python are never looked for.
+
+    Raises:
+        ConfigError: an unknown name.
+        DataError: it is missing (the message says how to get it) or damaged.
+
+    >>> data("digits")
+    <Dataset digits: 1,347 train, 450 test, (1, 8, 8)>
+    """
+    source = _source(name)
+    places = _places(name, source, root)
+    for place in places:
+        if source.present(place):
+            return source.load(place)
+    looked = " and ".join(map(str, places))
+    raise DataError(f"the data set {name} is not in {looked}: {source.how}")
+
+
+def datasets(*, root: Path | str | None = None) -> list[DataInfo]:
+    """Every data set, and where it is or how to get it. Nothing is loaded.
+
+    Args:
+        root: as for `data`.
+
+    >>> [info.name for info in datasets()]
+    ['digits', 'fashion-mnist', 'mnist', 'cifar10', 'python-text']
+    """
+    infos = []
+    for name, source in _SOURCES.items():
+        where = next((place for place in _places(name, source, root) if source.present(place)), None)
+        infos.append(
+            DataInfo(
+                name=name,
+                description=source.description,
+                present=where is not None,
+                where=where,
+                how=source.how,
+            )
+        )
+    return infos
+
+
+def _source(name: str) -> _Source:
+    if name not in _SOURCES:
+        raise ConfigError(f"unknown data set {name!r}; the data sets are {', '.join(_SOURCES)}")
+    return _SOURCES[name]
+
+
+def _places(name: str, source: _Source, root: Path | str | None) -> list[Path]:
+    if source.home is not None:
+        return [source.home()]
+    if root is not None:
+        return [Path(root) / name, Path(root)]
+    return [cache_folder() / name, SYSTEM_FOLDER / name]

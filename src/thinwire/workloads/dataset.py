@@ -1,0 +1,104 @@
+"""What a data set is, whichever file it came from.
+
+Strategy: examples stay as small as they came (one byte per pixel), so that ten worker processes can hold
+Fashion-MNIST at once; a batch becomes float32, shifted and scaled, only when it is used. A data set refuses
+to know about files, shards and training.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from thinwire.errors import DataError
+
+Task = Literal["classification", "bytes"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Dataset:
+    """A training and a test set.
+
+    Attributes:
+        name: the name that `thinwire.workloads.data.data` knows it by.
+        description: one line for people.
+        task: "classification" (one label per example) or "bytes" (one next byte per position).
+        train_x: uint8, (examples, *in_shape).
+        train_y: uint8 labels, (examples,); for "bytes" (examples, context).
+        test_x: as `train_x`.
+        test_y: as `train_y`.
+        num_classes: number of classes, or the size of the vocabulary.
+        in_shape: shape of one example.
+        mean: float32, broadcasts against `in_shape`; subtracted by `inputs`. Unused for "bytes".
+        std: as `mean`; `inputs` divides by it.
+    """
+
+    name: str
+    description: str
+    task: Task
+    train_x: torch.Tensor
+    train_y: torch.Tensor
+    test_x: torch.Tensor
+    test_y: torch.Tensor
+    num_classes: int
+    in_shape: tuple[int, ...]
+    mean: torch.Tensor
+    std: torch.Tensor
+
+    def __post_init__(self) -> None:
+        for part, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
+            if len(x) == 0 or len(x) != len(y) or tuple(x.shape[1:]) != self.in_shape:
+                raise DataError(
+                    f"{self.name}: {len(x)} {part} examples of shape {tuple(x.shape[1:])} with {len(y)} "
+                    f"labels; expected as many labels as examples, at least one, of shape {self.in_shape}"
+                )
+            if int(y.max()) >= self.num_classes:
+                raise DataError(
+                    f"{self.name}: {part} label {int(y.max())} of {self.num_classes} classes: the "
+                    "files are damaged, get the data set again"
+                )
+
+    def inputs(self, x: torch.Tensor) -> torch.Tensor:
+        """What a model reads: float32 pixels, standardised; for "bytes" int64.
+
+        Args:
+            x: rows of `train_x` or `test_x`, as they are or augmented.
+        """
+        if self.task == "bytes":
+            return x.long()
+        return x.float().sub_(self.mean.to(x.device)).div_(self.std.to(x.device))
+
+    def __repr__(self) -> str:
+        return (
+            f"<Dataset {self.name}: {len(self.train_x):,} train, {len(self.test_x):,} test, {self.in_shape}>"
+        )
+
+
+def pixel_statistics(images: torch.Tensor, *, per_channel: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and standard deviation of uint8 images, exact, without a float copy of them.
+
+    Args:
+        images: uint8, (examples, channels, height, width).
+        per_channel: one value per channel (shape (channels, 1, 1)) rather than one for all (shape (1, 1, 1)).
+
+    Returns:
+        float32 mean and standard deviation; the latter is 1 where all pixels are equal.
+
+    >>> image = torch.tensor([0, 4], dtype=torch.uint8).view(1, 1, 1, 2)
+    >>> mean, std = pixel_statistics(image, per_channel=True)
+    >>> mean.item(), std.item()
+    (2.0, 2.0)
+    """
+    groups = [images[:, c] for c in range(images.shape[1])] if per_channel else [images]
+    levels = torch.arange(256, dtype=torch.float64)
+    means, stds = [], []
+    for group in groups:
+        share = torch.bincount(group.reshape(-1), minlength=256).double() / group.numel()
+        mean = (share * levels).sum()
+        means.append(mean)
+        stds.append((share * (levels - mean) ** 2).sum().sqrt())
+    std = torch.stack(stds)
+    std[std == 0] = 1.0
+    return torch.stack(means).float().view(-1, 1, 1), std.float().view(-1, 1, 1)

@@ -1,0 +1,106 @@
+"""Two LeNets: the classic LeNet-5 with ReLU and max-pooling, and Caffe's larger one.
+
+Strategy: two 5×5 convolutions, each followed by 2×2 pooling, then fully connected layers. Images smaller than
+16×16 would vanish before the last layer, so they are surrounded with zeros up to 16×16, the way the original
+placed its digits in a larger frame; anything below 8×8 would be mostly frame and is refused.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from thinwire.errors import ConfigError
+
+SMALLEST = 8
+FRAME = 16
+
+
+class Frame(nn.Module):
+    """Zeros around images until both sides measure at least `side` pixels; larger images pass unchanged.
+
+    >>> Frame(16)(torch.ones(2, 1, 8, 20)).shape
+    torch.Size([2, 1, 16, 20])
+    """
+
+    def __init__(self, side: int) -> None:
+        super().__init__()
+        self.side = side
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        high, wide = (max(0, self.side - size) for size in images.shape[-2:])
+        if high == wide == 0:
+            return images
+        return F.pad(images, (wide // 2, wide - wide // 2, high // 2, high - high // 2))
+
+
+def lenet5(in_shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
+    """LeNet-5: 6 and 16 filters, 120 and 84 units, ReLU; 61,706 parameters for 1×28×28 and ten classes.
+
+    The first convolution keeps the image's size (padding 2), which turns a 28×28 digit into the 32×32 field
+    of LeCun et al., "Gradient-based learning applied to document recognition" (1998).
+
+    Args:
+        in_shape: (channels, height, width) of one image, sides of 8 or more.
+        num_classes: number of classes.
+
+    Returns:
+        A module from (batch, *in_shape) to (batch, num_classes).
+
+    Raises:
+        ConfigError: `in_shape` is not an image, or smaller than 8×8.
+
+    >>> sum(p.numel() for p in lenet5((1, 28, 28), 10).parameters())
+    61706
+    """
+    channels, high, wide = _image(in_shape, "lenet5")
+    flat = 16 * _pooled(high // 2 - 4) * _pooled(wide // 2 - 4)
+    return nn.Sequential(
+        Frame(FRAME),
+        *(nn.Conv2d(channels, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        nn.Flatten(),
+        *(nn.Linear(flat, 120), nn.ReLU()),
+        *(nn.Linear(120, 84), nn.ReLU()),
+        nn.Linear(84, num_classes),
+    )
+
+
+def lenet(in_shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
+    """Caffe's LeNet: 20 and 50 filters, 500 units; 431,080 parameters for 1×28×28 and ten classes.
+
+    The network that TernGrad (section 4.1) trains on MNIST. Its 500×800 layer holds 93 % of the parameters.
+
+    Args, returns and errors are those of `lenet5`.
+
+    >>> sum(p.numel() for p in lenet((1, 28, 28), 10).parameters())
+    431080
+    """
+    channels, high, wide = _image(in_shape, "lenet")
+    flat = 50 * _pooled((high - 4) // 2 - 4) * _pooled((wide - 4) // 2 - 4)
+    return nn.Sequential(
+        Frame(FRAME),
+        *(nn.Conv2d(channels, 20, 5), nn.MaxPool2d(2)),
+        *(nn.Conv2d(20, 50, 5), nn.MaxPool2d(2)),
+        nn.Flatten(),
+        *(nn.Linear(flat, 500), nn.ReLU()),
+        nn.Linear(500, num_classes),
+    )
+
+
+def _image(in_shape: tuple[int, ...], name: str) -> tuple[int, int, int]:
+    """The channels and the framed height and width of an image shape."""
+    if len(in_shape) != 3:
+        raise ConfigError(f"{name} needs images (channels, height, width), not inputs of shape {in_shape}")
+    channels, high, wide = in_shape
+    if min(high, wide) < SMALLEST:
+        raise ConfigError(
+            f"{name} needs images of {SMALLEST}×{SMALLEST} or more, not {high}×{wide}: use 'mlp'"
+        )
+    return channels, max(high, FRAME), max(wide, FRAME)
+
+
+def _pooled(size: int) -> int:
+    """What 2×2 pooling leaves of `size` pixels."""
+    return size // 2

@@ -1,0 +1,72 @@
+"""A model by its name.
+
+Strategy: one explicit table from names to builders. A model is built under its own seed, so the same seed
+gives the same weights on every worker and the caller's random state is left as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from thinwire.errors import ConfigError
+from thinwire.workloads.lenet import lenet, lenet5
+from thinwire.workloads.mlp import mlp
+from thinwire.workloads.resnet import ResNet
+from thinwire.workloads.transformer import ByteTransformer
+
+Shape = tuple[int, ...]
+
+_MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
+    "mlp": lambda shape, classes: mlp(shape, (128, 64), classes),
+    # Øland & Raj's network (section 3): 327,428 weights at 784 inputs.
+    "mlp-tanh": lambda shape, classes: mlp(shape, (392, 50), classes, nn.Tanh),
+    # 4,946,658 parameters at 784 inputs and ten classes: large layers, little arithmetic.
+    "mlp-5m": lambda shape, classes: mlp(shape, (1600, 2048, 200), classes),
+    "lenet5": lenet5,
+    "lenet": lenet,
+    "resnet8": lambda shape, classes: ResNet(shape, classes, 1, widths=(12, 24, 48), stem_stride=2),
+    "resnet20": lambda shape, classes: ResNet(shape, classes, 3),
+    "resnet110": lambda shape, classes: ResNet(shape, classes, 18),
+    "byte-transformer": ByteTransformer,
+}
+
+
+def models() -> list[str]:
+    """The names that `model` knows.
+
+    >>> models()[:3]
+    ['mlp', 'mlp-tanh', 'mlp-5m']
+    """
+    return list(_MODELS)
+
+
+def model(name: str, *, num_classes: int, in_shape: tuple[int, ...], seed: int) -> nn.Module:
+    """Builds the model called `name`, with initial weights that depend on `seed` alone.
+
+    Args:
+        name: one of `models()`.
+        num_classes: number of classes, or the size of the vocabulary for text.
+        in_shape: shape of one example: (channels, height, width), or (context,) for text.
+        seed: seed of the initial weights.
+
+    Returns:
+        A module in training mode, on the CPU, from (batch, *in_shape) to logits (batch, num_classes), for
+        text from (batch, context) to (batch, context, num_classes).
+
+    Raises:
+        ConfigError: an unknown name, or a shape that the model cannot read.
+
+    >>> net = model("lenet5", num_classes=10, in_shape=(1, 28, 28), seed=0)
+    >>> net(torch.zeros(2, 1, 28, 28)).shape
+    torch.Size([2, 10])
+    """
+    if name not in _MODELS:
+        raise ConfigError(f"unknown model {name!r}; the models are {', '.join(_MODELS)}")
+    if num_classes < 2:
+        raise ConfigError(f"num_classes is {num_classes}; a model needs at least 2 classes")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return _MODELS[name](tuple(in_shape), num_classes)

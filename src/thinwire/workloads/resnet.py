@@ -1,0 +1,88 @@
+"""Residual networks of the CIFAR kind, with identity mappings.
+
+Strategy: a 3×3 stem, three stages of `blocks` residual blocks, average pooling, one linear layer. Blocks
+are pre-activated (normalise, rectify, convolve), so that the shortcut is the identity from end to end (He
+et al., "Identity mappings in deep residual networks", 2016). Where a stage halves the image the shortcut
+drops every second pixel and fills the new channels with zeros: option A, the plain one, which has no
+parameters. That gives ResNet-110 its 1,727,962 parameters. Depth is 6·blocks + 2.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from thinwire.errors import ConfigError
+
+SMALLEST = 8
+
+
+class Block(nn.Module):
+    """x + conv(relu(bn(conv(relu(bn(x)))))), with a zero-padded shortcut where the shape changes."""
+
+    def __init__(self, fan_in: int, fan_out: int, stride: int) -> None:
+        super().__init__()
+        self.bn1 = nn.BatchNorm2d(fan_in)
+        self.conv1 = nn.Conv2d(fan_in, fan_out, 3, stride, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(fan_out)
+        self.conv2 = nn.Conv2d(fan_out, fan_out, 3, padding=1, bias=False)
+        self.stride = stride
+        self.new_channels = fan_out - fan_in
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h: torch.Tensor = self.conv1(F.relu(self.bn1(x)))
+        h = self.conv2(F.relu(self.bn2(h)))
+        shortcut = x[:, :, :: self.stride, :: self.stride]
+        return h + F.pad(shortcut, (0, 0, 0, 0, 0, self.new_channels))
+
+
+class ResNet(nn.Module):
+    """A CIFAR-style residual network.
+
+    Args:
+        in_shape: (channels, height, width) of one image, sides of 8 or more.
+        num_classes: number of classes.
+        blocks: residual blocks per stage; the depth is 6·blocks + 2.
+        widths: channels of the three stages.
+        stem_stride: 2 halves the image before the first block.
+
+    Raises:
+        ConfigError: `in_shape` is not an image, or smaller than 8×8.
+
+    >>> sum(p.numel() for p in ResNet((3, 32, 32), 10, blocks=18).parameters())
+    1727962
+    """
+
+    def __init__(
+        self,
+        in_shape: tuple[int, ...],
+        num_classes: int,
+        blocks: int,
+        widths: tuple[int, int, int] = (16, 32, 64),
+        stem_stride: int = 1,
+    ) -> None:
+        super().__init__()
+        if len(in_shape) != 3 or min(in_shape[1:]) < SMALLEST:
+            raise ConfigError(
+                f"a ResNet needs images (channels, height, width) of {SMALLEST}×{SMALLEST} or more, "
+                f"not inputs of shape {in_shape}"
+            )
+        self.stem = nn.Conv2d(in_shape[0], widths[0], 3, stem_stride, padding=1, bias=False)
+        stages: list[nn.Module] = []
+        fan_in = widths[0]
+        for stage, width in enumerate(widths):
+            for block in range(blocks):
+                stages.append(Block(fan_in, width, stride=2 if stage > 0 and block == 0 else 1))
+                fan_in = width
+        self.blocks = nn.Sequential(*stages)
+        self.bn = nn.BatchNorm2d(widths[-1])
+        self.fc = nn.Linear(widths[-1], num_classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        h = F.relu(self.bn(self.blocks(self.stem(images))))
+        logits: torch.Tensor = self.fc(h.mean(dim=(2, 3)))
+        return logits

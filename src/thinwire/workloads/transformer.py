@@ -1,0 +1,93 @@
+"""A small GPT over bytes.
+
+Strategy: byte and position embeddings, pre-normalised blocks of causal attention and a four-fold MLP, and
+an output layer of its own (untied). With d = 64, two layers, four heads, a vocabulary of 128 and a context
+of 64 it has 120,064 parameters, 118,784 of them in matrices. It refuses to know what the bytes mean.
+
+Shape suffixes: B batch, T time, D model width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from thinwire.errors import ConfigError
+
+
+class Attention(nn.Module):
+    """Causal self-attention with several heads; no biases."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+
+    def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
+        batch, time, width = x_BTD.shape
+        q, k, v = (
+            part.view(batch, time, self.heads, width // self.heads).transpose(1, 2)
+            for part in self.qkv(x_BTD).split(width, dim=2)
+        )
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        y_BTD: torch.Tensor = self.out(mixed.transpose(1, 2).reshape(batch, time, width))
+        return y_BTD
+
+
+class Layer(nn.Module):
+    """One transformer block: x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width)
+        self.attention = Attention(width, heads)
+        self.norm2 = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
+        x_BTD = x_BTD + self.attention(self.norm1(x_BTD))
+        y_BTD: torch.Tensor = x_BTD + self.mlp(self.norm2(x_BTD))
+        return y_BTD
+
+
+class ByteTransformer(nn.Module):
+    """Predicts the next byte at every position.
+
+    Args:
+        in_shape: (context,), the number of bytes that one example holds.
+        num_classes: size of the vocabulary.
+        width: model width D.
+        layers: number of blocks.
+        heads: attention heads; they divide `width`.
+
+    Raises:
+        ConfigError: `in_shape` is not one positive length.
+
+    >>> model = ByteTransformer((64,), 128)
+    >>> sum(p.numel() for p in model.parameters()), sum(p.numel() for p in model.parameters() if p.ndim > 1)
+    (120064, 118784)
+    """
+
+    def __init__(
+        self, in_shape: tuple[int, ...], num_classes: int, width: int = 64, layers: int = 2, heads: int = 4
+    ) -> None:
+        super().__init__()
+        if len(in_shape) != 1 or in_shape[0] < 1:
+            raise ConfigError(f"byte-transformer reads text: in_shape is (context,), not {in_shape}")
+        self.context = in_shape[0]
+        self.embed = nn.Embedding(num_classes, width)
+        self.position = nn.Embedding(self.context, width)
+        self.layers = nn.Sequential(*(Layer(width, heads) for _ in range(layers)))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, num_classes, bias=False)
+        for parameter in self.parameters():
+            if parameter.ndim > 1:
+                nn.init.normal_(parameter, std=0.02)
+
+    def forward(self, bytes_BT: torch.Tensor) -> torch.Tensor:
+        """Logits (B, T, V) for bytes (B, T) of an integer type, T at most the context."""
+        x_BTD = self.embed(bytes_BT) + self.position.weight[: bytes_BT.shape[1]]
+        logits_BTV: torch.Tensor = self.head(self.norm(self.layers(x_BTD)))
+        return logits_BTV
