@@ -1,0 +1,276 @@
+"""Thin links made by the kernel: a network namespace per process, joined by a bridge, each link with a rate.
+
+    worker 0: eth0 ─── h1 ┐
+    worker 1: eth0 ─── h2 ┼ br0 (the fabric's namespace)
+    server:   eth0 ─── h3 ┘
+
+A queue at each eth0 limits what its host sends, a queue at the other end of the pair what it receives. The
+namespaces have no names: each lives as long as one idle holder process, and the holders die with the
+launcher, however it dies. The kernel then removes namespaces, interfaces and queues; nothing is cleaned up by
+hand.
+
+Needs `ip`, `tc`, `nsenter`, `unshare` and the right to make namespaces: root, or a user namespace of one's
+own (`reexec_in_user_namespace`). This file does not know what runs in a host.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, NoReturn
+
+from thinwire.engines.links import Rate
+from thinwire.engines.tether import tethered
+from thinwire.errors import ConfigError, EngineError
+
+MAX_HOSTS = 253  # the addresses 10.77.0.1 to .253
+_TOOLS = ("ip", "tc", "nsenter", "unshare")
+_SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin"  # users often lack sbin, where tc is
+_TOOL_TIMEOUT_S = 20.0
+
+# A namespace inherits the machine's congestion control, so runs on two machines could differ. Cubic is the
+# usual default, but a namespace may only set it where the machine allows it to everybody; reno is always
+# allowed, and cubic behaves like it on short paths. IPv6 is off because its neighbour chatter would be counted
+# as traffic. The last `cat` holds the namespace.
+_HOLDER_SCRIPT = """
+cd /proc/sys/net
+echo 1 > ipv6/conf/default/disable_ipv6
+echo cubic > ipv4/tcp_congestion_control || echo reno > ipv4/tcp_congestion_control
+cat ipv4/tcp_congestion_control
+exec cat
+"""
+
+
+class Fabric:
+    """Hosts on one switch, each behind a link of its own rate, while this object and its process live.
+
+    Args:
+        rates: the hosts' names, and the rate of each one's link, the same both ways.
+
+    Raises:
+        ConfigError: no hosts, or more than 253.
+        EngineError: a namespace or link could not be made; nothing is left behind.
+
+    Example (root, or inside `reexec_in_user_namespace`)::
+
+        with Fabric({"server": parse_rate("10mbit"), "worker 0": parse_rate("10mbit")}) as fabric:
+            subprocess.Popen(fabric.inside("server", ["my-server", "--bind", fabric.addresses["server"]]))
+            …
+            fabric.bytes_sent("server")
+    """
+
+    def __init__(self, rates: Mapping[str, Rate]) -> None:
+        if not 1 <= len(rates) <= MAX_HOSTS:
+            raise ConfigError(f"a fabric of {len(rates)} hosts; expected 1 to {MAX_HOSTS}")
+        self._tools = _find_tools()
+        self._rates = dict(rates)
+        self._addresses = {host: f"10.77.0.{number}" for number, host in enumerate(rates, start=1)}
+        self._ports = {host: f"h{number}" for number, host in enumerate(rates, start=1)}
+        self._holders: dict[str | None, subprocess.Popen[str]] = {}  # None is the fabric's own
+        # Bytes counted by queues that set_rate has replaced by another kind, as (sent, received).
+        self._carried = dict.fromkeys(rates, (0, 0))
+        try:
+            self._congestion_control = self._hold([None, *rates])
+            self._connect()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Each host's IPv4 address, by name, in the order given."""
+        return dict(self._addresses)
+
+    @property
+    def congestion_control(self) -> str:
+        """TCP's congestion control in every host: `cubic` where the machine permits it, else `reno`."""
+        return self._congestion_control
+
+    def inside(self, host: str, argv: Sequence[str]) -> list[str]:
+        """The command that runs `argv` in a host's network. It keeps its process id and standard streams.
+
+        Raises:
+            ConfigError: no such host.
+            EngineError: the fabric is closed.
+        """
+        return self._enter(self._known(host), argv)
+
+    def bytes_sent(self, host: str) -> int:
+        """Bytes that have left a host, with all Ethernet, IP and TCP headers, ACKs and retransmits.
+
+        Raises:
+            ConfigError: no such host.
+            EngineError: the fabric is closed, or `tc` failed.
+        """
+        return self._carried[self._known(host)][0] + self._count(host, "eth0")
+
+    def bytes_received(self, host: str) -> int:
+        """Bytes that have come to a host, counted as in `bytes_sent` and raising the same."""
+        return self._carried[self._known(host)][1] + self._count(None, self._ports[host])
+
+    def set_rate(self, host: str, rate: Rate) -> None:
+        """Change a host's link, both ways, while it is in use. Counters go on.
+
+        Packets that are queued when an unlimited link becomes limited, or the reverse, are lost; TCP sends
+        them again.
+
+        Raises:
+            ConfigError: no such host.
+            EngineError: the fabric is closed, or `tc` failed.
+        """
+        if (rate.bps is None) != (self._rates[self._known(host)].bps is None):
+            self._carried[host] = (self.bytes_sent(host), self.bytes_received(host))
+        self._run(host, "tc", f"qdisc replace dev eth0 root {rate.qdisc()}")
+        self._run(None, "tc", f"qdisc replace dev {self._ports[host]} root {rate.qdisc()}")
+        self._rates[host] = rate
+
+    def close(self) -> None:
+        """Let the namespaces go. One that still has a process in it stays, cut off, until that one ends."""
+        for holder in self._holders.values():
+            holder.kill()
+        for holder in self._holders.values():
+            holder.communicate()
+        self._holders.clear()
+
+    def __enter__(self) -> Fabric:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _hold(self, names: Sequence[str | None]) -> str:
+        """Make a namespace for each name, all at once, and return the congestion control that they have."""
+        command = tethered([self._tools["unshare"], "--net", "--", "sh", "-c", _HOLDER_SCRIPT])
+        for name in names:
+            self._holders[name] = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,  # Ctrl-C in the terminal is the launcher's to handle
+            )
+        congestion_control = ""
+        for holder in self._holders.values():
+            assert holder.stdout is not None
+            congestion_control = holder.stdout.readline().strip()
+            if not congestion_control:
+                holder.kill()
+                reason = holder.communicate()[1].strip()
+                raise EngineError(f"cannot make a network namespace: {reason}; {_WHO_MAY}")
+        return congestion_control
+
+    def _connect(self) -> None:
+        """Wire every host to the bridge and give each end its queue."""
+        links = ["link add br0 type bridge", "link set br0 up"]
+        queues = []
+        for host, port in self._ports.items():
+            links.append(f"link add {port} type veth peer name eth0 netns {self._holders[host].pid}")
+            links.append(f"link set {port} master br0 up")
+            queues.append(f"qdisc replace dev {port} root {self._rates[host].qdisc()}")
+        self._run(None, "ip", *links)
+        self._run(None, "tc", *queues)
+        for host, address in self._addresses.items():
+            self._run(host, "ip", "link set lo up", f"addr add {address}/24 dev eth0", "link set eth0 up")
+            self._run(host, "tc", f"qdisc replace dev eth0 root {self._rates[host].qdisc()}")
+
+    def _known(self, host: str) -> str:
+        if host not in self._addresses:
+            raise ConfigError(f"no host {host!r} in this fabric; it has {', '.join(self._addresses)}")
+        return host
+
+    def _enter(self, name: str | None, argv: Sequence[str]) -> list[str]:
+        if name not in self._holders:
+            raise EngineError("this fabric is closed; make a new one")
+        return [self._tools["nsenter"], f"--net=/proc/{self._holders[name].pid}/ns/net", "--", *argv]
+
+    def _run(self, name: str | None, tool: str, *lines: str) -> None:
+        """Run lines of `ip` or `tc` in a namespace, in one process."""
+        _finish(self._enter(name, [self._tools[tool], "-batch", "-"]), "\n".join(lines) + "\n")
+
+    def _count(self, name: str | None, device: str) -> int:
+        """Bytes that a device's queue has let out."""
+        argv = [self._tools["tc"], "-statistics", "-json", "qdisc", "show", "dev", device]
+        queues: list[dict[str, Any]] = json.loads(_finish(self._enter(name, argv)))
+        return sum(int(queue["bytes"]) for queue in queues if queue.get("root"))
+
+
+_WHO_MAY = "run as root, or where `unshare --user --map-root-user --net true` succeeds"
+
+
+def available() -> tuple[bool, str]:
+    """Whether this process can make a `Fabric`, found out by making a small one.
+
+    Returns:
+        True and "", or False and the reason, fit to be shown: a tool that is missing, or what was refused.
+    """
+    try:
+        with Fabric({"probe": Rate(10_000_000)}):
+            return True, ""
+    except EngineError as error:
+        return False, str(error)
+
+
+def can_unshare() -> bool:
+    """Whether `reexec_in_user_namespace` would help: we are not root already, and the host lets users be it.
+
+    False for root, so that a re-executed command that still cannot make a fabric does not try again for ever.
+    """
+    if os.geteuid() == 0 or sys.platform != "linux":
+        return False
+    try:
+        unshare = _find_tools()["unshare"]
+        _finish([unshare, "--user", "--map-root-user", unshare, "--net", "true"])
+    except EngineError:
+        return False
+    return True
+
+
+def reexec_in_user_namespace(argv: Sequence[str]) -> NoReturn:
+    """Replace this process by `argv`, run as root of a new user namespace, where `Fabric` works.
+
+    The process id, the terminal, the working directory and the network stay the same, and files are still
+    made as the real user. Call it before anything is started or opened.
+
+    Args:
+        argv: the whole command, program first.
+
+    Raises:
+        EngineError: `unshare` is missing or could not be run. A refusal by the kernel shows as its message
+            and exit status 1; ask `can_unshare` first.
+    """
+    unshare = _find_tools()["unshare"]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execv(unshare, [unshare, "--user", "--map-root-user", "--", *argv])
+    except OSError as error:
+        raise EngineError(f"cannot run {unshare}: {error.strerror}") from error
+
+
+def _find_tools() -> dict[str, str]:
+    """Where the tools are. Raises EngineError naming those that are missing."""
+    found = {tool: shutil.which(tool) or shutil.which(tool, path=_SYSTEM_PATH) for tool in _TOOLS}
+    missing = [tool for tool, path in found.items() if path is None]
+    if missing:
+        raise EngineError(f"cannot shape links: {', '.join(missing)} not found; install iproute2 and util-linux")
+    return {tool: path for tool, path in found.items() if path is not None}
+
+
+def _finish(argv: Sequence[str], text: str = "") -> str:
+    """Run a tool to its end and return its output. Raises EngineError with what it complained of."""
+    try:
+        done = subprocess.run(argv, input=text, capture_output=True, text=True, timeout=_TOOL_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise EngineError(f"cannot shape links: {' '.join(argv)}: {error}") from error
+    if done.returncode != 0:
+        complaint = (done.stderr or done.stdout).strip()
+        raise EngineError(f"cannot shape links: {' '.join(argv)}: {complaint}; {_WHO_MAY}")
+    return done.stdout
