@@ -1,0 +1,124 @@
+"""`fp32`, `fp16`, `bf16`: no compression, or the one that a cast gives.
+
+`fp32` is the uncompressed design: values travel as float32, and float64 tensors as float64, so nothing is lost.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thinwire.codecs.base import Codec, Draws, Packed
+from thinwire.codecs.scratch import Scratch
+from thinwire.codecs.tensors import Flat, FloatArray
+from thinwire.errors import NonFiniteError
+from thinwire.frames import Frame
+from thinwire.kernels import max_magnitude
+
+_FP16_MAX = 65504.0
+_FP16_ROUNDS_TO_INF = 65520.0
+
+
+def require_finite(values: FloatArray) -> float:
+    """Returns max|v|. Raises NonFiniteError where a value is NaN or Inf."""
+    largest = float(max_magnitude(values))
+    if not np.isfinite(largest):
+        raise NonFiniteError("holds NaN or Inf; nothing was encoded and no state was changed")
+    return largest
+
+
+class _Cast(Codec):
+    """A codec whose payload is the values in another dtype."""
+
+    width: ClassVar[int]
+
+    @classmethod
+    def max_payload_nbytes(cls, frame: Frame) -> int:
+        return frame.size * cls._width(frame)
+
+    @classmethod
+    def min_payload_nbytes(cls, frame: Frame) -> int:
+        return frame.size * cls._width(frame)
+
+    @classmethod
+    def _width(cls, frame: Frame) -> int:
+        return cls.width
+
+    @classmethod
+    def unpack(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
+        values = cls._widen(frame)
+        if accumulate:
+            np.add(out, values, out=out, casting="same_kind")
+        else:
+            out[:] = values
+
+    @classmethod
+    @abstractmethod
+    def _widen(cls, frame: Frame) -> NDArray[Any]:
+        """The payload as numbers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FP32(_Cast):
+    """32 bits a value, exact (64 for float64 tensors)."""
+
+    id: ClassVar[str] = "fp32"
+    width: ClassVar[int] = 4
+
+    @classmethod
+    def _width(cls, frame: Frame) -> int:
+        return 8 if frame.dtype == "fp64" else 4
+
+    def pack(self, flat: Flat, space: Scratch, draws: Draws | None) -> Packed:
+        require_finite(flat.values)
+        return Packed(flat.values.data.cast("B"))
+
+    @classmethod
+    def _widen(cls, frame: Frame) -> NDArray[Any]:
+        return np.frombuffer(frame.payload, "<f8" if frame.dtype == "fp64" else "<f4")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FP16(_Cast):
+    """16 bits a value: 11 significant bits, at most 65,504; larger values are refused, not turned into Inf."""
+
+    id: ClassVar[str] = "fp16"
+    width: ClassVar[int] = 2
+
+    def pack(self, flat: Flat, space: Scratch, draws: Draws | None) -> Packed:
+        largest = require_finite(flat.values)
+        if largest >= _FP16_ROUNDS_TO_INF:
+            raise NonFiniteError(
+                f"has a value of magnitude {largest:g}; float16 ends at {_FP16_MAX:g}. Use bf16 or fp32"
+            )
+        return Packed(flat.values.astype("<f2").data.cast("B"))
+
+    @classmethod
+    def _widen(cls, frame: Frame) -> NDArray[Any]:
+        return np.frombuffer(frame.payload, "<f2")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BF16(_Cast):
+    """16 bits a value: float32's range with 8 significant bits, rounded half to even."""
+
+    id: ClassVar[str] = "bf16"
+    width: ClassVar[int] = 2
+
+    def pack(self, flat: Flat, space: Scratch, draws: Draws | None) -> Packed:
+        require_finite(flat.values)
+        with np.errstate(over="ignore"):
+            bits = flat.values.astype(np.float32).view(np.uint32)
+        odd = (bits >> np.uint32(16)) & np.uint32(1)
+        rounded = ((bits + (np.uint32(0x7FFF) + odd)) >> np.uint32(16)).astype("<u2")
+        if bool(((rounded & np.uint16(0x7F80)) == 0x7F80).any()):
+            raise NonFiniteError("has a value that rounds to Inf in bfloat16. Use fp32")
+        return Packed(rounded.data.cast("B"))
+
+    @classmethod
+    def _widen(cls, frame: Frame) -> NDArray[Any]:
+        return (np.frombuffer(frame.payload, "<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)

@@ -1,0 +1,48 @@
+"""Memory that codecs use between calls, lent to one thread at a time.
+
+Fresh pages cost more than the arithmetic: a new 100 MB tensor takes five times as long as decoding it. So buffers
+only grow and are used again; there are as many sets as threads that encode at one moment, and no lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from thinwire.kernels import Workspace
+
+
+class Scratch:
+    """The kernels' workspace, and named arrays of any size beside it."""
+
+    def __init__(self) -> None:
+        self.kernel = Workspace()
+        self._arrays: dict[tuple[str, np.dtype[Any]], NDArray[Any]] = {}
+
+    def array(self, name: str, size: int, dtype: DTypeLike) -> NDArray[Any]:
+        """Returns `size` values with undefined content, the same memory for the same name until it must grow."""
+        key = (name, np.dtype(dtype))
+        held = self._arrays.get(key)
+        if held is None or held.size < size:
+            held = self._arrays[key] = np.empty(size, dtype)
+        return held[:size]
+
+
+_idle: list[Scratch] = []
+
+
+@contextmanager
+def scratch() -> Iterator[Scratch]:
+    """Lends a scratch. Taking from and putting back to a list is atomic, so threads never share one."""
+    try:
+        lent = _idle.pop()
+    except IndexError:
+        lent = Scratch()
+    try:
+        yield lent
+    finally:
+        _idle.append(lent)

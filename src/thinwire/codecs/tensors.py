@@ -1,0 +1,102 @@
+"""The border between callers' tensors and the flat arrays that kernels work on.
+
+Codecs compute in float32, or in float64 for float64 tensors; float16 and bfloat16 are widened, because
+max·s overflows float16 above 34,500 and bfloat16 keeps eight bits. Callers' memory is only ever read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from thinwire.errors import ConfigError
+
+FloatArray = NDArray[Any]
+"""A flat, C-contiguous array of float32 or float64."""
+
+_NAMES = {
+    torch.float32: "fp32",
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.float64: "fp64",
+}
+_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """A tensor as codecs see it: `values` may be a view of the caller's memory and is never written."""
+
+    values: FloatArray
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def flatten(tensor: torch.Tensor | NDArray[Any], name: str = "the tensor") -> Flat:
+    """Returns the tensor's values in C order, in the compute dtype.
+
+    Raises:
+        TypeError: not a floating-point torch tensor or NumPy array.
+    """
+    if isinstance(tensor, np.ndarray):
+        if tensor.dtype.kind != "f" or tensor.dtype.itemsize > 8:
+            raise TypeError(f"{name} has dtype {tensor.dtype}; codecs take float16, bfloat16, float32 and float64")
+        shape = tensor.shape
+        dtype = {2: "fp16", 4: "fp32", 8: "fp64"}[tensor.dtype.itemsize]
+        wide = np.float64 if dtype == "fp64" else np.float32
+        return Flat(np.ascontiguousarray(tensor, dtype=wide).reshape(-1), dtype, shape)
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name} is a {type(tensor).__name__}; codecs take torch tensors and NumPy arrays")
+    if tensor.dtype not in _NAMES:
+        raise TypeError(f"{name} has dtype {tensor.dtype}; codecs take float16, bfloat16, float32 and float64")
+    dtype = _NAMES[tensor.dtype]
+    values = tensor.detach().to(device="cpu", dtype=torch.float64 if dtype == "fp64" else torch.float32)
+    return Flat(values.contiguous().reshape(-1).numpy(), dtype, tuple(tensor.shape))
+
+
+def compute_dtype(dtype: str) -> type[np.float32] | type[np.float64]:
+    """NumPy's type for computing on a tensor of `dtype`, a frame's dtype name."""
+    return np.float64 if dtype == "fp64" else np.float32
+
+
+def empty(dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """A tensor for a decoded frame, on the CPU, not yet filled."""
+    return torch.empty(shape, dtype=_DTYPES[dtype])
+
+
+def direct_view(out: torch.Tensor | NDArray[Any]) -> FloatArray | None:
+    """Returns a flat view through which `out` can be filled in place, or None where it needs a temporary."""
+    if isinstance(out, torch.Tensor):
+        if out.device.type != "cpu" or out.dtype not in (torch.float32, torch.float64):
+            return None
+        return out.detach().view(-1).numpy() if out.is_contiguous() else None
+    if out.dtype in (np.float32, np.float64) and out.flags.c_contiguous and out.flags.writeable:
+        return out.reshape(-1)
+    return None
+
+
+def check_out(out: torch.Tensor | NDArray[Any], shape: tuple[int, ...]) -> None:
+    """Raises ConfigError where `out` cannot take a tensor of `shape`."""
+    if not isinstance(out, torch.Tensor | np.ndarray):
+        raise ConfigError(f"out is a {type(out).__name__}; it must be a torch tensor or a NumPy array")
+    if tuple(out.shape) != shape:
+        raise ConfigError(f"out has shape {tuple(out.shape)}; the frame holds {shape}")
+    floating = out.is_floating_point() if isinstance(out, torch.Tensor) else out.dtype.kind == "f"
+    if not floating:
+        raise ConfigError(f"out has dtype {out.dtype}; decoding fills floating-point tensors")
+
+
+def store(out: torch.Tensor | NDArray[Any], values: FloatArray, accumulate: bool) -> None:
+    """Writes or adds flat `values` into any floating `out`, whatever its layout, dtype or device."""
+    if isinstance(out, torch.Tensor):
+        source = torch.from_numpy(values).reshape(out.shape).to(device=out.device, dtype=out.dtype)
+        with torch.no_grad():
+            out.add_(source) if accumulate else out.copy_(source)
+    elif accumulate:
+        out += values.reshape(out.shape).astype(out.dtype, copy=False)
+    else:
+        out[...] = values.reshape(out.shape)

@@ -1,0 +1,126 @@
+"""Bytes → frame. The bytes may come from anyone.
+
+Every number is checked before it is used, and nothing is allocated beyond the bytes that came. Any fault is a
+`FrameError` that says what came and what was expected. Whether the payload fits the shape is the codec's to say:
+`thinwire.decode` asks it before it allocates the tensor.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+
+import xxhash
+
+from thinwire.errors import FrameError
+from thinwire.frames import varint
+from thinwire.frames.frame import Frame
+from thinwire.frames.layout import (
+    CHECKSUM_NBYTES,
+    CODEC_NUMBERS,
+    DTYPE_NUMBERS,
+    KNOWN_FLAGS,
+    MAGIC,
+    MAX_RANK,
+    MAX_SCALES,
+    MAX_VALUES,
+    NAMED_CODEC,
+    VERSION,
+)
+
+_CODECS = {number: name for name, number in CODEC_NUMBERS.items()}
+_DTYPES = {number: name for name, number in DTYPE_NUMBERS.items()}
+_FIXED_NBYTES = 8
+
+
+def parse(data: bytes | bytearray | memoryview, *, copy: bool = True) -> Frame:
+    """Reads one frame.
+
+    Args:
+        data: exactly one frame.
+        copy: True gives a payload of its own (`bytes`); False a view into `data`, which must then stay unchanged.
+
+    Raises:
+        FrameError: `data` is not exactly one valid frame of version 1.
+    """
+    view = memoryview(data).cast("B") if not isinstance(data, bytes) else memoryview(data)
+    _check_envelope(view)
+    codec, at = _read_codec(view)
+    flags, dtype_number, rank = struct.unpack_from("<HBB", _need(view, at, 4, "the flags"), 0)
+    at += 4
+    if flags & ~KNOWN_FLAGS:
+        raise FrameError(f"unknown flags {flags & ~KNOWN_FLAGS:#06x}: the frame comes from a newer thinwire")
+    if dtype_number not in _DTYPES:
+        raise FrameError(f"unknown dtype number {dtype_number}; version {VERSION} has {sorted(_DTYPES)}")
+    if rank > MAX_RANK:
+        raise FrameError(f"rank {rank} is more than {MAX_RANK}")
+    shape, at = _read_shape(view, at, rank)
+    dtype = _DTYPES[dtype_number]
+    scales, at = _read_scales(view, at, dtype)
+    length, at = varint.read(view, at, "the payload length")
+    rest = len(view) - CHECKSUM_NBYTES - at
+    if length != rest:
+        raise FrameError(f"the payload is declared as {length} bytes and {rest} came")
+    payload = view[at : at + length]
+    _check_sum(view)
+    return Frame(codec, dtype, shape, scales, flags, bytes(payload) if copy else payload, VERSION)
+
+
+def _check_envelope(view: memoryview) -> None:
+    if len(view) < _FIXED_NBYTES + 2 + CHECKSUM_NBYTES:
+        raise FrameError(f"{len(view)} bytes are too few for a frame")
+    if view[:2] != MAGIC:
+        raise FrameError(f"a frame begins with {MAGIC!r}, these bytes with {bytes(view[:2])!r}")
+    if view[2] != VERSION:
+        raise FrameError(f"frame version {view[2]}; this thinwire reads version {VERSION}")
+
+
+def _check_sum(view: memoryview) -> None:
+    stated = int.from_bytes(view[-CHECKSUM_NBYTES:], "little")
+    found = xxhash.xxh3_64_intdigest(view[:-CHECKSUM_NBYTES])
+    if stated != found:
+        raise FrameError(f"checksum {found:#018x} found, {stated:#018x} stated: the frame was damaged on its way")
+
+
+def _need(view: memoryview, at: int, nbytes: int, what: str) -> memoryview:
+    end = len(view) - CHECKSUM_NBYTES
+    if at + nbytes > end:
+        raise FrameError(f"the frame ends inside {what}: {nbytes} bytes needed, {max(0, end - at)} left")
+    return view[at : at + nbytes]
+
+
+def _read_codec(view: memoryview) -> tuple[str, int]:
+    number = view[3]
+    if number != NAMED_CODEC:
+        if number not in _CODECS:
+            raise FrameError(f"unknown codec number {number}; version {VERSION} has 0 … {max(_CODECS)}")
+        return _CODECS[number], 4
+    length = _need(view, 4, 1, "the codec's name")[0]
+    name = bytes(_need(view, 5, length, "the codec's name"))
+    if not name.isascii() or not name.decode("ascii").isprintable() or not name:
+        raise FrameError(f"a codec's name is printable ASCII, not {name!r}")
+    if name.decode("ascii") in CODEC_NUMBERS:
+        raise FrameError(f"codec {name.decode('ascii')!r} has a number of its own and is not sent by name")
+    return name.decode("ascii"), 5 + length
+
+
+def _read_shape(view: memoryview, at: int, rank: int) -> tuple[tuple[int, ...], int]:
+    dims = []
+    for axis in range(rank):
+        dim, at = varint.read(view, at, f"dimension {axis}")
+        dims.append(dim)
+    if math.prod(dims) > MAX_VALUES:
+        raise FrameError(f"shape {tuple(dims)} has more than {MAX_VALUES} values")
+    return tuple(dims), at
+
+
+def _read_scales(view: memoryview, at: int, dtype: str) -> tuple[tuple[float, ...], int]:
+    count, at = varint.read(view, at, "the number of scales")
+    width, letter = (8, "d") if dtype == "fp64" else (4, "f")
+    if count > MAX_SCALES:
+        raise FrameError(f"{count} scales are more than {MAX_SCALES}")
+    block = _need(view, at, count * width, f"{count} scales")
+    scales = struct.unpack(f"<{count}{letter}", block)
+    if not all(map(math.isfinite, scales)):
+        raise FrameError("a scale is NaN or Inf")
+    return scales, at + count * width

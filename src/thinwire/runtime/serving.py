@@ -1,0 +1,58 @@
+"""The server core behind a transport."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from thinwire.errors import ProtocolError
+from thinwire.runtime.messages import from_packet, to_packet
+from thinwire.schema import Refused
+from thinwire.server.core import Close, Effect, Send, ServerCore
+from thinwire.transports.base import HandlerFactory, Packet, Sender
+
+
+class ServerHandler:
+    """Feeds packets to a core and carries out its effects. One packet object goes to all receivers of an effect.
+
+    Args:
+        core: the shard.
+        sender: the transport's sending half.
+        on_end: called once, when every worker has left or the training has failed.
+    """
+
+    def __init__(self, core: ServerCore, sender: Sender, on_end: Callable[[], None]) -> None:
+        self._core = core
+        self._sender = sender
+        self._on_end: Callable[[], None] | None = on_end
+
+    def opened(self, peer: int) -> None:
+        """Nothing to do: a worker speaks first."""
+
+    def received(self, peer: int, packet: Packet) -> None:
+        try:
+            message, frames = from_packet(packet)
+        except ProtocolError as error:
+            self._sender.close(peer, to_packet(Refused(reason=str(error))))
+            return
+        self._do(self._core.received(peer, message, frames))
+
+    def closed(self, peer: int, error: str | None) -> None:
+        self._do(self._core.closed(peer, error))
+
+    def _do(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Send(peers, message, frames):
+                    packet = to_packet(message, frames)
+                    for peer in peers:
+                        self._sender.send(peer, packet)
+                case Close(peer, message):
+                    self._sender.close(peer, None if message is None else to_packet(message))
+        if self._on_end is not None and (self._core.finished or self._core.failed is not None):
+            ended, self._on_end = self._on_end, None
+            ended()
+
+
+def serving(core: ServerCore, on_end: Callable[[], None] = lambda: None) -> HandlerFactory:
+    """Returns what a transport's server needs to serve `core`."""
+    return lambda sender: ServerHandler(core, sender, on_end)

@@ -1,0 +1,128 @@
+"""The messages between workers and servers, and the plan they agree on. Plain frozen values; no torch.
+
+A message is a struct and, beside it, a tuple of frames: big bytes are never copied into the struct.
+`KINDS` gives every message the number that travels; numbers are never reused. Fields are added last, with a
+default, so that an older reader skips what it does not know.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+PROTOCOL = 1
+"""Raised when an older peer could misread a conversation; peers of another protocol are refused."""
+
+
+class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One tensor of the model.
+
+    Args:
+        name: the parameter's (or buffer's) name in the model.
+        shape: its shape.
+        up: index into `Plan.codecs` for pushes of its gradient.
+        down: index into `Plan.codecs` for pulls of its model delta.
+        group: index into `Plan.groups`: whose optimizer options apply.
+        state: True for a buffer (a batch-norm statistic): one worker's values, relayed as they are.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    up: int = 0
+    down: int = 0
+    group: int = 0
+    state: bool = False
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What all workers and the server must agree on; the first worker to join brings it, the rest are compared.
+
+    Args:
+        workers: how many workers push.
+        tables: the model's tensors, in the model's order; a table is known by its index.
+        codecs: codec configurations (`codec.config()`).
+        optimizer: name of a torch optimizer on the server's allow-list.
+        groups: options of each parameter group, JSON values.
+        reduce: how gradients are aggregated.
+        state_interval: buffers travel after every so many steps.
+    """
+
+    workers: int
+    tables: tuple[TableSpec, ...]
+    codecs: tuple[dict[str, Any], ...]
+    optimizer: str
+    groups: tuple[dict[str, Any], ...]
+    reduce: Literal["mean", "sum"] = "mean"
+    state_interval: int = 50
+
+
+class Join(msgspec.Struct, frozen=True, kw_only=True):
+    """Worker → server, first. `have` holds the table versions of a worker that comes back, else nothing."""
+
+    rank: int
+    plan: Plan
+    protocol: int = PROTOCOL
+    have: tuple[int, ...] = ()
+
+
+class Welcome(msgspec.Struct, frozen=True, kw_only=True):
+    """Server → worker. `send_values` asks this worker (rank 0) for the initial values of every table."""
+
+    send_values: bool
+    step: int = 0
+
+
+class Values(msgspec.Struct, frozen=True, kw_only=True):
+    """Whole tables, uncompressed: initial weights up, and down to workers that start or are too far behind.
+
+    `versions[i]` belongs to `tables[i]` and to frame i.
+    """
+
+    tables: tuple[int, ...]
+    versions: tuple[int, ...]
+
+
+class Push(msgspec.Struct, frozen=True, kw_only=True):
+    """Worker → server: gradients of `tables` at `step`, one frame each; an empty frame says "no gradient this step".
+
+    Args:
+        rates: the learning rate of every parameter group at this step, so that any scheduler on the worker works.
+        last: rank 0 ends the training with this step.
+    """
+
+    step: int
+    tables: tuple[int, ...]
+    rates: tuple[float, ...] = ()
+    last: bool = False
+
+
+class Delta(msgspec.Struct, frozen=True, kw_only=True):
+    """Server → worker: the model deltas that lead `tables` to `version`, one frame each; empty: unchanged."""
+
+    version: int
+    tables: tuple[int, ...]
+    last: bool = False
+
+
+class Leave(msgspec.Struct, frozen=True, kw_only=True):
+    """Worker → server: done, in good order."""
+
+
+class Refused(msgspec.Struct, frozen=True, kw_only=True):
+    """Server → worker: the conversation is over, and why."""
+
+    reason: str
+
+
+Message = Join | Welcome | Values | Push | Delta | Leave | Refused
+
+KINDS: dict[int, type[Message]] = {
+    1: Join,
+    2: Welcome,
+    3: Values,
+    4: Push,
+    5: Delta,
+    6: Leave,
+    7: Refused,
+}

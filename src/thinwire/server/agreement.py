@@ -1,0 +1,71 @@
+"""Whether a plan can be served, and in what two workers' plans differ. Pure comparisons, in words for people."""
+
+from __future__ import annotations
+
+import math
+
+from thinwire.errors import ProtocolError
+from thinwire.schema import Plan, TableSpec
+
+MAX_TABLES = 100_000
+MAX_VALUES = 2**36
+"""256 GiB of float32: far above any shard, far below what would overflow a size."""
+
+
+def check_plan(plan: Plan) -> None:
+    """Raises ProtocolError where a plan, which comes from a peer, cannot be what a worker means."""
+    if not 1 <= plan.workers <= 4096:
+        raise ProtocolError(f"a plan for {plan.workers} workers; 1 … 4096 are possible")
+    if not 1 <= len(plan.tables) <= MAX_TABLES:
+        raise ProtocolError(f"a plan with {len(plan.tables)} tables; 1 … {MAX_TABLES} are possible")
+    if sum(math.prod(spec.shape) for spec in plan.tables) > MAX_VALUES:
+        raise ProtocolError(f"the tables have more than {MAX_VALUES} values together")
+    if len({spec.name for spec in plan.tables}) != len(plan.tables):
+        raise ProtocolError("two tables have one name")
+    for spec in plan.tables:
+        if any(dim < 0 for dim in spec.shape):
+            raise ProtocolError(f"{spec.name}: shape {spec.shape} has a negative dimension")
+        if not (0 <= spec.up < len(plan.codecs) and 0 <= spec.down < len(plan.codecs)):
+            raise ProtocolError(f"{spec.name}: the plan has no codec {max(spec.up, spec.down)}")
+        if not 0 <= spec.group < len(plan.groups):
+            raise ProtocolError(f"{spec.name}: the plan has no parameter group {spec.group}")
+
+
+def difference(ours: Plan, theirs: Plan) -> str | None:
+    """Returns in what a joining worker's plan differs from the agreed one, naming the tensor, or None."""
+    if ours == theirs:
+        return None
+    if theirs.workers != ours.workers:
+        return f"this worker expects {theirs.workers} workers, the others {ours.workers}"
+    return (
+        _table_difference(ours.tables, theirs.tables)
+        or _field_difference(ours, theirs)
+        or "this worker's plan differs from the others'"
+    )
+
+
+def _table_difference(ours: tuple[TableSpec, ...], theirs: tuple[TableSpec, ...]) -> str | None:
+    here = {spec.name: spec for spec in ours}
+    there = {spec.name: spec for spec in theirs}
+    for name, spec in there.items():
+        if name not in here:
+            return f"this worker's model has a tensor {name!r} that the others' do not have"
+        if spec.shape != here[name].shape:
+            return (
+                f"tensor {name!r} has shape {spec.shape} in this worker's model and {here[name].shape} in the others'"
+            )
+    for name in here:
+        if name not in there:
+            return f"this worker's model lacks the tensor {name!r} that the others' have"
+    for name, spec in there.items():
+        if spec != here[name]:
+            return f"tensor {name!r}: this worker plans {spec}, the others {here[name]}"
+    return None
+
+
+def _field_difference(ours: Plan, theirs: Plan) -> str | None:
+    for field in ("codecs", "optimizer", "groups", "reduce", "state_interval"):
+        mine, other = getattr(ours, field), getattr(theirs, field)
+        if mine != other:
+            return f"{field}: this worker plans {other}, the others {mine}"
+    return None
