@@ -17,13 +17,11 @@ import grpc
 
 from thinwire.errors import ConfigError, DeadlineError, ProtocolError, TransportError
 from thinwire.transports.base import Connection, Packet, check_message, wire_nbytes
-from thinwire.transports.grpc.options import METHOD, SERVICE, GrpcOptions, parse_address
+from thinwire.transports.grpc.options import GREETING, METHOD, SERVICE, GrpcOptions, parse_address
 from thinwire.transports.wire import END, decode, encode
 
 
-def connect(
-    address: str, *, connect_timeout_s: float = 10.0, options: GrpcOptions | None = None
-) -> Connection:
+def connect(address: str, *, connect_timeout_s: float = 10.0, options: GrpcOptions | None = None) -> Connection:
     """Begins a session with the server at `address`, waiting for it to come up.
 
     Args:
@@ -158,10 +156,10 @@ class GrpcConnection(Connection):
     def _read(self) -> None:
         error: str | None = None
         try:
-            self._call.initial_metadata()  # comes as soon as the server has accepted the session
-            with self._in:
-                self._ready = True
-                self._in.notify_all()
+            if GREETING in (tuple(pair) for pair in self._call.initial_metadata() or ()):
+                with self._in:
+                    self._ready = True
+                    self._in.notify_all()
             for message in self._call:
                 self._arrived(message)
         except grpc.RpcError as status:

@@ -15,6 +15,7 @@ from thinwire.transports.shaped import Shaping
 SCHEME = "grpc://"
 SERVICE: str = wire_pb2.DESCRIPTOR.services_by_name["Exchange"].full_name
 METHOD = "Session"
+GREETING = ("thinwire-session", "1")  # the metadata with which a server accepts a session
 MAX_PROTOBUF_NBYTES = 2**31 - 1  # protobuf's own limit of one message
 MAX_PORT = 65_535
 
@@ -65,9 +66,7 @@ class GrpcOptions:
 
     def __post_init__(self) -> None:
         if not 0 < self.max_message_nbytes <= MAX_PROTOBUF_NBYTES:
-            raise ConfigError(
-                f"max_message_nbytes is {self.max_message_nbytes}; give 1 to {MAX_PROTOBUF_NBYTES}"
-            )
+            raise ConfigError(f"max_message_nbytes is {self.max_message_nbytes}; give 1 to {MAX_PROTOBUF_NBYTES}")
         if self.max_pending_nbytes <= 0:
             raise ConfigError(f"max_pending_nbytes is {self.max_pending_nbytes}; give a positive number")
         if not 1 <= self.keepalive_s <= 86_400:

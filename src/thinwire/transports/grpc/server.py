@@ -29,7 +29,7 @@ from thinwire.transports.base import (
     check_message,
     wire_nbytes,
 )
-from thinwire.transports.grpc.options import METHOD, SERVICE, GrpcOptions, parse_address
+from thinwire.transports.grpc.options import GREETING, METHOD, SERVICE, GrpcOptions, parse_address
 from thinwire.transports.wire import decode, encode
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
@@ -166,13 +166,12 @@ class GrpcServer(Server):
         self._sessions[peer] = session
         self.tell(lambda: self._handler.opened(peer))
         tasks = [
-            asyncio.create_task(work)
-            for work in (self._read(peer, session, context), self._write(session, context))
+            asyncio.create_task(work) for work in (self._read(peer, session, context), self._write(session, context))
         ]
         for task in tasks:
             task.add_done_callback(session.take_failure)
         try:
-            await context.send_initial_metadata(())  # tells the worker that it is connected
+            await context.send_initial_metadata((GREETING,))
             await session.over
         finally:
             # Also when gRPC cancels us, which is how it tells of a lost connection or our own hard stop.
