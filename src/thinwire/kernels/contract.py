@@ -1,0 +1,68 @@
+"""What every implementation of the 3LC arithmetic agrees on: the numbers of the code, and what is refused.
+
+The reference and the fast kernels import these, so that they cannot disagree about a limit or about a message.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thinwire.errors import ConfigError, FrameError
+
+Bytes = NDArray[np.uint8]
+Floats = NDArray[Any]  # float32 or float64, flat
+
+ZERO_CODE = 121  # five quantised zeros: 81 + 27 + 9 + 3 + 1
+FIRST_RUN = 243  # base-3^5 ends at 242; the bytes above mean runs of zero codes
+LONGEST_RUN = 14  # zero codes in one byte: 255 = 243 + (14 - 2)
+LAYOUTS = ("stride", "partition")
+
+
+def num_codes_of(num_values: int) -> int:
+    """Codes (groups of five) that hold `num_values` values.
+
+    Example:
+        >>> [num_codes_of(n) for n in (0, 1, 5, 6)]
+        [0, 1, 1, 2]
+    """
+    return -(-num_values // 5)
+
+
+def check_layout(layout: str) -> None:
+    """Refuse a layout that does not exist (`ConfigError`)."""
+    if layout not in LAYOUTS:
+        raise ConfigError(f"layout {layout!r} does not exist; choose one of: {', '.join(LAYOUTS)}")
+
+
+def check_length(num_codes: int, expected: int) -> None:
+    """Refuse a payload that holds another number of codes than the shape asks for (`FrameError`)."""
+    if num_codes != expected:
+        raise FrameError(f"the payload holds {num_codes} codes of five values, the shape asks for {expected}")
+
+
+def check_codes(codes: Bytes, num_values: int) -> None:
+    """Refuse base-3^5 codes that cannot stand for `num_values` trits (`FrameError`)."""
+    check_length(codes.size, num_codes_of(num_values))
+    if codes.size and int(codes.max()) >= FIRST_RUN:
+        raise FrameError(f"byte {int(codes.max())} among base-3^5 codes, which end at 242: the payload is damaged")
+
+
+def check_scale(scale: float, dtype: np.dtype[Any]) -> None:
+    """Refuse a scale that no encoder sends: negative, NaN, or past the largest number of `dtype` (`FrameError`)."""
+    largest = float(np.finfo(dtype).max)
+    if not 0.0 <= scale <= largest:
+        raise FrameError(f"scale {scale!r} is not between 0 and {largest:g}, the {dtype} range: the frame is damaged")
+
+
+def non_finite(magnitude: float, sparsity: float) -> str:
+    """What to tell a caller whose values have no finite scale."""
+    if math.isfinite(magnitude):
+        return (
+            f"the scale overflows: largest magnitude {magnitude:g} times sparsity {sparsity:g}; "
+            "nothing was changed: scale the values down"
+        )
+    return "the values (with their residual) hold NaN or Inf; nothing was changed: skip this step or mend the loss"

@@ -1,0 +1,159 @@
+"""Base-3^5 codes back into floats or trits: the store, the dense addition, and the addition that skips zeros.
+
+With the stride layout a table holds, for each code, its five values already multiplied by the scale; a code is one
+table row, written at its place (the three fillers behind it are overwritten by the next row). With the partition
+layout the digits are taken out one place at a time by multiplication: ``code * 256 / 243``, rounded up, is a fraction
+whose digits in base 3 appear one after the other above the point.
+
+The zero of the addition tables is -0.0: adding it changes no bit of any number, +0.0 and -0.0 included.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thinwire.kernels.contract import FIRST_RUN, ZERO_CODE, Bytes, Floats, check_codes, check_layout
+from thinwire.kernels.jit import jit
+from thinwire.kernels.magnitude import frozen
+from thinwire.kernels.workspace import Workspace
+
+_DIGITS = (np.arange(256)[:, None] // np.array([81, 27, 9, 3, 1, 1, 1, 1]) % 3 - 1).astype(np.int8)
+
+
+def unpack_base243(
+    codes: Bytes, *, out: NDArray[np.int8], layout: str = "stride", workspace: Workspace
+) -> NDArray[np.int8]:
+    """The trits of `pack_base243`, written into `out` (int8[n]) and returned; padding is cut off.
+
+    Raises:
+        FrameError: the number of codes is not ceil(n / 5), or a code is above 242. `out` is untouched.
+
+    Example:
+        >>> codes = np.array([202], dtype=np.uint8)
+        >>> unpack_base243(codes, out=np.empty(5, dtype=np.int8), workspace=Workspace()).tolist()
+        [1, 0, 0, 0, 0]
+    """
+    check_layout(layout)
+    check_codes(codes, out.size)
+    if layout == "partition":
+        _store_partition(frozen(codes), np.int8(1), np.int8(0), out)
+    else:
+        _store_stride(frozen(codes), _DIGITS, out)
+    return out
+
+
+def dequantise(codes: Bytes, *, scale: float, out: Floats, layout: str, accumulate: bool, workspace: Workspace) -> None:
+    """``out = scale * q``, or ``out += scale * q``, for codes that were checked."""
+    dtype = out.dtype
+    zero = dtype.type(-0.0 if accumulate else 0.0)
+    if layout == "partition":
+        kernel = _add_partition if accumulate else _store_partition
+        kernel(frozen(codes), dtype.type(scale), zero, out)
+    else:
+        kernel = _add_stride if accumulate else _store_stride
+        kernel(frozen(codes), scaled_table(scale, zero, workspace), out)
+
+
+def add_sparse(payload: Bytes, *, scale: float, out: Floats, workspace: Workspace) -> None:
+    """``out += scale * q`` for a checked zero-run payload of the stride layout; runs of zeros cost nothing."""
+    _add_sparse(frozen(payload), scaled_table(scale, out.dtype.type(-0.0), workspace), out)
+
+
+def scaled_table(scale: float, zero: Any, workspace: Workspace) -> Floats:
+    """[256, 8] of ``scale * digit``, with the given zero."""
+    table = workspace.table(zero.dtype)
+    _fill_table(_DIGITS, zero.dtype.type(scale), zero, table)
+    return table
+
+
+@jit
+def _fill_table(digits: Any, m: Any, zero: Any, table: Any) -> None:
+    for code in range(table.shape[0]):
+        for place in range(8):
+            digit = digits[code, place]
+            table[code, place] = m if digit > 0 else (-m if digit < 0 else zero)
+
+
+@jit
+def _store_stride(codes: Any, table: Any, out: Any) -> None:
+    whole = min(codes.size, (out.size - 8) // 5 + 1) if out.size >= 8 else 0
+    for i in range(whole):
+        code, at = codes[i], 5 * i
+        # All eight are read before any is written, so that a row moves in one or two vector registers.
+        v0, v1, v2, v3 = table[code, 0], table[code, 1], table[code, 2], table[code, 3]
+        v4, v5, v6, v7 = table[code, 4], table[code, 5], table[code, 6], table[code, 7]
+        out[at], out[at + 1], out[at + 2], out[at + 3] = v0, v1, v2, v3
+        out[at + 4], out[at + 5], out[at + 6], out[at + 7] = v4, v5, v6, v7
+    for at in range(5 * whole, out.size):
+        out[at] = table[codes[at // 5], at % 5]
+
+
+@jit
+def _add_stride(codes: Any, table: Any, out: Any) -> None:
+    whole = out.size // 5
+    for i in range(whole):
+        code, at = codes[i], 5 * i
+        v0, v1, v2, v3, v4 = out[at], out[at + 1], out[at + 2], out[at + 3], out[at + 4]
+        v0 += table[code, 0]
+        v1 += table[code, 1]
+        v2 += table[code, 2]
+        v3 += table[code, 3]
+        v4 += table[code, 4]
+        out[at], out[at + 1], out[at + 2], out[at + 3], out[at + 4] = v0, v1, v2, v3, v4
+    for at in range(5 * whole, out.size):
+        out[at] += table[codes[at // 5], at % 5]
+
+
+@jit
+def _add_sparse(payload: Any, table: Any, out: Any) -> None:
+    at: Any = 0
+    for byte in payload:
+        if byte >= FIRST_RUN:
+            at += 5 * (np.int64(byte) - 241)
+            continue
+        if byte != ZERO_CODE:
+            for place in range(min(5, out.size - at)):
+                out[at + place] += table[byte, place]
+        at += 5
+
+
+@jit
+def _store_partition(codes: Any, m: Any, zero: Any, out: Any) -> None:
+    num_codes = codes.size
+    for place in range(5):
+        first = min(place * num_codes, out.size)
+        last = min(first + num_codes, out.size)
+        _store_place(codes[: last - first], 3**place, m, zero, out[first:last])
+
+
+@jit
+def _store_place(codes: Any, power: int, m: Any, zero: Any, out: Any) -> None:
+    for i in range(codes.size):
+        digit = _digit(codes[i], power)
+        out[i] = m if digit == 2 else (-m if digit == 0 else zero)
+
+
+@jit
+def _add_partition(codes: Any, m: Any, zero: Any, out: Any) -> None:
+    num_codes = codes.size
+    for place in range(5):
+        first = min(place * num_codes, out.size)
+        last = min(first + num_codes, out.size)
+        _add_place(codes[: last - first], 3**place, m, zero, out[first:last])
+
+
+@jit
+def _add_place(codes: Any, power: int, m: Any, zero: Any, out: Any) -> None:
+    for i in range(codes.size):
+        digit = _digit(codes[i], power)
+        out[i] += m if digit == 2 else (-m if digit == 0 else zero)
+
+
+@jit
+def _digit(code: Any, power: int) -> Any:
+    """Digit `place` of a code, with power = 3**place: exact for codes 0..242."""
+    fraction = (np.int32(code) * 256 + 242) // 243
+    return (((fraction * power) & 255) * 3) >> 8

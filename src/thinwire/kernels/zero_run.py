@@ -1,0 +1,198 @@
+"""Zero-run encoding (3LC, section 3.3): runs of the code 121 become one byte. Codes in, payload out, and back.
+
+A loop over bytes that asks "is this a zero?" mispredicts at almost every run. So eight codes are handled at once, as
+bytes of a 64-bit word, with arithmetic that compilers turn into vector code on any machine: flag the zeros, count
+each zero's position in its run by doubling, find the bytes that an encoder would write, push those together to the
+low end of the word. Only two short loops go word by word: the length of the run that reaches into each word, and the
+store of each word behind the previous one.
+
+The lowest byte of a word is the first code: little-endian machines only, as is everything that Numba runs on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from thinwire.kernels.contract import FIRST_RUN, ZERO_CODE, Bytes, check_length
+from thinwire.kernels.jit import jit
+from thinwire.kernels.magnitude import frozen
+from thinwire.kernels.workspace import Workspace
+
+_ONES = np.uint64(0x0101010101010101)
+_LOW7 = np.uint64(0x7F7F7F7F7F7F7F7F)
+_ZERO_CODES = np.uint64(0x7979797979797979)
+_LOW_BYTE = np.uint64(0xFF)
+_0, _1, _2, _6, _7, _8, _13, _14, _16, _32, _56, _121 = (
+    np.uint64(i) for i in (0, 1, 2, 6, 7, 8, 13, 14, 16, 32, 56, ZERO_CODE)
+)
+_ABOVE_14 = np.uint64(0x7171717171717171)  # 113 + count carries into bit 7 from 15 on
+_FROM_14 = np.uint64(0x7272727272727272)  # 114 + count carries into bit 7 from 14 on
+_RUN_BASE = np.uint64(0xF1F1F1F1F1F1F1F1)  # 241: a run of k is 241 + k
+
+
+def zero_run_encode(codes: Bytes, *, workspace: Workspace) -> Bytes:
+    """Replace runs of zero codes: k of them, 2 <= k <= 14, become the byte 243 + (k - 2).
+
+    Longer runs are cut greedily into fourteens, remainder last: canonical and shortest.
+
+    Args:
+        codes: uint8[L] of base-3^5 codes, 0..242; may be a view of this workspace's payload buffer.
+        workspace: holds the result.
+
+    Returns:
+        A view into the workspace, at most L bytes, valid until its next use.
+
+    Example:
+        >>> zero_run_encode(np.full(16, 121, dtype=np.uint8), workspace=Workspace()).tolist()
+        [255, 243]
+    """
+    target = workspace.payload
+    size = codes.size
+    if codes.base is not target.bytes:
+        target.reserve(size)
+        target.bytes[:size] = codes
+    num_words = (size + 7) // 8
+    # Codes that are no zeros behind the end: they stop the last run, and each leaves one byte to cut off again.
+    target.bytes[size : 8 * num_words + 8] = 0
+    end = _encode(target.words, num_words, target.words_at, workspace.words)
+    return target.bytes[: end - (8 * num_words - size)]
+
+
+def zero_run_decode(payload: Any, num_codes: int, *, workspace: Workspace) -> Bytes:
+    """Expand a payload to its codes; any split of a run is understood.
+
+    Args:
+        payload: any buffer of bytes, trusted in nothing.
+        num_codes: what it must expand to; checked before anything is written.
+        workspace: holds the result.
+
+    Returns:
+        uint8[num_codes], a view into the workspace, valid until its next use.
+
+    Raises:
+        FrameError: the payload expands to another number of codes.
+
+    Example:
+        >>> zero_run_decode(bytes([5, 244, 7]), 5, workspace=Workspace()).tolist()
+        [5, 121, 121, 121, 7]
+    """
+    received = frozen(np.frombuffer(payload, dtype=np.uint8))
+    check_expands(received, num_codes)
+    workspace.codes.reserve(num_codes)
+    _decode(received, workspace.codes.words_at)
+    return workspace.codes.bytes[:num_codes]
+
+
+def check_expands(payload: Bytes, num_codes: int) -> None:
+    """Refuse a payload that does not expand to exactly `num_codes` codes (`FrameError`)."""
+    check_length(int(_expanded(frozen(payload))), num_codes)
+
+
+@jit
+def _encode(words: Any, num_words: int, words_at: Any, scratch: Any) -> Any:
+    """Encode `num_words` words into the bytes behind `words_at`; both may be the same memory.
+
+    `words` has one word more than asked for. Writing never overtakes reading: output is no longer than input.
+    """
+    counts, carries, flags = scratch[0], scratch[1], scratch[2]
+    block = counts.size
+    end: Any = 0
+    carried = _0
+    for start in range(0, num_words, block):
+        size = min(block, num_words - start)
+        _count_runs(words[start : start + size], counts, flags)
+        # The run (mod 14) that reaches into each word: the only chain from word to word.
+        for i in range(size):
+            carries[i] = carried
+            trailing = counts[i] >> _56
+            longer = carried - _6 if carried >= _6 else carried + _8
+            carried = longer if trailing == _8 else trailing
+        after = _1 if (words[start + size] & _LOW_BYTE) == _121 else _0
+        _emit(words[start : start + size], counts, carries, flags, after)
+        for i in range(size):
+            words_at[end] = counts[i]
+            end += np.int64(carries[i])
+    return end
+
+
+@jit
+def _count_runs(words: Any, counts: Any, flags: Any) -> None:
+    """Per byte: flags 1 where the code is a zero, counts its position (1..8) in a run that starts in this word."""
+    for i in range(words.size):
+        differs = words[i] ^ _ZERO_CODES
+        zero = (~(((differs & _LOW7) + _LOW7) | differs | _LOW7)) >> _7
+        mask = (zero << _8) - zero
+        count = zero + ((zero << _8) & mask)
+        mask &= mask << _8
+        count += (count << _16) & mask
+        mask &= mask << _16
+        count += (count << _32) & mask
+        flags[i] = zero
+        counts[i] = count
+
+
+@jit
+def _emit(words: Any, counts: Any, carries: Any, flags: Any, after: Any) -> None:
+    """Turn each word into the bytes it sends, pushed to its low end (in `counts`), and their number (in `carries`)."""
+    size = words.size
+    for i in range(size):
+        zero = flags[i]
+        mask = (zero << _8) - zero
+        other = ~mask
+        # Zeros below the first other code continue the carried run. (0 - 1 is all ones: the word holds zeros only.)
+        leading = (other & (_0 - other)) - _1
+        count = counts[i] + ((carries[i] * _ONES) & leading)
+        count -= (((count + _ABOVE_14) >> _7) & _ONES) * _14
+        following = (flags[i + 1] if i + 1 < size else after) & _1
+        zero_next = (zero >> _8) | (following << _56)
+        full = ((count + _FROM_14) >> _7) & _ONES
+        keep = (_ONES ^ zero) | full | (_ONES ^ zero_next)
+        single = ((~((count ^ _ONES) + _LOW7)) >> _7) & _ONES
+        # 241 + count for a run; a run of one is the code 121 itself, which is 242 - 121.
+        value = (words[i] & other) | ((_RUN_BASE + count) & mask)
+        value -= single * _121
+        # Compress: each kept byte moves down by the number of dropped bytes below it, bit by bit of that number.
+        dropped = keep ^ _ONES
+        shift = dropped << _8
+        shift += shift << _8
+        shift += shift << _16
+        shift += shift << _32
+        kept = (keep << _8) - keep
+        value &= kept
+        shift &= kept
+        move = shift & _ONES
+        move = (move << _8) - move
+        value = (value & ~move) | ((value & move) >> _8)
+        shift = (shift & ~move) | ((shift & move) >> _8)
+        move = (shift >> _1) & _ONES
+        move = (move << _8) - move
+        value = (value & ~move) | ((value & move) >> _16)
+        shift = (shift & ~move) | ((shift & move) >> _16)
+        move = (shift >> _2) & _ONES
+        move = (move << _8) - move
+        value = (value & ~move) | ((value & move) >> _32)
+        counts[i] = value
+        carries[i] = (keep * _ONES) >> _56
+
+
+@jit
+def _expanded(payload: Any) -> Any:
+    """How many codes a payload stands for."""
+    total = payload.size
+    for byte in payload:
+        total += max(np.int64(byte) - 242, 0)
+    return total
+
+
+@jit
+def _decode(payload: Any, words_at: Any) -> None:
+    """Expand into the bytes behind `words_at`, which reach 16 bytes past the last code."""
+    end: Any = 0
+    for i in range(payload.size):
+        byte = np.uint64(payload[i])
+        run = payload[i] >= FIRST_RUN
+        words_at[end] = _ZERO_CODES if run else (_ZERO_CODES ^ _121) | byte
+        words_at[end + 8] = _ZERO_CODES
+        end += np.int64(payload[i]) - 241 if run else 1
