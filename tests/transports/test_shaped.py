@@ -42,9 +42,7 @@ def test_zero_bytes_wait_only_for_what_is_ahead_of_them() -> None:
     messages=st.lists(st.tuples(st.integers(0, 100_000), st.floats(0, 2)), min_size=1, max_size=40),
     burst=st.integers(0, 20_000),
 )
-def test_no_window_carries_more_than_rate_times_time_plus_burst(
-    messages: list[tuple[int, float]], burst: int
-) -> None:
+def test_no_window_carries_more_than_rate_times_time_plus_burst(messages: list[tuple[int, float]], burst: int) -> None:
     rate_bps = 80_000.0
     bucket, now = TokenBucket(rate_bps, burst), 0.0
     releases: list[tuple[float, float]] = []  # (when the message's first byte could leave, when its last did)

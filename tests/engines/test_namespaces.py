@@ -1,0 +1,261 @@
+"""Links made by the kernel really carry what they should, count every byte, and vanish."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from thinwire.engines import namespaces
+from thinwire.engines.links import Rate, parse_rate
+from thinwire.engines.namespaces import Fabric, available, can_unshare
+from thinwire.errors import ConfigError, EngineError
+
+TEN_MBIT = parse_rate("10mbit")
+
+# Receives everything that each of N senders has to say, then answers each with one byte.
+RECEIVE = """
+import socket, sys
+listener = socket.create_server((sys.argv[1], 5000))
+print("up", flush=True)
+peers = [listener.accept()[0] for _ in range(int(sys.argv[2]))]
+for peer in peers:
+    while peer.recv(1 << 20):
+        pass
+for peer in peers:
+    peer.sendall(b"k")
+"""
+# Sends so many bytes and prints how many seconds it took until they were acknowledged.
+SEND = """
+import socket, sys, time
+peer = socket.create_connection((sys.argv[1], 5000))
+start = time.monotonic()
+peer.sendall(bytes(int(sys.argv[2])))
+peer.shutdown(socket.SHUT_WR)
+assert peer.recv(1) == b"k"
+print(time.monotonic() - start)
+"""
+
+
+@pytest.fixture(scope="module")
+def _permitted() -> None:
+    permitted, reason = available()
+    if not permitted:
+        pytest.skip(f"this user cannot make network namespaces here: {reason}")
+
+
+@pytest.fixture
+def fabric(_permitted: None) -> Iterator[Fabric]:
+    with Fabric(dict.fromkeys(("server", "worker 0", "worker 1"), TEN_MBIT)) as made:
+        yield made
+
+
+def transfer(fabric: Fabric, senders: list[str], nbytes: int) -> list[float]:
+    """Each sender sends `nbytes` to the server, all at once; the seconds that each needed."""
+    address = fabric.addresses["server"]
+    receive = fabric.inside("server", [sys.executable, "-c", RECEIVE, address, str(len(senders))])
+    with subprocess.Popen(receive, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline() == "up\n"
+        running = [
+            subprocess.Popen(
+                fabric.inside(host, [sys.executable, "-c", SEND, address, str(nbytes)]),
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for host in senders
+        ]
+        return [float(sender.communicate()[0]) for sender in running]
+
+
+def namespace_of(fabric: Fabric, host: str) -> str:
+    link = subprocess.run(fabric.inside(host, ["readlink", "/proc/self/ns/net"]), capture_output=True, text=True)
+    return link.stdout.strip()
+
+
+def processes_in(namespace: str) -> list[int]:
+    found = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            try:
+                inside = os.readlink(process / "ns/net") == namespace
+            except OSError:  # it ended meanwhile, or is not ours to look at
+                continue
+            if inside:
+                found.append(int(process.name))
+    return found
+
+
+def test_a_link_limits_what_a_host_sends(fabric: Fabric) -> None:
+    nbytes = 300_000
+    (seconds,) = transfer(fabric, ["worker 0"], nbytes)
+    ideal = nbytes * 8 / 10e6
+    # Never faster than the wire; the other bound only says that it is this link, not a slower one.
+    assert 0.95 * ideal <= seconds <= 4 * ideal
+
+
+def test_a_link_limits_what_a_host_receives(fabric: Fabric) -> None:
+    nbytes = 150_000
+    assert max(transfer(fabric, ["worker 0", "worker 1"], nbytes)) >= 0.95 * 2 * nbytes * 8 / 10e6
+
+
+def test_counters_show_every_byte_of_the_wire_once(fabric: Fabric) -> None:
+    nbytes = 200_000
+    before = {host: (fabric.bytes_sent(host), fabric.bytes_received(host)) for host in fabric.addresses}
+    transfer(fabric, ["worker 0"], nbytes)
+    sent = {host: fabric.bytes_sent(host) - before[host][0] for host in fabric.addresses}
+    received = {host: fabric.bytes_received(host) - before[host][1] for host in fabric.addresses}
+    # Ethernet, IP and TCP headers of full packets are 4.6 %; the rest is for a few retransmits.
+    assert 1.04 * nbytes <= sent["worker 0"] <= 1.15 * nbytes
+    assert received["server"] == pytest.approx(sent["worker 0"], abs=500)
+    assert 0 < sent["server"] < 0.1 * nbytes, "acknowledgements"
+    assert received["worker 0"] == pytest.approx(sent["server"], abs=500)
+    assert sent["worker 1"] < 500, "nobody spoke to this one, except to ask who has an address"
+
+
+def test_counters_go_on_through_changes_of_rate(fabric: Fabric) -> None:
+    nbytes = 100_000
+    counts = [(0, 0)]
+    for rate in (TEN_MBIT, parse_rate("none"), parse_rate("1gbit"), parse_rate("100mbit")):
+        fabric.set_rate("worker 0", rate)
+        fabric.set_rate("server", rate)
+        transfer(fabric, ["worker 0"], nbytes)
+        counts.append((fabric.bytes_sent("worker 0"), fabric.bytes_received("server")))
+    for (sent, received), (sent_then, received_then) in zip(counts[1:], counts, strict=False):
+        assert 1.04 * nbytes <= sent - sent_then <= 1.15 * nbytes
+        assert 1.04 * nbytes <= received - received_then <= 1.15 * nbytes
+
+
+def test_a_new_rate_is_in_force_at_both_ends(fabric: Fabric) -> None:
+    fabric.set_rate("worker 0", parse_rate("100mbit"))
+    (seconds,) = transfer(fabric, ["worker 0"], 125_000)
+    assert seconds >= 0.9 * 0.1, "the server's own 10 Mbit/s still holds"
+    show = fabric.inside("worker 0", ["tc", "-j", "qdisc", "show", "dev", "eth0"])
+    (queue,) = json.loads(subprocess.run(show, capture_output=True, text=True).stdout)
+    assert (queue["kind"], queue["options"]["rate"]) == ("tbf", 100_000_000 // 8)
+
+
+def test_hosts_see_each_other_and_nothing_else(fabric: Fabric) -> None:
+    assert fabric.addresses == {"server": "10.77.0.1", "worker 0": "10.77.0.2", "worker 1": "10.77.0.3"}
+    devices = subprocess.run(fabric.inside("server", ["cat", "/proc/net/dev"]), capture_output=True, text=True)
+    assert {line.split(":")[0].strip() for line in devices.stdout.splitlines()[2:]} == {"lo", "eth0"}
+    assert len({namespace_of(fabric, host) for host in fabric.addresses} | {os.readlink("/proc/self/ns/net")}) == 4
+
+
+def test_the_congestion_control_is_the_one_it_names(fabric: Fabric) -> None:
+    for host in fabric.addresses:
+        read = fabric.inside(host, ["cat", "/proc/sys/net/ipv4/tcp_congestion_control"])
+        assert subprocess.run(read, capture_output=True, text=True).stdout.strip() == fabric.congestion_control
+
+
+def test_closing_leaves_no_process_and_no_namespace(fabric: Fabric) -> None:
+    kept = [namespace_of(fabric, host) for host in fabric.addresses]
+    assert all(len(processes_in(namespace)) == 1 for namespace in kept), "each is held by one process"
+    fabric.close()
+    fabric.close()
+    # Nothing else can hold a namespace: it has no name, so no mount keeps it.
+    assert not any(processes_in(namespace) for namespace in kept)
+    with pytest.raises(EngineError, match="this fabric is closed"):
+        fabric.inside("server", ["true"])
+    with pytest.raises(EngineError, match="this fabric is closed"):
+        fabric.bytes_sent("server")
+
+
+def test_an_unknown_host_is_refused_with_those_there_are(fabric: Fabric) -> None:
+    with pytest.raises(ConfigError, match="no host 'worker 9' in this fabric; it has server, worker 0, worker 1"):
+        fabric.bytes_received("worker 9")
+
+
+@pytest.mark.parametrize("count", [0, 254])
+def test_impossible_sizes_are_refused(count: int) -> None:
+    with pytest.raises(ConfigError, match=f"a fabric of {count} hosts; expected 1 to 253"):
+        Fabric({f"host {number}": TEN_MBIT for number in range(count)})
+
+
+def test_missing_tools_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda tool, path=None: None if tool in ("tc", "nsenter") else find("true"))
+    assert available() == (
+        False,
+        "cannot shape links: tc, nsenter not found; install iproute2 and util-linux",
+    )
+    assert not can_unshare()
+
+
+def test_a_refusal_is_explained_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    refuse = tmp_path / "refuse"
+    refuse.write_text("#!/bin/sh\necho 'unshare failed: Operation not permitted' >&2\nexit 1\n")
+    refuse.chmod(0o755)
+    monkeypatch.setattr(namespaces, "_find_tools", lambda: dict.fromkeys(namespaces._TOOLS, str(refuse)))
+    permitted, reason = available()
+    assert not permitted
+    assert reason.startswith("cannot make a network namespace: unshare failed: Operation not permitted; run as root")
+    assert not can_unshare()
+
+
+@pytest.mark.usefixtures("_permitted")
+def test_a_link_that_cannot_be_made_leaves_no_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    connect = Fabric._connect
+
+    def connect_badly(self: Fabric) -> None:
+        connect(self)
+        made.extend(namespace_of(self, host) for host in self.addresses)
+        self._run("a", "tc", "qdisc replace dev eth0 root nonsense")
+
+    monkeypatch.setattr(Fabric, "_connect", connect_badly)
+    with pytest.raises(EngineError, match=r"tc -batch -: .*qdisc"):
+        Fabric({"a": TEN_MBIT, "b": Rate(None)})
+    assert len(made) == 2
+    assert not any(processes_in(namespace) for namespace in made)
+
+
+# What an ordinary user's command line does: it re-executes itself where it may make namespaces.
+ORDINARY = """
+import os, subprocess, sys
+from thinwire.engines.links import parse_rate
+from thinwire.engines.namespaces import Fabric, available, can_unshare, reexec_in_user_namespace
+
+if len(sys.argv) == 1:
+    assert os.geteuid() != 0
+    assert not available()[0]
+    if not can_unshare():
+        sys.exit("no user namespaces")
+    reexec_in_user_namespace([*sys.orig_argv, str(os.getpid())])
+assert os.getpid() == int(sys.argv[1])
+assert available() == (True, ""), available()
+assert not can_unshare()
+with Fabric({"a": parse_rate("10mbit"), "b": parse_rate("10mbit")}) as fabric:
+    script = "import socket; socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(bytes(1000), ('10.77.0.2', 9))"
+    subprocess.run(fabric.inside("a", [sys.executable, "-c", script]), check=True)
+    assert fabric.bytes_sent("a") >= 1042
+print("shaped")
+"""
+
+
+def test_an_ordinary_user_gets_links_in_a_user_namespace() -> None:
+    source = str(Path(namespaces.__file__).parents[2])
+    uid = 65534 if os.geteuid() == 0 else None  # nobody
+    # Root's own interpreter and sources may be out of an ordinary user's reach.
+    for python in (sys.executable, "/usr/bin/python3"):
+        look = [python, "-c", "import sys, thinwire.engines.namespaces; assert sys.version_info >= (3, 11)"]
+        try:
+            reachable = subprocess.run(look, user=uid, env={"PYTHONPATH": source}, capture_output=True)
+        except OSError:
+            continue
+        if reachable.returncode == 0:
+            break
+    else:
+        pytest.skip("no Python that an ordinary user can run reads these sources")
+    done = subprocess.run(
+        [python, "-c", ORDINARY], user=uid, env={"PYTHONPATH": source}, capture_output=True, text=True
+    )
+    if done.stderr == "no user namespaces\n":
+        pytest.skip("this machine does not let ordinary users make user namespaces")
+    assert (done.stdout, done.stderr, done.returncode) == ("shaped\n", "", 0)

@@ -1,0 +1,50 @@
+"""A tethered command is the command: same process, streams and status, and it ends with its launcher."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from thinwire.engines.tether import tethered
+
+
+def test_the_command_keeps_its_process_streams_and_status() -> None:
+    with subprocess.Popen(
+        tethered(["sh", "-c", "echo $$; cat; exit 7"]), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        output, _ = child.communicate("through\n")
+    assert output.split() == [str(child.pid), "through"]
+    assert child.returncode == 7
+
+
+def test_signals_that_python_ignores_work_again() -> None:
+    ignored = subprocess.run(tethered(["grep", "SigIgn", "/proc/self/status"]), capture_output=True, text=True)
+    assert int(ignored.stdout.split()[1], 16) == 0
+
+
+def test_a_command_that_is_not_there_is_named() -> None:
+    done = subprocess.run(tethered(["/nowhere/at-all"]), capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr == "cannot start /nowhere/at-all: No such file or directory\n"
+
+
+def test_it_does_not_start_what_has_already_lost_its_launcher() -> None:
+    command = tethered(["echo", "started"])
+    command[command.index("echo") - 1] = "1"  # the launcher that it looks for is not the one that it has
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (-9, "")
+
+
+def test_it_ends_when_its_launcher_is_killed() -> None:
+    launcher = (
+        "import subprocess, sys, time\n"
+        "from thinwire.engines.tether import tethered\n"
+        "subprocess.Popen(tethered(['sh', '-c', 'echo up; exec sleep 600']))\n"
+        "time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", launcher], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        process.kill()
+        # The child holds the other end of this pipe: the pipe ends when the child does.
+        assert process.stdout.read() == ""
