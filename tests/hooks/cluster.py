@@ -1,0 +1,67 @@
+"""A whole cluster in one process: one server core, N workers as threads, any transport."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+import thinwire as tw
+from thinwire.hooks.distribute import DistributedOptimizer
+from thinwire.runtime.serving import serving
+from thinwire.server.core import ServerCore
+from thinwire.transports import grpc
+from thinwire.transports.base import Connection, Server
+from thinwire.transports.memory import MemoryServer
+
+Train = Callable[[int, nn.Module, DistributedOptimizer], Any]
+
+
+def start_server(core: ServerCore, transport: str) -> tuple[Server, Callable[[], str | Connection]]:
+    """Returns a running server and what gives each worker its way to it."""
+    if transport == "memory":
+        memory = MemoryServer(serving(core))
+        return memory, memory.connect
+    server = grpc.serve(serving(core), "127.0.0.1:0")
+    return server, lambda: f"grpc://{server.address}"
+
+
+def run_cluster(
+    make_model: Callable[[int], nn.Module],
+    train: Train,
+    *,
+    workers: int = 2,
+    transport: str = "memory",
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] = lambda m: torch.optim.SGD(m.parameters(), lr=0.1),
+    core: ServerCore | None = None,
+    **options: Any,
+) -> tuple[list[Any], ServerCore]:
+    """Trains on every rank and returns what `train` returned, by rank. The first failure of a worker is raised."""
+    core = core or ServerCore()
+    server, address = start_server(core, transport)
+    results: list[Any] = [None] * workers
+    failures: list[tuple[int, BaseException]] = []
+
+    def work(rank: int) -> None:
+        try:
+            model = make_model(rank)
+            opt = tw.distribute(
+                model, optimizer(model), server=address(), rank=rank, workers=workers, timeout_s=30, **options
+            )
+            with opt:
+                results[rank] = train(rank, model, opt)
+        except BaseException as error:
+            failures.append((rank, error))
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(workers)]
+    with server:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    if failures:
+        raise failures[0][1]
+    return results, core
