@@ -79,17 +79,11 @@ def namespace_of(fabric: Fabric, host: str) -> str:
     return link.stdout.strip()
 
 
-def processes_in(namespace: str) -> list[int]:
-    found = []
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit():
-            try:
-                inside = os.readlink(process / "ns/net") == namespace
-            except OSError:  # it ended meanwhile, or is not ours to look at
-                continue
-            if inside:
-                found.append(int(process.name))
-    return found
+def holders_of(fabric: Fabric) -> list[int]:
+    """The processes that keep the fabric's namespaces, each checked to be in one of its own."""
+    pids = [holder.pid for holder in fabric._holders.values()]
+    assert len({os.readlink(f"/proc/{pid}/ns/net") for pid in [*pids, os.getpid()]}) == len(pids) + 1
+    return pids
 
 
 def test_a_link_limits_what_a_host_sends(fabric: Fabric) -> None:
@@ -155,12 +149,12 @@ def test_the_congestion_control_is_the_one_it_names(fabric: Fabric) -> None:
 
 
 def test_closing_leaves_no_process_and_no_namespace(fabric: Fabric) -> None:
-    kept = [namespace_of(fabric, host) for host in fabric.addresses]
-    assert all(len(processes_in(namespace)) == 1 for namespace in kept), "each is held by one process"
+    holders = holders_of(fabric)
+    assert len(holders) == len(fabric.addresses) + 1, "one process for each host and one for the fabric"
     fabric.close()
     fabric.close()
     # Nothing else can hold a namespace: it has no name, so no mount keeps it.
-    assert not any(processes_in(namespace) for namespace in kept)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in holders)
     with pytest.raises(EngineError, match="this fabric is closed"):
         fabric.inside("server", ["true"])
     with pytest.raises(EngineError, match="this fabric is closed"):
@@ -201,19 +195,19 @@ def test_a_refusal_is_explained_and_leaves_nothing(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.usefixtures("_permitted")
 def test_a_link_that_cannot_be_made_leaves_no_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[str] = []
+    made: list[int] = []
     connect = Fabric._connect
 
     def connect_badly(self: Fabric) -> None:
         connect(self)
-        made.extend(namespace_of(self, host) for host in self.addresses)
+        made.extend(holders_of(self))
         self._run("a", "tc", "qdisc replace dev eth0 root nonsense")
 
     monkeypatch.setattr(Fabric, "_connect", connect_badly)
     with pytest.raises(EngineError, match=r"tc -batch -: .*qdisc"):
         Fabric({"a": TEN_MBIT, "b": Rate(None)})
-    assert len(made) == 2
-    assert not any(processes_in(namespace) for namespace in made)
+    assert len(made) == 3
+    assert not any(Path(f"/proc/{pid}").exists() for pid in made)
 
 
 # What an ordinary user's command line does: it re-executes itself where it may make namespaces.
