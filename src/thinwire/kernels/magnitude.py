@@ -13,12 +13,10 @@ import numpy as np
 
 from thinwire.kernels.contract import Floats
 from thinwire.kernels.jit import jit
-from thinwire.kernels.workspace import Workspace
 
-_INTEGER: dict[np.dtype[Any], np.dtype[Any]] = {
-    np.dtype(np.float32): np.dtype(np.int32),
-    np.dtype(np.float64): np.dtype(np.int64),
-}
+_INTEGER: dict[np.dtype[Any], Any] = {np.dtype(np.float32): np.int32, np.dtype(np.float64): np.int64}
+_MAGNITUDE_32 = np.int32(0x7FFFFFFF)
+_MAGNITUDE_64 = np.int64(0x7FFFFFFFFFFFFFFF)
 
 
 def max_magnitude(values: Floats) -> float:
@@ -31,18 +29,16 @@ def max_magnitude(values: Floats) -> float:
         3.0
     """
     integer = _INTEGER[values.dtype]
-    bits = _max_bits(frozen(values).view(integer), integer.type(np.iinfo(integer).max))
-    return float(integer.type(bits).view(values.dtype))
+    kernel = _max_bits_32 if integer is np.int32 else _max_bits_64
+    return float(integer(kernel(frozen(values.view(integer)))).view(values.dtype))
 
 
-def max_magnitude_of_sum(residual: Floats, residual_scale: float, values: Floats, workspace: Workspace) -> float:
-    """`max_magnitude` of ``residual_scale * residual + values``, of which only a block at a time is ever stored."""
+def max_magnitude_of_sum(residual: Floats, residual_scale: float, values: Floats) -> float:
+    """`max_magnitude` of ``residual_scale * residual + values``, which is not stored."""
     integer = _INTEGER[values.dtype]
-    sums = workspace.sums(values.dtype)
-    magnitude = integer.type(np.iinfo(integer).max)
-    scale = values.dtype.type(residual_scale)
-    bits = _max_bits_of_sum(residual, scale, frozen(values), sums, sums.view(integer), magnitude)
-    return float(integer.type(bits).view(values.dtype))
+    kernel = _max_bits_of_sum_32 if integer is np.int32 else _max_bits_of_sum_64
+    bits = kernel(residual, values.dtype.type(residual_scale), frozen(values))
+    return float(integer(bits).view(values.dtype))
 
 
 def frozen(array: Any) -> Any:
@@ -52,22 +48,36 @@ def frozen(array: Any) -> Any:
     return view
 
 
+# One kernel per type, because Numba reads a number's bits only where its type is spelled out.
+
+
 @jit
-def _max_bits(bits: Any, magnitude: Any) -> Any:
-    largest = bits.dtype.type(0)
+def _max_bits_32(bits: Any) -> Any:
+    largest = np.int32(0)
     for i in range(bits.size):
-        largest = max(largest, bits[i] & magnitude)
+        largest = max(largest, bits[i] & _MAGNITUDE_32)
     return largest
 
 
 @jit
-def _max_bits_of_sum(residual: Any, scale: Any, values: Any, sums: Any, bits: Any, magnitude: Any) -> Any:
-    """`bits` and `sums` are the same memory, as integers and as floats."""
-    largest = bits.dtype.type(0)
-    for start in range(0, values.size, sums.size):
-        size = min(sums.size, values.size - start)
-        for i in range(size):
-            sums[i] = scale * residual[start + i] + values[start + i]
-        for i in range(size):
-            largest = max(largest, bits[i] & magnitude)
+def _max_bits_64(bits: Any) -> Any:
+    largest = np.int64(0)
+    for i in range(bits.size):
+        largest = max(largest, bits[i] & _MAGNITUDE_64)
+    return largest
+
+
+@jit
+def _max_bits_of_sum_32(residual: Any, scale: Any, values: Any) -> Any:
+    largest = np.int32(0)
+    for i in range(values.size):
+        largest = max(largest, np.float32(scale * residual[i] + values[i]).view(np.int32) & _MAGNITUDE_32)
+    return largest
+
+
+@jit
+def _max_bits_of_sum_64(residual: Any, scale: Any, values: Any) -> Any:
+    largest = np.int64(0)
+    for i in range(values.size):
+        largest = max(largest, np.float64(scale * residual[i] + values[i]).view(np.int64) & _MAGNITUDE_64)
     return largest

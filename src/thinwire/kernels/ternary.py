@@ -76,7 +76,7 @@ def encode_ternary(
     if residual is None:
         largest = max_magnitude(values)
     else:
-        largest = max_magnitude_of_sum(residual, residual_scale, values, workspace)
+        largest = max_magnitude_of_sum(residual, residual_scale, values)
     scale = _scale(largest, sparsity, values.dtype)
     pad = 0 if paper_literal else 1
     if residual is None:
@@ -133,10 +133,8 @@ def decode_ternary(
     if not zero_run:
         check_codes(received, out.size)
         codes = received
-    elif layout == "stride" and received.size < _SPARSE_BELOW * num_codes:
+    elif accumulate and layout == "stride" and received.size < _SPARSE_BELOW * num_codes:
         check_expands(received, num_codes)
-        if not accumulate:
-            out.fill(0)
         add_sparse(received, scale=scale, out=out, workspace=workspace)
         return
     else:

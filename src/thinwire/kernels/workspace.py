@@ -60,21 +60,16 @@ class Workspace:
         self.groups = words_apart(self.digits, 5)  # word i holds the digits of code i, and three of the next
         self.words: NDArray[np.uint64] = np.zeros((3, BLOCK_CODES // 8), dtype=np.uint64)
         self._tables = {np.dtype(t): np.zeros((256, 8), dtype=t) for t in (np.float32, np.float64)}
-        self._sums = {np.dtype(t): np.zeros(BLOCK_CODES, dtype=t) for t in (np.float32, np.float64)}
 
     @property
     def nbytes(self) -> int:
         """Bytes held."""
         held: list[NDArray[Any]] = [self.payload.bytes, self.codes.bytes, self.digits, self.words]
-        return sum(array.nbytes for array in [*held, *self._tables.values(), *self._sums.values()])
+        return sum(array.nbytes for array in [*held, *self._tables.values()])
 
     def table(self, dtype: np.dtype[Any]) -> NDArray[Any]:
         """A [256, 8] table of `dtype`: the five values of each code, and three fillers."""
         return self._tables[dtype]
-
-    def sums(self, dtype: np.dtype[Any]) -> NDArray[Any]:
-        """A block of `dtype`, for sums that are looked at once."""
-        return self._sums[dtype]
 
 
 def words_apart(buffer: Bytes, step: int) -> NDArray[np.uint64]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from thinwire.kernels.contract import FIRST_RUN, ZERO_CODE, Bytes, check_length
+from thinwire.kernels.contract import FIRST_RUN, LONGEST_RUN, ZERO_CODE, Bytes, check_length
 from thinwire.kernels.jit import jit
 from thinwire.kernels.magnitude import frozen
 from thinwire.kernels.workspace import Workspace
@@ -30,6 +30,10 @@ _0, _1, _2, _6, _7, _8, _13, _14, _16, _32, _56, _121 = (
 _ABOVE_14 = np.uint64(0x7171717171717171)  # 113 + count carries into bit 7 from 15 on
 _FROM_14 = np.uint64(0x7272727272727272)  # 114 + count carries into bit 7 from 14 on
 _RUN_BASE = np.uint64(0xF1F1F1F1F1F1F1F1)  # 241: a run of k is 241 + k
+
+# What a byte of payload expands to: how many codes, and the first eight of them (a literal is followed by anything).
+_COUNTS = np.array([1] * FIRST_RUN + list(range(2, LONGEST_RUN + 1)), dtype=np.uint8)
+_FIRST_WORD = np.array([0x7979797979797900 + (b if b < FIRST_RUN else ZERO_CODE) for b in range(256)], dtype=np.uint64)
 
 
 def zero_run_encode(codes: Bytes, *, workspace: Workspace) -> Bytes:
@@ -191,8 +195,7 @@ def _decode(payload: Any, words_at: Any) -> None:
     """Expand into the bytes behind `words_at`, which reach 16 bytes past the last code."""
     end: Any = 0
     for i in range(payload.size):
-        byte = np.uint64(payload[i])
-        run = payload[i] >= FIRST_RUN
-        words_at[end] = _ZERO_CODES if run else (_ZERO_CODES ^ _121) | byte
+        byte = payload[i]
+        words_at[end] = _FIRST_WORD[byte]
         words_at[end + 8] = _ZERO_CODES
-        end += np.int64(payload[i]) - 241 if run else 1
+        end += np.int64(_COUNTS[byte])
