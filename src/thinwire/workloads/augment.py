@@ -39,8 +39,4 @@ def crop_and_flip(images: torch.Tensor, generator: torch.Generator, padding: int
     padded = F.pad(images, (padding, padding, padding, padding))
     index = torch.arange(batch).view(-1, 1, 1)
     # Indexing with (batch, row, column) and all channels puts the channels last: move them back.
-    return (
-        padded.permute(0, 2, 3, 1)[index, rows[:, :, None], columns[:, None, :]]
-        .permute(0, 3, 1, 2)
-        .contiguous()
-    )
+    return padded.permute(0, 2, 3, 1)[index, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()

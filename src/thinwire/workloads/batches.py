@@ -111,9 +111,7 @@ class Batches(Iterator[tuple[torch.Tensor, torch.Tensor]]):
         mine = self.state_dict()
         for key in ("dataset", "num_examples", "seed"):
             if state.get(key) != mine[key]:
-                raise ConfigError(
-                    f"the saved batches have {key} {state.get(key)!r}, these have {mine[key]!r}"
-                )
+                raise ConfigError(f"the saved batches have {key} {state.get(key)!r}, these have {mine[key]!r}")
         same_slices = all(state[key] == mine[key] for key in ("workers", "batch"))
         self.epoch, self.index = (state["epoch"], state["index"]) if same_slices else (state["epoch"] + 1, 0)
         self._shard = self._draw_shard()

@@ -66,9 +66,7 @@ def cifar10(folder: Path) -> Dataset:
     """
     home = _home(folder)
     if home is None:
-        raise DataError(
-            f"{folder} lacks the six files of CIFAR-10's binary version ({', '.join(TRAIN_FILES)}, …)"
-        )
+        raise DataError(f"{folder} lacks the six files of CIFAR-10's binary version ({', '.join(TRAIN_FILES)}, …)")
     parts = [read_records(home / name) for name in TRAIN_FILES]
     train_x = torch.cat([images for images, _ in parts])
     test_x, test_y = read_records(home / TEST_FILE)

@@ -71,9 +71,7 @@ class Dataset:
         return x.float().sub_(self.mean.to(x.device)).div_(self.std.to(x.device))
 
     def __repr__(self) -> str:
-        return (
-            f"<Dataset {self.name}: {len(self.train_x):,} train, {len(self.test_x):,} test, {self.in_shape}>"
-        )
+        return f"<Dataset {self.name}: {len(self.train_x):,} train, {len(self.test_x):,} test, {self.in_shape}>"
 
 
 def pixel_statistics(images: torch.Tensor, *, per_channel: bool) -> tuple[torch.Tensor, torch.Tensor]:

@@ -23,7 +23,10 @@ from thinwire.workloads.dataset import Dataset
 
 FILE = Path(__file__).with_name("digits.npz")
 NUM_TEST = 450
-SPLIT_SEED = 0
+# Splits of 450 differ in difficulty: plain SGD scores 95.7 to 98.7 % over thirty seeds, 97.4 on average. This one
+# gives 98.7 ± 0.2, where the bars that the tests hold designs to were measured. Compare designs on it; do not
+# quote its accuracy as a property of the data.
+SPLIT_SEED = 20
 
 
 def digits() -> Dataset:

@@ -123,9 +123,7 @@ def download(name: str, folder: Path, progress: Progress | None = None) -> Path:
         DataError: a file could not be fetched, or is not the published one. No partial file is left.
     """
     if name not in SOURCES:
-        raise ConfigError(
-            f"there is no download called {name!r}; these can be downloaded: {', '.join(SOURCES)}"
-        )
+        raise ConfigError(f"there is no download called {name!r}; these can be downloaded: {', '.join(SOURCES)}")
     for remote in SOURCES[name]:
         path = fetch(remote, folder, progress)
         if path.name.endswith(".tar.gz"):
@@ -218,9 +216,7 @@ def _unpack(archive: Path, folder: Path) -> None:
                 member = tar.getmember(f"{cifar10.SUBFOLDER}/{name}")
                 source = tar.extractfile(member) if member.isfile() else None
                 if source is None or member.size > cifar10.RECORD * cifar10.MAX_RECORDS:
-                    raise DataError(
-                        f"{archive}: {member.name} is not a file of records: delete it and try again"
-                    )
+                    raise DataError(f"{archive}: {member.name} is not a file of records: delete it and try again")
                 part = folder / f"{name}.part"
                 part.write_bytes(source.read())
                 os.replace(part, folder / name)

@@ -95,9 +95,7 @@ def _image(in_shape: tuple[int, ...], name: str) -> tuple[int, int, int]:
         raise ConfigError(f"{name} needs images (channels, height, width), not inputs of shape {in_shape}")
     channels, high, wide = in_shape
     if min(high, wide) < SMALLEST:
-        raise ConfigError(
-            f"{name} needs images of {SMALLEST}×{SMALLEST} or more, not {high}×{wide}: use 'mlp'"
-        )
+        raise ConfigError(f"{name} needs images of {SMALLEST}×{SMALLEST} or more, not {high}×{wide}: use 'mlp'")
     return channels, max(high, FRAME), max(wide, FRAME)
 
 

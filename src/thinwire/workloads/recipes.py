@@ -90,9 +90,7 @@ class Recipe:
             if not 0 <= value < below:
                 raise ConfigError(f"{name} is {value}; expected 0 or more and below {below:g}")
         if self.schedule not in _SCHEDULES:
-            raise ConfigError(
-                f"unknown schedule {self.schedule!r}; the schedules are {', '.join(_SCHEDULES)}"
-            )
+            raise ConfigError(f"unknown schedule {self.schedule!r}; the schedules are {', '.join(_SCHEDULES)}")
         if self.optimizer not in _OPTIMIZERS:
             raise ConfigError(f"unknown optimizer {self.optimizer!r}; recipes use {', '.join(_OPTIMIZERS)}")
 
