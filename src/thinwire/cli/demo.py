@@ -1,0 +1,56 @@
+"""`thinwire demo`: two designs side by side on real data over a thin link, in two minutes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from thinwire.cli import options
+from thinwire.cli.console import console, runs_table, write_json
+from thinwire.cli.train import run_with_progress, with_privileges
+from thinwire.studies.curves import draw_curves
+from thinwire.studies.job import Job
+
+app = typer.Typer()
+
+DESIGNS = ("fp32", "3lc[s=1.0]")
+
+
+@app.command(epilog="Example: thinwire demo --seconds 20 --link 100mbit --json demo.json")
+def demo(
+    seconds: Annotated[float, typer.Option(min=1.0, help="Time budget of each design.")] = 40.0,
+    link: Annotated[str, typer.Option(help="Rate of every process's link.")] = "10mbit",
+    workers: options.Workers = 4,
+    model: options.Model = "mlp",
+    data: options.Data = "digits",
+    seed: options.Seed = 0,
+    shaping: options.Shaping = "auto",
+    png: Annotated[Path, typer.Option(help="Where to draw accuracy against time.")] = Path("thinwire-demo.png"),
+    json: options.Json = None,
+) -> None:
+    """Train digits twice over a thin link, uncompressed and with 3LC, each in the same time."""
+    jobs = [
+        Job(
+            design=design,
+            model=model,
+            data=data,
+            workers=workers,
+            seconds=seconds,
+            link=link,
+            seed=seed,
+            eval_every=max(0.5, seconds / 40),
+        )
+        for design in DESIGNS
+    ]
+    with_privileges(link, shaping)
+    console.print(
+        f"{workers} workers and 1 server train {model} on {data}; every link carries {link}; {seconds:g} s a design"
+    )
+    runs = [run_with_progress(job, shaping) for job in jobs]
+    speedup = runs[0]["seconds_per_step"] / runs[1]["seconds_per_step"]
+    console.print(runs_table(runs, f"{seconds:g} seconds each"))
+    draw_curves(runs, png, title=f"{model} on {data}, {workers} workers, {link} links")
+    console.print(f"wrote {png}")
+    write_json(json, {"runs": runs, "speedup": speedup})

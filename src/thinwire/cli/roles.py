@@ -1,0 +1,114 @@
+"""`thinwire server` and `thinwire worker`: one role, by hand, on any machine."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import Annotated, Any
+
+import typer
+
+from thinwire.cli import console, options
+from thinwire.engines.links import parse_rate
+from thinwire.errors import ProtocolError
+from thinwire.runtime.connect import connect
+from thinwire.runtime.serving import serving
+from thinwire.server.core import ServerCore
+from thinwire.studies.job import Job
+from thinwire.studies.training import run_worker
+from thinwire.transports.grpc import GrpcOptions, serve
+from thinwire.transports.shaped import Shaping
+
+app = typer.Typer()
+
+
+def _grpc_options(shape: str | None) -> GrpcOptions:
+    bps = parse_rate(shape or "none").bps
+    return GrpcOptions(shaping=None if bps is None else Shaping.symmetric(bps))
+
+
+@app.command(epilog="Example: thinwire server --listen 0.0.0.0:7070")
+def server(
+    listen: Annotated[str, typer.Option(help="Address to listen on; port 0 takes a free one.")] = "127.0.0.1:7070",
+    shape: options.Shape = None,
+    events: options.Events = False,
+) -> None:
+    """Serve one training: the first worker brings the model and the optimizer; ends when all workers have left."""
+    core = ServerCore()
+    ended = threading.Event()
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, lambda *_: ended.set())
+    with serve(serving(core, ended.set), listen, options=_grpc_options(shape)) as running:
+        if events:
+            console.event({"event": "listening", "address": running.address})
+        else:
+            console.console.print(f"listening on grpc://{running.address}; Ctrl-C ends it")
+        while not ended.wait(0.2):
+            if running.wait(0):
+                break
+    if core.failed is not None:
+        raise ProtocolError(core.failed)
+    if events:
+        console.event(
+            {"event": "served", "wire_bytes_sent": running.bytes_sent, "wire_bytes_received": running.bytes_received}
+        )
+
+
+@app.command(
+    epilog="Example, on each of four machines, with rank 0 … 3: "
+    "thinwire worker --server grpc://10.0.0.1:7070 --rank 0 --workers 4 --design '3lc[s=1.75]'"
+)
+def worker(
+    server: Annotated[str, typer.Option(help="The server's address: grpc://host:port.")],
+    rank: Annotated[int, typer.Option(min=0, help="This worker's number, 0 … workers − 1.")] = 0,
+    design: options.Design = "3lc[s=1.0]",
+    model: options.Model = "mlp",
+    data: options.Data = "digits",
+    workers: options.Workers = 4,
+    steps: options.Steps = None,
+    seconds: options.Seconds = None,
+    seed: options.Seed = 0,
+    batch: options.Batch = None,
+    lr: options.Rate = None,
+    eval_every: options.EvalEvery = 0.0,
+    data_root: options.DataRoot = None,
+    connect_timeout: Annotated[float, typer.Option(help="Seconds to wait for the server.")] = 60.0,
+    shape: options.Shape = None,
+    events: options.Events = False,
+    json: options.Json = None,
+) -> None:
+    """Train as one worker. All workers are started with the same options but `--rank`."""
+    job = Job(
+        design=design,
+        model=model,
+        data=data,
+        workers=workers,
+        steps=steps,
+        seconds=seconds,
+        seed=seed,
+        batch=batch,
+        lr=lr,
+        eval_every=eval_every,
+        data_root=data_root,
+    )
+    transport = _grpc_options(shape)
+    outcome = run_worker(
+        job,
+        rank=rank,
+        server=lambda: connect(server, connect_timeout_s=connect_timeout, options=transport),
+        report=console.event if events else _tell,
+        connect_timeout_s=connect_timeout,
+    )
+    console.write_json(json, outcome)
+
+
+def _tell(event: dict[str, Any]) -> None:
+    match event["event"]:
+        case "progress":
+            console.console.print(f"step {event['step']:,}  {event['seconds']:.1f} s  loss {event['loss']:.4f}")
+        case "accuracy":
+            console.console.print(f"step {event['step']:,}  test accuracy {event['accuracy']:.2%}")
+        case "done":
+            console.console.print(
+                f"{event['steps']:,} steps in {event['seconds']:.1f} s, loss {event['train_loss']:.4f}"
+            )

@@ -1,0 +1,93 @@
+"""`thinwire train`: one run on this machine, every process real, every link thin on request."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import typer
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from thinwire.cli import options
+from thinwire.cli.console import console, runs_table, write_json
+from thinwire.engines.links import parse_rate
+from thinwire.engines.namespaces import can_unshare, reexec_in_user_namespace
+from thinwire.studies.experiment import choose_links, run
+from thinwire.studies.job import Job
+
+app = typer.Typer()
+
+
+def with_privileges(link: str | None, shaping: str) -> None:
+    """Starts this command again as root of a user namespace, where that is what kernel shaping lacks."""
+    if parse_rate(link or "none").bps is not None and shaping != "application" and can_unshare():
+        reexec_in_user_namespace([sys.executable, "-m", "thinwire", *sys.argv[1:]])
+
+
+def run_with_progress(job: Job, shaping: str) -> dict[str, Any]:
+    """Runs a job behind a progress bar."""
+    links = choose_links(job.link, shaping)
+    if links.note:
+        console.print(f"[yellow]{escape(links.note)}; links are shaped inside the transport (shaping: application)[/]")
+    bar = Progress(
+        TextColumn("{task.description:>14}"),
+        BarColumn(),
+        TextColumn("{task.fields[text]}"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=False,
+    )
+    total = job.seconds or float(job.recipe().steps)
+    with bar:
+        task = bar.add_task(escape(job.design), total=total, text="starting")
+
+        def on_event(_process: str, event: dict[str, Any]) -> None:
+            if event.get("event") == "progress":
+                done = min(event["seconds"], total) if job.seconds else event["step"]
+                bar.update(task, completed=done, text=f"step {event['step']:,}, loss {event['loss']:.3f}")
+
+        outcome = run(job, shaping=links.shaping if links.shaping != "none" else "auto", on_event=on_event)
+        bar.update(task, completed=total, text=f"{outcome['steps']:,} steps, {outcome['test_accuracy']:.2%}")
+    return outcome
+
+
+@app.command(
+    epilog="Example: thinwire train --design '3lc[s=1.75]' --model lenet --data fashion-mnist --workers 4 "
+    "--link 10mbit --steps 500 --json out.json"
+)
+def train(
+    design: options.Design = "3lc[s=1.0]",
+    model: options.Model = "mlp",
+    data: options.Data = "digits",
+    workers: options.Workers = 4,
+    steps: options.Steps = None,
+    seconds: options.Seconds = None,
+    link: options.Link = None,
+    seed: options.Seed = 0,
+    batch: options.Batch = None,
+    lr: options.Rate = None,
+    eval_every: options.EvalEvery = 0.0,
+    data_root: options.DataRoot = None,
+    shaping: options.Shaping = "auto",
+    json: options.Json = None,
+) -> None:
+    """Train a model with a server and N workers on this machine, over an emulated link."""
+    job = Job(
+        design=design,
+        model=model,
+        data=data,
+        workers=workers,
+        steps=steps,
+        seconds=seconds,
+        link=link,
+        seed=seed,
+        batch=batch,
+        lr=lr,
+        eval_every=eval_every,
+        data_root=data_root,
+    )
+    with_privileges(link, shaping)
+    outcome = run_with_progress(job, shaping)
+    console.print(runs_table([outcome], f"{model} on {data}, {workers} workers"))
+    write_json(json, outcome)

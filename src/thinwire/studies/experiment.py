@@ -1,0 +1,200 @@
+"""One run of one design: start the processes, hear them, and write down what came out.
+
+Every process is real and every byte crosses a link. With privileges the link is the kernel's: a network namespace
+for each process and `tc tbf` in both directions; without, a token bucket inside each process's transport. The
+outcome says which (`shaping`), and with kernel shaping it holds the interface counters beside our own.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from thinwire.engines.links import Rate, parse_rate
+from thinwire.engines.local import LocalEngine
+from thinwire.engines.namespaces import Fabric, available
+from thinwire.errors import ConfigError, EngineError
+from thinwire.studies.job import Job
+
+Shaping = Literal["kernel", "application", "none"]
+OnEvent = Callable[[str, dict[str, Any]], None]
+
+PORT = 7070
+START_TIMEOUT_S = 120.0
+SERVER = "server"
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """How this run's links are made, and why not better."""
+
+    shaping: Shaping
+    rate: Rate
+    note: str = ""
+
+
+def choose_links(link: str | None, wanted: str = "auto") -> Links:
+    """Decides who shapes the links.
+
+    Args:
+        link: a rate, or None for no limit.
+        wanted: `auto` takes the kernel where it may, `kernel` insists, `application` never asks for privileges.
+
+    Raises:
+        ConfigError: a rate or a choice that cannot be.
+        EngineError: `kernel`, and it is not possible here.
+    """
+    rate = parse_rate(link or "none")
+    if wanted not in ("auto", "kernel", "application"):
+        raise ConfigError(f"shaping {wanted!r}; allowed are auto, kernel and application")
+    if wanted == "application":
+        return Links("application" if rate.bps else "none", rate)
+    if rate.bps is None and wanted == "auto":
+        return Links("none", rate)
+    possible, reason = available()
+    if possible:
+        return Links("kernel", rate)
+    if wanted == "kernel":
+        raise EngineError(f"the kernel cannot shape links here: {reason}")
+    return Links("application", rate, f"kernel shaping is not possible here: {reason}")
+
+
+def run(job: Job, *, shaping: str = "auto", on_event: OnEvent = lambda process, event: None) -> dict[str, Any]:
+    """Trains once and returns the outcome: at least the keys that `train --json` promises.
+
+    Args:
+        job: what to train.
+        shaping: see `choose_links`.
+        on_event: hears everything that a process reports, as it happens.
+
+    Raises:
+        EngineError: a process failed; the message holds its last words. Nothing is left running.
+    """
+    links = choose_links(job.link, shaping)
+    names = [SERVER, *(f"worker {rank}" for rank in range(job.workers))]
+    with ExitStack() as stack:
+        fabric = None
+        if links.shaping == "kernel":
+            fabric = stack.enter_context(Fabric(dict.fromkeys(names, links.rate)))
+        engine = stack.enter_context(LocalEngine(fabric=fabric))
+        host = fabric.addresses[SERVER] if fabric else "127.0.0.1"
+        shape = ["--shape", str(links.rate)] if links.shaping == "application" else []
+        base = [sys.executable, "-m", "thinwire"]
+        listen = f"{host}:{PORT if fabric else 0}"
+        engine.start(SERVER, [*base, SERVER, "--listen", listen, "--events", *shape], host=SERVER if fabric else None)
+        address = engine.wait_for(SERVER, "listening", START_TIMEOUT_S).data["address"]
+        for rank in range(job.workers):
+            engine.start(
+                names[rank + 1],
+                [*base, *worker_arguments(job, rank, address), "--events", *shape],
+                host=names[rank + 1] if fabric else None,
+            )
+        outcomes: dict[int, dict[str, Any]] = {}
+        curve: list[dict[str, float]] = []
+        for event in engine.events():
+            on_event(event.process, event.data)
+            if event.data.get("event") == "done":
+                outcomes[event.data["rank"]] = event.data
+            if event.data.get("event") == "accuracy":
+                curve.append({key: event.data[key] for key in ("step", "seconds", "accuracy")})
+        interfaces = _interface_bytes(fabric, names[1:]) if fabric else {}
+    return summarise(job, links, outcomes, curve) | interfaces
+
+
+def worker_arguments(job: Job, rank: int, address: str) -> list[str]:
+    """Returns the command line of one worker, the same that a person would type."""
+    arguments = ["worker", "--server", f"grpc://{address}", "--rank", str(rank)]
+    for option, value in (
+        ("--design", job.design),
+        ("--model", job.model),
+        ("--data", job.data),
+        ("--workers", job.workers),
+        ("--steps", job.steps),
+        ("--seconds", job.seconds),
+        ("--seed", job.seed),
+        ("--batch", job.batch),
+        ("--lr", job.lr),
+        ("--eval-every", job.eval_every),
+        ("--data-root", job.data_root),
+    ):
+        if value is not None:
+            arguments += [option, str(value)]
+    return arguments
+
+
+def summarise(
+    job: Job, links: Links, outcomes: dict[int, dict[str, Any]], curve: list[dict[str, float]]
+) -> dict[str, Any]:
+    """Sums up the workers' reports.
+
+    Payload and wire bytes, and values, are sums over all workers; bits per value and the ratio come from the payload of
+    everything that travelled, uncompressed small tensors included.
+
+    Raises:
+        EngineError: the replicas ended with different weights, which no design here allows.
+    """
+    first = outcomes[0]
+    digests = {outcome["weights"] for outcome in outcomes.values()}
+    if len(digests) > 1:
+        raise EngineError(f"the workers ended with {len(digests)} different models; they must be equal bit for bit")
+    total = {
+        key: sum(outcome["traffic"].get(key, 0) for outcome in outcomes.values())
+        for key in (
+            "payload_bytes_push",
+            "payload_bytes_pull",
+            "values_push",
+            "values_pull",
+            "wire_bytes_push",
+            "wire_bytes_pull",
+            "encode_seconds",
+            "decode_seconds",
+            "wait_seconds",
+        )
+    }
+    payload_bits = 8 * (total["payload_bytes_push"] + total["payload_bytes_pull"])
+    recipe = job.recipe()
+    return {
+        "design": job.design,
+        "model": job.model,
+        "data": job.data,
+        "workers": job.workers,
+        "servers": 1,
+        "steps": first["steps"],
+        "link": str(links.rate),
+        "seed": job.seed,
+        "seconds": first["seconds"],
+        "seconds_per_step": first["seconds_per_step"],
+        "test_accuracy": first["test_accuracy"],
+        "train_loss": sum(outcome["train_loss"] for outcome in outcomes.values()) / len(outcomes),
+        "payload_bytes_push": int(total["payload_bytes_push"]),
+        "payload_bytes_pull": int(total["payload_bytes_pull"]),
+        "wire_bytes_push": int(total["wire_bytes_push"]),
+        "wire_bytes_pull": int(total["wire_bytes_pull"]),
+        "bits_per_value_push": _ratio(8 * total["payload_bytes_push"], total["values_push"]),
+        "bits_per_value_pull": _ratio(8 * total["payload_bytes_pull"], total["values_pull"]),
+        "compression_ratio": _ratio(32 * (total["values_push"] + total["values_pull"]), payload_bits),
+        "shaping": links.shaping,
+        "batch": recipe.batch,
+        "lr": recipe.lr,
+        "test_loss": first["test_loss"],
+        "residual_ratio": first["residual_ratio"],
+        "weights": first["weights"],
+        "seconds_encode": total["encode_seconds"] / job.workers,
+        "seconds_decode": total["decode_seconds"] / job.workers,
+        "seconds_wait": total["wait_seconds"] / job.workers,
+        "curve": curve,
+    }
+
+
+def _interface_bytes(fabric: Fabric, workers: list[str]) -> dict[str, int]:
+    return {
+        "interface_bytes_push": sum(fabric.bytes_sent(worker) for worker in workers),
+        "interface_bytes_pull": sum(fabric.bytes_received(worker) for worker in workers),
+    }
+
+
+def _ratio(a: float, b: float) -> float:
+    return a / b if b else 0.0

@@ -1,0 +1,69 @@
+"""What one training run is: plain values that travel from the command line to every process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from thinwire.errors import ConfigError
+from thinwire.policies.designs import Design, design
+from thinwire.workloads.recipes import Recipe, recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One run of one design.
+
+    Args:
+        design: as in `3lc[s=1.75]`.
+        model: a model's name.
+        data: a data set's name.
+        workers: how many workers train.
+        steps: how many steps; None takes the recipe's, unless there is a time budget.
+        seconds: a time budget in place of a number of steps; the rate then follows the clock.
+        link: rate of every process's link, as in `10mbit`; None is unlimited.
+        seed: of weights, batches and random codecs.
+        batch: examples per worker and step; None takes the recipe's.
+        lr: the largest learning rate; None takes the recipe's.
+        eval_every: seconds between evaluations during the run; 0 evaluates at the end alone.
+        data_root: where to look for data that is not on its usual place.
+    """
+
+    design: str = "3lc[s=1.0]"
+    model: str = "mlp"
+    data: str = "digits"
+    workers: int = 4
+    steps: int | None = None
+    seconds: float | None = None
+    link: str | None = None
+    seed: int = 0
+    batch: int | None = None
+    lr: float | None = None
+    eval_every: float = 0.0
+    data_root: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.steps is not None and self.seconds is not None:
+            raise ConfigError("a run has a number of steps or a time budget, not both")
+        if self.workers < 1:
+            raise ConfigError(f"{self.workers} workers; at least 1 is needed")
+        if self.steps is not None and self.steps < 1:
+            raise ConfigError(f"{self.steps} steps; at least 1 is needed")
+        if self.seconds is not None and self.seconds <= 0:
+            raise ConfigError(f"{self.seconds} seconds; a time budget is positive")
+        self.full_design()
+        self.recipe()
+
+    def full_design(self) -> Design:
+        """Returns the design with every choice spelled out."""
+        return design(self.design)
+
+    def recipe(self) -> Recipe:
+        """Returns the recipe with this job's own batch and rate in it."""
+        found = recipe(self.model, self.data, design=self.design)
+        return replace(
+            found,
+            workers=self.workers,
+            batch=self.batch or found.batch,
+            lr=self.lr or found.lr,
+            steps=self.steps or found.steps,
+        )
