@@ -39,9 +39,9 @@ def digits() -> Dataset:
     <Dataset digits: 1,347 train, 450 test, (1, 8, 8)>
     """
     try:
-        with np.load(FILE, allow_pickle=False) as arrays:
+        with FILE.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             images, labels = arrays["images"], arrays["labels"]
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"the packaged file {FILE} cannot be read ({error}): reinstall thinwire") from error
     test = _stratified(labels, NUM_TEST, SPLIT_SEED)
     train_x = torch.from_numpy(images[~test]).unsqueeze(1)

@@ -157,6 +157,8 @@ def fetch(remote: RemoteFile, folder: Path, progress: Progress | None = None) ->
                 _transfer(url, part, remote, progress)
                 break
             except (http.client.HTTPException, urllib.error.URLError, TimeoutError, ConnectionError) as error:
+                if isinstance(error, urllib.error.HTTPError):
+                    error.close()  # it holds the connection open
                 failure = error
         else:
             raise DataError(
@@ -188,7 +190,7 @@ def _transfer(url: str, part: Path, remote: RemoteFile, progress: Progress | Non
             if progress is not None:
                 progress(remote.name, min(done, remote.nbytes), remote.nbytes)
         announced = response.headers.get("Content-Length")
-    if announced is not None and announced.isdecimal() and done < int(announced):
+    if announced is not None and announced.isdecimal() and done < min(int(announced), remote.nbytes):
         raise ConnectionError(f"the connection ended after {done:,} of {int(announced):,} bytes")
 
 

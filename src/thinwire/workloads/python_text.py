@@ -58,8 +58,8 @@ def python_text(folder: Path | None = None) -> Dataset:
     files = source_files(folder)
     if len(files) < MIN_MODULES:
         raise DataError(
-            f"{folder} holds {len(files)} Python modules, expected {MIN_MODULES} or more: this "
-            "installation has no standard-library sources; install them (Debian: libpython3-stdlib) or use another data set"
+            f"{folder} holds {len(files)} Python modules, expected {MIN_MODULES} or more: this installation has no "
+            "standard-library sources; install them (Debian: libpython3-stdlib) or use another data set"
         )
     train = _windows([path for i, path in enumerate(files) if i % HOLD_OUT_EVERY])
     test = _windows([path for i, path in enumerate(files) if i % HOLD_OUT_EVERY == 0])

@@ -1,0 +1,136 @@
+"""Shards are exclusive, epochs reshuffle, and a resumed sequence is the sequence that would have come."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from thinwire.errors import ConfigError
+from thinwire.workloads.batches import Batches
+from thinwire.workloads.dataset import Dataset
+from thinwire.workloads.digits import digits
+from thinwire.workloads.python_text import python_text
+
+
+@pytest.fixture(scope="module")
+def numbered() -> Dataset:
+    """103 pictures, each of which carries its own number as its label and its pixels."""
+    numbers = torch.arange(103, dtype=torch.uint8)
+    pixels = numbers.view(-1, 1, 1, 1).expand(-1, 1, 8, 8).contiguous()
+    zero, one = torch.zeros(1, 1, 1), torch.ones(1, 1, 1)
+    return replace(digits(), train_x=pixels, train_y=numbers, num_classes=103, mean=zero, std=one)
+
+
+def _epoch(dataset: Dataset, rank: int, workers: int, batch: int, epoch: int = 0, seed: int = 0) -> list[int]:
+    batches = Batches(dataset, rank=rank, workers=workers, batch=batch, seed=seed)
+    for _ in range(epoch * batches.batches_per_epoch):
+        next(batches)
+    return [int(label) for _ in range(batches.batches_per_epoch) for label in next(batches)[1]]
+
+
+@pytest.mark.parametrize(("workers", "batch"), [(1, 1), (4, 5), (3, 34), (10, 10)])
+def test_no_example_goes_to_two_workers_or_comes_twice_in_an_epoch(numbered: Dataset, workers: int, batch: int) -> None:
+    for epoch in (0, 1, 5):
+        shards = [_epoch(numbered, rank, workers, batch, epoch) for rank in range(workers)]
+        everything = [example for shard in shards for example in shard]
+        assert len(set(everything)) == len(everything)
+        assert len(everything) == 103 // workers // batch * batch * workers
+
+
+def test_epochs_and_seeds_differ_and_repeat(numbered: Dataset) -> None:
+    first = _epoch(numbered, 1, 4, 5)
+    assert first == _epoch(numbered, 1, 4, 5)
+    assert first != _epoch(numbered, 1, 4, 5, epoch=1)
+    assert first != _epoch(numbered, 1, 4, 5, seed=1)
+    assert first != sorted(first)
+
+
+def test_in_the_long_run_every_example_is_seen(numbered: Dataset) -> None:
+    seen = {example for epoch in range(6) for example in _epoch(numbered, 0, 2, 50, epoch)}
+    assert len(seen) > 95
+
+
+def test_inputs_belong_to_their_targets(numbered: Dataset) -> None:
+    inputs, targets = next(Batches(numbered, rank=0, workers=2, batch=8, seed=3))
+    assert inputs.dtype == torch.float32 and targets.dtype == torch.int64
+    assert torch.equal(inputs[:, 0, 4, 4].long(), targets)
+
+
+def _take(batches: Batches, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [next(batches) for _ in range(count)]
+
+
+@pytest.mark.parametrize("augment", [False, True])
+@pytest.mark.parametrize("before", [0, 3, 5, 12])
+def test_resume_is_exact(numbered: Dataset, before: int, augment: bool) -> None:
+    def fresh(rank: int = 2) -> Batches:
+        return Batches(numbered, rank=rank, workers=4, batch=5, seed=7, augment=augment)
+
+    original = fresh()
+    _take(original, before)
+    state = json.loads(json.dumps(original.state_dict()))
+    expected = _take(original, 11)
+    resumed = fresh()
+    resumed.load_state_dict(state)
+    for (x, y), (expected_x, expected_y) in zip(_take(resumed, 11), expected, strict=True):
+        assert torch.equal(x, expected_x) and torch.equal(y, expected_y)
+    other_rank = fresh(0)
+    _take(other_rank, before)
+    assert other_rank.state_dict() == state, "one worker's position serves all"
+
+
+def test_another_number_of_workers_continues_with_the_next_epoch(numbered: Dataset) -> None:
+    four = Batches(numbered, rank=0, workers=4, batch=5, seed=7)
+    _take(four, 7)
+    two = Batches(numbered, rank=0, workers=2, batch=5, seed=7)
+    two.load_state_dict(four.state_dict())
+    assert (two.epoch, two.index) == (2, 0)
+    assert [int(label) for label in next(two)[1]] == _epoch(numbered, 0, 2, 5, epoch=2, seed=7)[:5]
+
+
+def test_foreign_states_are_refused_and_change_nothing(numbered: Dataset) -> None:
+    batches = Batches(numbered, rank=0, workers=4, batch=5, seed=7)
+    _take(batches, 2)
+    for key, value in (("dataset", "mnist"), ("num_examples", 60_000), ("seed", 8)):
+        with pytest.raises(ConfigError, match=f"saved batches have {key} "):
+            batches.load_state_dict({**batches.state_dict(), key: value, "epoch": 9})
+        assert (batches.epoch, batches.index) == (0, 2)
+
+
+def test_augmented_pictures_differ_between_workers_epochs_and_steps_only() -> None:
+    dataset = digits()
+    plain = Batches(dataset, rank=0, workers=1, batch=1347, seed=0)
+    augmented, again = (Batches(dataset, rank=0, workers=1, batch=1347, seed=0, augment=True) for _ in range(2))
+    (x, y), (augmented_x, augmented_y), (again_x, _) = next(plain), next(augmented), next(again)
+    assert torch.equal(y, augmented_y) and torch.equal(augmented_x, again_x)
+    assert not torch.equal(x, augmented_x)
+
+
+def test_text_comes_in_windows() -> None:
+    inputs, targets = next(Batches(python_text(), rank=3, workers=4, batch=8, seed=0))
+    assert inputs.shape == targets.shape == (8, 64)
+    assert torch.equal(inputs[:, 1:], targets[:, :-1])
+
+
+@pytest.mark.parametrize(
+    ("rank", "workers", "batch", "message"),
+    [
+        (4, 4, 1, "rank 4 of 4 workers"),
+        (-1, 4, 1, "rank -1 of 4 workers"),
+        (0, 0, 1, "rank 0 of 0 workers"),
+        (0, 4, 26, "4 workers × 26 examples a batch do not fit digits's 103 examples: use a batch of 1 to 25"),
+        (0, 4, 0, "use a batch of 1 to 25"),
+    ],
+)
+def test_impossible_shards(numbered: Dataset, rank: int, workers: int, batch: int, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Batches(numbered, rank=rank, workers=workers, batch=batch, seed=0)
+    assert message in str(caught.value)
+
+
+def test_text_cannot_be_cropped() -> None:
+    with pytest.raises(ConfigError, match="python-text holds no images"):
+        Batches(python_text(), rank=0, workers=1, batch=1, seed=0, augment=True)

@@ -1,0 +1,87 @@
+"""Where data sets are looked for, and what is said when they are not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from thinwire.errors import ConfigError, DataError
+from thinwire.workloads import data as registry
+from thinwire.workloads.data import data, datasets
+from thinwire.workloads.download import SOURCES
+from thinwire.workloads.idx import FILES
+
+
+def _write(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    for name in FILES:
+        shape = [5, 16, 16] if "images" in name else [5]
+        header = bytes([0, 0, 8, len(shape)]) + b"".join(size.to_bytes(4, "big") for size in shape)
+        (folder / name).write_bytes(header + (np.arange(np.prod(shape)) % 7).astype(np.uint8).tobytes())
+
+
+@pytest.fixture
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine on which no data set is installed."""
+    monkeypatch.setattr(registry, "cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(registry, "SYSTEM_FOLDER", tmp_path / "system")
+    return tmp_path
+
+
+@pytest.mark.parametrize("place", ["cache/fashion-mnist", "system/fashion-mnist"])
+def test_cache_and_system_folders_are_found(nowhere: Path, place: str) -> None:
+    _write(nowhere / place)
+    assert len(data("fashion-mnist").train_x) == 5
+    info = {info.name: info for info in datasets()}["fashion-mnist"]
+    assert info.present and info.where == nowhere / place
+
+
+@pytest.mark.parametrize("place", ["mine/mnist", "mine"])
+def test_a_root_is_the_only_place(nowhere: Path, place: str) -> None:
+    _write(nowhere / "cache/mnist")
+    with pytest.raises(DataError):
+        data("mnist", root=nowhere / "mine")
+    _write(nowhere / place)
+    assert data("mnist", root=nowhere / "mine").name == "mnist"
+
+
+@pytest.mark.parametrize("name", sorted(SOURCES))
+def test_missing_data_says_where_it_was_sought_and_how_to_get_it(nowhere: Path, name: str) -> None:
+    with pytest.raises(DataError) as caught:
+        data(name)
+    message = str(caught.value)
+    assert f"{nowhere / 'cache' / name} and {nowhere / 'system' / name}" in message
+    assert f"thinwire inspect data --download {name}" in message
+    assert not (nowhere / "cache").exists(), "looking must not download or create anything"
+
+
+def test_what_comes_along_is_always_there(nowhere: Path) -> None:
+    present = {info.name: info.present for info in datasets()}
+    assert present == {
+        "digits": True,
+        "fashion-mnist": False,
+        "mnist": False,
+        "cifar10": False,
+        "python-text": True,
+    }
+    assert data("digits", root=nowhere).name == "digits"
+
+
+def test_unknown_name() -> None:
+    with pytest.raises(ConfigError, match="unknown data set 'imagenet'; the data sets are digits, fashion-mnist"):
+        data("imagenet")
+
+
+def test_fashion_mnist_as_debian_installs_it() -> None:
+    info = {info.name: info for info in datasets()}["fashion-mnist"]
+    if not info.present:
+        pytest.skip("Fashion-MNIST is not installed: " + info.how)
+    dataset = data("fashion-mnist")
+    assert dataset.train_x.shape == (60_000, 1, 28, 28) and dataset.test_x.shape == (10_000, 1, 28, 28)
+    assert torch.bincount(dataset.train_y).tolist() == [6000] * 10
+    assert torch.bincount(dataset.test_y).tolist() == [1000] * 10
+    # The mean and deviation that the literature quotes for pixels in 0…1.
+    assert abs(float(dataset.mean) / 255 - 0.2860) < 1e-4 and abs(float(dataset.std) / 255 - 0.3530) < 1e-4

@@ -1,0 +1,183 @@
+"""Recipes carry the measured numbers, and the digits recipe really learns."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from thinwire.errors import ConfigError
+from thinwire.workloads.batches import Batches
+from thinwire.workloads.data import datasets
+from thinwire.workloads.digits import digits
+from thinwire.workloads.evaluate import cross_entropy, evaluate
+from thinwire.workloads.models import model, models
+from thinwire.workloads.recipes import Recipe, build_optimizer, param_groups, recipe, schedule
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "design", "lr", "workers", "batch", "steps"),
+    [
+        ("mlp", "digits", None, 0.02, 4, 8, 3000),
+        ("mlp", "digits", "3lc[s=1.9]", 0.02, 4, 8, 3000),
+        ("mlp", "digits", "doublesqueeze-1bit", 0.2, 4, 8, 1500),
+        ("mlp", "digits", "mps", 0.1, 4, 8, 1500),
+        ("lenet5", "fashion-mnist", "fp32", 0.02, 4, 16, 8000),
+        ("lenet5", "fashion-mnist", "3lc[s=1.75]", 0.02, 4, 16, 8000),
+        ("lenet5", "fashion-mnist", "3lc[s=1.9]", 0.01, 4, 16, 8000),
+        ("lenet5", "fashion-mnist", "3lc[zero_run=false, sparsity=1.9]", 0.01, 4, 16, 8000),
+        ("lenet5", "fashion-mnist", "qsgd-ds", 0.1, 8, 16, 2500),
+        ("resnet8", "fashion-mnist", None, 0.05, 4, 16, 4000),
+        ("resnet110", "cifar10", "3lc[s=1.0]", 0.1, 10, 32, 25_600),
+    ],
+)
+def test_measured_and_prescribed_numbers(
+    name: str, data: str, design: str | None, lr: float, workers: int, batch: int, steps: int
+) -> None:
+    found = recipe(name, data, design=design)
+    assert (found.lr, found.workers, found.batch, found.steps) == (lr, workers, batch, steps)
+    assert not found.source.startswith("derived")
+
+
+def test_common_settings_and_the_two_families() -> None:
+    momentum = recipe("lenet5", "fashion-mnist", design="terngrad")
+    assert (momentum.momentum, momentum.weight_decay, momentum.schedule, momentum.final) == (0.9, 1e-4, "cosine", 0.01)
+    plain = recipe("lenet5", "fashion-mnist", design="mem-sgd-1bit")
+    assert (plain.momentum, plain.weight_decay, plain.schedule, plain.final) == (0.0, 0.0, "step", 0.1)
+    text = recipe("byte-transformer", "python-text")
+    assert text.optimizer == "Adam" and text.lr == 0.003
+    assert schedule(text, 1.0) == pytest.approx(0.0003)
+    assert text.warmup * text.steps == pytest.approx(100)
+    assert recipe("resnet110", "cifar10").augment and not recipe("resnet8", "fashion-mnist").augment
+
+
+def test_every_fitting_pair_has_a_recipe_that_fits_the_data() -> None:
+    images = [info.name for info in datasets() if info.name != "python-text"]
+    for name in models():
+        for data in ["python-text"] if name == "byte-transformer" else images:
+            for design in (None, "3lc[s=1.9]", "doublesqueeze-topk"):
+                found = recipe(name, data, design=design)
+                assert (found.model, found.data) == (name, data)
+                assert found.augment == (data == "cifar10")
+                if data == "digits":
+                    assert found.workers * found.batch <= 64
+    assert recipe("lenet", "mnist").source == "derived from lenet5 on fashion-mnist"
+    assert recipe("resnet20", "cifar10").lr == 0.1
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("vgg", "digits", "unknown model 'vgg'"),
+        ("mlp", "imagenet", "unknown data set 'imagenet'"),
+        ("mlp", "python-text", "mlp does not train on python-text; it trains on digits,"),
+        ("byte-transformer", "mnist", "it trains on python-text"),
+    ],
+)
+def test_pairs_that_cannot_be(name: str, data: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        recipe(name, data)
+    assert message in str(caught.value)
+
+
+def test_a_sparsity_that_is_no_number() -> None:
+    with pytest.raises(ConfigError, match=r"sparsity in design '3lc\[s=1.2.3\]' is not a number"):
+        recipe("mlp", "digits", design="3lc[s=1.2.3]")
+
+
+def test_data_names_agree_with_the_registry() -> None:
+    for info in datasets():
+        name = "byte-transformer" if info.name == "python-text" else "mlp"
+        assert recipe(name, info.name).data == info.name
+
+
+def test_schedules() -> None:
+    base = recipe("mlp", "digits")
+    points = [schedule(base, p / 100) for p in range(101)]
+    assert points[0] == 0.02 and points[-1] == pytest.approx(0.0002)
+    assert points == sorted(points, reverse=True)
+    assert points[25] == pytest.approx(0.0002 + 0.0198 * (1 + math.cos(math.pi / 4)) / 2)
+    step = replace(base, schedule="step", final=0.1)
+    assert [schedule(step, p) for p in (0.0, 0.66, 0.67, 1.0)] == pytest.approx([0.02, 0.02, 0.002, 0.002])
+    assert schedule(replace(base, schedule="constant"), 1.0) == 0.02
+    warm = replace(base, warmup=0.1)
+    assert schedule(warm, 0.0) == pytest.approx(0.0002) and schedule(warm, 0.1) == pytest.approx(0.02)
+    assert schedule(warm, 0.05) == pytest.approx(0.0101) and schedule(warm, 1.0) == pytest.approx(0.0002)
+    assert schedule(base, -1.0) == 0.02 and schedule(base, 7.0) == schedule(base, 1.0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"lr": 0.0},
+        {"lr": math.nan},
+        {"batch": 0},
+        {"workers": 0},
+        {"steps": -1},
+        {"final": 1.5},
+        {"warmup": 1.0},
+        {"momentum": 1.0},
+        {"weight_decay": -1e-4},
+        {"schedule": "linear"},
+        {"optimizer": "AdamW"},
+    ],
+)
+def test_impossible_recipes(change: dict[str, object]) -> None:
+    with pytest.raises(ConfigError):
+        replace(recipe("mlp", "digits"), **change)  # type: ignore[arg-type]
+
+
+def test_only_matrices_decay() -> None:
+    net = model("resnet8", num_classes=10, in_shape=(1, 28, 28), seed=0)
+    matrices, vectors = param_groups(net, recipe("resnet8", "fashion-mnist"))
+    assert matrices["weight_decay"] == 1e-4 and vectors["weight_decay"] == 0.0
+    assert isinstance(matrices["params"], list) and isinstance(vectors["params"], list)
+    assert sum(p.numel() for p in matrices["params"]) == 42_060
+    assert sum(p.numel() for p in vectors["params"]) == 370
+    for parameter in net.parameters():
+        parameter.requires_grad_(parameter.ndim > 1)
+    assert len(param_groups(net, recipe("resnet8", "fashion-mnist"))) == 1
+
+
+def test_optimizers() -> None:
+    net = model("mlp", num_classes=10, in_shape=(1, 8, 8), seed=0)
+    sgd = build_optimizer(net, recipe("mlp", "digits"))
+    assert isinstance(sgd, torch.optim.SGD)
+    assert all(group["momentum"] == 0.9 and group["lr"] == 0.02 for group in sgd.param_groups)
+    adam = build_optimizer(net, replace(recipe("mlp", "digits"), optimizer="Adam"))
+    assert isinstance(adam, torch.optim.Adam)
+
+
+def _train(recipe: Recipe, seed: int) -> tuple[torch.nn.Module, float]:
+    """All workers' batches in one process: the mean gradient of equal batches is the gradient of all."""
+    dataset = digits()
+    net = model(recipe.model, num_classes=10, in_shape=dataset.in_shape, seed=seed)
+    optimizer = build_optimizer(net, recipe)
+    streams = [
+        Batches(dataset, rank=rank, workers=recipe.workers, batch=recipe.batch, seed=seed)
+        for rank in range(recipe.workers)
+    ]
+    for step in range(recipe.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = schedule(recipe, step / recipe.steps)
+        parts = [next(stream) for stream in streams]
+        loss = cross_entropy(net(torch.cat([x for x, _ in parts])), torch.cat([y for _, y in parts]))
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        optimizer.step()
+    return net, evaluate(net, dataset).accuracy
+
+
+def test_the_digits_recipe_learns_in_a_tenth_of_its_steps_and_repeats() -> None:
+    short = replace(recipe("mlp", "digits"), steps=300)
+    net, accuracy = _train(short, seed=0)
+    again, _ = _train(short, seed=0)
+    assert accuracy > 0.94
+    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), again.parameters(), strict=True))
+
+
+def test_the_plain_recipe_learns_too() -> None:
+    _, accuracy = _train(replace(recipe("mlp", "digits", design="doublesqueeze-1bit"), steps=300), seed=0)
+    assert accuracy > 0.94
