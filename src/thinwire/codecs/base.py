@@ -23,6 +23,7 @@ from thinwire.codecs.scratch import Scratch, scratch
 from thinwire.codecs.tensors import Flat, FloatArray, flatten
 from thinwire.errors import ConfigError, FrameError, NonFiniteError
 from thinwire.frames import Flags, Frame
+from thinwire.frames.layout import OPTION_MASK
 
 if TYPE_CHECKING:
     from thinwire.codecs.context import Context
@@ -65,6 +66,8 @@ class Codec(ABC):
     """Whether contexts keep a residual unless told otherwise."""
     random: ClassVar[bool] = False
     """Whether `pack` draws random numbers."""
+    option_flags: ClassVar[int] = 0
+    """The high-byte flags (`Flags.OPTION_A` …) that this codec's frames may carry."""
 
     entropy: Literal["zstd"] | None = None
     error_feedback: bool | None = None
@@ -188,8 +191,11 @@ def check_payload(codec: type[Codec], frame: Frame) -> Frame:
     """
     if frame.non_finite:
         raise FrameError("the sender's tensor held NaN or Inf; this frame only says so (frame.non_finite)")
+    unknown = frame.flags & OPTION_MASK & ~codec.option_flags
+    if unknown:
+        raise FrameError(f"{frame.codec}: flags {unknown:#06x} mean nothing to this codec")
     if frame.size == 0:
-        if frame.payload or frame.zstd:
+        if frame.payload or frame.zstd or frame.scales:
             raise FrameError(f"shape {frame.shape} is empty and the payload is not")
         return frame
     most = codec.max_payload_nbytes(frame)

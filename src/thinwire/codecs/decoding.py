@@ -46,7 +46,10 @@ def decode(frame: bytes | bytearray | memoryview, *, out: Out | None = None, acc
     if accumulate:
         raise ConfigError("accumulate=True adds into `out`, and no `out` was given")
     parsed = check_payload(kind, parsed)
-    result = empty(parsed.dtype, parsed.shape)
+    try:
+        result = empty(parsed.dtype, parsed.shape)
+    except (RuntimeError, MemoryError) as error:
+        raise FrameError(f"a tensor of shape {parsed.shape} does not fit this machine's memory") from error
     _unpack(kind, parsed, result, False)
     return result
 

@@ -14,6 +14,9 @@ LEVEL = 1
 MIN_NBYTES = 64
 """Shorter payloads never shrink: the zstd header and block header alone cost about a dozen bytes."""
 
+MAX_EXPANSION = 1 << 15
+"""A zstd block gives at most 128 KiB and takes at least 4 bytes; who declares more would be lying."""
+
 _compressors: list[zstandard.ZstdCompressor] = []
 _decompressors: list[zstandard.ZstdDecompressor] = []
 # Each object serves one thread at a time and is costly to make: taken from the list, put back after use.
@@ -49,6 +52,8 @@ def decompress(payload: bytes | memoryview, max_nbytes: int) -> bytes:
     size = parameters.content_size
     if size == zstandard.CONTENTSIZE_UNKNOWN or size > max_nbytes:
         raise FrameError(f"the zstd stage declares {size} bytes; this shape needs at most {max_nbytes}")
+    if size > len(payload) * MAX_EXPANSION:
+        raise FrameError(f"the zstd stage declares {size} bytes, more than its {len(payload)} can expand to")
     if parameters.dict_id or parameters.window_size > max(1 << 23, max_nbytes):
         raise FrameError("the zstd stage asks for a dictionary or a window that thinwire never writes")
     try:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from thinwire.codecs.base import Codec, Draws, Packed
 from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.tensors import Flat, FloatArray
-from thinwire.errors import NonFiniteError
+from thinwire.errors import FrameError, NonFiniteError
 from thinwire.frames import Frame
 from thinwire.kernels import max_magnitude
 
@@ -29,6 +29,14 @@ def require_finite(values: FloatArray) -> float:
     if not np.isfinite(largest):
         raise NonFiniteError("holds NaN or Inf; nothing was encoded and no state was changed")
     return largest
+
+
+def _refuse_non_finite(values: NDArray[Any]) -> None:
+    """No sender of ours lets NaN or Inf out, and one from a hostile or broken peer would spread over the model."""
+    block = 1 << 16  # stays in the cache; a payload may lie at an odd address, which compiled kernels do not take
+    for start in range(0, values.size, block):
+        if not np.isfinite(values[start : start + block]).all():
+            raise FrameError("the payload holds NaN or Inf")
 
 
 class _Cast(Codec):
@@ -51,6 +59,7 @@ class _Cast(Codec):
     @classmethod
     def unpack(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
         values = cls._widen(frame)
+        _refuse_non_finite(values)
         if accumulate:
             np.add(out, values, out=out, casting="same_kind")
         else:

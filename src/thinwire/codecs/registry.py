@@ -19,7 +19,13 @@ _classes: dict[str, type[Codec]] = {}
 
 
 def register(codec: type[Codec]) -> type[Codec]:
-    """Adds a codec class under its id. Raises ConfigError where the id is taken by another class."""
+    """Adds a codec class under its id.
+
+    Raises:
+        ConfigError: the id is taken by another class, or cannot travel in a frame.
+    """
+    if not (0 < len(codec.id) < 256 and codec.id.isascii() and codec.id.isprintable()):
+        raise ConfigError(f"codec id {codec.id!r}; it must be 1 to 255 printable ASCII characters")
     if _classes.setdefault(codec.id, codec) is not codec:
         raise ConfigError(f"codec id {codec.id!r} is taken by {_classes[codec.id].__name__}")
     return codec

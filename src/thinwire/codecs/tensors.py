@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from thinwire.errors import ConfigError
+from thinwire.frames.layout import MAX_RANK
 
 FloatArray = NDArray[Any]
 """A flat, C-contiguous array of float32 or float64."""
@@ -40,8 +41,11 @@ def flatten(tensor: torch.Tensor | NDArray[Any], name: str = "the tensor") -> Fl
     """Returns the tensor's values in C order, in the compute dtype.
 
     Raises:
-        TypeError: not a floating-point torch tensor or NumPy array.
+        TypeError: not a dense floating-point torch tensor or NumPy array.
+        ConfigError: more dimensions than a frame can hold.
     """
+    if isinstance(tensor, torch.Tensor | np.ndarray) and tensor.ndim > MAX_RANK:
+        raise ConfigError(f"{name} has {tensor.ndim} dimensions; a frame holds at most {MAX_RANK}: reshape it")
     if isinstance(tensor, np.ndarray):
         if tensor.dtype.kind != "f" or tensor.dtype.itemsize > 8:
             raise TypeError(f"{name} has dtype {tensor.dtype}; codecs take float16, bfloat16, float32 and float64")
@@ -53,9 +57,11 @@ def flatten(tensor: torch.Tensor | NDArray[Any], name: str = "the tensor") -> Fl
         raise TypeError(f"{name} is a {type(tensor).__name__}; codecs take torch tensors and NumPy arrays")
     if tensor.dtype not in _NAMES:
         raise TypeError(f"{name} has dtype {tensor.dtype}; codecs take float16, bfloat16, float32 and float64")
+    if tensor.layout != torch.strided:
+        raise TypeError(f"{name} has layout {tensor.layout}; codecs take dense tensors: call to_dense() first")
     dtype = _NAMES[tensor.dtype]
     values = tensor.detach().to(device="cpu", dtype=torch.float64 if dtype == "fp64" else torch.float32)
-    return Flat(values.contiguous().reshape(-1).numpy(), dtype, tuple(tensor.shape))
+    return Flat(values.resolve_neg().contiguous().reshape(-1).numpy(), dtype, tuple(tensor.shape))
 
 
 def compute_dtype(dtype: str) -> type[np.float32] | type[np.float64]:
@@ -88,10 +94,26 @@ def check_out(out: torch.Tensor | NDArray[Any], shape: tuple[int, ...]) -> None:
     floating = out.is_floating_point() if isinstance(out, torch.Tensor) else out.dtype.kind == "f"
     if not floating:
         raise ConfigError(f"out has dtype {out.dtype}; decoding fills floating-point tensors")
+    if isinstance(out, np.ndarray):
+        if not out.flags.writeable:
+            raise ConfigError("out is a read-only array; decoding writes into it")
+    elif out.layout != torch.strided or any(
+        n > 1 and step == 0 for n, step in zip(out.shape, out.stride(), strict=True)
+    ):
+        raise ConfigError(
+            "out is sparse or its elements overlap in memory (an expanded view?); give it memory of its own"
+        )
 
 
 def store(out: torch.Tensor | NDArray[Any], values: FloatArray, accumulate: bool) -> None:
-    """Writes or adds flat `values` into any floating `out`, whatever its layout, dtype or device."""
+    """Writes or adds flat `values` into any floating `out`, whatever its layout, dtype or device.
+
+    A narrower `out` takes its largest number for values past it: a scale may lie there although no sender's value
+    did, and one Inf would spread over the whole model. `values` may be overwritten.
+    """
+    limit = float((torch.finfo if isinstance(out, torch.Tensor) else np.finfo)(out.dtype).max)  # type: ignore[arg-type]
+    if limit < float(np.finfo(values.dtype).max):
+        np.clip(values, -limit, limit, out=values)
     if isinstance(out, torch.Tensor):
         source = torch.from_numpy(values).reshape(out.shape).to(device=out.device, dtype=out.dtype)
         with torch.no_grad():

@@ -44,6 +44,7 @@ class ThreeLC(Codec):
 
     id: ClassVar[str] = "3lc"
     keeps_residual: ClassVar[bool] = True
+    option_flags: ClassVar[int] = int(ZERO_RUN | PARTITION)
 
     sparsity: float = 1.0
     layout: Literal["stride", "partition"] = "stride"

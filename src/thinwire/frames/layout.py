@@ -63,4 +63,7 @@ class Flags(IntFlag):
 
 KNOWN_FLAGS = int(Flags.ZSTD | Flags.NON_FINITE | Flags.OPTION_A | Flags.OPTION_B | Flags.OPTION_C | Flags.OPTION_D)
 
+OPTION_MASK = 0xFF00
+"""The bits whose meaning is the codec's own."""
+
 CHECKSUM_NBYTES = 8
