@@ -1,0 +1,128 @@
+"""What every codec is held to, and who is held to it.
+
+A codec enrols with one line in `ENROLLED`: the configured codec and what it claims. The checklist is in
+`test_contract.py` (one call), `test_contexts.py` (many steps), `test_golden.py` (old bytes) and `test_hostile.py`
+(bad bytes); each runs every line below. A claim that is left out is not tested, so a line says all a codec promises.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+import thinwire as tw
+
+Floats = NDArray[np.float64]
+Bound = Callable[[Floats], "Floats | float"]
+
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Enrolled:
+    """One configured codec and its claims.
+
+    Args:
+        codec: as configured; every option that changes bits deserves a line of its own.
+        error: from the tensor's values to the most that a decoded value may differ from its own, without a residual.
+        largest: the largest magnitude that a float32 tensor may have; above it NonFiniteError.
+        bits: the most payload bits per value of a large tensor, before any zstd stage.
+        unbiased: the expected decoded tensor is the tensor.
+        feedback: with `error_feedback=True` the codec works ("fine"), works and warns ("warned"), or cannot be made
+            ("refused").
+        residual: a residual stays within this many times the largest magnitude of the inputs.
+    """
+
+    codec: tw.Codec
+    error: Bound | None = None
+    largest: float = FLOAT32_MAX
+    bits: float | None = None
+    unbiased: bool = False
+    feedback: Literal["fine", "warned", "refused"] = "fine"
+    residual: float | None = None
+
+    @property
+    def label(self) -> str:
+        """The codec's id and the options that are not the defaults."""
+        changed = {
+            field.name: getattr(self.codec, field.name)
+            for field in fields(self.codec)
+            if getattr(self.codec, field.name) != field.default
+        }
+        return self.codec.id + (f"[{','.join(f'{k}={v}' for k, v in changed.items())}]" if changed else "")
+
+    def with_options(self, **options: Any) -> tw.Codec:
+        """The codec with some options changed; what it warns about is its own business."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            return tw.codec(**{**self.codec.config(), **options})
+
+
+def enrol(id: str, options: dict[str, Any] | None = None, **claims: Any) -> Enrolled:
+    """One line of `ENROLLED`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return Enrolled(codec=tw.codec(id, **(options or {})), **claims)
+
+
+# ---- error bounds
+
+
+def exact(_: Floats) -> float:
+    return 0.0
+
+
+def relative(share: float, floor: float = 0.0) -> Bound:
+    """|error| ≤ share·|x| + floor: a cast; `floor` is half the step between its smallest numbers."""
+    return lambda x: share * np.abs(x) + floor
+
+
+def of_largest(share: float) -> Bound:
+    """|error| ≤ share·max|x|."""
+    return lambda x: share * float(np.abs(x).max(initial=0.0))
+
+
+def itself(x: Floats) -> Floats:
+    """|error| ≤ |x|: a value is sent or it is not."""
+    return np.abs(x)
+
+
+def growth(sparsity: float) -> float:
+    """3LC's residual in units of the largest input: (s/2) / (1 − s/2): 1, 3, 7, 19 for s = 1, 1.5, 1.75, 1.9."""
+    return (sparsity / 2) / (1 - sparsity / 2)
+
+
+def three_lc(sparsity: float = 1.0, bits: float | None = 1.6001, **options: Any) -> Enrolled:
+    """What 3LC claims follows from its sparsity multiplier: m/2 of error, and an m that must not overflow."""
+    return enrol(
+        "3lc",
+        {"sparsity": sparsity, **options},
+        error=of_largest(sparsity / 2),
+        largest=FLOAT32_MAX / sparsity * (1 if sparsity == 1 else 1 - 2**-22),
+        bits=bits,
+        residual=growth(sparsity),
+    )
+
+
+# ---- one line each
+
+ENROLLED: list[Enrolled] = [
+    enrol("fp32", error=exact, bits=32),
+    enrol("fp32", {"entropy": "zstd"}, error=exact),
+    enrol("fp16", error=relative(2**-11, 2**-25), largest=65519.0, bits=16),
+    enrol("bf16", error=relative(2**-8, 2**-134), largest=3.395e38, bits=16),
+    enrol("int8", error=of_largest(1 / 254), bits=8, residual=1 / 253),
+    three_lc(),
+    three_lc(1.75),
+    three_lc(1.9, layout="partition"),
+    three_lc(1.5, zero_run=False),
+    three_lc(layout="partition", paper_literal=True),
+    three_lc(1.75, entropy="zstd", bits=None),
+    three_lc(error_feedback=False),
+    three_lc(error_scale=0.1),
+]
