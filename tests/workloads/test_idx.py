@@ -104,3 +104,19 @@ def test_labels_that_are_no_class_and_counts_that_differ(tmp_path: Path) -> None
     assert not idx.present(tmp_path)
     with pytest.raises(DataError, match="lacks train-labels-idx1-ubyte"):
         idx_dataset("mnist", "hand-made", tmp_path)
+
+
+def test_no_other_error_leaves_the_reader_whatever_the_bytes(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    path = tmp_path / "images.gz"
+    refused = 0
+    for _ in range(300):
+        mutant = bytearray(gzip.compress(IMAGES))
+        for position in rng.integers(len(mutant), size=int(rng.integers(1, 4))):
+            mutant[position] = rng.integers(256)
+        path.write_bytes(mutant[: int(rng.integers(len(mutant) // 2, len(mutant) + 1))])
+        try:
+            assert read_idx(path, 3).shape == (2, 3, 4)
+        except DataError:
+            refused += 1
+    assert refused > 200
