@@ -291,3 +291,27 @@ def test_residual_stays_inside_its_bound() -> None:
             values = rng.uniform(-1, 1, 1000).astype(np.float32)
             encode_ternary(values, sparsity=sparsity, residual=residual, workspace=WORKSPACE)
         assert 0.5 * bound < np.abs(residual).max() <= bound * 1.0001
+
+
+def test_refuses_a_residual_of_another_type_or_length() -> None:
+    values = np.ones(5, dtype=np.float32)
+    for residual in (np.zeros(4, dtype=np.float32), np.zeros(5, dtype=np.float64)):
+        for encode in (encode_ternary, reference.encode_ternary):
+            with pytest.raises(ConfigError, match=r"residual is float\d\d\[\d\], the values are float32\[5\]"):
+                encode(values, sparsity=1.0, residual=residual, workspace=WORKSPACE)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_scale_overflows_exactly_where_the_type_does(dtype: Any) -> None:
+    largest = np.finfo(dtype).max
+    for sparsity in (1.0, 1.25, 1.5, 1.75, 1.9):
+        edge = dtype(largest / dtype(sparsity))
+        for magnitude in (np.nextafter(edge, dtype(0)), edge, min(np.nextafter(edge, largest), largest)):
+            values = np.array([magnitude], dtype=dtype)
+            with np.errstate(over="ignore"):
+                expected = magnitude * dtype(sparsity)
+            if np.isfinite(expected):
+                assert encode_ternary(values, sparsity=sparsity, workspace=WORKSPACE)[0] == expected
+            else:
+                with pytest.raises(NonFiniteError):
+                    encode_ternary(values, sparsity=sparsity, workspace=WORKSPACE)

@@ -38,6 +38,15 @@ def check_layout(layout: str) -> None:
         raise ConfigError(f"layout {layout!r} does not exist; choose one of: {', '.join(LAYOUTS)}")
 
 
+def check_residual(residual: Floats, values: Floats) -> None:
+    """Refuse a residual that does not belong to the values (`ConfigError`): kernels would read past its end."""
+    if residual.shape != values.shape or residual.dtype != values.dtype:
+        raise ConfigError(
+            f"the residual is {residual.dtype}{list(residual.shape)}, the values are "
+            f"{values.dtype}{list(values.shape)}; make a new context for this tensor"
+        )
+
+
 def check_length(num_codes: int, expected: int) -> None:
     """Refuse a payload that holds another number of codes than the shape asks for (`FrameError`)."""
     if num_codes != expected:

@@ -14,9 +14,8 @@ import numpy as np
 from thinwire.kernels.contract import Floats
 from thinwire.kernels.jit import jit
 
-_INTEGER: dict[np.dtype[Any], Any] = {np.dtype(np.float32): np.int32, np.dtype(np.float64): np.int64}
-_MAGNITUDE_32 = np.int32(0x7FFFFFFF)
-_MAGNITUDE_64 = np.int64(0x7FFFFFFFFFFFFFFF)
+_BITS_32, _BITS_64 = np.int32(0x7FFFFFFF), np.int64(0x7FFFFFFFFFFFFFFF)  # all but the sign
+_FLOAT32 = np.dtype(np.float32)
 
 
 def max_magnitude(values: Floats) -> float:
@@ -28,56 +27,58 @@ def max_magnitude(values: Floats) -> float:
         >>> max_magnitude(np.array([1.0, -3.0, 2.0], dtype=np.float32))
         3.0
     """
-    integer = _INTEGER[values.dtype]
-    kernel = _max_bits_32 if integer is np.int32 else _max_bits_64
-    return float(integer(kernel(frozen(values.view(integer)))).view(values.dtype))
-
-
-def max_magnitude_of_sum(residual: Floats, residual_scale: float, values: Floats) -> float:
-    """`max_magnitude` of ``residual_scale * residual + values``, which is not stored."""
-    integer = _INTEGER[values.dtype]
-    kernel = _max_bits_of_sum_32 if integer is np.int32 else _max_bits_of_sum_64
-    bits = kernel(residual, values.dtype.type(residual_scale), frozen(values))
-    return float(integer(bits).view(values.dtype))
+    return max_of_frozen(frozen(values))
 
 
 def frozen(array: Any) -> Any:
     """A read-only view. Kernels see every input as read-only, so that they are compiled once, not twice."""
     view = array.view()
-    view.flags.writeable = False
+    view.setflags(write=False)
     return view
+
+
+def max_of_frozen(values: Any) -> float:
+    """`max_magnitude` of a read-only view."""
+    kernel = _max_32 if values.dtype == _FLOAT32 else _max_64
+    return kernel(values)  # type: ignore[no-any-return]
+
+
+def max_of_sum(residual: Any, residual_scale: Any, values: Any) -> float:
+    """`max_magnitude` of ``residual_scale * residual + values``, which is not stored; `values` is a read-only view."""
+    kernel = _max_of_sum_32 if values.dtype == _FLOAT32 else _max_of_sum_64
+    return kernel(residual, residual_scale, values)  # type: ignore[no-any-return]
 
 
 # One kernel per type, because Numba reads a number's bits only where its type is spelled out.
 
 
 @jit
-def _max_bits_32(bits: Any) -> Any:
-    largest = np.int32(0)
-    for i in range(bits.size):
-        largest = max(largest, bits[i] & _MAGNITUDE_32)
-    return largest
-
-
-@jit
-def _max_bits_64(bits: Any) -> Any:
-    largest = np.int64(0)
-    for i in range(bits.size):
-        largest = max(largest, bits[i] & _MAGNITUDE_64)
-    return largest
-
-
-@jit
-def _max_bits_of_sum_32(residual: Any, scale: Any, values: Any) -> Any:
+def _max_32(values: Any) -> Any:
     largest = np.int32(0)
     for i in range(values.size):
-        largest = max(largest, np.float32(scale * residual[i] + values[i]).view(np.int32) & _MAGNITUDE_32)
-    return largest
+        largest = max(largest, np.float32(values[i]).view(np.int32) & _BITS_32)
+    return np.int32(largest).view(np.float32)
 
 
 @jit
-def _max_bits_of_sum_64(residual: Any, scale: Any, values: Any) -> Any:
+def _max_64(values: Any) -> Any:
     largest = np.int64(0)
     for i in range(values.size):
-        largest = max(largest, np.float64(scale * residual[i] + values[i]).view(np.int64) & _MAGNITUDE_64)
-    return largest
+        largest = max(largest, np.float64(values[i]).view(np.int64) & _BITS_64)
+    return np.int64(largest).view(np.float64)
+
+
+@jit
+def _max_of_sum_32(residual: Any, scale: Any, values: Any) -> Any:
+    largest = np.int32(0)
+    for i in range(values.size):
+        largest = max(largest, np.float32(scale * residual[i] + values[i]).view(np.int32) & _BITS_32)
+    return np.int32(largest).view(np.float32)
+
+
+@jit
+def _max_of_sum_64(residual: Any, scale: Any, values: Any) -> Any:
+    largest = np.int64(0)
+    for i in range(values.size):
+        largest = max(largest, np.float64(scale * residual[i] + values[i]).view(np.int64) & _BITS_64)
+    return np.int64(largest).view(np.float64)

@@ -40,39 +40,29 @@ def pack_base243(trits: NDArray[np.int8], *, layout: str = "stride", pad: int = 
         [202]
     """
     codes = _room(trits.size, layout, workspace)
-    partition = layout == "partition"
-    _pack_trits(frozen(trits), codes, partition, np.uint8(pad), workspace.digits, workspace.groups)
+    _pack_trits(frozen(trits), codes, layout == "partition", pad, workspace.digits, workspace.groups)
     return codes
 
 
-def quantise(values: Any, *, scale: float, layout: str, pad: int, workspace: Workspace) -> Bytes:
-    """Codes of ``sign(v) where |v| > scale / 2, else 0``. Values must be finite; see `pack_base243` for the rest."""
-    m = values.dtype.type(scale)
+def quantise(values: Any, m: Any, *, layout: str, pad: int, workspace: Workspace) -> Bytes:
+    """Codes of ``sign(v) where |v| > m / 2, else 0``; see `pack_base243` for the rest.
+
+    Args:
+        values: a read-only view of finite numbers.
+        m: the scale, in the type of the values.
+    """
     codes = _room(values.size, layout, workspace)
-    partition = layout == "partition"
-    _pack_values(frozen(values), m / 2, codes, partition, np.uint8(pad), workspace.digits, workspace.groups)
+    _pack_values(values, m / 2, codes, layout == "partition", pad, workspace.digits, workspace.groups)
     return codes
 
 
 def quantise_with_residual(
-    values: Any, residual: Any, *, residual_scale: float, scale: float, layout: str, pad: int, workspace: Workspace
+    values: Any, m: Any, residual: Any, residual_scale: Any, *, layout: str, pad: int, workspace: Workspace
 ) -> Bytes:
-    """`quantise` of ``v = residual_scale * residual + values``; the residual becomes ``v - scale * q``."""
-    dtype = values.dtype.type
-    m = dtype(scale)
-    codes = _room(values.size, layout, workspace)
-    _pack_sums(
-        frozen(values),
-        residual,
-        dtype(residual_scale),
-        m,
-        m / 2,
-        codes,
-        layout == "partition",
-        np.uint8(pad),
-        workspace.digits,
-        workspace.groups,
-    )
+    """`quantise` of ``v = residual_scale * residual + values``; the residual becomes ``v - m * q``."""
+    codes, partition = _room(values.size, layout, workspace), layout == "partition"
+    digits, groups = workspace.digits, workspace.groups
+    _pack_sums(values, residual, residual_scale, m, m / 2, codes, partition, pad, digits, groups)
     return codes
 
 

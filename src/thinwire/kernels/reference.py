@@ -21,6 +21,7 @@ from thinwire.kernels.contract import (
     check_codes,
     check_layout,
     check_length,
+    check_residual,
     check_scale,
     non_finite,
 )
@@ -116,6 +117,8 @@ def encode_ternary(
 ) -> tuple[float, Bytes]:
     """3LC of one flat array: see `thinwire.kernels.encode_ternary` for the contract."""
     check_layout(layout)
+    if residual is not None:
+        check_residual(residual, values)
     dtype = values.dtype.type
     with np.errstate(over="ignore", invalid="ignore"):
         v = values if residual is None else dtype(residual_scale) * residual + values

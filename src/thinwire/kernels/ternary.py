@@ -8,7 +8,6 @@ Shapes, types other than float32 and float64, frames and contexts are the caller
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -19,17 +18,21 @@ from thinwire.kernels.contract import (
     Floats,
     check_codes,
     check_layout,
+    check_residual,
     check_scale,
     non_finite,
     num_codes_of,
 )
-from thinwire.kernels.magnitude import max_magnitude, max_magnitude_of_sum
+from thinwire.kernels.magnitude import frozen, max_of_frozen, max_of_sum
 from thinwire.kernels.pack import quantise, quantise_with_residual
 from thinwire.kernels.unpack import add_sparse, dequantise
 from thinwire.kernels.workspace import Workspace
 from thinwire.kernels.zero_run import check_expands, zero_run_decode, zero_run_encode
 
 _SPARSE_BELOW = 0.35  # payload bytes per code under which skipping zero runs beats walking through them
+
+# From here on a product rounds to infinity: half a unit above the largest float32.
+_OVERFLOW = {np.dtype(np.float32): 2.0**128 - 2.0**103, np.dtype(np.float64): np.inf}
 
 
 def encode_ternary(
@@ -63,7 +66,7 @@ def encode_ternary(
 
     Raises:
         NonFiniteError: NaN or Inf in v, or m overflows. The residual is bit for bit what it was.
-        ConfigError: no such layout.
+        ConfigError: no such layout, or a residual of another type or length.
 
     Example:
         >>> values = np.array([0.4, 0.1, -0.2, 0.0, 0.3, -0.4], dtype=np.float32)
@@ -73,25 +76,18 @@ def encode_ternary(
         (0.7, [202, 40], [-0.30000001192092896, 0.10000000149011612])
     """
     check_layout(layout)
-    if residual is None:
-        largest = max_magnitude(values)
-    else:
-        largest = max_magnitude_of_sum(residual, residual_scale, values)
-    scale = _scale(largest, sparsity, values.dtype)
+    number = values.dtype.type
+    given = frozen(values)
     pad = 0 if paper_literal else 1
     if residual is None:
-        codes = quantise(values, scale=scale, layout=layout, pad=pad, workspace=workspace)
+        m = _scale(max_of_frozen(given), sparsity, values.dtype)
+        codes = quantise(given, m, layout=layout, pad=pad, workspace=workspace)
     else:
-        codes = quantise_with_residual(
-            values,
-            residual,
-            residual_scale=residual_scale,
-            scale=scale,
-            layout=layout,
-            pad=pad,
-            workspace=workspace,
-        )
-    return scale, zero_run_encode(codes, workspace=workspace) if zero_run else codes
+        check_residual(residual, values)
+        r = number(residual_scale)
+        m = _scale(max_of_sum(residual, r, given), sparsity, values.dtype)
+        codes = quantise_with_residual(given, m, residual, r, layout=layout, pad=pad, workspace=workspace)
+    return float(m), zero_run_encode(codes, workspace=workspace) if zero_run else codes
 
 
 def decode_ternary(
@@ -142,11 +138,9 @@ def decode_ternary(
     dequantise(codes, scale=scale, out=out, layout=layout, accumulate=accumulate, workspace=workspace)
 
 
-def _scale(largest: float, sparsity: float, dtype: np.dtype[Any]) -> float:
-    """m = largest * sparsity, computed in the arrays' type."""
-    if math.isfinite(largest):
-        with np.errstate(over="ignore"):
-            scale = float(dtype.type(largest) * dtype.type(sparsity))
-        if math.isfinite(scale):
-            return scale
+def _scale(largest: float, sparsity: float, dtype: np.dtype[Any]) -> Any:
+    """m = largest * sparsity, as the arrays' type would compute it: the product of two float32 is exact in a double."""
+    product = largest * float(dtype.type(sparsity))
+    if product < _OVERFLOW[dtype]:  # and not NaN
+        return dtype.type(product)
     raise NonFiniteError(non_finite(largest, sparsity))

@@ -20,7 +20,7 @@ from thinwire.kernels.jit import jit
 from thinwire.kernels.magnitude import frozen
 from thinwire.kernels.workspace import Workspace
 
-_DIGITS = (np.arange(256)[:, None] // np.array([81, 27, 9, 3, 1, 1, 1, 1]) % 3 - 1).astype(np.int8)
+_DIGITS = (np.arange(256)[:, None] // np.array([81, 27, 9, 3, 1, 1, 1, 1]) % 3 - 1).astype(np.int8).ravel()
 
 
 def unpack_base243(
@@ -63,7 +63,7 @@ def add_sparse(payload: Bytes, *, scale: float, out: Floats, workspace: Workspac
 
 
 def scaled_table(scale: float, zero: Any, workspace: Workspace) -> Floats:
-    """[256, 8] of ``scale * digit``, with the given zero."""
+    """Flat [256 * 8] of ``scale * digit``, with the given zero."""
     table = workspace.table(zero.dtype)
     _fill_table(_DIGITS, zero.dtype.type(scale), zero, table)
     return table
@@ -71,40 +71,39 @@ def scaled_table(scale: float, zero: Any, workspace: Workspace) -> Floats:
 
 @jit
 def _fill_table(digits: Any, m: Any, zero: Any, table: Any) -> None:
-    for code in range(table.shape[0]):
-        for place in range(8):
-            digit = digits[code, place]
-            table[code, place] = m if digit > 0 else (-m if digit < 0 else zero)
+    for i in range(table.size):
+        digit = digits[i]
+        table[i] = m if digit > 0 else (-m if digit < 0 else zero)
 
 
 @jit
 def _store_stride(codes: Any, table: Any, out: Any) -> None:
     whole = min(codes.size, (out.size - 8) // 5 + 1) if out.size >= 8 else 0
     for i in range(whole):
-        code, at = codes[i], 5 * i
+        row, at = 8 * codes[i], 5 * i
         # All eight are read before any is written, so that a row moves in one or two vector registers.
-        v0, v1, v2, v3 = table[code, 0], table[code, 1], table[code, 2], table[code, 3]
-        v4, v5, v6, v7 = table[code, 4], table[code, 5], table[code, 6], table[code, 7]
+        v0, v1, v2, v3 = table[row], table[row + 1], table[row + 2], table[row + 3]
+        v4, v5, v6, v7 = table[row + 4], table[row + 5], table[row + 6], table[row + 7]
         out[at], out[at + 1], out[at + 2], out[at + 3] = v0, v1, v2, v3
         out[at + 4], out[at + 5], out[at + 6], out[at + 7] = v4, v5, v6, v7
     for at in range(5 * whole, out.size):
-        out[at] = table[codes[at // 5], at % 5]
+        out[at] = table[8 * codes[at // 5] + at % 5]
 
 
 @jit
 def _add_stride(codes: Any, table: Any, out: Any) -> None:
     whole = out.size // 5
     for i in range(whole):
-        code, at = codes[i], 5 * i
+        row, at = 8 * codes[i], 5 * i
         v0, v1, v2, v3, v4 = out[at], out[at + 1], out[at + 2], out[at + 3], out[at + 4]
-        v0 += table[code, 0]
-        v1 += table[code, 1]
-        v2 += table[code, 2]
-        v3 += table[code, 3]
-        v4 += table[code, 4]
+        v0 += table[row]
+        v1 += table[row + 1]
+        v2 += table[row + 2]
+        v3 += table[row + 3]
+        v4 += table[row + 4]
         out[at], out[at + 1], out[at + 2], out[at + 3], out[at + 4] = v0, v1, v2, v3, v4
     for at in range(5 * whole, out.size):
-        out[at] += table[codes[at // 5], at % 5]
+        out[at] += table[8 * codes[at // 5] + at % 5]
 
 
 @jit
@@ -116,7 +115,7 @@ def _add_sparse(payload: Any, table: Any, out: Any) -> None:
             continue
         if byte != ZERO_CODE:
             for place in range(min(5, out.size - at)):
-                out[at + place] += table[byte, place]
+                out[at + place] += table[8 * byte + place]
         at += 5
 
 

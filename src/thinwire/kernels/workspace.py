@@ -58,8 +58,8 @@ class Workspace:
         self.codes = Grown()
         self.digits: Bytes = np.zeros(5 * BLOCK_CODES + 8, dtype=np.uint8)
         self.groups = words_apart(self.digits, 5)  # word i holds the digits of code i, and three of the next
-        self.words: NDArray[np.uint64] = np.zeros((3, BLOCK_CODES // 8), dtype=np.uint64)
-        self._tables = {np.dtype(t): np.zeros((256, 8), dtype=t) for t in (np.float32, np.float64)}
+        self.words: NDArray[np.uint64] = np.zeros((3, BLOCK_CODES // 8 + 1), dtype=np.uint64)
+        self._tables = {np.dtype(t): np.zeros(256 * 8, dtype=t) for t in (np.float32, np.float64)}
 
     @property
     def nbytes(self) -> int:
@@ -68,7 +68,7 @@ class Workspace:
         return sum(array.nbytes for array in [*held, *self._tables.values()])
 
     def table(self, dtype: np.dtype[Any]) -> NDArray[Any]:
-        """A [256, 8] table of `dtype`: the five values of each code, and three fillers."""
+        """A table of `dtype`, eight entries per code: its five values, and three fillers."""
         return self._tables[dtype]
 
 

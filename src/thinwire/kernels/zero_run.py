@@ -101,7 +101,7 @@ def _encode(words: Any, num_words: int, words_at: Any, scratch: Any) -> Any:
     `words` has one word more than asked for. Writing never overtakes reading: output is no longer than input.
     """
     counts, carries, flags = scratch[0], scratch[1], scratch[2]
-    block = counts.size
+    block = counts.size - 1
     end: Any = 0
     carried = _0
     for start in range(0, num_words, block):
@@ -113,8 +113,8 @@ def _encode(words: Any, num_words: int, words_at: Any, scratch: Any) -> Any:
             trailing = counts[i] >> _56
             longer = carried - _6 if carried >= _6 else carried + _8
             carried = longer if trailing == _8 else trailing
-        after = _1 if (words[start + size] & _LOW_BYTE) == _121 else _0
-        _emit(words[start : start + size], counts, carries, flags, after)
+        flags[size] = _1 if (words[start + size] & _LOW_BYTE) == _121 else _0
+        _emit(words[start : start + size], counts, carries, flags, flags[1:])
         for i in range(size):
             words_at[end] = counts[i]
             end += np.int64(carries[i])
@@ -138,10 +138,9 @@ def _count_runs(words: Any, counts: Any, flags: Any) -> None:
 
 
 @jit
-def _emit(words: Any, counts: Any, carries: Any, flags: Any, after: Any) -> None:
+def _emit(words: Any, counts: Any, carries: Any, flags: Any, next_flags: Any) -> None:
     """Turn each word into the bytes it sends, pushed to its low end (in `counts`), and their number (in `carries`)."""
-    size = words.size
-    for i in range(size):
+    for i in range(words.size):
         zero = flags[i]
         mask = (zero << _8) - zero
         other = ~mask
@@ -149,8 +148,7 @@ def _emit(words: Any, counts: Any, carries: Any, flags: Any, after: Any) -> None
         leading = (other & (_0 - other)) - _1
         count = counts[i] + ((carries[i] * _ONES) & leading)
         count -= (((count + _ABOVE_14) >> _7) & _ONES) * _14
-        following = (flags[i + 1] if i + 1 < size else after) & _1
-        zero_next = (zero >> _8) | (following << _56)
+        zero_next = (zero >> _8) | (next_flags[i] << _56)
         full = ((count + _FROM_14) >> _7) & _ONES
         keep = (_ONES ^ zero) | full | (_ONES ^ zero_next)
         single = ((~((count ^ _ONES) + _LOW7)) >> _7) & _ONES
