@@ -108,6 +108,8 @@ class GrpcConnection(Connection):
             )
 
     def abort(self) -> None:
+        # Over before closing: gRPC's thread would otherwise find time to say goodbye.
+        self._finish(f"this end has closed the session with {self.address}")
         self._leave()
         self._hang_up()
 

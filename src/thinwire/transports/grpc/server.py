@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import grpc
@@ -165,14 +166,16 @@ class GrpcServer(Server):
         self._num_opened += 1
         self._sessions[peer] = session
         self.tell(lambda: self._handler.opened(peer))
-        tasks = [
-            asyncio.create_task(work) for work in (self._read(peer, session, context), self._write(session, context))
-        ]
-        for task in tasks:
-            task.add_done_callback(session.take_failure)
+        tasks: list[asyncio.Task[None]] = []
         try:
+            # Before the first message is written: gRPC takes no two writes at a time.
             await context.send_initial_metadata((GREETING,))
-            await session.over
+            for work in (self._read(peer, session, context), self._write(session, context)):
+                task = asyncio.create_task(work)
+                task.add_done_callback(lambda task: session.end(self._why_lost(task)))
+                tasks.append(task)
+            # Not a plain await, through which gRPC's cancelling us would cancel the future as well.
+            await asyncio.wait([session.over])
         finally:
             # Also when gRPC cancels us, which is how it tells of a lost connection or our own hard stop.
             session.end(self._why_lost())
@@ -180,12 +183,15 @@ class GrpcServer(Server):
             for task in tasks:
                 task.cancel()
             del self._sessions[peer]
-            self.tell(lambda: self._handler.closed(peer, session.over.result()))
-        error = session.over.result()
+            error = session.over.result()
+            self.tell(lambda: self._handler.closed(peer, error))
         if error is not None:
             await context.abort(grpc.StatusCode.ABORTED, error)
 
-    def _why_lost(self) -> str:
+    def _why_lost(self, task: asyncio.Task[None] | None = None) -> str:
+        """What to tell of a session that nobody has ended; `task` is the reading or writing one that died."""
+        if task is not None and not task.cancelled() and (error := task.exception()) is not None:
+            return f"the connection broke: {error}"
         return "the server stopped" if self._stopping.is_set() else "the worker went away"
 
     async def _read(self, peer: int, session: _Session, context: Context) -> None:
@@ -208,7 +214,7 @@ class GrpcServer(Server):
                 return
             self.bytes_received += nbytes
             if not session.closing and not session.over.done():
-                self.tell(lambda packet=packet: self._handler.received(peer, packet))  # type: ignore[misc]
+                self.tell(partial(self._handler.received, peer, packet))
 
     async def _write(self, session: _Session, context: Context) -> None:
         shaping = self.options.shaping
@@ -261,11 +267,6 @@ class _Session:
         """Ends the session now, unless it is over already."""
         if not self.over.done():
             self.over.set_result(error)
-
-    def take_failure(self, task: asyncio.Task[None]) -> None:
-        """Ends the session if the task that reads or writes it failed."""
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.end(f"the connection broke: {error}")
 
 
 class _GrpcSender(Sender):

@@ -1,0 +1,108 @@
+"""What only the in-memory transport promises; the rest is in test_contract.py."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from thinwire.errors import TransportError
+from thinwire.transports import Packet, Sender
+from thinwire.transports.memory import MemoryServer
+
+
+class Log:
+    """A handler that answers every packet and writes down the order of everything."""
+
+    def __init__(self, sender: Sender) -> None:
+        self.sender = sender
+        self.lines: list[str] = []
+
+    def opened(self, peer: int) -> None:
+        self.lines.append(f"open {peer}")
+
+    def received(self, peer: int, packet: Packet) -> None:
+        self.lines.append(f"begin {peer}:{packet.kind}")
+        self.sender.send(peer, packet)
+        self.sender.call(lambda: self.lines.append(f"called by {peer}:{packet.kind}"))
+        if packet.kind == 9:
+            self.sender.close(peer)
+        self.lines.append(f"end {peer}:{packet.kind}")
+
+    def closed(self, peer: int, error: str | None) -> None:
+        self.lines.append(f"close {peer} {error}")
+
+
+def test_one_thread_sees_everything_in_the_order_of_the_program() -> None:
+    logs: list[Log] = []
+
+    def factory(sender: Sender) -> Log:
+        logs.append(Log(sender))
+        return logs[0]
+
+    server = MemoryServer(factory)
+    first, second = server.connect(), server.connect()
+    first.send(Packet(kind=1))
+    second.send(Packet(kind=9))
+    first.close()
+    assert logs[0].lines == [
+        "open 0",
+        "open 1",
+        "begin 0:1",
+        "end 0:1",
+        "called by 0:1",
+        "begin 1:9",
+        "end 1:9",
+        "called by 1:9",
+        "close 1 None",
+        "close 0 None",
+    ]
+    assert second.receive(timeout_s=0) == Packet(kind=9)
+    assert second.receive(timeout_s=0) is None
+
+
+def test_a_packet_is_handed_over_and_not_copied() -> None:
+    server = MemoryServer(Log)
+    connection = server.connect()
+    packet = Packet(kind=1, frames=(bytes(100),))
+    connection.send(packet)
+    assert connection.receive(timeout_s=0) is packet
+    assert packet.wire is None
+
+
+def test_the_handler_is_never_entered_twice() -> None:
+    inside = threading.Lock()
+    collisions: list[int] = []
+    total = 0
+
+    class Counter(Log):
+        def received(self, peer: int, packet: Packet) -> None:
+            nonlocal total
+            if not inside.acquire(blocking=False):
+                collisions.append(peer)
+                return
+            total += 1
+            inside.release()
+
+    server = MemoryServer(Counter)
+    connections = [server.connect() for _ in range(4)]
+
+    def send_many(worker: int) -> None:
+        for _ in range(500):
+            connections[worker].send(Packet(kind=1))
+
+    threads = [threading.Thread(target=send_many, args=(worker,)) for worker in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    server.stop()
+    assert collisions == []
+    assert total == 2000
+
+
+def test_a_server_that_has_stopped_takes_no_sessions() -> None:
+    server = MemoryServer(Log, address="shard-0")
+    server.stop()
+    with pytest.raises(TransportError, match="no server at shard-0: it has stopped"):
+        server.connect()
