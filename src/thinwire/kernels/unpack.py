@@ -18,9 +18,12 @@ from numpy.typing import NDArray
 from thinwire.kernels.contract import FIRST_RUN, ZERO_CODE, Bytes, Floats, check_codes, check_layout
 from thinwire.kernels.jit import jit
 from thinwire.kernels.magnitude import frozen
-from thinwire.kernels.workspace import Workspace
+from thinwire.kernels.workspace import BLOCK_CODES, Workspace
 
-_DIGITS = (np.arange(256)[:, None] // np.array([81, 27, 9, 3, 1, 1, 1, 1]) % 3 - 1).astype(np.int8).ravel()
+_PLACES = np.array([81, 27, 9, 3, 1, 1, 1, 1])
+_DIGITS = (np.arange(256)[:, None] // _PLACES % 3).astype(np.uint8)  # of each code, and three fillers
+_TRITS = (_DIGITS.ravel() - 1).astype(np.int8)
+_SPREAD = _DIGITS.view(np.uint64).ravel()  # the digits of a code as the bytes of one word
 
 
 def unpack_base243(
@@ -41,7 +44,7 @@ def unpack_base243(
     if layout == "partition":
         _store_partition(frozen(codes), np.int8(1), np.int8(0), out)
     else:
-        _store_stride(frozen(codes), _DIGITS, out)
+        _store_stride(frozen(codes), _TRITS, out)
     return out
 
 
@@ -49,12 +52,14 @@ def dequantise(codes: Bytes, *, scale: float, out: Floats, layout: str, accumula
     """``out = scale * q``, or ``out += scale * q``, for codes that were checked."""
     dtype = out.dtype
     zero = dtype.type(-0.0 if accumulate else 0.0)
+    m = dtype.type(scale)
     if layout == "partition":
         kernel = _add_partition if accumulate else _store_partition
-        kernel(frozen(codes), dtype.type(scale), zero, out)
+        kernel(frozen(codes), m, zero, out)
+    elif accumulate:
+        _add_stride(frozen(codes), m, zero, workspace.digits, workspace.groups, out)
     else:
-        kernel = _add_stride if accumulate else _store_stride
-        kernel(frozen(codes), scaled_table(scale, zero, workspace), out)
+        _store_stride(frozen(codes), scaled_table(scale, zero, workspace), out)
 
 
 def add_sparse(payload: Bytes, *, scale: float, out: Floats, workspace: Workspace) -> None:
@@ -65,15 +70,15 @@ def add_sparse(payload: Bytes, *, scale: float, out: Floats, workspace: Workspac
 def scaled_table(scale: float, zero: Any, workspace: Workspace) -> Floats:
     """Flat [256 * 8] of ``scale * digit``, with the given zero."""
     table = workspace.table(zero.dtype)
-    _fill_table(_DIGITS, zero.dtype.type(scale), zero, table)
+    _fill_table(_TRITS, zero.dtype.type(scale), zero, table)
     return table
 
 
 @jit
-def _fill_table(digits: Any, m: Any, zero: Any, table: Any) -> None:
+def _fill_table(trits: Any, m: Any, zero: Any, table: Any) -> None:
     for i in range(table.size):
-        digit = digits[i]
-        table[i] = m if digit > 0 else (-m if digit < 0 else zero)
+        trit = trits[i]
+        table[i] = m if trit > 0 else (-m if trit < 0 else zero)
 
 
 @jit
@@ -91,19 +96,20 @@ def _store_stride(codes: Any, table: Any, out: Any) -> None:
 
 
 @jit
-def _add_stride(codes: Any, table: Any, out: Any) -> None:
-    whole = out.size // 5
-    for i in range(whole):
-        row, at = 8 * codes[i], 5 * i
-        v0, v1, v2, v3, v4 = out[at], out[at + 1], out[at + 2], out[at + 3], out[at + 4]
-        v0 += table[row]
-        v1 += table[row + 1]
-        v2 += table[row + 2]
-        v3 += table[row + 3]
-        v4 += table[row + 4]
-        out[at], out[at + 1], out[at + 2], out[at + 3], out[at + 4] = v0, v1, v2, v3, v4
-    for at in range(5 * whole, out.size):
-        out[at] += table[8 * codes[at // 5] + at % 5]
+def _add_stride(codes: Any, m: Any, zero: Any, digits: Any, groups: Any, out: Any) -> None:
+    # Rows of five cannot be added in whole registers as they are stored, so a block's digits are laid out first.
+    for start in range(0, codes.size, BLOCK_CODES):
+        block = codes[start : start + BLOCK_CODES]
+        for i in range(block.size):
+            groups[i] = _SPREAD[block[i]]
+        _add_digits(digits, m, zero, out[5 * start : min(5 * (start + BLOCK_CODES), out.size)])
+
+
+@jit
+def _add_digits(digits: Any, m: Any, zero: Any, out: Any) -> None:
+    for i in range(out.size):
+        digit = digits[i]
+        out[i] += m if digit > 1 else (-m if digit < 1 else zero)
 
 
 @jit

@@ -28,6 +28,7 @@ _0, _1, _2, _6, _7, _8, _13, _14, _16, _32, _56, _121 = (
     np.uint64(i) for i in (0, 1, 2, 6, 7, 8, 13, 14, 16, 32, 56, ZERO_CODE)
 )
 _ABOVE_14 = np.uint64(0x7171717171717171)  # 113 + count carries into bit 7 from 15 on
+_FROM_2 = np.uint64(0x7E7E7E7E7E7E7E7E)  # 126 + count carries into bit 7 from 2 on
 _FROM_14 = np.uint64(0x7272727272727272)  # 114 + count carries into bit 7 from 14 on
 _RUN_BASE = np.uint64(0xF1F1F1F1F1F1F1F1)  # 241: a run of k is 241 + k
 
@@ -107,9 +108,9 @@ def _encode(words: Any, num_words: int, words_at: Any, scratch: Any) -> Any:
     for start in range(0, num_words, block):
         size = min(block, num_words - start)
         _count_runs(words[start : start + size], counts, flags)
-        # The run (mod 14) that reaches into each word: the only chain from word to word.
+        # The run (mod 14) that reaches into each word, in each of its bytes: the only chain from word to word.
         for i in range(size):
-            carries[i] = carried
+            carries[i] = carried * _ONES
             trailing = counts[i] >> _56
             longer = carried - _6 if carried >= _6 else carried + _8
             carried = longer if trailing == _8 else trailing
@@ -143,27 +144,23 @@ def _emit(words: Any, counts: Any, carries: Any, flags: Any, next_flags: Any) ->
     for i in range(words.size):
         zero = flags[i]
         mask = (zero << _8) - zero
-        other = ~mask
-        # Zeros below the first other code continue the carried run. (0 - 1 is all ones: the word holds zeros only.)
-        leading = (other & (_0 - other)) - _1
-        count = counts[i] + ((carries[i] * _ONES) & leading)
+        # Zeros below the first other code continue the carried run: only there does ~mask - 1 borrow into mask.
+        count = counts[i] + (carries[i] & mask & (~mask - _1))
         count -= (((count + _ABOVE_14) >> _7) & _ONES) * _14
+        full = (count + _FROM_14) >> _7
         zero_next = (zero >> _8) | (next_flags[i] << _56)
-        full = ((count + _FROM_14) >> _7) & _ONES
-        keep = (_ONES ^ zero) | full | (_ONES ^ zero_next)
-        single = ((~((count ^ _ONES) + _LOW7)) >> _7) & _ONES
-        # 241 + count for a run; a run of one is the code 121 itself, which is 242 - 121.
-        value = (words[i] & other) | ((_RUN_BASE + count) & mask)
-        value -= single * _121
+        dropped = zero & zero_next & ~full
+        # A run of two or more is 241 + count. A run of one is the code 121, which stands there already.
+        long = ((count + _FROM_2) >> _7) & _ONES
+        long = (long << _8) - long
+        value = (words[i] & ~long) | ((_RUN_BASE + count) & long)
         # Compress: each kept byte moves down by the number of dropped bytes below it, bit by bit of that number.
-        dropped = keep ^ _ONES
-        shift = dropped << _8
-        shift += shift << _8
-        shift += shift << _16
-        shift += shift << _32
-        kept = (keep << _8) - keep
-        value &= kept
-        shift &= kept
+        shift = dropped * _ONES
+        num_dropped = shift >> _56
+        shift <<= _8
+        lost = (dropped << _8) - dropped
+        value &= ~lost
+        shift &= ~lost
         move = shift & _ONES
         move = (move << _8) - move
         value = (value & ~move) | ((value & move) >> _8)
@@ -176,7 +173,7 @@ def _emit(words: Any, counts: Any, carries: Any, flags: Any, next_flags: Any) ->
         move = (move << _8) - move
         value = (value & ~move) | ((value & move) >> _32)
         counts[i] = value
-        carries[i] = (keep * _ONES) >> _56
+        carries[i] = _8 - num_dropped
 
 
 @jit
