@@ -2,8 +2,8 @@
 
 With the stride layout a table holds, for each code, its five values already multiplied by the scale; a code is one
 table row, written at its place (the three fillers behind it are overwritten by the next row). With the partition
-layout the digits are taken out one place at a time by multiplication: ``code * 256 / 243``, rounded up, is a fraction
-whose digits in base 3 appear one after the other above the point.
+layout the digits are taken out one place at a time by multiplication: ``code / 243``, rounded up to a 256th, is a
+fraction whose digits in base 3 come out above the point one after the other.
 
 The zero of the addition tables is -0.0: adding it changes no bit of any number, +0.0 and -0.0 included.
 """
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.kernels.contract import FIRST_RUN, ZERO_CODE, Bytes, Floats, check_codes, check_layout
+from thinwire.kernels.contract import FIRST_RUN, LONGEST_RUN, ZERO_CODE, Bytes, Floats, check_codes, check_layout
 from thinwire.kernels.jit import jit
 from thinwire.kernels.magnitude import frozen
 from thinwire.kernels.workspace import BLOCK_CODES, Workspace
@@ -23,6 +23,9 @@ from thinwire.kernels.workspace import BLOCK_CODES, Workspace
 _PLACES = np.array([81, 27, 9, 3, 1, 1, 1, 1])
 _DIGITS = (np.arange(256)[:, None] // _PLACES % 3).astype(np.uint8)  # of each code, and three fillers
 _TRITS = (_DIGITS.ravel() - 1).astype(np.int8)
+# What a payload byte moves the position by, and whether it is a code that holds anything but zeros.
+_ADVANCE = np.array([5] * FIRST_RUN + [5 * k for k in range(2, LONGEST_RUN + 1)], dtype=np.uint8)
+_SENT = np.array([b < FIRST_RUN and b != ZERO_CODE for b in range(256)], dtype=np.uint8)
 _SPREAD = _DIGITS.view(np.uint64).ravel()  # the digits of a code as the bytes of one word
 
 
@@ -64,7 +67,7 @@ def dequantise(codes: Bytes, *, scale: float, out: Floats, layout: str, accumula
 
 def add_sparse(payload: Bytes, *, scale: float, out: Floats, workspace: Workspace) -> None:
     """``out += scale * q`` for a checked zero-run payload of the stride layout; runs of zeros cost nothing."""
-    _add_sparse(frozen(payload), scaled_table(scale, out.dtype.type(-0.0), workspace), out)
+    _add_sparse(frozen(payload), scaled_table(scale, out.dtype.type(-0.0), workspace), workspace.found, out)
 
 
 def scaled_table(scale: float, zero: Any, workspace: Workspace) -> Floats:
@@ -113,16 +116,34 @@ def _add_digits(digits: Any, m: Any, zero: Any, out: Any) -> None:
 
 
 @jit
-def _add_sparse(payload: Any, table: Any, out: Any) -> None:
+def _add_sparse(payload: Any, table: Any, found: Any, out: Any) -> None:
     at: Any = 0
-    for byte in payload:
-        if byte >= FIRST_RUN:
-            at += 5 * (np.int64(byte) - 241)
-            continue
-        if byte != ZERO_CODE:
-            for place in range(min(5, out.size - at)):
-                out[at + place] += table[8 * byte + place]
-        at += 5
+    for start in range(0, payload.size, found.size):
+        # First note where values were sent, without a branch to mispredict; then add there.
+        num_found = 0
+        for byte in payload[start : start + found.size]:
+            found[num_found] = (at << 8) | np.int64(byte)
+            num_found += np.int64(_SENT[byte])
+            at += np.int64(_ADVANCE[byte])
+        _add_found(found[:num_found], table, out)
+
+
+@jit
+def _add_found(found: Any, table: Any, out: Any) -> None:
+    whole = out.size - 5
+    for packed in found:
+        at, row = packed >> 8, (packed & 255) << 3
+        if at <= whole:
+            v0, v1, v2, v3, v4 = out[at], out[at + 1], out[at + 2], out[at + 3], out[at + 4]
+            v0 += table[row]
+            v1 += table[row + 1]
+            v2 += table[row + 2]
+            v3 += table[row + 3]
+            v4 += table[row + 4]
+            out[at], out[at + 1], out[at + 2], out[at + 3], out[at + 4] = v0, v1, v2, v3, v4
+        else:
+            for place in range(out.size - at):
+                out[at + place] += table[row + place]
 
 
 @jit
@@ -160,5 +181,6 @@ def _add_place(codes: Any, power: int, m: Any, zero: Any, out: Any) -> None:
 @jit
 def _digit(code: Any, power: int) -> Any:
     """Digit `place` of a code, with power = 3**place: exact for codes 0..242."""
-    fraction = (np.int32(code) * 256 + 242) // 243
-    return (((fraction * power) & 255) * 3) >> 8
+    # In [256 * code / 243, 256 * (code + 1) / 243) for every code, which is all that the digits need.
+    fraction = (np.int32(1079) * np.int32(code) + np.int32(1024)) >> np.int32(10)
+    return (((fraction * np.int32(power)) & np.int32(255)) * np.int32(3)) >> np.int32(8)

@@ -59,12 +59,13 @@ class Workspace:
         self.digits: Bytes = np.zeros(5 * BLOCK_CODES + 8, dtype=np.uint8)
         self.groups = words_apart(self.digits, 5)  # word i holds the digits of code i, and three of the next
         self.words: NDArray[np.uint64] = np.zeros((3, BLOCK_CODES // 8 + 1), dtype=np.uint64)
+        self.found: NDArray[np.int64] = np.zeros(1024, dtype=np.int64)  # where a sparse payload sends values
         self._tables = {np.dtype(t): np.zeros(256 * 8, dtype=t) for t in (np.float32, np.float64)}
 
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        held: list[NDArray[Any]] = [self.payload.bytes, self.codes.bytes, self.digits, self.words]
+        held: list[NDArray[Any]] = [self.payload.bytes, self.codes.bytes, self.digits, self.words, self.found]
         return sum(array.nbytes for array in [*held, *self._tables.values()])
 
     def table(self, dtype: np.dtype[Any]) -> NDArray[Any]:
