@@ -80,6 +80,8 @@ class GrpcOptions:
             ("grpc.max_receive_message_length", self.max_message_nbytes),
             ("grpc.keepalive_time_ms", keepalive_ms),
             ("grpc.keepalive_timeout_ms", keepalive_ms),
+            # Without this one a frozen peer is only given up after gRPC's own minute.
+            ("grpc.http2.ping_timeout_ms", keepalive_ms),
             # A worker computes for long stretches: pings without traffic are our normal case, not abuse.
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.max_pings_without_data", 0),
