@@ -21,6 +21,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -29,6 +30,7 @@ from thinwire.engines.tether import tethered
 from thinwire.errors import ConfigError, EngineError
 
 MAX_HOSTS = 253  # the addresses 10.77.0.1 to .253
+TCP_PACKET_NBYTES = 14 + 20 + 32  # Ethernet, IPv4 and TCP headers of each packet, timestamps on
 _TOOLS = ("ip", "tc", "nsenter", "unshare")
 _SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin"  # users often lack sbin, where tc is
 _TOOL_TIMEOUT_S = 20.0
@@ -44,6 +46,22 @@ echo cubic > ipv4/tcp_congestion_control || echo reno > ipv4/tcp_congestion_cont
 cat ipv4/tcp_congestion_control || echo unknown
 exec cat
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Bytes and packets that crossed one end of a link. A large segment counts as the packets it became."""
+
+    nbytes: int = 0
+    packets: int = 0
+
+    def __add__(self, other: Count) -> Count:
+        return Count(self.nbytes + other.nbytes, self.packets + other.packets)
+
+    @property
+    def payload_nbytes(self) -> int:
+        """Bytes above TCP: without the Ethernet, IP and TCP headers (timestamps on) of each packet."""
+        return self.nbytes - TCP_PACKET_NBYTES * self.packets
 
 
 class Fabric:
@@ -72,8 +90,8 @@ class Fabric:
         self._addresses = {host: f"10.77.0.{number}" for number, host in enumerate(rates, start=1)}
         self._ports = {host: f"h{number}" for number, host in enumerate(rates, start=1)}
         self._holders: dict[str | None, subprocess.Popen[str]] = {}  # None is the fabric's own
-        # Bytes counted by queues that set_rate has replaced by another kind, as (sent, received).
-        self._carried = dict.fromkeys(rates, (0, 0))
+        # Counted by queues that set_rate has replaced by another kind, as (sent, received).
+        self._carried = dict.fromkeys(rates, (Count(), Count()))
         try:
             self._congestion_control = self._hold([None, *rates])
             self._connect()
@@ -100,8 +118,8 @@ class Fabric:
         """
         return self._enter(self._known(host), argv)
 
-    def bytes_sent(self, host: str) -> int:
-        """Bytes that have left a host, with all Ethernet, IP and TCP headers, ACKs and retransmits.
+    def sent(self, host: str) -> Count:
+        """What has left a host, with all Ethernet, IP and TCP headers, ACKs and retransmits.
 
         Raises:
             ConfigError: no such host.
@@ -109,9 +127,17 @@ class Fabric:
         """
         return self._carried[self._known(host)][0] + self._count(host, "eth0")
 
-    def bytes_received(self, host: str) -> int:
-        """Bytes that have come to a host, counted as in `bytes_sent` and raising the same."""
+    def received(self, host: str) -> Count:
+        """What has come to a host, counted as in `sent` and raising the same."""
         return self._carried[self._known(host)][1] + self._count(None, self._ports[host])
+
+    def bytes_sent(self, host: str) -> int:
+        """Bytes of `sent`."""
+        return self.sent(host).nbytes
+
+    def bytes_received(self, host: str) -> int:
+        """Bytes of `received`."""
+        return self.received(host).nbytes
 
     def set_rate(self, host: str, rate: Rate) -> None:
         """Change a host's link, both ways, while it is in use. Counters go on.
@@ -124,7 +150,7 @@ class Fabric:
             EngineError: the fabric is closed, or `tc` failed.
         """
         if (rate.bps is None) != (self._rates[self._known(host)].bps is None):
-            self._carried[host] = (self.bytes_sent(host), self.bytes_received(host))
+            self._carried[host] = (self.sent(host), self.received(host))
         self._run(host, "tc", f"qdisc replace dev eth0 root {rate.qdisc()}")
         self._run(None, "tc", f"qdisc replace dev {self._ports[host]} root {rate.qdisc()}")
         self._rates[host] = rate
@@ -195,11 +221,12 @@ class Fabric:
         """Run lines of `ip` or `tc` in a namespace, in one process."""
         _finish(self._enter(name, [self._tools[tool], "-batch", "-"]), "\n".join(lines) + "\n")
 
-    def _count(self, name: str | None, device: str) -> int:
-        """Bytes that a device's queue has let out."""
+    def _count(self, name: str | None, device: str) -> Count:
+        """What a device's queue has let out."""
         argv = [self._tools["tc"], "-statistics", "-json", "qdisc", "show", "dev", device]
         queues: list[dict[str, Any]] = json.loads(_finish(self._enter(name, argv)))
-        return sum(int(queue["bytes"]) for queue in queues if queue.get("root"))
+        roots = [queue for queue in queues if queue.get("root")]
+        return Count(sum(int(queue["bytes"]) for queue in roots), sum(int(queue["packets"]) for queue in roots))
 
 
 _WHO_MAY = "run as root, or where `unshare --user --map-root-user --net true` succeeds"

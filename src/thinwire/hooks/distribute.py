@@ -360,10 +360,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return
         updates = self._session.take(table)
         begin = time.perf_counter()
-        replica = self._replicas[table]
-        self.counters.add("payload_bytes_pull", replica.apply(updates))
+        payload_nbytes, num_values = self._replicas[table].apply(updates)
         self.counters.add("decode_seconds", time.perf_counter() - begin)
-        self.counters.add("values_pull", replica.values.size * sum(1 for update in updates if update.frame))
+        self.counters.add("payload_bytes_pull", payload_nbytes)
+        self.counters.add("values_pull", num_values)
 
     def _rates(self) -> tuple[float, ...]:
         return tuple(float(group["lr"]) for group in self.param_groups)

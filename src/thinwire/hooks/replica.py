@@ -36,12 +36,19 @@ class Replica:
         if self._apart:
             self.values[...] = self._tensor.to(device="cpu", dtype=torch.float32).numpy()
 
-    def apply(self, updates: list[Update]) -> int:
-        """Adds deltas, takes over whole values, and shows the result; returns the payload bytes of all of them."""
-        payload_nbytes = 0
+    def apply(self, updates: list[Update]) -> tuple[int, int]:
+        """Adds deltas, takes over whole values, and shows the result.
+
+        Returns:
+            Payload bytes and number of values of the state changes among them; initial values are none.
+        """
+        payload_nbytes = num_values = 0
         for update in updates:
             if update.frame:
-                payload_nbytes += decode_into(update.frame, self.values, accumulate=not update.whole)
+                nbytes = decode_into(update.frame, self.values, accumulate=not update.whole)
+                if update.version > 0:
+                    payload_nbytes += nbytes
+                    num_values += self.values.size
         if updates and self._apart:
             self._tensor.copy_(torch.from_numpy(self.values))
-        return payload_nbytes
+        return payload_nbytes, num_values

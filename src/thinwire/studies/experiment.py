@@ -100,7 +100,7 @@ def run(job: Job, *, shaping: str = "auto", on_event: OnEvent = lambda process, 
                 outcomes[event.data["rank"]] = event.data
             if event.data.get("event") == "accuracy":
                 curve.append({key: event.data[key] for key in ("step", "seconds", "accuracy")})
-        interfaces = _interface_bytes(fabric, names[1:]) if fabric else {}
+        interfaces = _interfaces(fabric, names[1:]) if fabric else {}
     return summarise(job, links, outcomes, curve) | interfaces
 
 
@@ -189,10 +189,17 @@ def summarise(
     }
 
 
-def _interface_bytes(fabric: Fabric, workers: list[str]) -> dict[str, int]:
+def _interfaces(fabric: Fabric, workers: list[str]) -> dict[str, int]:
+    """What the kernel counted at the workers' links: everything, and what is left without TCP/IP headers."""
+    sent = [fabric.sent(worker) for worker in workers]
+    received = [fabric.received(worker) for worker in workers]
     return {
-        "interface_bytes_push": sum(fabric.bytes_sent(worker) for worker in workers),
-        "interface_bytes_pull": sum(fabric.bytes_received(worker) for worker in workers),
+        "interface_bytes_push": sum(count.nbytes for count in sent),
+        "interface_bytes_pull": sum(count.nbytes for count in received),
+        "interface_packets_push": sum(count.packets for count in sent),
+        "interface_packets_pull": sum(count.packets for count in received),
+        "interface_payload_bytes_push": sum(count.payload_nbytes for count in sent),
+        "interface_payload_bytes_pull": sum(count.payload_nbytes for count in received),
     }
 
 
