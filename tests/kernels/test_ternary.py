@@ -1,4 +1,4 @@
-"""The compiled 3LC path: equal to the reference bit for bit, atomic on bad input, deaf to hostile payloads."""
+"""The compiled 3LC path: equal to the reference bit for bit, atomic on bad input, firm with hostile payloads."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_what_is_sent_and_what_stays_make_the_value(
     decode_ternary(payload, scale=scale, out=out, workspace=WORKSPACE, **options)
     assert set((out / scale).tolist() if scale else [0.0]) <= {-1.0, 0.0, 1.0}
     np.testing.assert_array_equal(values - out, residual)
-    assert np.abs(residual).max(initial=0.0) <= scale / 2 or sparsity < 1
+    assert np.abs(residual).max(initial=0.0) <= np.float32(scale) / 2
     assert payload.size <= -(-values.size // 5)
 
 
