@@ -58,6 +58,8 @@ class _Cast(Codec):
 
     @classmethod
     def unpack(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
+        if frame.scales:
+            raise FrameError(f"{cls.id} sends no scales, {len(frame.scales)} came")
         values = cls._widen(frame)
         _refuse_non_finite(values)
         if accumulate:

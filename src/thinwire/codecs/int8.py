@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -16,6 +16,12 @@ from thinwire.kernels.moments import largest_of, require_finite_magnitude
 from thinwire.kernels.rounding import round_to_int8, scale_levels
 
 TOP_LEVEL = 127
+
+
+def _largest_scale(dtype: np.dtype[Any]) -> Any:
+    """The largest scale whose 127 steps stay finite: a 127th of the largest number may round up, out of the range."""
+    kind = dtype.type
+    return np.nextafter(np.finfo(dtype).max / kind(TOP_LEVEL), kind(0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +43,7 @@ class Int8(Codec):
         kind = flat.values.dtype.type
         largest = largest_of(flat.values, residual, self.error_scale)
         require_finite_magnitude(largest)
-        scale = kind(largest) / kind(TOP_LEVEL)
+        scale = min(kind(largest) / kind(TOP_LEVEL), _largest_scale(flat.values.dtype))
         levels = space.array("int8.levels", flat.values.size, np.dtype(np.int8))
         if scale == 0:
             levels[:] = 0
@@ -52,9 +58,12 @@ class Int8(Codec):
 
     @classmethod
     def unpack(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
-        if len(frame.scales) != 1:
-            raise FrameError(f"int8 sends one scale, {len(frame.scales)} came")
-        scale_levels(np.frombuffer(frame.payload, np.int8), scale=frame.scales[0], out=out, accumulate=accumulate)
+        if len(frame.scales) != 1 or not 0 <= frame.scales[0] <= _largest_scale(out.dtype):
+            raise FrameError(f"int8 sends one scale, from 0 to a 127th of the range; {list(frame.scales)[:4]} came")
+        levels = np.frombuffer(frame.payload, np.int8)
+        if levels.min() < -TOP_LEVEL:
+            raise FrameError("a level of -128 came; int8 sends -127 … 127")
+        scale_levels(levels, scale=frame.scales[0], out=out, accumulate=accumulate)
 
     @classmethod
     def max_payload_nbytes(cls, frame: Frame) -> int:
@@ -63,3 +72,11 @@ class Int8(Codec):
     @classmethod
     def min_payload_nbytes(cls, frame: Frame) -> int:
         return frame.size
+
+
+def _scale(largest: Any) -> Any:
+    """largest / 127 in its own type, one step smaller where 127 such levels would decode to Inf."""
+    top = type(largest)(TOP_LEVEL)
+    scale = largest / top
+    with np.errstate(over="ignore"):
+        return scale if np.isfinite(scale * top) else np.nextafter(scale, type(largest)(0))
