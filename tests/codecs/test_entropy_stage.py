@@ -1,0 +1,131 @@
+"""The zstd stage: used only where it shrinks, and no bomb."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+import zstandard
+
+import thinwire as tw
+from tests.codecs import samples
+from tests.codecs.contract import ENROLLED, Enrolled
+from thinwire import frames
+from thinwire.codecs import entropy_stage
+from thinwire.frames import Flags, Frame
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize("entry", ENROLLED, ids=lambda entry: entry.label)
+def test_any_codec_takes_the_stage_and_decodes_the_same(entry: Enrolled) -> None:
+    sparse = torch.from_numpy(np.where(np.arange(20_000) % 331 == 0, samples.normal(20_000), 0.0)).float()
+    plain, staged = entry.with_options(entropy=None), entry.with_options(entropy="zstd")
+    with_stage, without = frames.parse(staged.encode(sparse)), frames.parse(plain.encode(sparse))
+    assert len(with_stage.payload) <= len(without.payload)
+    assert with_stage.zstd == (len(with_stage.payload) < len(without.payload))
+    assert torch.equal(tw.decode(staged.encode(sparse)), tw.decode(plain.encode(sparse)))
+
+
+def test_it_shrinks_sparse_3lc_traffic() -> None:
+    sparse = torch.from_numpy(np.where(np.arange(200_000) % 331 == 0, samples.normal(200_000), 0.0)).float()
+    staged = frames.parse(tw.codec("3lc", entropy="zstd").encode(sparse))
+    plain = frames.parse(tw.codec("3lc").encode(sparse))
+    assert staged.zstd
+    assert len(staged.payload) < 0.8 * len(plain.payload)
+
+
+@pytest.mark.parametrize("size", [1, 10, 63, 5000])
+def test_it_is_not_used_where_it_does_not_shrink(size: int) -> None:
+    noise = np.random.default_rng(4).integers(0, 2**31, size, dtype=np.int32)
+    noise = (noise & 0x3FFFFFFF).astype(np.int32)  # below the exponent of Inf
+    frame = tw.codec("fp32", entropy="zstd").encode(noise.view(np.float32))
+    assert not frames.parse(frame).zstd
+    assert frame == tw.codec("fp32").encode(noise.view(np.float32))
+
+
+def test_a_context_counts_the_payload_that_travels() -> None:
+    context = tw.codec("fp32", entropy="zstd").context(torch.zeros(5000))
+    frame = context.encode(torch.zeros(5000))
+    assert context.payload_nbytes == len(frames.parse(frame).payload) < 100
+
+
+# ---- bombs
+
+
+def compress(data: bytes, write_content_size: bool = True) -> bytes:
+    return zstandard.ZstdCompressor(level=1, write_content_size=write_content_size).compress(data)
+
+
+def declaring(nbytes: int) -> bytes:
+    """A zstd frame whose header declares `nbytes` and whose one block is empty."""
+    return b"\x28\xb5\x2f\xfd" + bytes([0xE0]) + nbytes.to_bytes(8, "little") + b"\x01\x00\x00"
+
+
+BOMBS: dict[str, tuple[Callable[[], bytes], str]] = {
+    "more than the shape needs": (lambda: compress(bytes(4001)), "declares 4001 bytes; this shape needs at most 4000"),
+    "a gigabyte": (lambda: declaring(1 << 30), "declares 1073741824 bytes; this shape"),
+    "the most that a header can say": (lambda: declaring(2**64 - 3), "declares"),
+    "no size": (lambda: compress(bytes(4000), write_content_size=False), "zstd stage"),
+    "less than it holds": (lambda: declaring(10) + bytes(0), "zstd stage"),
+    "fewer bytes than the shape takes": (lambda: compress(bytes(3996)), "payload bytes"),
+    "noise": (lambda: samples.normal(20).tobytes(), "damaged"),
+    "nothing": (lambda: b"", "damaged"),
+    "cut": (lambda: compress(samples.normal(500).tobytes())[:-9], "damaged"),
+    "two frames": (lambda: compress(bytes(2000)) + compress(bytes(2000)), "zstd stage"),
+    "bytes behind it": (lambda: compress(bytes(4000)) + b"\0", "damaged"),
+    "a skippable frame": (lambda: b"\x50\x2a\x4d\x18" + (4).to_bytes(4, "little") + b"abcd", "zstd stage"),
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_bombs(bomb: str) -> None:
+    """The shape takes 4,000 bytes; whatever else the stage says is refused before it is allocated."""
+    make, message = BOMBS[bomb]
+    data = frames.pack(Frame("fp32", "fp32", (1000,), flags=int(Flags.ZSTD), payload=make()))
+    out = torch.full((1000,), -7.0)
+    tracemalloc.start()
+    try:
+        with pytest.raises(tw.FrameError, match=message):
+            tw.decode(data, out=out)
+        with pytest.raises(tw.FrameError, match=message):
+            tw.decode(data)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < MIB
+    assert (out == -7.0).all()
+
+
+def test_a_small_stage_cannot_declare_a_large_payload_even_for_a_large_shape() -> None:
+    """Without this limit, thirty bytes would make a receiver that trusts the shape allocate it all."""
+    data = frames.pack(Frame("fp32", "fp32", (1 << 28,), flags=int(Flags.ZSTD), payload=declaring(1 << 30)))
+    tracemalloc.start()
+    try:
+        with pytest.raises(tw.FrameError, match="more than its 16 can expand to"):
+            tw.decode(data)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < MIB
+
+
+def test_the_limit_lets_every_honest_payload_through() -> None:
+    """All zeros shrink most; the densest that zstd gets is what a receiver must still take."""
+    for nbytes in (1 << 10, 1 << 17, 1 << 24):
+        packed = entropy_stage.compress(bytes(nbytes))
+        assert packed is not None
+        assert nbytes <= len(packed) * entropy_stage.MAX_EXPANSION
+        assert entropy_stage.decompress(packed, nbytes) == bytes(nbytes)
+
+
+def test_a_dictionary_or_a_giant_window_is_refused() -> None:
+    with_dictionary = b"\x28\xb5\x2f\xfd" + bytes([0x61]) + b"\x07" + (100).to_bytes(2, "little") + b"\x01\x00\x00"
+    with pytest.raises(tw.FrameError, match="dictionary"):
+        entropy_stage.decompress(with_dictionary, 4000)
+    giant_window = b"\x28\xb5\x2f\xfd" + bytes([0x40, 0xA8]) + (100).to_bytes(2, "little") + b"\x01\x00\x00"
+    with pytest.raises(tw.FrameError, match="window"):
+        entropy_stage.decompress(giant_window, 4000)
