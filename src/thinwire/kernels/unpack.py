@@ -120,7 +120,7 @@ def _add_sparse(payload: Any, table: Any, found: Any, out: Any) -> None:
     at: Any = 0
     for start in range(0, payload.size, found.size):
         # First note where values were sent, without a branch to mispredict; then add there.
-        num_found = 0
+        num_found: Any = 0
         for byte in payload[start : start + found.size]:
             found[num_found] = (at << 8) | np.int64(byte)
             num_found += np.int64(_SENT[byte])
