@@ -218,4 +218,4 @@ class GrpcConnection(Connection):
         self._call.cancel()  # type: ignore[no-untyped-call]
         self._channel.close()
         self._finish(None)
-        self._reader.join()
+        self._reader.join(1.0)  # it may be asleep on a thin link; then it ends by itself
