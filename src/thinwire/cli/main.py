@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 
 import thinwire
-from thinwire.cli import demo, inspect, roles, train
+from thinwire.cli import bench, demo, inspect, roles, train
 from thinwire.cli.console import errors
 from thinwire.errors import ConfigError, ThinwireError
 
@@ -21,6 +21,7 @@ app = typer.Typer(
 )
 for _part in (demo, train, roles, inspect):
     app.add_typer(_part.app)
+app.add_typer(bench.app, name="bench")
 
 
 def _version(show: bool) -> None:
