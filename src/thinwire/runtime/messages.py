@@ -30,5 +30,6 @@ def from_packet(packet: Packet) -> tuple[Message, tuple[bytes, ...]]:
         raise ProtocolError(f"message kind {packet.kind} is unknown; protocol 1 has {sorted(_decoders)}")
     try:
         return decoder.decode(packet.header), packet.frames
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        # The last two leave msgspec for text that is not UTF-8 and for values nested thousands deep.
         raise ProtocolError(f"a message of kind {packet.kind} could not be read: {error}") from error

@@ -10,6 +10,8 @@ from thinwire.schema import Plan, TableSpec
 MAX_TABLES = 100_000
 MAX_VALUES = 2**36
 """256 GiB of float32: far above any shard, far below what would overflow a size."""
+MAX_RANK = 32
+"""That of a frame."""
 
 
 def check_plan(plan: Plan) -> None:
@@ -18,13 +20,20 @@ def check_plan(plan: Plan) -> None:
         raise ProtocolError(f"a plan for {plan.workers} workers; 1 … 4096 are possible")
     if not 1 <= len(plan.tables) <= MAX_TABLES:
         raise ProtocolError(f"a plan with {len(plan.tables)} tables; 1 … {MAX_TABLES} are possible")
-    if sum(math.prod(spec.shape) for spec in plan.tables) > MAX_VALUES:
-        raise ProtocolError(f"the tables have more than {MAX_VALUES} values together")
+    if plan.state_interval < 1:
+        raise ProtocolError(f"buffers that travel every {plan.state_interval} steps; at least 1 is needed")
     if len({spec.name for spec in plan.tables}) != len(plan.tables):
         raise ProtocolError("two tables have one name")
+    values = 0
     for spec in plan.tables:
+        if len(spec.shape) > MAX_RANK:
+            raise ProtocolError(f"{spec.name}: {len(spec.shape)} dimensions; at most {MAX_RANK} are possible")
         if any(dim < 0 for dim in spec.shape):
             raise ProtocolError(f"{spec.name}: shape {spec.shape} has a negative dimension")
+        # Zeros are left out: they would hide dimensions that overflow, as in (0, 2**62).
+        values += math.prod(filter(None, spec.shape))
+        if values > MAX_VALUES:
+            raise ProtocolError(f"{spec.name}: with it the tables have more than {MAX_VALUES} values together")
         if not (0 <= spec.up < len(plan.codecs) and 0 <= spec.down < len(plan.codecs)):
             raise ProtocolError(f"{spec.name}: the plan has no codec {max(spec.up, spec.down)}")
         if not 0 <= spec.group < len(plan.groups):

@@ -123,6 +123,8 @@ class WorkerCore:
                     self.step = message.step
             case Values():
                 self._check(message.tables, frames)
+                if len(message.versions) != len(frames):
+                    raise ProtocolError(f"{len(message.versions)} versions and {len(frames)} frames in one message")
                 for table, version, frame in zip(message.tables, message.versions, frames, strict=True):
                     self._apply[table].clear()
                     self._apply[table].append(Update(version, frame, True))
