@@ -125,4 +125,9 @@ ENROLLED: list[Enrolled] = [
     three_lc(1.75, entropy="zstd", bits=None),
     three_lc(error_feedback=False),
     three_lc(error_scale=0.1),
+    enrol("mqe1", bits=1.0001),
+    enrol("mqe1", {"axis": 1}, bits=1.0001),
+    enrol("onebit", bits=1.0001),
+    enrol("onebit", {"norm": "l1"}, bits=1.0001),
+    enrol("onebit", {"zeros": "keep"}, bits=2.0001),
 ]

@@ -51,9 +51,7 @@ class Int8(Codec):
                 residual *= kind(self.error_scale)
                 residual += flat.values
         else:
-            round_to_int8(
-                flat.values, scale=scale, levels=levels, residual=residual, residual_scale=self.error_scale
-            )
+            round_to_int8(flat.values, scale=scale, levels=levels, residual=residual, residual_scale=self.error_scale)
         return Packed(levels.view(np.uint8), (float(scale),))
 
     @classmethod

@@ -10,10 +10,12 @@ from typing import Any
 from thinwire.codecs.base import Codec
 from thinwire.codecs.floats import BF16, FP16, FP32
 from thinwire.codecs.int8 import Int8
+from thinwire.codecs.mqe1 import MQE1
+from thinwire.codecs.onebit import OneBit
 from thinwire.codecs.threelc import ThreeLC
 from thinwire.errors import ConfigError
 
-SHIPPED: tuple[type[Codec], ...] = (FP32, FP16, BF16, Int8, ThreeLC)
+SHIPPED: tuple[type[Codec], ...] = (FP32, FP16, BF16, Int8, ThreeLC, MQE1, OneBit)
 
 _classes: dict[str, type[Codec]] = {}
 

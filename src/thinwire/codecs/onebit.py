@@ -1,0 +1,121 @@
+"""`onebit`: the sign of every value and one scale, as DoubleSqueeze sends it (§5.1).
+
+    v = residual + x        scale = ‖v‖₂ / √n  (or ‖v‖₁ / n)        decoded = scale where v ≥ 0, else −scale
+
+The scale of §3.2 (‖v‖·sign(v)) is √n too large and diverges with error feedback, so it is not offered.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from thinwire.codecs.base import Codec, Draws, Packed
+from thinwire.codecs.scratch import Scratch
+from thinwire.codecs.tensors import Flat, FloatArray
+from thinwire.errors import ConfigError, FrameError
+from thinwire.frames import Flags, Frame
+from thinwire.kernels.moments import moments
+from thinwire.kernels.signs import pack_signs, unpack_signs
+
+ZEROS_KEPT = Flags.OPTION_A
+"""Two bit planes: which values are not zero, and which are positive."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneBit(Codec):
+    """1 bit a value (2 where zeros are kept), with a residual.
+
+    Args:
+        norm: `"l2"` matches the sent norm to the tensor's (DoubleSqueeze §5.1); `"l1"` sends the mean magnitude,
+            which is a contraction for every tensor.
+        zeros: `"plus"` sends zeros as +scale; `"keep"` as zeros, with a second bit plane (the authors' code).
+    """
+
+    id: ClassVar[str] = "onebit"
+    keeps_residual: ClassVar[bool] = True
+    option_flags: ClassVar[int] = int(ZEROS_KEPT)
+
+    norm: Literal["l2", "l1"] = "l2"
+    zeros: Literal["plus", "keep"] = "plus"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.norm not in ("l2", "l1"):
+            raise ConfigError(f"onebit: norm={self.norm!r}; allowed are 'l2' and 'l1'")
+        if self.zeros not in ("plus", "keep"):
+            raise ConfigError(f"onebit: zeros={self.zeros!r}; allowed are 'plus' and 'keep'")
+
+    def pack(self, flat: Flat, space: Scratch, draws: Draws | None) -> Packed:
+        if self.zeros == "keep":
+            return self._pack_planes(flat, space)
+        return self._pack_signs(flat, None, space)
+
+    def pack_residual(self, flat: Flat, residual: FloatArray, space: Scratch, draws: Draws | None) -> Packed:
+        if self.zeros == "keep":
+            return super().pack_residual(flat, residual, space, draws)
+        return self._pack_signs(flat, residual, space)
+
+    def _pack_signs(self, flat: Flat, residual: FloatArray | None, space: Scratch) -> Packed:
+        size = flat.values.size
+        scale = self._scale(flat.values, size, residual)
+        bits = space.array("onebit.bits", -(-size // 8), np.uint8)
+        pack_signs(
+            flat.values,
+            bits=bits,
+            residual=residual,
+            residual_scale=self.error_scale,
+            low=0.0 - scale,
+            high=scale,
+        )
+        return Packed(bits, (scale,))
+
+    def _pack_planes(self, flat: Flat, space: Scratch) -> Packed:
+        plane = -(-flat.values.size // 8)
+        scale = self._scale(flat.values, int(np.count_nonzero(flat.values)), None)
+        bits = space.array("onebit.bits", 2 * plane, np.uint8)
+        bits[:plane] = np.packbits(flat.values != 0)
+        bits[plane:] = np.packbits(flat.values > 0)
+        return Packed(bits, (scale,), int(ZEROS_KEPT))
+
+    def _scale(self, values: FloatArray, count: int, residual: FloatArray | None) -> float:
+        """The scale over `count` values, in their type, never above the largest magnitude."""
+        l1 = self.norm == "l1"
+        sums = moments(values, residual=residual, residual_scale=self.error_scale, signed=l1, squares=not l1)
+        if count == 0:
+            return 0.0
+        mean = (sums.positive - sums.negative) / count if l1 else math.sqrt(sums.squares / count)
+        return min(float(values.dtype.type(mean * sums.unit)), sums.largest)
+
+    @classmethod
+    def unpack(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
+        if len(frame.scales) != 1 or frame.scales[0] < 0:
+            raise FrameError(f"onebit sends one scale of at least 0; {list(frame.scales)[:4]} came")
+        scale = frame.scales[0]
+        bits = np.frombuffer(frame.payload, np.uint8)
+        if not frame.flags & ZEROS_KEPT:
+            unpack_signs(bits, low=0.0 - scale, high=scale, out=out, accumulate=accumulate)
+            return
+        plane = bits.size // 2
+        sent, positive = bits[:plane], bits[plane:]
+        if np.any(positive & ~sent):
+            raise FrameError("onebit: a value is both zero and positive: the payload is damaged")
+        values = space.array("onebit.values", out.size, out.dtype)
+        unpack_signs(positive, low=0.0 - scale, high=scale, out=values, accumulate=False)
+        nonzero = np.unpackbits(sent, count=out.size).view(np.bool_)
+        if accumulate:
+            np.add(out, values, out=out, where=nonzero)
+        else:
+            out.fill(0)
+            np.copyto(out, values, where=nonzero)
+
+    @classmethod
+    def max_payload_nbytes(cls, frame: Frame) -> int:
+        return -(-frame.size // 8) * (2 if frame.flags & ZEROS_KEPT else 1)
+
+    @classmethod
+    def min_payload_nbytes(cls, frame: Frame) -> int:
+        return cls.max_payload_nbytes(frame)

@@ -1,0 +1,73 @@
+"""The arithmetic of the other codecs in plain NumPy: the judge of the compiled kernels, equal to them byte for byte.
+
+`reference` is the same for 3LC. Whole-array operations in the order of the papers' formulas; no blocks, no tricks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thinwire.kernels.contract import Bytes
+from thinwire.kernels.moments import LANES, Moments
+
+
+def with_residual(values: Any, residual: Any, residual_scale: float) -> Any:
+    """v = residual_scale·residual + values; values where there is no residual."""
+    return values if residual is None else values.dtype.type(residual_scale) * residual + values
+
+
+def round_to_int8(
+    values: Any, *, scale: float, levels: NDArray[np.int8], residual: Any = None, residual_scale: float = 1.0
+) -> None:
+    """See `thinwire.kernels.rounding.round_to_int8`."""
+    v = with_residual(values, residual, residual_scale)
+    m = values.dtype.type(scale)
+    levels[:] = np.clip(np.rint(v / m), -127, 127)
+    if residual is not None:
+        residual[:] = v - levels * m
+
+
+def moments(values: Any, *, residual: Any = None, residual_scale: float = 1.0, unit: float = 1.0) -> Moments:
+    """See `thinwire.kernels.moments.moments`; the unit is given. Value i goes to running sum i mod 1,024."""
+    v = with_residual(values, residual, residual_scale)
+    lifted = v.astype(np.float64) * (1.0 / unit)
+
+    def total(terms: Any) -> float:
+        lanes = np.zeros(LANES)
+        for start in range(0, terms.size, LANES):
+            row = terms[start : start + LANES]
+            lanes[: row.size] += row
+        while lanes.size > 1:
+            lanes = lanes[: lanes.size // 2] + lanes[lanes.size // 2 :]
+        return float(lanes[0])
+
+    positive, negative = total(np.where(lifted > 0, lifted, 0.0)), total(np.where(lifted < 0, lifted, 0.0))
+    largest = float(np.abs(v).max(initial=0.0))
+    return Moments(positive, negative, total(lifted * lifted), int((v >= 0).sum()), largest, unit)
+
+
+def pack_signs(
+    values: Any,
+    *,
+    bits: Bytes,
+    residual: Any = None,
+    residual_scale: float = 1.0,
+    low: float = 0.0,
+    high: float = 0.0,
+) -> None:
+    """See `thinwire.kernels.signs.pack_signs`."""
+    v = with_residual(values, residual, residual_scale)
+    bits[:] = np.packbits(v >= 0)
+    if residual is not None:
+        kind = values.dtype.type
+        residual[:] = v - np.where(v >= 0, kind(high), kind(low))
+
+
+def unpack_signs(bits: Bytes, *, low: float, high: float, out: Any, accumulate: bool) -> None:
+    """See `thinwire.kernels.signs.unpack_signs`."""
+    kind = out.dtype.type
+    values = np.where(np.unpackbits(bits, count=out.size), kind(high), kind(low))
+    out[:] = out + values if accumulate else values
