@@ -88,7 +88,7 @@ def make_plan(
         tables=tuple(tables),
         codecs=tuple(codecs),
         optimizer=name,
-        groups=tuple(portable_options(group) for group in optimizer.param_groups),
+        groups=tuple(portable_options(group, optimizer.defaults) for group in optimizer.param_groups),
         reduce=reduce,  # type: ignore[arg-type]  # checked by distribute
         state_interval=state_interval,
     )

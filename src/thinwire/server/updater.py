@@ -1,11 +1,14 @@
 """The server's optimizer: a stock torch optimizer, chosen by name from an allow-list, with JSON options.
 
-Nothing is unpickled: a worker names its optimizer and its options, and only what is listed here is built.
+Nothing is unpickled: a worker names its optimizer and its options, and only what is listed here is built. Torch
+checks some options where an optimizer is made, some at the first step and some never; so options are tried out on
+one value before they are taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -42,28 +45,29 @@ class Updater:
     def __init__(self, plan: Plan, values: Sequence[torch.Tensor | None]) -> None:
         if plan.optimizer not in ALLOWED:
             raise ProtocolError(f"optimizer {plan.optimizer!r} is not on the server's list: {', '.join(ALLOWED)}")
+        kind = ALLOWED[plan.optimizer]
+        options = [{key: _thaw(value) for key, value in group.items()} for group in plan.groups]
+        _try_out(kind, options)
         groups: list[dict[str, Any]] = [
             {
-                **{key: _thaw(value) for key, value in options.items()},
+                **chosen,
                 "params": [
                     value
                     for spec, value in zip(plan.tables, values, strict=True)
                     if value is not None and spec.group == index
                 ],
             }
-            for index, options in enumerate(plan.groups)
+            for index, chosen in enumerate(options)
         ]
         self._kept = [index for index, group in enumerate(groups) if group["params"]]
-        try:
-            self.optimizer = ALLOWED[plan.optimizer]([groups[index] for index in self._kept])  # type: ignore[call-arg]
-        except (TypeError, ValueError) as error:
-            raise ProtocolError(f"{plan.optimizer} does not take these options: {error}") from error
+        if not self._kept:
+            raise ProtocolError("the plan has no table that the optimizer could update")
+        self.optimizer = _build(kind, [groups[index] for index in self._kept])
 
     def set_rates(self, rates: Sequence[float]) -> None:
         """Sets the learning rate of every parameter group of the plan."""
         for group, index in zip(self.optimizer.param_groups, self._kept, strict=True):
-            if index < len(rates):
-                group["lr"] = rates[index]
+            group["lr"] = rates[index]
 
     def step(self, values: Sequence[torch.Tensor], grads: Sequence[torch.Tensor]) -> None:
         """Updates `values` in place by `grads`; every other table stays as it is."""
@@ -74,9 +78,40 @@ class Updater:
             value.grad = None
 
 
-def portable_options(group: dict[str, Any]) -> dict[str, Any]:
-    """Returns a parameter group's options as JSON values, without those of the worker's machine alone."""
-    return {key: _freeze(value) for key, value in group.items() if key not in LOCAL_OPTIONS}
+def portable_options(group: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a parameter group's options as JSON values, without those of the worker's machine alone.
+
+    Args:
+        group: of an optimizer's `param_groups`.
+        known: the optimizer's `defaults`; what schedulers and users note in a group besides stays here.
+
+    Example:
+        >>> sgd = torch.optim.SGD([torch.zeros(1)], lr=0.1, momentum=0.9)
+        >>> portable_options({**sgd.param_groups[0], "label": "head"}, sgd.defaults)["momentum"]
+        0.9
+    """
+    return {key: _freeze(value) for key, value in group.items() if key in known and key not in LOCAL_OPTIONS}
+
+
+def _build(kind: type[torch.optim.Optimizer], groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    # Some options count only as the constructor's arguments (Adagrad's first accumulator), and all groups share them.
+    taken = inspect.signature(kind).parameters.keys() - {"params"}
+    return kind(groups, **{key: value for key, value in groups[0].items() if key in taken})
+
+
+def _try_out(kind: type[torch.optim.Optimizer], options: Sequence[Mapping[str, Any]]) -> None:
+    known = kind([torch.zeros(1)]).defaults.keys() - LOCAL_OPTIONS  # type: ignore[call-arg]
+    for chosen in options:
+        if unknown := chosen.keys() - known:
+            raise ProtocolError(f"{kind.__name__} does not take {sorted(unknown)}; it takes {sorted(known)}")
+        value = torch.zeros(1)
+        try:
+            trial = _build(kind, [{**chosen, "params": [value]}])
+            for _ in range(2):  # a momentum is used from the second step on
+                value.grad = torch.zeros(1)
+                trial.step()
+        except Exception as error:  # torch lets out anything: TypeError, IndexError, AssertionError …
+            raise ProtocolError(f"{kind.__name__} does not take these options: {error}") from error
 
 
 def _freeze(value: Any) -> Any:
