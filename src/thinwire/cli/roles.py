@@ -22,7 +22,8 @@ from thinwire.transports.shaped import Shaping
 app = typer.Typer()
 
 
-def _grpc_options(shape: str | None) -> GrpcOptions:
+def grpc_options(shape: str | None) -> GrpcOptions:
+    """The transport's options of a role: an application-level link of this rate, or none."""
     bps = parse_rate(shape or "none").bps
     return GrpcOptions(shaping=None if bps is None else Shaping.symmetric(bps))
 
@@ -38,7 +39,7 @@ def server(
     ended = threading.Event()
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, lambda *_: ended.set())
-    with serve(serving(core, ended.set), listen, options=_grpc_options(shape)) as running:
+    with serve(serving(core, ended.set), listen, options=grpc_options(shape)) as running:
         if events:
             console.event({"event": "listening", "address": running.address})
         else:
@@ -91,7 +92,7 @@ def worker(
         eval_every=eval_every,
         data_root=data_root,
     )
-    transport = _grpc_options(shape)
+    transport = grpc_options(shape)
     outcome = run_worker(
         job,
         rank=rank,

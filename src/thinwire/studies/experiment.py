@@ -74,34 +74,55 @@ def run(job: Job, *, shaping: str = "auto", on_event: OnEvent = lambda process, 
         EngineError: a process failed; the message holds its last words. Nothing is left running.
     """
     links = choose_links(job.link, shaping)
-    names = [SERVER, *(f"worker {rank}" for rank in range(job.workers))]
+    curve: list[dict[str, float]] = []
+
+    def listen(process: str, event: dict[str, Any]) -> None:
+        if event.get("event") == "accuracy":
+            curve.append({key: event[key] for key in ("step", "seconds", "accuracy")})
+        on_event(process, event)
+
+    outcomes, interfaces = run_cluster(
+        links, job.workers, lambda rank, address: worker_arguments(job, rank, address), listen
+    )
+    return summarise(job, links, outcomes, curve) | interfaces
+
+
+def run_cluster(
+    links: Links, workers: int, arguments: Callable[[int, str], list[str]], on_event: OnEvent
+) -> tuple[dict[int, dict[str, Any]], dict[str, int]]:
+    """Starts a server and its workers, each behind its own link, and hears them to the end.
+
+    Args:
+        links: how the links are made.
+        workers: how many.
+        arguments: of a worker's command, by rank and server address.
+        on_event: hears everything that a process reports.
+
+    Returns:
+        What each rank reported as `done`, and with kernel shaping the interface counters.
+    """
+    names = [SERVER, *(f"worker {rank}" for rank in range(workers))]
+    outcomes: dict[int, dict[str, Any]] = {}
     with ExitStack() as stack:
         fabric = None
         if links.shaping == "kernel":
             fabric = stack.enter_context(Fabric(dict.fromkeys(names, links.rate)))
         engine = stack.enter_context(LocalEngine(fabric=fabric))
-        host = fabric.addresses[SERVER] if fabric else "127.0.0.1"
         shape = ["--shape", str(links.rate)] if links.shaping == "application" else []
-        base = [sys.executable, "-m", "thinwire"]
-        listen = f"{host}:{PORT if fabric else 0}"
-        engine.start(SERVER, [*base, SERVER, "--listen", listen, "--events", *shape], host=SERVER if fabric else None)
+
+        def start(name: str, *command: str) -> None:
+            argv = [sys.executable, "-m", "thinwire", *command, "--events", *shape]
+            engine.start(name, argv, host=name if fabric else None)
+
+        start(SERVER, "server", "--listen", f"{fabric.addresses[SERVER]}:{PORT}" if fabric else "127.0.0.1:0")
         address = engine.wait_for(SERVER, "listening", START_TIMEOUT_S).data["address"]
-        for rank in range(job.workers):
-            engine.start(
-                names[rank + 1],
-                [*base, *worker_arguments(job, rank, address), "--events", *shape],
-                host=names[rank + 1] if fabric else None,
-            )
-        outcomes: dict[int, dict[str, Any]] = {}
-        curve: list[dict[str, float]] = []
+        for rank in range(workers):
+            start(names[rank + 1], *arguments(rank, address))
         for event in engine.events():
             on_event(event.process, event.data)
             if event.data.get("event") == "done":
                 outcomes[event.data["rank"]] = event.data
-            if event.data.get("event") == "accuracy":
-                curve.append({key: event.data[key] for key in ("step", "seconds", "accuracy")})
-        interfaces = _interfaces(fabric, names[1:]) if fabric else {}
-    return summarise(job, links, outcomes, curve) | interfaces
+        return outcomes, _interfaces(fabric, names[1:]) if fabric else {}
 
 
 def worker_arguments(job: Job, rank: int, address: str) -> list[str]:
