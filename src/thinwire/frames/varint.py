@@ -13,6 +13,8 @@ def write(number: int) -> bytes:
     >>> write(300).hex()
     'ac02'
     """
+    if 0 <= number < 0x80:
+        return bytes((number,))
     if not 0 <= number < 1 << 63:
         raise ValueError(f"a varint holds 0 … 2**63 - 1, not {number}")
     out = bytearray()
@@ -25,6 +27,8 @@ def write(number: int) -> bytes:
 
 def read(data: memoryview, at: int, what: str) -> tuple[int, int]:
     """Returns (number, position after it). Raises FrameError where it is cut, too long or not the shortest form."""
+    if at < len(data) and data[at] < 0x80:  # most numbers in a frame
+        return data[at], at + 1
     number = 0
     for i in range(_MAX_NBYTES):
         if at + i >= len(data):
