@@ -78,8 +78,10 @@ def _options(name: str, text: str | None) -> dict[str, Any]:
         key, equals, value = part.partition("=")
         if not equals:
             raise ConfigError(f"design {name!r}: {part!r} is not option=value")
-        key = key.strip()
-        options[_SHORT.get(key, key)] = _value(value.strip())
+        key = _SHORT.get(key.strip(), key.strip())
+        if key == "id" or key in options:
+            raise ConfigError(f"design {name!r}: {key!r} is given twice")
+        options[key] = _value(value.strip())
     return options
 
 

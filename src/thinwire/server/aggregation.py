@@ -11,6 +11,7 @@ import numpy as np
 
 from thinwire.codecs import decode
 from thinwire.codecs.tensors import FloatArray
+from thinwire.errors import FrameError
 
 NO_GRADIENT = b""
 """The frame of a parameter that took no part in this step."""
@@ -30,16 +31,33 @@ class Aggregation:
         """Whether this worker's gradient is in."""
         return rank < self._next or rank in self._waiting
 
+    @property
+    def started(self) -> bool:
+        """Whether any worker's gradient is in."""
+        return self._next > 0 or bool(self._waiting)
+
     def add(self, rank: int, frame: bytes) -> None:
-        """Takes a frame that was checked against the table. Raises FrameError on damaged payloads, changing nothing."""
+        """Takes a frame that was checked against the table.
+
+        Raises:
+            FrameError: this frame, or one that waited for its turn, holds a damaged payload: the text says whose.
+                It is dropped, and the sum is what it was.
+        """
         self._waiting[rank] = frame
         while self._next in self._waiting:
-            frame = self._waiting[self._next]
+            frame = self._waiting.pop(self._next)
             if frame != NO_GRADIENT:
-                decode(frame, out=self._sum, accumulate=self._given > 0)
+                self._decode(frame)
                 self._given += 1
-            del self._waiting[self._next]
             self._next += 1
+
+    def _decode(self, frame: bytes) -> None:
+        try:
+            # A sum that overflows is Inf, and what follows from it is noticed when the update is encoded.
+            with np.errstate(over="ignore", invalid="ignore"):
+                decode(frame, out=self._sum, accumulate=self._given > 0)
+        except FrameError as error:
+            raise FrameError(f"the gradient of worker {self._next}: {error}") from error
 
     @property
     def complete(self) -> bool:

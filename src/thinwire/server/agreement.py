@@ -1,9 +1,13 @@
-"""Whether a plan can be served, and in what two workers' plans differ. Pure comparisons, in words for people."""
+"""Whether a plan can be served, and in what two workers' plans differ, in words for people."""
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
+
+from thinwire.codecs import Codec, decode
+from thinwire.codecs.registry import codec as make_codec
 from thinwire.errors import ProtocolError
 from thinwire.schema import Plan, TableSpec
 
@@ -38,6 +42,26 @@ def check_plan(plan: Plan) -> None:
             raise ProtocolError(f"{spec.name}: the plan has no codec {max(spec.up, spec.down)}")
         if not 0 <= spec.group < len(plan.groups):
             raise ProtocolError(f"{spec.name}: the plan has no parameter group {spec.group}")
+
+
+def usable_codecs(plan: Plan) -> list[Codec]:
+    """Makes the plan's codecs and tries each out, for options come from a peer and may be of any JSON type.
+
+    Raises:
+        ProtocolError: a configuration without an id, or with an option that the codec cannot work with.
+        ConfigError: an unknown codec or option.
+    """
+    codecs = []
+    for config in plan.codecs:
+        if not isinstance(config.get("id"), str):
+            raise ProtocolError(f"a codec's configuration has an id; {sorted(config)} came")
+        codec = make_codec(**config)
+        try:
+            decode(codec.encode(np.ones(16, np.float32)))
+        except Exception as error:  # whatever comes of an option that is no number
+            raise ProtocolError(f"codec {config} cannot be used: {error}") from error
+        codecs.append(codec)
+    return codecs
 
 
 def difference(ours: Plan, theirs: Plan) -> str | None:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import torch
 
-from thinwire.codecs.registry import codec as make_codec
 from thinwire.errors import ConfigError, FrameError, NonFiniteError, ProtocolError
 from thinwire.schema import (
     PROTOCOL,
@@ -28,10 +27,13 @@ from thinwire.schema import (
     Values,
     Welcome,
 )
-from thinwire.server.agreement import check_plan, difference
+from thinwire.server.agreement import check_plan, difference, usable_codecs
 from thinwire.server.table import Table
 from thinwire.server.updater import Updater
 from thinwire.telemetry import Counters
+
+MAX_REASON = 2000
+"""Characters. A reason may quote what a peer sent, and the answer to a large message must not be larger still."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,27 +84,28 @@ class ServerCore:
     def received(self, peer: int, message: Message, frames: tuple[bytes, ...] = ()) -> list[Effect]:
         """Takes one message of a peer and returns what to do."""
         if self._failed is not None:
-            return [Close(peer, Refused(reason=self._failed))]
+            return [Close(peer, _refused(self._failed))]
         try:
             return self._dispatch(peer, message, frames)
-        except (ProtocolError, ConfigError, FrameError) as error:
+        except (ProtocolError, ConfigError) as error:
             rank = self._ranks.get(peer)
             if rank is None:
-                return [Close(peer, Refused(reason=str(error)))]
+                return [Close(peer, _refused(str(error)))]
             return self._fail(f"worker {rank}: {error}")
+        except FrameError as error:  # a gradient may have waited for its turn: the text says whose it is
+            return self._fail(str(error))
         except NonFiniteError as error:
             return self._fail(f"the training has diverged: {error}. Use a smaller learning rate or sparsity")
 
     def closed(self, peer: int, error: str | None) -> list[Effect]:
         """A session is over. In the middle of training that ends it for all, unless the shard waits for rejoins."""
         rank = self._ranks.pop(peer, None)
-        if rank is None or rank in self._left or self.finished or self._failed is not None:
+        if rank is None or self._failed is not None:
             return []
         if self._rejoin:
             self._came_back.add(rank)
             return []
-        step = min((table.version for table in self.tables), default=0)
-        return self._fail(f"worker {rank} went away at step {step}: {error or 'it closed its session'}")
+        return self._fail(f"worker {rank} went away at step {self.step}: {error or 'it closed its session'}")
 
     # ---- the conversation
 
@@ -126,27 +129,30 @@ class ServerCore:
             raise ProtocolError(f"the worker speaks protocol {join.protocol}, this server {PROTOCOL}")
         if peer in self._ranks:
             raise ProtocolError("a second Join in one session")
+        if self.plan is not None and (reason := difference(self.plan, join.plan)):
+            raise ProtocolError(reason)
+        if not 0 <= join.rank < join.plan.workers:
+            raise ProtocolError(f"rank {join.rank}; this training has ranks 0 … {join.plan.workers - 1}")
         if self.plan is None:
             self._create(join.plan)
-        assert self.plan is not None
-        if reason := difference(self.plan, join.plan):
-            raise ProtocolError(reason)
-        if not 0 <= join.rank < self.plan.workers:
-            raise ProtocolError(f"rank {join.rank}; this training has ranks 0 … {self.plan.workers - 1}")
         if join.rank in self._ranks.values():
             raise ProtocolError(f"rank {join.rank} is taken: every worker needs a rank of its own")
+        if join.rank in self._left:
+            raise ProtocolError(f"worker {join.rank} has left this training, and it does not begin again")
         self._ranks[peer] = join.rank
         ask = join.rank == 0 and not self._initialised
-        step = min((table.version for table in self.tables), default=0)
-        effects: list[Effect] = [Send((peer,), Welcome(send_values=ask, step=step))]
+        effects: list[Effect] = [Send((peer,), Welcome(send_values=ask, step=self.step))]
         if self._initialised:
             effects += self._catch_up(peer, join.have)
         return effects
 
     def _create(self, plan: Plan) -> None:
         check_plan(plan)
-        codecs = [make_codec(**config) for config in plan.codecs]
-        tables = [Table(spec, codecs[spec.up], codecs[spec.down], plan.workers) for spec in plan.tables]
+        codecs = usable_codecs(plan)
+        try:
+            tables = [Table(spec, codecs[spec.up], codecs[spec.down], plan.workers) for spec in plan.tables]
+        except (MemoryError, RuntimeError) as error:  # NumPy's and torch's ways to say so
+            raise ProtocolError(f"the tables do not fit the server's memory: {error}") from error
         values = [None if table.spec.state else table.values for table in tables]
         self._updater = Updater(plan, values)
         self.plan, self.tables = plan, tables
@@ -187,7 +193,10 @@ class ServerCore:
         if len(push.tables) != len(frames):
             raise ProtocolError(f"{len(push.tables)} tables and {len(frames)} frames in one push")
         rank = self._ranks[peer]
+        assert self.plan is not None
         if rank == 0:
+            if len(push.rates) != len(self.plan.groups):
+                raise ProtocolError(f"{len(push.rates)} learning rates came for {len(self.plan.groups)} groups")
             # Every table's update waits for rank 0, so its word on the rate and on the end is always in by then.
             self._rates = push.rates
             if push.last:
@@ -201,11 +210,12 @@ class ServerCore:
             if table.spec.state:
                 relayed.append((index, self._relay(rank, table, push.step, frame)))
                 continue
-            table.check_push(frame)
-            table.incoming.add(rank, frame)
+            table.add(rank, frame)
             self.counters.add("payload_frames_push", 1)
             if table.incoming.complete:
                 ready.append(index)
+            elif reason := self._hopeless(table):
+                return self._fail(reason)
         return self._update(ready, push, relayed)
 
     def _seen(self, rank: int, table: Table, step: int) -> bool:
@@ -223,6 +233,9 @@ class ServerCore:
     def _relay(self, rank: int, table: Table, step: int, frame: bytes) -> bytes:
         if rank != 0:
             raise ProtocolError(f"buffer {table.spec.name!r} comes from worker 0 alone")
+        newest = max(other.version for other in self.tables if not other.spec.state)
+        if not table.version <= step <= newest:
+            raise ProtocolError(f"buffer {table.spec.name!r} of step {step} came between {table.version} and {newest}")
         table.assign(frame, step + 1)
         return frame
 
@@ -250,9 +263,24 @@ class ServerCore:
 
     def _leave(self, peer: int) -> list[Effect]:
         assert self.plan is not None
-        self._left.add(self._ranks[peer])
+        self._left.add(self._ranks.pop(peer))
         self.finished = len(self._left) == self.plan.workers
+        if not (self._initialised or self.finished):
+            return [Close(peer), *self._fail("a worker left before the training had begun")]
+        for table in self.tables:
+            if table.incoming.started and (reason := self._hopeless(table)):
+                return [Close(peer), *self._fail(reason)]
         return [Close(peer)]
+
+    def _hopeless(self, table: Table) -> str | None:
+        """A step that a worker which has left took no part in is never complete: better said than waited for."""
+        for rank in self._left:
+            if not table.incoming.has(rank):
+                return (
+                    f"worker {rank} has left before step {table.version}, with which the others go on; "
+                    "all workers must take the same number of steps"
+                )
+        return None
 
     # ---- helpers
 
@@ -263,9 +291,18 @@ class ServerCore:
 
     def _fail(self, reason: str) -> list[Effect]:
         self._failed = reason
-        return [Close(peer, Refused(reason=reason)) for peer in self._ranks]
+        return [Close(peer, _refused(reason)) for peer in self._ranks]
+
+    @property
+    def step(self) -> int:
+        """Updates that every parameter has had. Buffers, which travel more rarely, do not count."""
+        return min((table.version for table in self.tables if not table.spec.state), default=0)
 
     @property
     def failed(self) -> str | None:
         """Why the training ended early, or None."""
         return self._failed
+
+
+def _refused(reason: str) -> Refused:
+    return Refused(reason=reason if len(reason) <= MAX_REASON else f"{reason[:MAX_REASON]} …")

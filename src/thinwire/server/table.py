@@ -54,16 +54,31 @@ class Table:
         difference: FloatArray = self.values.numpy() - self.replica
         return difference
 
-    def check_push(self, frame: bytes) -> None:
-        """Raises ProtocolError unless the frame is a gradient of this table, in the codec that was agreed on."""
-        if frame == NO_GRADIENT:
-            return
-        self._check(frame, self._up.id)
+    def add(self, rank: int, frame: bytes) -> None:
+        """Takes a worker's gradient.
+
+        Raises:
+            ProtocolError: the frame is no gradient of this table, in the codec that was agreed on.
+            FrameError: a payload, perhaps of a worker whose frame had waited for its turn, is damaged.
+        """
+        if frame != NO_GRADIENT:
+            self._check(frame, self._up.id)
+        try:
+            self.incoming.add(rank, frame)
+        except FrameError as error:
+            raise FrameError(f"{self.spec.name}: {error}") from error
 
     def assign(self, frame: bytes, version: int) -> None:
-        """Replaces the table by whole values; the log of deltas starts anew."""
+        """Replaces the table by whole values; the log of deltas starts anew.
+
+        Raises:
+            ProtocolError: the frame does not hold this table's values, uncompressed; nothing was changed.
+        """
         self._check(frame, _PLAIN.id)
-        decode(frame, out=self.replica)
+        try:
+            decode(frame, out=self.replica)
+        except FrameError as error:
+            raise ProtocolError(f"{self.spec.name}: {error}") from error
         self.values.copy_(torch.from_numpy(self.replica))
         self.version = version
         self._log.clear()
@@ -86,7 +101,8 @@ class Table:
         frame = NO_GRADIENT
         if changed:
             base = self.replica if self._before is None else self._before
-            np.subtract(self.values.numpy(), base, out=self._unsent)
+            with np.errstate(over="ignore", invalid="ignore"):  # the codec refuses what is not finite
+                np.subtract(self.values.numpy(), base, out=self._unsent)
             flat = Flat(self._unsent.reshape(-1), "fp32", self.spec.shape)
             try:
                 frame = self._down.encode_flat(

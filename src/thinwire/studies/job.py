@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from thinwire.errors import ConfigError
@@ -48,8 +49,14 @@ class Job:
             raise ConfigError(f"{self.workers} workers; at least 1 is needed")
         if self.steps is not None and self.steps < 1:
             raise ConfigError(f"{self.steps} steps; at least 1 is needed")
-        if self.seconds is not None and self.seconds <= 0:
+        if self.seconds is not None and not self.seconds > 0:
             raise ConfigError(f"{self.seconds} seconds; a time budget is positive")
+        if self.batch is not None and self.batch < 1:
+            raise ConfigError(f"batches of {self.batch}; at least 1 example is needed")
+        if self.lr is not None and not 0 < self.lr < math.inf:
+            raise ConfigError(f"learning rate {self.lr}; it is positive and finite")
+        if not self.eval_every >= 0:
+            raise ConfigError(f"evaluations every {self.eval_every} seconds; 0 means only at the end")
         self.full_design()
         self.recipe()
 
