@@ -1,0 +1,131 @@
+"""docs/wire-format.md and the code say the same: every number of its tables is read and compared."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import thinwire as tw
+from thinwire.codecs import entropy_stage
+from thinwire.frames import layout
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "wire-format.md").read_text()
+
+
+def section(heading: str) -> str:
+    """The text under a heading, down to the next one of any level."""
+    found = re.search(rf"^#+ {re.escape(heading)}\n(.*?)(?=^#+ |\Z)", PAGE, re.DOTALL | re.MULTILINE)
+    assert found, f"docs/wire-format.md has no heading {heading!r}"
+    return found[1]
+
+
+def table(heading: str) -> list[list[str]]:
+    """The rows of the first table under a heading, without its head."""
+    rows = [line for line in section(heading).splitlines() if line.startswith("|")]
+    return [[cell.strip().strip("`") for cell in row.strip("|").split("|")] for row in rows[2:]]
+
+
+def test_codec_numbers() -> None:
+    documented = {name: int(number) for name, number in table("Codecs")}
+    assert documented.pop("a name follows") == layout.NAMED_CODEC
+    assert documented == layout.CODEC_NUMBERS
+
+
+def test_dtype_numbers() -> None:
+    assert {name: int(number) for name, number in table("Dtypes")} == layout.DTYPE_NUMBERS
+
+
+def test_flags() -> None:
+    documented = {name: int(bit, 16) for name, bit, _ in table("Flags")}
+    assert documented == {flag.name: flag.value for flag in layout.Flags}
+    assert sum(documented.values()) == layout.KNOWN_FLAGS
+
+
+def test_limits() -> None:
+    documented = {name: int(value) for name, value, _ in table("Limits")}
+    assert documented == {
+        "MAX_RANK": layout.MAX_RANK,
+        "MAX_VALUES": layout.MAX_VALUES,
+        "MAX_SCALES": layout.MAX_SCALES,
+        "MAX_EXPANSION": entropy_stage.MAX_EXPANSION,
+    }
+
+
+def test_no_number_means_two_things() -> None:
+    for numbers in (layout.CODEC_NUMBERS, layout.DTYPE_NUMBERS):
+        assert len(set(numbers.values())) == len(numbers)
+        assert all(0 < number < 256 for number in numbers.values())
+
+
+def test_fields_stand_in_the_documented_order() -> None:
+    """A frame is read by the widths of the table alone, and every field holds what it should."""
+    frame = tw.frames.pack(tw.frames.Frame("mine", "fp64", (3, 300), (0.5, -2.0), 0x0301, b"payload"))
+    values: dict[str, bytes] = {}
+    at = 0
+
+    def take(name: str, nbytes: int) -> None:
+        nonlocal at
+        values[name] = frame[at : at + nbytes]
+        at += nbytes
+
+    def varint_nbytes() -> int:
+        return next(i for i in range(1, 10) if frame[at + i - 1] < 0x80)
+
+    for _, name, width, _ in table("Frames"):
+        match width:
+            case "varint each":
+                for axis in range(values["rank"][0]):
+                    take(f"dimension {axis}", varint_nbytes())
+            case "varint":
+                take(name, varint_nbytes())
+            case "4 each, 8 for fp64":
+                take(name, 8 * values["number of scales"][0])
+            case "0 or 1":
+                take(name, 1)
+            case "name length" | "payload length":
+                take(name, values[width][0])
+            case _:
+                take(name, int(width))
+    assert at == len(frame), "the table's fields do not fill the frame"
+    assert {name: values[name] for name in ("magic", "version", "codec", "name", "payload")} == {
+        "magic": layout.MAGIC,
+        "version": bytes([layout.VERSION]),
+        "codec": bytes([layout.NAMED_CODEC]),
+        "name": b"mine",
+        "payload": b"payload",
+    }
+    assert values["flags"] == b"\x01\x03"
+    assert values["dtype"] == bytes([layout.DTYPE_NUMBERS["fp64"]])
+    assert (values["dimension 0"], values["dimension 1"]) == (b"\x03", b"\xac\x02")
+    assert len(values["checksum"]) == layout.CHECKSUM_NBYTES
+
+
+def test_the_worked_frame() -> None:
+    documented = bytes.fromhex("".join(cells for cells, _ in table("A worked frame")))
+    tensor = torch.tensor([0.30, -0.10, 0, -0.40, 0.15, 0.05, 0.02, 0, -0.01, 0.22, 0, -0.21]).view(3, 4)
+    assert tw.codec("3lc", sparsity=1.75).encode(tensor) == documented
+
+
+@pytest.mark.parametrize(("attack", "test"), [tuple(row) for row in table("Attacks tried")])
+def test_every_attack_has_its_test(attack: str, test: str) -> None:
+    path, _, name = test.partition("::")
+    assert f"def {name}(" in (ROOT / path).read_text(), attack
+
+
+def test_every_lie_is_listed() -> None:
+    """A test of `test_parse.py` that is a lie's stands in the list of attacks."""
+    tests = re.findall(r"def (test_\w+)", (ROOT / "tests" / "frames" / "test_parse.py").read_text())
+    listed = {test.partition("::")[2] for _, test in table("Attacks tried")}
+    honest = {
+        "test_the_frame_that_the_lies_start_from",
+        "test_any_bytes_like_object_is_taken",
+        "test_without_a_copy_the_payload_is_a_view",
+        "test_the_largest_dimensions",
+        "test_scales_of_fp64_are_eight_bytes",
+        "test_parsing_needs_no_torch",
+    }
+    assert set(tests) - honest <= listed

@@ -1,0 +1,158 @@
+"""Importing starts nothing: no torch, no threads, no look at the environment, no compilation, no cache folder."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+SOURCE = Path(__file__).parents[1] / "src" / "thinwire"
+MODULES = sorted(
+    ".".join(("thinwire", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
+    for path in SOURCE.rglob("*.py")
+)
+
+
+def run(code: str, **environment: str) -> str:
+    """What a fresh interpreter prints."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_import_thinwire_is_light() -> None:
+    heavy = "('torch', 'numpy', 'numba', 'grpc', 'zstandard', 'xxhash', 'ray', 'triton')"
+    code = f"import sys, thinwire; print([name for name in {heavy} if name in sys.modules])"
+    assert run(code) == "[]"
+
+
+def test_import_thinwire_starts_nothing() -> None:
+    """Under an audit hook: no thread, socket, subprocess or file opened for writing; and no look at the environment."""
+    code = """
+import os, sys, threading
+
+seen = []
+
+def audit(event, arguments):
+    if event.startswith(("socket.", "subprocess.", "os.fork", "os.exec", "_thread.start", "os.mkdir", "os.putenv")):
+        seen.append(event)
+    if event == "open" and isinstance(arguments[1], str) and set(arguments[1]) & set("wax+"):
+        seen.append((event, arguments[0]))
+
+class Watched:
+    def __init__(self, inner): self._inner = inner
+    def __getattr__(self, name): seen.append(("environ", name)); return getattr(self._inner, name)
+    def __getitem__(self, key): seen.append(("environ", key)); return self._inner[key]
+    def __contains__(self, key): seen.append(("environ", key)); return key in self._inner
+
+sys.dont_write_bytecode = True
+import importlib.metadata, typing, dataclasses  # what the standard library reads is its own business
+os.environ = Watched(os.environ)
+sys.addaudithook(audit)
+import thinwire
+print(seen, threading.active_count())
+"""
+    assert run(code) == "[] 1"
+
+
+def test_frames_and_schema_need_no_torch() -> None:
+    code = """
+import sys
+import thinwire as tw
+import thinwire.schema, thinwire.telemetry, thinwire.errors, thinwire.transports
+frame = tw.frames.Frame("3lc", "fp32", (5,), (1.0,), 0, b"y")
+assert tw.frames.parse(tw.frames.pack(frame)) == frame
+print("torch" in sys.modules)
+"""
+    assert run(code) == "False"
+
+
+def test_codecs_is_a_package_and_the_list_of_ids() -> None:
+    code = """
+import types
+import thinwire as tw
+assert isinstance(tw.codecs, types.ModuleType)
+assert tw.codecs.codec is tw.codec and tw.codecs.decode is tw.decode
+print(*tw.codecs()[:5])
+"""
+    assert run(code) == "fp32 fp16 bf16 int8 3lc"
+
+
+def test_every_module_can_be_imported_first() -> None:
+    """No module leans on another having been imported before it; and none starts a thread."""
+    names = [name for name in MODULES if not name.endswith("__main__")]
+    code = f"""
+import importlib, os, sys, threading
+failed = []
+for name in {names}:
+    child = os.fork()
+    if child == 0:
+        try:
+            importlib.import_module(name)
+            os._exit(0 if threading.active_count() == 1 else 3)
+        except ModuleNotFoundError as error:
+            os._exit(0 if (error.name or "").split(".")[0] in ("ray", "triton") else 1)
+        except BaseException:
+            os._exit(2)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status:
+        failed.append((name, status))
+print(failed)
+"""
+    warm = "import torch, numba, grpc, msgspec, zstandard, xxhash\n"  # once, before the forks: it takes seconds
+    assert run(warm + code) == "[]"
+
+
+def test_caches_that_cannot_be_written_do_no_harm(tmp_path: Path) -> None:
+    """Files stand where the cache folders would be, which stops root too. (`tests/kernels` compiles there as well.)"""
+    shutil.copytree(SOURCE, tmp_path / "thinwire", ignore=shutil.ignore_patterns("__pycache__"))
+    blocked = [tmp_path / "home", *(folder / "__pycache__" for folder in (tmp_path / "thinwire").rglob("kernels"))]
+    for path in blocked:
+        path.write_text("a file, not a folder")
+    code = "import thinwire as tw; print(tw.__file__, 'int8' in tw.codecs())"
+    home = str(tmp_path / "home")
+    out = run(code, PYTHONPATH=str(tmp_path), HOME=home, XDG_CACHE_HOME=home, PYTHONDONTWRITEBYTECODE="1")
+    assert out == f"{tmp_path}/thinwire/__init__.py True"
+    assert all(path.is_file() for path in blocked)
+
+
+def sources() -> Iterator[tuple[Path, ast.Module]]:
+    for path in sorted(SOURCE.rglob("*.py")):
+        yield path.relative_to(SOURCE), ast.parse(path.read_text())
+
+
+def test_nothing_on_a_wire_or_in_a_checkpoint_is_pickled() -> None:
+    forbidden = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
+    for path, tree in sources():
+        for node in ast.walk(tree):
+            names: list[str] = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            assert not forbidden & {name.partition(".")[0] for name in names}, path
+
+
+def test_only_the_command_line_prints_or_reads_the_environment() -> None:
+    for path, tree in sources():
+        if "cli" in path.parts or path.name == "__main__.py":
+            continue
+        # A file that is also a program of its own may read its arguments, at its very end.
+        program = [node for node in tree.body if isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)]
+        tree.body = [node for node in tree.body if node not in program]
+        for node in ast.walk(tree):
+            where = f"{path}:{getattr(node, 'lineno', 0)}"
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                assert node.func.id != "print", where
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                assert (node.value.id, node.attr) not in {("os", "getenv"), ("os", "environ"), ("sys", "argv")}, where

@@ -1,0 +1,59 @@
+"""The public surface: `__all__`, what stands behind each name, and that nothing else leaks out."""
+
+from __future__ import annotations
+
+import inspect
+import types
+
+import pytest
+
+import thinwire as tw
+
+SURFACE = {
+    "Codec",
+    "ConfigError",
+    "Context",
+    "DataError",
+    "DeadlineError",
+    "EngineError",
+    "FrameError",
+    "NonFiniteError",
+    "ProtocolError",
+    "ThinwireError",
+    "TransportError",
+    "codec",
+    "codecs",
+    "decode",
+    "distribute",
+    "frames",
+}
+
+
+def test_all_is_the_surface() -> None:
+    assert set(tw.__all__) == SURFACE
+    assert list(tw.__all__) == sorted(tw.__all__)
+    assert dir(tw) == sorted([*SURFACE, "__version__"])
+
+
+@pytest.mark.parametrize("name", sorted(SURFACE))
+def test_every_name_is_there_and_documented(name: str) -> None:
+    value = getattr(tw, name)
+    assert inspect.getdoc(value)
+
+
+def test_what_is_not_there_says_so() -> None:
+    with pytest.raises(AttributeError, match="module 'thinwire' has no attribute 'compress'"):
+        tw.compress  # noqa: B018
+
+
+def test_packages_only_offer_what_they_name() -> None:
+    for package in (tw.codecs, tw.frames):
+        assert isinstance(package, types.ModuleType)
+        for name in package.__all__:
+            assert hasattr(package, name)
+
+
+def test_the_version_is_the_distributions() -> None:
+    from importlib.metadata import version
+
+    assert tw.__version__ == version("thinwire")
