@@ -57,5 +57,5 @@ class Unbiased(Randomised):
                 f"{self.id} is unbiased: with error feedback its rounding noise, which would average out, is kept and "
                 "sent again (3LC §3.1 reports that stochastic 3-value quantisation then failed to converge)",
                 UserWarning,
-                stacklevel=4,
+                stacklevel=5,
             )

@@ -12,10 +12,24 @@ from thinwire.codecs.floats import BF16, FP16, FP32
 from thinwire.codecs.int8 import Int8
 from thinwire.codecs.mqe1 import MQE1
 from thinwire.codecs.onebit import OneBit
+from thinwire.codecs.stochastic import QSGDDoubleSqueeze, Stoch3, TernGrad
 from thinwire.codecs.threelc import ThreeLC
+from thinwire.codecs.votes import Votes
 from thinwire.errors import ConfigError
 
-SHIPPED: tuple[type[Codec], ...] = (FP32, FP16, BF16, Int8, ThreeLC, MQE1, OneBit)
+SHIPPED: tuple[type[Codec], ...] = (
+    FP32,
+    FP16,
+    BF16,
+    Int8,
+    ThreeLC,
+    MQE1,
+    OneBit,
+    Stoch3,
+    TernGrad,
+    Votes,
+    QSGDDoubleSqueeze,
+)
 
 _classes: dict[str, type[Codec]] = {}
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from thinwire.kernels.contract import Bytes
 from thinwire.kernels.moments import LANES, Moments
+from thinwire.kernels.uniform import Key, uniforms
 
 
 def with_residual(values: Any, residual: Any, residual_scale: float) -> Any:
@@ -71,3 +72,41 @@ def unpack_signs(bits: Bytes, *, low: float, high: float, out: Any, accumulate: 
     kind = out.dtype.type
     values = np.where(np.unpackbits(bits, count=out.size), kind(high), kind(low))
     out[:] = out + values if accumulate else values
+
+
+def pack_stochastic(values: Any, *, scale: float, limit: float, key: Key, packing: str, codes: Bytes) -> int:
+    """See `thinwire.kernels.stochastic.pack_stochastic`."""
+    trits = ternarise(values, scale=scale, limit=limit, uniforms=uniforms(key, values.size))
+    codes[:] = pack_trits(trits, packing)
+    return int(np.count_nonzero(trits))
+
+
+def ternarise(values: Any, *, scale: float, limit: float, uniforms: Any) -> NDArray[np.int8]:
+    """TernGrad's t for given uniform numbers: sign(v) where u·scale < min(|v|, limit), else 0."""
+    kind = values.dtype.type
+    kept = uniforms.astype(kind) * kind(scale) < np.minimum(np.abs(values), kind(limit))
+    return (np.sign(values) * kept).astype(np.int8)
+
+
+def pack_trits(trits: NDArray[np.int8], packing: str) -> Bytes:
+    """Trits as base-3^5 codes, or as two bits each, four to a byte, the first in the low bits; padded with zeros."""
+    places = np.array([81, 27, 9, 3, 1] if packing == "base243" else [1, 4, 16, 64])
+    digits = np.ones(-(-trits.size // places.size) * places.size, np.int64)
+    digits[: trits.size] += trits
+    return (digits.reshape(-1, places.size) * places).sum(axis=1).astype(np.uint8)
+
+
+def pack_integers(values: Any, *, offset: int = 0, width: int) -> Bytes:
+    """See `thinwire.kernels.integers.pack_integers`."""
+    bits = (values.astype(np.int64)[:, None] + offset) >> np.arange(width) & 1
+    return np.packbits(bits.astype(np.uint8).reshape(-1), bitorder="little")
+
+
+def round_to_integers(values: Any, *, scale: float, top: int) -> NDArray[np.int32]:
+    """See `thinwire.kernels.integers.round_to_integers`."""
+    return np.clip(np.rint(values.astype(np.float64) / scale * top), -top, top).astype(np.int32)
+
+
+def scale_integers(numbers: Any, *, scale: float, top: int, dtype: Any) -> Any:
+    """See `thinwire.kernels.integers.scale_integers`."""
+    return (scale * (numbers.astype(np.float64) / top)).astype(dtype)

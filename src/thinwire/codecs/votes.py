@@ -1,0 +1,108 @@
+"""`votes`: the downlink of TernGrad (§3.1): whole numbers −N … N in ceil(log2(2N + 1)) bits, decoded to s·k / N.
+
+The server's mean of N workers' trits, all of scale s, is s·k / N with a whole k; so nothing is lost. Any other tensor
+is rounded to the nearest of the 2N + 1 levels.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from thinwire.codecs.base import Codec, Draws, Packed
+from thinwire.codecs.scratch import Scratch
+from thinwire.codecs.tensors import Flat, FloatArray
+from thinwire.errors import ConfigError, FrameError
+from thinwire.frames import Frame
+from thinwire.kernels.integers import (
+    pack_integers,
+    packed_nbytes,
+    round_to_integers,
+    scale_integers,
+    unpack_integers,
+)
+from thinwire.kernels.moments import largest_of, require_finite_magnitude
+
+MAX_WORKERS = 1 << 20
+"""A float32 mean of more than this does not tell neighbouring counts apart any more."""
+SLACK = 1e-5
+"""A mean of N values of magnitude s may exceed s by rounding."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Votes(Codec):
+    """ceil(log2(2N + 1)) bits a value; error at most s / 2N, and none for means of N trits of scale s.
+
+    Args:
+        workers: N, how many trits were added.
+        scale: s, the workers' shared scale; None takes the tensor's largest magnitude.
+    """
+
+    id: ClassVar[str] = "votes"
+
+    workers: int = 4
+    scale: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole = isinstance(self.workers, int) and not isinstance(self.workers, bool)
+        if not whole or not 1 <= self.workers <= MAX_WORKERS:
+            raise ConfigError(f"votes: workers={self.workers!r}; allowed are 1 … {MAX_WORKERS}")
+        if self.scale is not None and not (isinstance(self.scale, int | float) and 0 <= self.scale < math.inf):
+            raise ConfigError(f"votes: scale={self.scale!r}; allowed are None and finite numbers of at least 0")
+
+    def pack(self, flat: Flat, space: Scratch, draws: Draws | None) -> Packed:
+        size = flat.values.size
+        largest = largest_of(flat.values, None, 1.0)
+        require_finite_magnitude(largest)
+        scale = largest if self.scale is None else float(flat.values.dtype.type(self.scale))
+        if largest > scale * (1 + SLACK):
+            raise ConfigError(f"votes: scale={self.scale!r} is below {largest:g}, the tensor's largest magnitude")
+        counts = space.array("votes.counts", size, np.int32)
+        if scale == 0:
+            counts[:] = 0
+        else:
+            round_to_integers(flat.values, scale=scale, top=self.workers, out=counts)
+        width = width_of(self.workers)
+        words = space.array("votes.words", -(-size * width // 32), np.uint32)
+        payload = pack_integers(counts, offset=self.workers, width=width, words=words)
+        return Packed(payload, (scale, float(self.workers)))
+
+    @classmethod
+    def unpack(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
+        workers = _workers(frame)
+        counts = space.array("votes.counts", out.size, np.int32)
+        unpack_integers(frame.payload, offset=workers, width=width_of(workers), out=counts)
+        if int(counts.max()) > workers:
+            raise FrameError(f"votes: {int(counts.max())} votes of {workers} workers: the payload is damaged")
+        scale_integers(counts, scale=frame.scales[0], top=workers, out=out, accumulate=accumulate)
+
+    @classmethod
+    def max_payload_nbytes(cls, frame: Frame) -> int:
+        return packed_nbytes(frame.size, width_of(_workers(frame)))
+
+    @classmethod
+    def min_payload_nbytes(cls, frame: Frame) -> int:
+        return cls.max_payload_nbytes(frame)
+
+
+def width_of(top: int) -> int:
+    """Bits that tell −top … top apart: ceil(log2(2·top + 1)).
+
+    Example:
+        >>> [width_of(n) for n in (1, 2, 4, 8, 64, 512)]
+        [2, 3, 4, 5, 8, 11]
+    """
+    return (2 * top).bit_length()
+
+
+def _workers(frame: Frame) -> int:
+    scales = frame.scales
+    if len(scales) != 2 or scales[0] < 0 or not 1 <= scales[1] <= MAX_WORKERS or scales[1] % 1:
+        raise FrameError(
+            f"votes sends a scale of at least 0 and a number of workers, 1 … {MAX_WORKERS}; {list(scales)[:4]} came"
+        )
+    return int(scales[1])

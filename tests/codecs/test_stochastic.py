@@ -1,0 +1,183 @@
+"""`stoch3`, `terngrad`, `votes`, `qsgd-ds`: the papers' numbers, and what each promises beyond the contract."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import thinwire as tw
+from thinwire.codecs.stochastic import TernGrad
+from thinwire.codecs.votes import width_of
+from thinwire.frames import Frame
+
+
+def terngrad(**options: Any) -> TernGrad:
+    codec = tw.codec("terngrad", **options)
+    assert isinstance(codec, TernGrad)
+    return codec
+
+
+def mean_of(codec: tw.Codec, tensor: torch.Tensor, draws: int) -> torch.Tensor:
+    context = codec.context(tensor, seed=3)
+    total = torch.zeros_like(tensor)
+    for _ in range(draws):
+        tw.decode(context.encode(tensor), out=total, accumulate=True)
+    return total / draws
+
+
+# ---- clipping (TernGrad §3.3)
+
+
+def test_clipping_of_one_hot() -> None:
+    assert terngrad().local_scale(torch.tensor([1.0] + [0.0] * 9)) == pytest.approx(0.75)
+
+
+def test_a_constant_tensor_is_not_clipped_to_nothing() -> None:
+    constant = torch.full((3,), 0.7)
+    assert terngrad().local_scale(constant) == np.float32(0.7)
+    assert torch.equal(tw.decode(terngrad().encode(constant)), constant)
+    assert terngrad().local_scale(torch.tensor([0.3])) == np.float32(0.3)
+
+
+def test_sigma_about_zero_keeps_a_tensor_with_a_large_mean() -> None:
+    tensor = torch.from_numpy((0.7 + 0.01 * np.random.default_rng(0).standard_normal(64)).astype(np.float32))
+    assert 0.02 < terngrad().local_scale(tensor) < 0.03
+    assert terngrad(sigma="rms").local_scale(tensor) == float(tensor.max())
+
+
+def test_clipping_a_gaussian_changes_length_and_direction_a_little() -> None:
+    values = np.random.default_rng(0).standard_normal(1_000_000)
+    limit = terngrad().local_scale(torch.from_numpy(values))
+    clipped = values.clip(-limit, limit)
+    length = np.linalg.norm(clipped) / np.linalg.norm(values)
+    angle = np.degrees(np.arccos(clipped @ values / np.linalg.norm(clipped) / np.linalg.norm(values)))
+    assert 100 * (1 - length) == pytest.approx(1.12, abs=0.05)
+    assert angle == pytest.approx(2.75, abs=0.1)
+
+
+def test_terngrad_is_unbiased_with_respect_to_the_clipped_tensor() -> None:
+    tensor = torch.tensor([1.0, *[0.125] * 4, *[-0.125] * 5])
+    codec = terngrad()
+    clipped = tensor.clamp(-codec.local_scale(tensor), codec.local_scale(tensor))
+    assert torch.allclose(mean_of(codec, tensor, 3000), clipped, atol=5 * 0.4 / 3000**0.5)
+
+
+# ---- scalar sharing and votes (TernGrad §3.1)
+
+
+def test_votes_carry_the_mean_of_shared_scale_trits_exactly() -> None:
+    rng = np.random.default_rng(0)
+    tensors = [torch.from_numpy(rng.standard_normal(1001).astype(np.float32)) for _ in range(5)]
+    scale = max(terngrad().local_scale(tensor) for tensor in tensors)
+    total = torch.zeros(1001)
+    for worker, tensor in enumerate(tensors):
+        frame = terngrad(scale=scale).context(tensor, seed=worker).encode(tensor)
+        assert tw.frames.parse(frame).scales == (scale,)
+        tw.decode(frame, out=total, accumulate=True)
+    mean = total / 5
+    frame = tw.codec("votes", workers=5, scale=scale).encode(mean)
+    assert (
+        tw.frames.parse(frame).payload
+        == tw.frames.parse(tw.codec("votes", workers=5, scale=scale).encode(tw.decode(frame))).payload
+    )
+    assert torch.allclose(tw.decode(frame), mean, rtol=1e-6, atol=0)
+    counts = tw.decode(frame) * 5 / scale
+    assert torch.allclose(counts, counts.round(), atol=1e-5)
+    assert len(tw.frames.parse(frame).payload) == -(-1001 * 4 // 8)
+
+
+def test_the_width_of_votes() -> None:
+    assert [width_of(n) for n in (1, 2, 4, 8, 64, 512, 1 << 30)] == [2, 3, 4, 5, 8, 11, 32]
+
+
+def test_a_shared_scale_that_is_too_small_is_refused() -> None:
+    with pytest.raises(tw.ConfigError, match="local_scale"):
+        terngrad(scale=0.5, clip=0).encode(torch.tensor([1.0]))
+    with pytest.raises(tw.ConfigError, match="largest magnitude"):
+        tw.codec("votes", scale=0.5).encode(torch.tensor([1.0]))
+
+
+def test_a_mean_that_rounding_put_above_the_scale_is_a_full_vote() -> None:
+    above = np.nextafter(np.float32(0.3), np.float32(1))
+    assert tw.decode(tw.codec("votes", scale=0.3).encode(np.array([above, -above]))).tolist() == pytest.approx(
+        [0.3, -0.3]
+    )
+
+
+@pytest.mark.parametrize(
+    ("scales", "payload", "message"),
+    [
+        ((1.0,), b"\0", "number of workers"),
+        ((1.0, 0.0), b"\0", "number of workers"),
+        ((1.0, 1.5), b"\0", "number of workers"),
+        ((-1.0, 1.0), b"\0", "number of workers"),
+        ((1.0, 1e9), b"\0", "number of workers"),
+        ((1.0, 1.0), b"\x0f", "1 workers"),
+        ((1.0, 1.0), b"\x20", "padding"),
+        ((1.0, 1.0), b"\0\0", "payload bytes"),
+    ],
+)
+def test_votes_that_nobody_cast(scales: tuple[float, ...], payload: bytes, message: str) -> None:
+    with pytest.raises(tw.FrameError, match=message):
+        tw.decode(tw.frames.pack(Frame("votes", "fp32", (2,), scales, 0, payload)))
+
+
+# ---- qsgd as DoubleSqueeze has it (§5.1)
+
+
+def test_qsgd_ds_is_biased_as_computed() -> None:
+    mean = mean_of(tw.codec("qsgd-ds"), torch.tensor([1.0, 0.5, 0.25, 0.125]), 4000)
+    assert mean.tolist() == pytest.approx([0.897, 0.378, 0.181, 0.088], abs=0.03)
+
+
+def test_qsgd_ds_sends_the_norm() -> None:
+    tensor = torch.from_numpy(np.random.default_rng(0).standard_normal(1000).astype(np.float32))
+    assert tw.decode(tw.codec("qsgd-ds").encode(tensor)).norm().item() == pytest.approx(tensor.norm().item(), rel=1e-5)
+
+
+# ---- randomness
+
+
+@pytest.mark.parametrize("id", ["stoch3", "terngrad", "qsgd-ds"])
+def test_streams_differ_between_tensors_workers_and_steps(id: str) -> None:
+    tensor = torch.linspace(-1, 1, 500)
+    codec = tw.codec(id)
+
+    def first(name: str, seed: int) -> bytes:
+        return codec.context(tensor, name=name, seed=seed).encode(tensor)
+
+    context = codec.context(tensor, name="a", seed=1)
+    frames = [context.encode(tensor), context.encode(tensor), first("b", 1), first("a", 2)]
+    assert len(set(frames)) == 4
+    assert first("a", 1) == frames[0]
+
+
+@pytest.mark.parametrize("id", ["stoch3", "terngrad"])
+def test_error_feedback_warns_once_with_the_reason(id: str) -> None:
+    with pytest.warns(UserWarning, match="unbiased") as caught:
+        codec = tw.codec(id, error_feedback=True)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    codec.context(torch.zeros(3)).encode(torch.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("id", "options"),
+    [
+        ("stoch3", {"packing": "3bit"}),
+        ("terngrad", {"clip": -1.0}),
+        ("terngrad", {"clip": float("nan")}),
+        ("terngrad", {"sigma": "median"}),
+        ("terngrad", {"scale": float("inf")}),
+        ("votes", {"workers": 0}),
+        ("votes", {"workers": 2.0}),
+        ("votes", {"scale": -1.0}),
+        ("qsgd-ds", {"packing": None}),
+    ],
+)
+def test_options_say_what_is_allowed(id: str, options: dict[str, Any]) -> None:
+    with pytest.raises(tw.ConfigError, match="allowed are"):
+        tw.codec(id, **options)
