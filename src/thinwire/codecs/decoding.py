@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -38,32 +39,63 @@ def decode(frame: bytes | bytearray | memoryview, *, out: Out | None = None, acc
         >>> tw.decode(tw.codec("int8").encode(torch.tensor([1.27, -0.5])))
         tensor([ 1.2700, -0.5000])
     """
-    parsed = frames.parse(frame, copy=False)
-    kind = _decoder(parsed)
-    if out is not None:
-        _fill(kind, parsed, out, accumulate)
-        return out if isinstance(out, torch.Tensor) else torch.from_numpy(out)
-    if accumulate:
+    if out is None and accumulate:
         raise ConfigError("accumulate=True adds into `out`, and no `out` was given")
-    parsed = check_payload(kind, parsed)
+    opened = open_frame(frame)
+    if out is not None:
+        unpack_into(opened, out, accumulate=accumulate)
+        return out if isinstance(out, torch.Tensor) else torch.from_numpy(out)
+    parsed = opened.frame
     try:
         result = empty(parsed.dtype, parsed.shape)
     except (RuntimeError, MemoryError) as error:
         raise FrameError(f"a tensor of shape {parsed.shape} does not fit this machine's memory") from error
-    _unpack(kind, parsed, result, False)
+    _unpack(opened.kind, parsed, result, False)
     return result
 
 
 def decode_into(frame: bytes, out: Out, *, accumulate: bool) -> int:
     """As `decode` with an `out`; returns the payload's size in bytes, for whoever counts."""
+    opened = open_frame(frame)
+    unpack_into(opened, out, accumulate=accumulate)
+    return opened.payload_nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A frame that was parsed and checked up to its payload's length: what is left is to unpack it.
+
+    Args:
+        kind: the class of its codec.
+        frame: without the zstd stage; its payload is a view of the bytes that came.
+        payload_nbytes: of the payload as it travelled.
+    """
+
+    kind: type[Codec]
+    frame: Frame
+    payload_nbytes: int
+
+
+def open_frame(frame: bytes | bytearray | memoryview) -> Opened:
+    """Parses and checks a frame without unpacking it, for receivers that check first and decode later.
+
+    Raises:
+        FrameError: not a valid frame.
+    """
     parsed = frames.parse(frame, copy=False)
-    _fill(_decoder(parsed), parsed, out, accumulate)
-    return len(parsed.payload)
+    kind = _decoder(parsed)
+    return Opened(kind, check_payload(kind, parsed), len(parsed.payload))
 
 
-def _fill(kind: type[Codec], parsed: Frame, out: Out, accumulate: bool) -> None:
-    check_out(out, parsed.shape)
-    _unpack(kind, check_payload(kind, parsed), out, accumulate)
+def unpack_into(opened: Opened, out: Out, *, accumulate: bool) -> None:
+    """Decodes an opened frame into `out`.
+
+    Raises:
+        FrameError: the payload is damaged; `out` is untouched.
+        ConfigError: `out` does not fit.
+    """
+    check_out(out, opened.frame.shape)
+    _unpack(opened.kind, opened.frame, out, accumulate)
 
 
 def _decoder(frame: Frame) -> type[Codec]:
