@@ -1,0 +1,220 @@
+"""When gradients are exchanged, how many make an update, and how far behind a model may be.
+
+A policy is a few pure answers; the server core and the worker core ask them and keep the books. An **exchange** is one
+push and its pull; a worker's **clock** counts its exchanges. A table's **version** counts its updates. Under every
+policy but `asp`, update v is made of gradients of clock v alone, so that staleness is exact, nothing is counted
+twice, and staleness 0 is bulk-synchronous bit for bit.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field, fields
+from importlib.metadata import entry_points
+from typing import ClassVar, Literal
+
+from thinwire.errors import ConfigError
+from thinwire.policies.criteria import Criterion, criterion
+from thinwire.policies.naming import parse_name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Consistency(ABC):
+    """The answers that the cores ask for. The defaults are those of bulk-synchronous training."""
+
+    id: ClassVar[str]
+    immediate: ClassVar[bool] = False
+    """Whether every push is an update of its own, answered to its sender alone."""
+
+    def exchanges(self, iteration: int) -> bool:
+        """Whether iteration 0, 1, 2, … ends with an exchange; otherwise its gradient is held and added to the next."""
+        return True
+
+    def needs(self, clock: int) -> int:
+        """Which version a table must have before the forward pass that follows `clock` exchanges."""
+        return clock
+
+    def quorum(self, workers: int) -> int:
+        """How many gradients of the current clock complete an update."""
+        return workers
+
+    def lead(self) -> int:
+        """How many clocks a worker's push may be ahead of the table."""
+        return 0
+
+    def criterion(self) -> Criterion | None:
+        """What decides, per tensor, whether its pending gradient is worth sending; None sends always."""
+        return None
+
+    @abstractmethod
+    def about(self) -> str:
+        """One line for people, with the source."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bsp(Consistency):
+    """Bulk-synchronous: every worker, every step (3LC §2.1)."""
+
+    id: ClassVar[str] = "bsp"
+
+    def about(self) -> str:
+        return "bulk-synchronous: an update waits for every worker, a step for every update (3LC §2.1)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asp(Consistency):
+    """Totally asynchronous: each push is an update; a worker waits for the answer to its own pushes alone.
+
+    Every worker (or group of workers with the same copy) gets deltas of its own: the thesis' per-client sums.
+    """
+
+    id: ClassVar[str] = "asp"
+    immediate: ClassVar[bool] = True
+
+    def quorum(self, workers: int) -> int:
+        return 1
+
+    def about(self) -> str:
+        return "asynchronous: each push is an update, nobody waits for others (thesis §2.3.2)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ssp(Consistency):
+    """Stale-synchronous with a bound (thesis §2.3.2, code 4.2).
+
+    Args:
+        staleness: τ, how many clocks a model may lack.
+        mode: `passive` exchanges only when the bound would be passed, every τ + 1 iterations, which also saves
+            traffic; `aggressive` exchanges in every iteration and waits only at the bound; `traditional` is
+            that with all layers together at the end of the step.
+    """
+
+    id: ClassVar[str] = "ssp"
+    staleness: int = 1
+    mode: Literal["passive", "aggressive", "traditional"] = "passive"
+
+    def __post_init__(self) -> None:
+        _check_count("ssp: staleness", self.staleness, 0)
+        if self.mode not in ("passive", "aggressive", "traditional"):
+            raise ConfigError(f"ssp: mode={self.mode!r}; allowed are passive, aggressive and traditional")
+
+    def exchanges(self, iteration: int) -> bool:
+        return self.mode != "passive" or (iteration + 1) % (self.staleness + 1) == 0
+
+    def needs(self, clock: int) -> int:
+        return clock if self.mode == "passive" else max(0, clock - self.staleness)
+
+    def lead(self) -> int:
+        return 0 if self.mode == "passive" else self.staleness
+
+    def about(self) -> str:
+        return f"stale-synchronous, {self.mode}: a model lacks at most {self.staleness} clocks (thesis §2.3.2)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backup(Consistency):
+    """Backup workers (3LC §2.1, row L-010): an update needs all but `spare` gradients of the latest model.
+
+    A late gradient is discarded; its worker learns so from the update and puts its residual back.
+    """
+
+    id: ClassVar[str] = "backup"
+    spare: int = 1
+
+    def __post_init__(self) -> None:
+        _check_count("backup: spare", self.spare, 0)
+
+    def quorum(self, workers: int) -> int:
+        return max(1, workers - self.spare)
+
+    def about(self) -> str:
+        return f"backup workers: an update needs all but {self.spare} gradients of the latest model (3LC §2.1)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Local(Consistency):
+    """k local steps: gradients accumulate and every k-th step exchanges them (3LC §4.2, row L-053)."""
+
+    id: ClassVar[str] = "local"
+    steps: int = 2
+
+    def __post_init__(self) -> None:
+        _check_count("local: steps", self.steps, 1)
+
+    def exchanges(self, iteration: int) -> bool:
+        return (iteration + 1) % self.steps == 0
+
+    def about(self) -> str:
+        return f"{self.steps} local steps: every {self.steps}th step exchanges what accumulated (3LC §4.2)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adaptive(Consistency):
+    """Adaptive communication: a tensor is sent when its pending gradient is worth it (thesis §2.3.2, row M-16).
+
+    Args:
+        when: the criterion's name: `norm`, `variance`, `period` or `time`.
+        threshold: what it compares with; see `policies/criteria.py`.
+    """
+
+    id: ClassVar[str] = "adaptive"
+    when: str = "norm"
+    threshold: float = 0.01
+    _criterion: Criterion = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_criterion", criterion(self.when, self.threshold))
+
+    def criterion(self) -> Criterion | None:
+        return self._criterion
+
+    def about(self) -> str:
+        return f"adaptive: a tensor is sent when its {self.when} criterion passes {self.threshold:g} (thesis §2.3.2)"
+
+
+SHIPPED: tuple[type[Consistency], ...] = (Bsp, Asp, Ssp, Backup, Local, Adaptive)
+_BARE = {"ssp": "staleness", "backup": "spare", "local": "steps", "adaptive": "when"}
+
+
+def policies() -> dict[str, type[Consistency]]:
+    """Returns every consistency policy by id: ours, and those of other packages (`thinwire.consistency`)."""
+    found = {kind.id: kind for kind in SHIPPED}
+    for point in entry_points(group="thinwire.consistency"):
+        found.setdefault(point.name, point.load())
+    return found
+
+
+def consistency(name: str | Consistency) -> Consistency:
+    """Returns a policy by name, as in `ssp[staleness=5]`, `backup[1]`, `local[k=2]`.
+
+    Raises:
+        ConfigError: an unknown policy or option.
+    """
+    if isinstance(name, Consistency):
+        return name
+    known = policies()
+    kind_id, _ = parse_name(name, "consistency", bare="")
+    if kind_id not in known:
+        raise ConfigError(f"unknown consistency {kind_id!r}; there are {', '.join(known)}")
+    short = {"τ": "staleness", "b": "spare", "k": "steps"}
+    _, options = parse_name(name, "consistency", short=short, bare=_BARE.get(kind_id))
+    kind = known[kind_id]
+    allowed = [each.name for each in fields(kind) if each.init]
+    if unknown := sorted(set(options) - set(allowed)):
+        raise ConfigError(f"consistency {kind_id}: unknown options {unknown}; there are {allowed}")
+    return kind(**options)
+
+
+def name_of(policy: Consistency) -> str:
+    """Returns the name that makes an equal policy.
+
+    >>> name_of(consistency("ssp[5]"))
+    'ssp[staleness=5,mode=passive]'
+    """
+    options = ",".join(f"{each.name}={getattr(policy, each.name)}" for each in fields(policy) if each.init)
+    return f"{policy.id}[{options}]" if options else policy.id
+
+
+def _check_count(what: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"{what} is {value!r}; it must be a whole number of at least {least}")
