@@ -1,15 +1,16 @@
-"""Gradients of one table, at one step, from all workers.
+"""Gradients of one table, from all workers, clock by clock.
 
 Frames are decoded and added in the order of the ranks, whatever the order of arrival: floating-point addition
-is not associative, and two runs with one seed must give the same weights. A frame whose turn has come is
-decoded at once, so on a slow link the work is spread over the arrivals.
+is not associative, and two runs with one seed must give the same weights. Where everybody's gradient is needed, a
+frame whose turn has come is decoded at once, so that on a slow link the work is spread over the arrivals; where
+some may be missing, nobody's turn is known before the quorum is there. Gradients of later clocks wait as frames.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from thinwire.codecs import decode
+from thinwire.codecs.decoding import Opened, unpack_into
 from thinwire.codecs.tensors import FloatArray
 from thinwire.errors import FrameError
 
@@ -18,60 +19,87 @@ NO_GRADIENT = b""
 
 
 class Aggregation:
-    """The running sum of one table's gradients, and the frames that wait for their turn."""
+    """The gradients of the current clock and of those ahead of it.
 
-    def __init__(self, shape: tuple[int, ...], workers: int) -> None:
-        self._workers = workers
+    Args:
+        shape: of the table.
+        workers: how many workers there are.
+        quorum: how many gradients complete a clock; by default all.
+    """
+
+    def __init__(self, shape: tuple[int, ...], workers: int, quorum: int | None = None) -> None:
+        self.clock = 0
+        self._quorum = workers if quorum is None else quorum
+        self._eager = self._quorum == workers
         self._sum = np.zeros(shape, np.float32)
-        self._waiting: dict[int, bytes] = {}
+        self._arrived: dict[int, dict[int, Opened | None]] = {0: {}}
         self._next = 0
         self._given = 0
 
-    def has(self, rank: int) -> bool:
-        """Whether this worker's gradient is in."""
-        return rank < self._next or rank in self._waiting
+    def has(self, rank: int, clock: int | None = None) -> bool:
+        """Whether this worker's gradient of a clock (by default the current one) is in."""
+        return rank in self._arrived.get(self.clock if clock is None else clock, ())
 
     @property
     def started(self) -> bool:
-        """Whether any worker's gradient is in."""
-        return self._next > 0 or bool(self._waiting)
+        """Whether any worker's gradient of the current clock, or of a later one, is in."""
+        return any(self._arrived.values())
 
-    def add(self, rank: int, frame: bytes) -> None:
-        """Takes a frame that was checked against the table.
+    def add(self, rank: int, frame: Opened | None, clock: int | None = None) -> None:
+        """Takes a worker's gradient, already checked against the table; None says that it has none.
 
         Raises:
             FrameError: this frame, or one that waited for its turn, holds a damaged payload: the text says whose.
-                It is dropped, and the sum is what it was.
         """
-        self._waiting[rank] = frame
-        while self._next in self._waiting:
-            frame = self._waiting.pop(self._next)
-            if frame != NO_GRADIENT:
-                self._decode(frame)
-                self._given += 1
-            self._next += 1
-
-    def _decode(self, frame: bytes) -> None:
-        try:
-            # A sum that overflows is Inf, and what follows from it is noticed when the update is encoded.
-            with np.errstate(over="ignore", invalid="ignore"):
-                decode(frame, out=self._sum, accumulate=self._given > 0)
-        except FrameError as error:
-            raise FrameError(f"the gradient of worker {self._next}: {error}") from error
+        self._arrived.setdefault(self.clock if clock is None else clock, {})[rank] = frame
+        if self._eager:
+            self._decode_in_turn()
 
     @property
     def complete(self) -> bool:
-        """Whether every worker's gradient is in."""
-        return self._next == self._workers
+        """Whether enough gradients of the current clock are in."""
+        return len(self._arrived[self.clock]) >= self._quorum
 
-    def take(self, reduce: str) -> FloatArray | None:
-        """Returns the mean (or sum) over the gradients that came, and starts over; None where none came.
+    def take(self, reduce: str) -> tuple[FloatArray | None, tuple[int, ...]]:
+        """Ends the current clock.
 
-        The array is reused by the next step.
+        Args:
+            reduce: `mean` over the gradients that came, or their `sum`.
+
+        Returns:
+            The aggregate (None where nobody had a gradient; the array is used again by the next clock), and the
+            ranks that took part.
         """
+        arrived = self._arrived.pop(self.clock)
+        if not self._eager:
+            for rank in sorted(arrived):
+                self._add_to_sum(rank, arrived[rank])
         given, self._given, self._next = self._given, 0, 0
-        if given == 0:
-            return None
-        if reduce == "mean" and given > 1:
+        self.clock += 1
+        self._arrived.setdefault(self.clock, {})
+        if given and reduce == "mean" and given > 1:
             self._sum *= np.float32(1 / given)
-        return self._sum
+        return (self._sum if given else None), tuple(sorted(arrived))
+
+    def resume(self) -> None:
+        """Decodes what is in for the current clock; called once the last aggregate is no longer needed."""
+        if self._eager:
+            self._decode_in_turn()
+
+    def _decode_in_turn(self) -> None:
+        arrived = self._arrived[self.clock]
+        while self._next in arrived:
+            rank, self._next = self._next, self._next + 1
+            frame, arrived[rank] = arrived[rank], None
+            self._add_to_sum(rank, frame)
+
+    def _add_to_sum(self, rank: int, frame: Opened | None) -> None:
+        if frame is None:
+            return
+        try:
+            # A sum that overflows is Inf, and what follows from it is noticed when the update is encoded.
+            with np.errstate(over="ignore", invalid="ignore"):
+                unpack_into(frame, self._sum, accumulate=self._given > 0)
+        except FrameError as error:
+            raise FrameError(f"the gradient of worker {rank}: {error}") from error
+        self._given += 1

@@ -1,8 +1,8 @@
 """The parameter server as a pure state machine: (peer, message, frames) in, effects out.
 
-It owns no socket, thread or clock. Consistency is bulk-synchronous: a table's update happens when every worker's
-gradient for it is in, table by table, so an early layer's update never waits for a late one's gradient. The
-model delta of an update is encoded once and the same bytes go to every worker.
+It owns no socket, thread or clock. Updates happen table by table, so an early layer's never waits for a late one's
+gradient: each when as many gradients are in as the consistency policy asks for. What travels down is encoded once for
+all workers that hold the same copy.
 
 A peer that breaks the conversation is refused with the reason and closed; since no step can then complete, the
 others are told as well.
@@ -14,7 +14,9 @@ from dataclasses import dataclass
 
 import torch
 
+from thinwire.codecs.tensors import FloatArray
 from thinwire.errors import ConfigError, FrameError, NonFiniteError, ProtocolError
+from thinwire.policies.consistency import Bsp, Consistency, consistency
 from thinwire.schema import (
     PROTOCOL,
     Delta,
@@ -24,10 +26,12 @@ from thinwire.schema import (
     Plan,
     Push,
     Refused,
+    Scalars,
     Values,
     Welcome,
 )
 from thinwire.server.agreement import check_plan, difference, usable_codecs
+from thinwire.server.rounds import Digests, Maxima
 from thinwire.server.table import Table
 from thinwire.server.updater import Updater
 from thinwire.telemetry import Counters
@@ -78,6 +82,9 @@ class ServerCore:
         self._failed: str | None = None
         self._last_step: int | None = None
         self._rates: tuple[float, ...] = ()
+        self._policy: Consistency = Bsp()
+        self._maxima = Maxima()
+        self._digests = Digests()
 
     # ---- events
 
@@ -119,6 +126,8 @@ class ServerCore:
                 return self._push(peer, message, frames)
             case Values():
                 return self._values(peer, message, frames)
+            case Scalars():
+                return self._scalars(peer, message)
             case Leave():
                 return self._leave(peer)
             case _:
@@ -129,7 +138,9 @@ class ServerCore:
             raise ProtocolError(f"the worker speaks protocol {join.protocol}, this server {PROTOCOL}")
         if peer in self._ranks:
             raise ProtocolError("a second Join in one session")
-        if self.plan is not None and (reason := difference(self.plan, join.plan)):
+        if self.plan is None:
+            check_plan(join.plan)
+        elif reason := difference(self.plan, join.plan):
             raise ProtocolError(reason)
         if not 0 <= join.rank < join.plan.workers:
             raise ProtocolError(f"rank {join.rank}; this training has ranks 0 … {join.plan.workers - 1}")
@@ -147,23 +158,27 @@ class ServerCore:
         return effects
 
     def _create(self, plan: Plan) -> None:
-        check_plan(plan)
         codecs = usable_codecs(plan)
         try:
-            tables = [Table(spec, codecs[spec.up], codecs[spec.down], plan.workers) for spec in plan.tables]
+            policy = consistency(plan.consistency)
+            tables = [
+                Table(spec, codecs[spec.up], codecs[spec.down], plan.workers, policy, plan.downlink)
+                for spec in plan.tables
+            ]
         except (MemoryError, RuntimeError) as error:  # NumPy's and torch's ways to say so
             raise ProtocolError(f"the tables do not fit the server's memory: {error}") from error
         values = [None if table.spec.state else table.values for table in tables]
         self._updater = Updater(plan, values)
-        self.plan, self.tables = plan, tables
+        self.plan, self.tables, self._policy = plan, tables, policy
 
     def _catch_up(self, peer: int, have: tuple[int, ...]) -> list[Effect]:
         """What leads a worker from the versions it has to ours: deltas where the log has them, else whole tables."""
+        rank = self._ranks[peer]
         versions = have if len(have) == len(self.tables) else (-1,) * len(self.tables)
         effects: list[Effect] = []
         whole = []
         for index, (table, version) in enumerate(zip(self.tables, versions, strict=True)):
-            missing = table.since(version) if version >= 0 else None
+            missing = table.since(version) if version >= 0 and not self._policy.immediate else None
             if missing is None:
                 whole.append(index)
                 continue
@@ -171,8 +186,10 @@ class ServerCore:
             for offset, frame in enumerate(missing):
                 effects.append(Send((peer,), Delta(version=first + offset, tables=(index,)), (frame,)))
         if whole:
+            give = Table.hand_over if self._policy.immediate else Table.snapshot
+            frames = tuple(give(self.tables[index], rank) for index in whole)
             message = Values(tables=tuple(whole), versions=tuple(self.tables[index].version for index in whole))
-            effects.append(Send((peer,), message, tuple(self.tables[index].snapshot() for index in whole)))
+            effects.append(Send((peer,), message, frames))
         return effects
 
     def _values(self, peer: int, message: Values, frames: tuple[bytes, ...]) -> list[Effect]:
@@ -193,41 +210,56 @@ class ServerCore:
         if len(push.tables) != len(frames):
             raise ProtocolError(f"{len(push.tables)} tables and {len(frames)} frames in one push")
         rank = self._ranks[peer]
-        assert self.plan is not None
-        if rank == 0:
-            if len(push.rates) != len(self.plan.groups):
-                raise ProtocolError(f"{len(push.rates)} learning rates came for {len(self.plan.groups)} groups")
-            # Every table's update waits for rank 0, so its word on the rate and on the end is always in by then.
-            self._rates = push.rates
-            if push.last:
-                self._last_step = push.step
+        self._hear(rank, push)
         ready: list[int] = []
         relayed: list[tuple[int, bytes]] = []
         for index, frame in zip(push.tables, frames, strict=True):
             table = self._table(index)
-            if self._seen(rank, table, push.step):
-                continue
             if table.spec.state:
                 relayed.append((index, self._relay(rank, table, push.step, frame)))
-                continue
-            table.add(rank, frame)
-            self.counters.add("payload_frames_push", 1)
-            if table.incoming.complete:
+            elif self._policy.immediate:
+                table.add(rank, frame, table.incoming.clock)
                 ready.append(index)
-            elif reason := self._hopeless(table):
-                return self._fail(reason)
-        return self._update(ready, push, relayed)
+            elif not self._seen(rank, table, push.step):
+                table.add(rank, frame, push.step)
+                if table.incoming.complete:
+                    ready.append(index)
+                elif reason := self._hopeless(table):
+                    return self._fail(reason)
+        self.counters.add("payload_frames_push", len(frames))
+        effects = self._relayed(push.step + 1, relayed)
+        if self._policy.immediate:
+            return effects + self._answer(peer, rank, ready)
+        while ready:
+            effects += self._update(ready)
+            # Gradients of the next clock may have been waiting already.
+            ready = [index for index in ready if self.tables[index].incoming.complete]
+        return effects
 
-    def _seen(self, rank: int, table: Table, step: int) -> bool:
-        """Whether this gradient was already taken: a worker that came back repeats its step."""
-        if rank in self._came_back and (step < table.version or table.incoming.has(rank)):
-            return True
-        if step != table.version and not table.spec.state:
-            raise ProtocolError(
-                f"a gradient of step {step} came for {table.spec.name!r}, which is at step {table.version}"
-            )
-        if table.incoming.has(rank):
-            raise ProtocolError(f"{table.spec.name!r} got two gradients for step {step}")
+    def _hear(self, rank: int, push: Push) -> None:
+        """Worker 0's word on the rates and on the end; everybody's digest."""
+        assert self.plan is not None
+        if rank == 0 or self._policy.immediate:
+            if len(push.rates) != len(self.plan.groups):
+                raise ProtocolError(f"{len(push.rates)} learning rates came for {len(self.plan.groups)} groups")
+            self._rates = push.rates
+        if rank == 0 and push.last:
+            self._last_step = push.step
+        if push.digest:
+            self._digests.add(rank, push.step, push.digest)
+
+    def _seen(self, rank: int, table: Table, clock: int) -> bool:
+        """Whether this gradient is to be passed over: taken already, or too late for a policy that allows that."""
+        name, current = table.spec.name, table.incoming.clock
+        taken = table.incoming.has(rank, clock)
+        if rank in self._came_back and (clock < current or taken):
+            return True  # a worker that came back repeats its step
+        if clock < current and self._policy.quorum(self._workers) < self._workers:
+            return True  # the update that was made without it says so
+        if not current <= clock <= current + self._policy.lead():
+            raise ProtocolError(f"a gradient of step {clock} came for {name!r}, which is at step {current}")
+        if taken:
+            raise ProtocolError(f"{name!r} got two gradients for step {clock}")
         return False
 
     def _relay(self, rank: int, table: Table, step: int, frame: bytes) -> bytes:
@@ -239,27 +271,75 @@ class ServerCore:
         table.assign(frame, step + 1)
         return frame
 
-    def _update(self, ready: list[int], push: Push, relayed: list[tuple[int, bytes]]) -> list[Effect]:
-        """One optimizer step over the tables whose gradients are all in; one message with their deltas."""
+    def _relayed(self, version: int, relayed: list[tuple[int, bytes]]) -> list[Effect]:
+        """Buffers go to everybody as they came."""
+        if not relayed:
+            return []
+        delta = Delta(version=version, tables=tuple(index for index, _ in relayed))
+        return [Send(tuple(self._ranks), delta, tuple(frame for _, frame in relayed))]
+
+    def _aggregate(self, ready: list[int]) -> list[tuple[int, FloatArray | None, tuple[int, ...]]]:
+        """Ends the current clock of some tables, and updates the model where that is the server's to do."""
         assert self.plan is not None and self._updater is not None
-        sent = list(relayed)
-        if ready:
-            tables = [self.tables[index] for index in ready]
-            grads = [table.incoming.take(self.plan.reduce) for table in tables]
-            changed = [(table, grad) for table, grad in zip(tables, grads, strict=True) if grad is not None]
+        taken = [(index, *self.tables[index].incoming.take(self.plan.reduce)) for index in ready]
+        if self.plan.downlink == "delta":
+            changed = [(self.tables[index], gradient) for index, gradient, _ in taken if gradient is not None]
             for table, _ in changed:
-                table.before_update()
+                table.downlink.before_update()
             self._updater.set_rates(self._rates)
             self._updater.step([t.values for t, _ in changed], [torch.from_numpy(g) for _, g in changed])
-            sent += [
-                (index, table.publish(changed=grad is not None))
-                for index, table, grad in zip(ready, tables, grads, strict=True)
-            ]
-        if not sent:
+        return taken
+
+    def _update(self, ready: list[int]) -> list[Effect]:
+        """One update of each of these tables for everybody; tables that took the same turn share a message."""
+        assert self.plan is not None
+        messages: dict[tuple[int, tuple[int, ...]], list[tuple[int, bytes]]] = {}
+        for index, gradient, ranks in self._aggregate(ready):
+            table = self.tables[index]
+            [(_, frame)] = table.publish(gradient)
+            some = ranks if len(ranks) < self._workers else ()
+            messages.setdefault((table.version, some), []).append((index, frame))
+        rates = () if self.plan.downlink == "delta" else self._rates
+        everybody = tuple(self._ranks)
+        effects: list[Effect] = []
+        for (version, some), sent in messages.items():
+            # The forward pass needs the first tables first.
+            sent.sort()
+            delta = Delta(
+                version=version,
+                tables=tuple(index for index, _ in sent),
+                last=self._last_step is not None and version > self._last_step,
+                ranks=some,
+                rates=rates,
+            )
+            effects.append(Send(everybody, delta, tuple(frame for _, frame in sent)))
+        return effects
+
+    def _answer(self, peer: int, rank: int, ready: list[int]) -> list[Effect]:
+        """One update of each of these tables, and its sender's own way to the new version."""
+        bases = {index: self.tables[index].given[rank] for index in ready}
+        messages: dict[tuple[int, int], list[tuple[int, bytes]]] = {}
+        for index, gradient, _ in self._aggregate(ready):
+            table = self.tables[index]
+            [(_, frame)] = table.publish(gradient, {rank})
+            messages.setdefault((table.version, bases[index]), []).append((index, frame))
+        return [
+            Send(
+                (peer,),
+                Delta(version=version, base=base, tables=tuple(index for index, _ in sent), ranks=(rank,)),
+                tuple(frame for _, frame in sent),
+            )
+            for (version, base), sent in messages.items()
+        ]
+
+    def _scalars(self, peer: int, message: Scalars) -> list[Effect]:
+        """The largest of every worker's scalars, once they are all in (TernGrad §3.1, scalar sharing)."""
+        if len(message.values) != len(self.tables):
+            raise ProtocolError(f"{len(message.values)} scalars came for {len(self.tables)} tables")
+        largest = self._maxima.add(self._ranks[peer], message.step, message.values, self._workers)
+        if largest is None:
             return []
-        indices = tuple(index for index, _ in sent)
-        delta = Delta(version=push.step + 1, tables=indices, last=push.step == self._last_step)
-        return [Send(tuple(self._ranks), delta, tuple(frame for _, frame in sent))]
+        return [Send(tuple(self._ranks), Scalars(step=message.step, values=largest))]
 
     def _leave(self, peer: int) -> list[Effect]:
         assert self.plan is not None
@@ -268,12 +348,15 @@ class ServerCore:
         if not (self._initialised or self.finished):
             return [Close(peer), *self._fail("a worker left before the training had begun")]
         for table in self.tables:
-            if table.incoming.started and (reason := self._hopeless(table)):
+            if not self._policy.immediate and table.incoming.started and (reason := self._hopeless(table)):
                 return [Close(peer), *self._fail(reason)]
         return [Close(peer)]
 
     def _hopeless(self, table: Table) -> str | None:
         """A step that a worker which has left took no part in is never complete: better said than waited for."""
+        present = self._workers - len([rank for rank in self._left if not table.incoming.has(rank)])
+        if present >= self._policy.quorum(self._workers):
+            return None
         for rank in self._left:
             if not table.incoming.has(rank):
                 return (
@@ -292,6 +375,11 @@ class ServerCore:
     def _fail(self, reason: str) -> list[Effect]:
         self._failed = reason
         return [Close(peer, _refused(reason)) for peer in self._ranks]
+
+    @property
+    def _workers(self) -> int:
+        assert self.plan is not None
+        return self.plan.workers
 
     @property
     def step(self) -> int:

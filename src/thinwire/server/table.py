@@ -1,10 +1,4 @@
-"""One table: the server's copy of a tensor, the workers' copy of it, and what leads from one to the other.
-
-The server keeps, bit for bit, the copy that every worker holds (`replica`): it applies its own frames to it.
-What has not been sent yet is then simply `values − replica`: that difference is the pull's residual
-(3LC §3, "w_server − w_worker = residual"), it cannot drift, and a worker that is too far behind can be given the
-exact table that the others have.
-"""
+"""One table: its values, its versions, the gradients that come in and the frames that go out."""
 
 from __future__ import annotations
 
@@ -15,12 +9,14 @@ import torch
 
 from thinwire import frames
 from thinwire.codecs import Codec, decode
-from thinwire.codecs.base import check_payload
+from thinwire.codecs.decoding import Opened, open_parsed
 from thinwire.codecs.registry import codec as make_codec
-from thinwire.codecs.tensors import Flat, FloatArray
+from thinwire.codecs.tensors import FloatArray
 from thinwire.errors import FrameError, NonFiniteError, ProtocolError
+from thinwire.policies.consistency import Bsp, Consistency
 from thinwire.schema import TableSpec
 from thinwire.server.aggregation import NO_GRADIENT, Aggregation
+from thinwire.server.downlinks import FORMS, ModelDelta, diverged
 
 _PLAIN = make_codec("fp32")
 
@@ -32,21 +28,38 @@ class Table:
         spec: name, shape, and whether it is a buffer.
         up: codec of the pushes, which a frame must name.
         down: codec of the pulls.
-        workers: how many gradients make a step.
+        workers: how many workers push.
+        consistency: how many gradients make an update.
+        downlink: what travels down, a key of `FORMS`.
     """
 
-    def __init__(self, spec: TableSpec, up: Codec, down: Codec, workers: int) -> None:
+    def __init__(
+        self,
+        spec: TableSpec,
+        up: Codec,
+        down: Codec,
+        workers: int,
+        consistency: Consistency | None = None,
+        downlink: str = "delta",
+    ) -> None:
+        policy = consistency or Bsp()
         self.spec = spec
         self.version = 0
-        self.values = torch.zeros(spec.shape)
-        self.replica = np.zeros(spec.shape, np.float32)
-        self.incoming = Aggregation(spec.shape, workers)
+        self.downlink = FORMS["delta" if spec.state else downlink](spec.name, spec.shape, down, workers)
+        self.values = torch.from_numpy(self.downlink.values)
+        self.incoming = Aggregation(spec.shape, workers, policy.quorum(workers))
+        self.given = [0] * workers
+        """The version that each worker was led to last."""
+        self._everyone = set(range(workers))
         self._up = up
-        self._down = down
-        self._before: FloatArray | None = None if down.residual_by_default else np.zeros(spec.shape, np.float32)
-        self._unsent = np.zeros(spec.shape, np.float32)
+        self._scale: float | None = None
         self._log: deque[bytes] = deque()
         self._log_nbytes = 0
+
+    @property
+    def replica(self) -> FloatArray:
+        """The workers' copy, where they all hold the same."""
+        return self.downlink.snapshot(0)
 
     @property
     def residual(self) -> FloatArray:
@@ -54,17 +67,18 @@ class Table:
         difference: FloatArray = self.values.numpy() - self.replica
         return difference
 
-    def add(self, rank: int, frame: bytes) -> None:
-        """Takes a worker's gradient.
+    def add(self, rank: int, frame: bytes, clock: int | None = None) -> None:
+        """Takes a worker's gradient of a clock, by default the current one.
 
         Raises:
             ProtocolError: the frame is no gradient of this table, in the codec that was agreed on.
             FrameError: a payload, perhaps of a worker whose frame had waited for its turn, is damaged.
         """
-        if frame != NO_GRADIENT:
-            self._check(frame, self._up.id)
+        opened = None if frame == NO_GRADIENT else self._open(frame, self._up.id)
+        if opened is not None and opened.frame.scales:
+            self._scale = opened.frame.scales[0]
         try:
-            self.incoming.add(rank, frame)
+            self.incoming.add(rank, opened, clock)
         except FrameError as error:
             raise FrameError(f"{self.spec.name}: {error}") from error
 
@@ -74,45 +88,40 @@ class Table:
         Raises:
             ProtocolError: the frame does not hold this table's values, uncompressed; nothing was changed.
         """
-        self._check(frame, _PLAIN.id)
+        self._open(frame, _PLAIN.id)
         try:
-            decode(frame, out=self.replica)
+            values = decode(frame).numpy()
         except FrameError as error:
             raise ProtocolError(f"{self.spec.name}: {error}") from error
-        self.values.copy_(torch.from_numpy(self.replica))
+        self.downlink.assign(values)
         self.version = version
+        self.given = [version] * len(self.given)
         self._log.clear()
         self._log_nbytes = 0
 
-    def before_update(self) -> None:
-        """Called before the optimizer changes `values`."""
-        if self._before is not None:
-            self._before[...] = self.values.numpy()
+    def publish(self, aggregate: FloatArray | None, ranks: set[int] | None = None) -> list[tuple[set[int], bytes]]:
+        """Encodes what leads workers (by default all) to the next version, once for each group with the same copy.
 
-    def publish(self, *, changed: bool) -> bytes:
-        """Encodes, once, what leads the workers' copies to the next version, and logs it.
-
-        Returns an empty frame where no worker had a gradient.
+        An update to which nobody gave a gradient is an empty frame.
 
         Raises:
             NonFiniteError: the update gave NaN or Inf: training has diverged.
         """
         self.version += 1
-        frame = NO_GRADIENT
-        if changed:
-            base = self.replica if self._before is None else self._before
-            with np.errstate(over="ignore", invalid="ignore"):  # the codec refuses what is not finite
-                np.subtract(self.values.numpy(), base, out=self._unsent)
-            flat = Flat(self._unsent.reshape(-1), "fp32", self.spec.shape)
+        targets = self._everyone if ranks is None else ranks
+        if aggregate is None:
+            sent = [(targets, NO_GRADIENT)]
+        else:
             try:
-                frame = self._down.encode_flat(
-                    flat, self.spec.name, None, self._down.draws(0, self.spec.name, self.version)
-                ).frame
+                sent = self.downlink.publish(aggregate, self.version, targets, self._scale)
             except NonFiniteError as error:
-                raise NonFiniteError(f"after update {self.version}: {error}") from None
-            decode(frame, out=self.replica, accumulate=True)
-        self._remember(frame)
-        return frame
+                raise diverged(error, self.version) from None
+        for rank in targets:
+            self.given[rank] = self.version
+        if ranks is None and len(sent) == 1:
+            self._remember(sent[0][1])
+        self.incoming.resume()
+        return sent
 
     def since(self, version: int) -> list[bytes] | None:
         """Returns the frames that lead from `version` to now, oldest first; None where the log no longer has them."""
@@ -121,18 +130,25 @@ class Table:
             return None
         return list(self._log)[len(self._log) - lacking :]
 
-    def snapshot(self) -> bytes:
-        """Returns the workers' copy as one uncompressed frame."""
-        return _PLAIN.encode(self.replica)
+    def snapshot(self, rank: int = 0) -> bytes:
+        """Returns a worker's copy as one uncompressed frame; it now has the current version."""
+        self.given[rank] = self.version
+        return _PLAIN.encode(self.downlink.snapshot(rank))
+
+    def hand_over(self, rank: int) -> bytes:
+        """As `snapshot`, but of the server's own values: a worker that starts late gets everything."""
+        if isinstance(self.downlink, ModelDelta):
+            self.downlink.copies.assign(self.downlink.values, {rank})
+        return self.snapshot(rank)
 
     def _remember(self, frame: bytes) -> None:
         # Deltas are worth keeping as long as they are smaller, together, than the table they replace.
         self._log.append(frame)
         self._log_nbytes += len(frame)
-        while self._log and self._log_nbytes > self.replica.nbytes:
+        while self._log and self._log_nbytes > self.downlink.values.nbytes:
             self._log_nbytes -= len(self._log.popleft())
 
-    def _check(self, frame: bytes, codec_id: str) -> None:
+    def _open(self, frame: bytes, codec_id: str) -> Opened:
         try:
             parsed = frames.parse(frame, copy=False)
             if parsed.codec != codec_id:
@@ -141,6 +157,6 @@ class Table:
                 raise ProtocolError(
                     f"{self.spec.name}: a frame of shape {parsed.shape} came, the table is {self.spec.shape}"
                 )
-            check_payload(type(self._up if codec_id == self._up.id else _PLAIN), parsed)
+            return open_parsed(parsed)
         except FrameError as error:
             raise ProtocolError(f"{self.spec.name}: {error}") from error

@@ -1,0 +1,191 @@
+"""What travels down: one idea, several forms.
+
+`delta`: the server keeps the model and, bit for bit, the copy that workers hold; what they lack is encoded once for all
+workers that hold the same copy. In lockstep that is everybody (3LC §3, shared pulls); where each push is an update
+of its own, copies part ways and every group gets its own frame, so what a worker has not been sent adds up for it
+alone (the thesis' per-client sums). `gradient`: the average gradient with a residual at the server (DoubleSqueeze), or as
+whole votes (TernGrad), for workers that run the optimizer. `weights`: the average of whole weights (Øland & Raj).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from thinwire.codecs import Codec, Context
+from thinwire.codecs.decoding import decode
+from thinwire.codecs.tensors import Flat, FloatArray
+from thinwire.codecs.votes import Votes
+from thinwire.errors import NonFiniteError
+
+
+@dataclass
+class _Copy:
+    values: FloatArray
+    owners: set[int]
+
+
+class Copies:
+    """The workers' copies of one table: as many arrays as there are different copies."""
+
+    def __init__(self, shape: tuple[int, ...], workers: int) -> None:
+        self._copies = [_Copy(np.zeros(shape, np.float32), set(range(workers)))]
+
+    def move(self, ranks: set[int]) -> Iterator[tuple[FloatArray, set[int]]]:
+        """Yields the copies of some workers, each once with its owners among them, to be changed in place.
+
+        Those who stay behind keep theirs: a group that splits is copied first.
+        """
+        for copy in list(self._copies):
+            moving = copy.owners & ranks
+            if not moving:
+                continue
+            if moving != copy.owners:
+                copy.owners -= moving
+                copy = _Copy(copy.values.copy(), moving)
+                self._copies.append(copy)
+            yield copy.values, moving
+
+    def of(self, rank: int) -> FloatArray:
+        """The copy of one worker."""
+        return next(copy.values for copy in self._copies if rank in copy.owners)
+
+    def assign(self, values: FloatArray, ranks: set[int]) -> None:
+        """These workers now hold `values`."""
+        for copy in self._copies:
+            copy.owners -= ranks
+        self._copies = [copy for copy in self._copies if copy.owners]
+        self._copies.append(_Copy(values.copy(), set(ranks)))
+
+    def __len__(self) -> int:
+        return len(self._copies)
+
+
+class Downlink(ABC):
+    """How one table's updates travel.
+
+    Args:
+        name: the table's, for messages and random streams.
+        shape: of the table.
+        codec: of the pulls.
+        workers: how many.
+    """
+
+    runs_optimizer = False
+    """Whether the server updates the model."""
+
+    def __init__(self, name: str, shape: tuple[int, ...], codec: Codec, workers: int) -> None:
+        self.name, self.shape, self.codec, self.workers = name, shape, codec, workers
+        self.values: FloatArray = np.zeros(shape, np.float32)
+        """The server's copy, as far as it keeps one."""
+
+    def before_update(self) -> None:  # noqa: B027  # most forms need nothing
+        """Called before the optimizer changes `values`."""
+
+    @abstractmethod
+    def publish(
+        self, aggregate: FloatArray, version: int, ranks: set[int], scale: float | None
+    ) -> list[tuple[set[int], bytes]]:
+        """Encodes an update for some workers; returns, for each group that holds the same copy, its frame."""
+
+    @abstractmethod
+    def snapshot(self, rank: int) -> FloatArray:
+        """The whole table as this worker has it, or will."""
+
+    @abstractmethod
+    def assign(self, values: FloatArray) -> None:
+        """Everybody now holds `values`."""
+
+    def encode(self, values: FloatArray, version: int) -> bytes:
+        """One frame of `values` by the codec, without a residual."""
+        flat = Flat(values.reshape(-1), "fp32", self.shape)
+        return self.codec.encode_flat(flat, self.name, None, self.codec.draws(0, self.name, version)).frame
+
+
+class ModelDelta(Downlink):
+    """The change of a model that the server updates. What was not sent is `values − copy`, and cannot drift."""
+
+    runs_optimizer = True
+
+    def __init__(self, name: str, shape: tuple[int, ...], codec: Codec, workers: int) -> None:
+        super().__init__(name, shape, codec, workers)
+        self.copies = Copies(shape, workers)
+        self._keeps_residual = codec.residual_by_default
+        self._before = None if self._keeps_residual else np.zeros(shape, np.float32)
+        self._unsent = np.zeros(shape, np.float32)
+
+    def before_update(self) -> None:
+        if self._before is not None:
+            self._before[...] = self.values
+
+    def publish(
+        self, aggregate: FloatArray, version: int, ranks: set[int], scale: float | None
+    ) -> list[tuple[set[int], bytes]]:
+        sent = []
+        for copy, owners in self.copies.move(ranks):
+            # A codec without a residual sends the update alone; but a copy that skipped updates needs them all.
+            base = copy if self._before is None or len(owners) < self.workers else self._before
+            with np.errstate(over="ignore", invalid="ignore"):  # the codec refuses what is not finite
+                np.subtract(self.values, base, out=self._unsent)
+            frame = self.encode(self._unsent, version)
+            decode(frame, out=copy, accumulate=True)
+            sent.append((owners, frame))
+        return sent
+
+    def snapshot(self, rank: int) -> FloatArray:
+        return self.copies.of(rank)
+
+    def assign(self, values: FloatArray) -> None:
+        self.values[...] = values
+        self.copies.assign(values, set(range(self.workers)))
+
+
+class AverageGradient(Downlink):
+    """The average gradient; with a codec that keeps one, the server's residual is added (DoubleSqueeze, algorithm 1)."""
+
+    def __init__(self, name: str, shape: tuple[int, ...], codec: Codec, workers: int) -> None:
+        super().__init__(name, shape, codec, workers)
+        self.context: Context = codec.context(self.values, name=name)
+
+    def publish(
+        self, aggregate: FloatArray, version: int, ranks: set[int], scale: float | None
+    ) -> list[tuple[set[int], bytes]]:
+        if isinstance(self.codec, Votes) and scale is not None:
+            # The votes of workers that share one scale are whole numbers of it (TernGrad §3.1).
+            votes = replace(self.codec, scale=scale, workers=self.workers)
+            return [(ranks, votes.encode(aggregate))]
+        return [(ranks, self.context.encode(aggregate))]
+
+    def snapshot(self, rank: int) -> FloatArray:
+        return self.values
+
+    def assign(self, values: FloatArray) -> None:
+        self.values[...] = values
+
+
+class AverageWeights(Downlink):
+    """The average of the workers' decoded weights, encoded anew (Øland & Raj §2: self-contained after each change)."""
+
+    def publish(
+        self, aggregate: FloatArray, version: int, ranks: set[int], scale: float | None
+    ) -> list[tuple[set[int], bytes]]:
+        frame = self.encode(aggregate, version)
+        decode(frame, out=self.values)
+        return [(ranks, frame)]
+
+    def snapshot(self, rank: int) -> FloatArray:
+        return self.values
+
+    def assign(self, values: FloatArray) -> None:
+        self.values[...] = values
+
+
+FORMS: dict[str, type[Downlink]] = {"delta": ModelDelta, "gradient": AverageGradient, "weights": AverageWeights}
+
+
+def diverged(error: NonFiniteError, version: int) -> NonFiniteError:
+    """The same error, saying after which update."""
+    return NonFiniteError(f"after update {version}: {error}")

@@ -1,0 +1,140 @@
+"""A shard without a transport: what each peer was told, and what a worker's copy of the model becomes of it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thinwire.codecs import Codec, codec, decode
+from thinwire.schema import Delta, Join, Message, Plan, Push, Refused, TableSpec, Values
+from thinwire.server.core import Close, Effect, Send, ServerCore
+
+Array = NDArray[np.float32]
+
+PLAIN = codec("fp32")
+THREE = codec("3lc", sparsity=1.5)
+
+WEIGHT, BIAS, STATISTIC = 0, 1, 2
+SHAPES: dict[int, tuple[int, ...]] = {WEIGHT: (8, 5), BIAS: (5,), STATISTIC: (3,)}
+
+
+def make_plan(
+    workers: int = 2,
+    *,
+    up: Codec = THREE,
+    down: Codec = THREE,
+    state: bool = False,
+    optimizer: str = "SGD",
+    groups: tuple[dict[str, Any], ...] = ({"momentum": 0.5},),
+    **others: Any,
+) -> Plan:
+    """A compressed weight, an uncompressed bias and, with `state`, a buffer."""
+    tables = [
+        TableSpec(name="weight", shape=SHAPES[WEIGHT], up=1, down=2),
+        TableSpec(name="bias", shape=SHAPES[BIAS]),
+    ]
+    if state:
+        tables.append(TableSpec(name="statistic", shape=SHAPES[STATISTIC], state=True))
+    return Plan(
+        workers=workers,
+        tables=tuple(tables),
+        codecs=(PLAIN.config(), up.config(), down.config()),
+        optimizer=optimizer,
+        groups=groups,
+        **others,
+    )
+
+
+def gradient(rank: int, step: int, table: int) -> Array:
+    """Another one for each worker, step and table."""
+    generator = np.random.default_rng([rank, step, table])
+    return generator.standard_normal(SHAPES[table], np.float32)
+
+
+class Shard:
+    """A server core, and a list of what it said to each peer. Peer r is the worker of rank r, unless said otherwise."""
+
+    def __init__(self, plan: Plan | None = None, *, rejoin: bool = False, begin: bool = True) -> None:
+        self.plan = plan or make_plan()
+        self.core = ServerCore(rejoin=rejoin)
+        self.told: dict[int, list[tuple[Message, tuple[bytes, ...]]]] = defaultdict(list)
+        self.ended: dict[int, str | None] = {}
+        if begin:
+            for rank in range(self.plan.workers):
+                self.join(rank)
+            self.give_values(0)
+
+    def carry_out(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Send(peers, message, frames):
+                    for peer in peers:
+                        self.told[peer].append((message, frames))
+                case Close(peer, message):
+                    assert message is None or isinstance(message, Refused)
+                    self.ended[peer] = None if message is None else message.reason
+
+    def say(self, peer: int, message: Message, frames: tuple[bytes, ...] = ()) -> None:
+        self.carry_out(self.core.received(peer, message, frames))
+
+    def join(self, rank: int, *, peer: int | None = None, have: tuple[int, ...] = ()) -> None:
+        self.say(rank if peer is None else peer, Join(rank=rank, plan=self.plan, have=have))
+
+    def give_values(self, peer: int) -> None:
+        frames = tuple(PLAIN.encode(gradient(99, 0, table)) for table in range(len(self.plan.tables)))
+        self.say(peer, Values(tables=tuple(range(len(frames))), versions=(0,) * len(frames)), frames)
+
+    def push(self, peer: int, step: int, frames: dict[int, bytes], *, rate: float = 0.1, last: bool = False) -> None:
+        rates = (rate,) * len(self.plan.groups)
+        self.say(peer, Push(step=step, tables=tuple(frames), rates=rates, last=last), tuple(frames.values()))
+
+    def frames(self, rank: int, step: int) -> dict[int, bytes]:
+        """One worker's gradients of one step, without the buffer."""
+        up = codec(**self.plan.codecs[1])
+        return {
+            WEIGHT: up.encode(gradient(rank, step, WEIGHT)),
+            BIAS: PLAIN.encode(gradient(rank, step, BIAS)),
+        }
+
+    def step(self, step: int, *, rate: float = 0.1) -> None:
+        """All workers push everything, in the order of their ranks."""
+        for rank in range(self.plan.workers):
+            self.push(rank, step, self.frames(rank, step), rate=rate)
+
+    def bits(self) -> list[bytes]:
+        """Every bit of the tables: the server's values and the workers' copies."""
+        return [
+            part for table in self.core.tables for part in (table.values.numpy().tobytes(), table.replica.tobytes())
+        ]
+
+    def deltas(self, peer: int = 0) -> dict[tuple[int, int], bytes]:
+        """The deltas that a peer was told, by table and version."""
+        return {
+            (table, message.version): frame
+            for message, frames in self.told[peer]
+            if isinstance(message, Delta)
+            for table, frame in zip(message.tables, frames, strict=True)
+        }
+
+    def copy_of(self, peer: int, start: dict[int, tuple[int, Array]] | None = None) -> dict[int, tuple[int, Array]]:
+        """What a worker that applies all it was told ends with: version and values of each table."""
+        held = dict(start or {})
+        for message, frames in self.told[peer]:
+            if isinstance(message, Values):
+                for table, version, frame in zip(message.tables, message.versions, frames, strict=True):
+                    held[table] = (version, decode(frame).numpy().copy())
+            elif isinstance(message, Delta):
+                for table, frame in zip(message.tables, frames, strict=True):
+                    if self.plan.tables[table].state:
+                        held[table] = (message.version, decode(frame).numpy().copy())
+                        continue
+                    version, values = held.get(table, (0, decode(PLAIN.encode(gradient(99, 0, table))).numpy()))
+                    assert message.version == version + 1
+                    if frame:
+                        values = values.copy()
+                        decode(frame, out=values, accumulate=True)
+                    held[table] = (message.version, values)
+        return held

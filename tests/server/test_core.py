@@ -1,0 +1,257 @@
+"""The conversation with a shard: what is answered, what is relayed, what is averaged."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.server.conversation import (
+    BIAS,
+    PLAIN,
+    SHAPES,
+    STATISTIC,
+    WEIGHT,
+    Shard,
+    gradient,
+    make_plan,
+)
+from thinwire.codecs import codec, decode
+from thinwire.schema import Delta, Leave, Push, Values, Welcome
+
+torch.set_num_threads(1)
+
+
+def test_rank_zero_is_asked_for_the_values_and_the_others_get_them() -> None:
+    shard = Shard(make_plan(3), begin=False)
+    for rank in (2, 0, 1):
+        shard.join(rank)
+    assert [shard.told[rank] for rank in (0, 1, 2)] == [
+        [(Welcome(send_values=rank == 0, step=0), ())] for rank in (0, 1, 2)
+    ]
+    shard.give_values(0)
+    assert len(shard.told[0]) == 1, "worker 0 has them already"
+    for rank in (1, 2):
+        message, frames = shard.told[rank][1]
+        assert message == Values(tables=(0, 1), versions=(0, 0))
+        for table, frame in enumerate(frames):
+            np.testing.assert_array_equal(decode(frame).numpy(), gradient(99, 0, table))
+
+
+def test_who_joins_after_the_values_gets_them_too() -> None:
+    shard = Shard(begin=False)
+    shard.join(0)
+    shard.give_values(0)
+    shard.join(1)
+    assert [type(message) for message, _ in shard.told[1]] == [Welcome, Values]
+    assert shard.copy_of(1).keys() == {WEIGHT, BIAS}
+
+
+@st.composite
+def arrivals(draw: st.DrawFn) -> tuple[int, list[tuple[int, int, int]]]:
+    """Workers, and (rank, step, table) in some order in which a table's step never overtakes itself."""
+    workers, steps = draw(st.integers(1, 4)), draw(st.integers(1, 3))
+    random = draw(st.randoms(use_true_random=False))
+    todo = {rank: [] for rank in range(workers)}  # type: dict[int, list[tuple[int, int]]]
+    for rank in todo:
+        for step in range(steps):
+            tables = [WEIGHT, BIAS]
+            random.shuffle(tables)
+            todo[rank] += [(step, table) for table in tables]
+    given_by = {(step, table): 0 for step in range(steps) for table in (WEIGHT, BIAS)}
+    order = []
+    while any(todo.values()):
+        able = [
+            rank
+            for rank, rest in todo.items()
+            if rest and (rest[0][0] == 0 or given_by[rest[0][0] - 1, rest[0][1]] == workers)
+        ]
+        rank = random.choice(able)
+        step, table = todo[rank].pop(0)
+        given_by[step, table] += 1
+        order.append((rank, step, table))
+    return workers, order
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
+@given(case=arrivals())
+@settings(max_examples=40, deadline=None)
+def test_the_order_of_arrival_changes_no_bit(optimizer: str, case: tuple[int, list[tuple[int, int, int]]]) -> None:
+    workers, order = case
+    plan = make_plan(workers, optimizer=optimizer, groups=({"weight_decay": 1e-3},))
+    mixed, plain = Shard(plan), Shard(plan)
+    for rank, step, table in order:
+        mixed.push(rank, step, {table: mixed.frames(rank, step)[table]})
+    for step in range(1 + max(step for _, step, _ in order)):
+        plain.step(step)
+    assert mixed.bits() == plain.bits()
+    assert mixed.deltas() == plain.deltas() != {}
+    for rank in range(workers):
+        assert mixed.deltas(rank) == mixed.deltas(), "one encoding, shared by all workers"
+
+
+def test_an_early_tables_update_does_not_wait_for_a_late_ones_gradient() -> None:
+    shard = Shard()
+    for rank in (0, 1):
+        shard.push(rank, 0, {WEIGHT: shard.frames(rank, 0)[WEIGHT]})
+    assert shard.deltas().keys() == {(WEIGHT, 1)}
+    for rank in (1, 0):
+        shard.push(rank, 0, {BIAS: shard.frames(rank, 0)[BIAS]})
+    assert shard.deltas().keys() == {(WEIGHT, 1), (BIAS, 1)}
+
+
+@pytest.mark.parametrize(("reduce", "divisor"), [("mean", 2), ("sum", 1)])
+def test_the_mean_is_over_the_gradients_that_came(reduce: str, divisor: int) -> None:
+    """Three workers, one of which has no gradient this step."""
+    shard = Shard(make_plan(3, up=PLAIN, down=PLAIN, groups=({},), reduce=reduce))
+    before = shard.core.tables[WEIGHT].values.clone().numpy()
+    grads = [gradient(rank, 0, WEIGHT) for rank in (0, 2)]
+    for rank, frame in ((0, PLAIN.encode(grads[0])), (1, b""), (2, PLAIN.encode(grads[1]))):
+        shard.push(rank, 0, {WEIGHT: frame}, rate=0.5)
+    expected = before - 0.5 * (grads[0] + grads[1]) / divisor
+    np.testing.assert_allclose(shard.core.tables[WEIGHT].values.numpy(), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_a_table_without_any_gradient_keeps_its_values_and_goes_on() -> None:
+    shard = Shard(make_plan(groups=({"momentum": 0.9, "weight_decay": 0.1},)))
+    shard.step(0)
+    before = shard.bits()
+    for rank in (0, 1):
+        shard.push(rank, 1, {WEIGHT: b"", BIAS: b""})
+    assert shard.bits() == before
+    assert shard.deltas()[WEIGHT, 2] == shard.deltas()[BIAS, 2] == b""
+    shard.step(2)
+    assert shard.core.step == 3 and shard.bits() != before
+
+
+def test_every_worker_ends_with_the_servers_copy_and_the_residual_is_the_rest() -> None:
+    """values − replica = what was not sent (3LC §3, w_server − w_worker = residual)."""
+    shard = Shard(make_plan(3))
+    for step in range(6):
+        shard.step(step)
+    for rank in range(3):
+        held = shard.copy_of(rank)
+        for table, (version, values) in held.items():
+            assert version == 6
+            np.testing.assert_array_equal(values, shard.core.tables[table].replica)
+    weight, bias = shard.core.tables
+    np.testing.assert_array_equal(weight.residual, weight.values.numpy() - weight.replica)
+    assert np.abs(weight.residual).max() > 0
+    assert np.abs(bias.residual).max() < 1e-6, "uncompressed: all of it was sent"
+
+
+def test_without_a_residual_each_delta_is_of_its_own_update() -> None:
+    """A pull without error feedback encodes after − before: the server's copy drifts away, by design."""
+    shard = Shard(make_plan(1, up=PLAIN, down=codec("3lc", error_feedback=False), groups=({},)))
+    weight = shard.core.tables[WEIGHT]
+    for step in range(3):
+        before = weight.values.clone().numpy()
+        shard.step(step)
+        expected = codec("3lc", error_feedback=False).encode(weight.values.numpy() - before)
+        assert shard.deltas()[WEIGHT, step + 1] == expected
+    assert np.abs(weight.residual).max() > 0
+
+
+def test_the_rate_and_the_end_are_worker_zeros_word() -> None:
+    shard = Shard(make_plan(up=PLAIN, down=PLAIN, groups=({},)))
+    before = shard.core.tables[BIAS].values.clone().numpy()
+    grads = [gradient(rank, 0, BIAS) for rank in (0, 1)]
+    shard.push(1, 0, {BIAS: PLAIN.encode(grads[1])}, rate=100.0, last=True)
+    shard.push(0, 0, {BIAS: PLAIN.encode(grads[0])}, rate=0.25)
+    np.testing.assert_allclose(
+        shard.core.tables[BIAS].values.numpy(), before - 0.25 * (grads[0] + grads[1]) / 2, rtol=1e-5, atol=1e-6
+    )
+    assert not any(message.last for message, _ in shard.told[1] if isinstance(message, Delta))
+    for rank in (1, 0):
+        shard.push(rank, 0, {WEIGHT: PLAIN.encode(gradient(rank, 0, WEIGHT))})
+    for rank in (0, 1):
+        shard.push(rank, 1, {BIAS: b"", WEIGHT: b""}, last=rank == 0)
+    deltas = [message for message, _ in shard.told[1] if isinstance(message, Delta)]
+    assert [(message.version, message.last) for message in deltas] == [(1, False), (1, False), (2, True)]
+
+
+def test_a_rate_of_each_group() -> None:
+    plan = make_plan(1, up=PLAIN, down=PLAIN, groups=({}, {}))
+    plan = type(plan)(
+        workers=1,
+        tables=(plan.tables[0], type(plan.tables[1])(name="bias", shape=SHAPES[BIAS], group=1)),
+        codecs=plan.codecs,
+        optimizer="SGD",
+        groups=plan.groups,
+    )
+    shard = Shard(plan)
+    before = [table.values.clone() for table in shard.core.tables]
+    frames = shard.frames(0, 0)
+    shard.say(0, Push(step=0, tables=(0, 1), rates=(1.0, 0.0)), tuple(frames.values()))
+    assert not torch.equal(before[0], shard.core.tables[0].values)
+    assert torch.equal(before[1], shard.core.tables[1].values)
+
+
+def test_buffers_are_relayed_as_they_are() -> None:
+    shard = Shard(make_plan(state=True))
+    frame = PLAIN.encode(gradient(0, 7, STATISTIC))
+    shard.push(0, 0, {**shard.frames(0, 0), STATISTIC: frame})
+    for rank in (0, 1):
+        assert shard.deltas(rank) == {(STATISTIC, 1): frame}
+    shard.push(1, 0, shard.frames(1, 0))
+    for step in (1, 2, 3):
+        shard.step(step)
+    assert shard.core.tables[STATISTIC].version == 1
+    assert shard.core.step == 4, "a buffer that travels rarely does not hold the count of steps back"
+
+
+def test_a_training_is_over_when_all_have_left() -> None:
+    shard = Shard()
+    shard.step(0)
+    shard.say(1, Leave())
+    assert (shard.core.finished, shard.ended) == (False, {1: None})
+    shard.carry_out(shard.core.closed(1, None))
+    shard.say(0, Leave())
+    assert (shard.core.finished, shard.core.failed, shard.ended) == (True, None, {0: None, 1: None})
+    assert shard.core.closed(0, None) == []
+
+
+def test_who_leaves_with_its_last_gradient_in_is_not_waited_for() -> None:
+    shard = Shard()
+    shard.push(1, 0, shard.frames(1, 0))
+    shard.say(1, Leave())
+    shard.push(0, 0, shard.frames(0, 0))
+    shard.say(0, Leave())
+    assert shard.core.finished and shard.core.step == 1 and shard.core.failed is None
+
+
+@pytest.mark.parametrize("leaves_first", [True, False])
+def test_different_numbers_of_steps_are_noticed_at_once(leaves_first: bool) -> None:
+    shard = Shard()
+    shard.step(0)
+    if leaves_first:
+        shard.say(1, Leave())
+    shard.push(0, 1, shard.frames(0, 1))
+    if not leaves_first:
+        shard.say(1, Leave())
+        assert shard.ended[1] is None, "the one that left did so in good order"
+    assert shard.ended[0] is not None and "worker 1 has left before step 1" in shard.ended[0]
+    assert "same number of steps" in shard.ended[0]
+
+
+def test_leaving_before_it_begins_tells_those_who_wait_for_values() -> None:
+    shard = Shard(begin=False)
+    shard.join(1)
+    shard.join(0)
+    shard.say(0, Leave())
+    assert "left before the training had begun" in str(shard.ended[1])
+
+
+def test_counters_tell_what_came() -> None:
+    shard = Shard()
+    shard.step(0)
+    assert shard.core.counters["payload_frames_push"] == 4
+
+
+def test_3lc_frames_of_every_option_are_taken() -> None:
+    """A worker may pack in another layout: a frame describes itself."""
+    shard = Shard(make_plan(1))
+    shard.push(0, 0, {WEIGHT: codec("3lc", layout="partition", entropy="zstd").encode(gradient(0, 0, WEIGHT))})
+    assert shard.core.failed is None and shard.core.tables[WEIGHT].version == 1

@@ -1,0 +1,110 @@
+"""One table: its copy at the workers, and the log of what leads there."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from thinwire.codecs import Codec, codec, decode
+from thinwire.errors import FrameError, NonFiniteError, ProtocolError
+from thinwire.frames import Frame, pack
+from thinwire.schema import TableSpec
+from thinwire.server.table import Table
+
+PLAIN = codec("fp32")
+
+
+def make(down: Codec = PLAIN, shape: tuple[int, ...] = (4, 25), workers: int = 1) -> Table:
+    table = Table(TableSpec(name="w", shape=shape), PLAIN, down, workers)
+    table.assign(PLAIN.encode(np.ones(shape, np.float32)), 0)
+    return table
+
+
+def update(table: Table, seed: int) -> bytes:
+    table.before_update()
+    table.values += 0.01 * torch.randn(table.spec.shape, generator=torch.Generator().manual_seed(seed))
+    return table.publish(changed=True)
+
+
+@pytest.mark.parametrize("down", [PLAIN, codec("3lc", sparsity=1.75), codec("int8"), codec("fp16")])
+def test_the_log_leads_from_any_version_that_it_holds_to_now(down: Codec) -> None:
+    table = make(down)
+    copies = [table.replica.copy()]
+    for seed in range(9):
+        update(table, seed)
+        copies.append(table.replica.copy())
+    held = [version for version in range(10) if table.since(version) is not None]
+    assert held == list(range(held[0], 10)) and len(held) >= (1 if down is PLAIN else 2)
+    for version in held:
+        values = copies[version].copy()
+        for frame in table.since(version) or []:
+            decode(frame, out=values, accumulate=True)
+        np.testing.assert_array_equal(values, table.replica)
+    assert table.since(9) == [] and table.since(10) is None and table.since(-1) is None
+
+
+def test_the_log_is_never_larger_than_the_table() -> None:
+    table = make(codec("3lc"))
+    for seed in range(100):
+        update(table, seed)
+        frames = [frame for version in range(seed + 2) for frame in [table.since(version)] if frame]
+        assert sum(map(len, frames[0])) <= table.replica.nbytes
+
+
+def test_a_residual_carries_what_was_not_sent_into_the_next_delta() -> None:
+    table = make(codec("3lc", sparsity=1.75))
+    for seed in range(5):
+        update(table, seed)
+    for _ in range(200):
+        table.publish(changed=True)
+    assert np.abs(table.residual).max() < 1e-6, "without further updates the copies arrive at the values"
+
+
+def test_whole_values_start_the_log_anew() -> None:
+    table = make()
+    update(table, 0)
+    table.assign(PLAIN.encode(np.zeros((4, 25), np.float32)), 5)
+    assert table.version == 5 and table.since(5) == [] and table.since(1) is None
+    assert not table.values.any() and not table.replica.any()
+
+
+def test_a_snapshot_is_the_workers_copy_not_ours() -> None:
+    table = make(codec("3lc", sparsity=1.75))
+    update(table, 0)
+    np.testing.assert_array_equal(decode(table.snapshot()).numpy(), table.replica)
+    assert not np.array_equal(table.replica, table.values.numpy())
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,)])
+def test_odd_shapes(shape: tuple[int, ...]) -> None:
+    table = make(codec("3lc"), shape)
+    table.add(0, PLAIN.encode(np.ones(shape, np.float32)))
+    grad = table.incoming.take("mean")
+    assert grad is not None and grad.shape == shape
+    update(table, 0)
+    assert table.version == 1 and decode(table.snapshot()).shape == shape
+
+
+def test_an_update_that_gives_nan_is_not_sent() -> None:
+    table = make(codec("3lc"))
+    table.values[2, 3] = float("nan")
+    before = table.replica.copy()
+    with pytest.raises(NonFiniteError, match=r"after update 1: w: .*NaN"):
+        table.publish(changed=True)
+    np.testing.assert_array_equal(table.replica, before)
+
+
+def test_damaged_gradients_change_nothing() -> None:
+    table = make(workers=2)
+    good = PLAIN.encode(np.ones((4, 25), np.float32))
+    with pytest.raises(ProtocolError, match="w: "):
+        table.add(0, good[:-1])
+    bad = bytearray(np.full(100, np.inf, np.float32).tobytes())
+    with pytest.raises(FrameError, match="w: the gradient of worker 0: the payload holds NaN or Inf"):
+        table.add(0, pack(Frame("fp32", "fp32", (4, 25), payload=bytes(bad))))
+    assert not table.incoming.has(0)
+    table.add(0, good)
+    table.add(1, good)
+    assert table.incoming.complete
+    np.testing.assert_array_equal(table.incoming.take("mean"), np.ones((4, 25)))
