@@ -46,6 +46,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         groups: options of each parameter group, JSON values.
         reduce: how gradients are aggregated.
         state_interval: buffers travel after every so many steps.
+        consistency: name of the consistency policy, options spelled out.
+        downlink: what the server sends down: `delta`, the change of a model that it updates; `gradient`, the
+            average gradient, for workers that run the optimizer; `weights`, the average of the workers' weights.
     """
 
     workers: int
@@ -55,6 +58,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     groups: tuple[dict[str, Any], ...]
     reduce: Literal["mean", "sum"] = "mean"
     state_interval: int = 50
+    consistency: str = "bsp"
+    downlink: Literal["delta", "gradient", "weights"] = "delta"
 
 
 class Join(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,20 +94,41 @@ class Push(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         rates: the learning rate of every parameter group at this step, so that any scheduler on the worker works.
         last: rank 0 ends the training with this step.
+        digest: of this worker's replica before this step, where the workers compare theirs; else empty.
     """
 
     step: int
     tables: tuple[int, ...]
     rates: tuple[float, ...] = ()
     last: bool = False
+    digest: str = ""
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
-    """Server → worker: the model deltas that lead `tables` to `version`, one frame each; empty: unchanged."""
+    """Server → worker: what leads `tables` to `version`, one frame each; empty: unchanged.
+
+    Args:
+        version: that the tables have afterwards.
+        tables: which.
+        last: the training ends with this version.
+        base: the version it leads from; −1 means the one before `version`.
+        ranks: whose gradients are in it, where some may be missing; empty means everybody's.
+        rates: the learning rates of this step, where the workers run the optimizer.
+    """
 
     version: int
     tables: tuple[int, ...]
     last: bool = False
+    base: int = -1
+    ranks: tuple[int, ...] = ()
+    rates: tuple[float, ...] = ()
+
+
+class Scalars(msgspec.Struct, frozen=True, kw_only=True):
+    """Both ways: one number for each table at `step`; down comes the largest over all workers (TernGrad §3.1)."""
+
+    step: int
+    values: tuple[float, ...]
 
 
 class Leave(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,7 +141,7 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
-Message = Join | Welcome | Values | Push | Delta | Leave | Refused
+Message = Join | Welcome | Values | Push | Delta | Leave | Refused | Scalars
 
 KINDS: dict[int, type[Message]] = {
     1: Join,
@@ -125,4 +151,5 @@ KINDS: dict[int, type[Message]] = {
     5: Delta,
     6: Leave,
     7: Refused,
+    8: Scalars,
 }

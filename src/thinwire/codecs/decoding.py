@@ -82,7 +82,11 @@ def open_frame(frame: bytes | bytearray | memoryview) -> Opened:
     Raises:
         FrameError: not a valid frame.
     """
-    parsed = frames.parse(frame, copy=False)
+    return open_parsed(frames.parse(frame, copy=False))
+
+
+def open_parsed(parsed: Frame) -> Opened:
+    """As `open_frame`, for receivers that look at the header first, before a zstd stage is undone."""
     kind = _decoder(parsed)
     return Opened(kind, check_payload(kind, parsed), len(parsed.payload))
 

@@ -3,8 +3,8 @@
 `delta`: the server keeps the model and, bit for bit, the copy that workers hold; what they lack is encoded once for all
 workers that hold the same copy. In lockstep that is everybody (3LC §3, shared pulls); where each push is an update
 of its own, copies part ways and every group gets its own frame, so what a worker has not been sent adds up for it
-alone (the thesis' per-client sums). `gradient`: the average gradient with a residual at the server (DoubleSqueeze), or as
-whole votes (TernGrad), for workers that run the optimizer. `weights`: the average of whole weights (Øland & Raj).
+alone (the thesis' per-client sums). `gradient`: the average gradient with a residual at the server (DoubleSqueeze), or
+as whole votes (TernGrad), for workers that run the optimizer. `weights`: the average of whole weights (Øland & Raj).
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class ModelDelta(Downlink):
 
 
 class AverageGradient(Downlink):
-    """The average gradient; with a codec that keeps one, the server's residual is added (DoubleSqueeze, algorithm 1)."""
+    """The average gradient, to which a codec that keeps a residual adds the server's (DoubleSqueeze, algorithm 1)."""
 
     def __init__(self, name: str, shape: tuple[int, ...], codec: Codec, workers: int) -> None:
         super().__init__(name, shape, codec, workers)
