@@ -8,19 +8,26 @@ import numpy as np
 import pytest
 
 from thinwire.codecs import codec
-from thinwire.server.aggregation import NO_GRADIENT, Aggregation
+from thinwire.codecs.decoding import Opened, open_frame
+from thinwire.server.aggregation import Aggregation
 
 PLAIN = codec("fp32")
 
+Floats = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 
-def grads(workers: int) -> list[np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
+
+def frame(values: Floats) -> Opened:
+    return open_frame(PLAIN.encode(values))
+
+
+def grads(workers: int) -> list[Floats]:
     # Magnitudes far apart, so that another order of addition would show in the bits.
     generator = np.random.default_rng(0)
     return [(generator.standard_normal(64) * 10.0 ** (3 * rank)).astype(np.float32) for rank in range(workers)]
 
 
 def test_every_order_gives_the_bits_of_the_ranks_order() -> None:
-    frames = [PLAIN.encode(grad) for grad in grads(4)]
+    frames = [frame(grad) for grad in grads(4)]
     aggregation = Aggregation((64,), 4)
     results = set()
     for order in itertools.permutations(range(4)):
@@ -29,8 +36,8 @@ def test_every_order_gives_the_bits_of_the_ranks_order() -> None:
             aggregation.add(rank, frames[rank])
             assert aggregation.has(rank) and aggregation.started
         assert aggregation.complete
-        total = aggregation.take("mean")
-        assert total is not None
+        total, ranks = aggregation.take("mean")
+        assert total is not None and ranks == (0, 1, 2, 3)
         results.add(total.tobytes())
         assert not aggregation.started
     expected = grads(4)[0].copy()
@@ -44,8 +51,8 @@ def test_empty_frames_do_not_count(missing: tuple[int, ...]) -> None:
     given = grads(3)
     aggregation = Aggregation((64,), 3)
     for rank in (2, 0, 1):
-        aggregation.add(rank, NO_GRADIENT if rank in missing else PLAIN.encode(given[rank]))
-    mean = aggregation.take("mean")
+        aggregation.add(rank, None if rank in missing else frame(given[rank]))
+    mean, _ = aggregation.take("mean")
     came = [given[rank] for rank in range(3) if rank not in missing]
     if not came:
         assert mean is None
@@ -58,6 +65,33 @@ def test_one_step_leaves_nothing_to_the_next() -> None:
     aggregation = Aggregation((64,), 2)
     for _ in range(3):
         for rank, grad in enumerate(grads(2)):
-            aggregation.add(rank, PLAIN.encode(grad))
-        total = aggregation.take("sum")
+            aggregation.add(rank, frame(grad))
+        total, _ = aggregation.take("sum")
         np.testing.assert_array_equal(total, grads(2)[0] + grads(2)[1])
+
+
+def test_a_quorum_is_enough_and_says_who_took_part() -> None:
+    aggregation = Aggregation((64,), 4, quorum=2)
+    given = grads(4)
+    aggregation.add(3, frame(given[3]))
+    assert not aggregation.complete
+    aggregation.add(1, frame(given[1]))
+    assert aggregation.complete
+    mean, ranks = aggregation.take("mean")
+    assert ranks == (1, 3) and aggregation.clock == 1
+    np.testing.assert_array_equal(mean, (given[1] + given[3]) * np.float32(0.5))
+
+
+def test_gradients_of_later_clocks_wait_for_their_turn() -> None:
+    aggregation = Aggregation((64,), 2)
+    given = grads(2)
+    aggregation.add(1, frame(given[1]), clock=1)
+    aggregation.add(1, frame(given[0]), clock=0)
+    aggregation.add(0, frame(given[0]), clock=0)
+    total, _ = aggregation.take("sum")
+    np.testing.assert_array_equal(total, given[0] + given[0])
+    aggregation.resume()
+    assert aggregation.has(1) and not aggregation.complete
+    aggregation.add(0, frame(given[1]))
+    total, _ = aggregation.take("sum")
+    np.testing.assert_array_equal(total, given[1] + given[1])

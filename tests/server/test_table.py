@@ -22,9 +22,15 @@ def make(down: Codec = PLAIN, shape: tuple[int, ...] = (4, 25), workers: int = 1
 
 
 def update(table: Table, seed: int) -> bytes:
-    table.before_update()
+    table.downlink.before_update()
     table.values += 0.01 * torch.randn(table.spec.shape, generator=torch.Generator().manual_seed(seed))
-    return table.publish(changed=True)
+    return publish(table)
+
+
+def publish(table: Table) -> bytes:
+    [(ranks, frame)] = table.publish(np.zeros(table.spec.shape, np.float32))
+    assert ranks == set(range(len(table.given)))
+    return frame
 
 
 @pytest.mark.parametrize("down", [PLAIN, codec("3lc", sparsity=1.75), codec("int8"), codec("fp16")])
@@ -57,7 +63,7 @@ def test_a_residual_carries_what_was_not_sent_into_the_next_delta() -> None:
     for seed in range(5):
         update(table, seed)
     for _ in range(200):
-        table.publish(changed=True)
+        publish(table)
     assert np.abs(table.residual).max() < 1e-6, "without further updates the copies arrive at the values"
 
 
@@ -80,7 +86,7 @@ def test_a_snapshot_is_the_workers_copy_not_ours() -> None:
 def test_odd_shapes(shape: tuple[int, ...]) -> None:
     table = make(codec("3lc"), shape)
     table.add(0, PLAIN.encode(np.ones(shape, np.float32)))
-    grad = table.incoming.take("mean")
+    grad, _ = table.incoming.take("mean")
     assert grad is not None and grad.shape == shape
     update(table, 0)
     assert table.version == 1 and decode(table.snapshot()).shape == shape
@@ -91,7 +97,7 @@ def test_an_update_that_gives_nan_is_not_sent() -> None:
     table.values[2, 3] = float("nan")
     before = table.replica.copy()
     with pytest.raises(NonFiniteError, match=r"after update 1: w: .*NaN"):
-        table.publish(changed=True)
+        publish(table)
     np.testing.assert_array_equal(table.replica, before)
 
 
@@ -107,4 +113,6 @@ def test_damaged_gradients_change_nothing() -> None:
     table.add(0, good)
     table.add(1, good)
     assert table.incoming.complete
-    np.testing.assert_array_equal(table.incoming.take("mean"), np.ones((4, 25)))
+    mean, ranks = table.incoming.take("mean")
+    assert ranks == (0, 1)
+    np.testing.assert_array_equal(mean, np.ones((4, 25)))

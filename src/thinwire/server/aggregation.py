@@ -50,6 +50,7 @@ class Aggregation:
 
         Raises:
             FrameError: this frame, or one that waited for its turn, holds a damaged payload: the text says whose.
+                It is dropped, and the sum is what it was.
         """
         self._arrived.setdefault(self.clock if clock is None else clock, {})[rank] = frame
         if self._eager:
@@ -89,9 +90,14 @@ class Aggregation:
     def _decode_in_turn(self) -> None:
         arrived = self._arrived[self.clock]
         while self._next in arrived:
-            rank, self._next = self._next, self._next + 1
-            frame, arrived[rank] = arrived[rank], None
-            self._add_to_sum(rank, frame)
+            rank = self._next
+            try:
+                self._add_to_sum(rank, arrived[rank])
+            except FrameError:
+                del arrived[rank]
+                raise
+            arrived[rank] = None  # it is in the sum; its bytes may go
+            self._next += 1
 
     def _add_to_sum(self, rank: int, frame: Opened | None) -> None:
         if frame is None:
