@@ -11,6 +11,7 @@ import torch
 import thinwire as tw
 from thinwire.codecs import entropy_stage
 from thinwire.frames import layout
+from thinwire.schema import KINDS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "wire-format.md").read_text()
@@ -102,6 +103,12 @@ def test_fields_stand_in_the_documented_order() -> None:
     assert values["dtype"] == bytes([layout.DTYPE_NUMBERS["fp64"]])
     assert (values["dimension 0"], values["dimension 1"]) == (b"\x03", b"\xac\x02")
     assert len(values["checksum"]) == layout.CHECKSUM_NBYTES
+
+
+def test_message_kinds() -> None:
+    documented = {name: int(kind) for name, kind, _ in table("Packets and messages")}
+    assert documented == {message.__name__: number for number, message in KINDS.items()}
+    assert all(0 < number < 256 for number in KINDS)
 
 
 def test_the_worked_frame() -> None:
