@@ -25,6 +25,7 @@ from thinwire.schema import (
     Plan,
     Push,
     Refused,
+    Scalars,
     TableSpec,
     Values,
     Welcome,
@@ -410,6 +411,7 @@ def samples() -> list[tuple[Message, tuple[bytes, ...]]]:
         (Delta(version=1, tables=(0,), last=True), (b"",)),
         (Leave(), ()),
         (Refused(reason="why"), ()),
+        (Scalars(step=0, values=(1.0, 2.0)), ()),
     ]
 
 
