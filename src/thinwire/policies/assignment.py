@@ -1,0 +1,133 @@
+"""Where every value of a model lives among several servers, how even that is, and a digest to compare it by.
+
+An `Assignment` is checked when it is made, whoever decided it: every value of every table lies on one server, once.
+It knows neither the policy that led to it (see `placement`) nor what the tables hold.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from thinwire.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """The values `start` … `stop − 1` of a flattened table, on one server."""
+
+    server: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """One table as placement sees it.
+
+    Args:
+        name: the table's name; no two tables share one.
+        numel: how many values it holds.
+        nbytes: its weight: bytes, or predicted compressed bytes.
+    """
+
+    name: str
+    numel: int
+    nbytes: float
+
+    def __post_init__(self) -> None:
+        if self.numel < 0 or not (math.isfinite(self.nbytes) and self.nbytes >= 0):
+            raise ConfigError(
+                f"table {self.name!r} with {self.numel} values and a weight of {self.nbytes} bytes; "
+                "expected numbers that are finite and not negative"
+            )
+
+    def share(self, part: Partition) -> float:
+        """Returns the weight of one of the table's partitions, in bytes: its part of the values."""
+        return self.nbytes * (part.stop - part.start) / self.numel
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Where every value lives.
+
+    Args:
+        servers: how many servers there are.
+        tables: the tables that were placed, in the model's order.
+        partitions: for each table its partitions, in the order of its values. A table without values has none.
+
+    Raises:
+        ConfigError: partitions that overlap, leave a gap, are empty, or lie on a server that does not exist.
+
+    Example:
+        >>> tables = (Sized("weight", 10, 40.0), Sized("bias", 2, 8.0))
+        >>> parts = ((Partition(0, 0, 5), Partition(1, 5, 10)), (Partition(1, 0, 2),))
+        >>> placed = Assignment(2, tables, parts)
+        >>> placed.loads(), round(placed.coefficient_of_variation(), 1)
+        ((20.0, 28.0), 23.6)
+    """
+
+    servers: int
+    tables: tuple[Sized, ...]
+    partitions: tuple[tuple[Partition, ...], ...]
+
+    def __post_init__(self) -> None:
+        check_placeable(self.tables, self.servers)
+        if len(self.partitions) != len(self.tables):
+            raise ConfigError(f"{len(self.tables)} tables were to be placed and {len(self.partitions)} were")
+        for table, parts in zip(self.tables, self.partitions, strict=True):
+            end = 0
+            for part in parts:
+                if part.start != end or part.stop <= part.start or not 0 <= part.server < self.servers:
+                    raise ConfigError(
+                        f"table {table.name!r}: {part} after value {end}; partitions follow each other, none is empty, "
+                        f"and servers are 0 to {self.servers - 1}"
+                    )
+                end = part.stop
+            if end != table.numel:
+                raise ConfigError(f"table {table.name!r}: {end} of its {table.numel} values are placed")
+
+    def loads(self) -> tuple[float, ...]:
+        """Returns the bytes on each server; a partition weighs its share of its table."""
+        loads = [0.0] * self.servers
+        for table, parts in zip(self.tables, self.partitions, strict=True):
+            for part in parts:
+                loads[part.server] += table.share(part)
+        return tuple(loads)
+
+    def standard_deviation(self) -> float:
+        """Returns the standard deviation of the servers' loads, in bytes (thesis, chapter 5).
+
+        With N − 1 in the denominator: only so are the thesis' own figures reproduced. One server deviates by 0.
+        """
+        return statistics.stdev(self.loads()) if self.servers > 1 else 0.0
+
+    def coefficient_of_variation(self) -> float:
+        """Returns the standard deviation as a percentage of the mean load (thesis, figure 5.3); 0 without any load."""
+        mean = statistics.fmean(self.loads())
+        return 100 * self.standard_deviation() / mean if mean else 0.0
+
+    def digest(self) -> str:
+        """Returns 32 hexadecimal digits that are equal where the decision is: servers, tables, sizes, partitions.
+
+        Weights are left out: they led to the decision and are no part of it.
+        """
+        decision = [
+            self.servers,
+            [[table.name, table.numel] for table in self.tables],
+            [[[part.server, part.start, part.stop] for part in parts] for parts in self.partitions],
+        ]
+        return hashlib.blake2b(json.dumps(decision).encode(), digest_size=16).hexdigest()
+
+
+def check_placeable(tables: Sequence[Sized], servers: int) -> None:
+    """Raises ConfigError where there is no server, or where two tables have one name."""
+    if servers < 1:
+        raise ConfigError(f"{servers} servers; tables need at least 1")
+    names = [table.name for table in tables]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"two tables are called {next(name for name in names if names.count(name) > 1)!r}")

@@ -1,0 +1,203 @@
+"""Which server holds which values: placement policies, decided once, before training.
+
+A policy sees every table's size and weight and returns an `Assignment`: for each table the partitions that cover it,
+each on one server. The weight is the caller's: bytes, or bytes as they are predicted to travel. The decision depends
+on its arguments alone and ties are broken by number, so that every process that decides for itself decides the same;
+`Assignment.digest` lets them prove it. Nothing here knows what a table holds or where a server runs.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from importlib.metadata import entry_points
+from typing import ClassVar
+
+from thinwire.errors import ConfigError
+from thinwire.policies.assignment import Assignment, Partition, Sized, check_placeable
+from thinwire.policies.naming import parse_name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement(ABC):
+    """A placement policy: derive from it, give it an id, and decide in `place`."""
+
+    id: ClassVar[str]
+
+    @abstractmethod
+    def place(self, tables: Sequence[Sized], servers: int) -> Assignment:
+        """Returns where the values of `tables`, in the model's order, live among `servers` servers.
+
+        Raises:
+            ConfigError: no server, or two tables of one name.
+        """
+
+    @abstractmethod
+    def about(self) -> str:
+        """One line for people, with the source."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundRobin(Placement):
+    """Table i on server i mod N (TensorFlow's default; thesis §2.3.1, code 4.1)."""
+
+    id: ClassVar[str] = "round-robin"
+
+    def place(self, tables: Sequence[Sized], servers: int) -> Assignment:
+        check_placeable(tables, servers)
+        return _whole(tables, servers, [table % servers for table in range(len(tables))])
+
+    def about(self) -> str:
+        return "tables to servers in turn, in the order of the model (thesis §2.3.1)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Greedy(Placement):
+    """Each table, in the model's order, on the least loaded server (TensorFlow's other strategy; thesis §2.3.1)."""
+
+    id: ClassVar[str] = "greedy"
+
+    def place(self, tables: Sequence[Sized], servers: int) -> Assignment:
+        check_placeable(tables, servers)
+        return _whole(tables, servers, _least_loaded(tables, range(len(tables)), servers))
+
+    def about(self) -> str:
+        return "each table to the least loaded server, in the order of the model (thesis §2.3.1)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heuristic(Placement):
+    """The largest table that is left on the least loaded server (thesis §2.3.1, algorithm 2).
+
+    That is Graham's longest-processing-time rule: the fullest server carries at most 4/3 − 1/(3N) of the best
+    placement's fullest ("Bounds on multiprocessing timing anomalies", 1969).
+
+    Example:
+        >>> Heuristic().place([Sized(str(n), n, n) for n in range(2, 9)], 3).loads()
+        (13.0, 11.0, 11.0)
+    """
+
+    id: ClassVar[str] = "heuristic"
+
+    def place(self, tables: Sequence[Sized], servers: int) -> Assignment:
+        check_placeable(tables, servers)
+        return _whole(tables, servers, _least_loaded(tables, _largest_first(tables), servers))
+
+    def about(self) -> str:
+        return "the largest table that is left to the least loaded server (thesis §2.3.1, algorithm 2)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uniform(Placement):
+    """Every table split evenly over all servers (thesis, chapter 5).
+
+    Args:
+        min_numel: the fewest values a partition may hold, `min` for short. 0 is the thesis' own split: no bound, and
+            a table with fewer values than servers leaves some servers without a part. Otherwise a table gets as
+            many parts as there is room for, and the smaller tables go, largest first, to the least loaded servers.
+            A bound spares partitions that are smaller than the headers they travel with.
+
+    Example:
+        >>> Uniform(min_numel=4).place([Sized("a", 8, 8.0), Sized("b", 6, 6.0)], 2).partitions
+        ((Partition(server=0, start=0, stop=4), Partition(server=1, start=4, stop=8)), \
+(Partition(server=0, start=0, stop=6),))
+    """
+
+    id: ClassVar[str] = "uniform"
+    min_numel: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.min_numel, int) or isinstance(self.min_numel, bool) or self.min_numel < 0:
+            raise ConfigError(f"uniform: min_numel is {self.min_numel!r}; it must be a whole number, 0 or more")
+
+    def place(self, tables: Sequence[Sized], servers: int) -> Assignment:
+        check_placeable(tables, servers)
+        partitions: list[tuple[Partition, ...]] = [()] * len(tables)
+        loads = [0.0] * servers
+
+        def split(index: int, among: Sequence[int]) -> None:
+            table = tables[index]
+            cuts = [table.numel * part // len(among) for part in range(len(among) + 1)]
+            ranges = zip(among, cuts[:-1], cuts[1:], strict=True)
+            partitions[index] = tuple(Partition(*part) for part in ranges if part[1] < part[2])
+            for part in partitions[index]:
+                loads[part.server] += table.share(part)
+
+        small = []
+        for index in range(len(tables)):
+            if self._parts(tables[index], servers) == servers:
+                split(index, range(servers))
+            else:
+                small.append(index)
+        for index in _largest_first(tables, small):
+            lightest = sorted(range(servers), key=loads.__getitem__)[: self._parts(tables[index], servers)]
+            split(index, sorted(lightest))
+        return Assignment(servers, tuple(tables), tuple(partitions))
+
+    def about(self) -> str:
+        least = f", at least {self.min_numel} values a part" if self.min_numel else ""
+        return f"every table evenly over all servers{least} (thesis, chapter 5)"
+
+    def _parts(self, table: Sized, servers: int) -> int:
+        return min(servers, max(1, table.numel // self.min_numel)) if self.min_numel else servers
+
+
+SHIPPED: tuple[type[Placement], ...] = (Heuristic, RoundRobin, Greedy, Uniform)
+"""The first is the default."""
+
+
+def placements() -> dict[str, type[Placement]]:
+    """Returns every placement policy by id: ours, and those of other packages (entry point `thinwire.placement`).
+
+    Raises:
+        ConfigError: two policies of one id.
+    """
+    found = {kind.id: kind for kind in SHIPPED}
+    for point in entry_points(group="thinwire.placement"):
+        kind: type[Placement] = point.load()
+        if found.setdefault(kind.id, kind) is not kind:
+            raise ConfigError(f"placement id {kind.id!r} of {point.value} is taken by {found[kind.id].__name__}")
+    return found
+
+
+def placement(name: str | Placement) -> Placement:
+    """Returns a policy by name, as in `heuristic` or `uniform[min=1024]`.
+
+    Raises:
+        ConfigError: an unknown policy or option, listing what there is.
+
+    Example:
+        >>> placement("uniform[min=1024]")
+        Uniform(min_numel=1024)
+    """
+    if isinstance(name, Placement):
+        return name
+    known = placements()
+    kind_id, options = parse_name(name, "placement", short={"min": "min_numel"})
+    if kind_id not in known:
+        raise ConfigError(f"unknown placement {kind_id!r}; there are {', '.join(known)}")
+    allowed = [each.name for each in fields(known[kind_id]) if each.init]
+    if unknown := sorted(set(options) - set(allowed)):
+        raise ConfigError(f"placement {kind_id}: unknown options {unknown}; there are {allowed}")
+    return known[kind_id](**options)
+
+
+def _whole(tables: Sequence[Sized], servers: int, on: Sequence[int]) -> Assignment:
+    """Tables in one piece: table i on server `on[i]`."""
+    parts = [((Partition(on[i], 0, table.numel),) if table.numel else ()) for i, table in enumerate(tables)]
+    return Assignment(servers, tuple(tables), tuple(parts))
+
+
+def _least_loaded(tables: Sequence[Sized], order: Iterable[int], servers: int) -> list[int]:
+    """The server of each table, where they are dealt out in `order`; equal loads go to the lower number."""
+    loads, on = [0.0] * servers, [0] * len(tables)
+    for index in order:
+        on[index] = loads.index(min(loads))
+        loads[on[index]] += tables[index].nbytes
+    return on
+
+
+def _largest_first(tables: Sequence[Sized], which: Iterable[int] | None = None) -> list[int]:
+    """Table numbers by falling weight; equal weights by rising number."""
+    return sorted(range(len(tables)) if which is None else which, key=lambda index: (-tables[index].nbytes, index))
