@@ -266,7 +266,7 @@ class ServerCore:
         if rank != 0:
             raise ProtocolError(f"buffer {table.spec.name!r} comes from worker 0 alone")
         newest = max(other.version for other in self.tables if not other.spec.state)
-        if not table.version <= step <= newest:
+        if not table.version <= step <= newest + self._policy.lead() and not self._policy.immediate:
             raise ProtocolError(f"buffer {table.spec.name!r} of step {step} came between {table.version} and {newest}")
         table.assign(frame, step + 1)
         return frame

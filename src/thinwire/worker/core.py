@@ -12,7 +12,8 @@ from collections import deque
 from dataclasses import dataclass
 
 from thinwire.errors import ProtocolError
-from thinwire.schema import Delta, Join, Leave, Message, Plan, Push, Refused, Values, Welcome
+from thinwire.policies.consistency import Consistency, consistency
+from thinwire.schema import Delta, Join, Leave, Message, Plan, Push, Refused, Scalars, Values, Welcome
 
 CHUNK_NBYTES = 32 * 1024
 """A push leaves as soon as this much is ready: 3 ms at 100 Mbit/s, and a few chunks a step for small models."""
@@ -28,11 +29,21 @@ class Outgoing:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """One step of a table: a delta to add, or (`whole`) values to take over; an empty frame changes nothing."""
+    """One step of a table.
+
+    Args:
+        version: that the table has afterwards.
+        frame: what leads there; empty changes nothing.
+        whole: the frame holds values to take over, not something to add or to step by.
+        missed: this worker pushed a gradient that came too late for it.
+        rates: of this step, where the workers run the optimizer.
+    """
 
     version: int
     frame: bytes
     whole: bool
+    missed: bool = False
+    rates: tuple[float, ...] = ()
 
 
 class WorkerCore:
@@ -42,9 +53,16 @@ class WorkerCore:
         rank: this worker's number, 0 … workers − 1.
         plan: what it brings to the shard.
         chunk_nbytes: how many bytes of frames make a push leave.
+        policy: of consistency; by default the plan's.
+
+    Attributes:
+        step: this worker's clock: how many exchanges it has taken part in.
+        versions: of the model's copy, per table; −1 before the initial values.
     """
 
-    def __init__(self, rank: int, plan: Plan, *, chunk_nbytes: int = CHUNK_NBYTES) -> None:
+    def __init__(
+        self, rank: int, plan: Plan, *, chunk_nbytes: int = CHUNK_NBYTES, policy: Consistency | None = None
+    ) -> None:
         self.rank = rank
         self.plan = plan
         self.step = 0
@@ -52,10 +70,16 @@ class WorkerCore:
         self.welcome: Welcome | None = None
         self.last_version: int | None = None
         self.newest = 0
+        self.maxima: dict[int, tuple[float, ...]] = {}
+        self.policy = policy or consistency(plan.consistency)
+        self._lockstep = self.policy.quorum(plan.workers) == plan.workers and self.policy.lead() == 0
         self._chunk_nbytes = chunk_nbytes
         self._transmit: list[tuple[int, bytes]] = []
         self._transmit_nbytes = 0
         self._pushed: set[int] = set()
+        self._pushed_at = [-1] * len(plan.tables)
+        self._answered = [0] * len(plan.tables)
+        self._bases: dict[tuple[int, int], int] = {}
         self._apply: list[deque[Update]] = [deque() for _ in plan.tables]
 
     # ---- up
@@ -82,27 +106,42 @@ class WorkerCore:
                 "before one step() need `with opt.no_sync():` around all but the last"
             )
         self._pushed.add(table)
+        self._pushed_at[table] = self.step
         self._transmit.append((table, frame))
         self._transmit_nbytes += len(frame)
         return self.flush(rates, last=last) if self._transmit_nbytes >= self._chunk_nbytes else None
 
-    def flush(self, rates: tuple[float, ...], *, last: bool = False) -> Outgoing | None:
+    def flush(self, rates: tuple[float, ...], *, last: bool = False, digest: str = "") -> Outgoing | None:
         """Returns what waits in the transmit buffer as one message; None where nothing waits."""
-        if not self._transmit:
+        if not self._transmit and not digest:
             return None
         tables = tuple(table for table, _ in self._transmit)
         frames = tuple(frame for _, frame in self._transmit)
         self._transmit, self._transmit_nbytes = [], 0
-        return Outgoing(Push(step=self.step, tables=tables, rates=rates, last=last), frames)
+        return Outgoing(Push(step=self.step, tables=tables, rates=rates, last=last, digest=digest), frames)
 
     def unpushed(self) -> list[int]:
         """Tables (not buffers) that have no frame in this step yet."""
         return [index for index, spec in enumerate(self.plan.tables) if not spec.state and index not in self._pushed]
 
+    def scalars(self, values: tuple[float, ...]) -> Outgoing:
+        """One number per table, of which everybody gets the largest."""
+        return Outgoing(Scalars(step=self.step, values=values))
+
     def advance(self) -> None:
-        """Ends the step: from now on the model wants every table one version further."""
+        """Ends the exchange: from now on the model wants every table as far as the policy says.
+
+        Where updates may be made without this worker, it goes on with the newest that all tables have.
+        """
         self.step += 1
         self._pushed.clear()
+        if self.policy.quorum(self.plan.workers) < self.plan.workers and not self.policy.immediate:
+            reached = [
+                self._apply[table][-1].version if self._apply[table] else self.versions[table]
+                for table, spec in enumerate(self.plan.tables)
+                if not spec.state
+            ]
+            self.step = max(self.step, min(reached, default=0))
 
     def leave(self) -> Outgoing:
         """The last message."""
@@ -134,18 +173,22 @@ class WorkerCore:
                 if message.last:
                     self.last_version = message.version
                 for table, frame in zip(message.tables, frames, strict=True):
-                    whole = self.plan.tables[table].state
-                    self._apply[table].append(Update(message.version, frame, whole))
+                    self._apply[table].append(self._update(table, message, frame))
+            case Scalars():
+                self.maxima[message.step] = message.values
             case Refused():
                 raise ProtocolError(f"the server ended the session: {message.reason}")
             case _:
                 raise ProtocolError(f"a server does not send {type(message).__name__}")
 
     def wants(self, table: int) -> bool:
-        """Whether the model's copy of a table is behind the current step, so that forward must wait for it."""
+        """Whether the model's copy of a table is further behind than the policy allows, so that forward must wait."""
         if self.plan.tables[table].state:
-            return self.versions[table] < self._state_version()
-        return self.versions[table] < self.step
+            # Where workers may run apart, nobody waits for worker 0's statistics.
+            return self.versions[table] < (self._state_version() if self._lockstep else 0)
+        if self.policy.immediate:
+            return self.versions[table] < 0 or self._answered[table] < self.step
+        return self.versions[table] < self.policy.needs(self.step)
 
     def take(self, table: int) -> list[Update]:
         """Returns, and forgets, what has come for a table up to the current step, oldest first.
@@ -154,15 +197,27 @@ class WorkerCore:
             ProtocolError: a version is missing in between.
         """
         waiting, taken = self._apply[table], []
-        while waiting and (waiting[0].version <= self.step or self.versions[table] < 0):
+        while waiting and (waiting[0].version <= self.step or self.policy.immediate or self.versions[table] < 0):
             update = waiting.popleft()
-            if not update.whole and update.version != self.versions[table] + 1:
+            if not update.whole and self._base(table, update) != self.versions[table]:
                 raise ProtocolError(
                     f"{self.plan.tables[table].name!r}: version {update.version} came after {self.versions[table]}"
                 )
             self.versions[table] = update.version
+            self._answered[table] += not update.whole
             taken.append(update)
         return taken
+
+    def _update(self, table: int, delta: Delta, frame: bytes) -> Update:
+        if delta.base >= 0:
+            self._bases[table, delta.version] = delta.base
+        missed = bool(delta.ranks) and self.rank not in delta.ranks and self._pushed_at[table] == delta.version - 1
+        whole = self.plan.tables[table].state or (self.plan.downlink == "weights")
+        return Update(delta.version, frame, whole, missed, delta.rates)
+
+    def _base(self, table: int, update: Update) -> int:
+        """The version that an update leads from."""
+        return self._bases.pop((table, update.version), update.version - 1)
 
     def _state_version(self) -> int:
         """Version that buffers have in the current step: they travel at steps 0, k, 2k, …"""
