@@ -1,0 +1,157 @@
+"""Where step records go: a file of JSON lines, a Prometheus endpoint, TensorBoard.
+
+An outlet takes one record at a time, from one thread, and is closed when training ends. It passes numbers on and does
+nothing else: what is measured, and how often, is for whoever makes the records. The libraries behind an outlet are
+imported when it is made, so that those who use none pay for none.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from thinwire.errors import ConfigError, TransportError
+from thinwire.telemetry import StepRecord
+
+_GAUGES = {
+    "bits_per_value_push": "Payload bits sent per value in the latest step",
+    "bits_per_value_pull": "Payload bits received per value in the latest step",
+    "staleness": "Updates that the model of the latest step lacked",
+    "residual_norm": "2-norm of what was not sent",
+    "residual_lag": "2-norm of what was not sent, in units of one step's update",
+}
+_SECONDS = ("encode_s", "decode_s", "wait_s")
+
+
+class Outlet(Protocol):
+    """What takes step records."""
+
+    def record(self, record: StepRecord) -> None:
+        """Takes one table's step."""
+        ...
+
+    def close(self) -> None:
+        """Lets out what is left and releases files and ports. Closing again does nothing."""
+        ...
+
+
+class JsonLines:
+    """Appends one JSON object a line to a file, each line at once, so that the file can be followed.
+
+    Every line is one write to a file opened for appending: workers on one machine may share a file. NaN and infinity,
+    which JSON has not, become null.
+
+    Args:
+        path: the file; made if missing, in a folder that exists.
+
+    Raises:
+        ConfigError: the file cannot be opened for writing.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "steps.jsonl"
+        >>> outlet = JsonLines(path)
+        >>> outlet.record(StepRecord(step=0, table="fc.weight", numel=1000, payload_bytes_push=200))
+        >>> outlet.close()
+        >>> path.read_text()[:71]
+        '{"step":0,"table":"fc.weight","numel":1000,"rank":0,"payload_bytes_push'
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        try:
+            self._file = Path(path).open("ab")  # noqa: SIM115  # open until `close`
+        except OSError as error:
+            raise ConfigError(f"step records cannot be written to {str(path)!r}: {error.strerror or error}") from error
+
+    def record(self, record: StepRecord) -> None:
+        self._file.write(msgspec.json.encode(record.as_dict()) + b"\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class Prometheus:
+    """Serves the sums and the latest values of every table at `http://host:port/metrics`, in a thread of its own.
+
+    All names begin with `thinwire_` and carry the labels `table` and `rank`: the counters `payload_bytes_total`
+    (`direction` push or pull), `seconds_total` (`phase` encode, decode or wait), `steps_total` and
+    `skipped_steps_total`; gauges are named as in `StepRecord`. The registry is this outlet's own.
+
+    Args:
+        port: TCP port; 0 takes a free one, see `port`.
+        host: address to listen at. The endpoint asks nobody who they are: the default is this machine alone.
+
+    Raises:
+        TransportError: the port is in use, or the address is not this machine's.
+    """
+
+    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+        from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+
+        registry = CollectorRegistry()
+        labels = ("table", "rank")
+
+        def counter(name: str, about: str, *further: str) -> Counter:
+            return Counter(f"thinwire_{name}", about, (*labels, *further), registry=registry)
+
+        self._bytes = counter("payload_bytes", "Bytes of codec payload", "direction")
+        self._seconds = counter("seconds", "Seconds spent encoding, decoding and waiting", "phase")
+        self._steps = counter("steps", "Steps recorded")
+        self._skipped = counter("skipped_steps", "Steps that did not change the table")
+        self._gauges = {
+            name: Gauge(f"thinwire_{name}", about, labels, registry=registry) for name, about in _GAUGES.items()
+        }
+        try:
+            self._server, self._thread = start_http_server(port, host, registry)
+        except (OSError, OverflowError) as error:
+            raise TransportError(f"metrics cannot be served at {host}:{port}: {error}; choose another port") from error
+        self.port: int = self._server.server_port
+
+    def record(self, record: StepRecord) -> None:
+        labels = (record.table, str(record.rank))
+        self._bytes.labels(*labels, "push").inc(record.payload_bytes_push)
+        self._bytes.labels(*labels, "pull").inc(record.payload_bytes_pull)
+        for name in _SECONDS:
+            self._seconds.labels(*labels, name.removesuffix("_s")).inc(getattr(record, name))
+        self._steps.labels(*labels).inc()
+        self._skipped.labels(*labels).inc(record.skipped)
+        for name, gauge in self._gauges.items():
+            if (value := getattr(record, name)) is not None:
+                gauge.labels(*labels).set(value)
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class TensorBoard:
+    """Writes scalars for TensorBoard, one chart per quantity and table: `bits_per_value_push/fc.weight`, …
+
+    Args:
+        folder: where the event file goes; one folder per run and worker.
+
+    Raises:
+        ConfigError: TensorBoard is not installed, or the folder cannot be written.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ConfigError(f"TensorBoard is not installed ({error}); pip install tensorboard") from error
+        try:
+            self._writer = SummaryWriter(str(folder))
+        except OSError as error:
+            raise ConfigError(f"TensorBoard cannot write to {str(folder)!r}: {error.strerror or error}") from error
+
+    def record(self, record: StepRecord) -> None:
+        for name in (*_GAUGES, *_SECONDS, "payload_bytes_push", "payload_bytes_pull", "skipped"):
+            if (value := getattr(record, name)) is not None:
+                self._writer.add_scalar(f"{name}/{record.table}", float(value), record.step)
+
+    def close(self) -> None:
+        self._writer.close()

@@ -1,0 +1,206 @@
+"""Outlets: what comes out is what went in, and what they open they close."""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+import sys
+import threading
+import urllib.error
+import urllib.request
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from thinwire.errors import ConfigError, TransportError
+from thinwire.runtime.outlets import JsonLines, Outlet, Prometheus, TensorBoard
+from thinwire.telemetry import StepRecord
+
+RECORD = StepRecord(
+    step=3,
+    table="fc.weight",
+    numel=1000,
+    rank=1,
+    payload_bytes_push=200,
+    payload_bytes_pull=50,
+    encode_s=0.25,
+    decode_s=0.5,
+    wait_s=1.0,
+    staleness=2,
+    residual_norm=4.0,
+    residual_lag=3.0,
+)
+PLAIN = StepRecord(step=4, table="fc.bias", numel=10, payload_bytes_push=40, payload_bytes_pull=40, skipped=True)
+
+
+def test_bits_per_value() -> None:
+    assert (RECORD.bits_per_value_push, RECORD.bits_per_value_pull) == (1.6, 0.4)
+    assert replace(RECORD, numel=0).bits_per_value_push == replace(RECORD, numel=0).bits_per_value_pull == 0
+
+
+def test_json_lines_hold_every_field(tmp_path: Path) -> None:
+    outlet = JsonLines(tmp_path / "steps.jsonl")
+    outlet.record(RECORD)
+    outlet.record(PLAIN)
+    outlet.close()
+    first, second = (json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines())
+    extra = {"bits_per_value_push": 1.6, "bits_per_value_pull": 0.4}
+    assert first == {name: getattr(RECORD, name) for name in StepRecord.__slots__} | extra
+    assert second["skipped"] is True
+    assert second["residual_norm"] is None
+
+
+def test_json_lines_are_there_at_once_and_are_appended(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    path.write_text("before\n")
+    one, two = JsonLines(path), JsonLines(str(path))
+    for step in range(3):
+        one.record(replace(RECORD, step=step))
+        two.record(replace(PLAIN, step=step))
+        assert len(path.read_text().splitlines()) == 1 + 2 * (step + 1)
+    one.close()
+    two.close()
+    lines = path.read_text().splitlines()
+    assert lines[0] == "before"
+    assert [json.loads(line)["step"] for line in lines[1:]] == [0, 0, 1, 1, 2, 2]
+
+
+def test_json_lines_stay_json_where_a_norm_is_not_finite(tmp_path: Path) -> None:
+    outlet = JsonLines(tmp_path / "steps.jsonl")
+    outlet.record(replace(RECORD, residual_norm=math.nan, residual_lag=math.inf, table='a "quoted"\nname'))
+    outlet.close()
+    (line,) = (tmp_path / "steps.jsonl").read_text().splitlines()
+    read = json.loads(line, parse_constant=lambda word: pytest.fail(word))
+    assert (read["residual_norm"], read["residual_lag"], read["table"]) == (None, None, 'a "quoted"\nname')
+
+
+def test_json_lines_need_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot be written to .*missing/steps.jsonl': No such file or directory"):
+        JsonLines(tmp_path / "missing" / "steps.jsonl")
+
+
+def scrape(outlet: Prometheus) -> dict[tuple[str, ...], float]:
+    """What the endpoint serves: (name, table, rank, direction or phase) → value."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{outlet.port}/metrics", timeout=30) as answer:
+        text = answer.read().decode()
+    return {
+        (
+            sample.name,
+            *(sample.labels[label] for label in ("table", "rank", "direction", "phase") if label in sample.labels),
+        ): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if not sample.name.endswith("_created")
+    }
+
+
+def test_prometheus_serves_sums_and_latest_values() -> None:
+    outlet = Prometheus(0)
+    try:
+        assert scrape(outlet) == {}
+        outlet.record(RECORD)
+        outlet.record(replace(RECORD, step=4, payload_bytes_push=100, staleness=0, residual_norm=5.0))
+        outlet.record(PLAIN)
+        served = scrape(outlet)
+    finally:
+        outlet.close()
+    weight = ("fc.weight", "1")
+    assert {key: value for key, value in served.items() if key[1:3] == weight} == {
+        ("thinwire_payload_bytes_total", *weight, "push"): 300,
+        ("thinwire_payload_bytes_total", *weight, "pull"): 100,
+        ("thinwire_seconds_total", *weight, "encode"): 0.5,
+        ("thinwire_seconds_total", *weight, "decode"): 1.0,
+        ("thinwire_seconds_total", *weight, "wait"): 2.0,
+        ("thinwire_steps_total", *weight): 2,
+        ("thinwire_skipped_steps_total", *weight): 0,
+        ("thinwire_bits_per_value_push", *weight): 0.8,
+        ("thinwire_bits_per_value_pull", *weight): 0.4,
+        ("thinwire_staleness", *weight): 0,
+        ("thinwire_residual_norm", *weight): 5.0,
+        ("thinwire_residual_lag", *weight): 3.0,
+    }
+    assert served["thinwire_skipped_steps_total", "fc.bias", "0"] == 1
+    assert ("thinwire_residual_norm", "fc.bias", "0") not in served
+
+
+def test_prometheus_endpoints_do_not_share_and_leave_nothing() -> None:
+    before = set(threading.enumerate())
+    one, two = Prometheus(0), Prometheus(0)
+    one.record(RECORD)
+    assert scrape(one)
+    assert scrape(two) == {}
+    port = one.port
+    one.close()
+    two.close()
+    one.close()
+    assert set(threading.enumerate()) <= before
+    with pytest.raises(urllib.error.URLError, match="refused"):
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30)
+    Prometheus(port).close()
+
+
+def test_prometheus_listens_to_this_machine_alone() -> None:
+    outlet = Prometheus(0)
+    try:
+        assert outlet._server.server_address[0] == "127.0.0.1"
+    finally:
+        outlet.close()
+
+
+def test_prometheus_names_the_port_it_cannot_have() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(TransportError, match=rf"127\.0\.0\.1:{port}: .*in use; choose another port"):
+            Prometheus(port)
+    with pytest.raises(TransportError, match=r"127\.0\.0\.1:70000"):
+        Prometheus(70000)
+
+
+def test_tensorboard_reads_back_what_was_recorded(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    outlet = TensorBoard(tmp_path / "run")
+    outlet.record(RECORD)
+    outlet.record(replace(RECORD, step=4, payload_bytes_push=100))
+    outlet.record(PLAIN)
+    outlet.close()
+    outlet.close()
+    events = accumulator.EventAccumulator(str(tmp_path / "run"))
+    events.Reload()
+    tags = set(events.Tags()["scalars"])
+    bits = [(event.step, event.value) for event in events.Scalars("bits_per_value_push/fc.weight")]
+    assert bits == [(3, pytest.approx(1.6)), (4, pytest.approx(0.8))]
+    assert events.Scalars("wait_s/fc.weight")[0].value == 1.0
+    assert events.Scalars("skipped/fc.bias")[0].value == 1.0
+    assert "residual_norm/fc.weight" in tags
+    assert "residual_norm/fc.bias" not in tags
+
+
+def test_tensorboard_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("torch.utils.tensorboard")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    with pytest.raises(ConfigError, match=r"TensorBoard is not installed .*; pip install tensorboard"):
+        TensorBoard(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tensorboard_needs_a_folder(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="TensorBoard cannot write to"):
+        TensorBoard(tmp_path / "file" / "run")
+
+
+def test_all_are_outlets(tmp_path: Path) -> None:
+    outlets: list[Outlet] = [JsonLines(tmp_path / "a"), Prometheus(0)]
+    for outlet in outlets:
+        outlet.record(RECORD)
+        outlet.close()
+        outlet.close()
+    assert cast(JsonLines, outlets[0])._file.closed
