@@ -12,8 +12,11 @@ from thinwire.codecs.floats import BF16, FP16, FP32
 from thinwire.codecs.int8 import Int8
 from thinwire.codecs.mqe1 import MQE1
 from thinwire.codecs.onebit import OneBit
+from thinwire.codecs.randomk import RandomK
 from thinwire.codecs.stochastic import QSGDDoubleSqueeze, Stoch3, TernGrad
 from thinwire.codecs.threelc import ThreeLC
+from thinwire.codecs.threshold import Threshold
+from thinwire.codecs.topk import TopK
 from thinwire.codecs.votes import Votes
 from thinwire.errors import ConfigError
 
@@ -23,11 +26,14 @@ SHIPPED: tuple[type[Codec], ...] = (
     BF16,
     Int8,
     ThreeLC,
-    MQE1,
-    OneBit,
     Stoch3,
     TernGrad,
     Votes,
+    MQE1,
+    OneBit,
+    TopK,
+    Threshold,
+    RandomK,
     QSGDDoubleSqueeze,
 )
 

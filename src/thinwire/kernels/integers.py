@@ -82,7 +82,7 @@ def _pack(values: Any, offset: int, width: Any, words: Any) -> None:
 
 
 @jit
-def _unpack(packed: Any, offset: int, width: Any, out: Any) -> bool:
+def _unpack(packed: Any, offset: int, width: Any, out: Any) -> Any:
     """Whether padding bits are set."""
     held, filled, at = np.uint64(0), np.uint64(0), 0
     mask = (np.uint64(1) << width) - np.uint64(1)
@@ -100,7 +100,7 @@ def _unpack(packed: Any, offset: int, width: Any, out: Any) -> bool:
 @jit
 def _round(values: Any, scale: float, top: float, rounds: float, out: Any) -> None:
     for i in range(values.size):
-        k = np.float64(values[i]) / scale * top
+        k: Any = np.float64(values[i]) / scale * top
         k = k if k < top else top
         k = k if k > -top else -top
         out[i] = np.int32((k + rounds) - rounds)

@@ -85,7 +85,8 @@ def ternarise(values: Any, *, scale: float, limit: float, uniforms: Any) -> NDAr
     """TernGrad's t for given uniform numbers: sign(v) where u·scale < min(|v|, limit), else 0."""
     kind = values.dtype.type
     kept = uniforms.astype(kind) * kind(scale) < np.minimum(np.abs(values), kind(limit))
-    return (np.sign(values) * kept).astype(np.int8)
+    trits: NDArray[np.int8] = (np.sign(values) * kept).astype(np.int8)
+    return trits
 
 
 def pack_trits(trits: NDArray[np.int8], packing: str) -> Bytes:
@@ -93,7 +94,8 @@ def pack_trits(trits: NDArray[np.int8], packing: str) -> Bytes:
     places = np.array([81, 27, 9, 3, 1] if packing == "base243" else [1, 4, 16, 64])
     digits = np.ones(-(-trits.size // places.size) * places.size, np.int64)
     digits[: trits.size] += trits
-    return (digits.reshape(-1, places.size) * places).sum(axis=1).astype(np.uint8)
+    codes: Bytes = (digits.reshape(-1, places.size) * places).sum(axis=1).astype(np.uint8)
+    return codes
 
 
 def pack_integers(values: Any, *, offset: int = 0, width: int) -> Bytes:
@@ -104,9 +106,21 @@ def pack_integers(values: Any, *, offset: int = 0, width: int) -> Bytes:
 
 def round_to_integers(values: Any, *, scale: float, top: int) -> NDArray[np.int32]:
     """See `thinwire.kernels.integers.round_to_integers`."""
-    return np.clip(np.rint(values.astype(np.float64) / scale * top), -top, top).astype(np.int32)
+    numbers: NDArray[np.int32] = np.clip(np.rint(values.astype(np.float64) / scale * top), -top, top).astype(np.int32)
+    return numbers
 
 
 def scale_integers(numbers: Any, *, scale: float, top: int, dtype: Any) -> Any:
     """See `thinwire.kernels.integers.scale_integers`."""
     return (scale * (numbers.astype(np.float64) / top)).astype(dtype)
+
+
+def select_top(values: Any, k: int) -> NDArray[np.int64]:
+    """See `thinwire.kernels.select.select_top`."""
+    magnitudes = np.abs(values)
+    threshold = np.partition(magnitudes, values.size - k)[values.size - k]
+    above = np.flatnonzero(magnitudes > threshold)
+    ties = np.flatnonzero(magnitudes == threshold)[: k - above.size]
+    chosen = np.sort(np.concatenate((above, ties)))
+    nonzero: NDArray[np.int64] = chosen[values[chosen] != 0]
+    return nonzero

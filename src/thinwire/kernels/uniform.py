@@ -4,20 +4,26 @@ A 32-bit counter goes through two published bijective mixers (Wellons' `lowbias3
 key before the first and the other between them. Integer arithmetic only: every machine draws the same, and a decoder
 that is told the key finds the encoder's choices again. The numbers repeat after 2**32 values.
 
-This is the plain NumPy form. Kernels hold a copy of the same lines, because a cached kernel may only call kernels of
-its own file; tests compare them.
+`draws` is the plain NumPy form. Kernels that draw in their own loops hold a copy of the same lines, because a cached
+kernel may only call kernels of its own file; tests compare them.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
+
+from thinwire.kernels.jit import jit
 
 Key = tuple[int, int]
 """Two 32-bit words."""
 
 UNIT = 2.0**-24
 """Uniform numbers are multiples of it: the 24 high bits of a draw, exact in float32."""
+
+_BLOCK = 1 << 16
 
 
 def draws(key: Key, size: int, first: int = 0) -> NDArray[np.uint32]:
@@ -41,3 +47,37 @@ def draws(key: Key, size: int, first: int = 0) -> NDArray[np.uint32]:
 def uniforms(key: Key, size: int) -> NDArray[np.float32]:
     """Returns float32[size] in [0, 1), multiples of 2**-24."""
     return (draws(key, size) >> np.uint32(8)).astype(np.float32) * np.float32(UNIT)
+
+
+def chosen(key: Key, size: int, kept: int) -> NDArray[np.int64]:
+    """The positions among `size` values whose uniform number is below kept·2**-24, ascending.
+
+    Example:
+        >>> chosen((1, 2), 3, 1 << 24).tolist(), chosen((1, 2), 3, 0).tolist()
+        ([0, 1, 2], [])
+    """
+    block = np.empty(min(size, _BLOCK), np.int32)
+    found = [np.empty(0, np.int64)]
+    for first in range(0, size, _BLOCK):
+        high_bits(key, first, block)
+        found.append(np.flatnonzero(block[: size - first] < kept) + first)
+    return np.concatenate(found)
+
+
+def high_bits(key: Key, first: int, out: NDArray[np.int32]) -> None:
+    """Fills `out` with the 24 high bits of the draws first, first + 1, …"""
+    _fill(np.uint32((first + key[0]) & 0xFFFFFFFF), np.uint32(key[1]), out)
+
+
+@jit
+def _fill(start: Any, key1: Any, out: Any) -> None:
+    for i in range(out.size):
+        x = np.uint32(start + np.uint32(i))
+        x = np.uint32((x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D))
+        x = np.uint32((x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B))
+        x = np.uint32(x ^ (x >> np.uint32(16)) ^ key1)
+        x = np.uint32((x ^ (x >> np.uint32(17))) * np.uint32(0xED5AD4BB))
+        x = np.uint32((x ^ (x >> np.uint32(11))) * np.uint32(0xAC4C1B51))
+        x = np.uint32((x ^ (x >> np.uint32(15))) * np.uint32(0x31848BAB))
+        x = np.uint32(x ^ (x >> np.uint32(14)))
+        out[i] = np.int32(x >> np.uint32(8))

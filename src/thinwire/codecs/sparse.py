@@ -1,0 +1,208 @@
+"""Which values are sent, and the values: the payload that `topk` and `threshold` share.
+
+Positions are a bitmap (one bit a value of the tensor) or indices (for each value sent, the bits that the last index
+needs); `auto` takes the shorter. What follows are the values in full precision, or one bit each where all are ±τ.
+
+    bitmap:   ceil(n / 8) bytes, first value in the highest bit · values
+    index:    count (varint) · ascending indices of ceil(log2 n) bits, little-endian · values · zeros
+
+The zeros behind indices make a payload at least one byte per 4,096 values long, so that a few bytes cannot claim a
+tensor that fills the memory.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thinwire.codecs.base import Codec, Draws, Packed
+from thinwire.codecs.scratch import Scratch
+from thinwire.codecs.tensors import Flat, FloatArray, compute_dtype
+from thinwire.errors import ConfigError, FrameError
+from thinwire.frames import Flags, Frame, varint
+from thinwire.kernels.integers import MAX_WIDTH, pack_integers, packed_nbytes, unpack_integers
+from thinwire.kernels.magnitude import max_magnitude
+from thinwire.kernels.moments import largest_of, require_finite_magnitude
+
+BITMAP = Flags.OPTION_A
+"""Positions are a bitmap; without it, indices."""
+SIGNS = Flags.OPTION_B
+"""Every value sent is ±scale, one bit each; without it, values in full precision."""
+
+VALUES_PER_BYTE = 4096
+Positions = NDArray[np.int64]
+
+
+class Chosen(NamedTuple):
+    """What to send: ascending positions, and the magnitude that they reach."""
+
+    positions: Positions
+    threshold: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sparse(Codec):
+    """A codec that sends some of the values and keeps the others.
+
+    Args:
+        positions: `"bitmap"`, `"index"` (tensors of up to 2**32 values), or `"auto"`, the shorter of the two.
+    """
+
+    keeps_residual: ClassVar[bool] = True
+    option_flags: ClassVar[int] = int(BITMAP | SIGNS)
+
+    positions: Literal["auto", "bitmap", "index"] = "auto"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.positions not in ("auto", "bitmap", "index"):
+            raise ConfigError(f"{self.id}: positions={self.positions!r}; allowed are 'auto', 'bitmap' and 'index'")
+
+    @abstractmethod
+    def choose(self, values: FloatArray, draws: Draws | None) -> Chosen:
+        """Which of the values, all finite, are sent."""
+
+    @property
+    def sends_signs(self) -> bool:
+        """Whether only ±threshold is sent."""
+        return False
+
+    def pack(self, flat: Flat, space: Scratch, draws: Draws | None) -> Packed:
+        require_finite_magnitude(largest_of(flat.values, None, 1.0))
+        return self._pack(flat.values, self.choose(flat.values, draws), space)
+
+    def pack_residual(self, flat: Flat, residual: FloatArray, space: Scratch, draws: Draws | None) -> Packed:
+        require_finite_magnitude(largest_of(flat.values, residual, self.error_scale))
+        residual *= residual.dtype.type(self.error_scale)
+        residual += flat.values
+        chosen = self.choose(residual, draws)
+        packed = self._pack(residual, chosen, space)
+        if self.sends_signs:
+            threshold = residual.dtype.type(chosen.threshold)
+            residual[chosen.positions] -= np.copysign(threshold, residual[chosen.positions])
+        else:
+            residual[chosen.positions] = 0
+        return packed
+
+    def _pack(self, values: FloatArray, chosen: Chosen, space: Scratch) -> Packed:
+        size, count = values.size, chosen.positions.size
+        sent = values[chosen.positions]
+        body = np.packbits(sent > 0) if self.sends_signs else sent.view(np.uint8)
+        bitmap_nbytes, index_nbytes = _bitmap_nbytes(size) + body.size, _index_nbytes(size, count, body.size)
+        bitmap = self.positions == "bitmap" or (self.positions == "auto" and bitmap_nbytes < index_nbytes)
+        if not bitmap and _width(size) > MAX_WIDTH:
+            raise ConfigError(f"{self.id}: {size} values are too many for positions='index'; take 'bitmap'")
+        payload = space.array("sparse.payload", bitmap_nbytes if bitmap else index_nbytes, np.uint8)
+        if bitmap:
+            flags = space.array("sparse.flags", size, np.uint8)
+            flags.fill(0)
+            flags[chosen.positions] = 1
+            places = np.packbits(flags)
+        else:
+            words = space.array("sparse.words", -(-count * _width(size) // 32), np.uint32)
+            packed = pack_integers(chosen.positions, width=_width(size), words=words)
+            places = np.concatenate((np.frombuffer(varint.write(count), np.uint8), packed))
+        payload[: places.size] = places
+        payload[places.size : places.size + body.size] = body
+        payload[places.size + body.size :] = 0
+        scales = (chosen.threshold,) if self.sends_signs else ()
+        return Packed(payload, scales, int((BITMAP if bitmap else 0) | (SIGNS if self.sends_signs else 0)))
+
+    @classmethod
+    def unpack(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
+        positions, rest = _read_positions(frame, space)
+        values = _read_values(frame, positions.size, rest)
+        if accumulate:
+            out[positions] += values
+        else:
+            out.fill(0)
+            out[positions] = values
+
+    @classmethod
+    def max_payload_nbytes(cls, frame: Frame) -> int:
+        body = _body_nbytes(frame, frame.size)
+        if frame.flags & BITMAP:
+            return _bitmap_nbytes(frame.size) + body
+        return _index_nbytes(frame.size, frame.size, body)
+
+    @classmethod
+    def min_payload_nbytes(cls, frame: Frame) -> int:
+        """With indices, exactly what the declared count takes."""
+        if frame.flags & BITMAP:
+            return _bitmap_nbytes(frame.size)
+        count, _ = _read_count(frame)
+        return _index_nbytes(frame.size, count, _body_nbytes(frame, count))
+
+
+def _width(size: int) -> int:
+    """Bits of an index."""
+    return max(1, (size - 1).bit_length())
+
+
+def _bitmap_nbytes(size: int) -> int:
+    return -(-size // 8)
+
+
+def _index_nbytes(size: int, count: int, body_nbytes: int) -> int:
+    """Bytes of a whole payload with indices."""
+    told = len(varint.write(count)) + packed_nbytes(count, _width(size)) + body_nbytes
+    return max(told, size // VALUES_PER_BYTE)
+
+
+def _body_nbytes(frame: Frame, count: int) -> int:
+    return -(-count // 8) if frame.flags & SIGNS else count * np.dtype(compute_dtype(frame.dtype)).itemsize
+
+
+def _read_count(frame: Frame) -> tuple[int, int]:
+    """How many values were sent, and where their indices begin."""
+    if _width(frame.size) > MAX_WIDTH:
+        raise FrameError(f"{frame.codec}: indices of {frame.size} values take more than {MAX_WIDTH} bits")
+    count, at = varint.read(memoryview(frame.payload), 0, "the number of values")
+    if count > frame.size:
+        raise FrameError(f"{frame.codec}: {count} of {frame.size} values were sent")
+    return count, at
+
+
+def _read_positions(frame: Frame, space: Scratch) -> tuple[Positions, memoryview]:
+    """The positions, checked, and the bytes behind them."""
+    payload = memoryview(frame.payload)
+    if frame.flags & BITMAP:
+        at = _bitmap_nbytes(frame.size)
+        flags = np.unpackbits(np.frombuffer(payload[:at], np.uint8))
+        if flags[frame.size :].any():
+            raise FrameError(f"{frame.codec}: the bitmap marks values behind the last")
+        return np.flatnonzero(flags), payload[at:]
+    count, at = _read_count(frame)
+    end = at + packed_nbytes(count, _width(frame.size))
+    raw = space.array("sparse.indices", count, np.int32)
+    unpack_integers(payload[at:end], width=_width(frame.size), out=raw)
+    positions = raw.view(np.uint32).astype(np.int64)
+    if count and (int(positions[-1]) >= frame.size or np.any(positions[1:] <= positions[:-1])):
+        raise FrameError(f"{frame.codec}: indices are not ascending, or past the last of {frame.size} values")
+    return positions, payload[end:]
+
+
+def _read_values(frame: Frame, count: int, rest: memoryview) -> FloatArray:
+    """The values that were sent, checked; what may follow are the zeros behind indices."""
+    body = _body_nbytes(frame, count)
+    head = len(frame.payload) - len(rest)
+    exact = head + body if frame.flags & BITMAP else _index_nbytes(frame.size, count, body)
+    if len(frame.payload) != exact or any(rest[body:]):
+        raise FrameError(f"{frame.codec}: {count} values take {body} bytes, {len(rest)} came")
+    if len(frame.scales) != (1 if frame.flags & SIGNS else 0) or min(frame.scales, default=0.0) < 0:
+        raise FrameError(f"{frame.codec}: scales {list(frame.scales)[:4]} do not belong to these flags")
+    dtype = np.dtype(compute_dtype(frame.dtype)).newbyteorder("<")
+    if frame.flags & SIGNS:
+        positive = np.unpackbits(np.frombuffer(rest[:body], np.uint8))
+        if positive[count:].any():
+            raise FrameError(f"{frame.codec}: signs of values behind the last are set")
+        scale = dtype.type(frame.scales[0])
+        return np.where(positive[:count].view(np.bool_), scale, -scale)
+    values = np.frombuffer(rest[:body], dtype)
+    if not np.isfinite(max_magnitude(values)):
+        raise FrameError(f"{frame.codec}: a value is NaN or Inf")
+    return values

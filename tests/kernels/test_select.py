@@ -1,0 +1,86 @@
+"""Selection by magnitude: the plain form's answer, whatever the sample said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from thinwire.kernels import plain, uniform
+from thinwire.kernels.select import count_from, sample_of, select_from, select_top
+
+DTYPES = [np.float32, np.float64]
+LARGE = 50_000  # past the size up to which everything is partitioned
+
+
+def heavy(size: int, dtype: Any) -> Any:
+    return np.random.default_rng(size).standard_t(2, size).astype(dtype)
+
+
+CONTENTS: dict[str, Any] = {
+    "heavy tails": heavy(LARGE, np.float64),
+    "few levels": np.random.default_rng(0).integers(-3, 4, LARGE).astype(np.float64),
+    "constant": np.full(LARGE, -2.5),
+    "zero": np.zeros(LARGE),
+    "mostly zero": np.where(np.arange(LARGE) % 997 == 0, heavy(LARGE, np.float64), 0.0),
+    "subnormal": heavy(LARGE, np.float64) * 1e-44,
+    "large where nobody samples": np.where(np.arange(LARGE) % 2, 5.0, 1e-3) * np.linspace(1, 2, LARGE),
+    "sorted": np.linspace(-1, 2, LARGE),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("content", CONTENTS)
+@pytest.mark.parametrize("k", [1, 7, 500, 20_000, LARGE - 1, LARGE])
+def test_top(content: str, dtype: Any, k: int) -> None:
+    values = CONTENTS[content].astype(dtype)
+    assert np.array_equal(select_top(values, k), plain.select_top(values, k))
+
+
+def test_a_sample_that_misleads(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = heavy(LARGE, np.float32)
+    for bound in (0.0, 1e-30, 1e30):
+        monkeypatch.setattr("thinwire.kernels.select._likely_bound", lambda values, k, bound=bound: bound)
+        assert np.array_equal(select_top(values, 500), plain.select_top(values, 500))
+
+
+@pytest.mark.parametrize(
+    ("values", "k", "chosen"),
+    [
+        ([3.0, -3.0, 1.0, 2.0], 1, [0]),
+        ([3.0, -3.0, 1.0, 2.0], 2, [0, 1]),
+        ([3.0, -3.0, 1.0, 2.0], 3, [0, 1, 3]),
+        ([0.0, 1.0, 0.0], 3, [1]),
+        ([1.0, 2.0, 1.0, 1.0], 3, [0, 1, 2]),
+    ],
+)
+def test_ties_go_to_the_lower_position(values: list[float], k: int, chosen: list[int]) -> None:
+    assert select_top(np.array(values), k).tolist() == chosen
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 65_535, 65_536, 65_537, 140_000])
+def test_all_that_reach_a_bound(dtype: Any, size: int) -> None:
+    values = heavy(size, dtype)
+    count = count_from(values, 1.5)
+    wanted = np.flatnonzero(np.abs(values) >= 1.5)
+    assert count == wanted.size
+    assert np.array_equal(select_from(values, 1.5, count), wanted)
+
+
+def test_a_sample_has_no_value_twice_and_one_from_each_stretch() -> None:
+    values = np.arange(10_007)
+    sample = sample_of(values, 1000)
+    edges = np.arange(1001) * 10_007 // 1000
+    assert np.all((edges[:-1] <= sample) & (sample < edges[1:]))
+    assert len(set((sample - edges[:-1]).tolist())) > 5, "always the same place of a stretch"
+    assert np.array_equal(sample, sample_of(values, 1000))
+    assert sample_of(values, 20_000) is values
+
+
+def test_chosen_positions_are_those_of_the_plain_draws() -> None:
+    key, size, kept = (3, 4), 200_001, 1 << 20
+    wanted = np.flatnonzero((uniform.draws(key, size) >> 8) < kept)
+    assert np.array_equal(uniform.chosen(key, size, kept), wanted)
+    assert abs(wanted.size / size - 1 / 16) < 5 * np.sqrt(1 / 16 / size)
