@@ -5,6 +5,7 @@ The transport's own threads move bytes meanwhile, so nothing waits on this one; 
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 from thinwire.errors import DeadlineError, ProtocolError, TransportError
@@ -38,8 +39,13 @@ class Session:
 
     def send(self, outgoing: Outgoing | None) -> None:
         """Sends a message, where there is one."""
-        if outgoing is not None:
+        if outgoing is None:
+            return
+        try:
             self._connection.send(to_packet(outgoing.message, outgoing.frames))
+        except TransportError:
+            self._hear_last_words()
+            raise
 
     def take(self, table: int) -> list[Update]:
         """Returns what leads the model's copy of a table to the current step; waits until it is there."""
@@ -70,6 +76,12 @@ class Session:
     def wire_nbytes(self) -> tuple[int, int]:
         """Bytes sent and received so far, frames and messages included."""
         return self._connection.bytes_sent, self._connection.bytes_received
+
+    def _hear_last_words(self) -> None:
+        """A server that ends a session says why: better raised than that nothing can be sent any more."""
+        with contextlib.suppress(TransportError):
+            while (packet := self._connection.receive(0)) is not None:
+                self.core.received(*from_packet(packet))
 
     def _receive(self, what: str) -> None:
         begin = time.perf_counter()

@@ -1,0 +1,205 @@
+"""A session on a connection: it waits, it gives up in time, and it says why it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from thinwire.codecs import codec
+from thinwire.errors import DeadlineError, ProtocolError, TransportError
+from thinwire.runtime.messages import to_packet
+from thinwire.runtime.serving import serving
+from thinwire.runtime.session import Session
+from thinwire.schema import Delta, Leave, Message, Plan, Refused, TableSpec, Values, Welcome
+from thinwire.server.core import ServerCore
+from thinwire.transports import grpc
+from thinwire.transports.base import Connection, Packet, Sender, Server
+from thinwire.transports.memory import MemoryServer
+from thinwire.worker.core import Update, WorkerCore
+
+PLAIN = codec("fp32")
+VALUES = np.arange(4, dtype=np.float32)
+
+
+def make_plan(workers: int = 1) -> Plan:
+    tables = (TableSpec(name="w", shape=(4,)), TableSpec(name="b", shape=(4,)))
+    return Plan(workers=workers, tables=tables, codecs=(PLAIN.config(),), optimizer="SGD", groups=({},))
+
+
+Serve = Callable[[ServerCore], tuple[Server, Callable[[], Connection]]]
+
+
+@pytest.fixture(params=["memory", "grpc"])
+def serve(request: pytest.FixtureRequest) -> Iterator[Serve]:
+    servers: list[Server] = []
+
+    def start(core: ServerCore) -> tuple[Server, Callable[[], Connection]]:
+        if request.param == "memory":
+            memory = MemoryServer(serving(core))
+            servers.append(memory)
+            return memory, memory.connect
+        server = grpc.serve(serving(core), "127.0.0.1:0")
+        servers.append(server)
+        return server, lambda: grpc.connect(server.address)
+
+    yield start
+    for server in servers:
+        server.stop()
+
+
+class Script:
+    """A server that answers the first packet with some messages, and then says nothing more."""
+
+    def __init__(self, *messages: Message | None) -> None:
+        self.messages = messages
+        self.heard: list[Packet] = []
+
+    def __call__(self, sender: Sender) -> Script:
+        self.sender = sender
+        return self
+
+    def opened(self, peer: int) -> None:
+        pass
+
+    def received(self, peer: int, packet: Packet) -> None:
+        self.heard.append(packet)
+        if len(self.heard) == 1:
+            for message in self.messages:
+                if message is None or isinstance(message, Refused):
+                    self.sender.close(peer, None if message is None else to_packet(message))
+                else:
+                    frames = tuple(b"" for _ in getattr(message, "tables", ()))
+                    self.sender.send(peer, to_packet(message, frames))
+
+    def closed(self, peer: int, error: str | None) -> None:
+        pass
+
+
+def scripted(*messages: Message | None, timeout_s: float = 30.0) -> Session:
+    server = MemoryServer(Script(*messages), address="memory://here")
+    return Session(server.connect(), WorkerCore(0, make_plan()), timeout_s=timeout_s)
+
+
+def push_all(session: Session, value: float) -> None:
+    for table in (0, 1):
+        session.send(session.core.push(table, PLAIN.encode(np.full(4, value, np.float32)), (0.5,)))
+    session.send(session.core.flush((0.5,)))
+    session.core.advance()
+
+
+def test_a_whole_conversation(serve: Serve) -> None:
+    core = ServerCore()
+    _, connect = serve(core)
+    session = Session(connect(), WorkerCore(0, make_plan()), timeout_s=30)
+    assert session.join(), "the first worker is asked for the values"
+    session.send(session.core.initial((PLAIN.encode(VALUES), PLAIN.encode(VALUES))))
+    push_all(session, 1.0)
+    assert [update.version for update in session.take(0)] == [1]
+    assert not session.is_last()
+    assert [update.version for update in session.take(1)] == [1]
+    sent, received = session.wire_nbytes
+    assert sent > 4 * 16 and received > 2 * 16
+    assert session.counters["wait_seconds"] >= 0
+    session.close()
+    assert core.finished and core.failed is None
+    np.testing.assert_array_equal(core.tables[0].values.numpy(), VALUES - 0.5)
+
+
+def test_a_refusal_is_heard_while_waiting(serve: Serve) -> None:
+    _, connect = serve(ServerCore())
+    first = Session(connect(), WorkerCore(0, make_plan(2)), timeout_s=30)
+    assert first.join()
+    second = Session(connect(), WorkerCore(0, make_plan(2)), timeout_s=30)
+    with pytest.raises(ProtocolError, match="the server ended the session: rank 0 is taken"):
+        second.join()
+    second.close()
+    first.close()
+
+
+def test_a_refusal_is_heard_by_one_that_only_sends(serve: Serve) -> None:
+    """In the middle of its backward pass a worker sends, and finds the session ended: it is told why."""
+    core = ServerCore()
+    _, connect = serve(core)
+    session = Session(connect(), WorkerCore(0, make_plan(2)), timeout_s=30)
+    other = Session(connect(), WorkerCore(1, make_plan(2)), timeout_s=30)
+    assert session.join()
+    assert not other.join()
+    other._connection.abort()
+    with pytest.raises(ProtocolError, match="worker 1 went away at step 0"):
+        for _ in range(10_000):
+            session.send(session.core.initial((PLAIN.encode(VALUES), PLAIN.encode(VALUES))))
+            session._connection.receive(0.01) if core.failed is None else None
+    session.close()
+
+
+def test_patience_ends() -> None:
+    session = scripted(Welcome(send_values=False), timeout_s=0.05)
+    session.join()
+    with pytest.raises(
+        DeadlineError, match=r"memory://here: waited 0.05 s for 'b' of step 0. Another worker may be stuck"
+    ):
+        session.take(1)
+    with pytest.raises(DeadlineError, match="`timeout_s` sets how long to wait"):
+        session.take(0)
+    assert session.counters["wait_seconds"] > 0.05
+
+
+def test_a_server_that_never_answers_the_join() -> None:
+    with pytest.raises(DeadlineError, match="memory://here: waited 0.02 s for the server's welcome"):
+        scripted(timeout_s=0.02).join()
+
+
+@pytest.mark.parametrize("table", [0, 1])
+def test_a_server_that_ends_early_is_named(table: int) -> None:
+    session = scripted(Welcome(send_values=False), Values(tables=(0, 1), versions=(0, 0)), None)
+    session.join()
+    assert session.take(table) == [Update(0, b"", True)]
+    session.core.advance()
+    name = "wb"[table]
+    with pytest.raises(
+        TransportError, match=f"memory://here: the server ended the session while we waited for '{name}' of step 1"
+    ):
+        session.take(table)
+    session.close()
+
+
+def test_a_server_that_goes_away_is_named(serve: Serve) -> None:
+    server, connect = serve(ServerCore())
+    session = Session(connect(), WorkerCore(1, make_plan(2)), timeout_s=30)
+    session.join()
+    server.stop(grace_s=0)
+    address = server.address.removeprefix("grpc://")
+    with pytest.raises(TransportError, match=address):
+        session.take(0)
+    session.close()
+
+
+def test_the_end_of_the_training_is_asked_of_the_server() -> None:
+    session = scripted(
+        Welcome(send_values=False),
+        Values(tables=(0, 1), versions=(0, 0)),
+        Delta(version=1, tables=(0,)),
+        Delta(version=1, tables=(1,)),
+        Delta(version=2, tables=(0,), last=True),
+    )
+    session.join()
+    session.core.advance()
+    assert not session.is_last()
+    session.core.advance()
+    assert session.is_last()
+
+
+def test_nonsense_from_a_server_is_a_protocol_error() -> None:
+    session = scripted(Leave())
+    with pytest.raises(ProtocolError, match="a server does not send Leave"):
+        session.join()
+
+
+def test_leaving_waits_for_the_server_and_a_broken_session_is_dropped() -> None:
+    script = Script(None)
+    session = Session(MemoryServer(script).connect(), WorkerCore(0, make_plan()), timeout_s=5)
+    session.close()
+    assert [packet.kind for packet in script.heard] == [6]
+    session.close()
