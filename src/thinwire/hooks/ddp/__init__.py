@@ -1,0 +1,15 @@
+"""One line in an existing DistributedDataParallel script: `ddp.compress(model, codec="3lc", sparsity=1.75)`.
+
+plan      who owns which values            exchange   the arithmetic of one bucket, both passes
+message   what ranks say to each other     pipeline   two threads that keep buckets moving
+mesh      moves messages over gloo         state      residuals, checkpoints, other world sizes
+hook      compress() and the hook itself   report     what it cost and whether it paid
+"""
+
+from __future__ import annotations
+
+from thinwire.hooks.ddp.hook import compress, thinwire_hook
+from thinwire.hooks.ddp.report import Report, report
+from thinwire.hooks.ddp.state import ThinwireState, merge
+
+__all__ = ["Report", "ThinwireState", "compress", "merge", "report", "thinwire_hook"]

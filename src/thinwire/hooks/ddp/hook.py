@@ -1,0 +1,244 @@
+"""`ddp.compress` and the hook that DDP calls for every bucket.
+
+This file leaves out `from __future__ import annotations`: DDP compares the hook's annotations with real types.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import thinwire
+from thinwire.codecs import Codec
+from thinwire.errors import ConfigError
+from thinwire.hooks.ddp.choice import choose
+from thinwire.hooks.ddp.mesh import Mesh
+from thinwire.hooks.ddp.pipeline import Job
+from thinwire.hooks.ddp.residuals import Residuals, Trained
+from thinwire.hooks.ddp.state import Settings, ThinwireState
+from thinwire.policies.compression import MIN_NUMEL, Compression
+
+DEFAULT_TIMEOUT = timedelta(minutes=30)
+
+
+def compress(
+    model: DistributedDataParallel,
+    codec: str | Codec = "3lc",
+    *,
+    codec_down: str | Codec | None = None,
+    start_step: int = 0,
+    min_numel: int = MIN_NUMEL,
+    exclude: Callable[[str, tuple[int, ...]], bool] | None = None,
+    codecs: Mapping[str, str | Codec] | None = None,
+    last_layer: str | Codec | None = None,
+    compression: Compression | None = None,
+    reduce: Literal["mean", "sum"] = "mean",
+    nonfinite: Literal["raise", "skip"] = "raise",
+    scaler: Any = None,
+    seed: int = 0,
+    timeout: timedelta | None = None,
+    measure_link: bool = True,
+    **options: Any,
+) -> ThinwireState:
+    """Compresses the gradients of a DistributedDataParallel model, both ways, with error feedback on both passes.
+
+    Call it on every rank, after wrapping the model and before the first backward pass; nothing else changes.
+    Compressed bytes travel over a gloo group of their own, whatever group DDP uses.
+
+    Args:
+        model: wrapped in DistributedDataParallel.
+        codec: of every rank's gradient; an id with `**options`, or a codec.
+        codec_down: of the averages; by default the same.
+        start_step: steps before it are all-reduced uncompressed.
+        min_numel: tensors with fewer values travel uncompressed, as do biases and norm layers.
+        exclude: further tensors to leave uncompressed, by name and shape.
+        codecs: for parameters whose name matches a pattern (as in `"fc*.weight"`), another codec; first match wins.
+        last_layer: another codec for the last layer's tensors, such as `"fp32"`.
+        compression: a policy that replaces all of the above but `start_step`.
+        reduce: the mean over the ranks, as DDP has it, or their sum.
+        nonfinite: what NaN or Inf on any rank does: `"raise"` ends the training on all ranks; `"skip"` gives every
+            rank gradients of NaN and leaves every residual as it was, so that a GradScaler skips the step everywhere.
+        scaler: the training loop's GradScaler; residuals then follow its scale. It needs `nonfinite="skip"`.
+        seed: of random codecs.
+        timeout: how long a rank may keep the others waiting; by default the timeout of DDP's group.
+        measure_link: sends a few messages at the start (some 0.1 s) so that the report can say whether it pays.
+        **options: of the codec, such as `sparsity=1.75`.
+
+    Returns:
+        The state: save its `state_dict()` with every checkpoint, and print `ddp.report(state)`.
+
+    Raises:
+        ConfigError: not a DDP model, a second hook, sparse gradients, or arguments that cannot be.
+        ProtocolError: ranks with different models or settings; the message names rank and setting.
+        TransportError: not all ranks came.
+
+    Example::
+
+        model = DistributedDataParallel(model)
+        state = ddp.compress(model, codec="3lc", sparsity=1.75)      # the one line
+    """
+    _check_model(model)
+    if reduce not in ("mean", "sum"):
+        raise ConfigError(f"reduce={reduce!r}; allowed are 'mean' and 'sum'")
+    if nonfinite not in ("raise", "skip"):
+        raise ConfigError(f"nonfinite={nonfinite!r}; allowed are 'raise' and 'skip'")
+    if scaler is not None and nonfinite != "skip":
+        raise ConfigError("a GradScaler finds its scale by steps that overflow; with scaler, set nonfinite='skip'")
+    if start_step < 0:
+        raise ConfigError(f"start_step={start_step}; it must be 0 or more")
+    parameters = _parameters(model)
+    choices = choose(
+        {name: tuple(parameter.shape) for name, parameter in parameters.items()},
+        codec,
+        options,
+        codec_down=codec_down,
+        min_numel=min_numel,
+        exclude=exclude,
+        codecs=codecs or {},
+        last_layer=last_layer,
+        compression=compression,
+    )
+    trained = [Trained(name, p.numel(), p.dtype, choices[name]) for name, p in parameters.items()]
+    settings = Settings(
+        start_step=start_step,
+        mean=reduce == "mean",
+        skip=nonfinite == "skip",
+        drop_zeros=bool(model.find_unused_parameters or model.static_graph),
+    )
+    mesh = Mesh(dist.get_process_group_ranks(model.process_group), timeout or _timeout(model.process_group))
+    mesh.agree(_to_agree(trained, settings))
+    residuals = Residuals(trained, mesh.rank, mesh.size, mean=settings.mean, seed=seed)
+    state = ThinwireState(
+        mesh=mesh,
+        residuals=residuals,
+        settings=settings,
+        parameters=parameters,
+        group=model.process_group,
+        scaler=scaler,
+        link_bps=mesh.measure_link() if measure_link else 0.0,
+    )
+    model.register_comm_hook(state, thinwire_hook)
+    return state
+
+
+def thinwire_hook(state: ThinwireState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
+    """DDP's communication hook: hands the bucket to the pipeline and returns at once.
+
+    Example::
+
+        model.register_comm_hook(state, thinwire_hook)     # what compress does
+    """
+    state.pipeline.raise_failure()
+    buffer = bucket.buffer()
+    step, last = state.step, bucket.is_last()
+    state.step += last
+    if step < state.settings.start_step:
+        return _uncompressed(state, buffer)
+    layout = state.layout(bucket)
+    if bucket.index() == 0:
+        state.follow_loss_scale()
+    if state.mesh.size == 1:
+        return _alone(state, buffer, layout)
+    ready = None
+    devices: list[int | str | torch.device] = []
+    if buffer.is_cuda:
+        ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        ready.record()
+        devices = [buffer.device]
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
+    state.pipeline.submit(Job(step, bucket.index(), last, layout, buffer, ready, future))
+    if last:
+        _raise_after_backward(state)
+    return future
+
+
+def _raise_after_backward(state: ThinwireState) -> None:
+    """DDP turns a failed future into an obscure error; a callback at the end of backward raises the real one."""
+    # A rank that joined early (DDP's join) calls the hook outside a backward pass, where no callback can be queued:
+    # it hears of a failure at its next bucket.
+    if torch._C._current_graph_task_id() != -1:
+        torch.autograd.Variable._execution_engine.queue_callback(state.pipeline.wait_step)
+
+
+def _uncompressed(state: ThinwireState, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    if state.settings.mean:
+        buffer.div_(state.mesh.size)
+    work: Any = dist.all_reduce(buffer, group=state.group, async_op=True)
+    future: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda done: done.value()[0])
+    return future
+
+
+def _alone(state: ThinwireState, buffer: torch.Tensor, layout: Any) -> torch.futures.Future[torch.Tensor]:
+    """One rank has nobody to send to; what an earlier, larger run left unsent is added."""
+    values = buffer.detach().reshape(-1).to(device="cpu", dtype=layout.dtype)
+    layout.shares[0].flush(values.numpy())
+    buffer.copy_(values.view_as(buffer))
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(buffer)
+    return future
+
+
+def _check_model(model: Any) -> None:
+    if not isinstance(model, DistributedDataParallel):
+        raise ConfigError(
+            f"ddp.compress takes a DistributedDataParallel model, not {type(model).__name__}; "
+            "wrap it first: model = DistributedDataParallel(model)"
+        )
+    if model._comm_hooks:
+        raise ConfigError(
+            f"the model has the hook {model._comm_hooks[0][0].__qualname__} already; DDP takes one: wrap the model anew"
+        )
+    for name, module in model.module.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:
+            raise ConfigError(
+                f"{name or 'the model'} makes sparse gradients, which have no fixed values to compress; build it with "
+                "sparse=False"
+            )
+
+
+def _parameters(model: DistributedDataParallel) -> dict[str, torch.Tensor]:
+    """The parameters that DDP reduces, by name."""
+    ignored: set[str] = model.parameters_to_ignore
+    found: dict[str, torch.Tensor] = {
+        name: parameter
+        for name, parameter in model.module.named_parameters()
+        if parameter.requires_grad and name not in ignored
+    }
+    for name, parameter in found.items():
+        if not parameter.is_floating_point():
+            raise ConfigError(
+                f"parameter {name!r} has dtype {parameter.dtype}; only floating-point tensors are compressed"
+            )
+    return found
+
+
+def _to_agree(trained: list[Trained], settings: Settings) -> dict[str, Any]:
+    """What must be the same on every rank, as JSON values by name."""
+    agreed: dict[str, Any] = {
+        "thinwire": thinwire.__version__,
+        "start_step": settings.start_step,
+        "reduce": "mean" if settings.mean else "sum",
+        "nonfinite": "skip" if settings.skip else "raise",
+        "find_unused_parameters or static_graph": settings.drop_zeros,
+        "parameters": len(trained),
+    }
+    for one in trained:
+        agreed[f"parameter {one.name}"] = [one.numel, str(one.dtype)]
+        agreed[f"codec of {one.name}"] = one.choice.up.config()
+        agreed[f"codec_down of {one.name}"] = one.choice.down.config()
+    return agreed
+
+
+def _timeout(group: dist.ProcessGroup) -> timedelta:
+    """The timeout that the user gave DDP's group."""
+    for device in group._device_types:
+        found = getattr(group._get_backend(device).options, "_timeout", None)
+        if isinstance(found, timedelta):
+            return found
+    warnings.warn(f"the timeout of DDP's group is unknown; waiting {DEFAULT_TIMEOUT} for peers", stacklevel=3)
+    return DEFAULT_TIMEOUT

@@ -1,0 +1,301 @@
+"""Keeps buckets moving while the backward pass goes on: two threads, each taking buckets in order.
+
+The pushing thread encodes a bucket's shares and sends them to their owners; the pulling thread sums what comes for
+this rank's share, sends the average, and completes the bucket with the averages of the others. So the next bucket
+is encoded and travels while this one waits for its answers. Every wait ends at the peers' timeout.
+
+The first failure stops everything: peers are told why, futures complete with NaN, and `wait_step` raises.
+"""
+
+from __future__ import annotations
+
+import atexit
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from thinwire.codecs.tensors import FloatArray, store
+from thinwire.errors import ConfigError, FrameError, NonFiniteError, ProtocolError, ThinwireError, TransportError
+from thinwire.hooks.ddp.exchange import Share
+from thinwire.hooks.ddp.mesh import Coming, Mesh
+from thinwire.hooks.ddp.message import Message, Say, pack, read
+from thinwire.hooks.ddp.residuals import Residuals
+from thinwire.telemetry import Counters
+
+PUSH, PULL = 0, 1
+_CLOSE_S = 2.0
+
+
+@dataclass(slots=True)
+class Layout:
+    """A bucket as it comes back step after step: the shares in it, and buffers for what others send."""
+
+    shares: tuple[Share, ...]
+    rank: int
+    incoming: dict[tuple[int, int], torch.Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        own = self.shares[self.rank]
+        self.incoming = {}
+        for peer, share in enumerate(self.shares):
+            if peer != self.rank:
+                # Untouched pages of a buffer cost nothing, so room for the worst case is free.
+                self.incoming[peer, PUSH] = torch.empty(own.max_nbytes, dtype=torch.uint8)
+                self.incoming[peer, PULL] = torch.empty(share.max_nbytes, dtype=torch.uint8)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the bucket is computed in."""
+        return torch.float64 if self.shares[0].dtype == np.float64 else torch.float32
+
+
+@dataclass(slots=True)
+class Job:
+    """One bucket of one step."""
+
+    step: int
+    bucket: int
+    last: bool
+    layout: Layout
+    buffer: torch.Tensor
+    ready: Any
+    """A CUDA event after which the buffer may be read; None on the CPU."""
+    future: torch.futures.Future[torch.Tensor]
+    done: threading.Event = field(default_factory=threading.Event)
+    values: FloatArray = field(default_factory=lambda: np.zeros(0, np.float32))
+    pushes: list[Coming] = field(default_factory=list)
+    pulls: list[Coming] = field(default_factory=list)
+    sending: list[tuple[int, tuple[Any, torch.Tensor]]] = field(default_factory=list)
+    void: bool = False
+
+
+class Pipeline:
+    """The two threads of one rank; they start with the first bucket and end with `close`, or with the process.
+
+    Args:
+        mesh: the way to the other ranks.
+        residuals: this rank's contexts, touched by no one else between a step's first bucket and its end.
+        mean: whether to average or to sum.
+        skip: whether NaN or Inf on any rank makes all ranks skip the step; otherwise it ends the training.
+    """
+
+    def __init__(self, mesh: Mesh, residuals: Residuals, *, mean: bool, skip: bool) -> None:
+        self.push_counters = Counters()
+        self.pull_counters = Counters()
+        self.steps_skipped = 0
+        self.failure: Exception | None = None
+        self._mesh = mesh
+        self._residuals = residuals
+        self._scale = 1 / mesh.size if mean else 1.0
+        self._skip = skip
+        self._void = False
+        self._to_push: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._to_pull: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._last: Job | None = None
+
+    def submit(self, job: Job) -> None:
+        """Takes a bucket; its future completes with the bucket's own tensor, filled with the average."""
+        if not self._threads:
+            for name, inbox, work in (("push", self._to_push, self._push), ("pull", self._to_pull, self._pull)):
+                thread = threading.Thread(target=self._run, args=(inbox, work), name=f"thinwire-{name}", daemon=True)
+                thread.start()
+                self._threads.append(thread)
+            # A thread that the interpreter kills inside gloo takes the whole process down with an abort.
+            atexit.register(self.close)
+        if job.last:
+            self._last = job
+        self._to_push.put(job)
+
+    def wait_step(self) -> None:
+        """Waits for the step's last bucket. Raises what made it fail."""
+        if self._last is not None:
+            self._last.done.wait()
+        self.raise_failure()
+
+    def raise_failure(self) -> None:
+        """Raises what ended the training, if something did."""
+        if self.failure is not None:
+            raise self.failure
+
+    def close(self) -> None:
+        """Ends the threads. Nothing may be under way; what is, gets a moment to finish."""
+        atexit.unregister(self.close)
+        for inbox in (self._to_push, self._to_pull):
+            inbox.put(None)
+        for thread in self._threads:
+            thread.join(_CLOSE_S)
+        self._threads.clear()
+
+    # ---- the threads
+
+    def _run(self, inbox: queue.SimpleQueue[Job | None], work: Callable[[Job], None]) -> None:
+        while (job := inbox.get()) is not None:
+            if self.failure is None:
+                try:
+                    work(job)
+                except Exception as error:  # whatever it is, the training loop must hear of it
+                    self._fail(job, error, PUSH if work == self._push else PULL)
+            if inbox is self._to_push:
+                self._to_pull.put(job)
+            else:
+                self._complete(job)
+
+    def _push(self, job: Job) -> None:
+        begin = time.perf_counter()
+        if job.bucket == 0 and self._skip:
+            self._residuals.remember()
+        job.values = _on_host(job)
+        for peer in self._mesh.peers:
+            job.pushes.append(self._mesh.receive(peer, job.layout.incoming[peer, PUSH], _tag(job, PUSH)))
+            job.pulls.append(self._mesh.receive(peer, job.layout.incoming[peer, PULL], _tag(job, PULL)))
+        copied = time.perf_counter()
+        frames: dict[int, list[bytes]] = {}
+        try:
+            job.layout.shares[self._mesh.rank].begin(job.values)
+            for peer in self._mesh.peers:
+                share = job.layout.shares[peer]
+                frames[peer] = share.encode(job.values)
+                self._count(self.push_counters, share, len(frames[peer]), 1)
+        except NonFiniteError as error:
+            self._refuse(job, error)
+        encoded = time.perf_counter()
+        for peer in self._mesh.peers:
+            data = pack(job.step, job.bucket, frames.get(peer, []), Say.VOID if job.void else Say.NOTHING)
+            self._send(job, peer, data, PUSH, job.layout.shares[peer], self.push_counters)
+        self.push_counters.add("copy_seconds", copied - begin)
+        self.push_counters.add("encode_seconds", encoded - copied)
+
+    def _pull(self, job: Job) -> None:
+        share = job.layout.shares[self._mesh.rank]
+        waited = worked = 0.0
+        for coming in job.pushes:
+            began = time.perf_counter()
+            message = self._read(job, coming, share.num_frames)
+            came = time.perf_counter()
+            if not job.void:
+                self._decode(coming, lambda m=message: share.add(job.values, m.frames))  # type: ignore[misc]
+            waited += came - began
+            worked += time.perf_counter() - came
+        began = time.perf_counter()
+        frames: list[bytes] = []
+        if not job.void:
+            try:
+                frames = share.finish(job.values, self._scale)
+                self._count(self.pull_counters, share, len(frames), len(self._mesh.peers))
+            except NonFiniteError as error:
+                self._refuse(job, error)
+        data = pack(job.step, job.bucket, frames, Say.VOID if job.void else Say.NOTHING)
+        for peer in self._mesh.peers:
+            self._send(job, peer, data, PULL, share, self.pull_counters)
+        if not job.void:
+            share.apply(job.values, frames)
+        worked += time.perf_counter() - began
+        for coming in job.pulls:
+            began = time.perf_counter()
+            answered = job.layout.shares[coming.peer]
+            message = self._read(job, coming, answered.num_frames)
+            came = time.perf_counter()
+            if not job.void:
+                self._decode(coming, lambda a=answered, m=message: a.apply(job.values, m.frames))  # type: ignore[misc]
+            waited += came - began
+            worked += time.perf_counter() - came
+        began = time.perf_counter()
+        if job.void:
+            job.buffer.fill_(torch.nan)
+            self._void = True
+        elif not _shares_memory(job.buffer, job.values):
+            store(job.buffer, job.values, False)
+        if job.last and self._void:
+            self._residuals.put_back()
+            self.steps_skipped += 1
+            self._void = False
+        self.pull_counters.add("copy_seconds", time.perf_counter() - began)
+        self.pull_counters.add("wait_seconds", waited)
+        self.pull_counters.add("decode_seconds", worked)
+        if job.last:
+            self.pull_counters.add("steps", 1)
+
+    def _complete(self, job: Job) -> None:
+        if self.failure is not None:
+            job.buffer.fill_(torch.nan)
+        job.done.set()
+        job.future.set_result(job.buffer)
+        if self.failure is None:
+            try:
+                for peer, sending in job.sending:
+                    self._mesh.sent(sending, peer)
+            except ThinwireError as error:
+                self.failure = error
+
+    # ---- parts of both
+
+    def _refuse(self, job: Job, error: NonFiniteError) -> None:
+        if not self._skip:
+            raise error
+        job.void = True
+
+    def _read(self, job: Job, coming: Coming, num_frames: int) -> Message:
+        peer = f"rank {coming.peer}"
+        message = read(self._mesh.wait(coming), job.step, job.bucket, num_frames, peer)
+        if message.say is Say.ABORT:
+            kind, _, text = message.text.partition(": ")
+            raise (NonFiniteError if kind == NonFiniteError.__name__ else ProtocolError)(f"{peer} gave up: {text}")
+        job.void = job.void or message.say is Say.VOID
+        return message
+
+    def _decode(self, coming: Coming, run: Callable[[], None]) -> None:
+        try:
+            run()
+        except FrameError as error:
+            raise ProtocolError(f"rank {coming.peer} sent a frame that cannot be read: {error}") from error
+
+    def _send(self, job: Job, peer: int, data: bytearray, way: int, share: Share, counters: Counters) -> None:
+        if len(data) > share.max_nbytes:
+            raise ConfigError(
+                f"{len(data)} bytes for {share.numel} values are more than the values themselves; "
+                "choose a codec that makes them smaller, or exclude these parameters"
+            )
+        job.sending.append((peer, self._mesh.send(peer, data, _tag(job, way))))
+        counters.add("wire_bytes", len(data))
+        counters.add("messages", 1)
+
+    def _count(self, counters: Counters, share: Share, num_frames: int, copies: int) -> None:
+        counters.add("payload_bytes", share.payload_nbytes * copies)
+        counters.add("values", share.numel * copies)
+        counters.add("frames", num_frames * copies)
+
+    def _fail(self, job: Job, error: Exception, way: int) -> None:
+        """Keeps the first failure and tells the peers, unless they are what failed."""
+        self.failure = error
+        if isinstance(error, TransportError):
+            return
+        data = pack(job.step, job.bucket, [], Say.ABORT, f"{type(error).__name__}: {error}")
+        for peer in self._mesh.peers:
+            try:
+                job.sending.append((peer, self._mesh.send(peer, data, _tag(job, way))))
+            except ThinwireError:
+                continue  # it finds out by itself
+
+
+def _tag(job: Job, way: int) -> int:
+    """One sequence of messages for each bucket and direction."""
+    return 2 * job.bucket + way
+
+
+def _on_host(job: Job) -> FloatArray:
+    """The bucket's values, flat, in the compute dtype: the bucket's own memory wherever that is possible."""
+    if job.ready is not None:
+        job.ready.synchronize()
+    values: FloatArray = job.buffer.detach().reshape(-1).to(device="cpu", dtype=job.layout.dtype).numpy()
+    return values
+
+
+def _shares_memory(buffer: torch.Tensor, values: FloatArray) -> bool:
+    return buffer.device.type == "cpu" and buffer.data_ptr() == values.ctypes.data

@@ -1,0 +1,128 @@
+"""What compression cost and saved on this rank, and whether it was worth it on this link."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from thinwire.hooks.ddp.state import ThinwireState
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Means over the compressed steps so far, of this rank.
+
+    Attributes:
+        steps: compressed steps.
+        steps_skipped: steps that nobody took because of NaN or Inf.
+        codecs: the codecs in use, both ways, uncompressed tensors included.
+        sent_nbytes: bytes sent a step, message heads included.
+        uncompressed_nbytes: what a float32 ring all-reduce sends a step: 2·(N − 1)/N · 4 bytes a value.
+        ratio: the one over the other.
+        bits_per_value: payload bits per value sent, uncompressed tensors included.
+        encode_s: seconds a step of encoding pushes.
+        decode_s: seconds a step of decoding, averaging and encoding the averages.
+        copy_s: seconds a step of copies to and from the host.
+        wait_s: seconds a step that the pulling thread waited for others.
+        link_bps: measured bits per second of the slowest link; 0 where it was not measured.
+        resumed: how the state was loaded, if it was.
+    """
+
+    steps: int
+    steps_skipped: int
+    codecs: str
+    sent_nbytes: float
+    uncompressed_nbytes: float
+    ratio: float
+    bits_per_value: float
+    encode_s: float
+    decode_s: float
+    copy_s: float
+    wait_s: float
+    link_bps: float
+    resumed: str
+
+    @property
+    def saved_s(self) -> float:
+        """Seconds a step that the link needs less than uncompressed, were nothing overlapped."""
+        return 8 * (self.uncompressed_nbytes - self.sent_nbytes) / self.link_bps if self.link_bps else 0.0
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds a step that compression itself takes."""
+        return self.encode_s + self.decode_s + self.copy_s
+
+    @property
+    def pays(self) -> bool | None:
+        """Whether the link saves more than compression takes; None where the link was not measured."""
+        return self.saved_s > self.spent_s if self.link_bps and self.steps else None
+
+    def __str__(self) -> str:
+        if not self.steps:
+            lines = ["thinwire: no compressed step yet"]
+        else:
+            lines = [
+                f"thinwire: {self.steps} compressed steps, {self.steps_skipped} skipped, {self.codecs}",
+                f"  sent a step      {self.sent_nbytes / 1e3:,.1f} kB, uncompressed "
+                f"{self.uncompressed_nbytes / 1e3:,.1f} kB: {self.ratio:.1f}× less, "
+                f"{self.bits_per_value:.3f} bit a value",
+                f"  time a step      encode {_ms(self.encode_s)}, decode and average {_ms(self.decode_s)}, "
+                f"copies {_ms(self.copy_s)}, waiting {_ms(self.wait_s)}",
+                f"  verdict          {self._verdict()}",
+            ]
+        if self.resumed:
+            lines.append(f"  {self.resumed}")
+        return "\n".join(lines)
+
+    def _verdict(self) -> str:
+        if self.pays is None:
+            return "unknown: the link was not measured (measure_link=False)"
+        link = f"measured link {_rate(self.link_bps)}"
+        if self.pays:
+            return f"compression pays: {link}, saved {_ms(self.saved_s)}, spent {_ms(self.spent_s)} a step"
+        return (
+            f"uncompressed would be faster: {link}, encode {_ms(self.encode_s)}, decode {_ms(self.decode_s)}, "
+            f"saved {_ms(self.saved_s)}"
+        )
+
+
+def report(state: ThinwireState) -> Report:
+    """Returns what compression cost and saved on this rank so far; print it.
+
+    Args:
+        state: what `ddp.compress` returned.
+    """
+    counters = state.counters()
+    steps = int(counters.get("steps", 0))
+    per = 1 / max(1, steps)
+    world = state.residuals.world
+    values = sum(one.numel * (2 if one.wide.itemsize == 8 else 1) for one in state.residuals.trained.values())
+    sent = counters.get("wire_bytes", 0) * per
+    uncompressed = 2 * (world - 1) / world * 4 * values
+    codecs = {
+        f"{one.choice.up!r} up, {one.choice.down!r} down" if one.choice.up != one.choice.down else repr(one.choice.up)
+        for one in state.residuals.trained.values()
+    }
+    return Report(
+        steps=steps,
+        steps_skipped=state.steps_skipped,
+        codecs="; ".join(sorted(codecs)),
+        sent_nbytes=sent,
+        uncompressed_nbytes=uncompressed,
+        ratio=uncompressed / sent if sent else 0.0,
+        bits_per_value=8 * counters.get("payload_bytes", 0) / max(1, counters.get("values", 0)),
+        encode_s=counters.get("encode_seconds", 0) * per,
+        decode_s=counters.get("decode_seconds", 0) * per,
+        copy_s=counters.get("copy_seconds", 0) * per,
+        wait_s=counters.get("wait_seconds", 0) * per,
+        link_bps=state.link_bps,
+        resumed=state.resumed,
+    )
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g} ms"
+
+
+def _rate(bps: float) -> str:
+    scale, unit = (1e9, "Gbit/s") if bps >= 1e9 else (1e6, "Mbit/s")
+    return f"{bps / scale:.3g} {unit}"

@@ -1,0 +1,120 @@
+"""Real ranks for tests: processes that meet over gloo on loopback, forked from a server that has torch loaded."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import tempfile
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import thinwire as tw
+from thinwire.hooks import ddp  # loaded here, in the server, once
+
+__all__ = ["RankError", "batch", "ddp", "mlp", "run_ranks", "train", "weights"]
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["tests.hooks.ddp_ranks"])
+
+TIMEOUT_S = 60.0
+
+
+class RankError(AssertionError):
+    """A rank raised what the test did not expect."""
+
+
+def run_ranks(world: int, work: Callable[..., Any], *args: Any, group_timeout_s: float = 20.0) -> list[Any]:
+    """Runs `work(rank, *args)` on every rank and returns the results in rank order.
+
+    An exception of thinwire's is a result too: tests ask for its type and text. A rank that dies gives None.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        pipes: list[Connection] = []
+        processes = []
+        for rank in range(world):
+            ours, theirs = _context.Pipe(duplex=False)
+            process = _context.Process(
+                target=_rank, args=(theirs, work, rank, world, str(Path(folder) / "store"), group_timeout_s, args)
+            )
+            process.start()
+            theirs.close()
+            pipes.append(ours)
+            processes.append(process)
+        try:
+            return [_result(rank, pipe) for rank, pipe in enumerate(pipes)]
+        finally:
+            for process in processes:
+                process.join(5.0)
+                if process.is_alive():
+                    process.kill()
+                    process.join()
+
+
+def _result(rank: int, pipe: Connection) -> Any:
+    if not wait([pipe], TIMEOUT_S):
+        raise RankError(f"rank {rank} said nothing for {TIMEOUT_S:g} s")
+    try:
+        kind, value = pickle.loads(pipe.recv_bytes())
+    except EOFError:
+        return None
+    if kind == "crash":
+        raise RankError(f"rank {rank}: {value}")
+    return value
+
+
+def _rank(
+    pipe: Connection, work: Callable[..., Any], rank: int, world: int, store: str, timeout_s: float, args: Any
+) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=timeout_s)
+    )
+    try:
+        outcome: tuple[str, Any] = ("value", work(rank, *args))
+    except tw.ThinwireError as error:
+        outcome = ("value", error)
+    except BaseException as error:
+        outcome = ("crash", f"{type(error).__name__}: {error}")
+    pipe.send_bytes(pickle.dumps(outcome))
+    pipe.close()
+    # As after a crash: peers see this rank go, and nothing waits for a group that a test broke on purpose.
+    os._exit(0)
+
+
+def mlp(seed: int = 0, dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    """Four layers with one parameter that is large enough to be cut, and ten uncompressed tensors' worth of rest."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return nn.Sequential(
+            nn.Linear(16, 200), nn.ReLU(), nn.Linear(200, 120), nn.LayerNorm(120), nn.ReLU(), nn.Linear(120, 4)
+        ).to(dtype)
+
+
+def batch(rank: int, step: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
+    """Eight examples of a task that a small net learns; another batch for every rank and step."""
+    x = torch.randn(8, 16, generator=torch.Generator().manual_seed(1000 * step + rank))
+    return x.to(dtype), (x[:, :4] + x[:, 4:8]).argmax(1)
+
+
+def train(model: nn.Module, rank: int, steps: int, *, first: int = 0, optimizer: Any = None) -> None:
+    """Trains a (wrapped) model for some steps."""
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.05)
+    dtype = next(model.parameters()).dtype
+    for step in range(first, first + steps):
+        x, y = batch(rank, step, dtype)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x).float(), y).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+
+def weights(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Copies of the parameters, by name."""
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
