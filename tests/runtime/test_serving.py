@@ -52,7 +52,7 @@ def test_one_packet_object_goes_to_all() -> None:
     """So that it is serialised once, whatever the number of workers."""
     handler, notes, _, _ = make(3)
     shard = Shard(make_plan(3))
-    values = [told for told in shard.told[1] if told[1]][0]
+    values = next(told for told in shard.told[1] if told[1])
     handler.received(0, to_packet(*values))
     receivers = [(peer, packet) for peer, packet in notes.sent if packet.kind == 3]
     assert [peer for peer, _ in receivers] == [1, 2]
