@@ -12,15 +12,24 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from thinwire.errors import ConfigError
+
 console = Console()
 errors = Console(stderr=True)
 
 
 def write_json(path: Path | None, data: Any) -> None:
-    """Writes `data` to `path`, if there is one, and says so."""
+    """Writes `data` to `path`, if there is one, and says so.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
     if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(data, indent=2) + "\n")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(data, indent=2) + "\n")
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be written: {error.strerror}. Choose another --json file") from error
         console.print(f"wrote {path}")
 
 

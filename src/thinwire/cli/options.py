@@ -20,6 +20,9 @@ Rate = Annotated[float | None, typer.Option("--lr", help="Largest learning rate;
 EvalEvery = Annotated[float, typer.Option(help="Seconds between evaluations during the run; 0: only at the end.")]
 Link = Annotated[str | None, typer.Option(help="Rate of every process's link, both ways: 10mbit, 1gbit; none.")]
 Shaping = Annotated[str, typer.Option(help="Who makes the link thin: auto, kernel (tc) or application.")]
-Json = Annotated[Path | None, typer.Option("--json", help="Write what was printed as data, to this file.")]
+Json = Annotated[
+    Path | None,
+    typer.Option("--json", dir_okay=False, writable=True, help="Write what was printed as data, to this file."),
+]
 Shape = Annotated[str | None, typer.Option(help="Shape this process's traffic inside its transport: a rate.")]
 Events = Annotated[bool, typer.Option("--events", help="Report in JSON lines on standard output.")]
