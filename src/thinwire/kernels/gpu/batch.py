@@ -119,6 +119,12 @@ def find_block(table: tl.tensor, stride: tl.tensor, BLOCK: tl.constexpr) -> tl.t
 
 
 @triton.jit
+def num_values(table: tl.tensor, stride: tl.tensor, tensor: tl.tensor) -> tl.tensor:
+    """How many values a tensor has."""
+    return tl.load(table + _SIZES * stride + tensor)
+
+
+@triton.jit
 def byte_span(table: tl.tensor, stride: tl.tensor, tensor: tl.tensor) -> tl.tensor:
     """How many bytes a tensor makes, and where the first of them lies among those of the batch."""
     return tl.load(table + _NUM_BYTES * stride + tensor), tl.load(table + _FIRST_BYTE * stride + tensor)
@@ -139,7 +145,7 @@ def find_values(
     place = tl.arange(0, WIDTH)[None, :]
     index = place * num_bytes + byte[:, None] if PARTITION else byte[:, None] * PER_BYTE + place
     known = (place < PER_BYTE) & (byte[:, None] < num_bytes)
-    return index, known & (index < tl.load(table + _SIZES * stride + tensor))
+    return index, known & (index < num_values(table, stride, tensor))
 
 
 @triton.jit
