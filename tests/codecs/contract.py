@@ -155,4 +155,21 @@ ENROLLED: list[Enrolled] = [
     enrol("threshold", {"send": "tau"}, error=itself, bits=1.08),
     enrol("randomk", largest=FLOAT32_MAX / 10 * (1 - 1e-6), bits=3.3, unbiased=True, feedback="refused"),
     enrol("randomk", {"scaled": False, "p": 0.25}, error=itself, bits=8.1),
+    enrol("qsgd", bits=1.9, unbiased=True, feedback="warned"),
+    enrol(
+        "qsgd", {"levels": 15, "bucket": 64, "norm": "max"}, error=of_largest(1 / 15), unbiased=True, feedback="warned"
+    ),
+    enrol("dithering", error=of_largest(1 / 7), bits=4.0001, unbiased=True, feedback="warned"),
+    enrol(
+        "dithering",
+        {"grid": "natural", "levels": 15},
+        error=of_largest(1 / 2),
+        bits=5.0001,
+        unbiased=True,
+        feedback="warned",
+    ),
+    enrol("dithering", {"norm": "l2", "levels": 127}, bits=8.0001, unbiased=True, feedback="warned"),
+    enrol("truncate", error=relative(2**-7, 2**-133), bits=16.0001),
+    enrol("truncate", {"bits": 0}, error=exact, bits=32.0001),
+    enrol("truncate", {"bits": 23}, error=itself, bits=9.0001),
 ]

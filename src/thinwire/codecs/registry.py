@@ -10,6 +10,7 @@ from typing import Any
 from thinwire.codecs.base import Codec
 from thinwire.codecs.floats import BF16, FP16, FP32
 from thinwire.codecs.int8 import Int8
+from thinwire.codecs.levels import QSGD, Dithering
 from thinwire.codecs.mqe1 import MQE1
 from thinwire.codecs.onebit import OneBit
 from thinwire.codecs.randomk import RandomK
@@ -17,6 +18,7 @@ from thinwire.codecs.stochastic import QSGDDoubleSqueeze, Stoch3, TernGrad
 from thinwire.codecs.threelc import ThreeLC
 from thinwire.codecs.threshold import Threshold
 from thinwire.codecs.topk import TopK
+from thinwire.codecs.truncate import Truncate
 from thinwire.codecs.votes import Votes
 from thinwire.errors import ConfigError
 
@@ -34,7 +36,10 @@ SHIPPED: tuple[type[Codec], ...] = (
     TopK,
     Threshold,
     RandomK,
+    QSGD,
     QSGDDoubleSqueeze,
+    Dithering,
+    Truncate,
 )
 
 _classes: dict[str, type[Codec]] = {}

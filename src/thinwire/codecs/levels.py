@@ -1,0 +1,211 @@
+"""`qsgd` and `dithering`: stochastic rounding to a few levels, unbiased.
+
+    level = ±floor(a), or one more with probability a − floor(a)      a = |x| / norm · s      decoded = norm · level / s
+
+QSGD takes the norm over buckets of neighbouring values and codes levels with Elias-gamma; dithering takes one norm and
+a fixed number of bits. Both are Q(·) of DoubleSqueeze §3.2, "randomised quantisation".
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from thinwire.codecs.base import Draws, Packed
+from thinwire.codecs.randomness import Unbiased, key_of
+from thinwire.codecs.scratch import Scratch
+from thinwire.codecs.tensors import Flat, FloatArray
+from thinwire.codecs.votes import width_of
+from thinwire.errors import ConfigError, FrameError
+from thinwire.frames import Flags, Frame
+from thinwire.frames.layout import MAX_SCALES
+from thinwire.kernels.elias import decode_levels, encode_levels, longest
+from thinwire.kernels.integers import pack_integers, packed_nbytes, unpack_integers
+from thinwire.kernels.levels import MAX_LEVELS, MAX_NATURAL_LEVELS, round_to_levels, value_of_levels
+from thinwire.kernels.moments import largest_of, moments, require_finite_magnitude
+
+NATURAL = Flags.OPTION_A
+"""Levels are powers of two; without it, evenly spaced."""
+MAX_BUCKET = 1 << 31
+
+
+@dataclass(frozen=True, kw_only=True)
+class QSGD(Unbiased):
+    """1–4 bits a value and 32 a bucket, unbiased (QSGD; TernGrad §3.3 on buckets).
+
+    The payload is s (2 bytes), the bucket's size (4 bytes), and Elias-gamma coded levels.
+
+    Args:
+        levels: s, without the sign and zero: 1 … 16,384.
+        bucket: how many neighbouring values share a norm.
+        norm: `"l2"` (QSGD's theory, sparse) or `"max"` (QSGD's experiments, finer and longer).
+    """
+
+    id: ClassVar[str] = "qsgd"
+
+    levels: int = 4
+    bucket: int = 512
+    norm: Literal["l2", "max"] = "l2"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count(self.id, "levels", self.levels, MAX_LEVELS)
+        check_count(self.id, "bucket", self.bucket, MAX_BUCKET)
+        if self.norm not in ("l2", "max"):
+            raise ConfigError(f"qsgd: norm={self.norm!r}; allowed are 'l2' and 'max'")
+
+    def pack(self, flat: Flat, space: Scratch, draws: Draws | None) -> Packed:
+        values = flat.values
+        num_buckets = -(-values.size // self.bucket)
+        if num_buckets > MAX_SCALES:
+            raise ConfigError(f"qsgd: bucket={self.bucket} makes {num_buckets} buckets; {MAX_SCALES} norms fit a frame")
+        require_finite_magnitude(largest_of(values, None, 1.0))
+        norms = self._norms(values)
+        levels = space.array("levels.levels", values.size, np.int16)
+        round_to_levels(
+            values, norms=norms, bucket=self.bucket, top=self.levels, natural=False, key=key_of(draws), out=levels
+        )
+        words = space.array("levels.words", -(-values.size * longest(self.levels) // 32) + 1, np.uint32)
+        coded = encode_levels(levels, top=self.levels, words=words)
+        payload = space.array("levels.payload", _HEAD.size + coded.size, np.uint8)
+        payload[: _HEAD.size] = np.frombuffer(_HEAD.pack(self.levels, self.bucket), np.uint8)
+        payload[_HEAD.size :] = coded
+        return Packed(payload, tuple(norms.tolist()))
+
+    def _norms(self, values: FloatArray) -> Any:
+        """One norm for each bucket, in the type of the values; the largest number where it would overflow."""
+        starts = np.arange(0, values.size, self.bucket)
+        largest = np.maximum.reduceat(np.abs(values), starts)
+        if self.norm == "max":
+            return largest
+        unit = np.where(largest > 0, largest, 1).astype(np.float64)
+        shares = values.astype(np.float64) / np.repeat(unit, self.bucket)[: values.size]
+        with np.errstate(over="ignore"):
+            norms = (np.sqrt(np.add.reduceat(shares * shares, starts)) * unit).astype(values.dtype)
+        return np.clip(norms, largest, np.finfo(values.dtype).max)
+
+    @classmethod
+    def unpack(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
+        top, bucket = _head(frame)
+        levels = space.array("levels.levels", out.size, np.int16)
+        decode_levels(memoryview(frame.payload)[_HEAD.size :], top=top, out=levels)
+        value_of_levels(
+            levels,
+            norms=np.array(frame.scales, out.dtype),
+            bucket=bucket,
+            top=top,
+            natural=False,
+            out=out,
+            accumulate=accumulate,
+        )
+
+    @classmethod
+    def max_payload_nbytes(cls, frame: Frame) -> int:
+        return _HEAD.size + packed_nbytes(frame.size, longest(MAX_LEVELS))
+
+    @classmethod
+    def min_payload_nbytes(cls, frame: Frame) -> int:
+        _head(frame)
+        return _HEAD.size + packed_nbytes(frame.size, 1)
+
+
+_HEAD = struct.Struct("<HI")
+
+
+def _head(frame: Frame) -> tuple[int, int]:
+    """s and the bucket's size, checked against the number of norms."""
+    if len(frame.payload) < _HEAD.size:
+        raise FrameError(f"qsgd: the payload begins with {_HEAD.size} bytes, {len(frame.payload)} payload bytes came")
+    top, bucket = _HEAD.unpack_from(frame.payload)
+    if not 1 <= top <= MAX_LEVELS or not 1 <= bucket <= MAX_BUCKET:
+        raise FrameError(f"qsgd: {top} levels in buckets of {bucket} values")
+    if len(frame.scales) != -(-frame.size // bucket) or min(frame.scales) < 0:
+        raise FrameError(f"qsgd: {len(frame.scales)} norms came for {frame.size} values in buckets of {bucket}")
+    return top, bucket
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dithering(Unbiased):
+    """ceil(log2(2s + 1)) bits a value, unbiased: one norm, levels on a grid, no entropy code.
+
+    Args:
+        levels: s, without the sign and zero: 1 … 16,384, or … 64 on the natural grid.
+        grid: `"linear"`, evenly spaced levels, or `"natural"`, powers of two, finer near zero.
+        norm: what the last level is worth: `"max"` or `"l2"`.
+    """
+
+    id: ClassVar[str] = "dithering"
+    option_flags: ClassVar[int] = int(NATURAL)
+
+    levels: int = 7
+    grid: Literal["linear", "natural"] = "linear"
+    norm: Literal["max", "l2"] = "max"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.grid not in ("linear", "natural"):
+            raise ConfigError(f"dithering: grid={self.grid!r}; allowed are 'linear' and 'natural'")
+        check_count(self.id, "levels", self.levels, MAX_NATURAL_LEVELS if self.grid == "natural" else MAX_LEVELS)
+        if self.norm not in ("l2", "max"):
+            raise ConfigError(f"dithering: norm={self.norm!r}; allowed are 'max' and 'l2'")
+
+    def pack(self, flat: Flat, space: Scratch, draws: Draws | None) -> Packed:
+        values, natural = flat.values, self.grid == "natural"
+        sums = moments(values, signed=False, squares=self.norm == "l2")
+        norm = sums.largest
+        if self.norm == "l2":
+            most = float(np.finfo(values.dtype).max)
+            norm = max(norm, float(values.dtype.type(min(most, float(np.sqrt(sums.squares)) * sums.unit))))
+        levels = space.array("levels.levels", values.size, np.int16)
+        norms = np.array([norm], values.dtype)
+        round_to_levels(
+            values, norms=norms, bucket=values.size, top=self.levels, natural=natural, key=key_of(draws), out=levels
+        )
+        width = width_of(self.levels)
+        words = space.array("levels.words", -(-values.size * width // 32), np.uint32)
+        payload = pack_integers(levels, offset=self.levels, width=width, words=words)
+        return Packed(payload, (norm, float(self.levels)), int(NATURAL) if natural else 0)
+
+    @classmethod
+    def unpack(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
+        top = _top(frame)
+        numbers = space.array("levels.numbers", out.size, np.int32)
+        unpack_integers(frame.payload, offset=top, width=width_of(top), out=numbers)
+        if int(numbers.max()) > top:
+            raise FrameError(f"dithering: level {int(numbers.max())} of {top}: the payload is damaged")
+        value_of_levels(
+            numbers,
+            norms=np.array(frame.scales[:1], out.dtype),
+            bucket=out.size,
+            top=top,
+            natural=bool(frame.flags & NATURAL),
+            out=out,
+            accumulate=accumulate,
+        )
+
+    @classmethod
+    def max_payload_nbytes(cls, frame: Frame) -> int:
+        return packed_nbytes(frame.size, width_of(_top(frame)))
+
+    @classmethod
+    def min_payload_nbytes(cls, frame: Frame) -> int:
+        return cls.max_payload_nbytes(frame)
+
+
+def check_count(id: str, name: str, count: Any, most: int) -> None:
+    """Raises ConfigError where an option is no whole number from 1 to `most`."""
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= most:
+        raise ConfigError(f"{id}: {name}={count!r}; allowed are whole numbers from 1 to {most}")
+
+
+def _top(frame: Frame) -> int:
+    most = MAX_NATURAL_LEVELS if frame.flags & NATURAL else MAX_LEVELS
+    scales = frame.scales
+    if len(scales) != 2 or scales[0] < 0 or not 1 <= scales[1] <= most or scales[1] % 1:
+        raise FrameError(
+            f"dithering sends a norm of at least 0 and a number of levels, 1 … {most}; {list(scales)[:4]} came"
+        )
+    return int(scales[1])

@@ -1,0 +1,105 @@
+"""`truncate`: the k low mantissa bits are zeroed and not sent ("clipping", DoubleSqueeze §3.2).
+
+Truncation is toward zero: |error| < 2**(k − 23)·|x| (2**(k − 52) for float64 tensors). What remains travels as it is:
+the sign, the exponent and the upper mantissa, 32 − k bits, the lowest bit first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from thinwire.codecs.base import Codec, Draws, Packed
+from thinwire.codecs.scratch import Scratch
+from thinwire.codecs.tensors import Flat, FloatArray
+from thinwire.errors import ConfigError, FrameError
+from thinwire.frames import Frame
+from thinwire.kernels.integers import pack_integers, packed_nbytes, unpack_integers
+from thinwire.kernels.magnitude import max_magnitude
+from thinwire.kernels.moments import largest_of, require_finite_magnitude
+
+MANTISSA_BITS = 23
+
+
+@dataclass(frozen=True, kw_only=True)
+class Truncate(Codec):
+    """32 − k bits a value (64 − k for float64 tensors).
+
+    The payload is k (1 byte), then the remaining bits; for float64 tensors their lower 32, then the others.
+
+    Args:
+        bits: k, how many low mantissa bits are dropped: 0 … 23. 16 leaves bfloat16 without rounding.
+    """
+
+    id: ClassVar[str] = "truncate"
+
+    bits: int = 16
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.bits, int) or isinstance(self.bits, bool) or not 0 <= self.bits <= MANTISSA_BITS:
+            raise ConfigError(f"truncate: bits={self.bits!r}; allowed are whole numbers from 0 to {MANTISSA_BITS}")
+
+    def pack(self, flat: Flat, space: Scratch, draws: Draws | None) -> Packed:
+        values = flat.values
+        require_finite_magnitude(largest_of(values, None, 1.0))
+        payload = space.array("truncate.payload", _nbytes(values.size, values.itemsize, self.bits), np.uint8)
+        payload[0], at = self.bits, 1
+        for word, width in zip(_words(values, self.bits), _widths(values.itemsize, self.bits), strict=True):
+            room = space.array("truncate.words", -(-values.size * width // 32), np.uint32)
+            packed = pack_integers(word, width=width, words=room)
+            payload[at : at + packed.size] = packed
+            at += packed.size
+        return Packed(payload)
+
+    @classmethod
+    def unpack(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
+        if frame.scales:
+            raise FrameError(f"truncate sends no scales, {len(frame.scales)} came")
+        dropped, payload = frame.payload[0], memoryview(frame.payload)[1:]
+        if dropped > MANTISSA_BITS or len(frame.payload) != _nbytes(out.size, out.itemsize, dropped):
+            raise FrameError(f"truncate: {len(frame.payload)} bytes for {out.size} values without {dropped} bits")
+        whole: Any = np.uint64 if out.itemsize == 8 else np.uint32
+        bits = space.array("truncate.bits", out.size, whole)
+        bits.fill(0)
+        shift = 0
+        for width in _widths(out.itemsize, dropped):
+            nbytes = packed_nbytes(out.size, width)
+            part = space.array("truncate.part", out.size, np.int32)
+            unpack_integers(payload[:nbytes], width=width, out=part)
+            bits |= part.view(np.uint32).astype(whole) << whole(shift)
+            payload, shift = payload[nbytes:], shift + width
+        bits <<= whole(dropped)
+        values = bits.view(out.dtype)
+        if not np.isfinite(max_magnitude(values)):
+            raise FrameError("truncate: a value is NaN or Inf")
+        if accumulate:
+            out += values
+        else:
+            out[:] = values
+
+    @classmethod
+    def max_payload_nbytes(cls, frame: Frame) -> int:
+        return _nbytes(frame.size, 8 if frame.dtype == "fp64" else 4, 0)
+
+    @classmethod
+    def min_payload_nbytes(cls, frame: Frame) -> int:
+        return _nbytes(frame.size, 8 if frame.dtype == "fp64" else 4, MANTISSA_BITS)
+
+
+def _widths(itemsize: int, dropped: int) -> tuple[int, ...]:
+    """Bits of the words that the remaining bits of a value are cut into, the lower one first."""
+    return (32 - dropped,) if itemsize == 4 else (32, 32 - dropped)
+
+
+def _words(values: Any, dropped: int) -> tuple[Any, ...]:
+    if values.itemsize == 4:
+        return (values.view(np.uint32) >> np.uint32(dropped),)
+    kept = values.view(np.uint64) >> np.uint64(dropped)
+    return (kept.astype(np.uint32), (kept >> np.uint64(32)).astype(np.uint32))
+
+
+def _nbytes(size: int, itemsize: int, dropped: int) -> int:
+    return 1 + sum(packed_nbytes(size, width) for width in _widths(itemsize, dropped))

@@ -1,0 +1,106 @@
+"""Stochastic rounding to a few signed levels, even or by powers of two (QSGD §3.1; DoubleSqueeze §3.2).
+
+A magnitude a = |v| / norm between two neighbouring levels goes to the upper one with the probability that makes the
+expectation a. Level k of s is worth k / s ("linear") or 2**(k − s), with 0 for k = 0 ("natural").
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thinwire.kernels.jit import jit
+from thinwire.kernels.magnitude import frozen
+from thinwire.kernels.uniform import UNIT, Key, high_bits
+
+MAX_LEVELS = 1 << 14
+MAX_NATURAL_LEVELS = 64
+_BLOCK = 1 << 16
+
+
+def round_to_levels(
+    values: Any, *, norms: Any, bucket: int, top: int, natural: bool, key: Key, out: NDArray[np.int16]
+) -> None:
+    """Fills `out` with signed levels −top … top.
+
+    Args:
+        values: float32[n] or float64[n], finite.
+        norms: what level `top` is worth in each bucket, in the type of the values; at least each magnitude, or 0.
+        bucket: how many neighbouring values share a norm.
+        top: s.
+        natural: levels are powers of two.
+        key: of the random numbers.
+        out: int16[n].
+
+    Example:
+        >>> out = np.empty(3, np.int16)
+        >>> values, norms = np.array([1.0, -0.5, 0.0], np.float32), np.ones(1, np.float32)
+        >>> round_to_levels(values, norms=norms, bucket=3, top=4, natural=False, key=(1, 2), out=out)
+        >>> out.tolist()
+        [4, -2, 0]
+    """
+    random = np.empty(min(_BLOCK, values.size), np.int32)
+    kernel = _natural if natural else _linear
+    for first in range(0, values.size, _BLOCK):
+        part = frozen(values[first : first + _BLOCK])
+        high_bits(key, first, random)
+        kernel(part, norms, bucket, first, top, UNIT, random, out[first : first + _BLOCK])
+
+
+def worth(top: int, natural: bool) -> NDArray[np.float64]:
+    """float64[2·top + 1]: what the levels −top … top are worth, in norms."""
+    k = np.arange(1, top + 1)
+    positive = np.ldexp(1.0, k - top) if natural else k / top
+    return np.concatenate((-positive[::-1], [0.0], positive))
+
+
+def value_of_levels(
+    levels: NDArray[np.int16], *, norms: Any, bucket: int, top: int, natural: bool, out: Any, accumulate: bool
+) -> None:
+    """``out = norm · worth[level]``, computed in float64; or added."""
+    kernel = _add if accumulate else _store
+    kernel(frozen(levels), norms.astype(np.float64), bucket, top, worth(top, natural), out)
+
+
+@jit
+def _linear(values: Any, norms: Any, bucket: int, first: int, top: int, unit: float, random: Any, out: Any) -> None:
+    for i in range(values.size):
+        norm = np.float64(norms[(first + i) // bucket])
+        a = abs(np.float64(values[i])) / norm * top if norm > 0 else 0.0
+        level: Any = int(a)
+        level += np.float64(random[i]) * unit < a - level
+        level = min(level, top)
+        out[i] = level if values[i] > 0 else -level
+
+
+@jit
+def _natural(values: Any, norms: Any, bucket: int, first: int, top: int, unit: float, random: Any, out: Any) -> None:
+    level: Any
+    lowest = 2.0 ** (1 - top)
+    for i in range(values.size):
+        norm = np.float64(norms[(first + i) // bucket])
+        a = abs(np.float64(values[i])) / norm if norm > 0 else 0.0
+        if a < lowest:
+            level, rest = 0, a / lowest
+        else:
+            mantissa, exponent = math.frexp(a)
+            level, rest = top + exponent - 1, 2.0 * mantissa - 1.0
+        level += np.float64(random[i]) * unit < rest
+        level = min(level, top)
+        out[i] = level if values[i] > 0 else -level
+
+
+@jit
+def _store(levels: Any, norms: Any, bucket: int, top: int, table: Any, out: Any) -> None:
+    for i in range(levels.size):
+        out[i] = norms[i // bucket] * table[levels[i] + top]
+
+
+@jit
+def _add(levels: Any, norms: Any, bucket: int, top: int, table: Any, out: Any) -> None:
+    kind = out.dtype.type
+    for i in range(levels.size):
+        out[i] += kind(norms[i // bucket] * table[levels[i] + top])

@@ -1,0 +1,111 @@
+"""`qsgd`, `dithering`, `truncate`: levels, buckets and bits beyond what the contract asks of all."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import thinwire as tw
+from thinwire.frames import Flags, Frame
+
+
+def normal(size: int) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(size).standard_normal(size).astype(np.float32))
+
+
+def test_qsgd_has_a_norm_for_each_bucket() -> None:
+    tensor = normal(1300)
+    scales = tw.frames.parse(tw.codec("qsgd").encode(tensor)).scales
+    assert scales == pytest.approx([part.norm().item() for part in torch.split(tensor, 512)], rel=1e-6)
+    scales = tw.frames.parse(tw.codec("qsgd", norm="max", bucket=100).encode(tensor)).scales
+    assert scales == tuple(part.abs().max().item() for part in torch.split(tensor, 100))
+
+
+def test_qsgd_decodes_to_levels_of_the_norm() -> None:
+    tensor = normal(512)
+    levels = tw.decode(tw.codec("qsgd", levels=8).encode(tensor)) / tensor.norm() * 8
+    assert torch.allclose(levels, levels.round(), atol=1e-4)
+    assert bool((levels.sign() * tensor.sign() >= 0).all())
+
+
+def test_qsgd_with_a_norm_that_overflows_stays_finite() -> None:
+    tensor = torch.full((1000,), 3e38)
+    assert bool(torch.isfinite(tw.decode(tw.codec("qsgd").encode(tensor))).all())
+
+
+def test_dithering_on_the_natural_grid_sends_powers_of_two() -> None:
+    tensor = normal(1000)
+    decoded = tw.decode(tw.codec("dithering", grid="natural", levels=7).encode(tensor))
+    exponents = torch.log2(decoded[decoded != 0].abs() / tensor.abs().max())
+    assert torch.allclose(exponents, exponents.round(), atol=1e-5)
+    assert float(exponents.min()) >= -6.0
+
+
+def test_dithering_goes_to_a_neighbouring_level() -> None:
+    """a ≤ z ≤ b, and P(a) = (b − z)/(b − a) (DoubleSqueeze §3.2)."""
+    tensor = torch.tensor([1.0, 0.3])
+    context = tw.codec("dithering", levels=4).context(tensor)
+    seen = [round(float(tw.decode(context.encode(tensor))[1]), 6) for _ in range(2000)]
+    assert set(seen) == {0.25, 0.5}
+    assert seen.count(0.5) / 2000 == pytest.approx(0.2, abs=5 * 0.4 / 2000**0.5)
+
+
+@pytest.mark.parametrize("bits", range(24))
+def test_truncation_is_toward_zero_and_only_of_low_bits(bits: int) -> None:
+    tensor = normal(101)
+    decoded = tw.decode(tw.codec("truncate", bits=bits).encode(tensor))
+    kept = tensor.numpy().view(np.uint32) & np.uint32(0xFFFFFFFF << bits & 0xFFFFFFFF)
+    assert np.array_equal(decoded.numpy().view(np.uint32), kept)
+    wide = tensor.double() / 3
+    decoded = tw.decode(tw.codec("truncate", bits=bits).encode(wide))
+    mask = np.uint64(0xFFFFFFFFFFFFFFFF << bits & 0xFFFFFFFFFFFFFFFF)
+    assert np.array_equal(decoded.numpy().view(np.uint64), wide.numpy().view(np.uint64) & mask)
+
+
+@pytest.mark.parametrize(
+    ("frame", "message"),
+    [
+        (Frame("qsgd", "fp32", (3,), (1.0,), 0, struct.pack("<HI", 0, 8) + b"\7"), "0 levels"),
+        (Frame("qsgd", "fp32", (3,), (1.0,), 0, struct.pack("<HI", 4, 0) + b"\7"), "buckets of 0"),
+        (Frame("qsgd", "fp32", (3,), (1.0,), 0, struct.pack("<HI", 4, 1) + b"\7"), "1 norms"),
+        (Frame("qsgd", "fp32", (3,), (-1.0,), 0, struct.pack("<HI", 4, 8) + b"\7"), "1 norms"),
+        (Frame("qsgd", "fp32", (3,), (1.0,), 0, struct.pack("<HI", 4, 8) + b"\x0f"), "bits over"),
+        (Frame("qsgd", "fp32", (3,), (1.0,), 0, b"\4"), "begins with 6 bytes"),
+        (Frame("dithering", "fp32", (2,), (1.0,), 0, b"\0"), "number of levels"),
+        (Frame("dithering", "fp32", (2,), (1.0, 0.5), 0, b"\0"), "number of levels"),
+        (Frame("dithering", "fp32", (2,), (-1.0, 1.0), 0, b"\0"), "number of levels"),
+        (Frame("dithering", "fp32", (2,), (1.0, 65.0), int(Flags.OPTION_A), b"\0\0"), "number of levels"),
+        (Frame("dithering", "fp32", (2,), (1.0, 1.0), 0, b"\x0f"), "level 2 of 1"),
+        (Frame("truncate", "fp32", (1,), (), 0, b"\x18\0\0"), "without 24 bits"),
+        (Frame("truncate", "fp32", (1,), (), 0, b"\x10\0\0\0"), "without 16 bits"),
+        (Frame("truncate", "fp32", (1,), (), 0, b"\x10\x80\x7f"), "NaN or Inf"),
+        (Frame("truncate", "fp32", (1,), (1.0,), 0, b"\x10\x80\x3f"), "no scales"),
+    ],
+)
+def test_payloads_that_no_encoder_writes(frame: Frame, message: str) -> None:
+    with pytest.raises(tw.FrameError, match=message):
+        tw.decode(tw.frames.pack(frame))
+
+
+@pytest.mark.parametrize(
+    ("id", "options"),
+    [
+        ("qsgd", {"levels": 0}),
+        ("qsgd", {"levels": 1 << 15}),
+        ("qsgd", {"bucket": 0.5}),
+        ("qsgd", {"norm": "l1"}),
+        ("dithering", {"levels": 65, "grid": "natural"}),
+        ("dithering", {"levels": True}),
+        ("dithering", {"grid": "cubic"}),
+        ("dithering", {"norm": "l1"}),
+        ("truncate", {"bits": 24}),
+        ("truncate", {"bits": -1}),
+    ],
+)
+def test_options_say_what_is_allowed(id: str, options: dict[str, Any]) -> None:
+    with pytest.raises(tw.ConfigError, match="allowed are"):
+        tw.codec(id, **options)

@@ -1,0 +1,97 @@
+"""Stochastic levels and their Elias-gamma code: equal to the plain forms, deaf to hostile bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from thinwire.errors import FrameError
+from thinwire.kernels import plain
+from thinwire.kernels.elias import decode_levels, encode_levels, longest
+from thinwire.kernels.levels import round_to_levels, value_of_levels, worth
+
+KEY = (5, 6)
+
+
+def words_for(size: int, top: int) -> Any:
+    return np.empty(size * longest(top) // 32 + 1, np.uint32)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("natural", [False, True])
+@pytest.mark.parametrize(("size", "bucket"), [(1, 1), (319, 64), (1000, 1000), (70_001, 512), (140_000, 1 << 20)])
+@pytest.mark.parametrize("top", [1, 4, 15, 64])
+def test_levels_equal_the_plain_form(size: int, bucket: int, top: int, natural: bool, dtype: Any) -> None:
+    values = np.random.default_rng(size).standard_t(3, size).astype(dtype)
+    values[::5] = 0
+    values[: min(bucket, size)] *= 0 if size > bucket else 1
+    norms = np.maximum.reduceat(np.abs(values), np.arange(0, size, bucket)).astype(dtype)
+    options: dict[str, Any] = {"norms": norms, "bucket": bucket, "top": top, "natural": natural}
+    got = np.empty(size, np.int16)
+    round_to_levels(values, key=KEY, out=got, **options)
+    assert np.array_equal(got, plain.round_to_levels(values, key=KEY, **options))
+    out = np.ones(size, dtype)
+    value_of_levels(got, out=out, accumulate=True, **options)
+    wanted = (np.repeat(norms.astype(np.float64), bucket)[:size] * worth(top, natural)[got + top]).astype(dtype)
+    assert out.tobytes() == (dtype(1) + wanted).tobytes()
+    value_of_levels(got, out=out, accumulate=False, **options)
+    assert out.tobytes() == wanted.tobytes()
+
+
+def test_what_levels_are_worth() -> None:
+    assert worth(2, natural=False).tolist() == [-1, -0.5, 0, 0.5, 1]
+    assert worth(3, natural=True).tolist() == [-1, -0.5, -0.25, 0, 0.25, 0.5, 1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(-40, 40), min_size=1, max_size=200))
+def test_coded_levels_round_trip_as_written(numbers: list[int]) -> None:
+    levels = np.array(numbers, np.int16)
+    packed = encode_levels(levels, top=40, words=words_for(levels.size, 40))
+    text = plain.bits_of_elias_gamma(levels)
+    assert "".join(map(str, np.unpackbits(packed, bitorder="little")))[: len(text)] == text
+    assert packed.size == -(-len(text) // 8)
+    out = np.empty(levels.size, np.int16)
+    decode_levels(packed, top=40, out=out)
+    assert np.array_equal(out, levels)
+
+
+def test_the_largest_levels() -> None:
+    top = 1 << 14
+    levels = np.array([top, -top, 0, 1, -1, top], np.int16)
+    packed = encode_levels(levels, top=top, words=words_for(levels.size, top))
+    out = np.empty(levels.size, np.int16)
+    decode_levels(packed, top=top, out=out)
+    assert np.array_equal(out, levels)
+
+
+def test_bits_that_no_encoder_writes() -> None:
+    levels = np.array([0, 3, -1, 2], np.int16)
+    packed = bytes(encode_levels(levels, top=4, words=words_for(4, 4)))
+    out = np.empty(4, np.int16)
+    with pytest.raises(FrameError, match="too large"):
+        decode_levels(packed, top=2, out=out)
+    with pytest.raises(FrameError, match="end too early"):
+        decode_levels(packed[:1], top=4, out=out)
+    with pytest.raises(FrameError, match="leave bits over"):
+        decode_levels(packed + b"\0", top=4, out=out)
+    with pytest.raises(FrameError, match="leave bits over"):
+        decode_levels(packed, top=4, out=out[:3])
+    with pytest.raises(FrameError, match="too large"):
+        decode_levels(bytes(20), top=4, out=out)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=40), st.integers(1, 40))
+def test_any_bits_are_levels_or_a_frame_error(packed: bytes, size: int) -> None:
+    out = np.empty(size, np.int16)
+    try:
+        decode_levels(packed, top=9, out=out)
+    except FrameError:
+        return
+    assert np.abs(out).max() <= 9
+    assert bytes(encode_levels(out, top=9, words=words_for(size, 9))) == packed
