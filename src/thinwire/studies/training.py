@@ -119,7 +119,7 @@ class _Loop:
         loss = cross_entropy(self._model(inputs), targets)
         loss.backward()  # type: ignore[no-untyped-call]
         self._opt.step()
-        self._losses.append(float(loss))
+        self._losses.append(float(loss.detach()))
         if self._rank == 0:
             self._tell()
 
