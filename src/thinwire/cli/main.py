@@ -13,6 +13,9 @@ from thinwire.cli import bench, demo, inspect, roles, train
 from thinwire.cli.console import errors
 from thinwire.errors import ConfigError, ThinwireError
 
+INTERRUPTED = 130
+"""The exit status that typer turns Ctrl-C into, after everything was cleaned up."""
+
 app = typer.Typer(
     help="Train PyTorch models over thin wires: every state change packed 20–160× smaller, accuracy kept.",
     no_args_is_help=True,
@@ -47,6 +50,7 @@ def run() -> None:
     except ThinwireError as error:
         errors.print(f"[red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(1)
-    except KeyboardInterrupt:
-        errors.print("interrupted; every process was stopped")
-        sys.exit(130)
+    except SystemExit as end:
+        if end.code == INTERRUPTED:
+            errors.print("interrupted; every process was stopped")
+        raise

@@ -1,0 +1,118 @@
+"""Help with examples, and errors in one line."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import thinwire as tw
+from tests.cli.commands import Result
+
+Command = Callable[..., Result]
+COMMANDS = ["demo", "train", "server", "worker", "inspect"]
+
+
+def test_the_version(command: Command) -> None:
+    result = command("--version")
+    assert (result.status, result.out) == (0, f"thinwire {tw.__version__}\n")
+
+
+def test_help_lists_every_command(command: Command) -> None:
+    result = command("--help")
+    assert result.status == 0
+    for name in COMMANDS:
+        assert re.search(rf"\b{name}\b", result.out)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_each_command_has_an_example(command: Command, name: str) -> None:
+    result = command(name, "--help")
+    assert result.status == 0
+    assert re.search(rf"Examples?: .*thinwire {name}", result.out)
+    assert "--json" in result.out or name == "server"
+
+
+@pytest.fixture
+def taken() -> Iterator[str]:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        yield f"127.0.0.1:{other.getsockname()[1]}"
+
+
+MISUSE: list[tuple[list[str], str]] = [
+    (["train", "--design", "4lc"], r"unknown design '4lc'; there are fp32, .*"),
+    (["train", "--design", "3lc[s=2]"], r"3lc: sparsity=2; it must lie in \[1, 2\).*"),
+    (["train", "--design", "3lc[sparsty=1.5]"], r"3lc: unknown option 'sparsty' \(did you mean 'sparsity'\?\).*"),
+    (["train", "--model", "lenet6"], r".*'lenet6'.*mlp.*"),
+    (["train", "--data", "imagenet"], r".*'imagenet'.*digits.*"),
+    (["train", "--steps", "5", "--seconds", "5"], r"a run has a number of steps or a time budget, not both"),
+    (["train", "--seconds", "0"], r"0.0 seconds; a time budget is positive"),
+    (["train", "--lr", "-1"], r"learning rate -1.0; it is positive and finite"),
+    (["train", "--link", "10mb"], r".*10mb.*10mbit.*"),
+    (["train", "--shaping", "tc", "--link", "1mbit"], r"shaping 'tc'; allowed are auto, kernel and application"),
+    (["demo", "--link", "fast"], r".*fast.*10mbit.*"),
+    (["server", "--shape", "10"], r".*10.*10mbit.*"),
+    (["server", "--listen", "nowhere"], r".*nowhere.*"),
+    (["worker", "--server", "127.0.0.1:7070"], r"server='127.0.0.1:7070'; expected grpc://host:port"),
+    (["worker", "--server", "grpc://127.0.0.1:1", "--rank", "9"], r".*rank=?.?9.*4.*|.*127.0.0.1:1.*"),
+    (["inspect", "no-such-file"], r"no-such-file: No such file or directory. Give codecs, designs, .*"),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"), MISUSE, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
+)
+def test_misuse_is_one_line_and_status_2(command: Command, arguments: list[str], text: str) -> None:
+    more = ["--connect-timeout", "0.2"] if arguments[0] == "worker" else []
+    result = command(*arguments, *more)
+    assert result.err.count("\n") == 1 and "Traceback" not in result.err
+    assert re.fullmatch(f"error: (?:{text})\n", result.err), result.err
+    assert result.status == 2 or "--rank" in arguments
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["train", "--steps", "0"], ["train", "--workers", "0"], ["train", "--stpes", "5"], ["trian"], ["worker"], []],
+)
+def test_usage_is_explained_with_status_2(command: Command, arguments: list[str]) -> None:
+    result = command(*arguments)
+    assert result.status == 2
+    assert "Usage:" in result.err + result.out and "Traceback" not in result.err
+
+
+def test_a_port_in_use_is_one_line(command: Command, taken: str) -> None:
+    result = command("server", "--listen", taken)
+    assert result.status == 1
+    assert result.err.count("\n") == 1 and result.err.startswith("error: ") and taken in result.err
+
+
+def test_no_server_is_one_line_with_the_address(command: Command, taken: str) -> None:
+    result = command("worker", "--server", f"grpc://{taken}", "--connect-timeout", "0.3", "--workers", "1")
+    assert result.status == 1
+    assert result.err.count("\n") == 1 and result.err.startswith("error: ") and taken in result.err
+
+
+def test_data_that_is_missing_says_what_to_do(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    arguments = ["--server", "grpc://127.0.0.1:1", "--model", "resnet8", "--data", "cifar10", "--workers", "1"]
+    result = command("worker", *arguments, "--data-root", tmp_path / "empty", "--connect-timeout", "0.2")
+    assert result.status == 1
+    assert result.err.startswith("error: ") and "cifar10" in result.err and "Traceback" not in result.err
+    assert str(tmp_path / "empty") in result.err or "thinwire inspect data --download cifar10" in result.err
+
+
+def test_a_json_file_that_cannot_be_written(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = command("inspect", "designs", "--json", tmp_path / "file" / "out.json")
+    assert result.status == 2
+    assert result.err.startswith("error: ") and "out.json cannot be written" in result.err
+    result = command("inspect", "designs", "--json", tmp_path)
+    assert result.status == 2 and "is a directory" in result.err

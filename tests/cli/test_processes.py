@@ -1,0 +1,86 @@
+"""Roles by hand and Ctrl-C: the command as a person runs it, in processes of its own."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+THINWIRE = [sys.executable, "-m", "thinwire"]
+
+
+def start(*arguments: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*THINWIRE, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def test_a_server_and_two_workers_by_hand(tmp_path: Path) -> None:
+    server = start("server", "--listen", "127.0.0.1:0")
+    try:
+        assert server.stdout is not None
+        line = server.stdout.readline()
+        assert line.startswith("listening on grpc://127.0.0.1:")
+        address = line.split()[2].rstrip(";")
+        files = [tmp_path / f"{rank}.json" for rank in (0, 1)]
+        common = ("--workers", 2, "--design", "3lc[s=1.75]", "--steps", 20, "--server", address)
+        workers = [start("worker", *common, "--rank", rank, "--json", files[rank]) for rank in (0, 1)]
+        for worker in workers:
+            out, err = worker.communicate(timeout=120)
+            assert (worker.returncode, err) == (0, "")
+            assert "20 steps in " in out
+        outcomes = [json.loads(file.read_text()) for file in files]
+        assert outcomes[0]["weights"] == outcomes[1]["weights"]
+        assert outcomes[0]["steps"] == outcomes[1]["steps"] == 20
+        assert server.wait(60) == 0, "it ends when all have left"
+    finally:
+        server.kill()
+        server.communicate()
+
+
+def test_interrupting_a_training_leaves_no_process_behind() -> None:
+    train = start("train", "--steps", 10**6, "--workers", 2, "--design", "fp32")
+    launcher = psutil.Process(train.pid)
+    children: list[psutil.Process] = []
+    try:
+        while sum("--rank" in " ".join(cmdline(child)) for child in children) < 2:
+            assert train.poll() is None
+            time.sleep(0.05)
+            children = launcher.children(recursive=True)
+        train.send_signal(signal.SIGINT)
+        _, err = train.communicate(timeout=60)
+        assert train.returncode == 130
+        assert "Traceback" not in err and "interrupted" in err
+        gone, alive = psutil.wait_procs(children, timeout=10)
+        assert len(gone) >= 3 and not alive
+    finally:
+        for process in (train, *children):
+            if process.poll() is None if isinstance(process, subprocess.Popen) else process.is_running():
+                process.kill()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_server_ends_in_good_order_when_asked(signum: signal.Signals) -> None:
+    server = start("server", "--listen", "127.0.0.1:0", "--events")
+    try:
+        assert server.stdout is not None
+        assert json.loads(server.stdout.readline())["event"] == "listening"
+        server.send_signal(signum)
+        out, err = server.communicate(timeout=60)
+        assert (server.returncode, err) == (0, "")
+        assert json.loads(out) == {"event": "served", "wire_bytes_sent": 0, "wire_bytes_received": 0}
+    finally:
+        server.kill()
+
+
+def cmdline(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:  # it has ended meanwhile
+        return []
