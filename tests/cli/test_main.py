@@ -32,7 +32,7 @@ def test_help_lists_every_command(command: Command) -> None:
 def test_help_of_each_command_has_an_example(command: Command, name: str) -> None:
     result = command(name, "--help")
     assert result.status == 0
-    assert re.search(rf"Examples?: .*thinwire {name}", result.out)
+    assert re.search(rf"Examples?\b.*thinwire {name}", result.out)
     assert "--json" in result.out or name == "server"
 
 
@@ -64,9 +64,7 @@ MISUSE: list[tuple[list[str], str]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"), MISUSE, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
-)
+@pytest.mark.parametrize(("arguments", "text"), MISUSE, ids=[" ".join(arguments) for arguments, _ in MISUSE])
 def test_misuse_is_one_line_and_status_2(command: Command, arguments: list[str], text: str) -> None:
     more = ["--connect-timeout", "0.2"] if arguments[0] == "worker" else []
     result = command(*arguments, *more)

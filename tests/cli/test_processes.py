@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -60,9 +61,10 @@ def test_interrupting_a_training_leaves_no_process_behind() -> None:
         gone, alive = psutil.wait_procs(children, timeout=10)
         assert len(gone) >= 3 and not alive
     finally:
-        for process in (train, *children):
-            if process.poll() is None if isinstance(process, subprocess.Popen) else process.is_running():
-                process.kill()
+        train.kill()
+        for child in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
