@@ -172,4 +172,10 @@ ENROLLED: list[Enrolled] = [
     enrol("truncate", error=relative(2**-7, 2**-133), bits=16.0001),
     enrol("truncate", {"bits": 0}, error=exact, bits=32.0001),
     enrol("truncate", {"bits": 23}, error=itself, bits=9.0001),
+    enrol("entropy", error=of_largest(1 / 64), bits=10.0001),
+    enrol(
+        "entropy", {"preset": "size", "histogram_bits": 3, "rounding": "round"}, error=of_largest(1 / 32), bits=8.0001
+    ),
+    enrol("entropy", {"mode": "fixed", "bits": 12}, error=of_largest(1 / 4096), bits=12.0001),
+    enrol("entropy", {"mode": "rms", "gradient_rms": 3.0}, error=of_largest(1 / 256), bits=8.0001),
 ]

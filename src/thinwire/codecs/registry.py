@@ -8,6 +8,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from thinwire.codecs.base import Codec
+from thinwire.codecs.entropy import Entropy
 from thinwire.codecs.floats import BF16, FP16, FP32
 from thinwire.codecs.int8 import Int8
 from thinwire.codecs.levels import QSGD, Dithering
@@ -40,6 +41,7 @@ SHIPPED: tuple[type[Codec], ...] = (
     QSGDDoubleSqueeze,
     Dithering,
     Truncate,
+    Entropy,
 )
 
 _classes: dict[str, type[Codec]] = {}

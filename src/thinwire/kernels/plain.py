@@ -152,3 +152,20 @@ def bits_of_elias_gamma(levels: Any) -> str:
         low = [str(number >> i & 1) for i in range(number.bit_length() - 1)]
         words.append("0" * len(low) + "1" + "".join(low) + ("" if level == 0 else "01"[level < 0]))
     return "".join(words)
+
+
+def bin_values(values: Any, *, low: float, high: float, num_bits: int) -> NDArray[np.int32]:
+    """See `thinwire.kernels.bins.bin_values`; for ranges that do not overflow."""
+    place = (values.astype(np.float64) - low) / (high - low) * 2.0**num_bits
+    bins: NDArray[np.int32] = np.minimum(np.floor(place), 2.0**num_bits - 1).astype(np.int32)
+    return bins
+
+
+def bits_of_symbols(symbols: Any, lengths: Any) -> str:
+    """Canonical Huffman codes one after the other, as text: shortest codes first, then by symbol."""
+    codes, code, last = {}, 0, 0
+    for length, symbol in sorted((int(length), s) for s, length in enumerate(lengths) if length):
+        code <<= length - last
+        codes[symbol] = f"{code:0{length}b}"
+        code, last = code + 1, length
+    return "".join(codes[symbol] for symbol in symbols.tolist())

@@ -1,0 +1,213 @@
+"""`entropy`: bins as fine as a layer's entropy asks for, Huffman coded (Øland & Raj, algorithms 1 and 2).
+
+    N = ceil(H + c)        i = floor(2**N·(w − lo)/(hi − lo))        decoded = lo + (hi − lo)·(i + 0.5)/2**N
+
+H is the entropy of a sample in 2**M bins. The paper compresses weights before they are averaged; gradients and deltas
+may be sent too. Every frame is self-contained. Instead of 2**N probabilities it holds the lengths of canonical codes.
+
+The payload is N (1 byte), then either N bits a value, or with `HUFFMAN`: code lengths, the sizes of the first three
+streams (varints), and four streams. A constant tensor has lo = hi and zeros, one per 4,096 values.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thinwire.codecs.base import Codec, Draws, Packed
+from thinwire.codecs.scratch import Scratch
+from thinwire.codecs.sparse import VALUES_PER_BYTE
+from thinwire.codecs.tensors import Flat, FloatArray
+from thinwire.errors import ConfigError, FrameError
+from thinwire.frames import Flags, Frame, varint
+from thinwire.kernels.bins import bin_values, entropy_of, value_of_bins
+from thinwire.kernels.huffman import (
+    MAX_BITS,
+    NUM_STREAMS,
+    code_lengths,
+    decode_symbols,
+    encode_symbols,
+    histogram,
+    length_limit,
+    read_lengths,
+    room_nbytes,
+    write_lengths,
+)
+from thinwire.kernels.integers import pack_integers, packed_nbytes, unpack_integers
+from thinwire.kernels.moments import moments, require_finite_magnitude
+from thinwire.kernels.select import sample_of
+
+HUFFMAN = Flags.OPTION_A
+"""Bins are Huffman coded; without it, N bits each."""
+
+MOST_BITS = 16
+MOST_FIXED_BITS = 30
+MIN_SAMPLE = 1000
+"""A share of a small layer says little: 3 % of 500 weights cannot show more than 3.9 bits."""
+PRESETS = {"accuracy": 6.0, "size": 5.0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entropy(Codec):
+    """About H + 0…2 bits a value for a layer whose bins have entropy H; error at most half a bin.
+
+    Args:
+        preset: `"accuracy"` is c = 6 (§4: no loss), `"size"` c = 5 (§5.1: smaller, a slight loss).
+        c: bits above the entropy, instead of the preset's.
+        mode: `"entropy"` takes N = H + c; `"rms"` N = log2(G + 1) + c with G the root mean square of the gradient
+            (§3.2); `"fixed"` takes `bits` and packs without Huffman (§3.1).
+        sample: F, the share of the weights whose entropy is taken; at least 1,000 weights, or all.
+        histogram_bits: M, the bins of that entropy: 1 … 10.
+        rounding: `"ceil"` or `"round"`, of N.
+        bits: N of the fixed mode, 1 … 30.
+        gradient_rms: G; None takes the tensor's own, as for gradients.
+    """
+
+    id: ClassVar[str] = "entropy"
+    option_flags: ClassVar[int] = int(HUFFMAN)
+
+    preset: Literal["accuracy", "size"] = "accuracy"
+    c: float | None = None
+    mode: Literal["entropy", "rms", "fixed"] = "entropy"
+    sample: float = 0.03
+    histogram_bits: int = 4
+    rounding: Literal["ceil", "round"] = "ceil"
+    bits: int = 8
+    gradient_rms: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_choice("preset", self.preset, tuple(PRESETS))
+        self._check_choice("mode", self.mode, ("entropy", "rms", "fixed"))
+        self._check_choice("rounding", self.rounding, ("ceil", "round"))
+        self._check_range("histogram_bits", self.histogram_bits, 1, 10, whole=True)
+        self._check_range("bits", self.bits, 1, MOST_FIXED_BITS, whole=True)
+        self._check_range("sample", self.sample, 0, 1)
+        if self.c is not None:
+            self._check_range("c", self.c, 0, MOST_BITS)
+        if self.gradient_rms is not None:
+            self._check_range("gradient_rms", self.gradient_rms, 0, math.inf)
+
+    def _check_choice(self, name: str, value: object, allowed: tuple[str, ...]) -> None:
+        if value not in allowed:
+            raise ConfigError(f"entropy: {name}={value!r}; allowed are {', '.join(map(repr, allowed))}")
+
+    def _check_range(self, name: str, value: object, least: float, most: float, whole: bool = False) -> None:
+        kind = int if whole else int | float
+        if not isinstance(value, kind) or isinstance(value, bool) or not least <= float(value) <= most:
+            raise ConfigError(f"entropy: {name}={value!r}; allowed are numbers from {least:g} to {most:g}")
+
+    def num_bits(self, values: FloatArray) -> int:
+        """N for a flat layer whose values are finite and not all equal."""
+        if self.mode == "fixed":
+            return self.bits
+        c = PRESETS[self.preset] if self.c is None else self.c
+        if self.mode == "rms":
+            target = math.log2(self._gradient_rms(values) + 1) + c
+        else:
+            sample = sample_of(values, max(MIN_SAMPLE, math.ceil(self.sample * values.size)))
+            bins = np.empty(sample.size, np.int32)
+            low, high = float(values.min()), float(values.max())
+            bin_values(sample, low=low, high=high, num_bits=self.histogram_bits, out=bins)
+            target = entropy_of(bins) + c
+        # An entropy of whole bits may come out an ulp above, which is no reason for another bit.
+        num_bits = math.ceil(target - 1e-9) if self.rounding == "ceil" else round(target)
+        return min(max(1, num_bits), MOST_BITS)
+
+    def _gradient_rms(self, values: FloatArray) -> float:
+        if self.gradient_rms is not None:
+            return self.gradient_rms
+        sums = moments(values, signed=False)
+        return math.sqrt(sums.squares / values.size) * sums.unit
+
+    def pack(self, flat: Flat, space: Scratch, draws: Draws | None) -> Packed:
+        values = flat.values
+        low, high = float(values.min()), float(values.max())
+        require_finite_magnitude(max(abs(low), abs(high)) if low <= high else math.nan)
+        if low == high:
+            payload = space.array("entropy.payload", values.size // VALUES_PER_BYTE, np.uint8)
+            payload.fill(0)
+            return Packed(payload, (low, high))
+        num_bits = self.num_bits(values)
+        bins = space.array("entropy.bins", values.size, np.int32)
+        bin_values(values, low=low, high=high, num_bits=num_bits, out=bins)
+        coded = None if self.mode == "fixed" or num_bits > MAX_BITS else _code(bins, num_bits, space)
+        raw_nbytes = 1 + packed_nbytes(values.size, num_bits)
+        if coded is not None and 1 + len(coded) < raw_nbytes:
+            return Packed(bytes((num_bits,)) + coded, (low, high), int(HUFFMAN))
+        words = space.array("entropy.words", -(-values.size * num_bits // 32), np.uint32)
+        payload = space.array("entropy.payload", raw_nbytes, np.uint8)
+        payload[0] = num_bits
+        payload[1:] = pack_integers(bins, width=num_bits, words=words)
+        return Packed(payload, (low, high))
+
+    @classmethod
+    def unpack(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
+        low, high = _range(frame)
+        if low == high:
+            if frame.flags & HUFFMAN or len(frame.payload) != frame.size // VALUES_PER_BYTE or any(frame.payload):
+                raise FrameError("entropy: a constant tensor has a payload")
+            if accumulate:
+                out += out.dtype.type(low)
+            else:
+                out.fill(low)
+            return
+        num_bits, rest = frame.payload[0], memoryview(frame.payload)[1:]
+        bins = space.array("entropy.bins", out.size, np.int32)
+        if frame.flags & HUFFMAN:
+            _decode(rest, num_bits, bins, space)
+        elif len(rest) == packed_nbytes(out.size, num_bits):
+            unpack_integers(rest, width=num_bits, out=bins)
+        else:
+            raise FrameError(f"entropy: {len(rest)} bytes came for {out.size} values of {num_bits} bits")
+        value_of_bins(bins, low=low, high=high, num_bits=num_bits, out=out, accumulate=accumulate)
+
+    @classmethod
+    def max_payload_nbytes(cls, frame: Frame) -> int:
+        return 1 + packed_nbytes(frame.size, MOST_FIXED_BITS)
+
+    @classmethod
+    def min_payload_nbytes(cls, frame: Frame) -> int:
+        low, high = _range(frame)
+        if low == high:
+            return frame.size // VALUES_PER_BYTE
+        num_bits = frame.payload[0] if len(frame.payload) else 0
+        if not 1 <= num_bits <= (MAX_BITS if frame.flags & HUFFMAN else MOST_FIXED_BITS):
+            raise FrameError(f"entropy: {num_bits} bits a value in {len(frame.payload)} payload bytes")
+        return 1 + packed_nbytes(frame.size, 1 if frame.flags & HUFFMAN else num_bits)
+
+
+def _range(frame: Frame) -> tuple[float, float]:
+    if len(frame.scales) != 2 or frame.scales[0] > frame.scales[1]:
+        raise FrameError(f"entropy sends the smallest and the largest value; {list(frame.scales)[:4]} came")
+    return frame.scales[0], frame.scales[1]
+
+
+def _code(bins: NDArray[np.int32], num_bits: int, space: Scratch) -> bytes:
+    """Code lengths, stream sizes, streams."""
+    limit = length_limit(num_bits)
+    lengths = code_lengths(histogram(bins, 1 << num_bits), limit)
+    room = space.array("entropy.room", room_nbytes(bins.size, limit), np.uint8)
+    streams = encode_symbols(bins, lengths, room=room)
+    sizes = b"".join(varint.write(stream.size) for stream in streams[:-1])
+    return b"".join((write_lengths(lengths), sizes, *(stream.data for stream in streams)))
+
+
+def _decode(data: memoryview, num_bits: int, bins: NDArray[np.int32], space: Scratch) -> None:
+    limit = length_limit(num_bits)
+    lengths, at = read_lengths(data, 1 << num_bits, limit)
+    sizes = []
+    for stream in range(NUM_STREAMS - 1):
+        size, at = varint.read(data, at, f"the size of stream {stream}")
+        sizes.append(size)
+    if sum(sizes) > len(data) - at:
+        raise FrameError(f"entropy: streams of {sizes} bytes and one more in {len(data) - at} bytes")
+    edges = [at, *(at + sum(sizes[: i + 1]) for i in range(NUM_STREAMS - 1)), len(data)]
+    streams = [data[start:stop] for start, stop in itertools.pairwise(edges)]
+    room = space.array("entropy.room", len(data) + 16 * NUM_STREAMS, np.uint8)
+    decode_symbols(streams, lengths, limit, room=room, out=bins)
