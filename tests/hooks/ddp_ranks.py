@@ -22,7 +22,7 @@ from thinwire.hooks import ddp  # loaded here, in the server, once
 __all__ = ["RankError", "batch", "ddp", "mlp", "run_ranks", "train", "weights"]
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["tests.hooks.ddp_ranks"])
+_context.set_forkserver_preload(["tests.hooks.ddp_preload"])
 
 TIMEOUT_S = 60.0
 

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.hooks.ddp_ranks import batch, ddp, mlp, run_ranks, train, weights
 
-MANY_BUCKETS = {"bucket_cap_mb": 0.002}
+MANY_BUCKETS: dict[str, Any] = {"bucket_cap_mb": 0.002}
 
 
 def same(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:
@@ -218,9 +218,7 @@ def run_scopes(rank: int) -> dict[str, str]:
         measure_link=False,
     )
     train(model, rank, 2)
-    return {
-        name: f"{one.choice.up.id}/{one.choice.down.id}" for name, one in state.residuals.trained.items()
-    }
+    return {name: f"{one.choice.up.id}/{one.choice.down.id}" for name, one in state.residuals.trained.items()}
 
 
 def test_each_parameter_travels_as_asked() -> None:

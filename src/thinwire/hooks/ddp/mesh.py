@@ -103,10 +103,10 @@ class Mesh:
             raise self._lost(coming.peer, error) from error
         return coming.data
 
-    def sent(self, sending: tuple[Any, torch.Tensor], peer: int) -> None:
-        """Waits until a message has left."""
+    def sent(self, sending: tuple[Any, torch.Tensor], peer: int, timeout: timedelta | None = None) -> None:
+        """Waits until a message has left. Raises as `wait`."""
         try:
-            sending[0].wait(self._timeout)
+            sending[0].wait(timeout or self._timeout)
         except RuntimeError as error:
             raise self._lost(peer, error) from error
 

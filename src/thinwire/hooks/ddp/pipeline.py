@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,8 @@ from thinwire.telemetry import Counters
 
 PUSH, PULL = 0, 1
 _CLOSE_S = 2.0
+_FAREWELL = timedelta(seconds=5)
+"""How long a rank that gives up stays to say why, to peers that are still busy with something else."""
 
 
 @dataclass(slots=True)
@@ -73,6 +76,7 @@ class Job:
     pulls: list[Coming] = field(default_factory=list)
     sending: list[tuple[int, tuple[Any, torch.Tensor]]] = field(default_factory=list)
     void: bool = False
+    failed: bool = False
 
 
 class Pipeline:
@@ -136,13 +140,18 @@ class Pipeline:
     # ---- the threads
 
     def _run(self, inbox: queue.SimpleQueue[Job | None], work: Callable[[Job], None]) -> None:
+        pushing, stopped = inbox is self._to_push, False
         while (job := inbox.get()) is not None:
-            if self.failure is None:
+            # When the pushing thread fails, the buckets before that one are still completed: peers count on it.
+            stopped = stopped or job.failed or (pushing and self.failure is not None)
+            if not stopped:
                 try:
                     work(job)
                 except Exception as error:  # whatever it is, the training loop must hear of it
-                    self._fail(job, error, PUSH if work == self._push else PULL)
-            if inbox is self._to_push:
+                    stopped = True
+                    self._fail(job, error, PUSH if pushing else PULL)
+            job.failed = stopped
+            if pushing:
                 self._to_pull.put(job)
             else:
                 self._complete(job)
@@ -223,16 +232,16 @@ class Pipeline:
             self.pull_counters.add("steps", 1)
 
     def _complete(self, job: Job) -> None:
-        if self.failure is not None:
+        if job.failed:
             job.buffer.fill_(torch.nan)
         job.done.set()
         job.future.set_result(job.buffer)
-        if self.failure is None:
+        if not job.failed:
             try:
                 for peer, sending in job.sending:
                     self._mesh.sent(sending, peer)
             except ThinwireError as error:
-                self.failure = error
+                self.failure = self.failure or error
 
     # ---- parts of both
 
@@ -273,15 +282,16 @@ class Pipeline:
 
     def _fail(self, job: Job, error: Exception, way: int) -> None:
         """Keeps the first failure and tells the peers, unless they are what failed."""
-        self.failure = error
+        self.failure = self.failure or error
         if isinstance(error, TransportError):
             return
         data = pack(job.step, job.bucket, [], Say.ABORT, f"{type(error).__name__}: {error}")
-        for peer in self._mesh.peers:
-            try:
-                job.sending.append((peer, self._mesh.send(peer, data, _tag(job, way))))
-            except ThinwireError:
-                continue  # it finds out by itself
+        try:
+            farewells = [(peer, self._mesh.send(peer, data, _tag(job, way))) for peer in self._mesh.peers]
+            for peer, sending in farewells:
+                self._mesh.sent(sending, peer, _FAREWELL)
+        except TransportError:
+            return  # whoever is gone needs no reason
 
 
 def _tag(job: Job, way: int) -> int:
