@@ -276,11 +276,6 @@ PLANS: dict[str, tuple[Callable[[Plan], Plan], str]] = {
     "no group": (lambda p: changed(p, groups=()), r"weight: the plan has no parameter group 0"),
     "no workers": (lambda p: changed(p, workers=0), r"a plan for 0 workers; 1 … 4096 are possible"),
     "a crowd": (lambda p: changed(p, workers=5000), r"a plan for 5000 workers"),
-    "no tables": (lambda p: changed(p, tables=()), r"a plan with 0 tables"),
-    "buffers only": (
-        lambda p: changed(p, tables=(TableSpec(name="s", shape=(2,), state=True),)),
-        r"no table that the optimizer could update",
-    ),
     "one name twice": (lambda p: changed(p, tables=(p.tables[0], p.tables[0])), r"two tables have one name"),
     "a negative dimension": (
         lambda p: changed(p, tables=(TableSpec(name="w", shape=(-4, -4)),)),

@@ -25,17 +25,17 @@ def train(job: Job, transport: str = "memory") -> tuple[dict[str, Any], list[dic
     server: Server
     if transport == "memory":
         server = memory = MemoryServer(serving(core))
-        connect: Any = memory.connect
+        servers: Any = lambda: [memory.connect()]
     else:
         server = grpc.serve(serving(core), "127.0.0.1:0")
-        connect = f"grpc://{server.address}"
+        servers = [f"grpc://{server.address}"]
     outcomes: dict[int, dict[str, Any]] = {}
     events: list[dict[str, Any]] = []
     failures: list[BaseException] = []
 
     def work(rank: int) -> None:
         try:
-            outcomes[rank] = run_worker(job, rank=rank, server=connect, report=events.append)
+            outcomes[rank] = run_worker(job, rank=rank, servers=servers, report=events.append)
         except BaseException as error:
             failures.append(error)
 

@@ -26,3 +26,16 @@ Json = Annotated[
 ]
 Shape = Annotated[str | None, typer.Option(help="Shape this process's traffic inside its transport: a rate.")]
 Events = Annotated[bool, typer.Option("--events", help="Report in JSON lines on standard output.")]
+Servers = Annotated[int, typer.Option(min=1, help="How many server shards hold the model, each a process.")]
+CodecUp = Annotated[
+    str | None, typer.Option(help="Codec of the pushes, in place of the design's: topk[fraction=0.01].")
+]
+CodecDown = Annotated[str | None, typer.Option(help="Codec of the pulls, in place of the design's.")]
+Consistency = Annotated[
+    str | None, typer.Option(help="bsp, asp, ssp[staleness=5], backup[1], local[2], adaptive[norm,threshold=0.01].")
+]
+Placement = Annotated[str | None, typer.Option(help="heuristic, greedy, round-robin, uniform[min=1024].")]
+Transmission = Annotated[str | None, typer.Option(help="wait-free (layer by layer) or traditional (all at once).")]
+Telemetry = Annotated[Path | None, typer.Option(help="Append a JSON line per table and step to this file.")]
+MetricsPort = Annotated[int | None, typer.Option(help="Serve Prometheus metrics of worker 0 on this port.")]
+TensorBoard = Annotated[Path | None, typer.Option(help="Write TensorBoard events of worker 0 to this folder.")]

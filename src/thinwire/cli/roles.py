@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,6 +13,7 @@ from thinwire.cli import console, options
 from thinwire.engines.links import parse_rate
 from thinwire.errors import ProtocolError
 from thinwire.runtime.connect import connect
+from thinwire.runtime.outlets import JsonLines, Outlet, Prometheus, TensorBoard
 from thinwire.runtime.serving import serving
 from thinwire.server.core import ServerCore
 from thinwire.studies.job import Job
@@ -60,7 +62,7 @@ def server(
     "thinwire worker --server grpc://10.0.0.1:7070 --rank 0 --workers 4 --design '3lc[s=1.75]'"
 )
 def worker(
-    server: Annotated[str, typer.Option(help="The server's address: grpc://host:port.")],
+    server: Annotated[list[str], typer.Option(help="A server's address, grpc://host:port; repeat for several shards.")],
     rank: Annotated[int, typer.Option(min=0, help="This worker's number, 0 … workers − 1.")] = 0,
     design: options.Design = "3lc[s=1.0]",
     model: options.Model = "mlp",
@@ -73,6 +75,14 @@ def worker(
     lr: options.Rate = None,
     eval_every: options.EvalEvery = 0.0,
     data_root: options.DataRoot = None,
+    codec_up: options.CodecUp = None,
+    codec_down: options.CodecDown = None,
+    consistency: options.Consistency = None,
+    placement: options.Placement = None,
+    transmission: options.Transmission = None,
+    telemetry: options.Telemetry = None,
+    metrics_port: options.MetricsPort = None,
+    tensorboard: options.TensorBoard = None,
     connect_timeout: Annotated[float, typer.Option(help="Seconds to wait for the server.")] = 60.0,
     shape: options.Shape = None,
     events: options.Events = False,
@@ -91,16 +101,35 @@ def worker(
         lr=lr,
         eval_every=eval_every,
         data_root=data_root,
+        servers=len(server),
+        codec_up=codec_up,
+        codec_down=codec_down,
+        consistency=consistency,
+        placement=placement,
+        transmission=transmission,
     )
     transport = grpc_options(shape)
     outcome = run_worker(
         job,
         rank=rank,
-        server=lambda: connect(server, connect_timeout_s=connect_timeout, options=transport),
+        servers=lambda: [connect(each, connect_timeout_s=connect_timeout, options=transport) for each in server],
+        outlets=open_outlets(rank, telemetry, metrics_port, tensorboard),
         report=console.event if events else _tell,
         connect_timeout_s=connect_timeout,
     )
     console.write_json(json, outcome)
+
+
+def open_outlets(rank: int, telemetry: Path | None, metrics_port: int | None, tensorboard: Path | None) -> list[Outlet]:
+    """Opens what was asked for. Workers of one machine share the file of JSON lines; the others are worker 0's."""
+    outlets: list[Outlet] = []
+    if telemetry is not None:
+        outlets.append(JsonLines(telemetry))
+    if metrics_port is not None and rank == 0:
+        outlets.append(Prometheus(metrics_port))
+    if tensorboard is not None and rank == 0:
+        outlets.append(TensorBoard(tensorboard))
+    return outlets
 
 
 def _tell(event: dict[str, Any]) -> None:

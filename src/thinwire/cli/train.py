@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import typer
@@ -25,7 +26,7 @@ def with_privileges(link: str | None, shaping: str) -> None:
         reexec_in_user_namespace([sys.executable, "-m", "thinwire", *sys.argv[1:]])
 
 
-def run_with_progress(job: Job, shaping: str) -> dict[str, Any]:
+def run_with_progress(job: Job, shaping: str, watch: Sequence[str] = ()) -> dict[str, Any]:
     """Runs a job behind a progress bar."""
     links = choose_links(job.link, shaping)
     if links.note:
@@ -47,7 +48,7 @@ def run_with_progress(job: Job, shaping: str) -> dict[str, Any]:
                 done = min(event["seconds"], total) if job.seconds else event["step"]
                 bar.update(task, completed=done, text=f"step {event['step']:,}, loss {event['loss']:.3f}")
 
-        outcome = run(job, shaping=links.shaping if links.shaping != "none" else "auto", on_event=on_event)
+        outcome = run(job, shaping=links.shaping if links.shaping != "none" else "auto", on_event=on_event, watch=watch)
         bar.update(task, completed=total, text=f"{outcome['steps']:,} steps, {outcome['test_accuracy']:.2%}")
     return outcome
 
@@ -69,6 +70,15 @@ def train(
     lr: options.Rate = None,
     eval_every: options.EvalEvery = 0.0,
     data_root: options.DataRoot = None,
+    servers: options.Servers = 1,
+    codec_up: options.CodecUp = None,
+    codec_down: options.CodecDown = None,
+    consistency: options.Consistency = None,
+    placement: options.Placement = None,
+    transmission: options.Transmission = None,
+    telemetry: options.Telemetry = None,
+    metrics_port: options.MetricsPort = None,
+    tensorboard: options.TensorBoard = None,
     shaping: options.Shaping = "auto",
     json: options.Json = None,
 ) -> None:
@@ -86,8 +96,19 @@ def train(
         lr=lr,
         eval_every=eval_every,
         data_root=data_root,
+        servers=servers,
+        codec_up=codec_up,
+        codec_down=codec_down,
+        consistency=consistency,
+        placement=placement,
+        transmission=transmission,
     )
     with_privileges(link, shaping)
-    outcome = run_with_progress(job, shaping)
+    watch = [
+        *(() if telemetry is None else ("--telemetry", str(telemetry))),
+        *(() if metrics_port is None else ("--metrics-port", str(metrics_port))),
+        *(() if tensorboard is None else ("--tensorboard", str(tensorboard))),
+    ]
+    outcome = run_with_progress(job, shaping, watch)
     console.print(runs_table([outcome], f"{model} on {data}, {workers} workers"))
     write_json(json, outcome)

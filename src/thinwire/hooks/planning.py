@@ -1,7 +1,13 @@
-"""From a torch model and optimizer to the plan that all workers and the server agree on."""
+"""From a torch model and optimizer to what all workers and servers agree on: one plan for each shard.
+
+A **tensor** of the model is one parameter or buffer; placement cuts it into **partitions**, and each partition is a
+table of its own on one shard, with its own context and scale. A tensor in one piece keeps its name and shape.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,18 +16,42 @@ from torch import nn
 
 from thinwire.codecs import Codec
 from thinwire.errors import ConfigError
-from thinwire.policies.compression import PLAIN, Compression
+from thinwire.policies.assignment import Assignment, Partition, Sized
+from thinwire.policies.compression import PLAIN, Choice, Compression
+from thinwire.policies.consistency import Consistency, name_of
+from thinwire.policies.placement import Placement
 from thinwire.schema import Plan, TableSpec
 from thinwire.server.updater import ALLOWED, portable_options
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
-    """A plan, the tensors of its tables in order, and the codecs of their pushes."""
+class Piece:
+    """Where one partition of a tensor lives, and which of its values it holds."""
 
-    plan: Plan
-    tensors: tuple[torch.Tensor, ...]
-    up: tuple[Codec, ...]
+    shard: int
+    table: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTensor:
+    """A tensor of the model, how it is encoded on its way up, and its pieces in order."""
+
+    name: str
+    tensor: torch.Tensor
+    state: bool
+    up: Codec
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One plan per shard, the model's tensors, and where everything lives."""
+
+    plans: tuple[Plan, ...]
+    tensors: tuple[PlannedTensor, ...]
+    assignment: Assignment
 
 
 def make_plan(
@@ -30,10 +60,14 @@ def make_plan(
     compression: Compression,
     *,
     workers: int,
+    shards: int,
+    placement: Placement,
+    consistency: Consistency,
+    downlink: str,
     reduce: str,
     state_interval: int,
 ) -> Planned:
-    """Lists the model's trained parameters, then its floating-point buffers, with a codec for each direction.
+    """Lists the model's trained parameters, places them, and adds its floating-point buffers to the first shard.
 
     Raises:
         ConfigError: an optimizer that servers do not run, or a parameter that it does not know.
@@ -41,62 +75,88 @@ def make_plan(
     name = type(optimizer).__name__
     if ALLOWED.get(name) is not type(optimizer):
         raise ConfigError(f"the server runs {', '.join(ALLOWED)}; {name} is none of them")
-    group_of = {
-        id(parameter): index for index, group in enumerate(optimizer.param_groups) for parameter in group["params"]
-    }
-    codecs: list[dict[str, Any]] = []
-    tables: list[TableSpec] = []
-    tensors: list[torch.Tensor] = []
-    up: list[Codec] = []
-
-    def index_of(codec: Codec) -> int:
-        config = codec.config()
-        if config not in codecs:
-            codecs.append(config)
-        return codecs.index(config)
-
-    for key, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        if id(parameter) not in group_of:
-            raise ConfigError(f"parameter {key!r} needs a gradient and the optimizer does not hold it")
-        _check(key, parameter)
-        shape = tuple(parameter.shape)
-        choice = compression.choose(key, shape)
-        tables.append(
-            TableSpec(
-                name=key,
-                shape=shape,
-                up=index_of(choice.up),
-                down=index_of(choice.down),
-                group=group_of[id(parameter)],
-            )
-        )
-        tensors.append(parameter)
-        up.append(choice.up)
-    if not tables:
-        raise ConfigError("the model has no parameter that needs a gradient")
+    parameters = _trained(model, optimizer)
+    choices = [compression.choose(key, tuple(parameter.shape)) for key, parameter in parameters]
+    assignment = placement.place([Sized(key, p.numel(), 4.0 * p.numel()) for key, p in parameters], shards)
+    codecs = _Codecs()
+    tables: list[list[TableSpec]] = [[] for _ in range(shards)]
+    tensors = []
+    group_of = {id(p): index for index, group in enumerate(optimizer.param_groups) for p in group["params"]}
+    for (key, parameter), choice, parts in zip(parameters, choices, assignment.partitions, strict=True):
+        pieces = _place(tables, key, parameter, parts or (Partition(0, 0, 0),), codecs.of(choice), group_of)
+        tensors.append(PlannedTensor(key, parameter, False, choice.up, pieces))
+    plain = codecs.of(Choice(PLAIN, PLAIN))
     for key, buffer in model.named_buffers():
         if buffer.is_floating_point():
-            tables.append(
-                TableSpec(name=key, shape=tuple(buffer.shape), up=index_of(PLAIN), down=index_of(PLAIN), state=True)
-            )
-            tensors.append(buffer)
-            up.append(PLAIN)
-    plan = Plan(
-        workers=workers,
-        tables=tuple(tables),
-        codecs=tuple(codecs),
-        optimizer=name,
-        groups=tuple(portable_options(group, optimizer.defaults) for group in optimizer.param_groups),
-        reduce=reduce,  # type: ignore[arg-type]  # checked by distribute
-        state_interval=state_interval,
+            spec = TableSpec(name=key, shape=tuple(buffer.shape), up=plain[0], down=plain[1], state=True)
+            tensors.append(PlannedTensor(key, buffer, True, PLAIN, (Piece(0, len(tables[0]), 0, buffer.numel()),)))
+            tables[0].append(spec)
+    plans = tuple(
+        Plan(
+            workers=workers,
+            tables=tuple(specs),
+            codecs=tuple(codecs.configs),
+            optimizer=name,
+            groups=tuple(portable_options(group, optimizer.defaults) for group in optimizer.param_groups),
+            reduce=reduce,  # type: ignore[arg-type]  # checked by distribute
+            state_interval=state_interval,
+            consistency=name_of(consistency),
+            downlink=downlink,  # type: ignore[arg-type]  # a design checks it
+        )
+        for specs in tables
     )
-    return Planned(plan, tuple(tensors), tuple(up))
+    return Planned(plans, tuple(tensors), assignment)
 
 
-def _check(name: str, parameter: torch.Tensor) -> None:
-    if not parameter.is_floating_point():
-        raise ConfigError(f"parameter {name!r} has dtype {parameter.dtype}; only floating-point tensors are trained")
-    if parameter.layout != torch.strided:
-        raise ConfigError(f"parameter {name!r} is sparse; dense tensors alone are supported")
+class _Codecs:
+    """The configurations of a plan, each once."""
+
+    def __init__(self) -> None:
+        self.configs: list[dict[str, Any]] = []
+
+    def of(self, choice: Choice) -> tuple[int, int]:
+        return self._index(choice.up), self._index(choice.down)
+
+    def _index(self, codec: Codec) -> int:
+        config = codec.config()
+        if config not in self.configs:
+            self.configs.append(config)
+        return self.configs.index(config)
+
+
+def _trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[str, nn.Parameter]]:
+    known = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    trained = [(key, parameter) for key, parameter in model.named_parameters() if parameter.requires_grad]
+    if not trained:
+        raise ConfigError("the model has no parameter that needs a gradient")
+    for key, parameter in trained:
+        if id(parameter) not in known:
+            raise ConfigError(f"parameter {key!r} needs a gradient and the optimizer does not hold it")
+        if not parameter.is_floating_point():
+            raise ConfigError(f"parameter {key!r} has dtype {parameter.dtype}; only floating-point tensors are trained")
+        if parameter.layout != torch.strided:
+            raise ConfigError(f"parameter {key!r} is sparse; dense tensors alone are supported")
+    return trained
+
+
+def _place(
+    tables: list[list[TableSpec]],
+    name: str,
+    parameter: nn.Parameter,
+    parts: Sequence[Partition],
+    codecs: tuple[int, int],
+    group_of: dict[int, int],
+) -> tuple[Piece, ...]:
+    pieces = []
+    for part in parts:
+        whole = part.stop - part.start == math.prod(parameter.shape)
+        spec = TableSpec(
+            name=name if whole else f"{name}[{part.start}:{part.stop}]",
+            shape=tuple(parameter.shape) if whole else (part.stop - part.start,),
+            up=codecs[0],
+            down=codecs[1],
+            group=group_of[id(parameter)],
+        )
+        pieces.append(Piece(part.server, len(tables[part.server]), part.start, part.stop))
+        tables[part.server].append(spec)
+    return tuple(pieces)

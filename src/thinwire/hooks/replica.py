@@ -1,4 +1,4 @@
-"""The worker's copy of one tensor: float32 values that deltas are added to, and the tensor that shows them.
+"""The worker's copy of one tensor: float32 values that updates change, and the tensor that shows them.
 
 A contiguous float32 tensor on the CPU is its own copy: deltas are added in place, with no temporary. Any other
 (half precision, on a GPU, channels last) gets a float32 copy beside it, so that small deltas are not rounded away
@@ -10,9 +10,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from thinwire.codecs.decoding import decode_into
 from thinwire.codecs.tensors import FloatArray
-from thinwire.worker.core import Update
 
 
 class Replica:
@@ -36,19 +34,12 @@ class Replica:
         if self._apart:
             self.values[...] = self._tensor.to(device="cpu", dtype=torch.float32).numpy()
 
-    def apply(self, updates: list[Update]) -> tuple[int, int]:
-        """Adds deltas, takes over whole values, and shows the result.
-
-        Returns:
-            Payload bytes and number of values of the state changes among them; initial values are none.
-        """
-        payload_nbytes = num_values = 0
-        for update in updates:
-            if update.frame:
-                nbytes = decode_into(update.frame, self.values, accumulate=not update.whole)
-                if update.version > 0:
-                    payload_nbytes += nbytes
-                    num_values += self.values.size
-        if updates and self._apart:
+    def show(self) -> None:
+        """Lets the tensor have the values."""
+        if self._apart:
             self._tensor.copy_(torch.from_numpy(self.values))
-        return payload_nbytes, num_values
+
+    def piece(self, start: int, stop: int, shape: tuple[int, ...]) -> FloatArray:
+        """A view of some values, in the shape of their table."""
+        view: FloatArray = self.values.reshape(-1)[start:stop].reshape(shape)
+        return view

@@ -25,6 +25,8 @@ class Consistency(ABC):
     id: ClassVar[str]
     immediate: ClassVar[bool] = False
     """Whether every push is an update of its own, answered to its sender alone."""
+    replicas_end_equal: ClassVar[bool] = True
+    """Whether all workers hold the same bits once everybody has every update."""
 
     def exchanges(self, iteration: int) -> bool:
         """Whether iteration 0, 1, 2, … ends with an exchange; otherwise its gradient is held and added to the next."""
@@ -70,6 +72,7 @@ class Asp(Consistency):
 
     id: ClassVar[str] = "asp"
     immediate: ClassVar[bool] = True
+    replicas_end_equal: ClassVar[bool] = False
 
     def quorum(self, workers: int) -> int:
         return 1

@@ -1,93 +1,290 @@
-"""Designs: complete configurations that a study compares, by name, as in `3lc[s=1.75]`."""
+"""Designs: complete configurations that a study compares, by name, as in `3lc[s=1.75]`.
+
+A design is a frozen value; every choice in it may be replaced (`dataclasses.replace`, `tw.distribute(…)`'s arguments,
+`thinwire train --consistency …`). Combinations that cannot work are refused here, with the reason.
+"""
 
 from __future__ import annotations
 
-import json
-import re
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib.metadata import entry_points
+from typing import Any, Literal
 
 from thinwire.codecs import Codec
 from thinwire.codecs.registry import codec
+from thinwire.codecs.stochastic import TernGrad
+from thinwire.codecs.votes import Votes
 from thinwire.errors import ConfigError
 from thinwire.policies.compression import MIN_NUMEL, ByShape
+from thinwire.policies.consistency import consistency
+from thinwire.policies.naming import parse_name
+from thinwire.policies.placement import placement
 
-_FORM = re.compile(r"^(?P<id>[\w.-]+)(?:\[(?P<options>[^\[\]]*)\])?$")
-_SHORT = {"s": "sparsity"}
+Downlink = Literal["delta", "gradient", "weights"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Design:
-    """One way to train: what travels up, what travels down, and what is left uncompressed.
+    """One way to train.
 
     Args:
         name: as it was asked for, options included.
         up: codec of the pushes.
         down: codec of the pulls.
+        downlink: what travels down: the change of the server's model (`delta`), the average gradient for workers that
+            run the optimizer (`gradient`), or the average of the workers' weights (`weights`).
+        consistency: name of the policy, as in `ssp[staleness=5]`.
+        placement: name of the policy, as in `uniform[min=1024]`.
+        transmission: `wait-free` pushes and pulls layer by layer, `traditional` everything at the end of the step.
         min_numel: tensors with fewer values travel uncompressed, as do biases and norm layers.
-        cite: where it comes from.
+        last_layer: `fp32` leaves the last layer's weights uncompressed.
+        share_scales: every tensor is encoded with the largest of all workers' scales (one more round trip a step).
+        every: `step`, or `epoch` where workers exchange once an epoch.
+        digest_every: replicas are compared by hash every so many steps; 0: never.
+        ema: decay of the averaged parameters that are evaluated beside the model; 0: none.
+        cite: what it is, and where it comes from.
+
+    Raises:
+        ConfigError: choices that do not go together, with the reason.
     """
 
     name: str
     up: Codec
     down: Codec
+    downlink: Downlink = "delta"
+    consistency: str = "bsp"
+    placement: str = "heuristic"
+    transmission: Literal["wait-free", "traditional"] = "wait-free"
     min_numel: int = MIN_NUMEL
+    last_layer: Literal["same", "fp32"] = "same"
+    share_scales: bool = False
+    every: Literal["step", "epoch"] = "step"
+    digest_every: int = 0
+    ema: float = 0.0
     cite: str = ""
+
+    def __post_init__(self) -> None:
+        policy = consistency(self.consistency)
+        placement(self.placement)
+        if self.downlink not in ("delta", "gradient", "weights"):
+            raise ConfigError(f"downlink {self.downlink!r}; there are delta, gradient and weights")
+        if self.transmission not in ("wait-free", "traditional"):
+            raise ConfigError(f"transmission {self.transmission!r}; there are wait-free and traditional")
+        if self.down.random and self.down.residual_by_default:
+            raise ConfigError(
+                f"{self.down.id} draws random numbers: with a residual on pulls the training diverges (the loop "
+                "through the optimizer amplifies the noise). Use error_feedback=false on the way down, or another codec"
+            )
+        if self.downlink != "delta" and policy.immediate:
+            raise ConfigError(
+                f"{policy.id} applies each push to the server's model, and with downlink={self.downlink} it has none"
+            )
+        if self.downlink == "weights" and policy.quorum(8) < 8:
+            raise ConfigError("an average of weights needs every worker's; backup workers would drop some")
+        if self.downlink == "weights" and (self.up.residual_by_default or self.down.residual_by_default):
+            raise ConfigError("whole weights carry no residual; use error_feedback=false with downlink=weights")
+        if isinstance(self.down, Votes) and not (self.downlink == "gradient" and self.share_scales):
+            raise ConfigError("votes are counted trits of one scale: they need downlink=gradient and share_scales")
+        if self.share_scales and not isinstance(self.up, TernGrad):
+            raise ConfigError(f"scales are shared by terngrad alone; the pushes are {self.up.id}")
+        if self.share_scales and (self.transmission == "wait-free" or policy.id != "bsp"):
+            raise ConfigError(
+                "sharing scales is a round trip of all workers at the end of backward: it needs bsp and "
+                "transmission=traditional"
+            )
+        if policy.criterion() is not None and self.downlink == "weights":
+            raise ConfigError("adaptive communication holds gradients back; whole weights cannot be held back")
 
     def compression(self) -> ByShape:
         """Returns the policy that decides for each tensor."""
         return ByShape(up=self.up, down=self.down, min_numel=self.min_numel)
 
+    def choices(self) -> dict[str, Any]:
+        """Returns every choice spelled out, as JSON values."""
+        return {
+            "name": self.name,
+            "up": self.up.config(),
+            "down": self.down.config(),
+            "downlink": self.downlink,
+            "consistency": self.consistency,
+            "placement": self.placement,
+            "transmission": self.transmission,
+            "min_numel": self.min_numel,
+            "last_layer": self.last_layer,
+            "share_scales": self.share_scales,
+            "every": self.every,
+            "digest_every": self.digest_every,
+            "ema": self.ema,
+            "cite": self.cite,
+        }
 
-_CITATIONS = {
-    "fp32": "no compression (3LC §4.2, 32-bit float)",
-    "fp16": "half precision",
-    "bf16": "bfloat16",
-    "int8": "255 levels (3LC §4.2, 8-bit int)",
-    "3lc": "3-value quantisation with sparsity multiplication, base-3⁵, zero runs, both ways with residuals (3LC §3)",
+
+def _both(codec_id: str, **fixed: Any) -> Callable[..., dict[str, Any]]:
+    """The same codec both ways; options go to it."""
+
+    def make(**options: Any) -> dict[str, Any]:
+        made = codec(codec_id, **{**fixed, **options})
+        return {"up": made, "down": made}
+
+    return make
+
+
+def _average(
+    up: str, down: str, up_feedback: bool, down_feedback: bool | None, **fixed: Any
+) -> Callable[..., dict[str, Any]]:
+    """Workers run the optimizer on the average gradient; options go to the codec of the pushes."""
+
+    def make(**options: Any) -> dict[str, Any]:
+        chosen = {**fixed, **options}
+        return {
+            "up": codec(up, error_feedback=up_feedback, **chosen),
+            "down": codec(down, error_feedback=down_feedback, **(chosen if down == up else {})),
+            "downlink": "gradient",
+        }
+
+    return make
+
+
+def _local2(**options: Any) -> dict[str, Any]:
+    return {**_both("fp32")(), "consistency": f"local[steps={options.pop('steps', 2)}]", **_none_left(options)}
+
+
+def _terngrad(**options: Any) -> dict[str, Any]:
+    ema = options.pop("ema", 0.0)
+    return {
+        "up": codec("terngrad", **options),
+        "down": codec("votes"),
+        "downlink": "gradient",
+        "share_scales": True,
+        "transmission": "traditional",
+        "last_layer": "fp32",
+        "digest_every": 100,
+        "ema": ema,
+    }
+
+
+def _entropy(**options: Any) -> dict[str, Any]:
+    made = codec("entropy", error_feedback=False, **options)
+    return {"up": made, "down": made, "downlink": "weights", "every": "epoch", "transmission": "traditional"}
+
+
+def _mps(**options: Any) -> dict[str, Any]:
+    staleness = options.pop("staleness", 5)
+    return {
+        "up": codec("topk", fraction=options.pop("fraction", 0.01), error_feedback=True, **options),
+        "down": codec("topk", fraction=0.01, error_feedback=True),
+        "consistency": f"ssp[staleness={staleness},mode=passive]",
+        "placement": "heuristic",
+    }
+
+
+def _none_left(options: dict[str, Any]) -> dict[str, Any]:
+    if options:
+        raise ConfigError(f"unknown options {sorted(options)}")
+    return {}
+
+
+_K = 1 / 32
+"""DoubleSqueeze's k: 300,000 values, about 1/32 of the parameters (§5.2)."""
+
+_SHIPPED: dict[str, tuple[Callable[..., dict[str, Any]], str]] = {
+    "fp32": (_both("fp32"), "no compression (3LC §4.2, 32-bit float; L-045)"),
+    "fp16": (_both("fp16"), "half precision both ways"),
+    "bf16": (_both("bf16"), "bfloat16 both ways"),
+    "int8": (_both("int8"), "255 levels (3LC §4.2, 8-bit int; L-046)"),
+    "stoch3": (_both("stoch3"), "stochastic ternary in base-3⁵, no residual (3LC §4.2, Stoch 3-value; L-047)"),
+    "mqe1": (_both("mqe1"), "1 bit, least squared error, residual (3LC §4.2, MQE 1-bit int; L-048)"),
+    "sparse5": (
+        _both("threshold", fraction=0.05, error_feedback=True),
+        "5 % of each tensor by a sampled threshold, residual (3LC §4.2, 5 % sparsification; L-049 … L-052)",
+    ),
+    "local2": (_local2, "transmit every 2nd step what accumulated (3LC §4.2, 2 local steps; L-053)"),
+    "3lc": (_both("3lc"), "3-value quantisation with sparsity multiplication, base-3⁵, zero runs, residuals (3LC §3)"),
+    "terngrad": (
+        _terngrad,
+        "clipped stochastic ternary up with shared scalars, exact votes down (TernGrad §3; T-001 … T-019)",
+    ),
+    "doublesqueeze-1bit": (
+        _average("onebit", "onebit", True, True),
+        "1 bit both passes, residual on both (DoubleSqueeze algorithm 1, §5.1; D-03, D-18)",
+    ),
+    "doublesqueeze-topk": (
+        _average("topk", "topk", True, True, fraction=_K),
+        "top-k both passes, residual on both (DoubleSqueeze §5.1; D-19, D-28)",
+    ),
+    "mem-sgd-1bit": (
+        _average("onebit", "fp32", True, None),
+        "1 bit with residual up, uncompressed down (DoubleSqueeze §5.1; D-22)",
+    ),
+    "mem-sgd-topk": (
+        _average("topk", "fp32", True, None, fraction=_K),
+        "top-k with residual up, uncompressed down (DoubleSqueeze §5.1; D-22)",
+    ),
+    "topk-sgd": (
+        _average("topk", "fp32", False, None, fraction=_K),
+        "top-k up without residual, uncompressed down (DoubleSqueeze §5.1; D-23)",
+    ),
+    "qsgd-ds": (
+        _average("qsgd-ds", "fp32", False, None),
+        "DoubleSqueeze's biased ternary up, uncompressed down (DoubleSqueeze §5.1, QSGD; D-20)",
+    ),
+    "entropy": (
+        _entropy,
+        "whole weights after each epoch, adaptive bits and Huffman code (Øland & Raj; O-02, O-08, O-25)",
+    ),
+    "mps": (_mps, "heuristic placement, passive SSP 5, top 1 % with residual (thesis ch. 4–5; M-38, M-60)"),
 }
 
 
 def designs() -> dict[str, str]:
-    """Returns the ids of all designs, with what each is."""
-    return dict(_CITATIONS)
+    """Returns the ids of all designs, with what each is: ours, and those of other packages (`thinwire.designs`)."""
+    found = {name: about for name, (_, about) in _SHIPPED.items()}
+    for point in entry_points(group="thinwire.designs"):
+        found.setdefault(point.name, f"from {point.value}")
+    return found
 
 
-def design(name: str) -> Design:
+def design(name: str | Design, **replacements: Any) -> Design:
     """Returns a design by name; options in brackets go to its codec, `s` is short for `sparsity`.
 
+    Args:
+        name: as in `3lc[s=1.75,entropy=zstd]`; a Design is taken as it is.
+        **replacements: fields to replace, where not None: `consistency="ssp[5]"`, …
+
     Raises:
-        ConfigError: an unknown design or option, listing what there is.
+        ConfigError: an unknown design or option, or choices that do not go together.
 
     Example:
         >>> design("3lc[s=1.75,entropy=zstd]").up.config()["sparsity"]
         1.75
+        >>> design("3lc", consistency="backup[1]").consistency
+        'backup[1]'
     """
-    match = _FORM.match(name)
-    if match is None:
-        raise ConfigError(f"design {name!r}; expected an id with options in brackets, as in 3lc[s=1.75]")
-    if match["id"] not in _CITATIONS:
-        raise ConfigError(f"unknown design {match['id']!r}; there are {', '.join(_CITATIONS)}")
-    both = codec(match["id"], **_options(name, match["options"]))
-    return Design(name=name, up=both, down=both, cite=_CITATIONS[match["id"]])
+    made = name if isinstance(name, Design) else _make(name)
+    return replace(made, **{key: value for key, value in replacements.items() if value is not None})
 
 
-def _options(name: str, text: str | None) -> dict[str, Any]:
-    options: dict[str, Any] = {}
-    for part in filter(None, (piece.strip() for piece in (text or "").split(","))):
-        key, equals, value = part.partition("=")
-        if not equals:
-            raise ConfigError(f"design {name!r}: {part!r} is not option=value")
-        key = _SHORT.get(key.strip(), key.strip())
-        if key == "id" or key in options:
-            raise ConfigError(f"design {name!r}: {key!r} is given twice")
-        options[key] = _value(value.strip())
-    return options
+def codec_by_name(name: str) -> Codec:
+    """Returns a codec by name with options in brackets.
+
+    >>> codec_by_name("topk[fraction=0.05]").config()["fraction"]
+    0.05
+    """
+    codec_id, options = parse_name(name, "codec", short={"s": "sparsity"})
+    return codec(codec_id, **options)
 
 
-def _value(text: str) -> Any:
-    """Numbers, true, false and null as in JSON; anything else is a string."""
-    try:
-        return json.loads(text.lower())
-    except json.JSONDecodeError:
-        return text
+def _make(name: str) -> Design:
+    design_id, options = parse_name(name, "design", short={"s": "sparsity"})
+    if design_id in _SHIPPED:
+        make, about = _SHIPPED[design_id]
+        try:
+            return Design(name=name, cite=about, **make(**options))
+        except (TypeError, ConfigError) as error:
+            raise ConfigError(f"design {name!r}: {error}") from error
+    for point in entry_points(group="thinwire.designs"):
+        if point.name == design_id:
+            found: Design = point.load()(**options)
+            return found
+    raise ConfigError(f"unknown design {design_id!r}; there are {', '.join(designs())}")

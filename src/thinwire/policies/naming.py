@@ -41,8 +41,10 @@ def parse_name(
             key, value = bare, part
         elif not equals:
             raise ConfigError(f"{what} {name!r}: {part!r} is not option=value")
-        key = key.strip()
-        options[(short or {}).get(key, key)] = _value(value.strip())
+        key = (short or {}).get(key.strip(), key.strip())
+        if key == "id" or key in options:
+            raise ConfigError(f"{what} {name!r}: {key!r} is given twice")
+        options[key] = _value(value.strip())
     return match["id"], options
 
 

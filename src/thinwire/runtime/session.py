@@ -47,13 +47,29 @@ class Session:
             self._hear_last_words()
             raise
 
-    def take(self, table: int) -> list[Update]:
-        """Returns what leads the model's copy of a table to the current step; waits until it is there."""
+    def take(self, table: int, *, fully: bool = False) -> list[Update]:
+        """Returns what leads the model's copy of a table as far as the policy wants it (`fully`: as far as there is).
+
+        Waits until it is there.
+        """
         updates = self.core.take(table)
-        while self.core.wants(table):
+        while self.core.wants(table, fully=fully):
             self._receive(f"{self.core.plan.tables[table].name!r} of step {self.core.step}")
             updates += self.core.take(table)
         return updates
+
+    def drain(self) -> None:
+        """Hears what has come already, without waiting: for policies under which newer is better and not required."""
+        with contextlib.suppress(DeadlineError):
+            while (packet := self._connection.receive(0)) is not None:
+                self.core.received(*from_packet(packet))
+
+    def maxima(self, values: tuple[float, ...]) -> tuple[float, ...]:
+        """Says one number per table and returns the largest of all workers' (scalar sharing)."""
+        self.send(self.core.scalars(values))
+        while self.core.step not in self.core.maxima:
+            self._receive(f"the shared scales of step {self.core.step}")
+        return self.core.maxima.pop(self.core.step)
 
     def is_last(self) -> bool:
         """Whether the step that was pushed last is the training's last one; waits for the server's first word on it."""

@@ -38,6 +38,8 @@ from thinwire.telemetry import Counters
 
 MAX_REASON = 2000
 """Characters. A reason may quote what a peer sent, and the answer to a large message must not be larger still."""
+MAX_STEP = 2**53
+"""For a shard of buffers alone, which no update of its own bounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +170,10 @@ class ServerCore:
         except (MemoryError, RuntimeError) as error:  # NumPy's and torch's ways to say so
             raise ProtocolError(f"the tables do not fit the server's memory: {error}") from error
         values = [None if table.spec.state else table.values for table in tables]
-        self._updater = Updater(plan, values)
+        if any(value is not None for value in values):
+            self._updater = Updater(plan, values)
+        # A shard may hold nothing, where there are more of them than tables: then nobody has values to send.
+        self._initialised = not tables
         self.plan, self.tables, self._policy = plan, tables, policy
 
     def _catch_up(self, peer: int, have: tuple[int, ...]) -> list[Effect]:
@@ -265,7 +270,7 @@ class ServerCore:
     def _relay(self, rank: int, table: Table, step: int, frame: bytes) -> bytes:
         if rank != 0:
             raise ProtocolError(f"buffer {table.spec.name!r} comes from worker 0 alone")
-        newest = max(other.version for other in self.tables if not other.spec.state)
+        newest = max((other.version for other in self.tables if not other.spec.state), default=MAX_STEP)
         if not table.version <= step <= newest + self._policy.lead() and not self._policy.immediate:
             raise ProtocolError(f"buffer {table.spec.name!r} of step {step} came between {table.version} and {newest}")
         table.assign(frame, step + 1)

@@ -108,12 +108,12 @@ def bench(
 
 
 def _once(link: str | None, shaping: str, workers: int, steps: int, chunk_nbytes: int) -> float:
-    def arguments(rank: int, address: str) -> list[str]:
+    def arguments(rank: int, addresses: list[str]) -> list[str]:
         return [
-            *("bench", "data-plane-worker", "--server", f"grpc://{address}"),
+            *("bench", "data-plane-worker", "--server", f"grpc://{addresses[0]}"),
             *("--rank", str(rank), "--workers", str(workers)),
             *("--steps", str(steps), "--chunk", str(chunk_nbytes)),
         ]
 
     outcomes, _ = run_cluster(choose_links(link, shaping), workers, arguments, lambda process, event: None)
-    return statistics.median(outcome["seconds_per_step"] for outcome in outcomes.values())
+    return float(statistics.median(outcome["seconds_per_step"] for outcome in outcomes.values()))

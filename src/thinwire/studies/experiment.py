@@ -8,7 +8,7 @@ outcome says which (`shaping`), and with kernel shaping it holds the interface c
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,6 +17,7 @@ from thinwire.engines.links import Rate, parse_rate
 from thinwire.engines.local import LocalEngine
 from thinwire.engines.namespaces import Fabric, available
 from thinwire.errors import ConfigError, EngineError
+from thinwire.policies.consistency import consistency
 from thinwire.studies.job import Job
 
 Shaping = Literal["kernel", "application", "none"]
@@ -62,13 +63,20 @@ def choose_links(link: str | None, wanted: str = "auto") -> Links:
     return Links("application", rate, f"kernel shaping is not possible here: {reason}")
 
 
-def run(job: Job, *, shaping: str = "auto", on_event: OnEvent = lambda process, event: None) -> dict[str, Any]:
+def run(
+    job: Job,
+    *,
+    shaping: str = "auto",
+    on_event: OnEvent = lambda process, event: None,
+    watch: Sequence[str] = (),
+) -> dict[str, Any]:
     """Trains once and returns the outcome: at least the keys that `train --json` promises.
 
     Args:
         job: what to train.
         shaping: see `choose_links`.
         on_event: hears everything that a process reports, as it happens.
+        watch: further options of every worker: where its telemetry goes.
 
     Raises:
         EngineError: a process failed; the message holds its last words. Nothing is left running.
@@ -82,31 +90,42 @@ def run(job: Job, *, shaping: str = "auto", on_event: OnEvent = lambda process, 
         on_event(process, event)
 
     outcomes, interfaces = run_cluster(
-        links, job.workers, lambda rank, address: worker_arguments(job, rank, address), listen
+        links,
+        job.workers,
+        lambda rank, addresses: [*worker_arguments(job, rank, addresses), *watch],
+        listen,
+        servers=job.servers,
     )
     return summarise(job, links, outcomes, curve) | interfaces
 
 
 def run_cluster(
-    links: Links, workers: int, arguments: Callable[[int, str], list[str]], on_event: OnEvent
+    links: Links,
+    workers: int,
+    arguments: Callable[[int, list[str]], list[str]],
+    on_event: OnEvent,
+    *,
+    servers: int = 1,
 ) -> tuple[dict[int, dict[str, Any]], dict[str, int]]:
-    """Starts a server and its workers, each behind its own link, and hears them to the end.
+    """Starts servers and workers, each behind its own link, and hears them to the end.
 
     Args:
         links: how the links are made.
         workers: how many.
-        arguments: of a worker's command, by rank and server address.
+        arguments: of a worker's command, by rank and server addresses.
         on_event: hears everything that a process reports.
+        servers: how many shards.
 
     Returns:
         What each rank reported as `done`, and with kernel shaping the interface counters.
     """
-    names = [SERVER, *(f"worker {rank}" for rank in range(workers))]
+    shards = [f"{SERVER} {index}" for index in range(servers)]
+    names = [f"worker {rank}" for rank in range(workers)]
     outcomes: dict[int, dict[str, Any]] = {}
     with ExitStack() as stack:
         fabric = None
         if links.shaping == "kernel":
-            fabric = stack.enter_context(Fabric(dict.fromkeys(names, links.rate)))
+            fabric = stack.enter_context(Fabric(dict.fromkeys([*shards, *names], links.rate)))
         engine = stack.enter_context(LocalEngine(fabric=fabric))
         shape = ["--shape", str(links.rate)] if links.shaping == "application" else []
 
@@ -114,20 +133,23 @@ def run_cluster(
             argv = [sys.executable, "-m", "thinwire", *command, "--events", *shape]
             engine.start(name, argv, host=name if fabric else None)
 
-        start(SERVER, "server", "--listen", f"{fabric.addresses[SERVER]}:{PORT}" if fabric else "127.0.0.1:0")
-        address = engine.wait_for(SERVER, "listening", START_TIMEOUT_S).data["address"]
-        for rank in range(workers):
-            start(names[rank + 1], *arguments(rank, address))
+        for shard in shards:
+            start(shard, "server", "--listen", f"{fabric.addresses[shard]}:{PORT}" if fabric else "127.0.0.1:0")
+        addresses = [engine.wait_for(shard, "listening", START_TIMEOUT_S).data["address"] for shard in shards]
+        for rank, name in enumerate(names):
+            start(name, *arguments(rank, addresses))
         for event in engine.events():
             on_event(event.process, event.data)
             if event.data.get("event") == "done":
                 outcomes[event.data["rank"]] = event.data
-        return outcomes, _interfaces(fabric, names[1:]) if fabric else {}
+        return outcomes, _interfaces(fabric, names) if fabric else {}
 
 
-def worker_arguments(job: Job, rank: int, address: str) -> list[str]:
+def worker_arguments(job: Job, rank: int, addresses: Sequence[str]) -> list[str]:
     """Returns the command line of one worker, the same that a person would type."""
-    arguments = ["worker", "--server", f"grpc://{address}", "--rank", str(rank)]
+    arguments = ["worker", "--rank", str(rank)]
+    for address in addresses:
+        arguments += ["--server", f"grpc://{address}"]
     for option, value in (
         ("--design", job.design),
         ("--model", job.model),
@@ -140,6 +162,11 @@ def worker_arguments(job: Job, rank: int, address: str) -> list[str]:
         ("--lr", job.lr),
         ("--eval-every", job.eval_every),
         ("--data-root", job.data_root),
+        ("--codec-up", job.codec_up),
+        ("--codec-down", job.codec_down),
+        ("--consistency", job.consistency),
+        ("--placement", job.placement),
+        ("--transmission", job.transmission),
     ):
         if value is not None:
             arguments += [option, str(value)]
@@ -159,7 +186,8 @@ def summarise(
     """
     first = outcomes[0]
     digests = {outcome["weights"] for outcome in outcomes.values()}
-    if len(digests) > 1:
+    design = job.full_design()
+    if len(digests) > 1 and consistency(design.consistency).replicas_end_equal:
         raise EngineError(f"the workers ended with {len(digests)} different models; they must be equal bit for bit")
     total = {
         key: sum(outcome["traffic"].get(key, 0) for outcome in outcomes.values())
@@ -173,6 +201,8 @@ def summarise(
             "encode_seconds",
             "decode_seconds",
             "wait_seconds",
+            "late_pushes",
+            "skipped_updates",
         )
     }
     payload_bits = 8 * (total["payload_bytes_push"] + total["payload_bytes_pull"])
@@ -182,7 +212,7 @@ def summarise(
         "model": job.model,
         "data": job.data,
         "workers": job.workers,
-        "servers": 1,
+        "servers": job.servers,
         "steps": first["steps"],
         "link": str(links.rate),
         "seed": job.seed,
@@ -198,9 +228,14 @@ def summarise(
         "bits_per_value_pull": _ratio(8 * total["payload_bytes_pull"], total["values_pull"]),
         "compression_ratio": _ratio(32 * (total["values_push"] + total["values_pull"]), payload_bits),
         "shaping": links.shaping,
+        "choices": design.choices(),
+        "placement": first["placement"],
+        "late_pushes": int(total["late_pushes"]),
+        "skipped_updates": int(total["skipped_updates"]),
         "batch": recipe.batch,
         "lr": recipe.lr,
         "test_loss": first["test_loss"],
+        **{key: first[key] for key in ("test_accuracy_ema",) if key in first},
         "residual_ratio": first["residual_ratio"],
         "weights": first["weights"],
         "seconds_encode": total["encode_seconds"] / job.workers,

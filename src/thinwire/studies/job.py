@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from thinwire.errors import ConfigError
-from thinwire.policies.designs import Design, design
+from thinwire.policies.designs import Design, codec_by_name, design
 from thinwire.workloads.recipes import Recipe, recipe
 
 
@@ -27,6 +27,8 @@ class Job:
         lr: the largest learning rate; None takes the recipe's.
         eval_every: seconds between evaluations during the run; 0 evaluates at the end alone.
         data_root: where to look for data that is not on its usual place.
+        servers: how many shards, each a process of its own.
+        codec_up, codec_down, consistency, placement, transmission: in place of the design's own choices.
     """
 
     design: str = "3lc[s=1.0]"
@@ -41,12 +43,20 @@ class Job:
     lr: float | None = None
     eval_every: float = 0.0
     data_root: str | None = None
+    servers: int = 1
+    codec_up: str | None = None
+    codec_down: str | None = None
+    consistency: str | None = None
+    placement: str | None = None
+    transmission: str | None = None
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.seconds is not None:
             raise ConfigError("a run has a number of steps or a time budget, not both")
         if self.workers < 1:
             raise ConfigError(f"{self.workers} workers; at least 1 is needed")
+        if self.servers < 1:
+            raise ConfigError(f"{self.servers} servers; at least 1 is needed")
         if self.steps is not None and self.steps < 1:
             raise ConfigError(f"{self.steps} steps; at least 1 is needed")
         if self.seconds is not None and not self.seconds > 0:
@@ -62,7 +72,14 @@ class Job:
 
     def full_design(self) -> Design:
         """Returns the design with every choice spelled out."""
-        return design(self.design)
+        return design(
+            self.design,
+            up=None if self.codec_up is None else codec_by_name(self.codec_up),
+            down=None if self.codec_down is None else codec_by_name(self.codec_down),
+            consistency=self.consistency,
+            placement=self.placement,
+            transmission=self.transmission,
+        )
 
     def recipe(self) -> Recipe:
         """Returns the recipe with this job's own batch and rate in it."""

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 import xxhash
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from thinwire.codecs import Codec, decode
 from thinwire.hooks.distribute import DistributedOptimizer, distribute
+from thinwire.runtime.outlets import Outlet
 from thinwire.studies.job import Job
 from thinwire.transports.base import Connection
 from thinwire.workloads.batches import Batches
@@ -36,9 +39,10 @@ def run_worker(
     job: Job,
     *,
     rank: int,
-    server: str | Connection | Callable[[], Connection],
+    servers: Sequence[str | Connection] | Callable[[], Sequence[str | Connection]],
     report: Report,
     connect_timeout_s: float = 60.0,
+    outlets: Sequence[Outlet] = (),
 ) -> dict[str, Any]:
     """Trains as worker `rank` and returns (and reports) the outcome.
 
@@ -50,6 +54,8 @@ def run_worker(
     model = make_model(job.model, num_classes=dataset.num_classes, in_shape=dataset.in_shape, seed=job.seed)
     recipe = job.recipe()
     design = job.full_design()
+    if design.every == "epoch":
+        design = replace(design, consistency=f"local[steps={len(dataset.train_x) // job.workers // recipe.batch}]")
     optimizer = build_optimizer(model, recipe)
     batches = Batches(
         dataset, rank=rank, workers=job.workers, batch=recipe.batch, seed=job.seed, augment=recipe.augment
@@ -59,12 +65,13 @@ def run_worker(
     opt = distribute(
         model,
         optimizer,
-        server=server() if callable(server) else server,
+        server=servers() if callable(servers) else servers,
         rank=rank,
         workers=job.workers,
-        compression=design.compression(),
+        design=design,
         seed=job.seed,
         connect_timeout_s=connect_timeout_s,
+        outlets=outlets,
     )
     with opt:
         loop = _Loop(job, rank, model, opt, dataset, report)
@@ -84,6 +91,9 @@ def warm_up(codec: Codec) -> None:
         decode(codec.encode(values), out=out, accumulate=True)
 
 
+_ema: Callable[[float], Any] = get_ema_multi_avg_fn  # untyped in torch
+
+
 class _Loop:
     """The state of one worker's run."""
 
@@ -98,10 +108,12 @@ class _Loop:
         self._began = time.perf_counter()
         self._reported = self._evaluated = self._began
         self._ending = False
+        decay = job.full_design().ema
+        self._averaged = AveragedModel(model, multi_avg_fn=_ema(decay)) if decay else None
 
     def over(self) -> bool:
         if self._steps is not None:
-            return self._opt.steps_done >= self._steps
+            return max(self._opt.steps_done, self._opt.clock) >= self._steps
         return self._ending if self._rank == 0 else self._opt.finished
 
     def step(self, batches: Batches) -> None:
@@ -124,7 +136,7 @@ class _Loop:
             self._tell()
 
     def finish(self) -> dict[str, Any]:
-        self._opt.sync()
+        self._opt.flush()
         seconds = time.perf_counter() - self._began
         steps = self._opt.steps_done
         outcome: dict[str, Any] = {
@@ -135,6 +147,12 @@ class _Loop:
             "train_loss": sum(self._losses) / len(self._losses),
             "weights": weights_digest(self._model),
             "traffic": self._opt.traffic(),
+            "placement": {
+                "loads": list(self._opt.assignment.loads()),
+                "coefficient_of_variation": self._opt.assignment.coefficient_of_variation(),
+                "standard_deviation": self._opt.assignment.standard_deviation(),
+                "digest": self._opt.assignment.digest(),
+            },
         }
         if self._rank == 0:
             score = evaluate(self._model, self._dataset)
@@ -143,6 +161,8 @@ class _Loop:
                 "test_loss": score.loss,
                 "residual_ratio": self._opt.residual_ratios(),
             }
+            if self._averaged is not None:
+                outcome["test_accuracy_ema"] = evaluate(self._averaged, self._dataset).accuracy
             self._report({"event": "accuracy", "step": steps, "seconds": seconds, "accuracy": score.accuracy})
         return outcome
 

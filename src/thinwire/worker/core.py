@@ -181,14 +181,17 @@ class WorkerCore:
             case _:
                 raise ProtocolError(f"a server does not send {type(message).__name__}")
 
-    def wants(self, table: int) -> bool:
-        """Whether the model's copy of a table is further behind than the policy allows, so that forward must wait."""
+    def wants(self, table: int, *, fully: bool = False) -> bool:
+        """Whether the model's copy of a table is further behind than the policy allows, so that forward must wait.
+
+        With `fully`, whether it lacks anything at all that this worker's exchanges led to.
+        """
         if self.plan.tables[table].state:
             # Where workers may run apart, nobody waits for worker 0's statistics.
             return self.versions[table] < (self._state_version() if self._lockstep else 0)
         if self.policy.immediate:
             return self.versions[table] < 0 or self._answered[table] < self.step
-        return self.versions[table] < self.policy.needs(self.step)
+        return self.versions[table] < (self.step if fully else self.policy.needs(self.step))
 
     def take(self, table: int) -> list[Update]:
         """Returns, and forgets, what has come for a table up to the current step, oldest first.

@@ -1,0 +1,199 @@
+"""One table at a worker: what is pushed for it, what is held back, and how an update of it is applied."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from thinwire.codecs import Codec, Context
+from thinwire.codecs.decoding import decode_into
+from thinwire.codecs.tensors import FloatArray
+from thinwire.errors import NonFiniteError
+from thinwire.policies.criteria import Criterion, Pending
+from thinwire.runtime.session import Session
+from thinwire.schema import TableSpec
+from thinwire.telemetry import Counters
+from thinwire.worker.core import Update
+
+NO_GRADIENT = b""
+
+LocalStep = Callable[["Slot", FloatArray, tuple[float, ...]], None]
+"""Runs the worker's own optimizer on one slot: its values, the average gradient, the step's rates."""
+
+
+class Slot:
+    """A table of one shard, seen from a worker.
+
+    Args:
+        session: with the shard.
+        table: its index there.
+        values: the worker's copy, a view in the table's shape.
+        span: which values of the tensor they are.
+        codec: of the pushes; None for buffers, which travel as they are.
+        counters: for bytes and seconds.
+        seed: of the codec's random stream.
+        undoable: whether a push may turn out to have come too late.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        table: int,
+        values: FloatArray,
+        span: slice,
+        codec: Codec | None,
+        counters: Counters,
+        *,
+        seed: int,
+        undoable: bool,
+    ) -> None:
+        self.session, self.table, self.values, self.span = session, table, values, span
+        self.spec: TableSpec = session.core.plan.tables[table]
+        self.context: Context | None = None
+        if codec is not None:
+            self.context = codec.context(values, name=self.spec.name, seed=seed)
+        self.staleness = 0
+        self.pushed_nbytes = self.pulled_nbytes = 0
+        self.encode_s = self.decode_s = self.wait_s = 0.0
+        self._counters = counters
+        self._undoable = undoable
+        self._held: FloatArray | None = None
+        self._held_iterations = 0
+        self._held_squares = 0.0
+        self._sent_at = time.monotonic()
+        self._before: torch.Tensor | None = None
+        self.measures = False
+        """Whether the gradients' norm is followed, which costs a pass over each."""
+        self.gradient_norm = 0.0
+
+    def behind(self, *, fully: bool = False) -> bool:
+        """Whether the copy lacks more than the policy allows (`fully`: anything)."""
+        return self.session.core.wants(self.table, fully=fully)
+
+    # ---- up
+
+    def hold(self, gradient: torch.Tensor) -> None:
+        """Keeps a gradient for a later push. Raises NonFiniteError before anything is changed."""
+        self._held = self._with_held(gradient)
+        self._held_iterations += 1
+        self._held_squares += float(np.vdot(_flat(gradient), _flat(gradient)))
+
+    def encode(self, gradient: torch.Tensor | None, criterion: Criterion | None) -> bytes:
+        """Returns the frame of this step's push: everything held, and `gradient`. Empty where there is nothing to send.
+
+        Raises:
+            NonFiniteError: NaN or Inf; residual and held gradients are what they were.
+        """
+        assert self.context is not None
+        if gradient is None and self._held is None:
+            return NO_GRADIENT
+        if criterion is not None and gradient is not None:
+            self.hold(gradient)
+            gradient = None
+            assert self._held is not None
+            since = time.monotonic() - self._sent_at
+            pending = Pending(self._held, self.values, self._held_iterations, self._held_squares, since)
+            if not criterion.send(pending):
+                return NO_GRADIENT
+        if self._held is None:
+            assert gradient is not None
+            total = gradient.float() if gradient.dtype == torch.float64 else gradient  # tables are float32
+        else:
+            total = torch.from_numpy(self._held if gradient is None else self._with_held(gradient))
+        if self.measures:
+            norm = float(total.float().norm())
+            self.gradient_norm = norm if not self.gradient_norm else 0.9 * self.gradient_norm + 0.1 * norm
+        begin = time.perf_counter()
+        if self._undoable and self.context.residual is not None:
+            self._before = self.context.residual.clone()
+        frame = self.context.encode(total)
+        self._held, self._held_iterations, self._held_squares = None, 0, 0.0
+        self._sent_at = time.monotonic()
+        self.count_push(self.context.payload_nbytes, time.perf_counter() - begin)
+        return frame
+
+    def count_push(self, payload_nbytes: int, seconds: float) -> None:
+        """Books one push."""
+        self.pushed_nbytes, self.encode_s = payload_nbytes, seconds
+        self._counters.add("payload_bytes_push", payload_nbytes)
+        self._counters.add("values_push", self.values.size)
+        self._counters.add("encode_seconds", seconds)
+
+    def _with_held(self, gradient: torch.Tensor) -> FloatArray:
+        flat = _flat(gradient)
+        if not np.isfinite(flat).all():
+            raise NonFiniteError(f"{self.spec.name}: holds NaN or Inf; nothing was kept and no state was changed")
+        total: FloatArray = flat.reshape(self.values.shape) + (0 if self._held is None else self._held)
+        return total.astype(np.float32, copy=False)
+
+    # ---- down
+
+    def pull(self, local_step: LocalStep | None, *, fully: bool = False) -> bool:
+        """Waits until the copy is recent enough, applies what has come; returns whether anything was applied."""
+        asked = time.perf_counter()
+        updates = self.session.take(self.table, fully=fully)
+        begin = time.perf_counter()
+        self.wait_s = begin - asked
+        for update in updates:
+            self._apply(update, local_step)
+        self.decode_s = time.perf_counter() - begin
+        self._counters.add("decode_seconds", self.decode_s)
+        core = self.session.core
+        self.staleness = 0 if self.spec.state else max(0, core.step - core.versions[self.table])
+        return bool(updates)
+
+    def _apply(self, update: Update, local_step: LocalStep | None) -> None:
+        if update.missed and self._before is not None:
+            # The update was made without our gradient: what it left in the residual goes with it (B4).
+            assert self.context is not None and self.context.residual is not None
+            self.context.residual.copy_(self._before)
+            self._counters.add("late_pushes", 1)
+        if not update.frame:
+            self._counters.add("skipped_updates", 1)
+            return
+        if update.version == 0 or update.whole or local_step is None:
+            nbytes = decode_into(update.frame, self.values, accumulate=not update.whole)
+        else:
+            gradient = np.empty_like(self.values)
+            nbytes = decode_into(update.frame, gradient, accumulate=False)
+            local_step(self, gradient, update.rates)
+        if update.version > 0:
+            self.pulled_nbytes = nbytes
+            self._counters.add("payload_bytes_pull", nbytes)
+            self._counters.add("values_pull", self.values.size)
+
+    def forget_step(self) -> None:
+        """Starts the books of the next step."""
+        self.pushed_nbytes = self.pulled_nbytes = 0
+        self.encode_s = self.decode_s = self.wait_s = 0.0
+
+    # ---- state
+
+    def state_dict(self) -> dict[str, object]:
+        """The context's state, and what is held back."""
+        assert self.context is not None
+        state: dict[str, object] = self.context.state_dict()
+        if self._held is not None:
+            state |= {
+                "held": torch.from_numpy(self._held.copy()),
+                "held_iterations": self._held_iterations,
+                "held_squares": self._held_squares,
+            }
+        return state
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        """Takes back what `state_dict` gave."""
+        assert self.context is not None
+        self.context.load_state_dict(state)
+        held = state.get("held")
+        self._held = held.numpy().copy() if isinstance(held, torch.Tensor) else None
+        self._held_iterations = int(str(state.get("held_iterations", 0)))
+        self._held_squares = float(str(state.get("held_squares", 0.0)))
+
+
+def _flat(gradient: torch.Tensor) -> FloatArray:
+    values: FloatArray = gradient.detach().to(device="cpu", dtype=torch.float32).contiguous().view(-1).numpy()
+    return values
