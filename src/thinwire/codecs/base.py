@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from thinwire import frames
 from thinwire.codecs import entropy_stage
 from thinwire.codecs.scratch import Scratch, scratch
-from thinwire.codecs.tensors import Flat, FloatArray, flatten
+from thinwire.codecs.tensors import Flat, FloatArray, flatten, flatten_on_device, off_host
 from thinwire.errors import ConfigError, FrameError, NonFiniteError
 from thinwire.frames import Flags, Frame
 from thinwire.frames.layout import OPTION_MASK
@@ -97,18 +97,28 @@ class Codec(ABC):
             NonFiniteError: NaN or Inf in the tensor (unless `nonfinite="skip"`), or a scale that overflows.
             TypeError: not a floating-point tensor.
         """
+        if off_host(tensor):
+            from thinwire.codecs import device
+
+            if device.takes(self, tensor.device):
+                return device.encode(self, tensor)
         return self.encode_flat(flatten(tensor), "the tensor", None, self.draws(0, "", 0)).frame
 
     def context(self, tensor: Tensor, *, name: str = "the tensor", seed: int = 0) -> Context:
         """Returns the state for one tensor in one direction, with a zero residual of the tensor's shape.
 
         Args:
-            tensor: an example; only its shape and dtype matter.
+            tensor: an example; only its shape, dtype and device matter. On a GPU, the residual lives there.
             name: used in error messages, and to give every tensor a random stream of its own.
             seed: of the random stream; workers that average their results must have different ones.
         """
         from thinwire.codecs.context import Context
 
+        if off_host(tensor):
+            from thinwire.codecs import device
+
+            if device.takes(self, tensor.device):
+                return Context(self, flatten_on_device(tensor), name=name, seed=seed)
         return Context(self, flatten(tensor), name=name, seed=seed)
 
     @property
@@ -171,16 +181,23 @@ class Codec(ABC):
                 else:
                     packed = self.pack_residual(flat, residual, space, draws)
             except NonFiniteError as error:
-                if self.nonfinite == "skip":
-                    refusal = Frame(self.id, flat.dtype, flat.shape, flags=int(Flags.NON_FINITE))
-                    return Encoded(frames.pack(refusal), 0)
-                raise NonFiniteError(f"{name}: {error}") from None
-            flags = packed.flags
-            payload = packed.payload.data if isinstance(packed.payload, np.ndarray) else memoryview(packed.payload)
-            if self.entropy and (shrunk := entropy_stage.compress(payload)) is not None:
-                flags, payload = flags | Flags.ZSTD, memoryview(shrunk)
-            frame = Frame(self.id, flat.dtype, flat.shape, packed.scales, int(flags), payload)
-            return Encoded(frames.pack(frame), len(payload))
+                return self.refused(error, name, flat.dtype, flat.shape)
+            return self.framed(packed, flat.dtype, flat.shape)
+
+    def framed(self, packed: Packed, dtype: str, shape: tuple[int, ...]) -> Encoded:
+        """What was packed, through the zstd stage where there is one, in a frame."""
+        flags = packed.flags
+        payload = packed.payload.data if isinstance(packed.payload, np.ndarray) else memoryview(packed.payload)
+        if self.entropy and (shrunk := entropy_stage.compress(payload)) is not None:
+            flags, payload = flags | Flags.ZSTD, memoryview(shrunk)
+        frame = Frame(self.id, dtype, shape, packed.scales, int(flags), payload)
+        return Encoded(frames.pack(frame), len(payload))
+
+    def refused(self, error: NonFiniteError, name: str, dtype: str, shape: tuple[int, ...]) -> Encoded:
+        """What becomes of a tensor with NaN or Inf: a frame that says so, or the error, with the tensor's name."""
+        if self.nonfinite == "skip":
+            return Encoded(frames.pack(Frame(self.id, dtype, shape, flags=int(Flags.NON_FINITE))), 0)
+        raise NonFiniteError(f"{name}: {error}") from None
 
 
 def check_payload(codec: type[Codec], frame: Frame) -> Frame:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from thinwire.codecs.base import Codec, Tensor
-from thinwire.codecs.tensors import Flat, FloatArray, flatten
+from thinwire.codecs.base import Codec, Encoded, Tensor
+from thinwire.codecs.tensors import DeviceFlat, Flat, FloatArray, flatten, off_host
 from thinwire.errors import ConfigError
 
 
 class Context:
     """What one tensor needs between steps: the residual, and how far its random stream has run.
+
+    Made for a tensor on a GPU, by a codec with kernels for it, a context keeps the residual there and encodes there
+    (`thinwire.codecs.device`, which also encodes many tensors at once); else in the host's memory.
 
     Example:
         >>> import torch, thinwire as tw
@@ -25,18 +26,24 @@ class Context:
         tensor([ 1.0000,  0.2500, -0.1250])
     """
 
-    def __init__(self, codec: Codec, like: Flat, *, name: str, seed: int) -> None:
+    def __init__(self, codec: Codec, like: Flat | DeviceFlat, *, name: str, seed: int) -> None:
         self.codec = codec
         self.name = name
         self.seed = seed
         self.step = 0
         self.payload_nbytes = 0
         """Payload size of the frame that was encoded last, in bytes."""
+        values = like.values if isinstance(like, DeviceFlat) else torch.from_numpy(like.values)
+        self.device = values.device
+        """Where the residual is, and where tensors are encoded."""
+        self.on_host = isinstance(like, Flat)
         self._dtype = like.dtype
+        self._wide = values.dtype
         self._shape = like.shape
-        self._residual: FloatArray | None = None
-        if codec.residual_by_default:
-            self._residual = np.zeros(like.values.size, like.values.dtype)
+        self._residual = torch.zeros_like(values) if codec.residual_by_default else None
+        self._residual_array: FloatArray | None = None
+        if self.on_host and self._residual is not None:
+            self._residual_array = self._residual.numpy()
 
     @property
     def residual(self) -> torch.Tensor | None:
@@ -44,7 +51,7 @@ class Context:
 
         None where the codec runs without error feedback.
         """
-        return None if self._residual is None else torch.from_numpy(self._residual).view(self._shape)
+        return None if self._residual is None else self._residual.view(self._shape)
 
     def encode(self, tensor: Tensor) -> bytes:
         """Encodes residual + tensor into a frame; what was not sent stays in `residual`.
@@ -53,16 +60,31 @@ class Context:
             NonFiniteError: NaN or Inf; the residual is then bit for bit what it was.
             ConfigError: another shape or dtype class than the context was made for.
         """
+        if not self.on_host:
+            from thinwire.codecs import device
+
+            return device.encode_all([self], [tensor])[0]
+        if off_host(tensor):
+            from thinwire.codecs import device
+
+            device.warn_of_host_context(self, tensor.device)
         flat = flatten(tensor, self.name)
+        self.check(flat)
+        draws = self.codec.draws(self.seed, self.name, self.step)
+        return self.sent(self.codec.encode_flat(flat, self.name, self._residual_array, draws))
+
+    def check(self, flat: Flat | DeviceFlat) -> None:
+        """Raises ConfigError where a tensor is not of the shape and dtype class that the context was made for."""
         if flat.shape != self._shape:
             raise ConfigError(f"{self.name} has shape {flat.shape}; this context is for {self._shape}")
-        if self._residual is not None and flat.values.dtype != self._residual.dtype:
+        if self._residual is not None and (flat.dtype == "fp64") != (self._dtype == "fp64"):
             raise ConfigError(
                 f"{self.name} has dtype {flat.dtype}; this context was made for {self._dtype} "
-                f"and keeps its residual as {self._residual.dtype}"
+                f"and keeps its residual as {str(self._wide).removeprefix('torch.')}"
             )
-        draws = self.codec.draws(self.seed, self.name, self.step)
-        encoded = self.codec.encode_flat(flat, self.name, self._residual, draws)
+
+    def sent(self, encoded: Encoded) -> bytes:
+        """Counts what was encoded, and returns the frame."""
         self.payload_nbytes = encoded.payload_nbytes
         self.step += 1
         return encoded.frame
@@ -80,7 +102,7 @@ class Context:
         Raises:
             ConfigError: the state is of another shape, or of a codec with (or without) error feedback.
         """
-        residual: torch.Tensor | NDArray[Any] | None = state.get("residual")
+        residual = state.get("residual")
         if (residual is None) != (self._residual is None):
             kept = "keeps" if self._residual is not None else "does not keep"
             raise ConfigError(f"{self.name}: this context {kept} a residual and the state says otherwise")
@@ -89,6 +111,6 @@ class Context:
                 raise ConfigError(
                     f"{self.name}: the state's residual has shape {tuple(residual.shape)}, not {self._shape}"
                 )
-            self._residual[:] = np.asarray(residual).reshape(-1)
+            self._residual.copy_(torch.as_tensor(residual).reshape(-1))
         self.step = int(state["step"])
         self.seed = int(state["seed"])

@@ -12,7 +12,7 @@ from thinwire import frames
 from thinwire.codecs import registry
 from thinwire.codecs.base import Codec, check_payload
 from thinwire.codecs.scratch import scratch
-from thinwire.codecs.tensors import check_out, compute_dtype, direct_view, empty, store
+from thinwire.codecs.tensors import check_out, compute_dtype, direct_view, empty, off_host, store
 from thinwire.errors import ConfigError, FrameError
 from thinwire.frames import Frame
 
@@ -114,6 +114,11 @@ def _decoder(frame: Frame) -> type[Codec]:
 def _unpack(kind: type[Codec], frame: Frame, out: Out, accumulate: bool) -> None:
     if frame.size == 0:
         return
+    if off_host(out):
+        from thinwire.codecs import device
+
+        if device.unpack(kind, frame, out, accumulate):
+            return
     view = direct_view(out)
     with scratch() as space:
         if view is not None and view.dtype == compute_dtype(frame.dtype):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from thinwire.codecs.base import Codec, Draws, Packed
 from thinwire.codecs.scratch import Scratch
@@ -18,10 +19,20 @@ from thinwire.kernels.rounding import round_to_int8, scale_levels
 TOP_LEVEL = 127
 
 
-def _largest_scale(dtype: np.dtype[Any]) -> Any:
+def largest_scale(dtype: np.dtype[Any]) -> Any:
     """The largest scale whose 127 steps stay finite: a 127th of the largest number may round up, out of the range."""
     kind = dtype.type
     return np.nextafter(np.finfo(dtype).max / kind(TOP_LEVEL), kind(0))
+
+
+def levels_of(frame: Frame, dtype: np.dtype[Any]) -> tuple[NDArray[np.int8], float]:
+    """A frame's levels and scale (`FrameError` where no encoder sends such)."""
+    if len(frame.scales) != 1 or not 0 <= frame.scales[0] <= largest_scale(dtype):
+        raise FrameError(f"int8 sends one scale, from 0 to a 127th of the range; {list(frame.scales)[:4]} came")
+    levels = np.frombuffer(frame.payload, np.int8)
+    if levels.min() < -TOP_LEVEL:
+        raise FrameError("a level of -128 came; int8 sends -127 … 127")
+    return levels, frame.scales[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +54,7 @@ class Int8(Codec):
         kind = flat.values.dtype.type
         largest = largest_of(flat.values, residual, self.error_scale)
         require_finite_magnitude(largest)
-        scale = min(kind(largest) / kind(TOP_LEVEL), _largest_scale(flat.values.dtype))
+        scale = min(kind(largest) / kind(TOP_LEVEL), largest_scale(flat.values.dtype))
         levels = space.array("int8.levels", flat.values.size, np.dtype(np.int8))
         if scale == 0:
             levels[:] = 0
@@ -56,12 +67,8 @@ class Int8(Codec):
 
     @classmethod
     def unpack(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
-        if len(frame.scales) != 1 or not 0 <= frame.scales[0] <= _largest_scale(out.dtype):
-            raise FrameError(f"int8 sends one scale, from 0 to a 127th of the range; {list(frame.scales)[:4]} came")
-        levels = np.frombuffer(frame.payload, np.int8)
-        if levels.min() < -TOP_LEVEL:
-            raise FrameError("a level of -128 came; int8 sends -127 … 127")
-        scale_levels(levels, scale=frame.scales[0], out=out, accumulate=accumulate)
+        levels, scale = levels_of(frame, out.dtype)
+        scale_levels(levels, scale=scale, out=out, accumulate=accumulate)
 
     @classmethod
     def max_payload_nbytes(cls, frame: Frame) -> int:

@@ -25,6 +25,13 @@ ZEROS_KEPT = Flags.OPTION_A
 """Two bit planes: which values are not zero, and which are positive."""
 
 
+def scale_of(frame: Frame) -> float:
+    """The frame's one scale (`FrameError` where it is another number of scales, or negative)."""
+    if len(frame.scales) != 1 or frame.scales[0] < 0:
+        raise FrameError(f"onebit sends one scale of at least 0; {list(frame.scales)[:4]} came")
+    return frame.scales[0]
+
+
 @dataclass(frozen=True, kw_only=True)
 class OneBit(Codec):
     """1 bit a value (2 where zeros are kept), with a residual.
@@ -92,9 +99,7 @@ class OneBit(Codec):
 
     @classmethod
     def unpack(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
-        if len(frame.scales) != 1 or frame.scales[0] < 0:
-            raise FrameError(f"onebit sends one scale of at least 0; {list(frame.scales)[:4]} came")
-        scale = frame.scales[0]
+        scale = scale_of(frame)
         bits = np.frombuffer(frame.payload, np.uint8)
         if not frame.flags & ZEROS_KEPT:
             unpack_signs(bits, low=0.0 - scale, high=scale, out=out, accumulate=accumulate)

@@ -7,7 +7,7 @@ max·s overflows float16 above 34,500 and bfloat16 keeps eight bits. Callers' me
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -37,8 +37,26 @@ class Flat:
     shape: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceFlat:
+    """A tensor as kernels on its own device see it; `values` may be its memory and is never written."""
+
+    values: torch.Tensor
+    dtype: str
+    shape: tuple[int, ...]
+
+
+HOST_DEVICES = frozenset({"cpu"})
+"""Types of devices whose memory NumPy sees."""
+
+
+def off_host(tensor: object) -> TypeGuard[torch.Tensor]:
+    """Whether this is a tensor in other memory than the host's."""
+    return isinstance(tensor, torch.Tensor) and tensor.device.type not in HOST_DEVICES
+
+
 def flatten(tensor: torch.Tensor | NDArray[Any], name: str = "the tensor") -> Flat:
-    """Returns the tensor's values in C order, in the compute dtype.
+    """Returns the tensor's values in C order, in the compute dtype, in the host's memory.
 
     Raises:
         TypeError: not a dense floating-point torch tensor or NumPy array.
@@ -53,15 +71,27 @@ def flatten(tensor: torch.Tensor | NDArray[Any], name: str = "the tensor") -> Fl
         dtype = {2: "fp16", 4: "fp32", 8: "fp64"}[tensor.dtype.itemsize]
         wide = np.float64 if dtype == "fp64" else np.float32
         return Flat(np.ascontiguousarray(tensor, dtype=wide).reshape(-1), dtype, shape)
+    values = _flat(tensor, name).cpu()
+    return Flat(values.numpy(), _NAMES[tensor.dtype], tuple(tensor.shape))
+
+
+def flatten_on_device(tensor: torch.Tensor, name: str = "the tensor") -> DeviceFlat:
+    """As `flatten`, where the tensor lies."""
+    if tensor.ndim > MAX_RANK:
+        raise ConfigError(f"{name} has {tensor.ndim} dimensions; a frame holds at most {MAX_RANK}: reshape it")
+    return DeviceFlat(_flat(tensor, name), _NAMES[tensor.dtype], tuple(tensor.shape))
+
+
+def _flat(tensor: object, name: str) -> torch.Tensor:
+    """The values in C order, in the compute dtype, on their device."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name} is a {type(tensor).__name__}; codecs take torch tensors and NumPy arrays")
     if tensor.dtype not in _NAMES:
         raise TypeError(f"{name} has dtype {tensor.dtype}; codecs take float16, bfloat16, float32 and float64")
     if tensor.layout != torch.strided:
         raise TypeError(f"{name} has layout {tensor.layout}; codecs take dense tensors: call to_dense() first")
-    dtype = _NAMES[tensor.dtype]
-    values = tensor.detach().to(device="cpu", dtype=torch.float64 if dtype == "fp64" else torch.float32)
-    return Flat(values.resolve_neg().contiguous().reshape(-1).numpy(), dtype, tuple(tensor.shape))
+    values = tensor.detach().to(torch.float64 if tensor.dtype == torch.float64 else torch.float32)
+    return values.resolve_neg().contiguous().reshape(-1)
 
 
 def compute_dtype(dtype: str) -> type[np.float32] | type[np.float64]:
@@ -111,14 +141,23 @@ def store(out: torch.Tensor | NDArray[Any], values: FloatArray, accumulate: bool
     A narrower `out` takes its largest number for values past it: a scale may lie there although no sender's value
     did, and one Inf would spread over the whole model. `values` may be overwritten.
     """
-    limit = float((torch.finfo if isinstance(out, torch.Tensor) else np.finfo)(out.dtype).max)  # type: ignore[arg-type]
+    if isinstance(out, torch.Tensor):
+        store_tensor(out, torch.from_numpy(values), accumulate)
+        return
+    limit = float(np.finfo(out.dtype).max)
     if limit < float(np.finfo(values.dtype).max):
         np.clip(values, -limit, limit, out=values)
-    if isinstance(out, torch.Tensor):
-        source = torch.from_numpy(values).reshape(out.shape).to(device=out.device, dtype=out.dtype)
-        with torch.no_grad():
-            out.add_(source) if accumulate else out.copy_(source)
-    elif accumulate:
+    if accumulate:
         out += values.reshape(out.shape).astype(out.dtype, copy=False)
     else:
         out[...] = values.reshape(out.shape)
+
+
+def store_tensor(out: torch.Tensor, values: torch.Tensor, accumulate: bool) -> None:
+    """As `store`, for tensors on any devices."""
+    limit = torch.finfo(out.dtype).max
+    if limit < torch.finfo(values.dtype).max:
+        values.clamp_(-limit, limit)
+    source = values.reshape(out.shape).to(device=out.device, dtype=out.dtype)
+    with torch.no_grad():
+        out.add_(source) if accumulate else out.copy_(source)

@@ -29,6 +29,13 @@ TRITS_PER_BYTE = 5
 MAX_RUN = 14
 
 
+def scale_of(frame: Frame) -> float:
+    """The frame's one scale, m (`FrameError` where it is another number of scales, or negative)."""
+    if len(frame.scales) != 1 or frame.scales[0] < 0:
+        raise FrameError(f"3lc sends one scale of at least 0; {list(frame.scales)[:4]} came")
+    return frame.scales[0]
+
+
 @dataclass(frozen=True, kw_only=True)
 class ThreeLC(Codec):
     """0.1–1.6 bits a value, with a residual that carries what was not sent to the next step.
@@ -82,16 +89,18 @@ class ThreeLC(Codec):
             residual_scale=self.error_scale,
             workspace=space.kernel,
         )
-        flags = (ZERO_RUN if self.zero_run else 0) | (PARTITION if self.layout == "partition" else 0)
-        return Packed(payload, (scale,), int(flags))
+        return Packed(payload, (scale,), self.flags)
+
+    @property
+    def flags(self) -> int:
+        """The flags of its frames."""
+        return int((ZERO_RUN if self.zero_run else 0) | (PARTITION if self.layout == "partition" else 0))
 
     @classmethod
     def unpack(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
-        if len(frame.scales) != 1 or frame.scales[0] < 0:
-            raise FrameError(f"3lc sends one scale of at least 0; {list(frame.scales)[:4]} came")
         decode_ternary(
             frame.payload,
-            scale=frame.scales[0],
+            scale=scale_of(frame),
             out=out,
             layout="partition" if frame.flags & PARTITION else "stride",
             zero_run=bool(frame.flags & ZERO_RUN),
