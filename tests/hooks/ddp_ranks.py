@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import multiprocessing
 import os
 import pickle
+import runpy
+import socket
+import sys
 import tempfile
 from collections.abc import Callable
 from datetime import timedelta
@@ -19,7 +24,7 @@ from torch import nn
 import thinwire as tw
 from thinwire.hooks import ddp  # loaded here, in the server, once
 
-__all__ = ["RankError", "batch", "ddp", "mlp", "run_ranks", "train", "weights"]
+__all__ = ["RankError", "batch", "ddp", "mlp", "run_ranks", "run_script", "train", "weights"]
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tests.hooks.ddp_preload"])
@@ -36,14 +41,24 @@ def run_ranks(world: int, work: Callable[..., Any], *args: Any, group_timeout_s:
 
     An exception of thinwire's is a result too: tests ask for its type and text. A rank that dies gives None.
     """
+    return _run(world, _meet, work, group_timeout_s, args)
+
+
+def run_script(world: int, script: Path, *arguments: str) -> str:
+    """Runs a script on every rank, in the environment that torchrun gives it; returns what rank 0 printed."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    texts = _run(world, _impersonate_torchrun, script, port, arguments)
+    return str(texts[0])
+
+
+def _run(world: int, main: Callable[..., Any], *args: Any) -> list[Any]:
     with tempfile.TemporaryDirectory() as folder:
         pipes: list[Connection] = []
         processes = []
         for rank in range(world):
             ours, theirs = _context.Pipe(duplex=False)
-            process = _context.Process(
-                target=_rank, args=(theirs, work, rank, world, str(Path(folder) / "store"), group_timeout_s, args)
-            )
+            process = _context.Process(target=_rank, args=(theirs, main, rank, world, folder, args))
             process.start()
             theirs.close()
             pipes.append(ours)
@@ -70,15 +85,10 @@ def _result(rank: int, pipe: Connection) -> Any:
     return value
 
 
-def _rank(
-    pipe: Connection, work: Callable[..., Any], rank: int, world: int, store: str, timeout_s: float, args: Any
-) -> None:
+def _rank(pipe: Connection, main: Callable[..., Any], rank: int, world: int, folder: str, args: Any) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=timeout_s)
-    )
     try:
-        outcome: tuple[str, Any] = ("value", work(rank, *args))
+        outcome: tuple[str, Any] = ("value", main(rank, world, folder, *args))
     except tw.ThinwireError as error:
         outcome = ("value", error)
     except BaseException as error:
@@ -87,6 +97,26 @@ def _rank(
     pipe.close()
     # As after a crash: peers see this rank go, and nothing waits for a group that a test broke on purpose.
     os._exit(0)
+
+
+def _meet(rank: int, world: int, folder: str, work: Callable[..., Any], timeout_s: float, args: Any) -> Any:
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=timeout_s),
+    )
+    return work(rank, *args)
+
+
+def _impersonate_torchrun(rank: int, world: int, _folder: str, script: Path, port: int, arguments: Any) -> str:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    sys.argv = [str(script), *arguments]
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        runpy.run_path(str(script), run_name="__main__")
+    return printed.getvalue()
 
 
 def mlp(seed: int = 0, dtype: torch.dtype = torch.float32) -> nn.Sequential:
