@@ -146,11 +146,11 @@ class Slot:
         return bool(updates)
 
     def _apply(self, update: Update, local_step: LocalStep | None) -> None:
-        if update.missed and self._before is not None:
-            # The update was made without our gradient: what it left in the residual goes with it (B4).
-            assert self.context is not None and self.context.residual is not None
-            self.context.residual.copy_(self._before)
+        if update.missed:
             self._counters.add("late_pushes", 1)
+            if self._before is not None and self.context is not None and self.context.residual is not None:
+                # The update was made without our gradient: what that left in the residual goes with it.
+                self.context.residual.copy_(self._before)
         if not update.frame:
             self._counters.add("skipped_updates", 1)
             return

@@ -242,9 +242,9 @@ class ServerCore:
         return effects
 
     def _hear(self, rank: int, push: Push) -> None:
-        """Worker 0's word on the rates and on the end; everybody's digest."""
+        """Worker 0's word on the rates and on the end (anybody's, where updates are made without it); the digests."""
         assert self.plan is not None
-        if rank == 0 or self._policy.immediate:
+        if rank == 0 or self._policy.immediate or self._policy.quorum(self._workers) < self._workers:
             if len(push.rates) != len(self.plan.groups):
                 raise ProtocolError(f"{len(push.rates)} learning rates came for {len(self.plan.groups)} groups")
             self._rates = push.rates
