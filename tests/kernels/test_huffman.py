@@ -35,7 +35,7 @@ def coded(symbols: Any, num_bits: int) -> tuple[Any, list[bytes]]:
 
 
 def decoded(streams: list[bytes], lengths: Any, num_bits: int, size: int) -> Any:
-    out = np.empty(size, np.int32)
+    out = np.empty(size, np.uint16)
     room = np.empty(sum(map(len, streams)) + 64, np.uint8)
     decode_symbols([memoryview(s) for s in streams], lengths, length_limit(num_bits), room=room, out=out)
     return out
@@ -49,7 +49,7 @@ W = np.array([-1.0, -0.5, -0.25, 0.0, 0.1, 0.25, 0.5, 1.0])
 
 
 def test_bins_of_the_worked_example() -> None:
-    bins = np.empty(8, np.int32)
+    bins = np.empty(8, np.uint16)
     bin_values(W, low=-1.0, high=1.0, num_bits=2, out=bins)
     assert bins.tolist() == [0, 1, 1, 2, 2, 2, 3, 3]
     out = np.empty(8)
@@ -65,7 +65,7 @@ def test_bins_of_the_worked_example() -> None:
 
 
 def test_codes_of_the_skewed_example() -> None:
-    symbols = np.array([0] * 5 + [1, 1, 2, 3], np.int32)
+    symbols = np.array([0] * 5 + [1, 1, 2, 3], np.uint16)
     assert entropy_of(symbols) == pytest.approx(1.657743, abs=1e-6)
     lengths = code_lengths(histogram(symbols, 4), 12)
     assert lengths.tolist() == [1, 2, 3, 3]
@@ -140,7 +140,7 @@ def test_a_limit_costs_little() -> None:
 def test_streams_round_trip_as_written(size: int, num_bits: int) -> None:
     rng = np.random.default_rng(size)
     top = (1 << num_bits) - 1
-    symbols = np.clip(rng.laplace(top / 2, max(0.3, top / 30), size).round(), 0, top).astype(np.int32)
+    symbols = np.clip(rng.laplace(top / 2, max(0.3, top / 30), size).round(), 0, top).astype(np.uint16)
     symbols[0], symbols[-1] = 0, top
     lengths, streams = coded(symbols, num_bits)
     assert np.array_equal(decoded(streams, lengths, num_bits, size), symbols)
@@ -188,7 +188,7 @@ def test_lengths_that_are_no_code(written: bytes, message: str) -> None:
 
 
 def test_streams_that_end_elsewhere() -> None:
-    symbols = np.random.default_rng(0).integers(0, 16, 1000).astype(np.int32)
+    symbols = np.random.default_rng(0).integers(0, 16, 1000).astype(np.uint16)
     lengths, streams = coded(symbols, 4)
     for bad in (
         [*streams[:3], streams[3][:-1]],

@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -134,7 +134,7 @@ class Entropy(Codec):
             payload.fill(0)
             return Packed(payload, (low, high))
         num_bits = self.num_bits(values)
-        bins = space.array("entropy.bins", values.size, np.int32)
+        bins = space.array("entropy.bins", values.size, _dtype(num_bits))
         bin_values(values, low=low, high=high, num_bits=num_bits, out=bins)
         coded = None if self.mode == "fixed" or num_bits > MAX_BITS else _code(bins, num_bits, space)
         raw_nbytes = 1 + packed_nbytes(values.size, num_bits)
@@ -158,7 +158,7 @@ class Entropy(Codec):
                 out.fill(low)
             return
         num_bits, rest = frame.payload[0], memoryview(frame.payload)[1:]
-        bins = space.array("entropy.bins", out.size, np.int32)
+        bins = space.array("entropy.bins", out.size, _dtype(num_bits))
         if frame.flags & HUFFMAN:
             _decode(rest, num_bits, bins, space)
         elif len(rest) == packed_nbytes(out.size, num_bits):
@@ -182,13 +182,18 @@ class Entropy(Codec):
         return 1 + packed_nbytes(frame.size, 1 if frame.flags & HUFFMAN else num_bits)
 
 
+def _dtype(num_bits: int) -> type[np.uint16] | type[np.int32]:
+    """The narrowest type of the bins."""
+    return np.uint16 if num_bits <= MOST_BITS else np.int32
+
+
 def _range(frame: Frame) -> tuple[float, float]:
     if len(frame.scales) != 2 or frame.scales[0] > frame.scales[1]:
         raise FrameError(f"entropy sends the smallest and the largest value; {list(frame.scales)[:4]} came")
     return frame.scales[0], frame.scales[1]
 
 
-def _code(bins: NDArray[np.int32], num_bits: int, space: Scratch) -> bytes:
+def _code(bins: NDArray[Any], num_bits: int, space: Scratch) -> bytes:
     """Code lengths, stream sizes, streams."""
     limit = length_limit(num_bits)
     lengths = code_lengths(histogram(bins, 1 << num_bits), limit)
@@ -198,7 +203,7 @@ def _code(bins: NDArray[np.int32], num_bits: int, space: Scratch) -> bytes:
     return b"".join((write_lengths(lengths), sizes, *(stream.data for stream in streams)))
 
 
-def _decode(data: memoryview, num_bits: int, bins: NDArray[np.int32], space: Scratch) -> None:
+def _decode(data: memoryview, num_bits: int, bins: NDArray[Any], space: Scratch) -> None:
     limit = length_limit(num_bits)
     lengths, at = read_lengths(data, 1 << num_bits, limit)
     sizes = []

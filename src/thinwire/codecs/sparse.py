@@ -53,7 +53,7 @@ class Sparse(Codec):
     """
 
     keeps_residual: ClassVar[bool] = True
-    option_flags: ClassVar[int] = int(BITMAP | SIGNS)
+    option_flags: ClassVar[int] = int(BITMAP)
 
     positions: Literal["auto", "bitmap", "index"] = "auto"
 

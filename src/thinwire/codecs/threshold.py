@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from thinwire.codecs.base import Draws
-from thinwire.codecs.sparse import Chosen, Sparse
+from thinwire.codecs.sparse import BITMAP, SIGNS, Chosen, Sparse
 from thinwire.codecs.tensors import FloatArray
 from thinwire.codecs.topk import check_fraction
 from thinwire.errors import ConfigError
@@ -36,6 +36,7 @@ class Threshold(Sparse):
     """
 
     id: ClassVar[str] = "threshold"
+    option_flags: ClassVar[int] = int(BITMAP | SIGNS)
 
     fraction: float = 0.05
     sample: int | None = None

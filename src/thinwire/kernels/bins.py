@@ -17,8 +17,8 @@ from thinwire.kernels.jit import jit
 from thinwire.kernels.magnitude import frozen
 
 
-def bin_values(values: Any, *, low: float, high: float, num_bits: int, out: NDArray[np.int32]) -> None:
-    """Fills int32[n] with bins 0 … 2**num_bits − 1 of float32[n] or float64[n] values in low … high, low < high.
+def bin_values(values: Any, *, low: float, high: float, num_bits: int, out: NDArray[Any]) -> None:
+    """Fills out[n], uint16 or int32, with bins 0 … 2**num_bits − 1 of float32[n] or float64[n] values, low < high.
 
     Example:
         >>> bins = np.empty(3, np.int32)
@@ -29,14 +29,12 @@ def bin_values(values: Any, *, low: float, high: float, num_bits: int, out: NDAr
     _bins(frozen(values), _half(low, high), float(low), float(high), 2.0**num_bits, out)
 
 
-def value_of_bins(
-    bins: NDArray[np.int32], *, low: float, high: float, num_bits: int, out: Any, accumulate: bool
-) -> None:
+def value_of_bins(bins: NDArray[Any], *, low: float, high: float, num_bits: int, out: Any, accumulate: bool) -> None:
     """``out`` = the middle of each bin, or ``out +=``."""
     (_add if accumulate else _store)(frozen(bins), float(low), float(high), 2.0**num_bits, out)
 
 
-def entropy_of(bins: NDArray[np.int32]) -> float:
+def entropy_of(bins: NDArray[Any]) -> float:
     """Zero-order entropy of the bins, in bits.
 
     Example:

@@ -45,8 +45,10 @@ def pack_integers(values: NDArray[Any], *, offset: int = 0, width: int, words: N
     return words.view(np.uint8)[: packed_nbytes(values.size, width)]
 
 
-def unpack_integers(packed: Any, *, offset: int = 0, width: int, out: NDArray[np.int32]) -> None:
+def unpack_integers(packed: Any, *, offset: int = 0, width: int, out: NDArray[Any]) -> None:
     """Fills `out` with the packed numbers minus `offset`; `packed` has ceil(n·width / 8) bytes.
+
+    `out` is int32, or uint16 for numbers that fit; int32 holds the bits of 32-bit numbers.
 
     Raises:
         FrameError: padding bits are set. The content of `out` is then undefined.
