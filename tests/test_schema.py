@@ -47,6 +47,7 @@ def test_an_older_reader_skips_what_it_does_not_know(message: type[msgspec.Struc
         "Delta": {"version": 5, "tables": [0]},
         "Leave": {},
         "Refused": {"reason": "another shape"},
+        "Scalars": {"step": 4, "values": [0.5]},
     }
     fields = samples[message.__name__]
     plain = msgspec.msgpack.decode(msgspec.msgpack.encode(fields), type=message)

@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 
 import psutil
-import pytest
 
 THINWIRE = [sys.executable, "-m", "thinwire"]
 
@@ -67,13 +66,12 @@ def test_interrupting_a_training_leaves_no_process_behind() -> None:
                 child.kill()
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_server_ends_in_good_order_when_asked(signum: signal.Signals) -> None:
+def test_a_server_ends_in_good_order_on_ctrl_c() -> None:
     server = start("server", "--listen", "127.0.0.1:0", "--events")
     try:
         assert server.stdout is not None
         assert json.loads(server.stdout.readline())["event"] == "listening"
-        server.send_signal(signum)
+        server.send_signal(signal.SIGINT)
         out, err = server.communicate(timeout=60)
         assert (server.returncode, err) == (0, "")
         assert json.loads(out) == {"event": "served", "wire_bytes_sent": 0, "wire_bytes_received": 0}

@@ -58,11 +58,9 @@ def test_a_real_run() -> None:
 def test_a_worker_that_fails_ends_the_run_with_its_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with a bad data folder on one machine; the server is stopped as well."""
     usual = experiment.worker_arguments
-    monkeypatch.setattr(
-        experiment, "worker_arguments", lambda *a: ["worker", "--design", "no-such"] if a[1] else usual(*a)
-    )
-    with pytest.raises(EngineError, match=r"worker 1 ended with exit status 2(.|\n)*stopped: .*server"):
-        run(Job(workers=2, steps=5))
+    monkeypatch.setattr(experiment, "worker_arguments", lambda *a: [*usual(*a), "--no-such-option"])
+    with pytest.raises(EngineError, match=r"worker 0 ended with exit status 2(.|\n)*stopped: .*server"):
+        run(Job(workers=1, steps=5))
 
 
 # ---- links
@@ -99,12 +97,21 @@ def test_rates_and_choices_that_cannot_be(link: str, shaping: str, text: str) ->
 
 
 def test_a_workers_command_line_says_all_of_the_job() -> None:
-    job = Job(design="int8", workers=3, steps=9, seed=4, batch=2, lr=0.5, eval_every=1.5, data_root="/data")
-    assert worker_arguments(job, 2, "10.0.0.1:7070") == [
-        *("worker", "--server", "grpc://10.0.0.1:7070", "--rank", "2", "--design", "int8", "--model", "mlp"),
-        *("--data", "digits", "--workers", "3", "--steps", "9", "--seed", "4", "--batch", "2", "--lr", "0.5"),
-        *("--eval-every", "1.5", "--data-root", "/data"),
+    said = {"design": "int8", "workers": 3, "steps": 9, "seed": 4, "batch": 2, "lr": 0.5, "eval_every": 1.5}
+    job = Job(**said, data_root="/data", consistency="ssp[staleness=2]", servers=2)  # type: ignore[arg-type]
+    command, *rest = worker_arguments(job, 2, ["10.0.0.1:7070", "10.0.0.2:7070"])
+    options = list(zip(rest[::2], rest[1::2], strict=True))
+    assert command == "worker"
+    assert [value for option, value in options if option == "--server"] == [
+        "grpc://10.0.0.1:7070",
+        "grpc://10.0.0.2:7070",
     ]
+    given = dict(options)
+    assert given["--rank"] == "2" and given["--model"] == "mlp" and given["--data"] == "digits"
+    assert given["--data-root"] == "/data" and given["--consistency"] == "ssp[staleness=2]"
+    for key, value in said.items():
+        assert given["--" + key.replace("_", "-")] == str(value)
+    assert "--seconds" not in given, "what was not said is the recipe's"
 
 
 def outcome_of(rank: int, **changes: Any) -> dict[str, Any]:
@@ -119,6 +126,7 @@ def outcome_of(rank: int, **changes: Any) -> dict[str, Any]:
         "test_accuracy": 0.5,
         "test_loss": 1.5,
         "residual_ratio": {"w": 0.25},
+        "placement": {},
         "traffic": {**traffic, "wire_bytes_push": 150, "wire_bytes_pull": 350, "wait_seconds": 1.0},
         **changes,
     }

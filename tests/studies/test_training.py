@@ -25,7 +25,11 @@ def train(job: Job, transport: str = "memory") -> tuple[dict[str, Any], list[dic
     server: Server
     if transport == "memory":
         server = memory = MemoryServer(serving(core))
-        servers: Any = lambda: [memory.connect()]
+
+        def connect() -> list[Any]:
+            return [memory.connect()]
+
+        servers: Any = connect
     else:
         server = grpc.serve(serving(core), "127.0.0.1:0")
         servers = [f"grpc://{server.address}"]
