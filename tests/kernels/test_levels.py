@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from thinwire.errors import FrameError
 from thinwire.kernels import plain
 from thinwire.kernels.elias import decode_levels, encode_levels, longest
-from thinwire.kernels.levels import round_to_levels, value_of_levels, worth
+from thinwire.kernels.levels import bucket_norms, round_to_levels, value_of_levels, worth
 
 KEY = (5, 6)
 
@@ -95,3 +95,17 @@ def test_any_bits_are_levels_or_a_frame_error(packed: bytes, size: int) -> None:
         return
     assert np.abs(out).max() <= 9
     assert bytes(encode_levels(out, top=9, words=words_for(size, 9))) == packed
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(("size", "bucket"), [(1, 1), (319, 64), (1000, 1), (1000, 5000)])
+def test_norms_of_buckets(size: int, bucket: int, dtype: Any) -> None:
+    values = np.random.default_rng(size).standard_t(3, size).astype(dtype)
+    got = bucket_norms(values, bucket=bucket, largest=float(np.abs(values).max()))
+    wanted = [np.linalg.norm(values[i : i + bucket].astype(np.float64)) for i in range(0, size, bucket)]
+    assert got == pytest.approx(wanted, rel=1e-12)
+
+
+def test_norms_of_buckets_at_the_ends_of_float64() -> None:
+    for value in (1e300, 5e-324):
+        assert bucket_norms(np.array([value, 0.0]), bucket=2, largest=value) == pytest.approx([value])

@@ -24,7 +24,7 @@ from thinwire.frames import Flags, Frame
 from thinwire.frames.layout import MAX_SCALES
 from thinwire.kernels.elias import decode_levels, encode_levels, longest
 from thinwire.kernels.integers import pack_integers, packed_nbytes, unpack_integers
-from thinwire.kernels.levels import MAX_LEVELS, MAX_NATURAL_LEVELS, round_to_levels, value_of_levels
+from thinwire.kernels.levels import MAX_LEVELS, MAX_NATURAL_LEVELS, bucket_norms, round_to_levels, value_of_levels
 from thinwire.kernels.moments import largest_of, moments, require_finite_magnitude
 
 NATURAL = Flags.OPTION_A
@@ -77,15 +77,11 @@ class QSGD(Unbiased):
 
     def _norms(self, values: FloatArray) -> Any:
         """One norm for each bucket, in the type of the values; the largest number where it would overflow."""
-        starts = np.arange(0, values.size, self.bucket)
-        largest = np.maximum.reduceat(np.abs(values), starts)
+        largest = np.maximum.reduceat(np.abs(values), np.arange(0, values.size, self.bucket))
         if self.norm == "max":
             return largest
-        unit = np.where(largest > 0, largest, 1).astype(np.float64)
-        shares = values.astype(np.float64) / np.repeat(unit, self.bucket)[: values.size]
-        with np.errstate(over="ignore"):
-            norms = (np.sqrt(np.add.reduceat(shares * shares, starts)) * unit).astype(values.dtype)
-        return np.clip(norms, largest, np.finfo(values.dtype).max)
+        norms = bucket_norms(values, bucket=self.bucket, largest=float(largest.max()))
+        return np.clip(norms, largest, np.finfo(values.dtype).max).astype(values.dtype)
 
     @classmethod
     def unpack(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:

@@ -31,8 +31,8 @@ def stream(seed: int, name: str, step: int) -> Draws:
 
 def key_of(draws: Draws | None) -> tuple[int, int]:
     """Draws the two 32-bit words that key the kernels' own counter-based numbers (`thinwire.kernels.uniform`)."""
-    low, high = (draws or stream(0, "", 0)).integers(0, 1 << 32, size=2)
-    return int(low), int(high)
+    word = (draws or stream(0, "", 0)).bit_generator.random_raw()
+    return int(word) & 0xFFFFFFFF, int(word) >> 32
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,7 @@ from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.tensors import Flat, FloatArray, compute_dtype
 from thinwire.errors import ConfigError, FrameError
 from thinwire.frames import Flags, Frame, varint
+from thinwire.kernels.bitmap import positions_of, set_bits
 from thinwire.kernels.integers import MAX_WIDTH, pack_integers, packed_nbytes, unpack_integers
 from thinwire.kernels.magnitude import max_magnitude
 from thinwire.kernels.moments import largest_of, require_finite_magnitude
@@ -98,15 +99,13 @@ class Sparse(Codec):
             raise ConfigError(f"{self.id}: {size} values are too many for positions='index'; take 'bitmap'")
         payload = space.array("sparse.payload", bitmap_nbytes if bitmap else index_nbytes, np.uint8)
         if bitmap:
-            flags = space.array("sparse.flags", size, np.uint8)
-            flags.fill(0)
-            flags[chosen.positions] = 1
-            places = np.packbits(flags)
+            places = payload[: _bitmap_nbytes(size)]
+            set_bits(chosen.positions, places)
         else:
             words = space.array("sparse.words", -(-count * _width(size) // 32), np.uint32)
             packed = pack_integers(chosen.positions, width=_width(size), words=words)
-            places = np.concatenate((np.frombuffer(varint.write(count), np.uint8), packed))
-        payload[: places.size] = places
+            places = payload[: len(varint.write(count)) + packed.size]
+            places[:] = np.concatenate((np.frombuffer(varint.write(count), np.uint8), packed))
         payload[places.size : places.size + body.size] = body
         payload[places.size + body.size :] = 0
         scales = (chosen.threshold,) if self.sends_signs else ()
@@ -172,10 +171,10 @@ def _read_positions(frame: Frame, space: Scratch) -> tuple[Positions, memoryview
     payload = memoryview(frame.payload)
     if frame.flags & BITMAP:
         at = _bitmap_nbytes(frame.size)
-        flags = np.unpackbits(np.frombuffer(payload[:at], np.uint8))
-        if flags[frame.size :].any():
+        positions = positions_of(np.frombuffer(payload[:at], np.uint8))
+        if positions.size and int(positions[-1]) >= frame.size:
             raise FrameError(f"{frame.codec}: the bitmap marks values behind the last")
-        return np.flatnonzero(flags), payload[at:]
+        return positions, payload[at:]
     count, at = _read_count(frame)
     end = at + packed_nbytes(count, _width(frame.size))
     raw = space.array("sparse.indices", count, np.int32)

@@ -50,6 +50,20 @@ def round_to_levels(
         kernel(part, norms, bucket, first, top, UNIT, random, out[first : first + _BLOCK])
 
 
+def bucket_norms(values: Any, *, bucket: int, largest: float) -> NDArray[np.float64]:
+    """float64[ceil(n / bucket)]: the 2-norm of each bucket, summed in order, in units of a power of two.
+
+    Args:
+        values: float32[n] or float64[n], finite.
+        bucket: how many neighbouring values make one.
+        largest: the largest magnitude of all.
+    """
+    norms = np.empty(-(-values.size // bucket))
+    unit = 1.0 if values.dtype == np.float32 else 2.0 ** min(max(math.frexp(largest)[1], -1000), 1000)
+    _norms(frozen(values), bucket, unit, norms)
+    return norms
+
+
 def worth(top: int, natural: bool) -> NDArray[np.float64]:
     """float64[2·top + 1]: what the levels −top … top are worth, in norms."""
     k = np.arange(1, top + 1)
@@ -66,14 +80,37 @@ def value_of_levels(
 
 
 @jit
+def _norms(values: Any, bucket: int, unit: Any, norms: Any) -> None:
+    for k in range(norms.size):
+        total = 0.0
+        for i in range(k * bucket, min(values.size, (k + 1) * bucket)):
+            v = np.float64(values[i]) / unit
+            total += v * v
+        norms[k] = math.sqrt(total) * unit
+
+
+@jit
 def _linear(values: Any, norms: Any, bucket: int, first: int, top: int, unit: float, random: Any, out: Any) -> None:
+    start = 0
+    while start < values.size:
+        index = (first + start) // bucket
+        stop = min(values.size, (index + 1) * bucket - first)
+        _linear_part(values[start:stop], np.float64(norms[index]), top, unit, random[start:stop], out[start:stop])
+        start = stop
+
+
+@jit
+def _linear_part(values: Any, norm: Any, top: int, unit: float, random: Any, out: Any) -> None:
+    if norm <= 0.0:
+        out[:] = 0
+        return
+    most = np.int32(top)
     for i in range(values.size):
-        norm = np.float64(norms[(first + i) // bucket])
-        a = abs(np.float64(values[i])) / norm * top if norm > 0 else 0.0
-        level: Any = int(a)
-        level += np.float64(random[i]) * unit < a - level
-        level = min(level, top)
-        out[i] = level if values[i] > 0 else -level
+        a = abs(np.float64(values[i])) / norm * top
+        level = np.int32(a)
+        level = np.int32(level + np.int32(np.float64(random[i]) * unit < a - np.float64(level)))
+        level = level if level < most else most
+        out[i] = np.int16(level if values[i] > 0 else -level)
 
 
 @jit
@@ -95,12 +132,16 @@ def _natural(values: Any, norms: Any, bucket: int, first: int, top: int, unit: f
 
 @jit
 def _store(levels: Any, norms: Any, bucket: int, top: int, table: Any, out: Any) -> None:
-    for i in range(levels.size):
-        out[i] = norms[i // bucket] * table[levels[i] + top]
+    for k in range(norms.size):
+        norm = norms[k]
+        for i in range(k * bucket, min(levels.size, (k + 1) * bucket)):
+            out[i] = norm * table[levels[i] + top]
 
 
 @jit
 def _add(levels: Any, norms: Any, bucket: int, top: int, table: Any, out: Any) -> None:
     kind = out.dtype.type
-    for i in range(levels.size):
-        out[i] += kind(norms[i // bucket] * table[levels[i] + top])
+    for k in range(norms.size):
+        norm = norms[k]
+        for i in range(k * bucket, min(levels.size, (k + 1) * bucket)):
+            out[i] += kind(norm * table[levels[i] + top])

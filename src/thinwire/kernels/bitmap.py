@@ -1,0 +1,52 @@
+"""Positions as one bit each, the first in the highest bit of the first byte, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thinwire.kernels.contract import Bytes
+from thinwire.kernels.jit import jit
+from thinwire.kernels.magnitude import frozen
+
+
+def set_bits(positions: NDArray[np.int64], bitmap: Bytes) -> None:
+    """Clears `bitmap` and sets the bits of the positions.
+
+    Example:
+        >>> bitmap = np.empty(2, np.uint8)
+        >>> set_bits(np.array([1, 3]), bitmap)
+        >>> bitmap.tolist(), positions_of(bitmap).tolist()
+        ([80, 0], [1, 3])
+    """
+    bitmap.fill(0)
+    _set(frozen(positions), bitmap)
+
+
+def positions_of(bitmap: Bytes) -> NDArray[np.int64]:
+    """The positions of the bits that are set, ascending."""
+    positions = np.empty(int(np.bitwise_count(bitmap).sum()), np.int64)
+    _positions(frozen(bitmap), positions)
+    return positions
+
+
+@jit
+def _set(positions: Any, bitmap: Any) -> None:
+    for i in range(positions.size):
+        position = positions[i]
+        bitmap[position >> 3] |= np.uint8(128 >> (position & 7))
+
+
+@jit
+def _positions(bitmap: Any, positions: Any) -> None:
+    at = 0
+    for i in range(bitmap.size):
+        byte = bitmap[i]
+        if byte == 0:
+            continue
+        for j in range(8):
+            if byte & (128 >> j):
+                positions[at] = 8 * i + j
+                at += 1
