@@ -12,7 +12,7 @@ from thinwire import frames
 from thinwire.codecs import registry
 from thinwire.codecs.base import Codec, check_payload
 from thinwire.codecs.scratch import scratch
-from thinwire.codecs.tensors import check_out, compute_dtype, direct_view, empty, off_host, store
+from thinwire.codecs.tensors import FloatArray, check_out, compute_dtype, direct_view, empty, off_host, store
 from thinwire.errors import ConfigError, FrameError
 from thinwire.frames import Frame
 
@@ -100,6 +100,19 @@ def unpack_into(opened: Opened, out: Out, *, accumulate: bool) -> None:
     """
     check_out(out, opened.frame.shape)
     _unpack(opened.kind, opened.frame, out, accumulate)
+
+
+def unpack_flat(opened: Opened, out: FloatArray, *, accumulate: bool) -> None:
+    """As `unpack_into`, for the owner of a flat, contiguous float32 array of the frame's size.
+
+    Raises:
+        FrameError: the payload is damaged; `out` is untouched.
+    """
+    if opened.frame.dtype == "fp64":
+        unpack_into(opened, out.reshape(opened.frame.shape), accumulate=accumulate)
+    elif out.size:
+        with scratch() as space:
+            opened.kind.unpack(opened.frame, out, accumulate, space)
 
 
 def _decoder(frame: Frame) -> type[Codec]:

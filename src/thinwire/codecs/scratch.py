@@ -6,8 +6,6 @@ only grow and are used again; there are as many sets as threads that encode at o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -35,14 +33,25 @@ class Scratch:
 _idle: list[Scratch] = []
 
 
-@contextmanager
-def scratch() -> Iterator[Scratch]:
-    """Lends a scratch. Taking from and putting back to a list is atomic, so threads never share one."""
-    try:
-        lent = _idle.pop()
-    except IndexError:
-        lent = Scratch()
-    try:
-        yield lent
-    finally:
-        _idle.append(lent)
+class _Loan:
+    """A class of its own, because a generator's context manager costs as much as encoding a small tensor."""
+
+    __slots__ = ("_lent",)
+
+    def __enter__(self) -> Scratch:
+        try:
+            self._lent = _idle.pop()
+        except IndexError:
+            self._lent = Scratch()
+        return self._lent
+
+    def __exit__(self, *_: object) -> None:
+        _idle.append(self._lent)
+
+
+def scratch() -> _Loan:
+    """Lends a scratch, as in `with scratch() as space`.
+
+    Taking from and putting back to a list is atomic, so threads never share one.
+    """
+    return _Loan()

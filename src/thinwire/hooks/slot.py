@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from thinwire.codecs import Codec, Context
-from thinwire.codecs.decoding import decode_into
+from thinwire.codecs.decoding import open_frame, unpack_flat
 from thinwire.codecs.tensors import FloatArray
-from thinwire.errors import NonFiniteError
+from thinwire.errors import NonFiniteError, ProtocolError
 from thinwire.policies.criteria import Criterion, Pending
 from thinwire.runtime.session import Session
 from thinwire.schema import TableSpec
@@ -155,15 +155,25 @@ class Slot:
             self._counters.add("skipped_updates", 1)
             return
         if update.version == 0 or update.whole or local_step is None:
-            nbytes = decode_into(update.frame, self.values, accumulate=not update.whole)
+            nbytes = self._decode(update.frame, self.values, accumulate=not update.whole)
         else:
             gradient = np.empty_like(self.values)
-            nbytes = decode_into(update.frame, gradient, accumulate=False)
+            nbytes = self._decode(update.frame, gradient, accumulate=False)
             local_step(self, gradient, update.rates)
         if update.version > 0:
             self.pulled_nbytes = nbytes
             self._counters.add("payload_bytes_pull", nbytes)
             self._counters.add("values_pull", self.values.size)
+
+    def _decode(self, frame: bytes, out: FloatArray, *, accumulate: bool) -> int:
+        """Decodes a frame of this table; returns its payload's size."""
+        opened = open_frame(frame)
+        if opened.frame.shape != self.spec.shape:
+            raise ProtocolError(
+                f"{self.spec.name}: a frame of shape {opened.frame.shape}, the table is {self.spec.shape}"
+            )
+        unpack_flat(opened, out.reshape(-1), accumulate=accumulate)
+        return opened.payload_nbytes
 
     def forget_step(self) -> None:
         """Starts the books of the next step."""

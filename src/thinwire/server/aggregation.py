@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from thinwire.codecs.decoding import Opened, unpack_into
+from thinwire.codecs.decoding import Opened, unpack_flat
 from thinwire.codecs.tensors import FloatArray
 from thinwire.errors import FrameError
 
@@ -32,6 +32,7 @@ class Aggregation:
         self._quorum = workers if quorum is None else quorum
         self._eager = self._quorum == workers
         self._sum = np.zeros(shape, np.float32)
+        self._flat = self._sum.reshape(-1)
         self._arrived: dict[int, dict[int, Opened | None]] = {0: {}}
         self._next = 0
         self._given = 0
@@ -105,7 +106,7 @@ class Aggregation:
         try:
             # A sum that overflows is Inf, and what follows from it is noticed when the update is encoded.
             with np.errstate(over="ignore", invalid="ignore"):
-                unpack_into(frame, self._sum, accumulate=self._given > 0)
+                unpack_flat(frame, self._flat, accumulate=self._given > 0)
         except FrameError as error:
             raise FrameError(f"the gradient of worker {rank}: {error}") from error
         self._given += 1

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from thinwire.codecs import Codec, Context
-from thinwire.codecs.decoding import decode
+from thinwire.codecs.decoding import decode, open_frame, unpack_flat
 from thinwire.codecs.tensors import Flat, FloatArray
 from thinwire.codecs.votes import Votes
 from thinwire.errors import NonFiniteError
@@ -131,7 +131,7 @@ class ModelDelta(Downlink):
             with np.errstate(over="ignore", invalid="ignore"):  # the codec refuses what is not finite
                 np.subtract(self.values, base, out=self._unsent)
             frame = self.encode(self._unsent, version)
-            decode(frame, out=copy, accumulate=True)
+            unpack_flat(open_frame(frame), copy.reshape(-1), accumulate=True)
             sent.append((owners, frame))
         return sent
 
