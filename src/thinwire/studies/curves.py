@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-
 
 def draw_curves(runs: list[dict[str, Any]], path: Path, *, title: str) -> None:
     """Draws each run's test accuracy over the seconds of training into a PNG.
@@ -16,6 +14,8 @@ def draw_curves(runs: list[dict[str, Any]], path: Path, *, title: str) -> None:
         path: of the PNG; its folder is made.
         title: above the picture.
     """
+    from matplotlib.figure import Figure  # half a second that no other command should pay
+
     figure = Figure(figsize=(8, 4.5), dpi=140, layout="constrained")
     axes = figure.add_subplot()
     for run in runs:
