@@ -1,0 +1,77 @@
+"""What happens to tensors on a GPU that no kernel takes: it works, and is said once (`tests/kernels/gpu` has the rest).
+
+The CPU stands for a GPU here, so that this runs anywhere: tensors count as lying off the host.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import thinwire as tw
+from thinwire.codecs import device, tensors
+from thinwire.codecs.device import encode_all
+from thinwire.kernels import gpu
+
+VALUES = torch.linspace(-1, 1, 100)
+
+
+@pytest.fixture(autouse=True)
+def _off_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensors, "HOST_DEVICES", frozenset())
+    monkeypatch.setattr(device, "_said", set())
+
+
+def test_a_device_without_kernels_is_named_once_and_the_cpu_encodes() -> None:
+    codec = tw.codec("3lc")
+    with pytest.warns(UserWarning, match="no kernels for cpu devices: .* copies the whole tensor to the host"):
+        context = codec.context(VALUES)
+    expected = codec.encode(VALUES.numpy())
+    for _ in range(2):  # warnings are errors, so these show that nothing is said again
+        assert codec.encode(VALUES) == expected
+    assert context.encode(VALUES) == expected and context.on_host
+
+
+def test_missing_triton_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "KERNEL_DEVICES", frozenset({"cpu"}))
+    monkeypatch.setattr(gpu, "find_spec", lambda name: None)
+    with pytest.warns(UserWarning, match=r"Triton is not installed \(pip install 'thinwire\[gpu\]'\)"):
+        frame = tw.codec("int8").encode(VALUES)
+    assert frame == tw.codec("int8").encode(VALUES.numpy())
+
+
+@pytest.mark.parametrize("codec", [tw.codec("mqe1"), tw.codec("onebit", zeros="keep")], ids=repr)
+def test_a_codec_without_kernels_is_named(codec: tw.Codec, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "KERNEL_DEVICES", frozenset({"cpu"}))
+    with pytest.warns(UserWarning, match=f"{codec.id} .as configured. has no GPU kernels"):
+        frame = codec.encode(VALUES)
+    assert frame == codec.encode(VALUES.numpy())
+    out, beside = torch.zeros(100), np.zeros(100, np.float32)
+    with pytest.warns(UserWarning, match="frames are decoded on the CPU, and the whole tensor is copied"):
+        tw.decode(frame, out=out)
+    tw.decode(frame, out=beside)
+    assert out.numpy().tobytes() == beside.tobytes()
+
+
+def test_plain_floats_lose_nothing_on_the_host_and_say_nothing() -> None:
+    frame = tw.codec("fp32").encode(VALUES)
+    out = torch.zeros(100)
+    assert torch.equal(tw.decode(frame, out=out), VALUES)
+
+
+def test_a_context_made_on_the_host_says_what_it_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    context = tw.codec("3lc").context(VALUES.numpy())
+    monkeypatch.setattr(device, "KERNEL_DEVICES", frozenset({"cpu"}))
+    with pytest.warns(UserWarning, match="made for a tensor on the CPU and gets one on cpu"):
+        frame = context.encode(VALUES)
+    assert frame == tw.codec("3lc").context(VALUES.numpy()).encode(VALUES.numpy())
+
+
+def test_a_list_on_the_host_is_encoded_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensors, "HOST_DEVICES", frozenset({"cpu"}))
+    codec = tw.codec("3lc")
+    contexts = [codec.context(VALUES), codec.context(VALUES)]
+    assert encode_all(contexts, [VALUES, 2 * VALUES]) == [codec.encode(VALUES), codec.encode(2 * VALUES)]
+    with pytest.raises(tw.ConfigError, match="2 contexts for 1 tensors; there must be one for each"):
+        encode_all(contexts, [VALUES])

@@ -1,0 +1,167 @@
+"""Codecs and contexts for tensors on a GPU: the same frames as on the CPU, and frames cross over both ways."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import thinwire as tw
+from thinwire.codecs.device import Encoding, encode_all
+
+pytestmark = pytest.mark.gpu
+
+CODECS = [
+    tw.codec("3lc", sparsity=1.75),
+    tw.codec("3lc", layout="partition", error_scale=0.1, entropy="zstd"),
+    tw.codec("3lc", zero_run=False, error_feedback=False),
+    tw.codec("int8"),
+    tw.codec("int8", error_feedback=True),
+    tw.codec("onebit"),
+    tw.codec("onebit", norm="l1", error_scale=0.5),
+]
+SHAPES = ((), (1,), (0,), (3, 7), (5, 1, 13), (700,), (1500,))
+
+
+def gradients(seed: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator).to(dtype) for shape in SHAPES]
+
+
+def values_of(tensor: torch.Tensor | None) -> Any:
+    return None if tensor is None else tensor.cpu().numpy().tobytes()
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=repr)
+def test_contexts_on_both_sides_send_the_same_frames_for_many_steps(codec: tw.Codec, device: torch.device) -> None:
+    on_gpu = [codec.context(gradient.to(device), name=str(i)) for i, gradient in enumerate(gradients(0))]
+    on_cpu = [codec.context(gradient.numpy(), name=str(i)) for i, gradient in enumerate(gradients(0))]
+    for step in range(3):
+        expected = [c.encode(gradient.numpy()) for c, gradient in zip(on_cpu, gradients(step), strict=True)]
+        assert encode_all(on_gpu, [gradient.to(device) for gradient in gradients(step)]) == expected
+        for ours, theirs in zip(on_gpu, on_cpu, strict=True):
+            assert ours.residual is None or ours.residual.device.type == device.type
+            assert values_of(ours.residual) == values_of(theirs.residual)
+            assert (ours.step, ours.payload_nbytes) == (theirs.step, theirs.payload_nbytes)
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=repr)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_one_tensor_encodes_and_decodes_as_on_the_cpu(
+    codec: tw.Codec, dtype: torch.dtype, device: torch.device
+) -> None:
+    generator = torch.Generator().manual_seed(1)
+    tensor = torch.randn((40, 30), generator=generator).to(dtype).t()  # not contiguous
+    frame = codec.encode(tensor.to(device))
+    if dtype == torch.bfloat16:  # which NumPy does not have
+        wide = codec.encode(tensor.float().numpy())
+        assert tw.frames.parse(frame).payload == tw.frames.parse(wide).payload
+    else:
+        assert frame == codec.encode(tensor.numpy())
+    for out_dtype in (dtype, torch.float32):
+        for accumulate in (False, True):
+            ground = torch.randn(tensor.shape, generator=generator).to(out_dtype)
+            out = ground.to(device, copy=True)
+            assert tw.decode(frame, out=out, accumulate=accumulate) is out
+            if out_dtype == torch.bfloat16:
+                expected = ground.float() if accumulate else torch.zeros_like(ground, dtype=torch.float32)
+                decoded = torch.from_numpy(np.zeros(tensor.shape, np.float32))
+                decoded = torch.from_numpy(np.asarray(tw.decode(frame, out=decoded.numpy())))
+                expected = (expected + decoded.to(torch.bfloat16).float()).to(torch.bfloat16)
+                assert torch.equal(out.cpu(), expected)
+            else:
+                beside = ground.clone().numpy()
+                tw.decode(frame, out=beside, accumulate=accumulate)
+                assert out.cpu().numpy().tobytes() == beside.tobytes()
+
+
+def test_frames_cross_over(device: torch.device) -> None:
+    for codec in CODECS:
+        for gradient in gradients(2):
+            out = torch.empty(gradient.shape, device=device)
+            tw.decode(codec.encode(gradient.numpy()), out=out)  # from the CPU to the GPU
+            back = np.empty(gradient.shape, np.float32)
+            tw.decode(codec.encode(gradient.to(device)), out=back)  # and the other way round
+            assert out.cpu().numpy().tobytes() == back.tobytes()
+
+
+def test_contexts_of_several_codecs_and_sides_in_one_list(device: torch.device) -> None:
+    tensors: list[Any] = []
+    contexts, expected = [], []
+    for at, codec in enumerate(CODECS * 2):
+        gradient = gradients(at, torch.float64 if at % 3 == 0 else torch.float32)[5]
+        tensors.append(gradient.numpy() if at % 4 == 0 else gradient.to(device))
+        contexts.append(codec.context(tensors[-1]))
+        expected.append(codec.context(gradient.numpy()).encode(gradient.numpy()))
+    encoding = Encoding(contexts, tensors)
+    assert encoding.frames() == expected
+
+
+def test_a_list_is_refused_as_a_whole(device: torch.device) -> None:
+    codec = tw.codec("3lc")
+    tensors = [torch.ones(4, device=device), torch.tensor([1.0, float("nan")], device=device)]
+    contexts = [codec.context(tensor, name=f"layer{i}") for i, tensor in enumerate(tensors)]
+    for context in contexts:
+        assert context.residual is not None
+        context.residual.fill_(0.25)
+    with pytest.raises(tw.NonFiniteError, match="layer1: the values"):
+        encode_all(contexts, tensors)
+    for context in contexts:
+        assert context.residual is not None and set(context.residual.tolist()) == {0.25} and context.step == 0
+    assert tw.decode(encode_all(contexts[:1], tensors[:1])[0]).tolist() == [1.25] * 4  # and goes on
+
+
+def test_skip_sends_a_refusal_and_the_others_tensors(device: torch.device) -> None:
+    codec = tw.codec("int8", nonfinite="skip")
+    tensors = [torch.ones(4, device=device), torch.tensor([1.0, float("inf")], device=device)]
+    frames = encode_all([codec.context(tensor) for tensor in tensors], tensors)
+    assert [tw.frames.parse(frame).non_finite for frame in frames] == [False, True]
+
+
+def test_state_moves_between_sides(device: torch.device) -> None:
+    codec = tw.codec("3lc")
+    gradient = gradients(3)[5]
+    ours, theirs = codec.context(gradient.to(device)), codec.context(gradient.numpy())
+    ours.encode(gradient.to(device))
+    theirs.load_state_dict({k: v.cpu() if isinstance(v, torch.Tensor) else v for k, v in ours.state_dict().items()})
+    again = codec.context(gradient.to(device))
+    again.load_state_dict(theirs.state_dict())
+    assert ours.encode(gradient.to(device)) == theirs.encode(gradient.numpy()) == again.encode(gradient.to(device))
+
+
+def test_a_context_takes_tensors_of_its_own_shape_and_kind_only(device: torch.device) -> None:
+    context = tw.codec("3lc").context(torch.zeros(3, device=device), name="w")
+    with pytest.raises(tw.ConfigError, match=r"w has shape \(4,\); this context is for \(3,\)"):
+        context.encode(torch.zeros(4, device=device))
+    with pytest.raises(tw.ConfigError, match="made for fp32 and keeps its residual as float32"):
+        context.encode(torch.zeros(3, dtype=torch.float64, device=device))
+    with pytest.raises(TypeError, match="int64"):
+        context.encode(torch.zeros(3, dtype=torch.int64, device=device))
+    with pytest.raises(tw.ConfigError, match="1 contexts for 2 tensors"):
+        encode_all([context], [torch.zeros(3), torch.zeros(3)])
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=repr)
+def test_damaged_frames_leave_the_output_alone(codec: tw.Codec, device: torch.device) -> None:
+    frame = tw.frames.parse(codec.encode(gradients(4)[5].numpy()))
+    forged = [
+        tw.frames.Frame(frame.codec, frame.dtype, frame.shape, (-1.0,), frame.flags, frame.payload),
+        tw.frames.Frame(frame.codec, frame.dtype, frame.shape, frame.scales * 2, frame.flags, frame.payload),
+        tw.frames.Frame(frame.codec, frame.dtype, frame.shape, frame.scales, frame.flags, frame.payload[:-1]),
+    ]
+    if codec.id == "int8":
+        payload = b"\x80" * len(frame.payload)
+        forged.append(tw.frames.Frame(frame.codec, frame.dtype, frame.shape, frame.scales, frame.flags, payload))
+    out = torch.full(frame.shape, 7.0, device=device)
+    for bad in forged:
+        with pytest.raises(tw.FrameError):
+            tw.decode(tw.frames.pack(bad), out=out)
+    assert bool((out == 7.0).all())
+
+
+def test_values_past_a_narrow_output_become_its_largest(device: torch.device) -> None:
+    out = torch.zeros(2, dtype=torch.float16, device=device)
+    tw.decode(tw.codec("3lc").encode(np.array([1e6, -1e6], np.float32)), out=out)
+    assert out.tolist() == [65504.0, -65504.0]
