@@ -12,10 +12,11 @@ from thinwire.cli import options
 from thinwire.cli.console import console, event, write_json
 from thinwire.cli.roles import grpc_options
 from thinwire.codecs import ids
-from thinwire.errors import ConfigError
+from thinwire.policies.designs import codec_by_name
 from thinwire.runtime.connect import connect
 from thinwire.studies import data_plane
-from thinwire.studies.codec_bench import SIZES, ZERO_FRACTIONS, bench
+from thinwire.studies.codec_bench import SIZES, ZERO_FRACTIONS, bench, cells
+from thinwire.studies.codec_lists import small_tensors, tensor_list
 from thinwire.studies.timing import machine
 
 app = typer.Typer(help="Measure codecs, transports and hooks on this machine.", no_args_is_help=True)
@@ -25,7 +26,9 @@ _COLUMNS = (
     ("encode_gbps", "encode GB/s", "{:.2f}"),
     ("decode_gbps", "decode GB/s", "{:.2f}"),
     ("encode_vs_floor", "of floor", "{:.2f}"),
+    ("encode_vs_traffic", "of traffic", "{:.2f}"),
     ("encode_vs_torch", "× torch", "{:.1f}"),
+    ("encode_vs_quantize", "× quantize", "{:.1f}"),
     ("decode_vs_memcpy", "of memcpy", "{:.2f}"),
     ("accumulate_vs_rmw", "accumulate of rmw", "{:.2f}"),
 )
@@ -33,7 +36,9 @@ _COLUMNS = (
 
 @app.command(epilog="Example: thinwire bench codecs --only 3lc --json codecs.json")
 def codecs(
-    only: Annotated[list[str] | None, typer.Option(help="A codec's id; repeat for several. Default: all.")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="A codec, options in brackets; repeat for several. Default: all.")
+    ] = None,
     elements: Annotated[list[int] | None, typer.Option(min=1, help="Number of values; repeat for several.")] = None,
     zero_fraction: Annotated[list[float] | None, typer.Option(help="Share of zeros; repeat for several.")] = None,
     turns: Annotated[int, typer.Option(min=1, help="Timed turns of each candidate; medians are shown.")] = 9,
@@ -41,12 +46,12 @@ def codecs(
 ) -> None:
     """Encode and decode speed on one thread, beside memcpy, the two-pass floor and plain torch."""
     wanted = only or ids()
-    if unknown := sorted(set(wanted) - set(ids())):
-        raise ConfigError(f"unknown codecs {unknown}; there are {ids()}")
+    for name in wanted:
+        codec_by_name(name)
     sizes, fractions = elements or SIZES, zero_fraction or ZERO_FRACTIONS
     table = Table("codec", "values", "zeros", *(title for _, title, _ in _COLUMNS))
     with Progress(console=console) as progress:
-        task = progress.add_task("measuring", total=len(wanted) * len(sizes) * len(fractions))
+        task = progress.add_task("measuring", total=len(sizes) * len(cells(wanted, fractions)))
 
         def on_row(row: dict[str, Any]) -> None:
             figures = ("–" if row[key] is None else form.format(row[key]) for key, _, form in _COLUMNS)
@@ -54,7 +59,17 @@ def codecs(
             progress.advance(task)
 
         result = bench(wanted, sizes=sizes, zero_fractions=fractions, turns=turns, on_row=on_row)
+        result |= {"small": small_tensors(), "list": tensor_list()}
     console.print(table)
+    small, listed = result["small"], result["list"]
+    console.print(
+        f"3lc, {small['elements']:,} values: encode {1e6 * small['encode']:.1f} µs, "
+        f"decode {1e6 * small['decode']:.1f} µs, encode {small['encode_vs_add']:.1f} × torch.add(out=)"
+    )
+    console.print(
+        f"3lc, {listed['tensors']} tensors shaped like ResNet-50's: encode {listed['encode_vs_memcpy']:.2f} of memcpy, "
+        f"two threads {listed['two_threads']:.2f} × one"
+    )
     write_json(json, result)
 
 

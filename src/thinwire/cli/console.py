@@ -14,7 +14,8 @@ from rich.table import Table
 
 from thinwire.errors import ConfigError
 
-console = Console()
+console = Console(width=None if sys.stdout.isatty() else 140)
+"""In a pipe or a file there is no terminal to fit."""
 errors = Console(stderr=True)
 
 
