@@ -78,7 +78,8 @@ class Sparse(Codec):
 
     def pack_residual(self, flat: Flat, residual: FloatArray, space: Scratch, draws: Draws | None) -> Packed:
         require_finite_magnitude(largest_of(flat.values, residual, self.error_scale))
-        residual *= residual.dtype.type(self.error_scale)
+        if self.error_scale != 1:
+            residual *= residual.dtype.type(self.error_scale)
         residual += flat.values
         chosen = self.choose(residual, draws)
         packed = self._pack(residual, chosen, space)

@@ -27,9 +27,10 @@ def set_bits(positions: NDArray[np.int64], bitmap: Bytes) -> None:
 
 def positions_of(bitmap: Bytes) -> NDArray[np.int64]:
     """The positions of the bits that are set, ascending."""
-    positions = np.empty(int(np.bitwise_count(bitmap).sum()), np.int64)
+    count = int(np.bitwise_count(bitmap).sum())
+    positions = np.empty(count + 1, np.int64)
     _positions(frozen(bitmap), positions)
-    return positions
+    return positions[:count]
 
 
 @jit
@@ -41,12 +42,11 @@ def _set(positions: Any, bitmap: Any) -> None:
 
 @jit
 def _positions(bitmap: Any, positions: Any) -> None:
+    """In a byte that is not zero every position is written, and kept where it counts. One slot is spare."""
     at = 0
     for i in range(bitmap.size):
-        byte = bitmap[i]
-        if byte == 0:
-            continue
-        for j in range(8):
-            if byte & (128 >> j):
+        byte = np.int64(bitmap[i])
+        if byte:
+            for j in range(8):
                 positions[at] = 8 * i + j
-                at += 1
+                at += byte >> (7 - j) & 1

@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from thinwire.kernels import plain
 from thinwire.kernels.jit import jit
 from thinwire.kernels.magnitude import frozen
-from thinwire.kernels.uniform import uniforms
+from thinwire.kernels.uniform import high_bits
 
 _SMALL = 1 << 14
 """Up to here partitioning everything is quicker than being clever."""
 _SAMPLE = 1 << 17
+_BLOCK = 1 << 13
 
 
 def select_top(values: Any, k: int) -> NDArray[np.int64]:
@@ -57,7 +58,8 @@ def count_from(values: Any, bound: float) -> int:
 def select_from(values: Any, bound: float, count: int) -> NDArray[np.int64]:
     """The positions, ascending, of all magnitudes of at least `bound`, of which there are `count`."""
     positions = np.empty(count + 1, np.int64)
-    _gather(frozen(values), values.dtype.type(bound), positions)
+    flags = np.empty(_BLOCK, np.uint8)
+    _gather(frozen(values), values.dtype.type(bound), flags, flags.view(np.uint64), positions)
     return positions[:count]
 
 
@@ -69,8 +71,9 @@ def sample_of(values: Any, size: int) -> Any:
     if size >= values.size:
         return values
     edges = np.arange(size + 1) * values.size // size
-    places = edges[:-1] + (uniforms((0, 0), size) * np.diff(edges)).astype(np.int64)
-    return values[places]
+    random = np.empty(size, np.int32)
+    high_bits((0, 0), 0, random)
+    return values[edges[:-1] + (random * np.diff(edges) >> 24)]
 
 
 def _likely_bound(values: Any, k: int) -> float:
@@ -100,9 +103,21 @@ def _count_block(values: Any, bound: Any) -> Any:
 
 
 @jit
-def _gather(values: Any, bound: Any, positions: Any) -> None:
-    """Writes every position, and moves on where it counts: no branch to predict. One slot behind the last is spare."""
+def _gather(values: Any, bound: Any, flags: Any, words: Any, positions: Any) -> None:
+    """Eight flags at a time: most words are zero. In the others every position is written, and kept where it counts."""
     at = 0
+    for start in range(0, values.size, _BLOCK):
+        size = min(_BLOCK, values.size - start)
+        _flag(values[start : start + size], bound, flags)
+        flags[size : (size + 7) // 8 * 8] = 0
+        for i in range((size + 7) // 8):
+            if words[i]:
+                for j in range(8 * i, 8 * i + 8):
+                    positions[at] = start + j
+                    at += flags[j]
+
+
+@jit
+def _flag(values: Any, bound: Any, flags: Any) -> None:
     for i in range(values.size):
-        positions[at] = i
-        at += abs(values[i]) >= bound
+        flags[i] = np.uint8(abs(values[i]) >= bound)
