@@ -13,7 +13,7 @@ from thinwire.server.core import ServerCore
 from thinwire.studies.job import Job
 from thinwire.studies.training import run_worker, weights_digest
 from thinwire.transports import grpc
-from thinwire.transports.base import Server
+from thinwire.transports.base import Connection, Server
 from thinwire.transports.memory import MemoryServer
 
 torch.set_num_threads(1)
@@ -25,23 +25,28 @@ def train(job: Job, transport: str = "memory") -> tuple[dict[str, Any], list[dic
     server: Server
     if transport == "memory":
         server = memory = MemoryServer(serving(core))
-
-        def connect() -> list[Any]:
-            return [memory.connect()]
-
-        servers: Any = connect
     else:
         server = grpc.serve(serving(core), "127.0.0.1:0")
-        servers = [f"grpc://{server.address}"]
+    # torch has one random generator in a process, and models are built with it: worker 0, whose weights become
+    # everybody's, builds its own before the other threads may touch the generator.
+    built = threading.Event()
+
+    def servers() -> list[str | Connection]:
+        built.set()
+        return [memory.connect() if transport == "memory" else f"grpc://{server.address}"]
+
     outcomes: dict[int, dict[str, Any]] = {}
     events: list[dict[str, Any]] = []
     failures: list[BaseException] = []
 
     def work(rank: int) -> None:
         try:
+            if rank:
+                built.wait()
             outcomes[rank] = run_worker(job, rank=rank, servers=servers, report=events.append)
         except BaseException as error:
             failures.append(error)
+            built.set()
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(job.workers)]
     with server:
