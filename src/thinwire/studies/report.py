@@ -1,0 +1,201 @@
+"""The results of a comparison as one page of HTML that needs nothing else: tables, pictures, and how they came about.
+
+It reads what `compare` wrote and computes nothing of its own but units.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from thinwire.errors import ConfigError
+
+Row = dict[str, Any]
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
+table { border-collapse: collapse; margin: 1rem 0; display: block; overflow-x: auto }
+th, td { border: 1px solid #ccc; padding: .25rem .6rem; text-align: right; white-space: nowrap }
+th:first-child, td:first-child { text-align: left } th { background: #f3f3f3 }
+img { max-width: 100% } .failure { color: #a00; white-space: pre-wrap }
+"""
+
+
+def write_report(results: dict[str, Any], path: Path) -> None:
+    """Writes the page.
+
+    Args:
+        results: what `compare` returned.
+        path: of the page; its folder is made.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(page(results))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}. Choose another folder") from error
+
+
+def page(results: dict[str, Any]) -> str:
+    """Returns the page as text."""
+    told = results["comparison"]
+    title = f"{len(told['designs'])} designs on {', '.join(told['links'])}"
+    parts = [f"<h1>{escape(title)}</h1>", _how(results)]
+    for model in told["models"]:
+        rows = [row for row in results["rows"] if row["model"] == model]
+        parts += [f"<h2>{escape(model)} on {escape(told['data'])}</h2>", _table(*designs_table(rows))]
+        parts.append(_table(*times_table(rows)))
+        if any(row["training_seconds"] for row in rows):
+            parts.append(f'<img alt="accuracy against training time" src="{_picture(rows)}">')
+        parts += ["<h3>By link</h3>", _table(*links_table(rows))]
+    if results["failures"]:
+        parts.append("<h2>Runs that failed</h2>")
+        parts += [_failure(failure) for failure in results["failures"]]
+    parts += ["<h2>Every run</h2>", _table(*runs_table(results["runs"]))]
+    body = "\n".join(parts)
+    return f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>' + (
+        f"<style>{_STYLE}</style></head><body>\n{body}\n</body></html>\n"
+    )
+
+
+Cells = tuple[list[str], list[list[str]]]
+
+
+def designs_table(rows: Sequence[Row]) -> Cells:
+    """Returns a header and a line for each design of one model: how good it gets, and how much it sends."""
+    header = ["design", "accuracy %", "difference", "bits up / down", "ratio"]
+    lines = []
+    for row in {row["design"]: row for row in reversed(rows)}.values():
+        line = [
+            row["design"],
+            figure(row, "test_accuracy", 2, 100),
+            figure(row, "accuracy_difference", 2, 100, sign="+"),
+            f"{figure(row, 'bits_per_value_push', 3, std=False)} / {figure(row, 'bits_per_value_pull', 3, std=False)}",
+            figure(row, "compression_ratio", 1, std=False),
+        ]
+        lines.insert(0, line)
+    return header, lines
+
+
+def times_table(rows: Sequence[Row]) -> Cells:
+    """Returns a header and a line for each design of one model: seconds per step and speed-up on every link."""
+    links = list(dict.fromkeys(row["link"] for row in rows))
+    lines = []
+    for design in dict.fromkeys(row["design"] for row in rows):
+        mine = {row["link"]: row for row in rows if row["design"] == design}
+        times = [
+            (figure(mine[link], "seconds_per_step", 4), figure(mine[link], "speedup", 1, std=False)) for link in links
+        ]
+        lines.append([design, *(f"{seconds} s, {faster}×" for seconds, faster in times)])
+    return ["seconds per step", *links], lines
+
+
+def links_table(rows: Sequence[Row]) -> Cells:
+    """Returns a header and a line for each link and design: what was timed, and how long a full run would take."""
+    header = ["link", "design", "runs", "timed steps", "s/step", "speed-up", "full run", "shaped by"]
+    lines = [
+        [
+            row["link"],
+            row["design"],
+            str(row["timed_runs"]),
+            "–" if row["timed_steps"] is None else f"{row['timed_steps']:,} of {row['steps'] or 0:,}",
+            figure(row, "seconds_per_step", 4),
+            figure(row, "speedup", 2),
+            "–" if row["training_seconds"] is None else _duration(row["training_seconds"]),
+            ", ".join(row["shaping"]) or "–",
+        ]
+        for row in sorted(rows, key=lambda row: [other["link"] for other in rows].index(row["link"]))
+    ]
+    return header, lines
+
+
+def runs_table(runs: Sequence[dict[str, Any]]) -> Cells:
+    """Returns a header and a line for each run that is kept, whatever it was for."""
+    header = ["design", "model", "data", "link", "seed", "workers", "steps", "batch", "rate", "seconds", "accuracy %"]
+    lines = []
+    for run in runs:
+        job, outcome = run["job"], run["outcome"]
+        lines.append(
+            [
+                *(job["design"], job["model"], job["data"], f"{outcome['link']} ({outcome['shaping']})"),
+                *(str(job["seed"]), str(job["workers"]), f"{outcome['steps']:,}", str(job["batch"])),
+                *(f"{job['lr']:g}", f"{outcome['seconds']:.1f}", f"{100 * outcome['test_accuracy']:.2f}"),
+            ]
+        )
+    return header, lines
+
+
+def figure(row: Row, name: str, digits: int, scale: float = 1.0, *, std: bool = True, sign: str = "") -> str:
+    """Returns a mean for people, with its standard deviation where there is one; – where nothing was measured.
+
+    >>> figure({"x": 0.5, "x_std": 0.01}, "x", 1, 100), figure({"x": None}, "x", 1)
+    ('50.0 ± 1.0', '–')
+    """
+    if row[name] is None:
+        return "–"
+    text = f"{scale * row[name]:{sign}.{digits}f}"
+    deviation = row.get(f"{name}_std") if std else None
+    return text if deviation is None else f"{text} ± {scale * deviation:.{digits}f}"
+
+
+def _how(results: dict[str, Any]) -> str:
+    told = results["comparison"]
+    machines = list(
+        dict.fromkeys(f"{m['processor']}, {m['system']}" for m in (run["machine"] for run in results["runs"]))
+    )
+    chosen = [f"{name}={told[name]}" for name in ("consistency", "placement", "transmission") if told[name]]
+    text = (
+        f"{told['workers']} workers and {told['servers']} servers; seeds 0 … {told['seeds'] - 1}. Accuracy, bits and "
+        "ratio come from full runs on an unlimited link; seconds per step come from short runs on each link, at least "
+        f"{told['short_steps']} steps. ± is one standard deviation over seeds. Difference and speed-up are against "
+        f"{told['designs'][0]}, seed by seed. Bits are payload per value, small uncompressed tensors included. The "
+        "time of a full run is extrapolated: its steps at the seconds per step of that link."
+    )
+    more = [*([f"Chosen for every design: {', '.join(chosen)}."] if chosen else [])]
+    more += [f"Measured on: {'; '.join(machines)}." if machines else "Nothing has been measured yet."]
+    return "".join(f"<p>{escape(part)}</p>" for part in (text, *more))
+
+
+def _table(header: list[str], lines: list[list[str]]) -> str:
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
+    body = "\n".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in line) + "</tr>" for line in lines)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>"
+
+
+def _failure(failure: dict[str, Any]) -> str:
+    job = failure["job"]
+    what = f"{job['design']}, {job['model']}, {job['link'] or 'no limit'}, seed {job['seed']}"
+    return f'<p class="failure">{escape(what)}: {escape(failure["error"])}</p>'
+
+
+def _picture(rows: Sequence[Row]) -> str:
+    """Accuracy over the time of a full run, a panel for each link, as in 3LC's figure 4; a data URL."""
+    links = list(dict.fromkeys(row["link"] for row in rows if row["training_seconds"]))
+    drawing = Figure(figsize=(4.2 * len(links), 3.6), layout="constrained")
+    panels = drawing.subplots(1, len(links), sharey=True, squeeze=False)[0]
+    for panel, link in zip(panels, links, strict=True):
+        for row in rows:
+            if row["link"] == link and row["training_seconds"] and row["test_accuracy"] is not None:
+                x, y = row["training_seconds"], 100 * row["test_accuracy"]
+                panel.errorbar(x, y, yerr=100 * (row["test_accuracy_std"] or 0), marker="o", label=row["design"])
+        panel.set(title=link, xlabel="seconds of a full run", xscale="log")
+        panel.grid(alpha=0.3)
+    panels[0].set_ylabel("test accuracy (%)")
+    panels[-1].legend(fontsize="small")
+    file = io.StringIO()
+    drawing.savefig(file, format="svg")
+    return "data:image/svg+xml;base64," + base64.b64encode(file.getvalue().encode()).decode()
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
