@@ -22,7 +22,6 @@ def make(down: Codec = PLAIN, shape: tuple[int, ...] = (4, 25), workers: int = 1
 
 
 def update(table: Table, seed: int) -> bytes:
-    table.downlink.before_update()
     table.values += 0.01 * torch.randn(table.spec.shape, generator=torch.Generator().manual_seed(seed))
     return publish(table)
 

@@ -78,6 +78,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._policy = sessions[0].core.policy
         self._outlets = outlets
         self._iteration = 0
+        self._began = False
         self._accumulating = self._last = self._closed = False
         self._warned = False
         short = self._policy.quorum(planned.plans[0].workers) < planned.plans[0].workers
@@ -110,6 +111,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         else:
             self._hold_all()
         self._iteration += 1
+        self._began = True
         self.counters.add("steps", 1)
         if self._outlets:
             self._record()
@@ -133,8 +135,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._pull(tensor, fully=True)
 
     def flush(self) -> None:
-        """Exchanges what a policy holds back between exchanges; all workers call it after the same step, at the end."""
-        if self._iteration and not self._policy.exchanges(self._iteration - 1):
+        """Exchanges what a policy still holds back; all workers call it after the same step, at the end."""
+        holds_back = self._policy.criterion() is not None or not self._policy.exchanges(self._iteration - 1)
+        if self._iteration and holds_back:
             self._end_exchange(held_only=True)
         self.sync()
 
@@ -187,6 +190,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 raise ConfigError(f"the state has no residual for {slot.spec.name!r}; it has {sorted(contexts)[:8]} …")
         for slot in self._pushing():
             slot.load_state_dict(contexts[slot.spec.name])
+        self._iteration = int(state_dict["step"])  # which decides when an exchange is due
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group.update(saved)
         if self._local is not None and "optimizer" in state_dict:
@@ -318,7 +322,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         def before_model(_module: nn.Module, _inputs: Any) -> None:
             # Some modules use another's parameters without calling it (attention does). The first forward pass
             # shows which tables no call announces; from the second on, the model's own call waits for them.
-            if self._iteration > 0 and self._unreached is None:
+            if self._began and self._unreached is None:
                 self._unreached = [index for index in range(len(self._tensors)) if index not in self._reached]
             for index in {*own, *(self._unreached or ())}:
                 self._pull(self._tensors[index])
@@ -370,8 +374,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._loose:
             for session in self._sessions:
                 session.drain()
+        newest = 0
+        if self._undoable:
+            newest = min(reached for session in self._sessions if (reached := session.core.reached) is not None)
         for session in self._sessions:
-            session.core.advance()
+            session.core.advance(newest)
 
     def _hold_all(self) -> None:
         """An iteration without an exchange: its gradient is added to the next push."""

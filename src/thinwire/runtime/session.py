@@ -75,7 +75,7 @@ class Session:
         """Whether the step that was pushed last is the training's last one; waits for the server's first word on it."""
         while self.core.newest < self.core.step:
             self._receive(f"step {self.core.step}")
-        return self.core.last_version is not None and self.core.step >= self.core.last_version
+        return self.core.ended
 
     def close(self) -> None:
         """Leaves in good order. A session that broke is only dropped."""

@@ -82,8 +82,8 @@ class ServerCore:
         self._left: set[int] = set()
         self._initialised = False
         self._failed: str | None = None
-        self._last_step: int | None = None
-        self._rates: tuple[float, ...] = ()
+        self._final: int | None = None
+        self._rates: dict[int, tuple[float, ...]] = {}
         self._policy: Consistency = Bsp()
         self._maxima = Maxima()
         self._digests = Digests()
@@ -227,6 +227,9 @@ class ServerCore:
                 ready.append(index)
             elif not self._seen(rank, table, push.step):
                 table.add(rank, frame, push.step)
+                if self._speaks_of_rates(rank):
+                    # An update goes by the rates of its own clock, whoever is ahead of it or late for it.
+                    self._rates.setdefault(push.step, push.rates)
                 if table.incoming.complete:
                     ready.append(index)
                 elif reason := self._hopeless(table):
@@ -234,24 +237,33 @@ class ServerCore:
         self.counters.add("payload_frames_push", len(frames))
         effects = self._relayed(push.step + 1, relayed)
         if self._policy.immediate:
-            return effects + self._answer(peer, rank, ready)
+            return effects + self._answer(peer, rank, ready, push.rates)
         while ready:
             effects += self._update(ready)
             # Gradients of the next clock may have been waiting already.
             ready = [index for index in ready if self.tables[index].incoming.complete]
+        self._forget_rates()
         return effects
 
     def _hear(self, rank: int, push: Push) -> None:
-        """Worker 0's word on the rates and on the end (anybody's, where updates are made without it); the digests."""
+        """The learning rates, worker 0's word on the end, and the digests."""
         assert self.plan is not None
-        if rank == 0 or self._policy.immediate or self._policy.quorum(self._workers) < self._workers:
-            if len(push.rates) != len(self.plan.groups):
-                raise ProtocolError(f"{len(push.rates)} learning rates came for {len(self.plan.groups)} groups")
-            self._rates = push.rates
-        if rank == 0 and push.last:
-            self._last_step = push.step
+        if self._speaks_of_rates(rank) and len(push.rates) != len(self.plan.groups):
+            raise ProtocolError(f"{len(push.rates)} learning rates came for {len(self.plan.groups)} groups")
+        if rank == 0 and push.last and self._final is None:
+            # Where updates are made without worker 0, they may be ahead of it.
+            clocks = [table.incoming.clock for table in self.tables if not table.spec.state]
+            self._final = max(push.step, *clocks, 0) + 1
         if push.digest:
             self._digests.add(rank, push.step, push.digest)
+
+    def _forget_rates(self) -> None:
+        while len(self._rates) > 1 and (oldest := min(self._rates)) < self.step:
+            del self._rates[oldest]
+
+    def _speaks_of_rates(self, rank: int) -> bool:
+        """Worker 0 does; anybody, where updates are made without it."""
+        return rank == 0 or self._policy.immediate or self._policy.quorum(self._workers) < self._workers
 
     def _seen(self, rank: int, table: Table, clock: int) -> bool:
         """Whether this gradient is to be passed over: taken already, or too late for a policy that allows that."""
@@ -283,15 +295,15 @@ class ServerCore:
         delta = Delta(version=version, tables=tuple(index for index, _ in relayed))
         return [Send(tuple(self._ranks), delta, tuple(frame for _, frame in relayed))]
 
-    def _aggregate(self, ready: list[int]) -> list[tuple[int, FloatArray | None, tuple[int, ...]]]:
+    def _aggregate(
+        self, ready: list[int], rates: tuple[float, ...]
+    ) -> list[tuple[int, FloatArray | None, tuple[int, ...]]]:
         """Ends the current clock of some tables, and updates the model where that is the server's to do."""
         assert self.plan is not None and self._updater is not None
         taken = [(index, *self.tables[index].incoming.take(self.plan.reduce)) for index in ready]
         if self.plan.downlink == "delta":
             changed = [(self.tables[index], gradient) for index, gradient, _ in taken if gradient is not None]
-            for table, _ in changed:
-                table.downlink.before_update()
-            self._updater.set_rates(self._rates)
+            self._updater.set_rates(rates)
             self._updater.step([t.values for t, _ in changed], [torch.from_numpy(g) for _, g in changed])
         return taken
 
@@ -299,12 +311,12 @@ class ServerCore:
         """One update of each of these tables for everybody; tables that took the same turn share a message."""
         assert self.plan is not None
         messages: dict[tuple[int, tuple[int, ...]], list[tuple[int, bytes]]] = {}
-        for index, gradient, ranks in self._aggregate(ready):
+        rates = self._rates[self.tables[ready[0]].incoming.clock]
+        for index, gradient, ranks in self._aggregate(ready, rates):
             table = self.tables[index]
             [(_, frame)] = table.publish(gradient)
             some = ranks if len(ranks) < self._workers else ()
             messages.setdefault((table.version, some), []).append((index, frame))
-        rates = () if self.plan.downlink == "delta" else self._rates
         everybody = tuple(self._ranks)
         effects: list[Effect] = []
         for (version, some), sent in messages.items():
@@ -313,29 +325,32 @@ class ServerCore:
             delta = Delta(
                 version=version,
                 tables=tuple(index for index, _ in sent),
-                last=self._last_step is not None and version > self._last_step,
+                last=self._final is not None and version >= self._final,
                 ranks=some,
-                rates=rates,
+                rates=() if self.plan.downlink == "delta" else rates,
             )
             effects.append(Send(everybody, delta, tuple(frame for _, frame in sent)))
         return effects
 
-    def _answer(self, peer: int, rank: int, ready: list[int]) -> list[Effect]:
+    def _answer(self, peer: int, rank: int, ready: list[int], rates: tuple[float, ...]) -> list[Effect]:
         """One update of each of these tables, and its sender's own way to the new version."""
         bases = {index: self.tables[index].given[rank] for index in ready}
         messages: dict[tuple[int, int], list[tuple[int, bytes]]] = {}
-        for index, gradient, _ in self._aggregate(ready):
+        for index, gradient, _ in self._aggregate(ready, rates):
             table = self.tables[index]
             [(_, frame)] = table.publish(gradient, {rank})
             messages.setdefault((table.version, bases[index]), []).append((index, frame))
-        return [
-            Send(
-                (peer,),
-                Delta(version=version, base=base, tables=tuple(index for index, _ in sent), ranks=(rank,)),
-                tuple(frame for _, frame in sent),
+        effects: list[Effect] = []
+        for (version, base), sent in messages.items():
+            delta = Delta(
+                version=version,
+                base=base,
+                tables=tuple(index for index, _ in sent),
+                last=self._final is not None,
+                ranks=(rank,),
             )
-            for (version, base), sent in messages.items()
-        ]
+            effects.append(Send((peer,), delta, tuple(frame for _, frame in sent)))
+        return effects
 
     def _scalars(self, peer: int, message: Scalars) -> list[Effect]:
         """The largest of every worker's scalars, once they are all in (TernGrad §3.1, scalar sharing)."""

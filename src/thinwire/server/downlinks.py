@@ -23,18 +23,35 @@ from thinwire.errors import NonFiniteError
 
 
 @dataclass
-class _Copy:
+class Copy:
+    """What some workers hold, all of them the same.
+
+    Args:
+        values: the workers' copy, bit for bit.
+        seen: the server's values when these workers were sent their last update; None where nobody asks.
+        owners: the workers.
+    """
+
     values: FloatArray
+    seen: FloatArray | None
     owners: set[int]
 
 
 class Copies:
-    """The workers' copies of one table: as many arrays as there are different copies."""
+    """The workers' copies of one table: as many arrays as there are different copies.
 
-    def __init__(self, shape: tuple[int, ...], workers: int) -> None:
-        self._copies = [_Copy(np.zeros(shape, np.float32), set(range(workers)))]
+    Args:
+        shape: of the table.
+        workers: how many.
+        keep_seen: whether to remember what the server's values were at each copy's last update.
+    """
 
-    def move(self, ranks: set[int]) -> Iterator[tuple[FloatArray, set[int]]]:
+    def __init__(self, shape: tuple[int, ...], workers: int, *, keep_seen: bool) -> None:
+        self._keep_seen = keep_seen
+        self._copies: list[Copy] = []
+        self.assign(np.zeros(shape, np.float32), set(range(workers)))
+
+    def move(self, ranks: set[int]) -> Iterator[Copy]:
         """Yields the copies of some workers, each once with its owners among them, to be changed in place.
 
         Those who stay behind keep theirs: a group that splits is copied first.
@@ -45,20 +62,20 @@ class Copies:
                 continue
             if moving != copy.owners:
                 copy.owners -= moving
-                copy = _Copy(copy.values.copy(), moving)
+                copy = Copy(copy.values.copy(), None if copy.seen is None else copy.seen.copy(), moving)
                 self._copies.append(copy)
-            yield copy.values, moving
+            yield copy
 
     def of(self, rank: int) -> FloatArray:
         """The copy of one worker."""
         return next(copy.values for copy in self._copies if rank in copy.owners)
 
     def assign(self, values: FloatArray, ranks: set[int]) -> None:
-        """These workers now hold `values`."""
+        """These workers now hold `values`, and lack nothing."""
         for copy in self._copies:
             copy.owners -= ranks
         self._copies = [copy for copy in self._copies if copy.owners]
-        self._copies.append(_Copy(values.copy(), set(ranks)))
+        self._copies.append(Copy(values.copy(), values.copy() if self._keep_seen else None, set(ranks)))
 
     def __len__(self) -> int:
         return len(self._copies)
@@ -82,9 +99,6 @@ class Downlink(ABC):
         self.values: FloatArray = np.zeros(shape, np.float32)
         """The server's copy, as far as it keeps one."""
 
-    def before_update(self) -> None:  # noqa: B027  # most forms need nothing
-        """Called before the optimizer changes `values`."""
-
     @abstractmethod
     def publish(
         self, aggregate: FloatArray, version: int, ranks: set[int], scale: float | None
@@ -106,33 +120,32 @@ class Downlink(ABC):
 
 
 class ModelDelta(Downlink):
-    """The change of a model that the server updates. What was not sent is `values − copy`, and cannot drift."""
+    """The change of a model that the server updates.
+
+    With a residual all that a copy lacks is sent, and what remains is `values − copy`, which cannot drift. Without one,
+    only what came about since the copy's last update is sent, and what the codec left out is gone: the copies drift.
+    """
 
     runs_optimizer = True
 
     def __init__(self, name: str, shape: tuple[int, ...], codec: Codec, workers: int) -> None:
         super().__init__(name, shape, codec, workers)
-        self.copies = Copies(shape, workers)
-        self._keeps_residual = codec.residual_by_default
-        self._before = None if self._keeps_residual else np.zeros(shape, np.float32)
+        self.copies = Copies(shape, workers, keep_seen=not codec.residual_by_default)
         self._unsent = np.zeros(shape, np.float32)
-
-    def before_update(self) -> None:
-        if self._before is not None:
-            self._before[...] = self.values
 
     def publish(
         self, aggregate: FloatArray, version: int, ranks: set[int], scale: float | None
     ) -> list[tuple[set[int], bytes]]:
         sent = []
-        for copy, owners in self.copies.move(ranks):
-            # A codec without a residual sends the update alone; but a copy that skipped updates needs them all.
-            base = copy if self._before is None or len(owners) < self.workers else self._before
+        for copy in self.copies.move(ranks):
+            base = copy.values if copy.seen is None else copy.seen
             with np.errstate(over="ignore", invalid="ignore"):  # the codec refuses what is not finite
                 np.subtract(self.values, base, out=self._unsent)
             frame = self.encode(self._unsent, version)
-            unpack_flat(open_frame(frame), copy.reshape(-1), accumulate=True)
-            sent.append((owners, frame))
+            decode(frame, out=copy.values, accumulate=True)
+            if copy.seen is not None:
+                copy.seen[...] = self.values
+            sent.append((copy.owners, frame))
         return sent
 
     def snapshot(self, rank: int) -> FloatArray:

@@ -9,7 +9,7 @@ It owns no socket, thread or clock, and touches no tensor.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from thinwire.errors import ProtocolError
 from thinwire.policies.consistency import Consistency, consistency
@@ -37,6 +37,7 @@ class Update:
         whole: the frame holds values to take over, not something to add or to step by.
         missed: this worker pushed a gradient that came too late for it.
         rates: of this step, where the workers run the optimizer.
+        ranks: whose gradients are in it, where some may be missing.
     """
 
     version: int
@@ -44,6 +45,7 @@ class Update:
     whole: bool
     missed: bool = False
     rates: tuple[float, ...] = ()
+    ranks: tuple[int, ...] = ()
 
 
 class WorkerCore:
@@ -106,7 +108,8 @@ class WorkerCore:
                 "before one step() need `with opt.no_sync():` around all but the last"
             )
         self._pushed.add(table)
-        self._pushed_at[table] = self.step
+        if frame:
+            self._pushed_at[table] = self.step
         self._transmit.append((table, frame))
         self._transmit_nbytes += len(frame)
         return self.flush(rates, last=last) if self._transmit_nbytes >= self._chunk_nbytes else None
@@ -128,20 +131,31 @@ class WorkerCore:
         """One number per table, of which everybody gets the largest."""
         return Outgoing(Scalars(step=self.step, values=values))
 
-    def advance(self) -> None:
+    @property
+    def ended(self) -> bool:
+        """Whether worker 0 ended the training with the last exchange; where clocks are everyone's own, with any."""
+        return self.last_version is not None and (self.policy.immediate or self.step >= self.last_version)
+
+    @property
+    def reached(self) -> int | None:
+        """The newest version of which every parameter's update is here, applied or not; None without parameters."""
+        versions = [
+            self._apply[table][-1].version if self._apply[table] else self.versions[table]
+            for table, spec in enumerate(self.plan.tables)
+            if not spec.state
+        ]
+        return min(versions, default=None)
+
+    def advance(self, newest: int = 0) -> None:
         """Ends the exchange: from now on the model wants every table as far as the policy says.
 
-        Where updates may be made without this worker, it goes on with the newest that all tables have.
+        Args:
+            newest: where updates are made without this worker, the version with which it goes on: the newest that
+                all tables of all shards have reached. One clock for all shards: were each to go on with its own,
+                workers could end up waiting for each other.
         """
-        self.step += 1
+        self.step = max(self.step + 1, newest)
         self._pushed.clear()
-        if self.policy.quorum(self.plan.workers) < self.plan.workers and not self.policy.immediate:
-            reached = [
-                self._apply[table][-1].version if self._apply[table] else self.versions[table]
-                for table, spec in enumerate(self.plan.tables)
-                if not spec.state
-            ]
-            self.step = max(self.step, min(reached, default=0))
 
     def leave(self) -> Outgoing:
         """The last message."""
@@ -170,7 +184,7 @@ class WorkerCore:
             case Delta():
                 self._check(message.tables, frames)
                 self.newest = max(self.newest, message.version)
-                if message.last:
+                if message.last and self.last_version is None:
                     self.last_version = message.version
                 for table, frame in zip(message.tables, frames, strict=True):
                     self._apply[table].append(self._update(table, message, frame))
@@ -208,15 +222,19 @@ class WorkerCore:
                 )
             self.versions[table] = update.version
             self._answered[table] += not update.whole
-            taken.append(update)
+            taken.append(replace(update, missed=self._missed(table, update)))
         return taken
 
     def _update(self, table: int, delta: Delta, frame: bytes) -> Update:
         if delta.base >= 0:
             self._bases[table, delta.version] = delta.base
-        missed = bool(delta.ranks) and self.rank not in delta.ranks and self._pushed_at[table] == delta.version - 1
         whole = self.plan.tables[table].state or (self.plan.downlink == "weights")
-        return Update(delta.version, frame, whole, missed, delta.rates)
+        return Update(delta.version, frame, whole, rates=delta.rates, ranks=delta.ranks)
+
+    def _missed(self, table: int, update: Update) -> bool:
+        """Whether our gradient came too late for an update. The update may have come before we pushed."""
+        took_part = not update.ranks or self.rank in update.ranks
+        return not took_part and self._pushed_at[table] == update.version - 1
 
     def _base(self, table: int, update: Update) -> int:
         """The version that an update leads from."""
