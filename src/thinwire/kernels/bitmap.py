@@ -43,7 +43,7 @@ def _set(positions: Any, bitmap: Any) -> None:
 @jit
 def _positions(bitmap: Any, positions: Any) -> None:
     """In a byte that is not zero every position is written, and kept where it counts. One slot is spare."""
-    at = 0
+    at: Any = 0
     for i in range(bitmap.size):
         byte = np.int64(bitmap[i])
         if byte:
