@@ -37,8 +37,8 @@ def check(value: Any, residual: Any, norm: str, device: torch.device) -> None:
 def test_every_bit_at_every_magnitude(dtype: Any, norm: str, device: torch.device) -> None:
     random = np.random.default_rng(1)
     limits = np.finfo(dtype)
-    for exponent in np.linspace(np.log10(limits.tiny) - 3, np.log10(limits.max) - 1, 8):
-        values = random.standard_normal(int(random.integers(1, 12_000))).astype(dtype)
+    for exponent in np.linspace(np.log10(limits.tiny) - 3, np.log10(limits.max) - 1, 6):
+        values = random.standard_normal(int(random.integers(1, 5_000))).astype(dtype)
         values *= dtype(10.0**exponent) / np.abs(values).max()
         check(values, dtype(0.5) * values[::-1].copy(), norm, device)
 
