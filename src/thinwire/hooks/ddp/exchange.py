@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from thinwire.codecs import Context
-from thinwire.codecs.decoding import decode_into
+from thinwire.codecs import Context, decode
 from thinwire.codecs.tensors import FloatArray
 from thinwire.errors import NonFiniteError
 from thinwire.hooks.ddp.message import HEAD_NBYTES, TEXT_NBYTES
@@ -95,9 +94,9 @@ class Share:
         for index, (begin, end) in enumerate(self.spans):
             if len(frames[index]):
                 self._given[index] = True
-                decode_into(frames[index], values[begin:end], accumulate=True)  # type: ignore[arg-type]
+                decode(frames[index], out=values[begin:end], accumulate=True)
         if self.plain:
-            decode_into(frames[-1], self._loose, accumulate=True)  # type: ignore[arg-type]
+            decode(frames[-1], out=self._loose, accumulate=True)
 
     def finish(self, values: FloatArray, scale: float) -> list[bytes]:
         """As owner: turns the sum into the average and encodes it for everyone. Raises NonFiniteError."""
@@ -111,11 +110,11 @@ class Share:
         """Replaces this share's values by what its owner sent. Raises FrameError."""
         for frame, (begin, end) in zip(frames, self.spans, strict=False):
             if len(frame):
-                decode_into(frame, values[begin:end], accumulate=False)  # type: ignore[arg-type]
+                decode(frame, out=values[begin:end], accumulate=False)
             else:
                 values[begin:end] = 0
         if self.plain:
-            decode_into(frames[-1], self._loose, accumulate=False)  # type: ignore[arg-type]
+            decode(frames[-1], out=self._loose, accumulate=False)
             self._scatter(values)
 
     def flush(self, values: FloatArray) -> None:

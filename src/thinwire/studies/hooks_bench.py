@@ -1,0 +1,182 @@
+"""DDP hooks side by side: ranks behind thin links, the same script, another hook each time.
+
+Ranks join and warm up over unlimited links (uncompressed steps of a large model take half a minute at 10 Mbit/s, and
+PowerSGD begins with two), then the links become thin and the clock starts. Bytes are what the kernel counted at each
+rank's link. The figures are a rank's median step, and the seconds to a test accuracy with evaluations left out.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import statistics
+import tempfile
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from thinwire.codecs import Codec, ids
+from thinwire.codecs import codec as make_codec
+from thinwire.engines.links import Rate
+from thinwire.engines.local import LocalEngine
+from thinwire.engines.namespaces import Fabric
+from thinwire.errors import ConfigError, EngineError
+from thinwire.policies.naming import parse_name
+from thinwire.studies.experiment import choose_links
+
+STOCK = ("none", "fp16", "bf16", "powersgd-1", "powersgd-2", "powersgd-4")
+"""What torch ships, and `none` for plain DDP."""
+
+OURS = ("3lc[s=1.0]", "3lc[s=1.75,entropy=zstd]", "onebit", "topk")
+"""What of ours is measured unless told otherwise: any codec may be, options in brackets."""
+
+NOTES = {
+    "bf16": "torch refuses its own bf16 hook on gloo; this is the same cast and all-reduce, written out",
+    "powersgd-1": "bucket_cap_mb=100: with default buckets it aborts or hangs on gloo",
+}
+
+PORT = 29400
+SILENCE_S = 900.0
+OnEvent = Callable[[str, dict[str, Any]], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One run of one hook.
+
+    Args:
+        hook: one of `STOCK`, or a codec, as in `3lc[s=1.75]`.
+        model: a model's name.
+        data: a data set's name.
+        link: rate of every rank's link, as in `10mbit`; None is unlimited.
+        ranks: how many ranks train.
+        steps: measured steps.
+        warmup: steps before, over unlimited links; at least 3, because PowerSGD's first two are uncompressed.
+        batch: examples per rank and step; None takes the recipe's.
+        lr: the largest learning rate; None takes the recipe's.
+        seed: of weights, batches and random codecs.
+        eval_every: measured steps between evaluations; 0 evaluates at the end alone.
+        target: stop at this test accuracy; None runs all steps.
+        data_root: where to look for data that is not in its usual place.
+    """
+
+    hook: str
+    model: str = "lenet"
+    data: str = "fashion-mnist"
+    link: str | None = None
+    ranks: int = 4
+    steps: int = 20
+    warmup: int = 3
+    batch: int | None = None
+    lr: float | None = None
+    seed: int = 0
+    eval_every: int = 0
+    target: float | None = None
+    data_root: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.hook not in STOCK:
+            self.codec()
+        if self.warmup < 3 or self.steps < 1 or self.ranks < 2:
+            raise ConfigError(
+                f"{self.ranks} ranks, {self.warmup} warm-up and {self.steps} measured steps; needed are 2, 3 and 1"
+            )
+        if self.target is not None and self.eval_every < 1:
+            raise ConfigError("a target accuracy needs eval_every, the steps between evaluations")
+
+    def codec(self) -> Codec:
+        """Returns the codec of a hook of ours. Raises ConfigError for unknown names, saying what there is."""
+        codec_id, options = parse_name(self.hook, "hook", short={"s": "sparsity"})
+        if codec_id not in ids():
+            raise ConfigError(f"unknown hook {self.hook!r}; there are {', '.join(STOCK)}, and codecs: {ids()}")
+        return make_codec(codec_id, **options)
+
+    def to_json(self) -> str:
+        """Returns the cell as a rank's command line carries it."""
+        return json.dumps(asdict(self))
+
+
+def run_cell(
+    cell: Cell, rank_command: Iterable[str], *, on_event: OnEvent = lambda process, event: None
+) -> dict[str, Any]:
+    """Measures one cell.
+
+    Args:
+        cell: what to run.
+        rank_command: the command of a rank, to which `--cell --rank --master --gate` are added.
+        on_event: hears what the ranks report.
+
+    Returns:
+        The cell, and: `seconds_per_step` (median) and `seconds_per_step_mean`, `cpu_seconds_per_step`,
+        `sent_bytes_per_step` and `received_bytes_per_step` (mean over ranks; None on unshaped loopback), `curve`,
+        `seconds_to_target` (None where it was not reached), `test_accuracy`, `steps_done`, `shaping`, `note`.
+
+    Raises:
+        EngineError: the kernel cannot shape links here, a rank failed, or ranks ended with different models.
+    """
+    links = choose_links(cell.link, "kernel" if cell.link else "auto")
+    names = [f"rank {rank}" for rank in range(cell.ranks)]
+    with ExitStack() as stack:
+        gate = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        fabric = None
+        if links.shaping == "kernel":
+            fabric = stack.enter_context(Fabric(dict.fromkeys(names, Rate(None))))
+        engine = stack.enter_context(
+            LocalEngine(fabric=fabric, environment={"GLOO_SOCKET_IFNAME": "eth0" if fabric else "lo"})
+        )
+        master = f"{fabric.addresses[names[0]]}:{PORT}" if fabric else f"127.0.0.1:{_free_port()}"
+        for rank, name in enumerate(names):
+            options = ["--cell", cell.to_json(), "--rank", str(rank), "--master", master, "--gate", str(gate)]
+            engine.start(name, [*rank_command, *options], host=name if fabric else None)
+        counts: list[tuple[int, int]] = []
+        waiting, outcomes = 0, []
+        for event in engine.events(silence_s=SILENCE_S):
+            on_event(event.process, event.data)
+            kind = event.data["event"]
+            if kind == "outcome":
+                outcomes.append(event.data)
+            if kind not in ("warm", "measured"):
+                continue
+            waiting += 1
+            if waiting == cell.ranks:
+                waiting = 0
+                if fabric is not None:
+                    if kind == "warm":
+                        for name in names:
+                            fabric.set_rate(name, links.rate)
+                    counts.append((sum(map(fabric.bytes_sent, names)), sum(map(fabric.bytes_received, names))))
+                (gate / kind).touch()
+    return _summary(cell, links.shaping, outcomes, counts)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def _summary(cell: Cell, shaping: str, outcomes: list[dict[str, Any]], counts: list[tuple[int, int]]) -> dict[str, Any]:
+    if len({outcome["weights"] for outcome in outcomes}) > 1:
+        raise EngineError(f"{cell.hook}: the ranks ended with different models; no hook here allows that")
+    first = next(outcome for outcome in outcomes if outcome["rank"] == 0)
+    done = len(first["seconds"])
+    share = 1 / (done * cell.ranks)
+    sent, received = ((counts[1][way] - counts[0][way]) * share for way in (0, 1)) if len(counts) == 2 else (None, None)
+    reached = [point for point in first["curve"] if cell.target is not None and point["accuracy"] >= cell.target]
+    return {
+        **asdict(cell),
+        "shaping": shaping,
+        "steps_done": done,
+        "seconds_per_step": statistics.median(first["seconds"]),
+        "seconds_per_step_mean": statistics.fmean(first["seconds"]),
+        "cpu_seconds_per_step": statistics.fmean(outcome["cpu_seconds"] for outcome in outcomes) / done,
+        "sent_bytes_per_step": sent,
+        "received_bytes_per_step": received,
+        "curve": first["curve"],
+        "seconds_to_target": reached[0]["seconds"] if reached else None,
+        "test_accuracy": first["curve"][-1]["accuracy"],
+        "report": first["report"],
+        "note": NOTES.get(cell.hook, ""),
+    }
