@@ -142,7 +142,7 @@ class ModelDelta(Downlink):
             with np.errstate(over="ignore", invalid="ignore"):  # the codec refuses what is not finite
                 np.subtract(self.values, base, out=self._unsent)
             frame = self.encode(self._unsent, version)
-            decode(frame, out=copy.values, accumulate=True)
+            unpack_flat(open_frame(frame), copy.values.reshape(-1), accumulate=True)
             if copy.seen is not None:
                 copy.seen[...] = self.values
             sent.append((copy.owners, frame))
