@@ -30,7 +30,7 @@ def zero_runs(codes: torch.Tensor) -> torch.Tensor:
     zero = codes == ZERO_CODE
     _, counts = torch.unique_consecutive(zero, return_counts=True)
     starts = counts.cumsum(0) - counts
-    position = torch.arange(codes.numel()) - starts.repeat_interleave(counts)
+    position = torch.arange(codes.numel(), device=codes.device) - starts.repeat_interleave(counts)
     length = counts.repeat_interleave(counts)
     chunk = torch.clamp(length - position // MAX_RUN * MAX_RUN, max=MAX_RUN)
     first = position % MAX_RUN == 0
@@ -41,7 +41,7 @@ def zero_runs(codes: torch.Tensor) -> torch.Tensor:
 
 def decode(payload: torch.Tensor, scale: float, size: int) -> torch.Tensor:
     """Decodes a payload of `encode` into a new flat float32 tensor."""
-    run = torch.where(payload >= RUN_CODE, payload.to(torch.int64) - (RUN_CODE - 2), torch.ones((), dtype=torch.int64))
+    run = torch.where(payload >= RUN_CODE, payload.to(torch.int64) - (RUN_CODE - 2), 1)
     codes = torch.where(payload >= RUN_CODE, torch.full_like(payload, ZERO_CODE), payload).repeat_interleave(run)
     digits = torch.stack([codes // 81, codes // 27 % 3, codes // 9 % 3, codes // 3 % 3, codes % 3], dim=1)
     return (digits.view(-1)[:size].to(torch.float32) - 1) * scale

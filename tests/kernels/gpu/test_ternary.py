@@ -51,7 +51,7 @@ def check(values: list[Floats], residuals: list[Floats] | None, space: DeviceWor
         assert on_device[at].cpu().numpy().tobytes() == value.tobytes()
         if kept is not None and residual is not None:
             assert kept[at].cpu().numpy().tobytes() == residual.tobytes()
-        form = {name: options[name] for name in ("layout", "zero_run") if name in options}
+        form: dict[str, Any] = {name: options[name] for name in ("layout", "zero_run") if name in options}
         form["accumulate"] = at % 2 == 1
         expected = np.linspace(-1, 1, value.size).astype(value.dtype)
         expected[::3] = -0.0
