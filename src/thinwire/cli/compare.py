@@ -94,7 +94,7 @@ def compare(
     write_json(json, results)
     if failures := results["failures"]:
         raise EngineError(
-            f"{len(failures)} of {len(comparison.jobs())} runs failed; the same command tries them again. "
+            f"{len(failures)} runs failed; the same command tries them again. "
             f"The first, {failures[0]['job']['design']}: {failures[0]['error']}"
         )
 

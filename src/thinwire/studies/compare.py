@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,8 @@ _LONGEST_PERIOD = 100_000
 
 Train = Callable[[Job], dict[str, Any]]
 OnJob = Callable[[int, int, Job], None]
+Cell = tuple[str, str, str, int]
+"""Model, design, link, seed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,10 +96,10 @@ class Comparison:
             parse_rate(link)
         for model in self.models:
             for design in self.designs:
-                self.full(model, design, 0)
+                self.full(model, design)
 
-    def full(self, model: str, design: str, seed: int) -> Job:
-        """Returns the run that an accuracy comes from: on an unlimited link, every number spelled out."""
+    def full(self, model: str, design: str) -> Job:
+        """Returns the run that an accuracy comes from, with seed 0: on an unlimited link, every number spelled out."""
         job = Job(
             design=design,
             model=model,
@@ -107,7 +109,6 @@ class Comparison:
             steps=self.steps,
             batch=self.batch,
             lr=self.lr,
-            seed=seed,
             consistency=self.consistency,
             placement=self.placement,
             transmission=self.transmission,
@@ -116,23 +117,28 @@ class Comparison:
         recipe = job.recipe()
         return replace(job, steps=recipe.steps, batch=recipe.batch, lr=recipe.lr)
 
-    def timed(self, model: str, design: str, link: str, seed: int) -> Job:
-        """Returns the run that the seconds per step on a link come from; without a limit that is the full run."""
-        full = self.full(model, design, seed)
-        rate = parse_rate(link)
-        if rate.bps is None:
-            return full
-        return replace(full, link=str(rate), steps=_short_steps(full, self.short_steps))
+    def cells(self) -> dict[Cell, tuple[Job, Job]]:
+        """Returns, by model, design, link and seed, the runs that accuracy and seconds per step come from.
 
-    def jobs(self) -> list[Job]:
-        """Returns every run once, seed by seed, so that an early end leaves whole tables of fewer seeds."""
-        jobs: list[Job] = []
-        for seed in range(self.seeds):
-            for model in self.models:
-                for design in self.designs:
-                    jobs += [self.full(model, design, seed)]
-                    jobs += [self.timed(model, design, link, seed) for link in self.links]
-        return list(dict.fromkeys(jobs))
+        On a link without a limit they are one and the same. Cells come seed by seed, so that an early end leaves
+        whole tables of fewer seeds.
+        """
+        cells: dict[Cell, tuple[Job, Job]] = {}
+        for model in self.models:
+            for design in self.designs:
+                full = self.full(model, design)
+                short = _short_steps(full, self.short_steps)
+                for link in self.links:
+                    rate = parse_rate(link)
+                    timed = full if rate.bps is None else replace(full, link=str(rate), steps=short)
+                    for seed in range(self.seeds):
+                        cells[model, design, link, seed] = replace(full, seed=seed), replace(timed, seed=seed)
+        return dict(sorted(cells.items(), key=lambda item: item[0][3]))
+
+
+def jobs(cells: Mapping[Cell, tuple[Job, Job]]) -> list[Job]:
+    """Returns every run that the cells need, once, in their order."""
+    return list(dict.fromkeys(job for pair in cells.values() for job in pair))
 
 
 def compare(comparison: Comparison, folder: Path, train: Train, *, on_job: OnJob = lambda *_: None) -> dict[str, Any]:
@@ -154,42 +160,48 @@ def compare(comparison: Comparison, folder: Path, train: Train, *, on_job: OnJob
     path = folder / "results.json"
     runs = _load(path)
     failures: list[dict[str, Any]] = []
-    jobs = comparison.jobs()
-    results = _results(comparison, runs, failures)
-    for number, job in enumerate(jobs, 1):
+    cells = comparison.cells()
+    needed = jobs(cells)
+    results = _results(comparison, cells, runs, failures)
+    for number, job in enumerate(needed, 1):
         if _outcome(runs, job, comparison.shaping) is not None:
             continue
-        on_job(number, len(jobs), job)
+        on_job(number, len(needed), job)
         try:
             outcome = train(job)
         except EngineError as error:
             failures.append({"job": _key(job, comparison.shaping), "error": str(error)})
         else:
             runs.append({"job": _key(job, comparison.shaping), "machine": machine(), "outcome": outcome})
-        results = _results(comparison, runs, failures)
+        results = _results(comparison, cells, runs, failures)
         _save(path, results)
     _save(path, results)
     return results
 
 
-def tabulate(comparison: Comparison, runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def tabulate(
+    cells: Mapping[Cell, tuple[Job, Job]], runs: Sequence[dict[str, Any]], shaping: str
+) -> list[dict[str, Any]]:
     """Returns one row for each model, design and link: means over seeds, and standard deviations as `…_std`.
 
     A standard deviation of fewer than two runs is None, as is a figure whose runs are missing. `accuracy_difference`
     and `speedup` are against the first design, paired by seed. `training_seconds` is extrapolated:
     t_full · s_short / s_full (L-070).
+
+    Args:
+        cells: of the comparison.
+        runs: what is kept, of this comparison or of others.
+        shaping: the comparison's.
     """
-    rows = []
-    for model in comparison.models:
-        for design in comparison.designs:
-            for link in comparison.links:
-                pairs = [_pair(comparison, runs, model, design, link, seed) for seed in range(comparison.seeds)]
-                base = [
-                    _pair(comparison, runs, model, comparison.designs[0], link, seed)
-                    for seed in range(comparison.seeds)
-                ]
-                rows.append({"model": model, "design": design, "link": str(parse_rate(link))} | _row(pairs, base))
-    return rows
+    rows: dict[tuple[str, str, str], list[_Pair]] = {}
+    for (model, design, link, _), (full, timed) in cells.items():
+        pair = _outcome(runs, full, shaping), _outcome(runs, timed, shaping)
+        rows.setdefault((model, design, link), []).append(pair)
+    first = next(iter(rows))[1]
+    return [
+        {"model": model, "design": design, "link": str(parse_rate(link))} | _row(pairs, rows[model, first, link])
+        for (model, design, link), pairs in rows.items()
+    ]
 
 
 def split_names(text: str) -> list[str]:
@@ -241,13 +253,6 @@ def _short_steps(full: Job, least: int) -> int:
 
 
 _Pair = tuple[dict[str, Any] | None, dict[str, Any] | None]
-
-
-def _pair(
-    comparison: Comparison, runs: Sequence[dict[str, Any]], model: str, design: str, link: str, seed: int
-) -> _Pair:
-    full = _outcome(runs, comparison.full(model, design, seed), comparison.shaping)
-    return full, _outcome(runs, comparison.timed(model, design, link, seed), comparison.shaping)
 
 
 def _row(pairs: Sequence[_Pair], base: Sequence[_Pair]) -> dict[str, Any]:
@@ -305,11 +310,18 @@ def _outcome(runs: Sequence[dict[str, Any]], job: Job, shaping: str) -> dict[str
     return next((run["outcome"] for run in runs if run["job"] == key), None)
 
 
-def _results(comparison: Comparison, runs: list[dict[str, Any]], failures: list[dict[str, Any]]) -> dict[str, Any]:
+def _results(
+    comparison: Comparison,
+    cells: Mapping[Cell, tuple[Job, Job]],
+    runs: list[dict[str, Any]],
+    failures: list[dict[str, Any]],
+) -> dict[str, Any]:
     return {
         "format": FORMAT,
-        "comparison": asdict(comparison),
-        "rows": tabulate(comparison, runs),
+        "comparison": {
+            key: list(value) if isinstance(value, tuple) else value for key, value in asdict(comparison).items()
+        },
+        "rows": tabulate(cells, runs, comparison.shaping),
         "failures": failures,
         "runs": runs,
     }
@@ -320,11 +332,11 @@ def _load(path: Path) -> list[dict[str, Any]]:
         return []
     try:
         found = json.loads(path.read_text())
-        if found["format"] != FORMAT:
-            raise ConfigError(f"{path} has format {found['format']!r}, expected {FORMAT}; choose another folder")
         runs: list[dict[str, Any]] = found["runs"]
         if not all({"job", "outcome", "machine"} <= run.keys() for run in runs):
             raise KeyError("job")
+        if found["format"] != FORMAT:
+            raise ConfigError(f"{path} has format {found['format']!r}, expected {FORMAT}; choose another folder")
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}. Choose another folder") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -152,8 +152,9 @@ def _how(results: dict[str, Any]) -> str:
         dict.fromkeys(f"{m['processor']}, {m['system']}" for m in (run["machine"] for run in results["runs"]))
     )
     chosen = [f"{name}={told[name]}" for name in ("consistency", "placement", "transmission") if told[name]]
+    seeds = ", ".join(map(str, range(told["seeds"])))
     text = (
-        f"{told['workers']} workers and {told['servers']} servers; seeds 0 … {told['seeds'] - 1}. Accuracy, bits and "
+        f"{told['workers']} workers and {told['servers']} servers; seeds {seeds}. Accuracy, bits and "
         "ratio come from full runs on an unlimited link; seconds per step come from short runs on each link, at least "
         f"{told['short_steps']} steps. ± is one standard deviation over seeds. Difference and speed-up are against "
         f"{told['designs'][0]}, seed by seed. Bits are payload per value, small uncompressed tensors included. The "

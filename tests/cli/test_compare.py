@@ -1,0 +1,120 @@
+"""`thinwire compare` and `thinwire designs`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.commands import Result
+from thinwire.cli import compare
+from thinwire.errors import EngineError
+from thinwire.policies.designs import design, designs
+from thinwire.studies.job import Job
+
+Command = Callable[..., Result]
+ASKED = ("compare", "--designs", "fp32,3lc[s=1.75,entropy=zstd]", "--links", "none", "--steps", 5)
+
+
+def told(job: Job, shaping: str) -> dict[str, Any]:
+    return {
+        "steps": job.steps,
+        "link": "none",
+        "shaping": "none",
+        "seconds": 1.0,
+        "seconds_per_step": 0.25 if job.design == "fp32" else 0.05,
+        "test_accuracy": 0.75,
+        "train_loss": 0.1,
+        "bits_per_value_push": 0.5,
+        "bits_per_value_pull": 0.25,
+        "compression_ratio": 85.3,
+    }
+
+
+@pytest.mark.parametrize("name", ["compare", "designs"])
+def test_help_has_an_example(command: Command, name: str) -> None:
+    result = command(name, "--help")
+    assert result.status == 0 and "--json" in result.out
+    assert re.search(rf"Example\b.*thinwire {name}", result.out)
+
+
+def test_what_is_printed_and_written(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(compare, "run_with_progress", told)
+    result = command(*ASKED, "--out", tmp_path / "out", "--json", tmp_path / "copy.json")
+    assert (result.status, result.err) == (0, "")
+    assert "1/2  fp32, mlp, no limit, seed 0, 5 steps" in result.out
+    assert "2/2  3lc[s=1.75,entropy=zstd], mlp, no limit, seed 0, 5 steps" in result.out
+    assert "75.00" in result.out and "0.500 / 0.250" in result.out and "0.0500 s, 5.0×" in result.out
+    written = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert written == json.loads((tmp_path / "copy.json").read_text())
+    assert [row["design"] for row in written["rows"]] == ["fp32", "3lc[s=1.75,entropy=zstd]"]
+    assert (tmp_path / "out" / "report.html").read_text().startswith("<!doctype html>")
+    again = command(*ASKED, "--out", tmp_path / "out")
+    assert again.status == 0 and "seed 0, 5 steps" not in again.out and "5.0×" in again.out
+
+
+def test_ctrl_c_keeps_what_is_done(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def interrupted(job: Job, shaping: str) -> dict[str, Any]:
+        if job.design != "fp32":
+            raise KeyboardInterrupt
+        return told(job, shaping)
+
+    monkeypatch.setattr(compare, "run_with_progress", interrupted)
+    result = command(*ASKED, "--out", tmp_path)
+    assert result.status == 130 and "interrupted" in result.err
+    assert "the same command goes on from there" in result.out
+    assert len(json.loads((tmp_path / "results.json").read_text())["runs"]) == 1
+
+
+def test_a_failed_run_is_the_commands_failure(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def failing(job: Job, shaping: str) -> dict[str, Any]:
+        if job.design == "fp32":
+            raise EngineError("worker 0 ended with exit status 1")
+        return told(job, shaping)
+
+    monkeypatch.setattr(compare, "run_with_progress", failing)
+    result = command(*ASKED, "--out", tmp_path)
+    assert result.status == 1
+    assert result.err.startswith("error: 1 runs failed") and "worker 0 ended with exit status 1" in result.err
+    assert "75.00" in result.out and "worker 0 ended" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--designs", "3lc[s=1.75"], r"'3lc\[s=1.75': its brackets do not match; .*"),
+        (["--designs", "fp32,4lc"], r"unknown design '4lc'; there are .*"),
+        (["--links", "10mb"], r".*10mb.*10mbit.*"),
+        (["--links", ","], r"no links to compare; give at least one"),
+        (["--models", "lenet6"], r".*'lenet6'.*mlp.*"),
+    ],
+)
+def test_misuse_is_one_line(command: Command, tmp_path: Path, arguments: list[str], text: str) -> None:
+    result = command("compare", *arguments, "--out", tmp_path / "out")
+    assert result.status == 2 and re.fullmatch(f"error: {text}\n", result.err), result.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_designs_lists_all_with_every_choice(command: Command, tmp_path: Path) -> None:
+    result = command("designs", "--json", tmp_path / "designs.json")
+    assert (result.status, result.err) == (0, "")
+    written = json.loads((tmp_path / "designs.json").read_text())
+    assert list(written) == list(designs())
+    for name, choices in written.items():
+        assert choices == design(name).choices()
+        assert name in result.out
+    assert "topk[entropy=null, error_feedback=true" in result.out
+    assert "consistency: ssp[staleness=5,mode=passive]" in result.out and "share_scales: true" in result.out
+
+
+def test_designs_takes_names_with_options(command: Command) -> None:
+    result = command("designs", "3lc[s=1.75]")
+    assert result.status == 0 and "sparsity=1.75" in result.out and "terngrad" not in result.out
+    result = command("designs", "3lc[s=2]")
+    assert result.status == 2 and "sparsity=2" in result.err

@@ -1,0 +1,239 @@
+"""Comparisons: which runs, kept how, and what they come to; one for real, the others with told outcomes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from thinwire.codecs.registry import codec
+from thinwire.errors import ConfigError, EngineError
+from thinwire.studies import experiment
+from thinwire.studies.compare import Comparison, Train, compare, jobs, split_names, tabulate, varies
+from thinwire.studies.job import Job
+from thinwire.studies.report import page, write_report
+
+TWO = Comparison(designs=["fp32", "3lc[s=1.75,entropy=zstd]"], links=["1mbit", "none"], seeds=2, steps=400)
+
+
+def told(job: Job) -> dict[str, Any]:
+    """An outcome as of `experiment.run`, made from the job: 3LC is 10 points worse and, on a link, 4 times as fast."""
+    assert job.steps is not None
+    plain = job.design == "fp32"
+    seconds_per_step = 0.01 if job.link is None else 0.4 if plain else 0.1
+    return {
+        "steps": job.steps,
+        "link": job.link or "none",
+        "shaping": "none" if job.link is None else "kernel",
+        "seconds": (job.steps - 1) * seconds_per_step,
+        "seconds_per_step": seconds_per_step,
+        "test_accuracy": (0.9 if plain else 0.8) + 0.02 * job.seed,
+        "train_loss": 0.1,
+        "bits_per_value_push": 32.0 if plain else 0.5,
+        "bits_per_value_pull": 32.0 if plain else 0.25,
+        "compression_ratio": 1.0 if plain else 80.0,
+    }
+
+
+def noting(made: list[Job]) -> Train:
+    def train(job: Job) -> dict[str, Any]:
+        made.append(job)
+        return told(job)
+
+    return train
+
+
+def test_a_real_comparison(tmp_path: Path) -> None:
+    asked = Comparison(designs=["3lc"], links=["100mbit"], workers=1, steps=40, short_steps=10)
+    results = compare(asked, tmp_path, experiment.run)
+    [row] = results["rows"]
+    assert (row["runs"], row["steps"], row["timed_runs"], row["timed_steps"]) == (1, 40, 1, 10)
+    assert 0 < row["test_accuracy"] <= 1 and 0 < row["bits_per_value_push"] < 2
+    assert row["training_seconds"] == pytest.approx(39 * row["seconds_per_step"])
+    assert row["speedup"] == 1 and row["accuracy_difference"] == 0 and row["test_accuracy_std"] is None
+    assert row["shaping"][0] in ("kernel", "application")
+    assert results == json.loads((tmp_path / "results.json").read_text())
+    write_report(results, tmp_path / "report.html")
+    assert "data:image/svg+xml;base64," in (tmp_path / "report.html").read_text()
+
+
+# ---- which runs
+
+
+def test_accuracy_is_measured_once_and_every_link_for_a_short_while() -> None:
+    needed = jobs(
+        Comparison(designs=["fp32", "local2", "mps"], links=["10mbit", "1gbit"], steps=500, short_steps=21).cells()
+    )
+    assert [(job.design, job.link, job.steps) for job in needed] == [
+        ("fp32", None, 500),
+        ("fp32", "10mbit", 21),
+        ("fp32", "1gbit", 21),
+        ("local2", None, 500),
+        ("local2", "10mbit", 22),
+        ("local2", "1gbit", 22),
+        ("mps", None, 500),
+        ("mps", "10mbit", 24),
+        ("mps", "1gbit", 24),
+    ], "an exchange, every second or every sixth step, is the last that is timed"
+
+
+def test_frames_that_shrink_are_timed_for_a_tenth_of_the_run() -> None:
+    """3LC §4.3: designs with zero runs take 10 % of the standard steps, for their bytes change as they train."""
+    both = Comparison(designs=["3lc", "3lc[zero_run=false]"], links=["10mbit"], steps=3000, short_steps=100)
+    assert [job.steps for job in jobs(both.cells()) if job.link] == [300, 100]
+    assert varies(codec("threshold", tau=0.5)) and not varies(codec("topk"))
+    once = Comparison(designs=["3lc"], links=["10mbit"], steps=50, short_steps=100)
+    assert [job.steps for job in jobs(once.cells())] == [50, 50], "never longer than the full run"
+
+
+def test_one_exchange_an_epoch_takes_whole_epochs() -> None:
+    [_, timed] = jobs(Comparison(designs=["entropy"], links=["10mbit"], steps=1000, short_steps=50).cells())
+    assert timed.steps == 126, "42 steps of 4 × 8 are an epoch of the 1,347 digits, and 100 steps are to be timed"
+
+
+def test_seeds_come_one_after_the_other_and_no_run_twice() -> None:
+    needed = jobs(TWO.cells())
+    assert [job.seed for job in needed] == [0] * 4 + [1] * 4
+    assert len(set(needed)) == len(needed), "without a limit the full run is the timed one"
+    assert {(job.steps, job.batch, job.lr) for job in needed if job.link is None} == {(400, 8, 0.02)}
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"designs": []}, "no designs to compare"),
+        ({"links": ["1mbit", "1mbit"]}, "one is named twice"),
+        ({"links": ["fast"]}, "fast.*mbit"),
+        ({"designs": ["4lc"]}, "unknown design '4lc'"),
+        ({"models": ["lenet6"]}, "unknown model 'lenet6'"),
+        ({"seeds": 0}, "0 seeds"),
+        ({"steps": 1}, "steps=1; at least 2"),
+        ({"short_steps": 1}, "short_steps=1; at least 2"),
+        ({"consistency": "sometimes"}, "unknown consistency 'sometimes'"),
+    ],
+)
+def test_comparisons_that_cannot_be(given: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        Comparison(**{"designs": ["fp32"], "links": ["1mbit"], **given})
+
+
+@pytest.mark.parametrize("text", ["3lc[s=1", "3lc]s=1[", "a[[b]]", "a[b,c"])
+def test_brackets_must_match(text: str) -> None:
+    with pytest.raises(ConfigError, match="its brackets do not match"):
+        split_names(text)
+
+
+def test_names_are_split_at_commas_outside_of_brackets() -> None:
+    assert split_names("3lc[s=1.0,entropy=zstd],int8 , fp32,") == ["3lc[s=1.0,entropy=zstd]", "int8", "fp32"]
+    assert split_names("") == []
+
+
+# ---- what is kept
+
+
+def test_an_interrupted_comparison_goes_on_where_it_was(tmp_path: Path) -> None:
+    made: list[Job] = []
+
+    def until_the_fourth(job: Job) -> dict[str, Any]:
+        if len(made) == 3:
+            raise KeyboardInterrupt
+        made.append(job)
+        return told(job)
+
+    with pytest.raises(KeyboardInterrupt):
+        compare(TWO, tmp_path, until_the_fourth)
+    assert len(json.loads((tmp_path / "results.json").read_text())["runs"]) == 3
+    numbers: list[int] = []
+    rest: list[Job] = []
+    results = compare(
+        TWO,
+        tmp_path,
+        noting(rest),
+        on_job=lambda number, total, job: numbers.append(number),
+    )
+    assert made + rest == jobs(TWO.cells()) and numbers == [4, 5, 6, 7, 8]
+    assert results["rows"] == compare(TWO, tmp_path / "at once", told)["rows"]
+
+
+def test_a_comparison_can_grow_and_keeps_what_others_measured(tmp_path: Path) -> None:
+    compare(Comparison(designs=["fp32"], links=["1mbit"], steps=400), tmp_path, told)
+    again: list[Job] = []
+    larger = Comparison(designs=["int8", "fp32"], links=["1mbit"], steps=400)
+    compare(larger, tmp_path, noting(again))
+    assert {job.design for job in again} == {"int8"}
+    longer = Comparison(designs=["fp32"], links=["1mbit"], steps=500)
+    results = compare(longer, tmp_path, noting(again))
+    assert again[-1].design == "fp32" and again[-1].steps == 500, "another number of steps is another run"
+    assert len(results["runs"]) == 5 and [row["design"] for row in results["rows"]] == ["fp32"]
+
+
+def test_a_run_that_fails_is_told_and_tried_again(tmp_path: Path) -> None:
+    def failing(job: Job) -> dict[str, Any]:
+        if job.design != "fp32" and job.seed == 0:
+            raise EngineError("worker 0 ended: <the training has diverged>")
+        return told(job)
+
+    results = compare(TWO, tmp_path, failing)
+    assert [failure["job"]["seed"] for failure in results["failures"]] == [0, 0]
+    assert [row["runs"] for row in results["rows"]] == [2, 2, 1, 1]
+    assert "&lt;the training has diverged&gt;" in page(results)
+    again: list[Job] = []
+    results = compare(TWO, tmp_path, noting(again))
+    assert len(again) == 2 and results["failures"] == []
+    assert "diverged" not in page(results)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"format": 1, "runs": [{}]}', '{"format": 1, "runs": 3}'])
+def test_another_file_is_left_alone(tmp_path: Path, text: str) -> None:
+    (tmp_path / "results.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"results\.json does not hold the results of a comparison; choose another"):
+        compare(TWO, tmp_path, told)
+    assert (tmp_path / "results.json").read_text() == text
+
+
+def test_a_newer_format_and_a_folder_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text('{"format": 2, "runs": []}')
+    with pytest.raises(ConfigError, match="has format 2, expected 1"):
+        compare(TWO, tmp_path, told)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"cannot be written: .*Choose another folder"):
+        compare(TWO, tmp_path / "file", told)
+    with pytest.raises(ConfigError, match=r"cannot be written: .*Choose another folder"):
+        write_report(compare(TWO, tmp_path / "fine", told), tmp_path / "file" / "report.html")
+
+
+# ---- what it comes to
+
+
+def test_means_deviations_and_extrapolated_times(tmp_path: Path) -> None:
+    rows = compare(TWO, tmp_path, told)["rows"]
+    assert [(row["design"][:4], row["link"]) for row in rows] == [
+        ("fp32", "1mbit"),
+        ("fp32", "none"),
+        ("3lc[", "1mbit"),
+        ("3lc[", "none"),
+    ]
+    thin = rows[2]
+    assert thin["test_accuracy"] == pytest.approx(0.81) and thin["test_accuracy_std"] == pytest.approx(0.02 / 2**0.5)
+    assert thin["accuracy_difference"] == pytest.approx(-0.1)
+    assert thin["accuracy_difference_std"] == pytest.approx(0, abs=1e-12), "the seeds' own differences cancel in pairs"
+    assert thin["speedup"] == pytest.approx(4) and thin["timed_steps"] == 100
+    assert thin["training_seconds"] == pytest.approx(399 * 0.1)
+    assert rows[3]["seconds_per_step"] == 0.01 and rows[3]["timed_steps"] == 400
+
+
+def test_what_was_not_measured_is_none() -> None:
+    rows = tabulate(TWO.cells(), [], "auto")
+    assert [row["runs"] for row in rows] == [0] * 4
+    assert all(row["seconds_per_step"] is None and row["test_accuracy"] is None for row in rows)
+
+
+def test_the_page(tmp_path: Path) -> None:
+    results = compare(TWO, tmp_path, told)
+    text = page(results)
+    assert "91.00 ± 1.41" in text and "-10.00 ± 0.00" in text and "0.1000 ± 0.0000 s, 4.0×" in text
+    assert "3lc[s=1.75,entropy=zstd]" in text and "seeds 0, 1." in text and text.count("<img") == 1
+    assert "http" not in text, "it needs nothing else"
+    assert "Nothing has been measured yet" in page({**results, "runs": [], "rows": tabulate(TWO.cells(), [], "auto")})
