@@ -112,7 +112,8 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
         tables: which.
         last: the training ends with this version.
         base: the version it leads from; −1 means the one before `version`.
-        ranks: whose gradients are in it, where some may be missing; empty means everybody's.
+        ranks: whose gradients are in it, where some may be missing; empty means everybody's. −1 alone: a worker's was
+            NaN or Inf, and everybody skips.
         rates: the learning rates of this step, where the workers run the optimizer.
     """
 

@@ -82,7 +82,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._accumulating = self._last = self._closed = False
         self._warned = False
         short = self._policy.quorum(planned.plans[0].workers) < planned.plans[0].workers
-        self._undoable = short and not self._policy.immediate
+        self._short = short and not self._policy.immediate
+        # Whoever skips steps together looks at all gradients before any of them is encoded.
+        self._skips = design.up.nonfinite == "skip"
+        self._undoable = self._short or self._skips
         # Where more may have come than must have come, it is taken as well.
         self._loose = short or self._policy.immediate or self._policy.lead() > 0
         self._tensors = [self._open(tensor, seed * 65_537 + self.rank) for tensor in planned.tensors]
@@ -336,7 +339,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     f"{tensor.name!r} was used before its last update was applied: its module was not "
                     "called through the model. Call opt.sync() before such a forward pass"
                 )
-            if self._exchanging and self._design.transmission == "wait-free" and not self._accumulating:
+            early = self._design.transmission == "wait-free" and not self._skips
+            if self._exchanging and early and not self._accumulating:
                 self._push(tensor)
 
         return after_accumulate
@@ -347,12 +351,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _exchanging(self) -> bool:
         return self._policy.exchanges(self._iteration)
 
-    def _push(self, tensor: Tensor, *, held_only: bool = False) -> None:
+    def _push(self, tensor: Tensor, *, held_only: bool = False, refuse: bool = False) -> None:
         self._check_open()
         gradient = None if held_only else tensor.parameter.grad
         for slot in tensor.slots:
             try:
-                if self._design.downlink == "weights":
+                if refuse:
+                    frame = slot.refusal()
+                elif self._design.downlink == "weights":
                     frame = slot.encode(torch.from_numpy(slot.values), None)
                 else:
                     part = None if gradient is None else _part(gradient, slot)
@@ -362,11 +368,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
             slot.session.send(slot.session.core.push(slot.table, frame, self._rates(), last=self._last))
 
     def _end_exchange(self, *, held_only: bool = False) -> None:
+        refuse = self._skips and not self._finite()
         if self._design.share_scales:
-            self._share_scales()
+            self._share_scales(refuse=refuse)
         for tensor in self._tensors:
             if not tensor.state and any(slot.table in slot.session.core.unpushed() for slot in tensor.slots):
-                self._push(tensor, held_only=held_only)
+                self._push(tensor, held_only=held_only, refuse=refuse)
         self._push_state()
         digest = self._digest()
         for session in self._sessions:
@@ -375,14 +382,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
             for session in self._sessions:
                 session.drain()
         newest = 0
-        if self._undoable:
+        if self._short:
             newest = min(reached for session in self._sessions if (reached := session.core.reached) is not None)
         for session in self._sessions:
             session.core.advance(newest)
 
     def _hold_all(self) -> None:
         """An iteration without an exchange: its gradient is added to the next push."""
-        if self._design.downlink == "weights":
+        if self._design.downlink == "weights" or (self._skips and not self._finite()):
             return
         for slot, gradient in self._gradients():
             slot.hold(_part(gradient, slot))
@@ -396,14 +403,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
         for tensor in self._tensors:
             tensor.replica.show()
 
-    def _share_scales(self) -> None:
+    def _finite(self) -> bool:
+        """Whether every gradient of this step is finite."""
+        return all(bool(torch.isfinite(gradient).all()) for _, gradient in self._gradients())
+
+    def _share_scales(self, *, refuse: bool) -> None:
         """One round trip for all tables: everybody encodes with the largest scale (TernGrad §3.1, equation 5)."""
         for session in self._sessions:
             mine = [0.0] * len(session.core.plan.tables)
             shared = []
             for slot, gradient in self._gradients():
                 codec = None if slot.context is None else slot.context.codec
-                if slot.session is session and isinstance(codec, TernGrad):
+                if slot.session is session and isinstance(codec, TernGrad) and not refuse:
                     mine[slot.table] = codec.local_scale(_part(gradient, slot))
                     shared.append((slot, codec))
             largest = session.maxima(tuple(mine))

@@ -12,6 +12,7 @@ from thinwire.codecs import Codec, Context
 from thinwire.codecs.decoding import open_frame, unpack_flat
 from thinwire.codecs.tensors import FloatArray
 from thinwire.errors import NonFiniteError, ProtocolError
+from thinwire.frames import Flags, Frame, pack
 from thinwire.policies.criteria import Criterion, Pending
 from thinwire.runtime.session import Session
 from thinwire.schema import TableSpec
@@ -115,6 +116,13 @@ class Slot:
         self.count_push(self.context.payload_nbytes, time.perf_counter() - begin)
         return frame
 
+    def refusal(self) -> bytes:
+        """The frame that says: this worker's gradients are not finite, everybody skips this step."""
+        assert self.context is not None
+        self._before = None  # nothing was encoded, so there is nothing to put back
+        shape = self.spec.shape
+        return pack(Frame(self.context.codec.id, "fp32", shape, flags=int(Flags.NON_FINITE)))
+
     def count_push(self, payload_nbytes: int, seconds: float) -> None:
         """Books one push."""
         self.pushed_nbytes, self.encode_s = payload_nbytes, seconds
@@ -147,7 +155,7 @@ class Slot:
 
     def _apply(self, update: Update, local_step: LocalStep | None) -> None:
         if update.missed:
-            self._counters.add("late_pushes", 1)
+            self._counters.add("late_pushes", 1 if update.frame else 0)
             if self._before is not None and self.context is not None and self.context.residual is not None:
                 # The update was made without our gradient: what that left in the residual goes with it.
                 self.context.residual.copy_(self._before)

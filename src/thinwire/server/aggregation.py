@@ -17,6 +17,9 @@ from thinwire.errors import FrameError
 NO_GRADIENT = b""
 """The frame of a parameter that took no part in this step."""
 
+NOBODY = (-1,)
+"""The ranks of an update that a worker's NaN or Inf made everybody skip."""
+
 
 class Aggregation:
     """The gradients of the current clock and of those ahead of it.
@@ -34,6 +37,7 @@ class Aggregation:
         self._sum = np.zeros(shape, np.float32)
         self._flat = self._sum.reshape(-1)
         self._arrived: dict[int, dict[int, Opened | None]] = {0: {}}
+        self._refused: set[int] = set()
         self._next = 0
         self._given = 0
 
@@ -57,6 +61,11 @@ class Aggregation:
         if self._eager:
             self._decode_in_turn()
 
+    def refuse(self, rank: int, clock: int | None = None) -> None:
+        """A worker's gradient is not finite: it is in, and nobody's counts at this clock."""
+        self._refused.add(self.clock if clock is None else clock)
+        self.add(rank, None, clock)
+
     @property
     def complete(self) -> bool:
         """Whether enough gradients of the current clock are in."""
@@ -70,15 +79,19 @@ class Aggregation:
 
         Returns:
             The aggregate (None where nobody had a gradient; the array is used again by the next clock), and the
-            ranks that took part.
+            ranks that took part: `NOBODY` where one of them refused.
         """
         arrived = self._arrived.pop(self.clock)
-        if not self._eager:
+        refused = self.clock in self._refused
+        self._refused.discard(self.clock)
+        if not self._eager and not refused:
             for rank in sorted(arrived):
                 self._add_to_sum(rank, arrived[rank])
         given, self._given, self._next = self._given, 0, 0
         self.clock += 1
         self._arrived.setdefault(self.clock, {})
+        if refused:
+            return None, NOBODY
         if given and reduce == "mean" and given > 1:
             self._sum *= np.float32(1 / given)
         return (self._sum if given else None), tuple(sorted(arrived))

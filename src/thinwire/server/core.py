@@ -315,7 +315,7 @@ class ServerCore:
         for index, gradient, ranks in self._aggregate(ready, rates):
             table = self.tables[index]
             [(_, frame)] = table.publish(gradient)
-            some = ranks if len(ranks) < self._workers else ()
+            some = ranks if ranks != tuple(range(self._workers)) else ()
             messages.setdefault((table.version, some), []).append((index, frame))
         everybody = tuple(self._ranks)
         effects: list[Effect] = []

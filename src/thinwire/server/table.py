@@ -76,6 +76,9 @@ class Table:
         opened = None if frame == NO_GRADIENT else self._open(frame, self._up.id)
         if opened is not None and opened.frame.scales:
             self._scale = opened.frame.scales[0]
+        if opened is None and frame != NO_GRADIENT:
+            self.incoming.refuse(rank, clock)
+            return
         try:
             self.incoming.add(rank, opened, clock)
         except FrameError as error:
@@ -87,7 +90,8 @@ class Table:
         Raises:
             ProtocolError: the frame does not hold this table's values, uncompressed; nothing was changed.
         """
-        self._open(frame, _PLAIN.id)
+        if self._open(frame, _PLAIN.id) is None:
+            raise ProtocolError(f"{self.spec.name}: whole values that are not finite")
         try:
             values = decode(frame).numpy()
         except FrameError as error:
@@ -147,7 +151,8 @@ class Table:
         while self._log and self._log_nbytes > self.downlink.values.nbytes:
             self._log_nbytes -= len(self._log.popleft())
 
-    def _open(self, frame: bytes, codec_id: str) -> Opened:
+    def _open(self, frame: bytes, codec_id: str) -> Opened | None:
+        """Checks a frame; None where it says that its sender's tensor was not finite."""
         try:
             parsed = frames.parse(frame, copy=False)
             if parsed.codec != codec_id:
@@ -156,6 +161,6 @@ class Table:
                 raise ProtocolError(
                     f"{self.spec.name}: a frame of shape {parsed.shape} came, the table is {self.spec.shape}"
                 )
-            return open_parsed(parsed)
+            return None if parsed.non_finite else open_parsed(parsed)
         except FrameError as error:
             raise ProtocolError(f"{self.spec.name}: {error}") from error
