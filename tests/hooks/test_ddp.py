@@ -264,7 +264,7 @@ def test_the_report_counts_what_was_sent() -> None:
     assert report.uncompressed_nbytes == 4 * values
     assert 5 < report.ratio < 60
     assert report.sent_nbytes * report.ratio == pytest.approx(report.uncompressed_nbytes)
-    assert f"{report.ratio:.1f}× less" in text
+    assert f"{report.ratio:.1f}× less" in text and "0 skipped, 3lc[sparsity=1.75]; fp32" in text
     assert ("compression pays" if report.pays else "uncompressed would be faster") in text
 
 

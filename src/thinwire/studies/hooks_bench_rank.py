@@ -105,7 +105,8 @@ def run_rank(cell: Cell, *, rank: int, master: str, gate: Path, report: Report) 
 def install(model: DistributedDataParallel, cell: Cell) -> ddp.ThinwireState | None:
     """Registers the cell's hook. Returns our state where it is ours."""
     if cell.hook not in STOCK:
-        return ddp.compress(model, cell.codec(), seed=cell.seed)
+        # The link is not thin yet: measuring it here would only mislead.
+        return ddp.compress(model, cell.codec(), seed=cell.seed, measure_link=False)
     if cell.hook == "fp16":
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
     elif cell.hook == "bf16":
