@@ -43,6 +43,9 @@ def hooks(
     target: Annotated[float | None, typer.Option(help="Also measure the time to this test accuracy, 0 … 1.")] = None,
     eval_every: Annotated[int, typer.Option(help="Steps between evaluations; they are off the clock.")] = 0,
     seed: options.Seed = 0,
+    bucket_cap_mb: Annotated[
+        int | None, typer.Option(help="DDP's bucket size; by default DDP's own, and 100 for PowerSGD.")
+    ] = None,
     data_root: options.DataRoot = None,
     png: Annotated[Path, typer.Option(help="Where to draw the figures.")] = Path("thinwire-hooks.png"),
     json: options.Json = None,
@@ -63,6 +66,7 @@ def hooks(
             seed=seed,
             eval_every=eval_every,
             target=target,
+            bucket_cap_mb=bucket_cap_mb,
             data_root=data_root,
         )
         for model in _words(models)

@@ -59,6 +59,7 @@ class Cell:
         seed: of weights, batches and random codecs.
         eval_every: measured steps between evaluations; 0 evaluates at the end alone.
         target: stop at this test accuracy; None runs all steps.
+        bucket_cap_mb: of DDP; None is DDP's default, and 100 for PowerSGD, which needs one bucket on gloo.
         data_root: where to look for data that is not in its usual place.
     """
 
@@ -74,6 +75,7 @@ class Cell:
     seed: int = 0
     eval_every: int = 0
     target: float | None = None
+    bucket_cap_mb: int | None = None
     data_root: str | None = None
 
     def __post_init__(self) -> None:

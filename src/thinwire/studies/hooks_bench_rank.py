@@ -51,7 +51,7 @@ def run_rank(cell: Cell, *, rank: int, master: str, gate: Path, report: Report) 
     found = replace(found, batch=cell.batch or found.batch, lr=cell.lr or found.lr, steps=cell.warmup + cell.steps)
     dataset = data(cell.data, root=cell.data_root)
     module = make_model(cell.model, num_classes=dataset.num_classes, in_shape=dataset.in_shape, seed=cell.seed)
-    cap = POWERSGD_BUCKET_MB if cell.hook.startswith("powersgd") else None
+    cap = cell.bucket_cap_mb or (POWERSGD_BUCKET_MB if cell.hook.startswith("powersgd") else None)
     model = DistributedDataParallel(module, bucket_cap_mb=cap)
     state = install(model, cell)
     optimizer = build_optimizer(module, found)
