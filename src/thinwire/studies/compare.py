@@ -332,16 +332,17 @@ def _load(path: Path) -> list[dict[str, Any]]:
         return []
     try:
         found = json.loads(path.read_text())
-        runs: list[dict[str, Any]] = found["runs"]
-        if not all({"job", "outcome", "machine"} <= run.keys() for run in runs):
-            raise KeyError("job")
-        if found["format"] != FORMAT:
-            raise ConfigError(f"{path} has format {found['format']!r}, expected {FORMAT}; choose another folder")
+        version, runs = found["format"], found["runs"]
+        ours = all({"job", "outcome", "machine"} <= run.keys() for run in runs)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}. Choose another folder") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{path} does not hold the results of a comparison; choose another folder") from error
-    return runs
+    except (ValueError, KeyError, TypeError, AttributeError):
+        ours, version, runs = False, FORMAT, []
+    if version != FORMAT:
+        raise ConfigError(f"{path} has format {version!r}, expected {FORMAT}; choose another folder")
+    if not ours:
+        raise ConfigError(f"{path} does not hold the results of a comparison; choose another folder")
+    return list(runs)
 
 
 def _save(path: Path, results: dict[str, Any]) -> None:
