@@ -72,10 +72,17 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Server → worker. `send_values` asks this worker (rank 0) for the initial values of every table."""
+    """Server → worker. `send_values` asks this worker (rank 0) for the initial values of every table.
+
+    Args:
+        send_values: whether it does.
+        step: updates that every table has had.
+        final: the version with which the training ends, where worker 0 has said so; else −1.
+    """
 
     send_values: bool
     step: int = 0
+    final: int = -1
 
 
 class Values(msgspec.Struct, frozen=True, kw_only=True):

@@ -141,6 +141,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Exchanges what a policy still holds back; all workers call it after the same step, at the end."""
         holds_back = self._policy.criterion() is not None or not self._policy.exchanges(self._iteration - 1)
         if self._iteration and holds_back:
+            self.sync()  # no forward pass came in between
             self._end_exchange(held_only=True)
         self.sync()
 

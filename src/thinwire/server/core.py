@@ -154,7 +154,9 @@ class ServerCore:
             raise ProtocolError(f"worker {join.rank} has left this training, and it does not begin again")
         self._ranks[peer] = join.rank
         ask = join.rank == 0 and not self._initialised
-        effects: list[Effect] = [Send((peer,), Welcome(send_values=ask, step=self.step))]
+        effects: list[Effect] = [
+            Send((peer,), Welcome(send_values=ask, step=self.step, final=-1 if self._final is None else self._final))
+        ]
         if self._initialised:
             effects += self._catch_up(peer, join.have)
         return effects

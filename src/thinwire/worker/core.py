@@ -172,13 +172,16 @@ class WorkerCore:
         match message:
             case Welcome():
                 self.welcome = message
-                if self.step == 0:
+                if self.step == 0 and not self.policy.immediate:  # there, everybody counts their own exchanges
                     self.step = message.step
+                if message.final >= 0:
+                    self.last_version = message.final
             case Values():
                 self._check(message.tables, frames)
                 if len(message.versions) != len(frames):
                     raise ProtocolError(f"{len(message.versions)} versions and {len(frames)} frames in one message")
                 for table, version, frame in zip(message.tables, message.versions, frames, strict=True):
+                    self.newest = max(self.newest, version)
                     self._apply[table].clear()
                     self._apply[table].append(Update(version, frame, True))
             case Delta():

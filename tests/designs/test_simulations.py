@@ -1,0 +1,209 @@
+"""Every design, run through server, workers and hooks, beside its plain simulation: equal step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tests.designs import simulations as sim
+from tests.designs.simulations import Course, Setting, Weights
+from tests.hooks.cluster import run_cluster
+from thinwire.hooks.distribute import DistributedOptimizer
+from thinwire.policies.designs import designs
+from thinwire.server.core import ServerCore
+
+torch.set_num_threads(1)
+
+WORKERS = 3
+ITERATIONS = 8
+SEED = 0
+
+
+def make(rank: int) -> nn.Module:
+    generator = torch.Generator().manual_seed(rank)
+    model = nn.Sequential(nn.Linear(12, 40), nn.ReLU(), nn.Linear(40, 3))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
+    return model
+
+
+def loss_of(model: nn.Module, rank: int, iteration: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1000 * iteration + rank)
+    x = torch.randn(16, 12, generator=generator)
+    y = (x[:, :3] + x[:, 3:6]).argmax(1)
+    loss: torch.Tensor = nn.functional.cross_entropy(model(x), y)
+    return loss
+
+
+def weights_of(model: nn.Module) -> Weights:
+    return {name: parameter.detach().numpy().copy() for name, parameter in model.named_parameters()}
+
+
+def gradients(weights: Weights, rank: int, iteration: int) -> Weights:
+    model = make(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(torch.from_numpy(weights[name]))
+    loss_of(model, rank, iteration).backward()  # type: ignore[no-untyped-call]
+    return {name: p.grad.numpy() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def setting(*compressed: str, iterations: int = ITERATIONS, momentum: float = 0.9) -> Setting:
+    names = frozenset(compressed or ("0.weight", "2.weight"))
+    return Setting(weights_of(make(0)), gradients, WORKERS, iterations, names, momentum=momentum)
+
+
+def run(design: str, s: Setting, **options: Any) -> tuple[list[list[Weights]], ServerCore]:
+    """Each worker's model after each iteration, and the server."""
+
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> list[Weights]:
+        models = []
+        for iteration in range(s.iterations):
+            opt.zero_grad()
+            loss_of(model, rank, iteration).backward()  # type: ignore[no-untyped-call]
+            opt.step()
+            opt.sync()
+            models.append(weights_of(model))
+        return models
+
+    return run_cluster(
+        make,
+        train,
+        workers=WORKERS,
+        design=design,
+        min_numel=1,
+        seed=SEED,
+        optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=s.rate, momentum=s.momentum, weight_decay=s.decay),
+        **options,
+    )
+
+
+def compare(found: list[list[Weights]], expected: Course, tolerance: float = 2e-5) -> None:
+    for models in found:
+        assert len(models) == len(expected.models)
+        for iteration, (model, wanted) in enumerate(zip(models, expected.models, strict=True)):
+            for name in wanted:
+                np.testing.assert_allclose(
+                    model[name], wanted[name], rtol=0, atol=tolerance, err_msg=f"{name} after iteration {iteration}"
+                )
+
+
+ServerSide = tuple[sim.Rule, bool, bool]
+SERVER_UPDATES: dict[str, ServerSide] = {
+    "fp32": (sim.plain, False, False),
+    "int8": (sim.eight_bits, False, False),
+    "stoch3": (sim.random_signs, False, False),
+    "mqe1": (sim.two_means, True, True),
+    "sparse5": (sim.from_threshold_up(0.05), True, True),
+    "3lc": (sim.three_values(1.0), True, True),
+    "3lc[s=1.75]": (sim.three_values(1.75), True, True),
+    "3lc[error_feedback=false]": (sim.three_values(1.0), False, False),
+}
+
+
+@pytest.mark.parametrize("design", SERVER_UPDATES)
+def test_designs_whose_server_updates(design: str) -> None:
+    rule, residual_up, residual_down = SERVER_UPDATES[design]
+    s = setting()
+    expected = sim.server_updates(s, rule, rule, residual_up=residual_up, residual_down=residual_down)
+    found, core = run(design, s)
+    compare(found, expected)
+    for table in core.tables:
+        np.testing.assert_allclose(table.values.numpy(), expected.server[table.spec.name], rtol=0, atol=2e-5)
+
+
+def test_local2_sends_every_second_step_what_accumulated() -> None:
+    s = setting()
+    found, _ = run("local2", s)
+    compare(found, sim.server_updates(s, sim.plain, sim.plain, residual_up=False, residual_down=False, every=2))
+
+
+def test_mps_is_passive_ssp_with_top_1_percent() -> None:
+    s = setting(iterations=13, momentum=0.0)
+    found, core = run("mps", s)
+    rule = sim.largest(0.01)
+    compare(found, sim.server_updates(s, rule, rule, residual_up=True, residual_down=True, every=6))
+    assert core.step == 2
+
+
+Average = tuple[sim.Rule, sim.Rule, bool, bool]
+WORKERS_UPDATE: dict[str, Average] = {
+    "doublesqueeze-1bit": (sim.one_scale, sim.one_scale, True, True),
+    "doublesqueeze-topk": (sim.largest(1 / 32), sim.largest(1 / 32), True, True),
+    "mem-sgd-1bit": (sim.one_scale, sim.plain, True, False),
+    "mem-sgd-topk": (sim.largest(1 / 32), sim.plain, True, False),
+    "topk-sgd": (sim.largest(1 / 32), sim.plain, False, False),
+    "qsgd-ds": (sim.random_signs_of_equal_norm, sim.plain, False, False),
+}
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("design", WORKERS_UPDATE)
+def test_designs_whose_workers_update(design: str, momentum: float) -> None:
+    up, down, residual_up, residual_down = WORKERS_UPDATE[design]
+    s = setting(momentum=momentum)
+    expected = sim.workers_update(s, up, down, residual_up=residual_up, residual_down=residual_down)
+    compare(run(design, s)[0], expected)
+
+
+def test_terngrad() -> None:
+    s = setting("0.weight")  # the last layer travels as it is
+    compare(run("terngrad", s)[0], sim.terngrad(s))
+
+
+def test_terngrad_without_clipping() -> None:
+    s = setting("0.weight")
+    compare(run("terngrad[clip=0]", s)[0], sim.terngrad(s, clip=float("inf")))
+
+
+@pytest.mark.parametrize(("design", "c"), [("entropy", 6.0), ("entropy[preset=size]", 5.0)])
+def test_entropy_averages_decoded_weights(design: str, c: float) -> None:
+    s = setting(iterations=7)
+    found, _ = run(design, s, consistency="local[steps=3]")
+    expected = sim.workers_alone(s, sim.bins(c), every=3)
+    compare([found[0]], expected)
+    for iteration in (2, 5):
+        for models in found:
+            for name in s.start:
+                np.testing.assert_array_equal(models[iteration][name], found[0][iteration][name])
+    assert any((found[0][3][name] != found[1][3][name]).any() for name in s.start), "in between they are alone"
+
+
+def test_every_design_is_simulated() -> None:
+    covered = {name.partition("[")[0] for name in (*SERVER_UPDATES, *WORKERS_UPDATE)}
+    assert covered | {"local2", "mps", "terngrad", "entropy"} | {"fp16", "bf16"} == set(designs())
+
+
+@pytest.mark.parametrize(("design", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16)])
+def test_half_precision_both_ways(design: str, dtype: torch.dtype) -> None:
+    def rounded(v: sim.Array, u: sim.Array) -> sim.Array:
+        half: sim.Array = torch.from_numpy(v).to(dtype).float().numpy()
+        return half
+
+    s = setting()
+    compare(run(design, s)[0], sim.server_updates(s, rounded, rounded, residual_up=False, residual_down=False), 1e-3)
+
+
+Step = Callable[[Setting], Course]
+
+
+@pytest.mark.parametrize("design", ["3lc", "doublesqueeze-1bit"])
+def test_the_comparison_would_notice_another_design(design: str) -> None:
+    """A residual less on the way down, and the simulation is another one."""
+    s = setting()
+    loops: dict[str, Step] = {
+        "3lc": lambda s: sim.server_updates(
+            s, sim.three_values(1.0), sim.three_values(1.0), residual_up=True, residual_down=False
+        ),
+        "doublesqueeze-1bit": lambda s: sim.workers_update(
+            s, sim.one_scale, sim.one_scale, residual_up=True, residual_down=False
+        ),
+    }
+    with pytest.raises(AssertionError, match="after iteration"):
+        compare(run(design, s)[0], loops[design](s))
