@@ -46,6 +46,7 @@ def main() -> None:
     if rank == 0:
         print(f"{state.step} exchanges for {args.steps * args.accumulate} backward passes")
         print(f"test accuracy {evaluate(model.module, dataset).accuracy:.2%}")
+    dist.barrier()  # nobody leaves while another is still at work
     dist.destroy_process_group()
 
 

@@ -70,6 +70,7 @@ def main() -> None:
         score = evaluate(model.module, dataset)
         print(f"{args.steps} steps in {seconds:.1f} s, test accuracy {score.accuracy:.2%}")
         print(ddp.report(state))
+    dist.barrier()  # nobody leaves while another is still at work
     dist.destroy_process_group()
 
 

@@ -68,6 +68,7 @@ def main() -> None:
         torch.save(saved, shared)
         accuracy = evaluate(model.module, dataset).accuracy
         print(f"step {state.step} on {world} ranks: accuracy {accuracy:.2%}, weights {weights_digest(model.module)}")
+    dist.barrier()  # nobody leaves while another is still at work
     dist.destroy_process_group()
 
 

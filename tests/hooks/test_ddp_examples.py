@@ -16,7 +16,7 @@ def torchrun(ranks: int, script: Path, *arguments: str) -> str:
     """Returns what the script printed. Fails with what it complained of."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     done = subprocess.run([*command, str(script), *arguments], capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == 0, done.stderr[-6000:]
     return done.stdout
 
 
