@@ -27,6 +27,7 @@ test: $(VENV)/.dev  ## every check there is: format, lint, types, import order, 
 	$(BIN)/pytest $(ARGS)
 
 test-gpu: $(VENV)/.dev  ## the kernels' suite on a CUDA device
+	@$(BIN)/python -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else "no CUDA device here: nothing to test")'
 	$(BIN)/pytest -m gpu $(ARGS)
 
 bench: $(VENV)/.base  ## codec speed beside this machine's own limits
