@@ -72,7 +72,7 @@ Cells = tuple[list[str], list[list[str]]]
 def designs_table(rows: Sequence[Row]) -> Cells:
     """Returns a header and a line for each design of one model: how good it gets, and how much it sends."""
     header = ["design", "accuracy %", "difference", "bits up / down", "ratio"]
-    lines = []
+    lines: list[list[str]] = []
     for row in {row["design"]: row for row in reversed(rows)}.values():
         line = [
             row["design"],
