@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+import warnings
+from dataclasses import dataclass, replace
+from importlib.metadata import EntryPoint, EntryPoints
+from typing import Any, ClassVar
 
 import pytest
 
-from thinwire.codecs import codec
+from thinwire.codecs import Codec, codec
 from thinwire.errors import ConfigError
-from thinwire.policies.designs import design, designs
+from thinwire.policies import consistency as consistencies
+from thinwire.policies import designs as module
+from thinwire.policies.consistency import Consistency, consistency, policies
+from thinwire.policies.designs import Design, codec_by_name, design, designs
 
 
 @pytest.mark.parametrize("name", list(designs()))
@@ -63,3 +70,189 @@ def test_options_go_to_the_codec_both_ways(name: str, options: dict[str, Any]) -
 def test_what_is_no_design(name: str, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         design(name)
+
+
+# ---- combinations that cannot work
+
+
+def unbiased_with_residual() -> Codec:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return codec("stoch3", error_feedback=True)
+
+
+PLAIN = codec("fp32")
+NONSENSE: list[tuple[str, dict[str, Any], str]] = [
+    ("fp32", {"downlink": "sideways"}, "downlink 'sideways'; there are delta, gradient and weights"),
+    ("fp32", {"transmission": "post"}, "transmission 'post'; there are wait-free and traditional"),
+    ("fp32", {"consistency": "psp"}, "unknown consistency 'psp'"),
+    ("fp32", {"placement": "feng-shui"}, "feng-shui"),
+    ("mem-sgd-1bit", {"consistency": "asp"}, "asp applies each push to the server's model, and with downlink=gradient"),
+    ("entropy", {"consistency": "asp"}, "asp applies each push to the server's model, and with downlink=weights"),
+    ("entropy", {"consistency": "backup[1]"}, "an average of weights needs every worker's"),
+    ("entropy", {"up": codec("mqe1")}, "whole weights carry no residual; use error_feedback=false"),
+    ("entropy", {"down": codec("3lc")}, "whole weights carry no residual"),
+    ("entropy", {"consistency": "adaptive[norm]"}, "whole weights cannot be held back"),
+    ("fp32", {"down": codec("votes")}, "votes are counted trits of one scale"),
+    ("mem-sgd-1bit", {"down": codec("votes")}, "votes are counted trits of one scale"),
+    ("terngrad", {"up": codec("int8")}, "scales are shared by terngrad alone; the pushes are int8"),
+    ("terngrad", {"transmission": "wait-free"}, "it needs bsp and transmission=traditional"),
+    ("terngrad", {"consistency": "ssp[2]"}, "it needs bsp and transmission=traditional"),
+    ("terngrad", {"consistency": "local[2]"}, "it needs bsp and transmission=traditional"),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "text"), NONSENSE)
+def test_nonsense_is_refused_with_the_reason(name: str, change: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        replace(design(name), **change)
+
+
+def test_a_random_codec_keeps_no_residual_on_pulls() -> None:
+    with pytest.raises(
+        ConfigError, match="stoch3 draws random numbers: with a residual on pulls the training diverges"
+    ):
+        design("stoch3", down=unbiased_with_residual())
+    assert design("stoch3", up=unbiased_with_residual()).up.residual_by_default, "on pushes it only warns"
+
+
+@pytest.mark.parametrize("name", [name for name in designs() if name not in ("terngrad", "entropy")])
+@pytest.mark.parametrize("policy", ["ssp[3]", "ssp[3,mode=aggressive]", "backup[1]", "local[2]", "adaptive[norm]"])
+def test_what_makes_sense_can_be_mixed(name: str, policy: str) -> None:
+    mixed = design(name, consistency=policy, placement="uniform", transmission="traditional")
+    assert (mixed.consistency, mixed.placement, mixed.transmission) == (policy, "uniform", "traditional")
+    assert mixed.up == design(name).up
+
+
+@pytest.mark.parametrize("name", list(designs()))
+def test_choices_are_json_and_make_the_same_codecs(name: str) -> None:
+    choices = json.loads(json.dumps(design(name).choices()))
+    assert codec(**choices["up"]) == design(name).up
+    assert codec(**choices["down"]) == design(name).down
+    assert set(choices) == set(Design.__dataclass_fields__)
+
+
+def test_every_paper_design_is_there() -> None:
+    wanted = (
+        "fp32 int8 stoch3 mqe1 sparse5 local2 3lc terngrad doublesqueeze-1bit doublesqueeze-topk mem-sgd-1bit "
+        "mem-sgd-topk topk-sgd qsgd-ds entropy mps"
+    )
+    assert set(wanted.split()) <= set(designs())
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [
+        ("local2", "consistency", "local[steps=2]"),
+        ("local2[steps=4]", "consistency", "local[steps=4]"),
+        ("mps", "consistency", "ssp[staleness=5,mode=passive]"),
+        ("mps[staleness=2]", "consistency", "ssp[staleness=2,mode=passive]"),
+        ("mps", "placement", "heuristic"),
+        ("terngrad", "last_layer", "fp32"),
+        ("terngrad[ema=0.999]", "ema", 0.999),
+        ("terngrad", "digest_every", 100),
+        ("entropy", "every", "epoch"),
+        ("entropy", "downlink", "weights"),
+        ("doublesqueeze-topk", "downlink", "gradient"),
+    ],
+)
+def test_the_papers_choices(name: str, field: str, value: object) -> None:
+    assert getattr(design(name), field) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "residual_up", "residual_down"),
+    [
+        ("fp32", False, False),
+        ("int8", False, False),
+        ("stoch3", False, False),
+        ("mqe1", True, True),
+        ("sparse5", True, True),
+        ("3lc", True, True),
+        ("terngrad", False, False),
+        ("doublesqueeze-1bit", True, True),
+        ("doublesqueeze-topk", True, True),
+        ("mem-sgd-1bit", True, False),
+        ("mem-sgd-topk", True, False),
+        ("topk-sgd", False, False),
+        ("qsgd-ds", False, False),
+        ("entropy", False, False),
+        ("mps", True, True),
+    ],
+)
+def test_who_keeps_a_residual(name: str, residual_up: bool, residual_down: bool) -> None:
+    made = design(name)
+    assert (made.up.residual_by_default, made.down.residual_by_default) == (residual_up, residual_down)
+
+
+def test_a_design_is_taken_as_it_is() -> None:
+    mine = Design(name="mine", up=PLAIN, down=PLAIN)
+    assert design(mine) == mine and design(mine, consistency=None) == mine
+    assert codec_by_name("3lc[s=1.5]").config()["sparsity"] == 1.5
+
+
+# ---- what other packages bring
+
+
+@dataclass(frozen=True, kw_only=True)
+class EveryOther(Consistency):
+    """Of another package."""
+
+    id: ClassVar[str] = "every-other"
+    phase: int = 0
+
+    def exchanges(self, iteration: int) -> bool:
+        return iteration % 2 == self.phase
+
+    def about(self) -> str:
+        return "every other iteration (theirs)"
+
+
+def theirs(consistency: str = "every-other", **options: Any) -> Design:
+    """A design of another package."""
+    return Design(name="theirs", up=codec("int8", **options), down=PLAIN, consistency=consistency, cite="theirs")
+
+
+@pytest.fixture
+def other_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = EntryPoints(
+        [
+            EntryPoint("every-other", f"{__name__}:EveryOther", "thinwire.consistency"),
+            EntryPoint("bsp", f"{__name__}:EveryOther", "thinwire.consistency"),
+            EntryPoint("theirs", f"{__name__}:theirs", "thinwire.designs"),
+        ]
+    )
+
+    def entry_points(*, group: str) -> EntryPoints:
+        return points.select(group=group)
+
+    monkeypatch.setattr(EntryPoint, "load", lambda point: globals()[point.value.partition(":")[2]])
+    monkeypatch.setattr(consistencies, "entry_points", entry_points)
+    monkeypatch.setattr(module, "entry_points", entry_points)
+
+
+@pytest.mark.usefixtures("other_package")
+def test_a_policy_of_another_package_goes_by_its_name() -> None:
+    assert "every-other" in policies()
+    assert consistency("every-other[phase=1]") == EveryOther(phase=1)
+    assert design("3lc", consistency="every-other").consistency == "every-other"
+    with pytest.raises(ConfigError, match=r"every-other: unknown options \['period'\]; there are \['phase'\]"):
+        consistency("every-other[period=1]")
+
+
+@pytest.mark.usefixtures("other_package")
+def test_ours_are_not_replaced() -> None:
+    assert consistency("bsp").id == "bsp"
+
+
+@pytest.mark.usefixtures("other_package")
+def test_a_design_of_another_package_takes_options() -> None:
+    assert design("theirs[entropy=zstd]").up == codec("int8", entropy="zstd")
+    assert "theirs" in designs()
+
+
+def test_without_that_package_its_names_are_unknown() -> None:
+    with pytest.raises(ConfigError, match="unknown design 'theirs'"):
+        design("theirs")
+    with pytest.raises(ConfigError, match="unknown consistency 'every-other'"):
+        consistency("every-other")

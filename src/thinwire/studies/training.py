@@ -114,7 +114,8 @@ class _Loop:
     def over(self) -> bool:
         if self._steps is not None:
             return max(self._opt.steps_done, self._opt.clock) >= self._steps
-        return self._ending if self._rank == 0 else self._opt.finished
+        # Worker 0 goes on with the others where they were ahead of its word.
+        return (self._ending or self._rank != 0) and self._opt.finished
 
     def step(self, batches: Batches) -> None:
         done = self._opt.steps_done

@@ -1,0 +1,73 @@
+"""An id with options in brackets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from thinwire.errors import ConfigError
+from thinwire.policies.naming import parse_name
+
+VALUES = st.one_of(
+    st.integers(-(2**40), 2**40),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.booleans(),
+    st.none(),
+    st.from_regex(r"[g-m][g-m-]{0,8}", fullmatch=True),
+)
+
+
+@given(options=st.dictionaries(st.from_regex(r"[a-h]{1,6}", fullmatch=True), VALUES, max_size=4))
+def test_what_is_written_is_read_again(options: dict[str, Any]) -> None:
+    name = "policy-1.x[" + ", ".join(f"{key}={value}" for key, value in options.items()) + "]"
+    expected = {key: "none" if value is None else value for key, value in options.items()}
+    found = parse_name(name, "policy")
+    assert found[0] == "policy-1.x"
+    assert {key: str(value).lower() if value == "None" else value for key, value in found[1].items()} == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("a", {}),
+        ("a[]", {}),
+        ("a[ x = 1 ]", {"x": 1}),
+        ("a[x=1,,y=2,]", {"x": 1, "y": 2}),
+        ("a[x=1.5e3,y=-2]", {"x": 1500.0, "y": -2}),
+        ("a[x=True,y=FALSE,z=null]", {"x": True, "y": False, "z": None}),
+        ("a[x=zstd,y=]", {"x": "zstd", "y": ""}),
+        ("a[x=b=c]", {"x": "b=c"}),
+        ("a[s=2]", {"sparsity": 2}),
+        ("a[7]", {"lone": 7}),
+        ("a[7,x=1]", {"lone": 7, "x": 1}),
+    ],
+)
+def test_forms(name: str, options: dict[str, Any]) -> None:
+    assert parse_name(name, "thing", short={"s": "sparsity"}, bare="lone") == ("a", options)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("", "thing ''; expected an id with options in brackets"),
+        ("a b", "expected an id"),
+        ("a[x=1", "expected an id"),
+        ("a[x=[1]]", "expected an id"),
+        ("[x=1]", "expected an id"),
+        ("a[7]", "'7' is not option=value"),
+        ("a[x=1,x=2]", "'x' is given twice"),
+        ("a[s=1,sparsity=2]", "'sparsity' is given twice"),
+        ("a[id=b]", "'id' is given twice"),
+    ],
+)
+def test_what_is_no_name(name: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        parse_name(name, "thing", short={"s": "sparsity"})
+
+
+def test_two_lone_values_are_one_option_twice() -> None:
+    with pytest.raises(ConfigError, match="'spare' is given twice"):
+        parse_name("backup[1,2]", "consistency", bare="spare")
