@@ -1,0 +1,239 @@
+"""What travels down, form by form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from thinwire.codecs import Codec, codec, decode
+from thinwire.codecs.stochastic import TernGrad
+from thinwire.errors import NonFiniteError
+from thinwire.schema import TableSpec
+from thinwire.server.downlinks import AverageGradient, AverageWeights, Copies, Downlink, ModelDelta
+from thinwire.server.table import Table
+
+Array = NDArray[np.float32]
+
+PLAIN = codec("fp32")
+SHAPE = (6, 25)
+
+
+def noise(seed: int, shape: tuple[int, ...] = SHAPE) -> Array:
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+def sent_to(downlink: Downlink, ranks: set[int], version: int, aggregate: Array | None = None) -> list[Any]:
+    nothing = np.zeros(downlink.shape, np.float32)
+    return downlink.publish(nothing if aggregate is None else aggregate, version, ranks, None)
+
+
+# ---- copies
+
+
+def test_copies_part_only_where_workers_do() -> None:
+    copies = Copies((3,), 4, keep_seen=False)
+    for copy in copies.move({0, 1, 2, 3}):
+        copy.values += 1
+    assert len(copies) == 1
+    for copy in copies.move({1, 2}):
+        assert copy.owners == {1, 2}
+        copy.values += 10
+    assert len(copies) == 2
+    for copy in copies.move({2, 3}):
+        copy.values += 100
+    assert [float(copies.of(rank)[0]) for rank in range(4)] == [1, 11, 111, 101]
+    copies.assign(np.full(3, 7, np.float32), {0, 1, 3})
+    assert [float(copies.of(rank)[0]) for rank in range(4)] == [7, 7, 111, 7] and len(copies) == 2
+
+
+def test_a_copy_is_nobody_elses_array() -> None:
+    copies, values = Copies((3,), 2, keep_seen=True), np.ones(3, np.float32)
+    copies.assign(values, {0, 1})
+    values[:] = 5
+    for copy in copies.move({0}):
+        copy.values += 1
+        assert copy.seen is not None
+        copy.seen += 1
+    assert copies.of(1).tolist() == [1, 1, 1]
+    [other] = list(copies.move({1}))
+    assert other.seen is not None and other.seen.tolist() == [1, 1, 1]
+
+
+# ---- the change of the model
+
+
+@pytest.mark.parametrize("down", [codec("3lc", sparsity=1.75), codec("mqe1"), codec("topk", fraction=0.05)])
+def test_with_a_residual_values_minus_copy_is_what_was_not_sent(down: Codec) -> None:
+    """w_server − w_worker = residual, at every version (3LC §3)."""
+    downlink = ModelDelta("w", SHAPE, down, 3)
+    downlink.assign(noise(0))
+    worker, context = noise(0), down.context(noise(0), name="w")
+    for version in range(1, 9):
+        update = noise(version)
+        downlink.values += update
+        [(owners, frame)] = sent_to(downlink, {0, 1, 2}, version)
+        assert owners == {0, 1, 2}
+        decode(frame, out=worker, accumulate=True)
+        np.testing.assert_array_equal(worker, downlink.snapshot(1))
+        context.encode(update)
+        assert context.residual is not None
+        np.testing.assert_allclose(downlink.values - worker, context.residual.numpy(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("down", [codec("int8"), codec("stoch3"), codec("3lc", error_feedback=False)])
+def test_without_a_residual_the_servers_values_drift_from_the_workers_model(down: Codec) -> None:
+    """What the codec left out of an update is not sent later: the difference is the sum of all that."""
+    downlink = ModelDelta("w", SHAPE, down, 2)
+    left_out = np.zeros(SHAPE, np.float32)
+    drift = []
+    for version in range(1, 41):
+        update = 0.01 * noise(version)
+        before = downlink.values.copy()
+        downlink.values += update
+        [(_, frame)] = sent_to(downlink, {0, 1}, version)
+        assert frame == downlink.encode(downlink.values - before, version), "this update, and nothing of earlier ones"
+        left_out += (downlink.values - before) - decode(frame).numpy()
+        np.testing.assert_allclose(downlink.values - downlink.snapshot(0), left_out, rtol=0, atol=1e-5)
+        drift.append(float(np.linalg.norm(left_out)))
+    assert drift[-1] > 3 * drift[0], "it adds up"
+
+
+@pytest.mark.parametrize("down", [codec("int8"), codec("stoch3")])
+def test_without_a_residual_nothing_is_kept_for_workers_apart_either(down: Codec) -> None:
+    """Each group is sent what came about since its last update; what that left out does not come back."""
+    downlink = ModelDelta("w", SHAPE, down, 2)
+    last = {0: downlink.values.copy(), 1: downlink.values.copy()}
+    for version, rank in enumerate([0, 0, 1, 0, 1, 1, 0], start=1):
+        downlink.values += noise(version)
+        [(owners, frame)] = sent_to(downlink, {rank}, version)
+        assert owners == {rank}
+        assert frame == downlink.encode(downlink.values - last[rank], version)
+        last[rank] = downlink.values.copy()
+    assert len(downlink.copies) == 2
+
+
+def test_with_a_residual_every_group_is_sent_all_it_lacks() -> None:
+    downlink = ModelDelta("w", SHAPE, PLAIN_WITH_RESIDUAL, 3)
+    for version, rank in enumerate([0, 1, 0, 0], start=1):
+        downlink.values += noise(version)
+        sent_to(downlink, {rank}, version)
+    downlink.values += noise(9)
+    frames = sent_to(downlink, {0, 1, 2}, 5)
+    assert sorted(map(sorted, (owners for owners, _ in frames))) == [[0], [1], [2]]
+    for rank in range(3):
+        np.testing.assert_allclose(downlink.snapshot(rank), downlink.values, rtol=1e-6, atol=1e-6)
+
+
+PLAIN_WITH_RESIDUAL = codec("fp32", error_feedback=True)
+
+
+def test_one_frame_for_all_that_hold_the_same() -> None:
+    downlink = ModelDelta("w", SHAPE, codec("3lc"), 4)
+    downlink.values += noise(1)
+    assert [owners for owners, _ in sent_to(downlink, {0, 1, 2, 3}, 1)] == [{0, 1, 2, 3}]
+    downlink.values += noise(2)
+    assert [owners for owners, _ in sent_to(downlink, {1, 2}, 2)] == [{1, 2}]
+
+
+def test_a_worker_that_starts_late_lacks_nothing() -> None:
+    table = Table(TableSpec(name="w", shape=SHAPE), PLAIN, codec("3lc"), 2)
+    for seed in range(3):
+        table.values += torch.from_numpy(noise(seed))
+        table.publish(noise(seed), {0})
+    np.testing.assert_array_equal(decode(table.hand_over(1)).numpy(), table.values.numpy())
+    assert table.given == [3, 3]
+    assert (table.downlink.snapshot(0) != table.values.numpy()).any()
+
+
+def test_a_model_that_overflowed_is_not_sent() -> None:
+    table = Table(TableSpec(name="w", shape=SHAPE), PLAIN, codec("3lc"), 1)
+    table.values += float("inf")
+    with pytest.raises(NonFiniteError, match="after update 1"):
+        table.publish(noise(0))
+
+
+# ---- the average gradient
+
+
+@pytest.mark.parametrize("name", ["onebit", "topk"])
+def test_doublesqueeze_invariant(name: str) -> None:
+    """broadcast = mean of the gradients + Ω before − Ω after, Ω = server's residual + mean of the workers' (D-13)."""
+    made = codec(name, **({"fraction": 1 / 32} if name == "topk" else {}))
+    downlink = AverageGradient("w", SHAPE, made, 3)
+    contexts = [made.context(noise(0), name="w") for _ in range(3)]
+
+    def waiting() -> Array:
+        residuals = [context.residual for context in (downlink.context, *contexts)]
+        server, *workers = [residual.double().numpy() for residual in residuals if residual is not None]
+        total: Array = server + np.mean(workers, axis=0)
+        return total
+
+    for step in range(12):
+        gradients = [noise(100 * step + rank) for rank in range(3)]
+        before = waiting()
+        arrived = [decode(context.encode(g)).numpy() for context, g in zip(contexts, gradients, strict=True)]
+        [(owners, frame)] = sent_to(downlink, {0, 1, 2}, step, np.mean(arrived, axis=0, dtype=np.float32))
+        assert owners == {0, 1, 2}
+        broadcast = decode(frame).numpy()
+        np.testing.assert_allclose(broadcast, np.mean(gradients, axis=0) + before - waiting(), rtol=0, atol=1e-5)
+
+
+def test_doublesqueeze_worked_example() -> None:
+    """Two workers, three values, ‖v‖₂ scale, rate 0.1."""
+    made = codec("onebit")
+    table = Table(TableSpec(name="w", shape=(3,)), made, made, 2, None, "gradient")
+    contexts = [made.context(np.zeros(3, np.float32)) for _ in range(2)]
+    x, broadcasts = np.zeros(3), []
+    for gradients in (([1, -2, 0.5], [0, 1, -1.5]), ([0.5, 0.5, 0.5], [-1, 0, 1])):
+        for rank, gradient in enumerate(gradients):
+            table.add(rank, contexts[rank].encode(np.array(gradient, np.float32)))
+        aggregate, ranks = table.incoming.take("mean")
+        assert ranks == (0, 1)
+        [(_, frame)] = table.publish(aggregate)
+        broadcasts.append(decode(frame).numpy().copy())
+        x -= 0.1 * broadcasts[-1]
+    np.testing.assert_allclose(broadcasts, [[0.691991, -0.691991, 0.691991], [-0.10756] * 3], atol=1e-5)
+    residuals = [context.residual.numpy() for context in contexts if context.residual is not None]
+    expected = [[-0.05881, 0.05881, -0.086942], [-0.821657, 1.178343, -0.678343]]
+    np.testing.assert_allclose(residuals, expected, atol=1e-5)
+    assert isinstance(table.downlink, AverageGradient) and table.downlink.context.residual is not None
+    np.testing.assert_allclose(table.downlink.context.residual.numpy(), [0.105803, -0.069025, 0.048212], atol=1e-5)
+    np.testing.assert_allclose(x, [-0.058443, 0.079955, -0.058443], atol=1e-6)
+
+
+@pytest.mark.parametrize("workers", [2, 4, 7])
+def test_votes_arrive_exactly(workers: int) -> None:
+    """The mean of trits of one scale is a whole number of s / N (TernGrad §3.1)."""
+    made = codec("terngrad")
+    assert isinstance(made, TernGrad)
+    table = Table(TableSpec(name="w", shape=SHAPE), made, codec("votes"), workers, None, "gradient")
+    scale = max(made.local_scale(torch.from_numpy(noise(rank))) for rank in range(workers))
+    shared = codec(**{**made.config(), "scale": scale})
+    trits = np.zeros(SHAPE, np.int64)
+    for rank in range(workers):
+        frame = shared.context(noise(0), name="w", seed=rank).encode(noise(rank))
+        trits += np.rint(decode(frame).numpy() / np.float32(scale)).astype(np.int64)
+        table.add(rank, frame)
+    [(_, down)] = table.publish(table.incoming.take("mean")[0])
+    np.testing.assert_allclose(decode(down).numpy(), scale * trits / workers, rtol=1e-6, atol=1e-7)
+    assert len(np.unique(trits)) > 3
+    bits = int(np.ceil(np.log2(2 * workers + 1)))
+    assert len(down) < bits * table.values.numel() / 8 + 64
+
+
+# ---- whole weights
+
+
+@pytest.mark.parametrize("down", [codec("entropy", error_feedback=False), PLAIN])
+def test_whole_weights_are_self_contained(down: Codec) -> None:
+    downlink = AverageWeights("w", SHAPE, down, 2)
+    for version in range(1, 4):
+        average = noise(version)
+        [(owners, frame)] = sent_to(downlink, {0, 1}, version, average)
+        assert owners == {0, 1} and frame == downlink.encode(average, version)
+        np.testing.assert_array_equal(decode(frame).numpy(), downlink.snapshot(0))
+        np.testing.assert_allclose(downlink.snapshot(0), average, atol=0.1)

@@ -1,0 +1,66 @@
+"""What workers say once a step: scales to share, digests to compare."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from thinwire.errors import ProtocolError
+from thinwire.server.rounds import MAX_OPEN, Digests, Maxima
+
+SCALARS = st.lists(st.floats(0, 1e30), min_size=3, max_size=3).map(tuple)
+
+
+@given(said=st.lists(SCALARS, min_size=1, max_size=5), order=st.randoms(use_true_random=False))
+def test_the_largest_of_each_once_all_have_spoken(said: list[tuple[float, ...]], order: random.Random) -> None:
+    maxima, ranks = Maxima(), list(range(len(said)))
+    order.shuffle(ranks)
+    answers = [maxima.add(rank, 7, said[rank], len(said)) for rank in ranks]
+    assert answers[:-1] == [None] * (len(said) - 1)
+    assert answers[-1] == tuple(max(column) for column in zip(*said, strict=True))
+
+
+def test_steps_do_not_mix() -> None:
+    maxima = Maxima()
+    assert maxima.add(0, 0, (1.0,), 2) is None
+    assert maxima.add(0, 1, (9.0,), 2) is None
+    assert maxima.add(1, 0, (2.0,), 2) == (2.0,)
+    assert maxima.add(1, 1, (3.0,), 2) == (9.0,)
+    assert maxima.add(0, 0, (5.0,), 2) is None, "a step that is over may begin again"
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
+def test_a_scale_is_finite_and_not_negative(value: float) -> None:
+    with pytest.raises(ProtocolError, match="negative, NaN or Inf"):
+        Maxima().add(0, 0, (1.0, value), 2)
+
+
+def test_nobody_speaks_twice_or_of_too_many_steps() -> None:
+    maxima = Maxima()
+    maxima.add(0, 0, (1.0,), 2)
+    with pytest.raises(ProtocolError, match="came twice"):
+        maxima.add(0, 0, (1.0,), 2)
+    for step in range(1, MAX_OPEN):
+        maxima.add(0, step, (1.0,), 2)
+    with pytest.raises(ProtocolError, match="too many steps"):
+        maxima.add(0, MAX_OPEN, (1.0,), 2)
+
+
+def test_equal_digests_are_silent_and_another_one_names_both() -> None:
+    digests = Digests()
+    for step in range(3 * MAX_OPEN):
+        for rank in (2, 0, 1):
+            digests.add(rank, step, f"{step:x}")
+    digests.add(2, 500, "a")
+    with pytest.raises(ProtocolError, match="differs from worker 2's before step 500: replicas have drifted apart"):
+        digests.add(0, 500, "b")
+
+
+def test_old_digests_are_forgotten() -> None:
+    digests = Digests()
+    for step in range(MAX_OPEN + 10):
+        digests.add(0, step, "a")
+    assert len(digests._first) <= MAX_OPEN
