@@ -1,7 +1,8 @@
-"""`thinwire designs`: every design with every choice spelled out."""
+"""`thinwire designs`: every design with every choice spelled out. `thinwire codecs`: every codec on real gradients."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -12,6 +13,7 @@ from thinwire.cli import options
 from thinwire.cli.console import console, write_json
 from thinwire.policies.designs import design
 from thinwire.policies.designs import designs as list_designs
+from thinwire.studies.codec_sample import sample_codecs
 
 app = typer.Typer()
 
@@ -32,6 +34,20 @@ def designs(
         table.add_row(escape(choices["name"]), escape(about + spelled))
     console.print(table)
     write_json(json, {choices["name"]: choices for choices in found})
+
+
+@app.command(epilog="Example: thinwire codecs --json codecs.json")
+def codecs(json: options.Json = None) -> None:
+    """List every codec with its ratio and relative error on real gradients, which the command computes."""
+    rows = sample_codecs()
+    table = Table("codec", "bits/value", "ratio", "relative error", "after ten steps with residual")
+    for row in rows:
+        after = "–" if row.after_feedback is None else f"{row.after_feedback:.3f}"
+        figures = (f"{row.bits_per_value:.3f}", f"{row.ratio:.1f}×", f"{row.relative_error:.3f}", after)
+        table.add_row(row.codec, *figures)
+    console.print("Weight gradients of the digits MLP after 60 steps; each codec with its defaults, no zstd stage.")
+    console.print(table)
+    write_json(json, [asdict(row) for row in rows])
 
 
 def spell(choices: dict[str, Any]) -> dict[str, str]:

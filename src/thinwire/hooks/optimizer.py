@@ -83,6 +83,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._warned = False
         short = self._policy.quorum(planned.plans[0].workers) < planned.plans[0].workers
         self._short = short and not self._policy.immediate
+        self._together = design.transmission == "traditional" or self._policy.together()
         # Whoever skips steps together looks at all gradients before any of them is encoded.
         self._skips = design.up.nonfinite == "skip"
         self._undoable = self._short or self._skips
@@ -118,8 +119,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.counters.add("steps", 1)
         if self._outlets:
             self._record()
-        if self._design.transmission == "traditional":
-            self.sync()
+        if self._together:
+            for tensor in self._tensors:
+                self._pull(tensor)
         return loss
 
     @contextmanager
@@ -340,8 +342,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     f"{tensor.name!r} was used before its last update was applied: its module was not "
                     "called through the model. Call opt.sync() before such a forward pass"
                 )
-            early = self._design.transmission == "wait-free" and not self._skips
-            if self._exchanging and early and not self._accumulating:
+            if self._exchanging and not (self._together or self._skips or self._accumulating):
                 self._push(tensor)
 
         return after_accumulate

@@ -44,6 +44,10 @@ class Consistency(ABC):
         """How many clocks a worker's push may be ahead of the table."""
         return 0
 
+    def together(self) -> bool:
+        """Whether all layers travel together at the end of a step, whatever the design's transmission is."""
+        return False
+
     def criterion(self) -> Criterion | None:
         """What decides, per tensor, whether its pending gradient is worth sending; None sends always."""
         return None
@@ -109,6 +113,9 @@ class Ssp(Consistency):
 
     def lead(self) -> int:
         return 0 if self.mode == "passive" else self.staleness
+
+    def together(self) -> bool:
+        return self.mode == "traditional"
 
     def about(self) -> str:
         return f"stale-synchronous, {self.mode}: a model lacks at most {self.staleness} clocks (thesis §2.3.2)"
