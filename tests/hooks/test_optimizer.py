@@ -1,0 +1,263 @@
+"""One worker's optimizer: its state, what it holds back, what it notices."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import thinwire as tw
+from tests.designs.network import Actor, Network
+from thinwire.hooks import optimizer as module
+from thinwire.hooks.distribute import DistributedOptimizer
+from thinwire.telemetry import StepRecord
+
+torch.set_num_threads(1)
+
+WORKERS = 2
+Weights = dict[str, torch.Tensor]
+
+
+def make(rank: int) -> nn.Module:
+    generator = torch.Generator().manual_seed(rank)
+    model = nn.Sequential(nn.Linear(12, 40), nn.ReLU(), nn.Linear(40, 3))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
+    return model
+
+
+def one_step(model: nn.Module, opt: DistributedOptimizer, rank: int, step: int) -> None:
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    x = torch.randn(16, 12, generator=generator)
+    opt.zero_grad()
+    nn.functional.cross_entropy(model(x), (x[:, :3] + x[:, 3:6]).argmax(1)).backward()  # type: ignore[no-untyped-call]
+    opt.step()
+
+
+def weights_of(model: nn.Module) -> Weights:
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def equal(a: Weights, b: Weights) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def run(
+    train: Callable[[int, nn.Module, DistributedOptimizer], Any],
+    *,
+    start: list[Weights] | None = None,
+    workers: int = WORKERS,
+    **options: Any,
+) -> tuple[list[Any], Network]:
+    def work(actor: Actor) -> Any:
+        model = make(actor.rank)
+        if start is not None:
+            model.load_state_dict(start[actor.rank])
+        opt = tw.distribute(
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3),
+            server=actor.network.connect(actor),
+            rank=actor.rank,
+            workers=workers,
+            **options,
+        )
+        with opt:
+            return train(actor.rank, model, opt)
+
+    network = Network(work, workers=workers, chance=random.Random(1))
+    return network.run(), network
+
+
+@pytest.mark.parametrize("policy", ["bsp", "local[2]", "ssp[2]", "adaptive[period,threshold=2]"])
+@pytest.mark.parametrize("design", ["mem-sgd-1bit", "mem-sgd-topk", "qsgd-ds"])
+def test_a_resumed_run_is_bit_for_bit_the_run_that_was_not_interrupted(design: str, policy: str) -> None:
+    """Where the workers run the optimizer and pulls carry no residual, all state is the workers'."""
+
+    def whole(rank: int, model: nn.Module, opt: DistributedOptimizer) -> Weights:
+        for step in range(8):
+            one_step(model, opt, rank, step)
+        opt.flush()
+        return weights_of(model)
+
+    def first(rank: int, model: nn.Module, opt: DistributedOptimizer) -> tuple[Weights, dict[str, Any]]:
+        for step in range(3):
+            one_step(model, opt, rank, step)
+        opt.sync()
+        return weights_of(model), opt.state_dict()
+
+    expected, _ = run(whole, design=design, consistency=policy)
+    saved, _ = run(first, design=design, consistency=policy)
+
+    def second(rank: int, model: nn.Module, opt: DistributedOptimizer) -> Weights:
+        opt.load_state_dict(saved[rank][1])
+        assert opt.steps_done == 3
+        while opt.steps_done < 8:
+            one_step(model, opt, rank, opt.steps_done)
+        opt.flush()
+        return weights_of(model)
+
+    resumed, _ = run(second, start=[weights for weights, _ in saved], design=design, consistency=policy)
+    for found, wanted in zip(resumed, expected, strict=True):
+        assert equal(found, wanted)
+
+
+def test_the_state_holds_what_is_held_back_and_the_own_optimizers_momentum() -> None:
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> dict[str, Any]:
+        for step in range(3):
+            one_step(model, opt, rank, step)
+        opt.sync()
+        return opt.state_dict()
+
+    [state, _], _ = run(train, design="mem-sgd-topk", consistency="local[2]")
+    assert state["step"] == 3
+    for name in ("0.weight", "0.bias", "2.weight", "2.bias"):
+        assert state["contexts"][name]["held"].abs().max() > 0
+        assert state["contexts"][name]["held_iterations"] == 1
+    assert state["contexts"]["0.weight"]["residual"].abs().max() > 0
+    assert any(buffers["momentum_buffer"] is not None for buffers in state["optimizer"]["state"].values())
+    [state, _], _ = run(train, design="3lc")
+    assert "optimizer" not in state and "held" not in state["contexts"]["0.weight"]
+
+
+def test_rates_and_other_options_of_the_groups_come_back() -> None:
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> tuple[float, float]:
+        scheduler = torch.optim.lr_scheduler.StepLR(opt, step_size=1, gamma=0.5)
+        for step in range(2):
+            one_step(model, opt, rank, step)
+            scheduler.step()
+        state = opt.state_dict()
+        opt.param_groups[0]["lr"] = 9.0
+        opt.load_state_dict(state)
+        opt.sync()
+        return opt.param_groups[0]["lr"], opt.param_groups[0]["momentum"]
+
+    results, _ = run(train, codec="3lc")
+    assert results == [(0.025, 0.9)] * WORKERS
+
+
+def test_a_state_of_another_model_is_refused_before_anything_changes() -> None:
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> None:
+        one_step(model, opt, rank, 0)
+        opt.sync()
+        state = opt.state_dict()
+        short = {**state, "contexts": {"0.weight": state["contexts"]["0.weight"]}, "step": 99}
+        with pytest.raises(tw.ConfigError, match=r"no residual for '0\.bias'; it has \['0\.weight'\]"):
+            opt.load_state_dict(short)
+        assert opt.steps_done == 1
+
+    run(train, codec="3lc")
+
+
+@pytest.mark.parametrize("policy", ["local[3]", "ssp[2]", "adaptive[period,threshold=3]"])
+def test_flush_sends_what_is_held_and_only_that(policy: str) -> None:
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> tuple[Weights, list[bool]]:
+        held = []
+        for step in range(4):
+            one_step(model, opt, rank, step)
+        opt.sync()
+        held.append(any("held" in context for context in opt.state_dict()["contexts"].values()))
+        before = weights_of(model)
+        opt.flush()
+        held.append(any("held" in context for context in opt.state_dict()["contexts"].values()))
+        assert not equal(before, weights_of(model))
+        return weights_of(model), held
+
+    results, _ = run(train, codec="fp32", consistency=policy)
+    assert equal(results[0][0], results[1][0])
+    assert [held for _, held in results] == [[True, False]] * WORKERS
+
+
+@pytest.mark.parametrize("policy", ["bsp", "asp", "backup[1]", "ssp[2,mode=aggressive]"])
+def test_flush_of_a_policy_that_holds_nothing_is_a_sync(policy: str) -> None:
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> None:
+        for step in range(3):
+            one_step(model, opt, rank, step)
+        opt.sync()
+        clock = opt.clock
+        opt.flush()
+        assert opt.clock == clock
+
+    run(train, codec="fp32", consistency=policy)
+
+
+def test_replicas_that_differ_are_noticed() -> None:
+    """TernGrad's workers update by themselves; a hash tells where one of them went astray."""
+
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> None:
+        for step in range(101):
+            if step == 50 and rank == 1:
+                with torch.no_grad():
+                    next(model.parameters())[0, 0] += 1e-3
+            one_step(model, opt, rank, step)
+
+    with pytest.raises(tw.ProtocolError, match=r"worker [01]: its model differs from worker [01]'s before step 100"):
+        run(train, design="terngrad")
+
+
+def test_a_lag_of_many_steps_is_warned_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LAG_WARNING", 2.0)
+    records: list[StepRecord] = []
+
+    class Listener:
+        def record(self, record: StepRecord) -> None:
+            records.append(record)
+
+        def close(self) -> None:
+            records.append(records[-1])
+
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> dict[str, float]:
+        for step in range(12):
+            one_step(model, opt, rank, step)
+        opt.sync()
+        return opt.residual_ratios()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        [ratios], _ = run(
+            train,
+            workers=1,
+            codec=tw.codec("topk", fraction=0.01),
+            codec_down="fp32",
+            outlets=[Listener()],
+            min_numel=100,
+        )
+    lags = [str(warning.message) for warning in caught if "wait in its residual" in str(warning.message)]
+    assert len(lags) == 1 and "steps of updates wait" in lags[0]
+    assert max(ratios.values()) > 2
+    weight = [record for record in records[:-1] if record.table == "0.weight"]
+    assert [record.step for record in weight] == list(range(12))
+    assert weight[-1].residual_lag == pytest.approx(ratios["0.weight"])
+    assert weight[-1].residual_norm is not None and weight[-1].payload_bytes_push > 0
+
+
+def test_a_closed_optimizer_takes_no_step() -> None:
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> None:
+        one_step(model, opt, rank, 0)
+        opt.close()
+        assert model(torch.zeros(2, 12)).shape == (2, 3), "the model stays usable"
+        with pytest.raises(tw.ProtocolError, match="has left the training"):
+            opt.step()
+        with pytest.raises(tw.ProtocolError, match="has left the training"):
+            opt.sync()
+
+    run(train, codec="3lc", workers=1)
+
+
+def test_traffic_counts_what_was_sent() -> None:
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> dict[str, float]:
+        for step in range(4):
+            one_step(model, opt, rank, step)
+        opt.sync()
+        return opt.traffic()
+
+    [traffic, _], _ = run(train, codec="fp32")
+    values = sum(parameter.numel() for parameter in make(0).parameters())
+    assert traffic["values_push"] == traffic["values_pull"] == 4 * values
+    assert traffic["payload_bytes_push"] == traffic["payload_bytes_pull"] == 16 * values
+    assert traffic["steps"] == 4 and traffic.get("late_pushes", 0) == 0

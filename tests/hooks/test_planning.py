@@ -1,0 +1,152 @@
+"""From a model to one plan for each shard."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from thinwire.codecs import codec
+from thinwire.errors import ConfigError
+from thinwire.hooks.planning import Planned, make_plan
+from thinwire.policies.compression import ByShape
+from thinwire.policies.consistency import consistency
+from thinwire.policies.placement import placement
+
+UP, DOWN = codec("3lc", sparsity=1.5), codec("int8")
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(20, 30)
+        self.norm = nn.BatchNorm1d(30)
+        self.last = nn.Linear(30, 10)
+
+
+def plan(model: nn.Module, optimizer: torch.optim.Optimizer | None = None, **others: Any) -> Planned:
+    arguments: dict[str, Any] = {
+        "workers": 4,
+        "shards": 1,
+        "placement": placement("heuristic"),
+        "consistency": consistency("ssp[2]"),
+        "downlink": "delta",
+        "reduce": "mean",
+        "state_interval": 7,
+        **others,
+    }
+    sgd = optimizer or torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    return make_plan(model, sgd, ByShape(up=UP, down=DOWN, min_numel=200), **arguments)
+
+
+def test_one_shard_holds_everything_in_the_models_order() -> None:
+    planned = plan(Model())
+    [only] = planned.plans
+    names = [spec.name for spec in only.tables]
+    assert names[:6] == ["first.weight", "first.bias", "norm.weight", "norm.bias", "last.weight", "last.bias"]
+    assert names[6:] == ["norm.running_mean", "norm.running_var"], "whole numbers (num_batches_tracked) stay at home"
+    assert [spec.state for spec in only.tables] == [False] * 6 + [True] * 2
+    assert [tensor.name for tensor in planned.tensors] == names
+    assert only.consistency == "ssp[staleness=2,mode=passive]"
+    assert (only.workers, only.reduce, only.state_interval, only.optimizer) == (4, "mean", 7, "SGD")
+
+
+def test_codecs_are_listed_once_and_found_by_their_number() -> None:
+    planned = plan(Model())
+    [only] = planned.plans
+    assert only.codecs == (UP.config(), DOWN.config(), codec("fp32").config())
+    by_name = {spec.name: (only.codecs[spec.up]["id"], only.codecs[spec.down]["id"]) for spec in only.tables}
+    assert by_name["first.weight"] == by_name["last.weight"] == ("3lc", "int8")
+    assert {by_name[name] for name in ("first.bias", "norm.weight", "norm.running_mean")} == {("fp32", "fp32")}
+    assert {tensor.name: tensor.up.id for tensor in planned.tensors}["first.weight"] == "3lc"
+
+
+def test_a_tensor_in_pieces_is_as_many_tables() -> None:
+    planned = plan(Model(), shards=3, placement=placement("uniform[min=16]"))
+    first = next(tensor for tensor in planned.tensors if tensor.name == "first.weight")
+    assert [(piece.shard, piece.start, piece.stop) for piece in first.pieces] == [
+        (0, 0, 200),
+        (1, 200, 400),
+        (2, 400, 600),
+    ]
+    for piece in first.pieces:
+        spec = planned.plans[piece.shard].tables[piece.table]
+        assert spec.name == f"first.weight[{piece.start}:{piece.stop}]" and spec.shape == (200,)
+        assert planned.plans[piece.shard].codecs[spec.up]["id"] == "3lc", "chosen by the whole tensor's shape"
+
+
+@pytest.mark.parametrize("policy", ["round-robin", "greedy", "heuristic", "uniform[min=8]"])
+@pytest.mark.parametrize("shards", [1, 2, 5, 12])
+def test_every_value_has_one_place_and_buffers_are_on_shard_0(policy: str, shards: int) -> None:
+    model = Model()
+    planned = plan(model, shards=shards, placement=placement(policy))
+    assert len(planned.plans) == shards
+    seen = set()
+    for tensor in planned.tensors:
+        end = 0
+        for piece in tensor.pieces:
+            assert piece.start == end
+            end = piece.stop
+            assert (piece.shard, piece.table) not in seen
+            seen.add((piece.shard, piece.table))
+            assert tensor.state <= (piece.shard == 0)
+        assert end == tensor.tensor.numel()
+    assert len(seen) == sum(len(each.tables) for each in planned.plans)
+    for each in planned.plans:
+        assert each.groups == planned.plans[0].groups
+
+
+def test_parameter_groups_and_their_options_travel() -> None:
+    model = Model()
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    vectors = [p for p in model.parameters() if p.ndim == 1]
+    groups: list[dict[str, Any]] = [{"params": matrices, "weight_decay": 0.5}, {"params": vectors}]
+    sgd = torch.optim.SGD(groups, lr=0.1, momentum=0.25)
+    [only] = plan(model, sgd).plans
+    assert [group["weight_decay"] for group in only.groups] == [0.5, 0]
+    assert all(group["momentum"] == 0.25 and "lr" not in group and "params" not in group for group in only.groups)
+    assert {spec.name: spec.group for spec in only.tables if not spec.state} == {
+        name: int(parameter.ndim == 1) for name, parameter in model.named_parameters()
+    }
+
+
+def test_frozen_parameters_take_no_part() -> None:
+    model = Model()
+    model.first.weight.requires_grad_(False)
+    names = [spec.name for spec in plan(model).plans[0].tables]
+    assert "first.weight" not in names and "first.bias" in names
+
+
+def test_a_tensor_without_values_has_a_table_all_the_same() -> None:
+    model = nn.Module()
+    model.empty = nn.Parameter(torch.zeros(0, 4))
+    model.full = nn.Parameter(torch.zeros(4, 4))
+    assert [spec.shape for spec in plan(model).plans[0].tables] == [(0, 4), (4, 4)]
+
+
+def frozen(model: Model) -> torch.optim.Optimizer:
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    return sgd
+
+
+class MySGD(torch.optim.SGD):
+    """Not the one that servers run."""
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "text"),
+    [
+        (lambda m: torch.optim.LBFGS(m.parameters()), "the server runs SGD, .*; LBFGS is none of them"),
+        (lambda m: MySGD(m.parameters(), lr=0.1), "MySGD is none of them"),
+        (lambda m: torch.optim.SGD(m.first.parameters(), lr=0.1), "'norm.weight' needs a gradient and the optimizer"),
+        (frozen, "no parameter that needs a gradient"),
+    ],
+)
+def test_what_cannot_be_planned(optimizer: Any, text: str) -> None:
+    model = Model()
+    with pytest.raises(ConfigError, match=text):
+        plan(model, optimizer(model))
