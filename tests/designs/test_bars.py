@@ -212,7 +212,7 @@ def test_averages_of_coded_weights_are_as_good_as_of_plain_ones() -> None:
 
 
 def test_bits_a_value_in_the_papers_layout() -> None:
-    """Over a whole run of 3,000 steps: .345 up and .415 down at s = 1.5, .243 and .329 at 1.75, .243 and .442 at 1.9."""
+    """Over whole runs of 3,000 steps: .345 up and .415 down at s = 1.5, .243 and .329 at 1.75, .243 and .442 at 1.9."""
     found = train("3lc[s=1.0,layout=partition]")
     assert 0.60 <= found.bits_up <= 0.84
     assert 0.63 <= found.bits_down <= 0.87
