@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import nn
@@ -446,6 +446,7 @@ def test_a_slow_worker_goes_on_with_the_newest_version() -> None:
 
 @pytest.mark.parametrize("policy", ["bsp", "asp", "backup[1]", "backup[2]"])
 @given(case=cases())
+@example(case=Case(2, 2, (8, 8), 22))  # a worker joins between two shards' updates of one step
 @schedules
 def test_when_worker_zero_ends_the_training_everybody_ends(policy: str, case: Case) -> None:
     def work(actor: Actor) -> tuple[int, list[NDArray[Any]]]:

@@ -286,6 +286,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _start(self) -> None:
         """Joins every shard; worker 0's weights become everybody's."""
         asked = [session.join() for session in self._sessions]
+        if self._undoable:  # the others may be in the middle of a step, which all shards will have had before ours
+            newest = max(session.core.step for session in self._sessions)
+            for session in self._sessions:
+                session.core.step = newest
         for session, send_values in zip(self._sessions, asked, strict=True):
             slots = [slot for tensor in self._tensors for slot in tensor.slots if slot.session is session]
             slots.sort(key=lambda slot: slot.table)
