@@ -231,7 +231,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def residual_ratios(self) -> dict[str, float]:
         """Returns, per table, ‖residual‖ in units of a gradient's norm: how many steps are waiting.
 
-        With outlets the unit is the running mean of the gradients' norms, else the last gradient's.
+        The unit is the running mean of the gradients' norms, so that one easy batch does not look like a lag.
         """
         ratios = {}
         for tensor in self._tensors:

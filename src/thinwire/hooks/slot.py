@@ -20,6 +20,7 @@ from thinwire.telemetry import Counters
 from thinwire.worker.core import Update
 
 NO_GRADIENT = b""
+NORM_EVERY = 8
 
 LocalStep = Callable[["Slot", FloatArray, tuple[float, ...]], None]
 """Runs the worker's own optimizer on one slot: its values, the average gradient, the step's rates."""
@@ -67,7 +68,7 @@ class Slot:
         self._sent_at = time.monotonic()
         self._before: torch.Tensor | None = None
         self.measures = False
-        """Whether the gradients' norm is followed, which costs a pass over each."""
+        """Whether the norm of every gradient is followed, which costs a pass over each; otherwise of every 8th."""
         self.gradient_norm = 0.0
 
     def behind(self, *, fully: bool = False) -> bool:
@@ -104,7 +105,7 @@ class Slot:
             total = gradient.float() if gradient.dtype == torch.float64 else gradient  # tables are float32
         else:
             total = torch.from_numpy(self._held if gradient is None else self._with_held(gradient))
-        if self.measures:
+        if self.measures or self.context.step % NORM_EVERY == 0:
             norm = float(total.float().norm())
             self.gradient_norm = norm if not self.gradient_norm else 0.9 * self.gradient_norm + 0.1 * norm
         begin = time.perf_counter()
