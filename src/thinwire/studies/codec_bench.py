@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from thinwire.codecs import decode
+from thinwire.codecs import Context, decode
 from thinwire.codecs.base import Codec
 from thinwire.frames import parse
 from thinwire.kernels import limits
@@ -56,11 +56,12 @@ def bench(
     rows = []
     try:
         for size in sizes:
+            arrays = _Arrays(size)
             for fraction in zero_fractions:
-                gradient, residual = draw(size, fraction)
+                arrays.fill(fraction)
                 for name in codecs:
                     if (fraction, name) in cells(codecs, zero_fractions):
-                        row = _measure(name, gradient, residual, fraction, turns)
+                        row = _measure(name, arrays, fraction, turns)
                         rows.append(row)
                         on_row(row)
         facts = machine()
@@ -95,16 +96,39 @@ def draw(size: int, zero_fraction: float, seed: int = 0) -> tuple[Floats, Floats
     return values - residual, residual
 
 
-def _measure(name: str, gradient: Floats, residual: Floats, zero_fraction: float, turns: int) -> dict[str, Any]:
+class _Arrays:
+    """What all measurements of one size work on, allocated once.
+
+    Whether a large array gets huge pages is luck, and worth a fifth: rows that are to be compared must share it.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.gradient: Floats = np.zeros(size, np.float32)
+        self.residual: Floats = np.zeros(size, np.float32)
+        self.other: Floats = np.zeros(size, np.float32)
+        self.scratch: Floats = np.zeros(size, np.float32)
+        self.out = torch.from_numpy(np.zeros(size, np.float32))
+        self.plain_residual = torch.from_numpy(np.zeros(size, np.float32))
+        self._contexts: dict[str, Context] = {}
+
+    def fill(self, zero_fraction: float) -> None:
+        """Draws data with this share of zeros."""
+        self.gradient[:], self.residual[:] = draw(self.gradient.size, zero_fraction)
+
+    def context(self, name: str) -> Context:
+        """The context of a codec, the same one for every share of zeros."""
+        if name not in self._contexts:
+            self._contexts[name] = codec_by_name(name).context(torch.from_numpy(self.gradient))
+        return self._contexts[name]
+
+
+def _measure(name: str, arrays: _Arrays, zero_fraction: float, turns: int) -> dict[str, Any]:
     codec = codec_by_name(name)
-    size = gradient.size
+    gradient, residual, size = arrays.gradient, arrays.residual, arrays.gradient.size
     values = torch.from_numpy(gradient)
-    context = codec.context(values)
+    context = arrays.context(name)
     frame = codec.encode(torch.from_numpy(gradient + residual))
-    out = torch.zeros(size)
-    other = np.empty_like(gradient)
-    scratch = np.zeros_like(gradient)
-    plain_residual = torch.zeros(size)
+    out, other, scratch, plain_residual = arrays.out, arrays.other, arrays.scratch, arrays.plain_residual
 
     def restore() -> None:
         if context.residual is not None:
