@@ -71,8 +71,18 @@ def flatten(tensor: torch.Tensor | NDArray[Any], name: str = "the tensor") -> Fl
         dtype = {2: "fp16", 4: "fp32", 8: "fp64"}[tensor.dtype.itemsize]
         wide = np.float64 if dtype == "fp64" else np.float32
         return Flat(np.ascontiguousarray(tensor, dtype=wide).reshape(-1), dtype, shape)
+    if isinstance(tensor, torch.Tensor) and tensor.dtype == torch.float32 and is_plain(tensor):
+        # What nearly every gradient is: nothing to convert, and each of torch's calls costs as much as a small kernel.
+        return Flat(tensor.detach().numpy().reshape(-1), "fp32", tuple(tensor.shape))
     values = _flat(tensor, name).cpu()
     return Flat(values.numpy(), _NAMES[tensor.dtype], tuple(tensor.shape))
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether NumPy sees a tensor's values as they are, in C order: dense, contiguous, on the CPU, not a lazy negation."""
+    return (
+        tensor.device.type == "cpu" and tensor.layout == torch.strided and tensor.is_contiguous() and not tensor.is_neg()
+    )
 
 
 def flatten_on_device(tensor: torch.Tensor, name: str = "the tensor") -> DeviceFlat:
