@@ -271,7 +271,7 @@ def test_a_worker_that_goes_away_ends_it_for_the_others() -> None:
         steps(2)(rank, model, opt)
         if rank == 1:
             opt._sessions[0]._connection.close()
-            opt._closed = True
+            opt._exchange.closed = True
             raise Gone
         steps(2)(rank, model, opt)
 

@@ -13,7 +13,7 @@ from torch import nn
 
 import thinwire as tw
 from tests.designs.network import Actor, Network
-from thinwire.hooks import optimizer as module
+from thinwire.hooks import records as module
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.telemetry import StepRecord
 

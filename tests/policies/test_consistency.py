@@ -141,7 +141,7 @@ def write(
         opt.flush()
     opt.sync()
     diary.end = model.copies()
-    for slot in opt._pushing():
+    for slot in opt._exchange.pushing():
         state = slot.state_dict()
         residual, held = state.get("residual"), state.get("held")
         nothing = np.zeros((workers, ITERATIONS), np.float32)

@@ -1,0 +1,51 @@
+"""The optimizer that a worker runs by itself, where the server sends average gradients or weights and no deltas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+import torch
+
+from thinwire.codecs.tensors import FloatArray
+from thinwire.hooks.slot import Slot
+from thinwire.schema import Plan
+from thinwire.server.updater import Updater
+
+
+class LocalOptimizer:
+    """A stock torch optimizer over the slots' values, in the order of the slots: the one that a server would run.
+
+    Args:
+        plan: of any shard; it names the optimizer and its options.
+        slots: all that are trained.
+    """
+
+    def __init__(self, plan: Plan, slots: Sequence[Slot]) -> None:
+        self._values = {id(slot): torch.from_numpy(slot.values) for slot in slots}
+        everything = msgspec.structs.replace(plan, tables=tuple(slot.spec for slot in slots))
+        self._updater = Updater(everything, list(self._values.values()))
+
+    def step(self, slot: Slot, gradient: FloatArray, rates: tuple[float, ...]) -> None:
+        """One step of one slot; every other stays as it is."""
+        self._updater.set_rates(rates)
+        self._updater.step([self._values[id(slot)]], [torch.from_numpy(gradient)])
+
+    def step_all(self, gradients: Iterable[tuple[Slot, torch.Tensor]], rates: tuple[float, ...]) -> None:
+        """One step of every slot that has a gradient, each in its table's shape."""
+        pairs = [(self._values[id(slot)], gradient) for slot, gradient in gradients]
+        self._updater.set_rates(rates)
+        self._updater.step([value for value, _ in pairs], [_like(gradient, value) for value, gradient in pairs])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Torch's own: momenta and step counts by position."""
+        return self._updater.optimizer.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes back what `state_dict` gave."""
+        self._updater.optimizer.load_state_dict(state)
+
+
+def _like(gradient: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    return gradient.detach().to(device=value.device, dtype=value.dtype)
