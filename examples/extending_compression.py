@@ -1,29 +1,31 @@
-"""A new compression policy: the first and the last matrix in half precision, everything between by another codec.
+"""A new compression policy: only large matrices take the design's codecs, the others travel in half precision.
 
-It is an object that is handed over: `tw.distribute(model, optimizer, compression=Ends(…), …)`.
+With the entry point of docs/extending.md installed: `tw.distribute(…, design="3lc", compression="large[least=10000]")`.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from torch import nn
-
 import thinwire as tw
-from thinwire.codecs import Codec
 from thinwire.policies.compression import ByShape, Choice
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ends:
-    """Chooses by the place of a tensor in its model; biases, norms and small tensors as `ByShape` does."""
+class Large(ByShape):
+    """As `ByShape`, which keeps biases, norms and small tensors as they are, with a third class in between.
 
-    model: nn.Module
-    inner: Codec
+    Args:
+        least: matrices with fewer values travel as fp16.
+    """
+
+    least: int = 10_000
 
     def choose(self, name: str, shape: tuple[int, ...]) -> Choice:
         """Returns the codecs for the tensor called `name`."""
-        matrices = [key for key, parameter in self.model.named_parameters() if parameter.ndim > 1]
+        found = super().choose(name, shape)
+        if found.up is not self.up or math.prod(shape) >= self.least:
+            return found
         half = tw.codec("fp16")
-        codec = half if name in (matrices[0], matrices[-1]) else self.inner
-        return ByShape(up=codec, down=codec).choose(name, shape)
+        return Choice(half, half)

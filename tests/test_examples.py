@@ -12,7 +12,6 @@ import threading
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from thinwire.policies.assignment import Sized
 from thinwire.policies.consistency import consistency
 from thinwire.policies.designs import design
 from thinwire.policies.placement import placement
+from thinwire.policies.plugins import plugins
 from thinwire.server.core import ServerCore
 from thinwire.studies.job import Job
 
@@ -47,7 +47,9 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     (metadata / "entry_points.txt").write_text("\n".join(lines))
     monkeypatch.syspath_prepend(ROOT / "examples")
     monkeypatch.syspath_prepend(tmp_path)
+    plugins.cache_clear()
     yield
+    plugins.cache_clear()
     for name in [name for name in sys.modules if name.startswith("extending_")]:
         del sys.modules[name]
 
@@ -93,10 +95,8 @@ def train(steps: int, *, workers: int = 2, shards: int = 2, **options: Any) -> t
             server, address = start_server(ServerCore(), "memory")
             stack.enter_context(server)
             addresses.append(address)
-        choices = [{k: v(m) if k == "compression" else v for k, v in options.items()} for m in models]
         threads = [
-            threading.Thread(target=work, args=(rank, models[rank], addresses, choices[rank]))
-            for rank in range(workers)
+            threading.Thread(target=work, args=(rank, models[rank], addresses, options)) for rank in range(workers)
         ]
         for thread in threads:
             thread.start()
@@ -115,8 +115,13 @@ def test_an_extension_is_short_and_told_as_it_is(path: Path) -> None:
 
 @pytest.mark.usefixtures("installed")
 def test_every_entry_point_is_ours_to_find() -> None:
-    for group, name in (("designs", "use-case"), ("consistency", "post-local"), ("placement", "together")):
-        found = {point.name for point in entry_points(group=f"thinwire.{group}")}
+    for group, name in (
+        ("designs", "use-case"),
+        ("consistency", "post-local"),
+        ("placement", "together"),
+        ("compression", "large"),
+    ):
+        found = {point.name for point in plugins(f"thinwire.{group}")}
         assert name in found
 
 
@@ -190,18 +195,13 @@ def test_the_new_placement_keeps_layers_whole() -> None:
 
 @pytest.mark.usefixtures("installed")
 def test_the_new_compression_is_used() -> None:
-    policy = importlib.import_module("extending_compression").Ends
-    inner = tw.codec("3lc")
-    chosen: list[Any] = []
-
-    def ends(model: nn.Module) -> Any:
-        made = policy(model=model, inner=inner)
-        chosen.append([made.choose(name, tuple(p.shape)).up.id for name, p in model.named_parameters()])
-        return made
-
-    weights, _, kept = train(60, compression=ends)
-    assert chosen[0] == ["fp16", "fp32", "3lc", "fp32", "fp16", "fp32"]
+    policy = design("3lc", compression="large[least=2000]").compress()
+    chosen = [policy.choose("w", shape).up.id for shape in ((64, 20), (64,), (32, 64), (4, 32))]
+    assert chosen == ["fp16", "fp32", "3lc", "fp16"]
+    weights, _, kept = train(60, design="3lc", compression="large[least=2000]")
     assert torch.equal(*weights) and sum(kept["losses"][-10:]) < 0.9 * sum(kept["losses"][:10])
-    ends_bits, small = 16 * (20 * 64 + 32 * 4), 32 * (64 + 32 + 4)
+    halves, small = 16 * (20 * 64 + 32 * 4), 32 * (64 + 32 + 4)
     pushed = 8 * kept["traffic"]["payload_bytes_push"] / 60
-    assert ends_bits + small < pushed < ends_bits + small + 1.6 * 64 * 32 + 64
+    assert halves + small < pushed < halves + small + 1.6 * 64 * 32 + 64
+    by_object, _, _ = train(60, design="3lc", compression=policy)
+    assert torch.equal(weights[0], by_object[0]), "a name and an object are the same"

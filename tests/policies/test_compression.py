@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint
+from typing import Any
+
 import pytest
 
 from thinwire.codecs import codec
-from thinwire.policies.compression import MIN_NUMEL, PLAIN, ByShape, Choice
+from thinwire.errors import ConfigError
+from thinwire.policies import compression as module
+from thinwire.policies.compression import MIN_NUMEL, PLAIN, ByShape, Choice, compression
+from thinwire.policies.designs import design
 
 UP, DOWN = codec("3lc", sparsity=1.75), codec("int8")
 
@@ -40,3 +47,43 @@ def test_further_tensors_may_be_left_alone_by_name_and_shape() -> None:
     assert policy.choose("embed.weight", (100, 100)) == Choice(PLAIN, PLAIN)
     assert policy.choose("fc.weight", (999, 100)) == Choice(PLAIN, PLAIN)
     assert policy.choose("fc.weight", (100, 100)) == Choice(UP, DOWN)
+
+
+# ---- by name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Named(ByShape):
+    """Of another package: only tensors with a letter in their name."""
+
+    letter: str = "w"
+
+    def choose(self, name: str, shape: tuple[int, ...]) -> Choice:
+        return super().choose(name, shape) if self.letter in name else Choice(PLAIN, PLAIN)
+
+
+@pytest.fixture
+def other_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = [EntryPoint(name, f"{__name__}:Named", "thinwire.compression") for name in ("named", "by-shape")]
+    monkeypatch.setattr(EntryPoint, "load", lambda point: globals()[point.value.partition(":")[2]])
+    monkeypatch.setattr(module, "plugins", lambda group: points)
+
+
+def test_by_its_name_a_policy_is_made_with_what_the_design_says() -> None:
+    made: Any = compression("by-shape", up=UP, down=DOWN, min_numel=7)
+    assert made == ByShape(up=UP, down=DOWN, min_numel=7)
+    assert design("3lc").compress() == ByShape(up=design("3lc").up, down=design("3lc").down)
+
+
+@pytest.mark.usefixtures("other_package")
+def test_a_policy_of_another_package_goes_by_its_name() -> None:
+    policy = design("3lc", compression="named[letter=x]").compress(lambda name, shape: name == "x.no")
+    assert policy.choose("x.weight", (100, 100)).up.id == "3lc"
+    assert policy.choose("y.weight", (100, 100)).up is PLAIN and policy.choose("x.no", (100, 100)).up is PLAIN
+    with pytest.raises(ConfigError, match=r"compression 'named\[colour=red\]': .*colour"):
+        design("3lc", compression="named[colour=red]")
+
+
+@pytest.mark.usefixtures("other_package")
+def test_ours_is_not_replaced() -> None:
+    assert type(compression("by-shape", up=UP, down=DOWN)) is ByShape

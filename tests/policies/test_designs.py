@@ -22,7 +22,7 @@ from thinwire.policies.designs import Design, codec_by_name, design, designs
 def test_every_design_that_is_listed_can_be_made(name: str) -> None:
     made = design(name)
     assert made.name == name and made.cite and designs()[name]
-    policy = made.compression()
+    policy = made.compress()
     assert policy.choose("fc.weight", (100, 100)).up == made.up
     assert policy.choose("fc.weight", (100, 100)).down == made.down
     assert policy.choose("fc.bias", (100,)).up.id == "fp32"
@@ -51,7 +51,7 @@ def test_options_go_to_the_codec_both_ways(name: str, options: dict[str, Any]) -
     ("name", "text"),
     [
         ("4lc", r"unknown design '4lc'; there are fp32, .*3lc"),
-        ("", r"design ''; expected an id with options in brackets, as in "),
+        ("", r"design ''; expected an id with options in brackets, as in 3lc\[s=1.75\]"),
         ("3lc[s=1.75", r"expected an id with options"),
         ("3lc s=1.75", r"expected an id with options"),
         ("3lc[[s=1]]", r"expected an id with options"),
@@ -98,6 +98,9 @@ NONSENSE: list[tuple[str, dict[str, Any], str]] = [
     ("terngrad", {"up": codec("int8")}, "scales are shared by terngrad alone; the pushes are int8"),
     ("terngrad", {"transmission": "wait-free"}, "it needs bsp and transmission=traditional"),
     ("terngrad", {"consistency": "ssp[2]"}, "it needs bsp and transmission=traditional"),
+    ("fp32", {"compression": "by-hand"}, "unknown compression 'by-hand'; there are by-shape"),
+    ("fp32", {"compression": "by-shape[colour=red]"}, "compression 'by-shape.colour=red.': .*colour"),
+    ("fp32", {"compression": "by-shape[min_numel=3]"}, "the design says min_numel"),
     ("terngrad", {"consistency": "local[2]"}, "it needs bsp and transmission=traditional"),
 ]
 
@@ -106,6 +109,14 @@ NONSENSE: list[tuple[str, dict[str, Any], str]] = [
 def test_nonsense_is_refused_with_the_reason(name: str, change: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         replace(design(name), **change)
+
+
+@pytest.mark.parametrize(("name", "text"), [("entropy", "the sum of the workers' weights"), ("terngrad", "votes are")])
+def test_sums_of_weights_and_of_votes_are_refused(name: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        design(name).check_reduce("sum")
+    design(name).check_reduce("mean")
+    design("3lc").check_reduce("sum")
 
 
 def test_a_random_codec_keeps_no_residual_on_pulls() -> None:
@@ -223,12 +234,12 @@ def other_package(monkeypatch: pytest.MonkeyPatch) -> None:
         ]
     )
 
-    def entry_points(*, group: str) -> EntryPoints:
+    def plugins(group: str) -> EntryPoints:
         return points.select(group=group)
 
     monkeypatch.setattr(EntryPoint, "load", lambda point: globals()[point.value.partition(":")[2]])
-    monkeypatch.setattr(consistencies, "entry_points", entry_points)
-    monkeypatch.setattr(module, "entry_points", entry_points)
+    monkeypatch.setattr(consistencies, "plugins", plugins)
+    monkeypatch.setattr(module, "plugins", plugins)
 
 
 @pytest.mark.usefixtures("other_package")

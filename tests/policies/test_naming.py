@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -66,6 +67,15 @@ def test_forms(name: str, options: dict[str, Any]) -> None:
 def test_what_is_no_name(name: str, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         parse_name(name, "thing", short={"s": "sparsity"})
+
+
+@pytest.mark.parametrize(
+    ("what", "example"),
+    [("design", "3lc[s=1.75]"), ("codec", "topk["), ("placement", "uniform["), ("consistency", "ssp[staleness=5]")],
+)
+def test_the_example_is_of_the_kind_that_was_asked_for(what: str, example: str) -> None:
+    with pytest.raises(ConfigError, match=f"as in {re.escape(example)}"):
+        parse_name("a b", what)
 
 
 def test_two_lone_values_are_one_option_twice() -> None:

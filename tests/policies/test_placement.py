@@ -9,7 +9,7 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, EntryPoints
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import ClassVar
 
@@ -282,7 +282,7 @@ class SecondGreedy(First):
 def offer(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     """As if a package that offers these classes were installed."""
     points = [EntryPoint(name, f"{__name__}:{name}", "thinwire.placement") for name in names]
-    monkeypatch.setattr(module, "entry_points", lambda *, group: EntryPoints(p for p in points if p.group == group))
+    monkeypatch.setattr(module, "plugins", lambda group: [p for p in points if p.group == group])
     monkeypatch.setattr(EntryPoint, "load", lambda point: globals()[point.attr])
 
 

@@ -19,7 +19,7 @@ from thinwire.codecs.registry import codec as make_codec
 from thinwire.errors import ConfigError
 from thinwire.hooks.optimizer import DistributedOptimizer
 from thinwire.hooks.planning import make_plan
-from thinwire.policies.compression import ByShape, Compression
+from thinwire.policies.compression import Compression
 from thinwire.policies.consistency import Consistency
 from thinwire.policies.consistency import consistency as find_consistency
 from thinwire.policies.designs import Design
@@ -49,7 +49,7 @@ def distribute(
     placement: str | Placement | None = None,
     min_numel: int | None = None,
     exclude: Callable[[str, tuple[int, ...]], bool] | None = None,
-    compression: Compression | None = None,
+    compression: str | Compression | None = None,
     reduce: Literal["mean", "sum"] = "mean",
     overlap: bool | None = None,
     seed: int = 0,
@@ -79,8 +79,9 @@ def distribute(
         placement: which shard holds what, as in `"uniform"`; by default largest first onto the least loaded.
         min_numel: tensors with fewer values travel uncompressed, as do biases and norm layers.
         exclude: further tensors to leave uncompressed, by name and shape.
-        compression: a policy that replaces codecs, `min_numel` and `exclude`.
-        reduce: the mean over the gradients that came, or their sum.
+        compression: which tensor takes which codec: a policy's name, or a policy that replaces codecs, `min_numel` and
+            `exclude`.
+        reduce: the mean over the gradients that came, or their sum (not where weights or votes travel down).
         overlap: False pushes and pulls at `step()`, which leaves room for gradient clipping between backward and step.
         seed: of random codecs; each rank derives its own stream.
         chunk_nbytes: a push leaves as soon as so many bytes of frames are ready.
@@ -108,7 +109,9 @@ def distribute(
         transmission=None if overlap is None else ("wait-free" if overlap else "traditional"),
         consistency=consistency if isinstance(consistency, str) else None,
         placement=placement if isinstance(placement, str) else None,
+        compression=compression if isinstance(compression, str) else None,
     )
+    chosen.check_reduce(reduce)
     if design is not None and (options or codec_down is not None):
         raise ConfigError(f"design={design!r} brings its codecs; {sorted(options) or 'codec_down'} would change them")
     servers = [server] if isinstance(server, str | Connection) else list(server)
@@ -118,7 +121,7 @@ def distribute(
     planned = make_plan(
         model,
         optimizer,
-        compression or ByShape(up=chosen.up, down=chosen.down, min_numel=chosen.min_numel, exclude=left_alone),
+        chosen.compress(left_alone) if compression is None or isinstance(compression, str) else compression,
         workers=workers,
         shards=len(servers),
         placement=placement if isinstance(placement, Placement) else find_placement(chosen.placement),

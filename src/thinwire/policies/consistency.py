@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields
-from importlib.metadata import entry_points
 from typing import ClassVar, Literal
 
 from thinwire.errors import ConfigError
 from thinwire.policies.criteria import Criterion, criterion
 from thinwire.policies.naming import parse_name
+from thinwire.policies.plugins import plugins
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +189,7 @@ _BARE = {"ssp": "staleness", "backup": "spare", "local": "steps", "adaptive": "w
 def policies() -> dict[str, type[Consistency]]:
     """Returns every consistency policy by id: ours, and those of other packages (`thinwire.consistency`)."""
     found = {kind.id: kind for kind in SHIPPED}
-    for point in entry_points(group="thinwire.consistency"):
+    for point in plugins("thinwire.consistency"):
         found.setdefault(point.name, point.load())
     return found
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib.metadata import entry_points
 from typing import Any, Literal
 
 from thinwire.codecs import Codec
@@ -16,10 +15,12 @@ from thinwire.codecs.registry import codec
 from thinwire.codecs.stochastic import TernGrad
 from thinwire.codecs.votes import Votes
 from thinwire.errors import ConfigError
-from thinwire.policies.compression import MIN_NUMEL, ByShape
+from thinwire.policies.compression import MIN_NUMEL, Compression, Exclude
+from thinwire.policies.compression import compression as find_compression
 from thinwire.policies.consistency import consistency
 from thinwire.policies.naming import parse_name
 from thinwire.policies.placement import placement
+from thinwire.policies.plugins import plugins
 
 Downlink = Literal["delta", "gradient", "weights"]
 
@@ -36,6 +37,7 @@ class Design:
             run the optimizer (`gradient`), or the average of the workers' weights (`weights`).
         consistency: name of the policy, as in `ssp[staleness=5]`.
         placement: name of the policy, as in `uniform[min=1024]`.
+        compression: name of the policy that gives each tensor its codecs, `up` and `down` or others.
         transmission: `wait-free` pushes and pulls layer by layer, `traditional` everything at the end of the step.
         min_numel: tensors with fewer values travel uncompressed, as do biases and norm layers.
         last_layer: `fp32` leaves the last layer's weights uncompressed.
@@ -55,6 +57,7 @@ class Design:
     downlink: Downlink = "delta"
     consistency: str = "bsp"
     placement: str = "heuristic"
+    compression: str = "by-shape"
     transmission: Literal["wait-free", "traditional"] = "wait-free"
     min_numel: int = MIN_NUMEL
     last_layer: Literal["same", "fp32"] = "same"
@@ -67,6 +70,7 @@ class Design:
     def __post_init__(self) -> None:
         policy = consistency(self.consistency)
         placement(self.placement)
+        self.compress()
         if self.downlink not in ("delta", "gradient", "weights"):
             raise ConfigError(f"downlink {self.downlink!r}; there are delta, gradient and weights")
         if self.transmission not in ("wait-free", "traditional"):
@@ -96,9 +100,25 @@ class Design:
         if policy.criterion() is not None and self.downlink == "weights":
             raise ConfigError("adaptive communication holds gradients back; whole weights cannot be held back")
 
-    def compression(self) -> ByShape:
-        """Returns the policy that decides for each tensor."""
-        return ByShape(up=self.up, down=self.down, min_numel=self.min_numel)
+    def compress(self, exclude: Exclude | None = None) -> Compression:
+        """Returns the policy that decides for each tensor.
+
+        Args:
+            exclude: tensors to leave uncompressed besides, by name and shape.
+        """
+        return find_compression(self.compression, up=self.up, down=self.down, min_numel=self.min_numel, exclude=exclude)
+
+    def check_reduce(self, reduce: str) -> None:
+        """Raises ConfigError for gradients that are to be summed where it is no gradient that travels down."""
+        if reduce == "sum" and self.downlink == "weights":
+            raise ConfigError(
+                "reduce='sum' with downlink=weights: the sum of the workers' weights is no model; use reduce='mean'"
+            )
+        if reduce == "sum" and isinstance(self.down, Votes):
+            raise ConfigError(
+                "reduce='sum' with votes: votes are counted and their mean is what travels; use reduce='mean', and a "
+                "learning rate that is larger by the number of workers"
+            )
 
     def choices(self) -> dict[str, Any]:
         """Returns every choice spelled out, as JSON values."""
@@ -109,6 +129,7 @@ class Design:
             "downlink": self.downlink,
             "consistency": self.consistency,
             "placement": self.placement,
+            "compression": self.compression,
             "transmission": self.transmission,
             "min_numel": self.min_numel,
             "last_layer": self.last_layer,
@@ -240,7 +261,7 @@ _SHIPPED: dict[str, tuple[Callable[..., dict[str, Any]], str]] = {
 def designs() -> dict[str, str]:
     """Returns the ids of all designs, with what each is: ours, and those of other packages (`thinwire.designs`)."""
     found = {name: about for name, (_, about) in _SHIPPED.items()}
-    for point in entry_points(group="thinwire.designs"):
+    for point in plugins("thinwire.designs"):
         found.setdefault(point.name, f"from {point.value}")
     return found
 
@@ -283,7 +304,7 @@ def _make(name: str) -> Design:
             return Design(name=name, cite=about, **make(**options))
         except (TypeError, ConfigError) as error:
             raise ConfigError(f"design {name!r}: {error}") from error
-    for point in entry_points(group="thinwire.designs"):
+    for point in plugins("thinwire.designs"):
         if point.name == design_id:
             found: Design = point.load()(**options)
             return found

@@ -8,6 +8,12 @@ from typing import Any
 
 from thinwire.errors import ConfigError
 
+_EXAMPLES = {
+    "design": "3lc[s=1.75]",
+    "codec": "topk[fraction=0.01]",
+    "placement": "uniform[min=1024]",
+    "compression": "by-shape",
+}
 _FORM = re.compile(r"^(?P<id>[\w.-]+)(?:\[(?P<options>[^\[\]]*)\])?$")
 
 
@@ -33,7 +39,9 @@ def parse_name(
     """
     match = _FORM.match(name) if isinstance(name, str) else None
     if match is None:
-        raise ConfigError(f"{what} {name!r}; expected an id with options in brackets, as in ssp[staleness=5]")
+        raise ConfigError(
+            f"{what} {name!r}; expected an id with options in brackets, as in {_EXAMPLES.get(what, 'ssp[staleness=5]')}"
+        )
     options: dict[str, Any] = {}
     for part in filter(None, (piece.strip() for piece in (match["options"] or "").split(","))):
         key, equals, value = part.partition("=")

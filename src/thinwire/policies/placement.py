@@ -11,12 +11,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from importlib.metadata import entry_points
 from typing import ClassVar
 
 from thinwire.errors import ConfigError
 from thinwire.policies.assignment import Assignment, Partition, Sized, check_placeable
 from thinwire.policies.naming import parse_name
+from thinwire.policies.plugins import plugins
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +154,7 @@ def placements() -> dict[str, type[Placement]]:
         ConfigError: two policies of one id.
     """
     found = {kind.id: kind for kind in SHIPPED}
-    for point in entry_points(group="thinwire.placement"):
+    for point in plugins("thinwire.placement"):
         kind: type[Placement] = point.load()
         if found.setdefault(kind.id, kind) is not kind:
             raise ConfigError(f"placement id {kind.id!r} of {point.value} is taken by {found[kind.id].__name__}")
