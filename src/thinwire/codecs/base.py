@@ -32,6 +32,9 @@ Tensor: TypeAlias = torch.Tensor | NDArray[Any]
 Draws: TypeAlias = np.random.Generator
 
 
+_ZSTD, _NON_FINITE = int(Flags.ZSTD), int(Flags.NON_FINITE)  # plain integers: an IntFlag costs ten times as much
+
+
 @dataclass(frozen=True, slots=True)
 class Packed:
     """What a codec makes of a tensor. `payload` may be a view into the workspace, valid until its next use."""
@@ -189,14 +192,14 @@ class Codec(ABC):
         flags = packed.flags
         payload = packed.payload.data if isinstance(packed.payload, np.ndarray) else memoryview(packed.payload)
         if self.entropy and (shrunk := entropy_stage.compress(payload)) is not None:
-            flags, payload = flags | Flags.ZSTD, memoryview(shrunk)
-        frame = Frame(self.id, dtype, shape, packed.scales, int(flags), payload)
+            flags, payload = flags | _ZSTD, memoryview(shrunk)
+        frame = Frame(self.id, dtype, shape, packed.scales, flags, payload)
         return Encoded(frames.pack(frame), len(payload))
 
     def refused(self, error: NonFiniteError, name: str, dtype: str, shape: tuple[int, ...]) -> Encoded:
         """What becomes of a tensor with NaN or Inf: a frame that says so, or the error, with the tensor's name."""
         if self.nonfinite == "skip":
-            return Encoded(frames.pack(Frame(self.id, dtype, shape, flags=int(Flags.NON_FINITE))), 0)
+            return Encoded(frames.pack(Frame(self.id, dtype, shape, flags=_NON_FINITE)), 0)
         raise NonFiniteError(f"{name}: {error}") from None
 
 
@@ -206,19 +209,21 @@ def check_payload(codec: type[Codec], frame: Frame) -> Frame:
     Raises:
         FrameError: the payload cannot hold a tensor of this shape, or the sender refused its tensor.
     """
-    if frame.non_finite:
-        raise FrameError("the sender's tensor held NaN or Inf; this frame only says so (frame.non_finite)")
-    unknown = frame.flags & OPTION_MASK & ~codec.option_flags
-    if unknown:
-        raise FrameError(f"{frame.codec}: flags {unknown:#06x} mean nothing to this codec")
+    flags = frame.flags
+    if flags:
+        if flags & _NON_FINITE:
+            raise FrameError("the sender's tensor held NaN or Inf; this frame only says so (frame.non_finite)")
+        unknown = flags & OPTION_MASK & ~codec.option_flags
+        if unknown:
+            raise FrameError(f"{frame.codec}: flags {unknown:#06x} mean nothing to this codec")
     if frame.size == 0:
         if frame.payload or frame.zstd or frame.scales:
             raise FrameError(f"shape {frame.shape} is empty and the payload is not")
         return frame
     most = codec.max_payload_nbytes(frame)
-    if frame.zstd:
+    if flags & _ZSTD:
         raw = entropy_stage.decompress(frame.payload, most)
-        frame = Frame(frame.codec, frame.dtype, frame.shape, frame.scales, frame.flags & ~int(Flags.ZSTD), raw)
+        frame = Frame(frame.codec, frame.dtype, frame.shape, frame.scales, flags & ~_ZSTD, raw)
     least = codec.min_payload_nbytes(frame)
     if not least <= len(frame.payload) <= most:
         raise FrameError(

@@ -42,7 +42,7 @@ from thinwire.kernels.integers import pack_integers, packed_nbytes, unpack_integ
 from thinwire.kernels.moments import moments, require_finite_magnitude
 from thinwire.kernels.select import sample_of
 
-HUFFMAN = Flags.OPTION_A
+HUFFMAN = int(Flags.OPTION_A)
 """Bins are Huffman coded; without it, N bits each."""
 
 MOST_BITS = 16

@@ -27,7 +27,7 @@ from thinwire.kernels.integers import pack_integers, packed_nbytes, unpack_integ
 from thinwire.kernels.levels import MAX_LEVELS, MAX_NATURAL_LEVELS, bucket_norms, round_to_levels, value_of_levels
 from thinwire.kernels.moments import largest_of, moments, require_finite_magnitude
 
-NATURAL = Flags.OPTION_A
+NATURAL = int(Flags.OPTION_A)
 """Levels are powers of two; without it, evenly spaced."""
 MAX_BUCKET = 1 << 31
 

@@ -22,7 +22,7 @@ from thinwire.frames.layout import MAX_RANK, MAX_SCALES
 from thinwire.kernels.moments import largest_of, moments, require_finite_magnitude
 from thinwire.kernels.signs import pack_signs, unpack_signs
 
-PER_INDEX = Flags.OPTION_A
+PER_INDEX = int(Flags.OPTION_A)
 """Two means for each index of one dimension, whose number is the payload's first byte."""
 
 

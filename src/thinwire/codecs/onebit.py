@@ -21,7 +21,7 @@ from thinwire.frames import Flags, Frame
 from thinwire.kernels.moments import moments
 from thinwire.kernels.signs import pack_signs, unpack_signs
 
-ZEROS_KEPT = Flags.OPTION_A
+ZEROS_KEPT = int(Flags.OPTION_A)
 """Two bit planes: which values are not zero, and which are positive."""
 
 

@@ -29,9 +29,9 @@ from thinwire.kernels.integers import MAX_WIDTH, pack_integers, packed_nbytes, u
 from thinwire.kernels.magnitude import max_magnitude
 from thinwire.kernels.moments import largest_of, require_finite_magnitude
 
-BITMAP = Flags.OPTION_A
+BITMAP = int(Flags.OPTION_A)
 """Positions are a bitmap; without it, indices."""
-SIGNS = Flags.OPTION_B
+SIGNS = int(Flags.OPTION_B)
 """Every value sent is ±scale, one bit each; without it, values in full precision."""
 
 VALUES_PER_BYTE = 4096

@@ -24,7 +24,7 @@ from thinwire.kernels import decode_ternary
 from thinwire.kernels.moments import largest_of, moments, require_finite_magnitude
 from thinwire.kernels.stochastic import DIGITS_PER_CODE, pack_stochastic, unpack_two_bit
 
-TWO_BIT = Flags.OPTION_A
+TWO_BIT = int(Flags.OPTION_A)
 """Four trits to a byte; without it, five."""
 
 MIN_SPREAD = 1e-6

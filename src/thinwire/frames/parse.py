@@ -71,6 +71,9 @@ def _end_of_head(view: memoryview, end: int) -> int:
     if rank > MAX_RANK:
         raise FrameError(f"rank {rank} is more than {MAX_RANK}")
     for axis in range(rank):
+        if at < end and view[at] < 0x80:  # as `varint.read`, which most dimensions need not
+            at += 1
+            continue
         _, at = varint.read(view, at, f"dimension {axis}")
         if at > end:
             raise FrameError(f"the frame ends inside dimension {axis}")
