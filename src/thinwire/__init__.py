@@ -14,6 +14,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from thinwire import executor
 from thinwire.errors import (
     ConfigError,
     DataError,
@@ -25,6 +26,7 @@ from thinwire.errors import (
     ThinwireError,
     TransportError,
 )
+from thinwire.runtime.threads import Threads
 
 if TYPE_CHECKING:
     from thinwire import codecs, frames
@@ -62,6 +64,9 @@ __all__ = [
     "distribute",
     "frames",
 ]
+
+
+executor.provide(Threads())  # makes no thread before a tensor is shared between several
 
 
 def __getattr__(name: str) -> Any:

@@ -44,7 +44,7 @@ def test_works_where_no_cache_can_be_written(tmp_path: Path) -> None:
     # the same for every user, root included.
     source = Path(thinwire.__file__).parent
     package = tmp_path / "thinwire"
-    for part in ("__init__.py", "errors.py", "kernels"):
+    for part in ("__init__.py", "errors.py", "executor.py", "kernels", "runtime"):
         (shutil.copytree if (source / part).is_dir() else shutil.copy)(source / part, _made(package) / part)
     shutil.rmtree(package / "kernels" / "__pycache__", ignore_errors=True)
     (package / "kernels" / "__pycache__").touch()

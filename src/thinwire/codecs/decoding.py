@@ -19,13 +19,16 @@ from thinwire.frames import Frame
 Out = torch.Tensor | NDArray[Any]
 
 
-def decode(frame: bytes | bytearray | memoryview, *, out: Out | None = None, accumulate: bool = False) -> torch.Tensor:
+def decode(
+    frame: bytes | bytearray | memoryview, *, out: Out | None = None, accumulate: bool = False, threads: int = 1
+) -> torch.Tensor:
     """Decodes one frame of any codec.
 
     Args:
         frame: the bytes of exactly one frame.
         out: filled in place and returned, where given; any floating dtype, of the frame's shape.
         accumulate: adds into `out` instead of overwriting it, without a temporary for contiguous float32.
+        threads: how many threads may share one large 3LC tensor, whoever encoded it how; 0 means one for each core.
 
     Returns:
         A tensor of the encoded shape and dtype on the CPU; or `out`.
@@ -43,14 +46,14 @@ def decode(frame: bytes | bytearray | memoryview, *, out: Out | None = None, acc
         raise ConfigError("accumulate=True adds into `out`, and no `out` was given")
     opened = open_frame(frame)
     if out is not None:
-        unpack_into(opened, out, accumulate=accumulate)
+        unpack_into(opened, out, accumulate=accumulate, threads=threads)
         return out if isinstance(out, torch.Tensor) else torch.from_numpy(out)
     parsed = opened.frame
     try:
         result = empty(parsed.dtype, parsed.shape)
     except (RuntimeError, MemoryError) as error:
         raise FrameError(f"a tensor of shape {parsed.shape} does not fit this machine's memory") from error
-    _unpack(opened.kind, parsed, result, False)
+    _unpack(opened.kind, parsed, result, False, threads)
     return result
 
 
@@ -91,7 +94,7 @@ def open_parsed(parsed: Frame) -> Opened:
     return Opened(kind, check_payload(kind, parsed), len(parsed.payload))
 
 
-def unpack_into(opened: Opened, out: Out, *, accumulate: bool) -> None:
+def unpack_into(opened: Opened, out: Out, *, accumulate: bool, threads: int = 1) -> None:
     """Decodes an opened frame into `out`.
 
     Raises:
@@ -99,7 +102,7 @@ def unpack_into(opened: Opened, out: Out, *, accumulate: bool) -> None:
         ConfigError: `out` does not fit.
     """
     check_out(out, opened.frame.shape)
-    _unpack(opened.kind, opened.frame, out, accumulate)
+    _unpack(opened.kind, opened.frame, out, accumulate, threads)
 
 
 def unpack_flat(opened: Opened, out: FloatArray, *, accumulate: bool) -> None:
@@ -124,7 +127,7 @@ def _decoder(frame: Frame) -> type[Codec]:
         ) from None
 
 
-def _unpack(kind: type[Codec], frame: Frame, out: Out, accumulate: bool) -> None:
+def _unpack(kind: type[Codec], frame: Frame, out: Out, accumulate: bool, threads: int) -> None:
     if frame.size == 0:
         return
     if off_host(out):
@@ -134,6 +137,7 @@ def _unpack(kind: type[Codec], frame: Frame, out: Out, accumulate: bool) -> None
             return
     view = direct_view(out)
     with scratch() as space:
+        space.threads = threads
         if view is not None and view.dtype == compute_dtype(frame.dtype):
             kind.unpack(frame, view, accumulate, space)
         else:

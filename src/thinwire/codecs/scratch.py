@@ -19,6 +19,8 @@ class Scratch:
 
     def __init__(self) -> None:
         self.kernel = Workspace()
+        self.threads = 1
+        """How many threads the borrower lets a decoder use; 0 means one for each core."""
         self._arrays: dict[tuple[str, np.dtype[Any]], NDArray[Any]] = {}
 
     def array(self, name: str, size: int, dtype: DTypeLike) -> NDArray[Any]:
@@ -46,6 +48,7 @@ class _Loan:
         return self._lent
 
     def __exit__(self, *_: object) -> None:
+        self._lent.threads = 1
         _idle.append(self._lent)
 
 

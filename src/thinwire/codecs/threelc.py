@@ -8,25 +8,32 @@ The arithmetic is in `thinwire.kernels`; this file says what the frame's flags m
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from thinwire import executor
 from thinwire.codecs.base import Codec, Draws, Packed
-from thinwire.codecs.scratch import Scratch
+from thinwire.codecs.scratch import Scratch, scratch
 from thinwire.codecs.tensors import Flat, FloatArray
 from thinwire.errors import ConfigError, FrameError
 from thinwire.frames import Flags, Frame
-from thinwire.kernels import decode_ternary, encode_ternary
+from thinwire.kernels import Workspace, decode_ternary, encode_ternary
+from thinwire.kernels.ternary_slices import COALESCE, decode_slices, encode_slices
 
-ZERO_RUN = Flags.OPTION_A
+ZERO_RUN = int(Flags.OPTION_A)
 """The payload is zero-run encoded."""
-PARTITION = Flags.OPTION_B
+PARTITION = int(Flags.OPTION_B)
 """Five equal partitions, the paper's numbered steps; without it, contiguous groups of five."""
 
 TRITS_PER_BYTE = 5
 MAX_RUN = 14
+
+MIN_SLICE = 1 << 20
+"""Values a thread must have for itself: handing a slice over takes longer than encoding a smaller one."""
+MAX_THREADS = 256
 
 
 def scale_of(frame: Frame) -> float:
@@ -47,6 +54,10 @@ class ThreeLC(Codec):
         zero_run: False is the paper's "No ZRE" row: exactly 1.6 bits a value.
         paper_literal: pads with the digit 0 as the text says (a quantised −1), which breaks the last zero run;
             decoders do not see the difference.
+        threads: how many threads share a tensor of 2**21 values or more; 0 takes one for each core. The bytes and the
+            residual are those of one thread.
+        coalesce: `"canonical"`, or `"paper"`, which cuts into exactly `threads` parts and joins their zero runs
+            byte by byte at the borders, as §3.3 has it: its bytes depend on the number of parts.
     """
 
     id: ClassVar[str] = "3lc"
@@ -57,6 +68,8 @@ class ThreeLC(Codec):
     layout: Literal["stride", "partition"] = "stride"
     zero_run: bool = True
     paper_literal: bool = False
+    threads: int = 1
+    coalesce: Literal["canonical", "paper"] = "canonical"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,6 +84,14 @@ class ThreeLC(Codec):
             )
         if self.layout not in ("stride", "partition"):
             raise ConfigError(f"3lc: layout={self.layout!r}; allowed are 'stride' and 'partition'")
+        if not isinstance(self.threads, int) or isinstance(self.threads, bool) or not 0 <= self.threads <= MAX_THREADS:
+            raise ConfigError(f"3lc: threads={self.threads!r}; allowed are 0 (one for each core) … {MAX_THREADS}")
+        if self.coalesce not in COALESCE:
+            raise ConfigError(f"3lc: coalesce={self.coalesce!r}; allowed are 'canonical' and 'paper'")
+        if self.coalesce == "paper" and self.threads == 0:
+            raise ConfigError(
+                "3lc: coalesce='paper' with threads=0 would make other bytes on other machines; say how many"
+            )
 
     def pack(self, flat: Flat, space: Scratch, draws: Draws | None) -> Packed:
         return self._pack(flat, None, space)
@@ -79,16 +100,25 @@ class ThreeLC(Codec):
         return self._pack(flat, residual, space)
 
     def _pack(self, flat: Flat, residual: FloatArray | None, space: Scratch) -> Packed:
-        scale, payload = encode_ternary(
-            flat.values,
-            sparsity=self.sparsity,
-            layout=self.layout,
-            zero_run=self.zero_run,
-            paper_literal=self.paper_literal,
-            residual=residual,
-            residual_scale=self.error_scale,
-            workspace=space.kernel,
-        )
+        options: dict[str, Any] = {
+            "sparsity": self.sparsity,
+            "layout": self.layout,
+            "zero_run": self.zero_run,
+            "paper_literal": self.paper_literal,
+            "residual": residual,
+            "residual_scale": self.error_scale,
+        }
+        size = flat.values.size
+        slices = self.threads if self.coalesce == "paper" else num_slices(size, self.threads)
+        if slices == 1:
+            scale, payload = encode_ternary(flat.values, workspace=space.kernel, **options)
+        else:
+            crew = executor.current() if num_slices(size, slices) > 1 else executor.InTurn()
+            with ExitStack() as loans:
+                workspaces = _workspaces(space, slices, loans)
+                scale, payload = encode_slices(
+                    flat.values, coalesce=self.coalesce, workspaces=workspaces, executor=crew, **options
+                )
         return Packed(payload, (scale,), self.flags)
 
     @property
@@ -98,15 +128,20 @@ class ThreeLC(Codec):
 
     @classmethod
     def unpack(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
-        decode_ternary(
-            frame.payload,
-            scale=scale_of(frame),
-            out=out,
-            layout="partition" if frame.flags & PARTITION else "stride",
-            zero_run=bool(frame.flags & ZERO_RUN),
-            accumulate=accumulate,
-            workspace=space.kernel,
-        )
+        options: dict[str, Any] = {
+            "scale": scale_of(frame),
+            "out": out,
+            "layout": "partition" if frame.flags & PARTITION else "stride",
+            "zero_run": bool(frame.flags & ZERO_RUN),
+            "accumulate": accumulate,
+        }
+        slices = num_slices(frame.size, space.threads)
+        if slices == 1:
+            decode_ternary(frame.payload, workspace=space.kernel, **options)
+            return
+        with ExitStack() as loans:
+            workspaces = _workspaces(space, slices, loans)
+            decode_slices(frame.payload, workspaces=workspaces, executor=executor.current(), **options)
 
     @classmethod
     def max_payload_nbytes(cls, frame: Frame) -> int:
@@ -116,3 +151,18 @@ class ThreeLC(Codec):
     def min_payload_nbytes(cls, frame: Frame) -> int:
         groups = -(-frame.size // TRITS_PER_BYTE)
         return -(-groups // MAX_RUN) if frame.flags & ZERO_RUN else groups
+
+
+def num_slices(size: int, threads: int) -> int:
+    """How many slices of a tensor of `size` values are worth a thread each; `threads` = 0 means one for each core.
+
+    Example:
+        >>> [num_slices(size, 4) for size in (1_000_000, 2_500_000, 25_600_000)]
+        [1, 2, 4]
+    """
+    return max(1, min(threads or executor.current().width, size // MIN_SLICE))
+
+
+def _workspaces(space: Scratch, slices: int, loans: ExitStack) -> list[Workspace]:
+    """One workspace for each slice, the caller's own first; the others go back with `loans`."""
+    return [space.kernel, *(loans.enter_context(scratch()).kernel for _ in range(slices - 1))]

@@ -4,7 +4,7 @@ A block of 4,096 codes at a time: first one plain loop turns values into digits 
 threshold, no division) and leaves what was not sent in the residual; then the digits, still in the cache, become
 codes. With the stride layout that is one multiplication per code: of eight digits read as a 64-bit word, it adds
 81, 27, 9, 3 and 1 times the first five up in byte 4. With the partition layout, digits of one fifth of the array at a
-time are added to the codes.
+time are added to the codes. Any range of codes can be made alone, so that several threads may share a tensor.
 """
 
 from __future__ import annotations
@@ -44,25 +44,38 @@ def pack_base243(trits: NDArray[np.int8], *, layout: str = "stride", pad: int = 
     return codes
 
 
-def quantise(values: Any, m: Any, *, layout: str, pad: int, workspace: Workspace) -> Bytes:
+def quantise(
+    values: Any,
+    m: Any,
+    *,
+    residual: Any = None,
+    residual_scale: Any = None,
+    layout: str,
+    pad: int,
+    workspace: Workspace,
+    codes: Bytes | None = None,
+    span: tuple[int, int] | None = None,
+) -> Bytes:
     """Codes of ``sign(v) where |v| > m / 2, else 0``; see `pack_base243` for the rest.
 
     Args:
-        values: a read-only view of finite numbers.
+        values: a read-only view of finite numbers; v is these, or residual_scale * residual + values.
         m: the scale, in the type of the values.
+        residual: becomes ``v - m * q`` where the codes are made; None: nothing is kept.
+        residual_scale: in the type of the values.
+        layout: see `pack_base243`.
+        pad: see `pack_base243`.
+        workspace: scratch, and the home of the codes unless they are given.
+        codes: uint8[ceil(n / 5)] to fill.
+        span: the first code to make and the one behind the last; None makes all.
     """
-    codes = _room(values.size, layout, workspace)
-    _pack_values(values, m / 2, codes, layout == "partition", pad, workspace.digits, workspace.groups)
-    return codes
-
-
-def quantise_with_residual(
-    values: Any, m: Any, residual: Any, residual_scale: Any, *, layout: str, pad: int, workspace: Workspace
-) -> Bytes:
-    """`quantise` of ``v = residual_scale * residual + values``; the residual becomes ``v - m * q``."""
-    codes, partition = _room(values.size, layout, workspace), layout == "partition"
-    digits, groups = workspace.digits, workspace.groups
-    _pack_sums(values, residual, residual_scale, m, m / 2, codes, partition, pad, digits, groups)
+    codes = _room(values.size, layout, workspace) if codes is None else codes
+    begin, end = (0, codes.size) if span is None else span
+    partition, digits, groups = layout == "partition", workspace.digits, workspace.groups
+    if residual is None:
+        _pack_values(values, m / 2, codes, begin, end, partition, pad, digits, groups)
+    else:
+        _pack_sums(values, residual, residual_scale, m, m / 2, codes, begin, end, partition, pad, digits, groups)
     return codes
 
 
@@ -86,10 +99,20 @@ def _pack_trits(trits: Any, codes: Any, partition: bool, pad: Any, digits: Any, 
 
 
 @jit
-def _pack_values(values: Any, half: Any, codes: Any, partition: bool, pad: Any, digits: Any, groups: Any) -> None:
+def _pack_values(
+    values: Any,
+    half: Any,
+    codes: Any,
+    begin: int,
+    end: int,
+    partition: bool,
+    pad: Any,
+    digits: Any,
+    groups: Any,
+) -> None:
     num_values, num_codes = values.size, codes.size
-    for start in range(0, num_codes, BLOCK_CODES):
-        size = min(BLOCK_CODES, num_codes - start)
+    for start in range(begin, end, BLOCK_CODES):
+        size = min(BLOCK_CODES, end - start)
         for place in range(5 if partition else 1):
             first, last = _span(start, size, place, partition, num_codes, num_values)
             _digits_of_values(values[first:last], half, digits)
@@ -104,14 +127,16 @@ def _pack_sums(
     m: Any,
     half: Any,
     codes: Any,
+    begin: int,
+    end: int,
     partition: bool,
     pad: Any,
     digits: Any,
     groups: Any,
 ) -> None:
     num_values, num_codes = values.size, codes.size
-    for start in range(0, num_codes, BLOCK_CODES):
-        size = min(BLOCK_CODES, num_codes - start)
+    for start in range(begin, end, BLOCK_CODES):
+        size = min(BLOCK_CODES, end - start)
         for place in range(5 if partition else 1):
             first, last = _span(start, size, place, partition, num_codes, num_values)
             _digits_of_sums(values[first:last], residual[first:last], residual_scale, m, half, digits)

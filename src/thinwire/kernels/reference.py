@@ -7,6 +7,8 @@ Nothing here knows of frames, tensors or contexts: flat float32 or float64 array
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -155,3 +157,25 @@ def decode_ternary(
             out[q != 0] += m * q[q != 0].astype(out.dtype)
     else:
         out[:] = np.where(q == 0, out.dtype.type(0), m * q.astype(out.dtype))
+
+
+def zero_run_encode_parts(codes: Bytes, cuts: Sequence[int], *, workspace: Workspace) -> Bytes:
+    """The paper's parallel encoding (3LC, section 3.3): parts encoded serially, then coalesced at their borders.
+
+    The last byte of one part and the first of the next become one byte where both stand for zeros, together for at
+    most fourteen; `kernels.ternary_slices` with ``coalesce="paper"`` must give the same bytes.
+    """
+
+    def zeros(byte: int) -> int:
+        return byte - 241 if byte >= 243 else int(byte == ZERO_CODE)
+
+    encoded: list[int] = []
+    for begin, end in itertools.pairwise(cuts):
+        part = zero_run_encode(codes[begin:end], workspace=workspace).tolist()
+        if encoded and part and zeros(encoded[-1]) and zeros(part[0]):
+            both = zeros(encoded[-1]) + zeros(part[0])
+            if both <= LONGEST_RUN:
+                encoded[-1] = 243 + both - 2
+                del part[0]
+        encoded += part
+    return np.array(encoded, dtype=np.uint8)

@@ -24,12 +24,12 @@ from thinwire.kernels.contract import (
     num_codes_of,
 )
 from thinwire.kernels.magnitude import frozen, max_of_frozen, max_of_sum
-from thinwire.kernels.pack import quantise, quantise_with_residual
+from thinwire.kernels.pack import quantise
 from thinwire.kernels.unpack import add_sparse, dequantise
 from thinwire.kernels.workspace import Workspace
 from thinwire.kernels.zero_run import check_expands, zero_run_decode, zero_run_encode
 
-_SPARSE_BELOW = 0.35  # payload bytes per code under which skipping zero runs beats walking through them
+SPARSE_BELOW = 0.35  # payload bytes per code under which skipping zero runs beats walking through them
 
 # From here on a product rounds to infinity: half a unit above the largest float32.
 _OVERFLOW = {np.dtype(np.float32): 2.0**128 - 2.0**103, np.dtype(np.float64): np.inf}
@@ -80,13 +80,13 @@ def encode_ternary(
     given = frozen(values)
     pad = 0 if paper_literal else 1
     if residual is None:
-        m = _scale(max_of_frozen(given), sparsity, values.dtype)
+        m = scale_of(max_of_frozen(given), sparsity, values.dtype)
         codes = quantise(given, m, layout=layout, pad=pad, workspace=workspace)
     else:
         check_residual(residual, values)
         r = number(residual_scale)
-        m = _scale(max_of_sum(residual, r, given), sparsity, values.dtype)
-        codes = quantise_with_residual(given, m, residual, r, layout=layout, pad=pad, workspace=workspace)
+        m = scale_of(max_of_sum(residual, r, given), sparsity, values.dtype)
+        codes = quantise(given, m, residual=residual, residual_scale=r, layout=layout, pad=pad, workspace=workspace)
     return float(m), zero_run_encode(codes, workspace=workspace) if zero_run else codes
 
 
@@ -129,7 +129,7 @@ def decode_ternary(
     if not zero_run:
         check_codes(received, out.size)
         codes = received
-    elif accumulate and layout == "stride" and received.size < _SPARSE_BELOW * num_codes:
+    elif accumulate and layout == "stride" and received.size < SPARSE_BELOW * num_codes:
         check_expands(received, num_codes)
         add_sparse(received, scale=scale, out=out, workspace=workspace)
         return
@@ -138,7 +138,7 @@ def decode_ternary(
     dequantise(codes, scale=scale, out=out, layout=layout, accumulate=accumulate, workspace=workspace)
 
 
-def _scale(largest: float, sparsity: float, dtype: np.dtype[Any]) -> Any:
+def scale_of(largest: float, sparsity: float, dtype: np.dtype[Any]) -> Any:
     """m = largest * sparsity, as the arrays' type would compute it: the product of two float32 is exact in a double."""
     product = largest * float(dtype.type(sparsity))
     if product < _OVERFLOW[dtype]:  # and not NaN

@@ -45,20 +45,34 @@ def unpack_base243(
     check_layout(layout)
     check_codes(codes, out.size)
     if layout == "partition":
-        _store_partition(frozen(codes), np.int8(1), np.int8(0), out)
+        _store_partition(frozen(codes), 0, codes.size, np.int8(1), np.int8(0), out)
     else:
         _store_stride(frozen(codes), _TRITS, out)
     return out
 
 
-def dequantise(codes: Bytes, *, scale: float, out: Floats, layout: str, accumulate: bool, workspace: Workspace) -> None:
-    """``out = scale * q``, or ``out += scale * q``, for codes that were checked."""
+def dequantise(
+    codes: Bytes,
+    *,
+    scale: float,
+    out: Floats,
+    layout: str,
+    accumulate: bool,
+    workspace: Workspace,
+    first: int = 0,
+    num_codes: int | None = None,
+) -> None:
+    """``out = scale * q``, or ``out += scale * q``, for codes that were checked.
+
+    With the partition layout, `codes` may be those from number `first` on of `num_codes`, and `out` belongs to all of
+    them; with the stride layout, a slice of the codes belongs to a slice of `out`.
+    """
     dtype = out.dtype
     zero = dtype.type(-0.0 if accumulate else 0.0)
     m = dtype.type(scale)
     if layout == "partition":
         kernel = _add_partition if accumulate else _store_partition
-        kernel(frozen(codes), m, zero, out)
+        kernel(frozen(codes), first, codes.size if num_codes is None else num_codes, m, zero, out)
     elif accumulate:
         _add_stride(frozen(codes), m, zero, workspace.digits, workspace.groups, out)
     else:
@@ -147,12 +161,11 @@ def _add_found(found: Any, table: Any, out: Any) -> None:
 
 
 @jit
-def _store_partition(codes: Any, m: Any, zero: Any, out: Any) -> None:
-    num_codes = codes.size
+def _store_partition(codes: Any, first: int, num_codes: int, m: Any, zero: Any, out: Any) -> None:
     for place in range(5):
-        first = min(place * num_codes, out.size)
-        last = min(first + num_codes, out.size)
-        _store_place(codes[: last - first], 3**place, m, zero, out[first:last])
+        begin = min(place * num_codes + first, out.size)
+        end = min(begin + codes.size, out.size)
+        _store_place(codes[: end - begin], 3**place, m, zero, out[begin:end])
 
 
 @jit
@@ -163,12 +176,11 @@ def _store_place(codes: Any, power: int, m: Any, zero: Any, out: Any) -> None:
 
 
 @jit
-def _add_partition(codes: Any, m: Any, zero: Any, out: Any) -> None:
-    num_codes = codes.size
+def _add_partition(codes: Any, first: int, num_codes: int, m: Any, zero: Any, out: Any) -> None:
     for place in range(5):
-        first = min(place * num_codes, out.size)
-        last = min(first + num_codes, out.size)
-        _add_place(codes[: last - first], 3**place, m, zero, out[first:last])
+        begin = min(place * num_codes + first, out.size)
+        end = min(begin + codes.size, out.size)
+        _add_place(codes[: end - begin], 3**place, m, zero, out[begin:end])
 
 
 @jit

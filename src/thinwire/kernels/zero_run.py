@@ -92,7 +92,17 @@ def zero_run_decode(payload: Any, num_codes: int, *, workspace: Workspace) -> By
 
 def check_expands(payload: Bytes, num_codes: int) -> None:
     """Refuse a payload that does not expand to exactly `num_codes` codes (`FrameError`)."""
-    check_length(int(_expanded(frozen(payload))), num_codes)
+    check_length(num_expanded(frozen(payload)), num_codes)
+
+
+def num_expanded(payload: Bytes) -> int:
+    """How many codes a read-only payload expands to, or a part of one: any cut is legal.
+
+    Example:
+        >>> num_expanded(frozen(np.array([5, 244, 7], np.uint8)))
+        5
+    """
+    return int(_expanded(payload))
 
 
 @jit
