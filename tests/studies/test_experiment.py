@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -63,6 +64,34 @@ def test_a_worker_that_fails_ends_the_run_with_its_last_words(monkeypatch: pytes
         run(Job(workers=1, steps=5))
 
 
+# ---- a shard on every worker's node
+
+
+def test_a_server_on_every_workers_node() -> None:
+    """Two nodes, two workers, two shards: the same weights as on nodes of their own, and less on the wire."""
+    job = Job(design="fp32", workers=2, steps=10, placement="uniform")
+    shaping = "kernel" if available()[0] else "auto"
+    apart = run(replace(job, servers=2), shaping=shaping)
+    together = run(replace(job, servers_on_workers=True), shaping=shaping)
+    assert together["servers"] == 2 and together["servers_on_workers"] and not apart["servers_on_workers"]
+    assert together["weights"] == apart["weights"], "where a shard lives changes no bit"
+    assert together["wire_bytes_push"] == apart["wire_bytes_push"], "what was said is the same"
+    if together["shaping"] == "kernel":
+        # A node sends half of its worker's gradients and half of the other worker's updates, and nothing to itself.
+        crossed = together["interface_payload_bytes_push"]
+        said = (together["wire_bytes_push"] + together["wire_bytes_pull"]) / 2
+        assert crossed == pytest.approx(said, rel=0.05)
+        assert apart["interface_payload_bytes_push"] == pytest.approx(apart["wire_bytes_push"], rel=0.05)
+
+
+def test_nodes_that_cannot_be_shared() -> None:
+    with pytest.raises(ConfigError, match="2 servers, and one on every worker's node"):
+        Job(servers=2, servers_on_workers=True)
+    job = Job(workers=2, steps=2, link="10mbit", servers_on_workers=True)
+    with pytest.raises(ConfigError, match="application shaping gives each process a link of its own"):
+        run(job, shaping="application")
+
+
 # ---- links
 
 
@@ -98,7 +127,7 @@ def test_rates_and_choices_that_cannot_be(link: str, shaping: str, text: str) ->
 
 def test_a_workers_command_line_says_all_of_the_job() -> None:
     said = {"design": "int8", "workers": 3, "steps": 9, "seed": 4, "batch": 2, "lr": 0.5, "eval_every": 1.5}
-    job = Job(**said, data_root="/data", consistency="ssp[staleness=2]", servers=2)  # type: ignore[arg-type]
+    job = Job(**said, data_root="/data", consistency="ssp[staleness=2]", servers=2, compression="by-shape")  # type: ignore[arg-type]
     command, *rest = worker_arguments(job, 2, ["10.0.0.1:7070", "10.0.0.2:7070"])
     options = list(zip(rest[::2], rest[1::2], strict=True))
     assert command == "worker"
@@ -109,6 +138,7 @@ def test_a_workers_command_line_says_all_of_the_job() -> None:
     given = dict(options)
     assert given["--rank"] == "2" and given["--model"] == "mlp" and given["--data"] == "digits"
     assert given["--data-root"] == "/data" and given["--consistency"] == "ssp[staleness=2]"
+    assert given["--compression"] == "by-shape"
     for key, value in said.items():
         assert given["--" + key.replace("_", "-")] == str(value)
     assert "--seconds" not in given, "what was not said is the recipe's"

@@ -35,6 +35,12 @@ Consistency = Annotated[
     str | None, typer.Option(help="bsp, asp, ssp[staleness=5], backup[1], local[2], adaptive[norm,threshold=0.01].")
 ]
 Placement = Annotated[str | None, typer.Option(help="heuristic, greedy, round-robin, uniform[min=1024].")]
+Compression = Annotated[
+    str | None, typer.Option(help="Which tensor takes which codec: by-shape, or an installed policy.")
+]
+ServersOnWorkers = Annotated[
+    bool, typer.Option("--servers-on-workers", help="A server shard on every worker's node, behind the same link.")
+]
 Transmission = Annotated[str | None, typer.Option(help="wait-free (layer by layer) or traditional (all at once).")]
 Telemetry = Annotated[Path | None, typer.Option(help="Append a JSON line per table and step to this file.")]
 MetricsPort = Annotated[int | None, typer.Option(help="Serve Prometheus metrics of worker 0 on this port.")]

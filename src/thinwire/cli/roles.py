@@ -79,6 +79,7 @@ def worker(
     codec_down: options.CodecDown = None,
     consistency: options.Consistency = None,
     placement: options.Placement = None,
+    compression: options.Compression = None,
     transmission: options.Transmission = None,
     telemetry: options.Telemetry = None,
     metrics_port: options.MetricsPort = None,
@@ -106,6 +107,7 @@ def worker(
         codec_down=codec_down,
         consistency=consistency,
         placement=placement,
+        compression=compression,
         transmission=transmission,
     )
     transport = grpc_options(shape)

@@ -13,7 +13,7 @@ import json
 import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -307,7 +307,8 @@ def _key(job: Job, shaping: str) -> dict[str, Any]:
 
 def _outcome(runs: Sequence[dict[str, Any]], job: Job, shaping: str) -> dict[str, Any] | None:
     key = _key(job, shaping)
-    return next((run["outcome"] for run in runs if run["job"] == key), None)
+    usual = {each.name: each.default for each in fields(Job)}  # of choices that were not there when a run was kept
+    return next((run["outcome"] for run in runs if {name: usual.get(name) for name in key} | run["job"] == key), None)
 
 
 def _results(

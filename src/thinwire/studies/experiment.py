@@ -94,7 +94,8 @@ def run(
         job.workers,
         lambda rank, addresses: [*worker_arguments(job, rank, addresses), *watch],
         listen,
-        servers=job.servers,
+        servers=job.shards,
+        servers_on_workers=job.servers_on_workers,
     )
     return summarise(job, links, outcomes, curve) | interfaces
 
@@ -106,6 +107,8 @@ def run_cluster(
     on_event: OnEvent,
     *,
     servers: int = 1,
+    servers_on_workers: bool = False,
+    server_command: Sequence[str] = ("server",),
 ) -> tuple[dict[int, dict[str, Any]], dict[str, int]]:
     """Starts servers and workers, each behind its own link, and hears them to the end.
 
@@ -115,29 +118,44 @@ def run_cluster(
         arguments: of a worker's command, by rank and server addresses.
         on_event: hears everything that a process reports.
         servers: how many shards.
+        servers_on_workers: shard i lives on worker i's node, and both share its link.
+        server_command: what a shard runs, up to `--listen`; it reports `listening` with its `address`.
 
     Returns:
-        What each rank reported as `done`, and with kernel shaping the interface counters.
+        What each rank reported as `done`, and with kernel shaping the interface counters of the workers' nodes.
+
+    Raises:
+        ConfigError: servers on workers where links are made by each process for itself, or more servers than workers.
     """
+    if servers_on_workers and links.shaping == "application":
+        raise ConfigError(
+            "a server on every worker's node shares that node's link, and application shaping gives each process a "
+            "link of its own; use kernel shaping, or no limit"
+        )
+    if servers_on_workers and servers > workers:
+        raise ConfigError(f"{servers} servers on the nodes of {workers} workers; at most one on each is possible")
     shards = [f"{SERVER} {index}" for index in range(servers)]
     names = [f"worker {rank}" for rank in range(workers)]
     outcomes: dict[int, dict[str, Any]] = {}
     with ExitStack() as stack:
         fabric = None
         if links.shaping == "kernel":
-            fabric = stack.enter_context(Fabric(dict.fromkeys([*shards, *names], links.rate)))
+            hosts = names if servers_on_workers else [*shards, *names]
+            fabric = stack.enter_context(Fabric(dict.fromkeys(hosts, links.rate)))
         engine = stack.enter_context(LocalEngine(fabric=fabric))
         shape = ["--shape", str(links.rate)] if links.shaping == "application" else []
 
-        def start(name: str, *command: str) -> None:
+        def start(name: str, host: str, *command: str) -> None:
             argv = [sys.executable, "-m", "thinwire", *command, "--events", *shape]
-            engine.start(name, argv, host=name if fabric else None)
+            engine.start(name, argv, host=host if fabric else None)
 
-        for shard in shards:
-            start(shard, "server", "--listen", f"{fabric.addresses[shard]}:{PORT}" if fabric else "127.0.0.1:0")
+        for index, shard in enumerate(shards):
+            host = names[index] if servers_on_workers else shard
+            address = f"{fabric.addresses[host]}:{PORT}" if fabric else "127.0.0.1:0"
+            start(shard, host, *server_command, "--listen", address)
         addresses = [engine.wait_for(shard, "listening", START_TIMEOUT_S).data["address"] for shard in shards]
         for rank, name in enumerate(names):
-            start(name, *arguments(rank, addresses))
+            start(name, name, *arguments(rank, addresses))
         for event in engine.events():
             on_event(event.process, event.data)
             if event.data.get("event") == "done":
@@ -166,6 +184,7 @@ def worker_arguments(job: Job, rank: int, addresses: Sequence[str]) -> list[str]
         ("--codec-down", job.codec_down),
         ("--consistency", job.consistency),
         ("--placement", job.placement),
+        ("--compression", job.compression),
         ("--transmission", job.transmission),
     ):
         if value is not None:
@@ -212,7 +231,8 @@ def summarise(
         "model": job.model,
         "data": job.data,
         "workers": job.workers,
-        "servers": job.servers,
+        "servers": job.shards,
+        "servers_on_workers": job.servers_on_workers,
         "steps": first["steps"],
         "link": str(links.rate),
         "seed": job.seed,

@@ -28,7 +28,9 @@ class Job:
         eval_every: seconds between evaluations during the run; 0 evaluates at the end alone.
         data_root: where to look for data that is not on its usual place.
         servers: how many shards, each a process of its own.
-        codec_up, codec_down, consistency, placement, transmission: in place of the design's own choices.
+        servers_on_workers: a shard on every worker's node, behind the same link, as many as there are workers (the
+            thesis' layout, §4.3); `servers` is left at 1 then.
+        codec_up, codec_down, consistency, placement, compression, transmission: in place of the design's own choices.
     """
 
     design: str = "3lc[s=1.0]"
@@ -48,7 +50,9 @@ class Job:
     codec_down: str | None = None
     consistency: str | None = None
     placement: str | None = None
+    compression: str | None = None
     transmission: str | None = None
+    servers_on_workers: bool = False
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.seconds is not None:
@@ -57,6 +61,8 @@ class Job:
             raise ConfigError(f"{self.workers} workers; at least 1 is needed")
         if self.servers < 1:
             raise ConfigError(f"{self.servers} servers; at least 1 is needed")
+        if self.servers_on_workers and self.servers != 1:
+            raise ConfigError(f"{self.servers} servers, and one on every worker's node: give one or the other")
         if self.steps is not None and self.steps < 1:
             raise ConfigError(f"{self.steps} steps; at least 1 is needed")
         if self.seconds is not None and not self.seconds > 0:
@@ -70,6 +76,11 @@ class Job:
         self.full_design()
         self.recipe()
 
+    @property
+    def shards(self) -> int:
+        """How many server processes there are."""
+        return self.workers if self.servers_on_workers else self.servers
+
     def full_design(self) -> Design:
         """Returns the design with every choice spelled out."""
         return design(
@@ -78,6 +89,7 @@ class Job:
             down=None if self.codec_down is None else codec_by_name(self.codec_down),
             consistency=self.consistency,
             placement=self.placement,
+            compression=self.compression,
             transmission=self.transmission,
         )
 
