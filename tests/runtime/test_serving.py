@@ -69,14 +69,14 @@ def test_a_packet_that_is_no_message_is_answered_and_the_session_ended() -> None
     assert core.failed is None
 
 
-def test_bad_bytes_of_a_worker_reach_the_others_as_its_end() -> None:
+def test_the_others_hear_what_was_wrong_with_a_workers_bytes() -> None:
     handler, notes, core, ends = make()
     handler.received(1, Packet(4, b"\xc1"))
-    assert notes.ended[0][0] == 1
+    assert core.failed is not None
+    assert core.failed.startswith("worker 1: a message of kind 4 could not be read: ")
+    assert sorted(notes.ended) == [(0, Refused(reason=core.failed)), (1, Refused(reason=core.failed))]
     handler.closed(1, None)
-    assert core.failed is not None and "worker 1 went away at step 0" in core.failed
-    assert notes.ended[1] == (0, Refused(reason=core.failed))
-    assert ends == [1]
+    assert ends == [1] and "could not be read" in core.failed
 
 
 def test_the_end_is_told_once() -> None:

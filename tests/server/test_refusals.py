@@ -30,7 +30,7 @@ from thinwire.schema import (
     Values,
     Welcome,
 )
-from thinwire.server import core as core_module
+from thinwire.server import steps as steps_module
 from thinwire.server.core import ServerCore
 from thinwire.transports.base import Packet
 
@@ -314,7 +314,7 @@ def test_tables_that_do_not_fit_this_machine(monkeypatch: pytest.MonkeyPatch) ->
     def no_memory(*_: object) -> None:
         raise MemoryError("Unable to allocate 64.0 GiB")
 
-    monkeypatch.setattr(core_module, "Table", no_memory)
+    monkeypatch.setattr(steps_module, "Table", no_memory)
     shard = Shard(begin=False)
     shard.join(0)
     assert shard.ended[0] == "the tables do not fit the server's memory: Unable to allocate 64.0 GiB"

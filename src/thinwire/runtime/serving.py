@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from thinwire.errors import ProtocolError
 from thinwire.runtime.messages import from_packet, to_packet
-from thinwire.schema import Refused
 from thinwire.server.core import Close, Effect, Send, ServerCore
 from thinwire.transports.base import HandlerFactory, Packet, Sender
 
@@ -32,7 +31,7 @@ class ServerHandler:
         try:
             message, frames = from_packet(packet)
         except ProtocolError as error:
-            self._sender.close(peer, to_packet(Refused(reason=str(error))))
+            self._do(self._core.broke(peer, str(error)))
             return
         self._do(self._core.received(peer, message, frames))
 

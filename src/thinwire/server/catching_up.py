@@ -1,0 +1,37 @@
+"""What leads a worker that joins late, or comes back, from the versions it has to the shard's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from thinwire.schema import Delta, Values
+from thinwire.server.steps import Steps, Word
+from thinwire.server.table import Table
+
+
+def catch_up(steps: Steps, rank: int, have: Sequence[int]) -> list[Word]:
+    """Returns deltas where the tables' logs have them, else whole tables.
+
+    Args:
+        steps: the shard's tables.
+        rank: whose.
+        have: the version it has of each table; anything else says that it has nothing.
+    """
+    tables = steps.tables
+    versions = have if len(have) == len(tables) else (-1,) * len(tables)
+    words: list[Word] = []
+    whole = []
+    for index, (table, version) in enumerate(zip(tables, versions, strict=True)):
+        missing = table.since(version) if version >= 0 and not steps.policy.immediate else None
+        if missing is None:
+            whole.append(index)
+            continue
+        first = table.version - len(missing) + 1
+        for offset, frame in enumerate(missing):
+            words.append(Word(Delta(version=first + offset, tables=(index,)), (frame,), rank))
+    if whole:
+        give = Table.hand_over if steps.policy.immediate else Table.snapshot
+        frames = tuple(give(tables[index], rank) for index in whole)
+        message = Values(tables=tuple(whole), versions=tuple(tables[index].version for index in whole))
+        words.append(Word(message, frames, rank))
+    return words

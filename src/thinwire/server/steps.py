@@ -1,0 +1,261 @@
+"""The steps of one plan: gradients in, updates of tables, and what of them is said to whom.
+
+Updates happen table by table, so an early layer's never waits for a late one's gradient: each when as many gradients
+are in as the consistency policy asks for. What travels down is encoded once for all workers that hold the same copy.
+It knows workers by rank, and nothing of peers, sessions, or who is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import torch
+
+from thinwire.codecs.tensors import FloatArray
+from thinwire.errors import ProtocolError
+from thinwire.policies.consistency import consistency
+from thinwire.schema import Delta, Message, Plan, Push, Values
+from thinwire.server.agreement import usable_codecs
+from thinwire.server.rounds import Digests
+from thinwire.server.table import Table
+from thinwire.server.updater import Updater
+
+MAX_STEP = 2**53
+"""For a shard of buffers alone, which no update of its own bounds."""
+
+
+class Hopeless(Exception):
+    """A step can never be complete. That is nobody's breach of the conversation, and it ends the training."""
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A message for one worker, or (rank None) for everybody who is there."""
+
+    message: Message
+    frames: tuple[bytes, ...] = ()
+    rank: int | None = None
+
+
+class Steps:
+    """The tables of a plan and their updates.
+
+    Args:
+        plan: checked already.
+
+    Raises:
+        ProtocolError: codecs or an optimizer that cannot be used, or tables that do not fit the memory.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        codecs = usable_codecs(plan)
+        self.plan = plan
+        self.policy = consistency(plan.consistency)
+        try:
+            self.tables = [
+                Table(spec, codecs[spec.up], codecs[spec.down], plan.workers, self.policy, plan.downlink)
+                for spec in plan.tables
+            ]
+        except (MemoryError, RuntimeError) as error:  # NumPy's and torch's ways to say so
+            raise ProtocolError(f"the tables do not fit the server's memory: {error}") from error
+        self.final: int | None = None
+        """The version with which the training ends, once worker 0 has said so."""
+        self._updater: Updater | None = None
+        values = [None if table.spec.state else table.values for table in self.tables]
+        if any(value is not None for value in values):
+            self._updater = Updater(plan, values)
+        self._rates: dict[int, tuple[float, ...]] = {}
+        self._digests = Digests()
+
+    # ---- what workers send
+
+    def assign(self, message: Values, frames: tuple[bytes, ...]) -> None:
+        """Takes the initial values of every table."""
+        if message.tables != tuple(range(len(self.tables))) or len(frames) != len(self.tables):
+            raise ProtocolError(f"initial values came for {len(frames)} of {len(self.tables)} tables")
+        for table, frame in zip(self.tables, frames, strict=True):
+            table.assign(frame, 0)
+
+    def push(
+        self, rank: int, push: Push, frames: tuple[bytes, ...], *, repeats: bool, left: Collection[int]
+    ) -> list[Word]:
+        """Takes one worker's gradients and buffers; returns what is to be said.
+
+        Args:
+            rank: whose.
+            push: the message.
+            frames: one for each of its tables.
+            repeats: whether this worker came back, and may say again what was taken before.
+            left: ranks that have left the training.
+
+        Raises:
+            ProtocolError: it may not say that.
+            Hopeless: somebody whom this step needs has left.
+        """
+        if len(push.tables) != len(frames):
+            raise ProtocolError(f"{len(push.tables)} tables and {len(frames)} frames in one push")
+        self._hear(rank, push)
+        ready: list[int] = []
+        relayed: list[tuple[int, bytes]] = []
+        for index, frame in zip(push.tables, frames, strict=True):
+            table = self._table(index)
+            if table.spec.state:
+                relayed.append((index, self._relay(rank, table, push.step, frame)))
+            elif self.policy.immediate:
+                table.add(rank, frame, table.incoming.clock)
+                ready.append(index)
+            elif not self._seen(rank, table, push.step, repeats=repeats):
+                table.add(rank, frame, push.step)
+                if self._speaks_of_rates(rank):
+                    # An update goes by the rates of its own clock, whoever is ahead of it or late for it.
+                    self._rates.setdefault(push.step, push.rates)
+                if table.incoming.complete:
+                    ready.append(index)
+                elif reason := self._hopeless(table, left):
+                    raise Hopeless(reason)
+        words = self._relayed(push.step + 1, relayed)
+        if self.policy.immediate:
+            return words + self._answer(rank, ready, push.rates)
+        while ready:
+            words += self._update(ready)
+            # Gradients of the next clock may have been waiting already.
+            ready = [index for index in ready if self.tables[index].incoming.complete]
+        self._forget_rates()
+        return words
+
+    # ---- where everything stands
+
+    @property
+    def step(self) -> int:
+        """Updates that every parameter has had. Buffers, which travel more rarely, do not count."""
+        return min((table.version for table in self.tables if not table.spec.state), default=0)
+
+    def hopeless(self, left: Collection[int]) -> str | None:
+        """Why a step that has begun can never be complete without those who left, or None."""
+        for table in self.tables:
+            if not self.policy.immediate and table.incoming.started and (reason := self._hopeless(table, left)):
+                return reason
+        return None
+
+    def _hopeless(self, table: Table, left: Collection[int]) -> str | None:
+        absent = [rank for rank in left if not table.incoming.has(rank)]
+        if not absent or self.plan.workers - len(absent) >= self.policy.quorum(self.plan.workers):
+            return None
+        return (
+            f"worker {absent[0]} has left before step {table.version}, with which the others go on; "
+            "all workers must take the same number of steps"
+        )
+
+    # ---- one message
+
+    def _hear(self, rank: int, push: Push) -> None:
+        """The learning rates, worker 0's word on the end, and the digests."""
+        if self._speaks_of_rates(rank) and len(push.rates) != len(self.plan.groups):
+            raise ProtocolError(f"{len(push.rates)} learning rates came for {len(self.plan.groups)} groups")
+        if rank == 0 and push.last and self.final is None:
+            # Where updates are made without worker 0, they may be ahead of it.
+            clocks = [table.incoming.clock for table in self.tables if not table.spec.state]
+            self.final = max(push.step, *clocks, 0) + 1
+        if push.digest:
+            self._digests.add(rank, push.step, push.digest)
+
+    def _forget_rates(self) -> None:
+        while len(self._rates) > 1 and (oldest := min(self._rates)) < self.step:
+            del self._rates[oldest]
+
+    def _speaks_of_rates(self, rank: int) -> bool:
+        """Worker 0 does; anybody, where updates are made without it."""
+        return rank == 0 or self.policy.immediate or self.policy.quorum(self.plan.workers) < self.plan.workers
+
+    def _seen(self, rank: int, table: Table, clock: int, *, repeats: bool) -> bool:
+        """Whether this gradient is to be passed over: taken already, or too late for a policy that allows that."""
+        name, current = table.spec.name, table.incoming.clock
+        taken = table.incoming.has(rank, clock)
+        if repeats and (clock < current or taken):
+            return True  # a worker that came back repeats its step
+        if clock < current and self.policy.quorum(self.plan.workers) < self.plan.workers:
+            return True  # the update that was made without it says so
+        if not current <= clock <= current + self.policy.lead():
+            raise ProtocolError(f"a gradient of step {clock} came for {name!r}, which is at step {current}")
+        if taken:
+            raise ProtocolError(f"{name!r} got two gradients for step {clock}")
+        return False
+
+    def _relay(self, rank: int, table: Table, step: int, frame: bytes) -> bytes:
+        if rank != 0:
+            raise ProtocolError(f"buffer {table.spec.name!r} comes from worker 0 alone")
+        newest = max((other.version for other in self.tables if not other.spec.state), default=MAX_STEP)
+        if not table.version <= step <= newest + self.policy.lead() and not self.policy.immediate:
+            raise ProtocolError(f"buffer {table.spec.name!r} of step {step} came between {table.version} and {newest}")
+        table.assign(frame, step + 1)
+        return frame
+
+    def _relayed(self, version: int, relayed: list[tuple[int, bytes]]) -> list[Word]:
+        """Buffers go to everybody as they came."""
+        if not relayed:
+            return []
+        delta = Delta(version=version, tables=tuple(index for index, _ in relayed))
+        return [Word(delta, tuple(frame for _, frame in relayed))]
+
+    # ---- updates
+
+    def _aggregate(
+        self, ready: list[int], rates: tuple[float, ...]
+    ) -> list[tuple[int, FloatArray | None, tuple[int, ...]]]:
+        """Ends the current clock of some tables, and updates the model where that is the server's to do."""
+        assert self._updater is not None
+        taken = [(index, *self.tables[index].incoming.take(self.plan.reduce)) for index in ready]
+        if self.plan.downlink == "delta":
+            changed = [(self.tables[index], gradient) for index, gradient, _ in taken if gradient is not None]
+            self._updater.set_rates(rates)
+            self._updater.step([t.values for t, _ in changed], [torch.from_numpy(g) for _, g in changed])
+        return taken
+
+    def _update(self, ready: list[int]) -> list[Word]:
+        """One update of each of these tables for everybody; tables that took the same turn share a message."""
+        messages: dict[tuple[int, tuple[int, ...]], list[tuple[int, bytes]]] = {}
+        rates = self._rates[self.tables[ready[0]].incoming.clock]
+        for index, gradient, ranks in self._aggregate(ready, rates):
+            table = self.tables[index]
+            [(_, frame)] = table.publish(gradient)
+            some = ranks if ranks != tuple(range(self.plan.workers)) else ()
+            messages.setdefault((table.version, some), []).append((index, frame))
+        words: list[Word] = []
+        for (version, some), sent in messages.items():
+            # The forward pass needs the first tables first.
+            sent.sort()
+            delta = Delta(
+                version=version,
+                tables=tuple(index for index, _ in sent),
+                last=self.final is not None and version >= self.final,
+                ranks=some,
+                rates=() if self.plan.downlink == "delta" else rates,
+            )
+            words.append(Word(delta, tuple(frame for _, frame in sent)))
+        return words
+
+    def _answer(self, rank: int, ready: list[int], rates: tuple[float, ...]) -> list[Word]:
+        """One update of each of these tables, and its sender's own way to the new version."""
+        bases = {index: self.tables[index].given[rank] for index in ready}
+        messages: dict[tuple[int, int], list[tuple[int, bytes]]] = {}
+        for index, gradient, _ in self._aggregate(ready, rates):
+            table = self.tables[index]
+            [(_, frame)] = table.publish(gradient, {rank})
+            messages.setdefault((table.version, bases[index]), []).append((index, frame))
+        words: list[Word] = []
+        for (version, base), sent in messages.items():
+            delta = Delta(
+                version=version,
+                base=base,
+                tables=tuple(index for index, _ in sent),
+                last=self.final is not None,
+                ranks=(rank,),
+            )
+            words.append(Word(delta, tuple(frame for _, frame in sent), rank))
+        return words
+
+    def _table(self, index: int) -> Table:
+        if not 0 <= index < len(self.tables):
+            raise ProtocolError(f"table {index}; there are {len(self.tables)}")
+        return self.tables[index]
