@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import signal
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from thinwire.cli import console, options
+from thinwire.cli.job_options import takes_job
 from thinwire.engines.links import parse_rate
 from thinwire.errors import ProtocolError
 from thinwire.runtime.connect import connect
@@ -61,26 +63,11 @@ def server(
     epilog="Example, on each of four machines, with rank 0 … 3: "
     "thinwire worker --server grpc://10.0.0.1:7070 --rank 0 --workers 4 --design '3lc[s=1.75]'"
 )
+@takes_job(without=("link", "servers", "servers_on_workers"))
 def worker(
+    job: Job,
     server: Annotated[list[str], typer.Option(help="A server's address, grpc://host:port; repeat for several shards.")],
     rank: Annotated[int, typer.Option(min=0, help="This worker's number, 0 … workers − 1.")] = 0,
-    design: options.Design = "3lc[s=1.0]",
-    model: options.Model = "mlp",
-    data: options.Data = "digits",
-    workers: options.Workers = 4,
-    steps: options.Steps = None,
-    seconds: options.Seconds = None,
-    seed: options.Seed = 0,
-    batch: options.Batch = None,
-    lr: options.Rate = None,
-    eval_every: options.EvalEvery = 0.0,
-    data_root: options.DataRoot = None,
-    codec_up: options.CodecUp = None,
-    codec_down: options.CodecDown = None,
-    consistency: options.Consistency = None,
-    placement: options.Placement = None,
-    compression: options.Compression = None,
-    transmission: options.Transmission = None,
     telemetry: options.Telemetry = None,
     metrics_port: options.MetricsPort = None,
     tensorboard: options.TensorBoard = None,
@@ -90,29 +77,9 @@ def worker(
     json: options.Json = None,
 ) -> None:
     """Train as one worker. All workers are started with the same options but `--rank`."""
-    job = Job(
-        design=design,
-        model=model,
-        data=data,
-        workers=workers,
-        steps=steps,
-        seconds=seconds,
-        seed=seed,
-        batch=batch,
-        lr=lr,
-        eval_every=eval_every,
-        data_root=data_root,
-        servers=len(server),
-        codec_up=codec_up,
-        codec_down=codec_down,
-        consistency=consistency,
-        placement=placement,
-        compression=compression,
-        transmission=transmission,
-    )
     transport = grpc_options(shape)
     outcome = run_worker(
-        job,
+        replace(job, servers=len(server)),
         rank=rank,
         servers=lambda: [connect(each, connect_timeout_s=connect_timeout, options=transport) for each in server],
         outlets=open_outlets(rank, telemetry, metrics_port, tensorboard),

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from thinwire.cli import options
 from thinwire.cli.console import console, runs_table, write_json
+from thinwire.cli.job_options import takes_job
 from thinwire.engines.links import parse_rate
 from thinwire.engines.namespaces import can_unshare, reexec_in_user_namespace
 from thinwire.studies.experiment import choose_links, run
@@ -57,27 +58,9 @@ def run_with_progress(job: Job, shaping: str, watch: Sequence[str] = ()) -> dict
     epilog="Example: thinwire train --design '3lc[s=1.75]' --model lenet --data fashion-mnist --workers 4 "
     "--link 10mbit --steps 500 --json out.json"
 )
+@takes_job()
 def train(
-    design: options.Design = "3lc[s=1.0]",
-    model: options.Model = "mlp",
-    data: options.Data = "digits",
-    workers: options.Workers = 4,
-    steps: options.Steps = None,
-    seconds: options.Seconds = None,
-    link: options.Link = None,
-    seed: options.Seed = 0,
-    batch: options.Batch = None,
-    lr: options.Rate = None,
-    eval_every: options.EvalEvery = 0.0,
-    data_root: options.DataRoot = None,
-    servers: options.Servers = 1,
-    servers_on_workers: options.ServersOnWorkers = False,
-    codec_up: options.CodecUp = None,
-    codec_down: options.CodecDown = None,
-    consistency: options.Consistency = None,
-    placement: options.Placement = None,
-    compression: options.Compression = None,
-    transmission: options.Transmission = None,
+    job: Job,
     telemetry: options.Telemetry = None,
     metrics_port: options.MetricsPort = None,
     tensorboard: options.TensorBoard = None,
@@ -85,34 +68,12 @@ def train(
     json: options.Json = None,
 ) -> None:
     """Train a model with a server and N workers on this machine, over an emulated link."""
-    job = Job(
-        design=design,
-        model=model,
-        data=data,
-        workers=workers,
-        steps=steps,
-        seconds=seconds,
-        link=link,
-        seed=seed,
-        batch=batch,
-        lr=lr,
-        eval_every=eval_every,
-        data_root=data_root,
-        servers=servers,
-        servers_on_workers=servers_on_workers,
-        codec_up=codec_up,
-        codec_down=codec_down,
-        consistency=consistency,
-        placement=placement,
-        compression=compression,
-        transmission=transmission,
-    )
-    with_privileges(link, shaping)
+    with_privileges(job.link, shaping)
     watch = [
         *(() if telemetry is None else ("--telemetry", str(telemetry))),
         *(() if metrics_port is None else ("--metrics-port", str(metrics_port))),
         *(() if tensorboard is None else ("--tensorboard", str(tensorboard))),
     ]
     outcome = run_with_progress(job, shaping, watch)
-    console.print(runs_table([outcome], f"{model} on {data}, {workers} workers"))
+    console.print(runs_table([outcome], f"{job.model} on {job.data}, {job.workers} workers"))
     write_json(json, outcome)
