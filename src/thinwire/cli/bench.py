@@ -10,18 +10,16 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from thinwire.cli import bench_hooks, options
-from thinwire.cli.console import console, event, write_json
-from thinwire.cli.roles import grpc_options
+from thinwire.cli import bench_hooks, bench_transports, options
+from thinwire.cli.console import console, write_json
 from thinwire.codecs import ids
 from thinwire.policies.designs import codec_by_name
-from thinwire.runtime.connect import connect
-from thinwire.studies import data_plane, gpu_bench
+from thinwire.studies import gpu_bench
 from thinwire.studies.codec_bench import SIZES, ZERO_FRACTIONS, bench, cells
 from thinwire.studies.codec_lists import small_tensors, tensor_list
-from thinwire.studies.timing import machine
 
 app = typer.Typer(help="Measure codecs, transports and hooks on this machine.", no_args_is_help=True)
+app.add_typer(bench_transports.app)
 app.add_typer(bench_hooks.app)
 
 _COLUMNS = (
@@ -108,45 +106,3 @@ def _on_device(
     console.print(table)
     console.print(f"a list shaped like ResNet-50's: {result['list']['list_vs_flat']:.2f} × one flat tensor of its size")
     write_json(json, result)
-
-
-@app.command(epilog="Example: thinwire bench transports --link none --link 100mbit --json transports.json")
-def transports(
-    link: Annotated[list[str] | None, typer.Option(help="Rate of every link; repeat for several.")] = None,
-    workers: options.Workers = 4,
-    steps: Annotated[int, typer.Option(min=5, help="Steps of each run.")] = 100,
-    rounds: Annotated[int, typer.Option(min=1, help="Runs of each cell; medians are shown.")] = 3,
-    shaping: options.Shaping = "auto",
-    json: options.Json = None,
-) -> None:
-    """What a step costs without computation: 30 small tensors from every worker, by size of the messages."""
-    links = link or ["none", "100mbit"]
-    table = Table("link", "shaped by", "messages", "ms a step", "fastest … slowest")
-    with Progress(console=console) as progress:
-        task = progress.add_task("measuring", total=len(links) * len(data_plane.CHUNKS))
-
-        def on_row(row: dict[str, Any]) -> None:
-            milliseconds = [1e3 * row[key] for key in ("seconds_per_step", "fastest", "slowest")]
-            spread = f"{milliseconds[1]:.1f} … {milliseconds[2]:.1f}"
-            table.add_row(row["link"], row["shaping"], row["chunks"], f"{milliseconds[0]:.1f}", spread)
-            progress.advance(task)
-
-        rows = data_plane.bench(links, workers=workers, steps=steps, rounds=rounds, shaping=shaping, on_row=on_row)
-    console.print(table)
-    write_json(json, {"machine": machine(), "rows": rows})
-
-
-@app.command(hidden=True)
-def data_plane_worker(
-    server: Annotated[str, typer.Option()],
-    rank: Annotated[int, typer.Option()],
-    workers: Annotated[int, typer.Option()],
-    steps: Annotated[int, typer.Option()],
-    chunk: Annotated[int, typer.Option()],
-    shape: options.Shape = None,
-    events: options.Events = False,
-) -> None:
-    """One worker of `bench transports`."""
-    connection = connect(server, options=grpc_options(shape))
-    report = event if events else lambda data: console.print(data)
-    data_plane.run_worker(connection, rank=rank, workers=workers, steps=steps, chunk_nbytes=chunk, report=report)

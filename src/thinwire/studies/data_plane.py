@@ -1,6 +1,8 @@
 """What a step costs when there is nothing to compute: 30 small tensors up, aggregated, updated, and down again.
 
-The whole path is real: hooks, frames, gRPC, server core, torch's SGD. Only the model is as cheap as one can be.
+Two paths, both real. The *data plane*: every worker pushes frames that are ready, which travel over gRPC, are decoded,
+averaged and taken as a step by the server's optimizer; what changed is encoded, comes down and is applied. The
+*model* path is what training does: torch's autograd, our hooks and codec contexts come before that.
 The chunk size is the design parameter: a message per tensor, a few chunks, or one message for the step.
 """
 
@@ -11,12 +13,18 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
+from thinwire.codecs.decoding import open_frame, unpack_flat
+from thinwire.codecs.registry import codec as make_codec
 from thinwire.hooks.distribute import distribute
+from thinwire.runtime.session import Session
+from thinwire.schema import Plan, TableSpec
 from thinwire.studies.experiment import choose_links, run_cluster
 from thinwire.transports.base import Connection
+from thinwire.worker.core import WorkerCore
 
 WHOLE_STEP = 1 << 40
 CHUNKS = {"a message per tensor": 1, "chunks of 32 kB": 32 * 1024, "one message": WHOLE_STEP}
@@ -46,31 +54,71 @@ class _Layer(nn.Module):
         return x + self.weight.mean()
 
 
-def run_worker(
-    server: str | Connection,
-    *,
-    rank: int,
-    workers: int,
-    steps: int,
-    chunk_nbytes: int,
-    report: Callable[[dict[str, Any]], None],
-) -> None:
-    """Takes `steps` steps and reports the median of their seconds."""
+def step_frames(connection: Connection, *, rank: int, workers: int, steps: int, chunk_nbytes: int) -> float:
+    """Takes steps with frames that are ready; returns the median of their seconds."""
+    codec = make_codec("fp32")
+    plan = Plan(
+        workers=workers,
+        tables=tuple(TableSpec(name=f"layers.{i}.weight", shape=(size, 1)) for i, size in enumerate(SIZES)),
+        codecs=(codec.config(),),
+        optimizer="SGD",
+        groups=({},),
+    )
+    values = [np.ones(size, np.float32) for size in SIZES]
+    frames = [codec.encode(torch.full((size, 1), 1e-3)) for size in SIZES]
+    session = Session(connection, WorkerCore(rank, plan, chunk_nbytes=chunk_nbytes))
+    core, rates = session.core, (1e-2,)
+
+    def take() -> None:
+        for index, copy in enumerate(values):
+            for update in session.take(index, fully=True):
+                unpack_flat(open_frame(update.frame), copy, accumulate=True)
+
+    if session.join():
+        session.send(core.initial(tuple(codec.encode(copy.reshape(-1, 1)) for copy in values)))
+    take()
+
+    def step() -> None:
+        for index in reversed(range(len(SIZES))):  # as gradients become ready
+            session.send(core.push(index, frames[index], rates))
+        session.send(core.flush(rates))
+        core.advance()
+        take()
+
+    seconds = _median_seconds(step, steps)
+    session.close()
+    return seconds
+
+
+def step_model(connection: Connection, *, rank: int, workers: int, steps: int, chunk_nbytes: int) -> float:
+    """Takes steps of a model through `distribute`; returns the median of their seconds."""
     torch.set_num_threads(1)
     model = Layers()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
-    seconds = []
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
     with distribute(
-        model, optimizer, server=server, rank=rank, workers=workers, codec="fp32", chunk_nbytes=chunk_nbytes
+        model, optimizer, server=connection, rank=rank, workers=workers, codec="fp32", chunk_nbytes=chunk_nbytes
     ) as opt:
-        for _ in range(steps):
-            begin = time.perf_counter()
+
+        def step() -> None:
             opt.zero_grad()
             model(torch.zeros(1)).backward()
             opt.step()
             opt.sync()
-            seconds.append(time.perf_counter() - begin)
-    report({"event": "done", "rank": rank, "seconds_per_step": statistics.median(seconds[len(seconds) // 5 :])})
+
+        return _median_seconds(step, steps)
+
+
+PATHS: dict[str, Callable[..., float]] = {"data plane": step_frames, "model": step_model}
+CELLS = tuple((path, chunks) for path in PATHS for chunks in CHUNKS)
+
+
+def _median_seconds(step: Callable[[], None], steps: int) -> float:
+    seconds = []
+    for _ in range(steps):
+        begin = time.perf_counter()
+        step()
+        seconds.append(time.perf_counter() - begin)
+    return statistics.median(seconds[len(seconds) // 5 :])
 
 
 def bench(
@@ -82,19 +130,20 @@ def bench(
     shaping: str = "auto",
     on_row: Callable[[dict[str, Any]], None] = lambda row: None,
 ) -> list[dict[str, Any]]:
-    """Measures every chunk size on every link, in turn, `rounds` times; medians are reported."""
+    """Measures both paths and every chunk size on every link, in turn, `rounds` times; medians are reported."""
     rows = []
     for link in links:
-        seconds: dict[str, list[float]] = {name: [] for name in CHUNKS}
+        seconds: dict[tuple[str, str], list[float]] = {cell: [] for cell in CELLS}
         made = choose_links(link, shaping)
         for _ in range(rounds):
-            for name, chunk_nbytes in CHUNKS.items():
-                seconds[name].append(_once(link, shaping, workers, steps, chunk_nbytes))
-        for name, values in seconds.items():
+            for path, chunks in CELLS:
+                seconds[path, chunks].append(_once(link, shaping, workers, steps, path, CHUNKS[chunks]))
+        for (path, chunks), values in seconds.items():
             row = {
                 "link": str(made.rate),
                 "shaping": made.shaping,
-                "chunks": name,
+                "path": path,
+                "chunks": chunks,
                 "workers": workers,
                 "tensors": len(SIZES),
                 "bytes_per_step": 4 * sum(SIZES),
@@ -107,12 +156,12 @@ def bench(
     return rows
 
 
-def _once(link: str | None, shaping: str, workers: int, steps: int, chunk_nbytes: int) -> float:
+def _once(link: str | None, shaping: str, workers: int, steps: int, path: str, chunk_nbytes: int) -> float:
     def arguments(rank: int, addresses: list[str]) -> list[str]:
         return [
             *("bench", "data-plane-worker", "--server", f"grpc://{addresses[0]}"),
             *("--rank", str(rank), "--workers", str(workers)),
-            *("--steps", str(steps), "--chunk", str(chunk_nbytes)),
+            *("--steps", str(steps), "--chunk", str(chunk_nbytes), "--path", path),
         ]
 
     outcomes, _ = run_cluster(choose_links(link, shaping), workers, arguments, lambda process, event: None)
