@@ -11,12 +11,12 @@ Encoding starts on a stream of its own and goes on while the caller computes: `E
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from thinwire.codecs.base import Codec, Encoded, Packed, Tensor
+from thinwire.codecs.base import Codec, Draws, Encoded, Packed, Tensor
 from thinwire.codecs.context import Context
 from thinwire.codecs.tensors import DeviceFlat, flatten, flatten_on_device, store_tensor
 from thinwire.errors import ConfigError, NonFiniteError
@@ -24,6 +24,7 @@ from thinwire.frames import Frame
 from thinwire.kernels import gpu
 
 if TYPE_CHECKING:
+    from thinwire.codecs.stochastic import TernGrad
     from thinwire.kernels.gpu.pending import Pending
     from thinwire.kernels.gpu.workspace import DeviceWorkspace
 
@@ -65,8 +66,19 @@ def warn_of_host_context(context: Context, device: torch.device) -> None:
 
 def encode(codec: Codec, tensor: torch.Tensor) -> bytes:
     """As `codec.encode(tensor)`, where the tensor lies."""
-    entry = _Entry(0, "the tensor", flatten_on_device(tensor), None)
-    return _Group(codec, [entry]).finish()[0].frame
+    entry = _Entry(0, "the tensor", flatten_on_device(tensor), None, codec, codec.draws(0, "", 0))
+    return _Group([entry]).finish()[0].frame
+
+
+def local_scale(codec: TernGrad, tensor: torch.Tensor) -> float:
+    """As `codec.local_scale(tensor)`, where the tensor lies; only the scale comes to the host."""
+    from thinwire.codecs import device_coders
+
+    workspace = _take(tensor.device)
+    try:
+        return device_coders.limit_of(codec, flatten_on_device(tensor).values, workspace)
+    finally:
+        _idle[tensor.device].append(workspace)
 
 
 def encode_all(contexts: Sequence[Context], tensors: Sequence[Tensor]) -> list[bytes]:
@@ -105,17 +117,18 @@ class Encoding:
             raise ConfigError(f"{len(contexts)} contexts for {len(tensors)} tensors; there must be one for each")
         self._contexts = contexts
         self._frames: dict[int, bytes] = {}
-        groups: dict[tuple[Codec, torch.device, torch.dtype], list[_Entry]] = {}
+        groups: dict[Hashable, list[_Entry]] = {}
         for index, (context, tensor) in enumerate(zip(contexts, tensors, strict=True)):
             if context.on_host:
                 self._frames[index] = context.encode(tensor)
                 continue
             flat = _flatten_to(context.device, tensor, context.name)
             context.check(flat)
-            residual = None if context.residual is None else context.residual.view(-1)
-            key = (context.codec, context.device, flat.values.dtype)
-            groups.setdefault(key, []).append(_Entry(index, context.name, flat, residual))
-        self._groups = [_Group(codec, entries) for (codec, _, _), entries in groups.items()]
+            residual, codec = None if context.residual is None else context.residual.view(-1), context.codec
+            draws = codec.draws(context.seed, context.name, context.step)
+            key = (_alike(codec), context.device, flat.values.dtype)
+            groups.setdefault(key, []).append(_Entry(index, context.name, flat, residual, codec, draws))
+        self._groups = [_Group(entries) for entries in groups.values()]
 
     def frames(self) -> list[bytes]:
         """Waits for the compressed bytes and returns the frames, in the order of the tensors. Call once."""
@@ -170,23 +183,26 @@ class _Entry(NamedTuple):
     name: str
     flat: DeviceFlat
     residual: torch.Tensor | None
+    codec: Codec
+    draws: Draws | None
 
 
 class _Group:
-    """Tensors that the same launches encode: of one codec, device and type, with residuals or without."""
+    """Tensors that the same launches encode: of like codecs, device and type, with residuals or without."""
 
-    def __init__(self, codec: Codec, entries: list[_Entry]) -> None:
+    def __init__(self, entries: list[_Entry]) -> None:
         from thinwire.codecs import device_coders
 
-        self._codec, self._entries = codec, entries
+        self._entries = entries
         self._full = [entry for entry in entries if entry.flat.values.numel()]
         self._pending: Pending | None = None
         if self._full:
             self._workspace = _take(self._full[0].flat.values.device)
             self._pending = device_coders.start(
-                codec,
+                [entry.codec for entry in self._full],
                 [entry.flat.values for entry in self._full],
                 [entry.residual for entry in self._full if entry.residual is not None] or None,
+                [entry.draws for entry in self._full],
                 self._workspace,
             )
 
@@ -199,15 +215,21 @@ class _Group:
         try:
             packed: dict[int, Packed | NonFiniteError] = {entry.place: Packed(b"") for entry in self._entries}
             for entry, sent in zip(self._full, self._pending.finish(), strict=True):
-                packed[entry.place] = device_coders.packed(self._codec, sent)
+                packed[entry.place] = device_coders.packed(entry.codec, sent)
             return {entry.place: self._framed(entry, packed[entry.place]) for entry in self._entries}
         finally:
             _idle[self._workspace.device].append(self._workspace)
 
     def _framed(self, entry: _Entry, packed: Packed | NonFiniteError) -> Encoded:
         if isinstance(packed, NonFiniteError):
-            return self._codec.refused(packed, entry.name, entry.flat.dtype, entry.flat.shape)
-        return self._codec.framed(packed, entry.flat.dtype, entry.flat.shape)
+            return entry.codec.refused(packed, entry.name, entry.flat.dtype, entry.flat.shape)
+        return entry.codec.framed(packed, entry.flat.dtype, entry.flat.shape)
+
+
+def _alike(codec: Codec) -> Hashable:
+    from thinwire.codecs import device_coders
+
+    return device_coders.alike(codec)
 
 
 def _flatten_to(device: torch.device, tensor: Tensor, name: str) -> DeviceFlat:

@@ -6,23 +6,28 @@ one. A codec that is not named here runs on the CPU (`thinwire.codecs.device`). 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 import torch
 
-from thinwire.codecs import int8, onebit, threelc
-from thinwire.codecs.base import Codec, Packed
+from thinwire.codecs import int8, onebit, stochastic, threelc
+from thinwire.codecs.base import Codec, Draws, Packed
 from thinwire.codecs.int8 import Int8
 from thinwire.codecs.onebit import OneBit
+from thinwire.codecs.randomness import key_of
+from thinwire.codecs.stochastic import QSGDDoubleSqueeze, Stoch3, TernGrad
 from thinwire.codecs.threelc import ThreeLC
 from thinwire.errors import NonFiniteError
 from thinwire.frames import Frame
 from thinwire.kernels.contract import non_finite
+from thinwire.kernels.gpu.batch import Batch
 from thinwire.kernels.gpu.levels import decode_int8, encode_int8
 from thinwire.kernels.gpu.pending import Pending, Sent
 from thinwire.kernels.gpu.signs import decode_signs, encode_signs
+from thinwire.kernels.gpu.stochastic import clipped_at, decode_two_bit, encode_stochastic
 from thinwire.kernels.gpu.ternary import decode_ternary, encode_ternary
 from thinwire.kernels.gpu.workspace import DeviceWorkspace
 from thinwire.kernels.moments import require_finite_magnitude
@@ -35,18 +40,32 @@ _NUMPY_TYPES: dict[torch.dtype, np.dtype[Any]] = {
 
 def encodes(codec: Codec) -> bool:
     """Whether there are kernels for this codec as it is configured. A subclass is another codec."""
-    return type(codec) in (ThreeLC, Int8) or (type(codec) is OneBit and codec.zeros == "plus")
+    return type(codec) in (ThreeLC, Int8, Stoch3, TernGrad) or (type(codec) is OneBit and codec.zeros == "plus")
 
 
 def decodes(kind: type[Codec], frame: Frame) -> bool:
     """Whether there are kernels for this frame."""
-    return kind in (ThreeLC, Int8) or (kind is OneBit and not frame.flags & onebit.ZEROS_KEPT)
+    return kind in (ThreeLC, Int8, Stoch3, TernGrad, QSGDDoubleSqueeze) or (
+        kind is OneBit and not frame.flags & onebit.ZEROS_KEPT
+    )
+
+
+def alike(codec: Codec) -> Hashable:
+    """What codecs must have in common for one batch: everything, but for scales that `terngrad` was given."""
+    if type(codec) is TernGrad:
+        return TernGrad, *(getattr(codec, field.name) for field in fields(codec) if field.name != "scale")
+    return codec
 
 
 def start(
-    codec: Codec, values: Sequence[torch.Tensor], residuals: Sequence[torch.Tensor] | None, workspace: DeviceWorkspace
+    codecs: Sequence[Codec],
+    values: Sequence[torch.Tensor],
+    residuals: Sequence[torch.Tensor] | None,
+    draws: Sequence[Draws | None],
+    workspace: DeviceWorkspace,
 ) -> Pending:
-    """Queues the encoding of flat, non-empty tensors of one type on one device."""
+    """Queues the encoding of flat, non-empty tensors of one type on one device, each by its codec; all are `alike`."""
+    codec = codecs[0]
     # A refused tensor raises for the whole batch, unless the codec skips: then only its own residual stays.
     shared: dict[str, Any] = {
         "residuals": residuals,
@@ -69,11 +88,29 @@ def start(
             return encode_int8(values, largest_scale=largest_scale, **shared)
         case OneBit():
             return encode_signs(values, norm=codec.norm, **shared)
+        case Stoch3():
+            keys = [key_of(one) for one in draws]
+            return encode_stochastic(values, keys=keys, packing=codec.packing, **shared)
+        case TernGrad():
+            return encode_stochastic(
+                values,
+                keys=[key_of(one) for one in draws],
+                packing=codec.packing,
+                clip=codec.clip,
+                centred=codec.sigma == "mean",
+                min_spread=stochastic.MIN_SPREAD,
+                scales=[one.scale for one in codecs if isinstance(one, TernGrad)],
+                **shared,
+            )
     raise TypeError(f"{codec.id} has no GPU kernels")
 
 
 def packed(codec: Codec, sent: Sent) -> Packed | NonFiniteError:
-    """What one tensor of a batch became; an error that is not raised where it was refused."""
+    """What one tensor of a batch became; an error that is not raised where it was refused.
+
+    Raises:
+        ConfigError: `terngrad` was given a scale below the tensor's own.
+    """
     try:
         if not isinstance(codec, ThreeLC):
             require_finite_magnitude(sent.largest)
@@ -81,7 +118,29 @@ def packed(codec: Codec, sent: Sent) -> Packed | NonFiniteError:
             raise NonFiniteError(non_finite(sent.largest, codec.sparsity))
     except NonFiniteError as error:
         return error
-    return Packed(sent.payload, (sent.scale,), codec.flags if isinstance(codec, ThreeLC) else 0)
+    match codec:
+        case ThreeLC():
+            return Packed(sent.payload, (sent.scale,), codec.flags)
+        case TernGrad():
+            stochastic.check_covers(codec.scale, sent.scale, sent.limit)
+    two_bit = isinstance(codec, Stoch3 | TernGrad) and codec.packing == "2bit"
+    return Packed(sent.payload, (sent.scale,), int(stochastic.TWO_BIT) if two_bit else 0)
+
+
+def limit_of(codec: TernGrad, values: torch.Tensor, workspace: DeviceWorkspace) -> float:
+    """The largest magnitude after clipping, of flat, non-empty `values`. Raises NonFiniteError."""
+    workspace.follow()
+    with workspace.running():
+        batch = Batch([values], None, per_byte=1, workspace=workspace)
+        limits = largest = batch.largest()
+        if codec.clip:
+            centred, spread = codec.sigma == "mean", stochastic.MIN_SPREAD
+            limits = clipped_at(batch, largest, codec.clip, centred=centred, min_spread=spread)
+        both = torch.cat([largest, limits])
+    workspace.synchronize()
+    found = both.tolist()
+    require_finite_magnitude(found[0])
+    return float(found[1])
 
 
 def unpack(kind: type[Codec], frame: Frame, out: torch.Tensor, accumulate: bool, workspace: DeviceWorkspace) -> None:
@@ -99,6 +158,14 @@ def unpack(kind: type[Codec], frame: Frame, out: torch.Tensor, accumulate: bool,
     elif kind is Int8:
         levels, scale = int8.levels_of(frame, _NUMPY_TYPES[out.dtype])
         decode_int8(levels, scale=scale, out=out, accumulate=accumulate, workspace=workspace)
-    else:
+    elif kind is OneBit:
         scale = onebit.scale_of(frame)
-        decode_signs(frame.payload, low=0.0 - scale, high=scale, out=out, accumulate=accumulate, workspace=workspace)
+        decode_signs(frame.payload, scale=scale, out=out, accumulate=accumulate, workspace=workspace)
+    else:
+        scale = stochastic.scale_of(frame)
+        if frame.flags & stochastic.TWO_BIT:
+            decode_two_bit(frame.payload, scale=scale, out=out, accumulate=accumulate, workspace=workspace)
+        else:
+            decode_ternary(
+                frame.payload, scale=scale, out=out, zero_run=False, accumulate=accumulate, workspace=workspace
+            )

@@ -17,7 +17,7 @@ import numpy as np
 from thinwire.codecs.base import Codec, Draws, Packed, Tensor
 from thinwire.codecs.randomness import Randomised, Unbiased, key_of
 from thinwire.codecs.scratch import Scratch
-from thinwire.codecs.tensors import Flat, FloatArray, flatten
+from thinwire.codecs.tensors import Flat, FloatArray, flatten, off_host
 from thinwire.errors import ConfigError, FrameError
 from thinwire.frames import Flags, Frame
 from thinwire.kernels import decode_ternary
@@ -29,6 +29,22 @@ TWO_BIT = int(Flags.OPTION_A)
 
 MIN_SPREAD = 1e-6
 """Below this share of the largest magnitude σ is rounding noise, and a constant tensor is not clipped to nothing."""
+
+
+def scale_of(frame: Frame) -> float:
+    """The frame's one scale (`FrameError` where it is another number of scales, or negative)."""
+    if len(frame.scales) != 1 or frame.scales[0] < 0:
+        raise FrameError(f"{frame.codec} sends one scale of at least 0; {list(frame.scales)[:4]} came")
+    return frame.scales[0]
+
+
+def check_covers(asked: float | None, scale: float, limit: float) -> None:
+    """Raises ConfigError where the scale that `terngrad` was given (here in the type of the values) is too small."""
+    if scale < limit:
+        raise ConfigError(
+            f"terngrad: scale={asked!r} is below {limit:g}, the tensor's largest magnitude after clipping; "
+            "share the largest of all workers' local_scale"
+        )
 
 
 class _Trits(Codec):
@@ -52,9 +68,7 @@ class _Trits(Codec):
 
     @classmethod
     def unpack(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
-        if len(frame.scales) != 1 or frame.scales[0] < 0:
-            raise FrameError(f"{cls.id} sends one scale of at least 0; {list(frame.scales)[:4]} came")
-        scale = frame.scales[0]
+        scale = scale_of(frame)
         if frame.flags & TWO_BIT:
             unpack_two_bit(np.frombuffer(frame.payload, np.uint8), scale=scale, out=out, accumulate=accumulate)
         else:
@@ -130,16 +144,17 @@ class TernGrad(Unbiased, _Trits):
             >>> tw.codec("terngrad", clip=0).local_scale(torch.tensor([0.5, -2.0]))
             2.0
         """
+        if off_host(tensor):
+            from thinwire.codecs import device
+
+            if tensor.numel() and device.takes(self, tensor.device):
+                return device.local_scale(self, tensor)
         return self._limit(flatten(tensor).values)
 
     def pack(self, flat: Flat, space: Scratch, draws: Draws | None) -> Packed:
         limit = self._limit(flat.values)
         scale = limit if self.scale is None else float(flat.values.dtype.type(self.scale))
-        if scale < limit:
-            raise ConfigError(
-                f"terngrad: scale={self.scale!r} is below {limit:g}, the tensor's largest magnitude after clipping; "
-                "share the largest of all workers' local_scale"
-            )
+        check_covers(self.scale, scale, limit)
         return self._trits(flat, scale, limit, space, draws)[0]
 
     def _limit(self, values: FloatArray) -> float:

@@ -97,7 +97,7 @@ def measure(codec: Codec, size: int, zero_fraction: float, turns: int, device: t
 
     def encode(turn: int) -> Any:
         gradient, residual = inputs[turn % ROTATION]
-        pending = device_coders.start(codec, [gradient], [residual], workspace)
+        pending = device_coders.start([codec], [gradient], [residual], [None], workspace)
         workspace.join()
         return pending.finish  # waits, so it comes after the clock was read
 

@@ -20,7 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
 
 from thinwire.kernels import Workspace, encode_ternary
-from thinwire.kernels.gpu import batch, levels, signs, ternary, zero_run
+from thinwire.kernels.gpu import batch, levels, moments, signs, stochastic, ternary, zero_run
 from thinwire.kernels.gpu.workspace import DeviceWorkspace
 
 SIZES = (7, 3000)
@@ -79,9 +79,13 @@ def launch_all(dtype: torch.dtype) -> None:
         levels.encode_int8(values, largest_scale=1.0, residuals=kept, workspace=space)
         for norm in ("l1", "l2"):
             signs.encode_signs(values, norm=norm, residuals=kept, workspace=space)
+    for packing, kept in (("2bit", None), ("base243", residuals)):
+        keys = [(1, 2)] * len(values)
+        stochastic.encode_stochastic(values, keys=keys, packing=packing, clip=2.5, residuals=kept, workspace=space)
     for accumulate in (False, True):
+        stochastic.decode_two_bit(bytes(750), scale=1.0, out=out, accumulate=accumulate, workspace=space)
         levels.decode_int8(bytes(SIZES[1]), scale=1.0, out=out, accumulate=accumulate, workspace=space)
-        signs.decode_signs(bytes(375), low=-1.0, high=1.0, out=out, accumulate=accumulate, workspace=space)
+        signs.decode_signs(bytes(375), scale=1.0, out=out, accumulate=accumulate, workspace=space)
 
 
 def test_every_launch_compiles_and_keeps_every_bit(compiled: list[tuple[str, Any]]) -> None:
@@ -94,7 +98,7 @@ def test_every_launch_compiles_and_keeps_every_bit(compiled: list[tuple[str, Any
     # Kernels are private and return nothing; what kernels call returns something, or is public.
     kernels = {
         name
-        for module in (batch, levels, signs, ternary, zero_run)
+        for module in (batch, levels, moments, signs, stochastic, ternary, zero_run)
         for name, value in vars(module).items()
         if name.startswith("_") and isinstance(value, JITFunction) and value.fn.__annotations__["return"] == "None"
     }

@@ -13,6 +13,13 @@ from thinwire.codecs.device import Encoding, encode_all
 
 pytestmark = pytest.mark.gpu
 
+
+def feedback(codec_id: str, **options: Any) -> tw.Codec:
+    """An unbiased codec with a residual, which warns."""
+    with pytest.warns(UserWarning, match="is unbiased"):
+        return tw.codec(codec_id, error_feedback=True, **options)
+
+
 CODECS = [
     tw.codec("3lc", sparsity=1.75),
     tw.codec("3lc", layout="partition", error_scale=0.1, entropy="zstd"),
@@ -21,6 +28,11 @@ CODECS = [
     tw.codec("int8", error_feedback=True),
     tw.codec("onebit"),
     tw.codec("onebit", norm="l1", error_scale=0.5),
+    tw.codec("stoch3"),
+    feedback("stoch3", packing="2bit", error_scale=0.5),
+    tw.codec("terngrad"),
+    feedback("terngrad", sigma="rms", clip=1.0, packing="base243"),
+    tw.codec("terngrad", clip=0, scale=100.0),
 ]
 SHAPES = ((), (0,), (3, 7), (5, 1, 13), (700,))
 

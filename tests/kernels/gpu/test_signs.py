@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import thinwire as tw
-from thinwire.kernels.gpu import signs
+from thinwire.kernels.gpu import moments
 
 pytestmark = pytest.mark.gpu
 
@@ -54,5 +54,5 @@ def test_the_sums_do_not_depend_on_how_many_programs_make_them(
 ) -> None:
     values = np.random.default_rng(2).standard_normal(3000).astype(np.float32)
     for group in (32, 128):
-        monkeypatch.setattr(signs, "_GROUP", group)
+        monkeypatch.setattr(moments, "_GROUP", group)
         check(values, values[::-1].copy(), "l2", device)

@@ -39,7 +39,7 @@ class Batch:
         values: float32[n] or float64[n] each, contiguous, n > 0; never written.
         residuals: of the same sizes and type; None: no error feedback.
         residual_scale: what residuals are multiplied by.
-        per_byte: values that make a byte of payload: 1, 5 or 8.
+        per_byte: values that make a byte of payload: 1, 4, 5 or 8.
         workspace: of the tensors' device.
 
     Attributes:
@@ -59,7 +59,7 @@ class Batch:
     ) -> None:
         self.workspace = workspace
         self.dtype = values[0].dtype
-        width = 1 if per_byte == 1 else 8
+        width = 1 << (per_byte - 1).bit_length()
         block = TILE // width
         sizes = np.array([tensor.numel() for tensor in values], np.int64)
         num_bytes = -(-sizes // per_byte)

@@ -7,7 +7,7 @@ to nearest: neither Triton's plain float32 division nor torch's division by a nu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -15,65 +15,39 @@ import triton
 import triton.language as tl
 
 from thinwire.kernels.gpu.batch import Batch, byte_span, find_block, find_values, load_sum, store_residual
-from thinwire.kernels.gpu.pending import Pending, allow
+from thinwire.kernels.gpu.dense import Given, Scaled, decode_dense, encode_dense
+from thinwire.kernels.gpu.pending import Pending
 from thinwire.kernels.gpu.workspace import DeviceWorkspace
 
 _TOP = tl.constexpr(127)
-_BLOCK = 4096  # values per program, in decoding
 
 
-def encode_int8(
-    values: Sequence[torch.Tensor],
-    *,
-    largest_scale: float,
-    residuals: Sequence[torch.Tensor] | None = None,
-    residual_scale: float = 1.0,
-    together: bool = False,
-    workspace: DeviceWorkspace,
-) -> Pending:
+def encode_int8(values: Sequence[torch.Tensor], *, largest_scale: float, **given: Unpack[Given]) -> Pending:
     """Encodes a batch: scale = max|v| / 127, at most `largest_scale`; one level per byte.
 
     Args and returns as `thinwire.kernels.gpu.ternary.encode_ternary`.
     """
-    workspace.follow()
-    with workspace.running():
-        batch = Batch(values, residuals, residual_scale=residual_scale, per_byte=1, workspace=workspace)
-        largest = batch.largest()
+
+    def rule(batch: Batch, largest: torch.Tensor) -> Scaled:
         scales = torch.clamp(largest / torch.full_like(largest, 127), max=largest_scale)
-        levels = workspace.array("levels.bytes", batch.num_bytes, torch.uint8)
-        _round[(batch.num_blocks,)](
-            scales,
-            allow(batch, largest, scales, together=together),
-            levels.view(torch.int8),
-            ROUNDS=1.5 * 2**52 if batch.dtype == torch.float64 else 1.5 * 2**23,
-            **batch.launch,
-        )
-        return Pending(batch, largest=largest, scales=scales, payload=levels)
+        return Scaled(scales, {"ROUNDS": 1.5 * 2**52 if batch.dtype == torch.float64 else 1.5 * 2**23})
+
+    return encode_dense(values, kernel=_round, rule=rule, per_byte=1, **given)
 
 
 def decode_int8(
     payload: Any, *, scale: float, out: torch.Tensor, accumulate: bool = False, workspace: DeviceWorkspace
 ) -> None:
     """``out = scale * levels``, or ``out += scale * levels``; does not wait. The caller has checked the levels."""
-    workspace.follow()
-    with workspace.running():
-        _scale[(-(-out.numel() // _BLOCK),)](
-            workspace.upload("levels.received", np.frombuffer(payload, np.int8)),
-            torch.full((1,), scale, dtype=out.dtype, device=out.device),
-            out,
-            out.numel(),
-            ACCUMULATE=accumulate,
-            BLOCK=_BLOCK,
-            enable_fp_fusion=False,
-        )
-    workspace.join()
+    levels = np.frombuffer(payload, np.int8)
+    decode_dense(_scale, levels, scale=scale, out=out, accumulate=accumulate, workspace=workspace)
 
 
 @triton.jit
 def _round(
     scales: tl.tensor,
     allowed: tl.tensor,
-    levels: tl.tensor,
+    payload: tl.tensor,
     table: tl.tensor,
     stride: tl.tensor,
     residual_scale: tl.tensor,
@@ -96,12 +70,12 @@ def _round(
     if RESIDUAL:
         store_residual(table, stride, tensor, index, known, allowed, v - q * scale, DTYPE)
     _, first = byte_span(table, stride, tensor)
-    tl.store(levels + first + index, q.to(tl.int8), mask=known)
+    tl.store(payload + first + index, q.to(tl.int8).to(tl.uint8, bitcast=True), mask=known)
 
 
 @triton.jit
 def _scale(
-    levels: tl.tensor,
+    payload: tl.tensor,
     scale: tl.tensor,
     out: tl.tensor,
     size: tl.tensor,
@@ -111,7 +85,7 @@ def _scale(
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     known = at < size
     m = tl.load(scale)
-    value = tl.load(levels + at, mask=known, other=0).to(m.dtype) * m
+    value = tl.load(payload + at, mask=known, other=0).to(m.dtype) * m
     if ACCUMULATE:
         value = tl.load(out + at, mask=known, other=0.0) + value
     tl.store(out + at, value, mask=known)

@@ -67,7 +67,7 @@ def encode_ternary(
         last_nonzero = workspace.array("ternary.last", batch.num_blocks, torch.int64)
         _quantise[(batch.num_blocks,)](
             scales,
-            allow(batch, largest, scales, together=together),
+            allow(largest, scales, together=together),
             codes,
             last_nonzero,
             PAD=0 if paper_literal else 1,
