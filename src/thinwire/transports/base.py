@@ -36,6 +36,8 @@ class Packet:
         kind: What the packet is, 0 to 255. The schema gives the numbers a meaning.
         header: A small part that the caller encoded.
         frames: Encoded tensors, in the caller's order.
+        body_nbytes: Size of the protobuf message alone, in bytes: what message limits are compared with.
+        nbytes: Bytes that the packet takes on a wire, above TCP: see `wire_nbytes`.
 
     >>> packet = Packet(kind=3, header=b"step 7", frames=(b"abc", b""))
     >>> packet.nbytes
@@ -47,25 +49,23 @@ class Packet:
     frames: tuple[bytes, ...] = ()
     # Filled by the first transport that serialises the packet; every later send reuses it.
     wire: bytes | None = field(default=None, init=False, repr=False, compare=False)
+    # Counted once: senders, queues and receivers ask for them several times each.
+    body_nbytes: int = field(init=False, repr=False, compare=False)
+    nbytes: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.kind <= MAX_KIND:
             raise ConfigError(f"packet kind {self.kind} does not fit a byte; give 0 to {MAX_KIND}")
-
-    @property
-    def body_nbytes(self) -> int:
-        """Size of the protobuf message alone, in bytes: what message limits are compared with."""
         # A field is one tag byte, then a varint or (length varint, bytes). proto3 leaves out a scalar
         # that is zero or empty, but keeps the empty members of a repeated field.
         total = 1 + _varint_nbytes(self.kind) if self.kind else 0
         if self.header:
             total += 1 + _varint_nbytes(len(self.header)) + len(self.header)
-        return total + sum(1 + _varint_nbytes(len(frame)) + len(frame) for frame in self.frames)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that the packet takes on a wire, above TCP: see `wire_nbytes`."""
-        return wire_nbytes(self.body_nbytes)
+        for frame in self.frames:
+            nbytes = len(frame)
+            total += nbytes + (2 if nbytes < 0x80 else 3 if nbytes < 0x4000 else 1 + _varint_nbytes(nbytes))
+        object.__setattr__(self, "body_nbytes", total)
+        object.__setattr__(self, "nbytes", wire_nbytes(total))
 
 
 def wire_nbytes(body_nbytes: int) -> int:
