@@ -7,12 +7,16 @@ default, so that an older reader skips what it does not know.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 PROTOCOL = 1
 """Raised when an older peer could misread a conversation; peers of another protocol are refused."""
+
+
+Changes: TypeAlias = tuple[tuple[int, dict[str, Any]], ...]
+"""Options of an optimizer that changed: the index of a parameter group, and its new values by name."""
 
 
 class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,13 +99,14 @@ class Values(msgspec.Struct, frozen=True, kw_only=True):
     versions: tuple[int, ...]
 
 
-class Push(msgspec.Struct, frozen=True, kw_only=True):
+class Push(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Worker → server: gradients of `tables` at `step`, one frame each; an empty frame says "no gradient this step".
 
     Args:
         rates: the learning rate of every parameter group at this step, so that any scheduler on the worker works.
         last: rank 0 ends the training with this step.
         digest: of this worker's replica before this step, where the workers compare theirs; else empty.
+        options: of the optimizer, where they differ from what this worker said last (at first: from the plan).
     """
 
     step: int
@@ -109,9 +114,10 @@ class Push(msgspec.Struct, frozen=True, kw_only=True):
     rates: tuple[float, ...] = ()
     last: bool = False
     digest: str = ""
+    options: Changes = ()
 
 
-class Delta(msgspec.Struct, frozen=True, kw_only=True):
+class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Server → worker: what leads `tables` to `version`, one frame each; empty: unchanged.
 
     Args:
@@ -122,6 +128,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
         ranks: whose gradients are in it, where some may be missing; empty means everybody's. −1 alone: a worker's was
             NaN or Inf, and everybody skips.
         rates: the learning rates of this step, where the workers run the optimizer.
+        options: of this step, likewise, where they differ from the plan's.
     """
 
     version: int
@@ -130,6 +137,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     base: int = -1
     ranks: tuple[int, ...] = ()
     rates: tuple[float, ...] = ()
+    options: Changes = ()
 
 
 class Scalars(msgspec.Struct, frozen=True, kw_only=True):

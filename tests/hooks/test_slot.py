@@ -163,10 +163,10 @@ def test_updates_are_added_taken_over_or_stepped_by() -> None:
     assert slot.pull(None)
     assert np.all(slot.values == 6)
     session.updates = [Update(3, PLAIN.encode(ones), False, rates=(0.5,))]
-    slot.pull(lambda _, gradient, rates: stepped.append((gradient, rates)))
+    slot.pull(lambda _, gradient, update: stepped.append((gradient, update.rates)))
     assert np.all(slot.values == 6) and np.all(stepped[0][0] == 1) and stepped[0][1] == (0.5,)
     session.updates = [Update(4, PLAIN.encode(9 * ones), True)]
-    slot.pull(lambda _, gradient, rates: stepped.append((gradient, rates)))
+    slot.pull(lambda _, gradient, update: stepped.append((gradient, update.rates)))
     assert np.all(slot.values == 9) and len(stepped) == 1, "whole values are nobody's gradient"
     assert not slot.pull(None)
 

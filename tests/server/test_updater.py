@@ -10,7 +10,8 @@ import torch
 
 from thinwire.errors import ProtocolError
 from thinwire.schema import Plan, TableSpec
-from thinwire.server.updater import ALLOWED, LOCAL_OPTIONS, Updater, portable_options
+from thinwire.server.options import LOCAL_OPTIONS, portable_options
+from thinwire.server.updater import ALLOWED, Settings, Updater
 
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "SGD": [{}, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01}, {"momentum": 0.5, "dampening": 0.1}],
@@ -61,7 +62,7 @@ def test_seven_steps_equal_plain_torch(name: str, options: dict[str, Any]) -> No
     updater = Updater(plan_of(optimizer), values)
     for step in range(7):
         rate = 0.05 / (step + 1)
-        updater.set_rates((rate,))
+        updater.set(Settings((rate,), plan_of(optimizer).groups))
         for group in optimizer.param_groups:
             group["lr"] = rate
         for index, tensor in enumerate(plain):
@@ -87,7 +88,7 @@ def test_groups_have_options_and_rates_of_their_own() -> None:
     values = start(3)
     updater = Updater(plan_of(optimizer, [0, 2, 2]), values)
     rates = (0.1, 7.0, 0.01)
-    updater.set_rates(rates)
+    updater.set(Settings(rates, plan_of(optimizer).groups))
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
     for step in range(3):

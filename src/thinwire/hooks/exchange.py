@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 import xxhash
@@ -18,6 +17,7 @@ from thinwire.codecs.stochastic import TernGrad
 from thinwire.errors import NonFiniteError, ProtocolError
 from thinwire.hooks.local import LocalOptimizer
 from thinwire.hooks.planning import Planned
+from thinwire.hooks.settings import Groups
 from thinwire.hooks.slot import Slot
 from thinwire.hooks.tensors import Tensor, part
 from thinwire.policies.designs import Design
@@ -34,7 +34,7 @@ class Exchange:
         planned: the plans and tensors.
         sessions: one with each shard, not joined yet.
         design: what is sent, both ways.
-        groups: the optimizer's `param_groups`, read at every step.
+        groups: rates and options, read at every step.
         counters: for bytes, steps and seconds.
         seed: of random codecs.
         measures: whether the norm of every gradient is followed.
@@ -45,7 +45,7 @@ class Exchange:
         planned: Planned,
         sessions: Sequence[Session],
         design: Design,
-        groups: Sequence[dict[str, Any]],
+        groups: Groups,
         counters: Counters,
         *,
         seed: int,
@@ -67,6 +67,9 @@ class Exchange:
         # Where more may have come than must have come, it is taken as well.
         self._loose = short or self._policy.immediate or self._policy.lead() > 0
         rank = sessions[0].core.rank
+        self._announced = -1
+        # The server asks worker 0 for rates and options, and everybody where updates are made without it.
+        self._decides = rank == 0 or short
         self.tensors = [
             Tensor(
                 tensor, self._sessions, counters, seed=seed * 65_537 + rank, undoable=self._undoable, measures=measures
@@ -165,6 +168,8 @@ class Exchange:
 
     def _push(self, tensor: Tensor, *, held_only: bool = False, refuse: bool = False) -> None:
         self.check_open()
+        if self._announced != self.iteration:
+            self._announce()
         gradient = None if held_only else tensor.parameter.grad
         for slot in tensor.slots:
             try:
@@ -177,7 +182,14 @@ class Exchange:
                     frame = slot.encode(mine, self._policy.criterion())
             except NonFiniteError as error:
                 raise NonFiniteError(f"gradient of {error}") from None
-            slot.session.send(slot.session.core.push(slot.table, frame, self._rates(), last=self.last))
+            slot.session.send(slot.session.core.push(slot.table, frame, self._groups.rates, last=self.last))
+
+    def _announce(self) -> None:
+        """Options that a scheduler moved go ahead of the exchange's first gradient, as its rates go with each."""
+        self._announced = self.iteration
+        if self._decides and (news := self._groups.news()):
+            for session in self._sessions:
+                session.core.say(news)
 
     def _end_exchange(self, *, held_only: bool = False) -> None:
         refuse = self._skips and not self._finite()
@@ -189,7 +201,7 @@ class Exchange:
         self._push_state()
         digest = self._digest()
         for session in self._sessions:
-            session.send(session.core.flush(self._rates(), last=self.last, digest=digest))
+            session.send(session.core.flush(self._groups.rates, last=self.last, digest=digest))
         if self._loose:
             for session in self._sessions:
                 session.drain()
@@ -209,7 +221,9 @@ class Exchange:
     def _step_alone(self) -> None:
         """Between exchanges of whole weights, every worker trains by itself."""
         assert self.local is not None
-        self.local.step_all(((slot, part(gradient, slot)) for slot, gradient in self._gradients()), self._rates())
+        self.local.step_all(
+            ((slot, part(gradient, slot)) for slot, gradient in self._gradients()), self._groups.settings()
+        )
         for tensor in self.tensors:
             tensor.replica.show()
 
@@ -240,7 +254,7 @@ class Exchange:
             tensor.replica.refresh()
             slot.count_push(slot.values.nbytes, 0.0)
             frame = PLAIN.encode(slot.values)
-            slot.session.send(slot.session.core.push(slot.table, frame, self._rates(), last=self.last))
+            slot.session.send(slot.session.core.push(slot.table, frame, self._groups.rates, last=self.last))
 
     def _digest(self) -> str:
         """A hash of the model that this step's gradients were taken from, where the design compares replicas."""
@@ -256,6 +270,3 @@ class Exchange:
             if not tensor.state and tensor.parameter.grad is not None:
                 for slot in tensor.slots:
                     yield slot, tensor.parameter.grad
-
-    def _rates(self) -> tuple[float, ...]:
-        return tuple(float(group["lr"]) for group in self._groups)

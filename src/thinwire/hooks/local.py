@@ -11,7 +11,9 @@ import torch
 from thinwire.codecs.tensors import FloatArray
 from thinwire.hooks.slot import Slot
 from thinwire.schema import Plan
-from thinwire.server.updater import Updater
+from thinwire.server.options import changed
+from thinwire.server.updater import Settings, Updater
+from thinwire.worker.core import Update
 
 
 class LocalOptimizer:
@@ -23,19 +25,21 @@ class LocalOptimizer:
     """
 
     def __init__(self, plan: Plan, slots: Sequence[Slot]) -> None:
+        self._plan = plan
         self._values = {id(slot): torch.from_numpy(slot.values) for slot in slots}
         everything = msgspec.structs.replace(plan, tables=tuple(slot.spec for slot in slots))
         self._updater = Updater(everything, list(self._values.values()))
 
-    def step(self, slot: Slot, gradient: FloatArray, rates: tuple[float, ...]) -> None:
-        """One step of one slot; every other stays as it is."""
-        self._updater.set_rates(rates)
+    def step(self, slot: Slot, gradient: FloatArray, update: Update) -> None:
+        """One step of one slot, by the settings that came with its update; every other slot stays as it is."""
+        groups = changed(self._plan.optimizer, self._plan.groups, update.options) if update.options else None
+        self._updater.set(Settings(update.rates, groups or self._plan.groups))
         self._updater.step([self._values[id(slot)]], [torch.from_numpy(gradient)])
 
-    def step_all(self, gradients: Iterable[tuple[Slot, torch.Tensor]], rates: tuple[float, ...]) -> None:
+    def step_all(self, gradients: Iterable[tuple[Slot, torch.Tensor]], settings: Settings) -> None:
         """One step of every slot that has a gradient, each in its table's shape."""
         pairs = [(self._values[id(slot)], gradient) for slot, gradient in gradients]
-        self._updater.set_rates(rates)
+        self._updater.set(settings)
         self._updater.step([value for value, _ in pairs], [_like(gradient, value) for value, gradient in pairs])
 
     def state_dict(self) -> dict[str, Any]:

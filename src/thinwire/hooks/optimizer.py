@@ -14,6 +14,7 @@ from thinwire.hooks.exchange import Exchange
 from thinwire.hooks.modules import ModelHooks
 from thinwire.hooks.planning import Planned
 from thinwire.hooks.records import Recorder, residual_ratios
+from thinwire.hooks.settings import Groups
 from thinwire.policies.designs import Design
 from thinwire.runtime.outlets import Outlet
 from thinwire.runtime.session import Session
@@ -53,9 +54,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.assignment = planned.assignment
         self._sessions = list(sessions)
         self._recorder = Recorder(outlets, self.rank)
-        self._exchange = Exchange(
-            planned, sessions, design, self.param_groups, self.counters, seed=seed, measures=bool(outlets)
-        )
+        groups = Groups(self.param_groups, optimizer.defaults, planned.plans[0])
+        self._exchange = Exchange(planned, sessions, design, groups, self.counters, seed=seed, measures=bool(outlets))
         self._exchange.start()
         self._hooks = ModelHooks(model, self._exchange)
 

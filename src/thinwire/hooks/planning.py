@@ -21,7 +21,8 @@ from thinwire.policies.compression import PLAIN, Choice, Compression
 from thinwire.policies.consistency import Consistency, name_of
 from thinwire.policies.placement import Placement
 from thinwire.schema import Plan, TableSpec
-from thinwire.server.updater import ALLOWED, portable_options
+from thinwire.server.options import portable_options
+from thinwire.server.updater import ALLOWED
 
 
 @dataclass(frozen=True, slots=True)

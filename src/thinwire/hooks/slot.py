@@ -22,8 +22,8 @@ from thinwire.worker.core import Update
 NO_GRADIENT = b""
 NORM_EVERY = 8
 
-LocalStep = Callable[["Slot", FloatArray, tuple[float, ...]], None]
-"""Runs the worker's own optimizer on one slot: its values, the average gradient, the step's rates."""
+LocalStep = Callable[["Slot", FloatArray, Update], None]
+"""Runs the worker's own optimizer on one slot: the average gradient, and the update that brought it, for its rates."""
 
 
 class Slot:
@@ -168,7 +168,7 @@ class Slot:
         else:
             gradient = np.empty_like(self.values)
             nbytes = self._decode(update.frame, gradient, accumulate=False)
-            local_step(self, gradient, update.rates)
+            local_step(self, gradient, update)
         if update.version > 0:
             self.pulled_nbytes = nbytes
             self._counters.add("payload_bytes_pull", nbytes)

@@ -17,9 +17,10 @@ from thinwire.errors import ProtocolError
 from thinwire.policies.consistency import consistency
 from thinwire.schema import Delta, Message, Plan, Push, Values
 from thinwire.server.agreement import usable_codecs
+from thinwire.server.options import Options, changed, changes
 from thinwire.server.rounds import Digests
 from thinwire.server.table import Table
-from thinwire.server.updater import Updater
+from thinwire.server.updater import Settings, Updater
 
 MAX_STEP = 2**53
 """For a shard of buffers alone, which no update of its own bounds."""
@@ -65,7 +66,8 @@ class Steps:
         values = [None if table.spec.state else table.values for table in self.tables]
         if any(value is not None for value in values):
             self._updater = Updater(plan, values)
-        self._rates: dict[int, tuple[float, ...]] = {}
+        self._settings: dict[int, Settings] = {}
+        self._said: dict[int, tuple[Options, ...]] = {}
         self._digests = Digests()
 
     # ---- what workers send
@@ -107,21 +109,21 @@ class Steps:
                 ready.append(index)
             elif not self._seen(rank, table, push.step, repeats=repeats):
                 table.add(rank, frame, push.step)
-                if self._speaks_of_rates(rank):
-                    # An update goes by the rates of its own clock, whoever is ahead of it or late for it.
-                    self._rates.setdefault(push.step, push.rates)
+                if self._decides(rank):
+                    # An update goes by the settings of its own clock, whoever is ahead of it or late for it.
+                    self._settings.setdefault(push.step, self._settings_of(rank, push))
                 if table.incoming.complete:
                     ready.append(index)
                 elif reason := self._hopeless(table, left):
                     raise Hopeless(reason)
         words = self._relayed(push.step + 1, relayed)
         if self.policy.immediate:
-            return words + self._answer(rank, ready, push.rates)
+            return words + self._answer(rank, ready, self._settings_of(rank, push))
         while ready:
             words += self._update(ready)
             # Gradients of the next clock may have been waiting already.
             ready = [index for index in ready if self.tables[index].incoming.complete]
-        self._forget_rates()
+        self._forget_settings()
         return words
 
     # ---- where everything stands
@@ -150,9 +152,11 @@ class Steps:
     # ---- one message
 
     def _hear(self, rank: int, push: Push) -> None:
-        """The learning rates, worker 0's word on the end, and the digests."""
-        if self._speaks_of_rates(rank) and len(push.rates) != len(self.plan.groups):
+        """Rates and options, worker 0's word on the end, and the digests."""
+        if self._decides(rank) and len(push.rates) != len(self.plan.groups):
             raise ProtocolError(f"{len(push.rates)} learning rates came for {len(self.plan.groups)} groups")
+        if push.options and self._decides(rank):
+            self._said[rank] = changed(self.plan.optimizer, self._said.get(rank, self.plan.groups), push.options)
         if rank == 0 and push.last and self.final is None:
             # Where updates are made without worker 0, they may be ahead of it.
             clocks = [table.incoming.clock for table in self.tables if not table.spec.state]
@@ -160,12 +164,15 @@ class Steps:
         if push.digest:
             self._digests.add(rank, push.step, push.digest)
 
-    def _forget_rates(self) -> None:
-        while len(self._rates) > 1 and (oldest := min(self._rates)) < self.step:
-            del self._rates[oldest]
+    def _settings_of(self, rank: int, push: Push) -> Settings:
+        return Settings(push.rates, self._said.get(rank, self.plan.groups))
 
-    def _speaks_of_rates(self, rank: int) -> bool:
-        """Worker 0 does; anybody, where updates are made without it."""
+    def _forget_settings(self) -> None:
+        while len(self._settings) > 1 and (oldest := min(self._settings)) < self.step:
+            del self._settings[oldest]
+
+    def _decides(self, rank: int) -> bool:
+        """Whose rates and options count: worker 0's; anybody's, where updates are made without it."""
         return rank == 0 or self.policy.immediate or self.policy.quorum(self.plan.workers) < self.plan.workers
 
     def _seen(self, rank: int, table: Table, clock: int, *, repeats: bool) -> bool:
@@ -200,23 +207,22 @@ class Steps:
 
     # ---- updates
 
-    def _aggregate(
-        self, ready: list[int], rates: tuple[float, ...]
-    ) -> list[tuple[int, FloatArray | None, tuple[int, ...]]]:
+    def _aggregate(self, ready: list[int], settings: Settings) -> list[tuple[int, FloatArray | None, tuple[int, ...]]]:
         """Ends the current clock of some tables, and updates the model where that is the server's to do."""
         assert self._updater is not None
         taken = [(index, *self.tables[index].incoming.take(self.plan.reduce)) for index in ready]
         if self.plan.downlink == "delta":
             changed = [(self.tables[index], gradient) for index, gradient, _ in taken if gradient is not None]
-            self._updater.set_rates(rates)
+            self._updater.set(settings)
             self._updater.step([t.values for t, _ in changed], [torch.from_numpy(g) for _, g in changed])
         return taken
 
     def _update(self, ready: list[int]) -> list[Word]:
         """One update of each of these tables for everybody; tables that took the same turn share a message."""
         messages: dict[tuple[int, tuple[int, ...]], list[tuple[int, bytes]]] = {}
-        rates = self._rates[self.tables[ready[0]].incoming.clock]
-        for index, gradient, ranks in self._aggregate(ready, rates):
+        settings = self._settings[self.tables[ready[0]].incoming.clock]
+        here = self.plan.downlink == "delta"  # the optimizer runs here, and nobody else need know
+        for index, gradient, ranks in self._aggregate(ready, settings):
             table = self.tables[index]
             [(_, frame)] = table.publish(gradient)
             some = ranks if ranks != tuple(range(self.plan.workers)) else ()
@@ -230,16 +236,17 @@ class Steps:
                 tables=tuple(index for index, _ in sent),
                 last=self.final is not None and version >= self.final,
                 ranks=some,
-                rates=() if self.plan.downlink == "delta" else rates,
+                rates=() if here else settings.rates,
+                options=() if here else changes(self.plan.groups, settings.groups),
             )
             words.append(Word(delta, tuple(frame for _, frame in sent)))
         return words
 
-    def _answer(self, rank: int, ready: list[int], rates: tuple[float, ...]) -> list[Word]:
+    def _answer(self, rank: int, ready: list[int], settings: Settings) -> list[Word]:
         """One update of each of these tables, and its sender's own way to the new version."""
         bases = {index: self.tables[index].given[rank] for index in ready}
         messages: dict[tuple[int, int], list[tuple[int, bytes]]] = {}
-        for index, gradient, _ in self._aggregate(ready, rates):
+        for index, gradient, _ in self._aggregate(ready, settings):
             table = self.tables[index]
             [(_, frame)] = table.publish(gradient, {rank})
             messages.setdefault((table.version, bases[index]), []).append((index, frame))

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from thinwire.errors import ProtocolError
 from thinwire.schema import Plan
+from thinwire.server.options import LOCAL_OPTIONS, Options, thaw
 
 ALLOWED: dict[str, type[torch.optim.Optimizer]] = {
     kind.__name__: kind
@@ -31,8 +33,18 @@ ALLOWED: dict[str, type[torch.optim.Optimizer]] = {
     )
 }
 
-LOCAL_OPTIONS = frozenset({"params", "lr", "foreach", "fused", "capturable", "differentiable", "initial_lr"})
-"""Options that do not travel with the plan: how a machine computes, and the rate, which every push brings."""
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What holds for the updates of one clock.
+
+    Args:
+        rates: the learning rate of every parameter group of the plan.
+        groups: their other options, as JSON values.
+    """
+
+    rates: tuple[float, ...]
+    groups: tuple[Options, ...]
 
 
 class Updater:
@@ -46,7 +58,8 @@ class Updater:
         if plan.optimizer not in ALLOWED:
             raise ProtocolError(f"optimizer {plan.optimizer!r} is not on the server's list: {', '.join(ALLOWED)}")
         kind = ALLOWED[plan.optimizer]
-        options = [{key: _thaw(value) for key, value in group.items()} for group in plan.groups]
+        self._groups: tuple[Options, ...] = plan.groups
+        options = [{key: thaw(value) for key, value in group.items()} for group in plan.groups]
         _try_out(kind, options)
         groups: list[dict[str, Any]] = [
             {
@@ -64,10 +77,14 @@ class Updater:
             raise ProtocolError("the plan has no table that the optimizer could update")
         self.optimizer = _build(kind, [groups[index] for index in self._kept])
 
-    def set_rates(self, rates: Sequence[float]) -> None:
-        """Sets the learning rate of every parameter group of the plan."""
+    def set(self, settings: Settings) -> None:
+        """Sets the learning rate and the options of every parameter group of the plan."""
         for group, index in zip(self.optimizer.param_groups, self._kept, strict=True):
-            group["lr"] = rates[index]
+            group["lr"] = settings.rates[index]
+        if settings.groups is not self._groups:
+            self._groups = settings.groups
+            for group, index in zip(self.optimizer.param_groups, self._kept, strict=True):
+                group.update({key: thaw(value) for key, value in settings.groups[index].items()})
 
     def step(self, values: Sequence[torch.Tensor], grads: Sequence[torch.Tensor]) -> None:
         """Updates `values` in place by `grads`; every other table stays as it is."""
@@ -76,21 +93,6 @@ class Updater:
         self.optimizer.step()
         for value in values:
             value.grad = None
-
-
-def portable_options(group: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a parameter group's options as JSON values, without those of the worker's machine alone.
-
-    Args:
-        group: of an optimizer's `param_groups`.
-        known: the optimizer's `defaults`; what schedulers and users note in a group besides stays here.
-
-    Example:
-        >>> sgd = torch.optim.SGD([torch.zeros(1)], lr=0.1, momentum=0.9)
-        >>> portable_options({**sgd.param_groups[0], "label": "head"}, sgd.defaults)["momentum"]
-        0.9
-    """
-    return {key: _freeze(value) for key, value in group.items() if key in known and key not in LOCAL_OPTIONS}
 
 
 def _build(kind: type[torch.optim.Optimizer], groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
@@ -112,13 +114,3 @@ def _try_out(kind: type[torch.optim.Optimizer], options: Sequence[Mapping[str, A
                 trial.step()
         except Exception as error:  # torch lets out anything: TypeError, IndexError, AssertionError …
             raise ProtocolError(f"{kind.__name__} does not take these options: {error}") from error
-
-
-def _freeze(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.item()
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _thaw(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value

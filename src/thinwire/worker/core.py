@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from thinwire.errors import ProtocolError
 from thinwire.policies.consistency import Consistency, consistency
-from thinwire.schema import Delta, Join, Leave, Message, Plan, Push, Refused, Scalars, Values, Welcome
+from thinwire.schema import Changes, Delta, Join, Leave, Message, Plan, Push, Refused, Scalars, Values, Welcome
 
 CHUNK_NBYTES = 32 * 1024
 """A push leaves as soon as this much is ready: 3 ms at 100 Mbit/s, and a few chunks a step for small models."""
@@ -37,6 +37,7 @@ class Update:
         whole: the frame holds values to take over, not something to add or to step by.
         missed: this worker pushed a gradient that came too late for it.
         rates: of this step, where the workers run the optimizer.
+        options: of this step, likewise, where they differ from the plan's.
         ranks: whose gradients are in it, where some may be missing.
     """
 
@@ -46,6 +47,7 @@ class Update:
     missed: bool = False
     rates: tuple[float, ...] = ()
     ranks: tuple[int, ...] = ()
+    options: Changes = ()
 
 
 class WorkerCore:
@@ -78,6 +80,7 @@ class WorkerCore:
         self._chunk_nbytes = chunk_nbytes
         self._transmit: list[tuple[int, bytes]] = []
         self._transmit_nbytes = 0
+        self._options: Changes = ()
         self._pushed: set[int] = set()
         self._pushed_at = [-1] * len(plan.tables)
         self._answered = [0] * len(plan.tables)
@@ -114,6 +117,10 @@ class WorkerCore:
         self._transmit_nbytes += len(frame)
         return self.flush(rates, last=last) if self._transmit_nbytes >= self._chunk_nbytes else None
 
+    def say(self, options: Changes) -> None:
+        """These options changed: the next push says so, before its gradients count."""
+        self._options = options
+
     def flush(self, rates: tuple[float, ...], *, last: bool = False, digest: str = "") -> Outgoing | None:
         """Returns what waits in the transmit buffer as one message; None where nothing waits."""
         if not self._transmit and not digest:
@@ -121,7 +128,9 @@ class WorkerCore:
         tables = tuple(table for table, _ in self._transmit)
         frames = tuple(frame for _, frame in self._transmit)
         self._transmit, self._transmit_nbytes = [], 0
-        return Outgoing(Push(step=self.step, tables=tables, rates=rates, last=last, digest=digest), frames)
+        options, self._options = self._options, ()
+        push = Push(step=self.step, tables=tables, rates=rates, last=last, digest=digest, options=options)
+        return Outgoing(push, frames)
 
     def unpushed(self) -> list[int]:
         """Tables (not buffers) that have no frame in this step yet."""
@@ -232,7 +241,7 @@ class WorkerCore:
         if delta.base >= 0:
             self._bases[table, delta.version] = delta.base
         whole = self.plan.tables[table].state or (self.plan.downlink == "weights")
-        return Update(delta.version, frame, whole, rates=delta.rates, ranks=delta.ranks)
+        return Update(delta.version, frame, whole, rates=delta.rates, ranks=delta.ranks, options=delta.options)
 
     def _missed(self, table: int, update: Update) -> bool:
         """Whether our gradient came too late for an update. The update may have come before we pushed."""

@@ -1,0 +1,119 @@
+"""An optimizer's options as JSON values: which travel, which may change while training runs, and within what bounds.
+
+Schedulers move more than the rate (OneCycleLR cycles a momentum). What changed is said as **changes**: pairs of a
+group's index and the options that differ from what was said last. Only numbers on a list may change; anything that
+decides what an optimizer remembers (`amsgrad`, `centered`) stays as the plan has it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from thinwire.errors import ProtocolError
+from thinwire.schema import Changes
+
+LOCAL_OPTIONS = frozenset({"params", "lr", "foreach", "fused", "capturable", "differentiable", "initial_lr"})
+"""Options that do not travel with the plan: how a machine computes, and the rate, which every push brings."""
+
+CHANGEABLE: Mapping[str, float] = {
+    "momentum": math.inf,
+    "betas": 1.0,
+    "weight_decay": math.inf,
+    "eps": math.inf,
+    "alpha": math.inf,
+    "rho": 1.0,
+    "dampening": math.inf,
+    "lr_decay": math.inf,
+    "momentum_decay": math.inf,
+}
+"""Options that may change, and what each number stays below; none is negative."""
+
+Options = Mapping[str, Any]
+
+
+def portable_options(group: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a parameter group's options as JSON values, without those of the worker's machine alone.
+
+    Args:
+        group: of an optimizer's `param_groups`.
+        known: the optimizer's `defaults`; what schedulers and users note in a group besides stays here.
+
+    Example:
+        >>> sgd = torch.optim.SGD([torch.zeros(1)], lr=0.1, momentum=0.9)
+        >>> portable_options({**sgd.param_groups[0], "label": "head"}, sgd.defaults)["momentum"]
+        0.9
+    """
+    return {key: _freeze(value) for key, value in group.items() if key in known and key not in LOCAL_OPTIONS}
+
+
+def changes(before: Iterable[Options], after: Iterable[Options]) -> Changes:
+    """Returns what differs, group by group.
+
+    >>> changes([{"momentum": 0.9, "eps": 1}, {"momentum": 0.5}], [{"momentum": 0.8, "eps": 1}, {"momentum": 0.5}])
+    ((0, {'momentum': 0.8}),)
+    """
+    found = []
+    for index, (old, new) in enumerate(zip(before, after, strict=True)):
+        if differing := {key: value for key, value in new.items() if old.get(key) != value}:
+            found.append((index, differing))
+    return tuple(found)
+
+
+def changed(optimizer: str, groups: Sequence[Options], said: Changes) -> tuple[Options, ...]:
+    """Returns the groups' options with the changes in them.
+
+    Args:
+        optimizer: its name.
+        groups: what held so far.
+        said: the changes, which may come from a peer.
+
+    Raises:
+        ProtocolError: a group that is not there, an option that may not change, or a value out of range.
+
+    Example:
+        >>> changed("SGD", [{"momentum": 0.9}], ((0, {"momentum": 0.85}),))
+        ({'momentum': 0.85},)
+    """
+    result = [dict(group) for group in groups]
+    for index, options in said:
+        if not 0 <= index < len(result):
+            raise ProtocolError(f"options of parameter group {index} changed; there are {len(result)}")
+        for key, value in options.items():
+            _check(optimizer, result[index], key, value)
+            result[index][key] = value
+    return tuple(result)
+
+
+def thaw(value: Any) -> Any:
+    """A JSON value as torch wants it: pairs are tuples."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _check(optimizer: str, options: Options, key: str, value: Any) -> None:
+    allowed = sorted(CHANGEABLE.keys() & options.keys())
+    if key not in allowed:
+        raise ProtocolError(f"{optimizer}: {key!r} changed while training runs; of its options, {allowed} may")
+    old, new = _numbers(options[key]), _numbers(value)
+    if new is None or old is None or len(new) != len(old) or isinstance(value, list) != isinstance(options[key], list):
+        raise ProtocolError(f"{optimizer}: {key} changed from {options[key]!r} to {value!r}; numbers were expected")
+    if not all(0 <= number < CHANGEABLE[key] for number in new):
+        raise ProtocolError(f"{optimizer}: {key}={value!r}; it lies in [0, {CHANGEABLE[key]:g})")
+    if optimizer == "RMSprop" and key == "momentum" and not old[0] and new[0]:
+        raise ProtocolError("RMSprop: a momentum that was 0 cannot begin while training runs; plan a small one")
+
+
+def _numbers(value: Any) -> list[float] | None:
+    values = value if isinstance(value, list) else [value]
+    if all(isinstance(each, int | float) and not isinstance(each, bool) for each in values):
+        return values
+    return None
+
+
+def _freeze(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.item()
+    return [_freeze(each) for each in value] if isinstance(value, tuple | list) else value
