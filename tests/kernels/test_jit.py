@@ -10,10 +10,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numba
 import numpy as np
 
 import thinwire
 from thinwire.kernels import Workspace, decode_ternary, encode_ternary
+from thinwire.kernels.jit import wide_vectors
 
 ROUND_TRIP = """
 import numpy as np
@@ -124,3 +126,17 @@ def test_two_threads_at_once_give_the_same_bytes() -> None:
         thread.join()
     assert together == alone
     assert len(alone[0]) == 20
+
+
+def test_wide_vectors_reach_the_compiler() -> None:
+    @numba.njit
+    def add(values: Any) -> None:
+        wide_vectors()
+        for i in range(values.size):
+            values[i] += np.float32(1)
+
+    values = np.zeros(100, np.float32)
+    add(values)
+    assert (values == 1).all()
+    (code,) = add.inspect_llvm().values()
+    assert '"prefer-vector-width"="512"' in code

@@ -13,15 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from thinwire.errors import NonFiniteError
-from thinwire.kernels.jit import jit
+from thinwire.kernels.jit import jit, wide_vectors
 from thinwire.kernels.magnitude import frozen, max_magnitude, max_of_sum
 
 LANES = 1024
-_INTEGER: dict[Any, Any] = {
-    np.float32: (np.int32, np.int32(0x7FFFFFFF)),
-    np.float64: (np.int64, np.int64(0x7FFFFFFFFFFFFFFF)),
-}
-"""The integer type as wide as a float type, and the bits of its magnitude."""
+_BLOCK = 4 * LANES
 
 
 class Moments(NamedTuple):
@@ -65,27 +61,30 @@ def moments(
         (3.0, -4.0, 25.0, 2)
     """
     kind = values.dtype.type
-    unit = 1.0
+    unit, largest = 1.0, 0.0
+    magnitude: Any = np.int32(0x7FFFFFFF)
     if kind is np.float64:
-        unit = _unit(largest_of(values, residual, residual_scale))
-    integer, magnitude = _INTEGER[kind]
-    row = np.empty(LANES, kind)
-    largest_bits, num_nonnegative, positive, negative, total_squares = _moments(
+        largest = largest_of(values, residual, residual_scale)
+        unit, magnitude = _unit(largest), None
+    sums = np.zeros((3, LANES))
+    bits, num_nonnegative = _moments(
         frozen(values),
-        frozen(values if residual is None else residual),
+        None if residual is None else frozen(residual),
         kind(residual_scale),
-        residual is not None,
-        signed,
-        squares,
         1.0 / unit,
         magnitude,
-        row,
-        row.view(integer),
-        np.zeros((3, LANES)),
+        np.empty(_BLOCK, kind),
+        sums[0] if signed else None,
+        sums[1] if signed else None,
+        sums[2] if squares else None,
     )
-    largest = float(integer(largest_bits).view(kind))
-    require_finite_magnitude(largest)
-    return Moments(positive, negative, total_squares, num_nonnegative, largest, unit)
+    if magnitude is not None:
+        largest = float(np.int32(bits).view(np.float32))
+        require_finite_magnitude(largest)
+    for lanes in sums:
+        _fold(lanes)
+    positive, negative, total_squares = sums[:, 0].tolist()
+    return Moments(positive, negative, total_squares, num_nonnegative if signed else 0, largest, unit)
 
 
 def largest_of(values: Any, residual: Any, residual_scale: float) -> float:
@@ -114,79 +113,89 @@ def _moments(
     values: Any,
     residual: Any,
     scale: Any,
-    with_residual: bool,
-    signed: bool,
-    squares: bool,
-    lift: Any,
+    lift: float,
     magnitude: Any,
-    row: Any,
-    bits: Any,
-    lanes: Any,
-) -> tuple[Any, int, float, float, float]:
-    largest, num_nonnegative = bits[0] & 0, 0
-    for start in range(0, values.size, row.size):
-        size = min(row.size, values.size - start)
-        if with_residual:
-            _sum(values[start : start + size], residual[start : start + size], scale, row)
-        else:
-            _copy(values[start : start + size], row)
-        largest = max(largest, _largest(bits[:size], magnitude))
-        if signed:
-            num_nonnegative += _count_nonnegative(row[:size])
-            _add_signed(row[:size], lift, lanes[0], lanes[1])
-        if squares:
-            _add_squares(row[:size], lift, lanes[2])
-    return largest, num_nonnegative, _fold(lanes[0]), _fold(lanes[1]), _fold(lanes[2])
+    rows: Any,
+    positive: Any,
+    negative: Any,
+    squares: Any,
+) -> tuple[Any, int]:
+    """Fills the running sums; returns the bits of the largest magnitude, and how many values are at least zero."""
+    largest, num_nonnegative = np.int32(0), 0
+    whole = values.size // _BLOCK * _BLOCK
+    for start in range(0, whole, _BLOCK):
+        block = values[start : start + _BLOCK]
+        held = None if residual is None else residual[start : start + _BLOCK]
+        found, count = _add_rows(block, held, scale, lift, magnitude, positive, negative, squares)
+        largest = max(largest, found)
+        num_nonnegative += count
+    if whole < values.size:
+        # Zeros change no sum: v = 0 adds +0.0, and no sum is -0.0.
+        _pad(values[whole:], None if residual is None else residual[whole:], scale, rows)
+        found, count = _add_rows(rows, None, scale, lift, magnitude, positive, negative, squares)
+        largest = max(largest, found)
+        num_nonnegative += count - (_BLOCK - (values.size - whole))
+    return largest, num_nonnegative
 
 
 @jit
-def _fold(lane: Any) -> Any:
-    half = lane.size // 2
+def _add_rows(
+    block: Any, residual: Any, scale: Any, lift: float, magnitude: Any, positive: Any, negative: Any, squares: Any
+) -> tuple[Any, Any]:
+    """Four rows at once, so that a running sum is loaded and stored once for four additions to it.
+
+    What is None is left out when this is compiled: the residual, the signed sums, the squares, the largest magnitude.
+    """
+    wide_vectors()
+    largest, count = np.int32(0), np.int32(0)
+    a, b, c, d = block[:LANES], block[LANES : 2 * LANES], block[2 * LANES : 3 * LANES], block[3 * LANES :]
+    if residual is not None:
+        ra, rb = residual[:LANES], residual[LANES : 2 * LANES]
+        rc, rd = residual[2 * LANES : 3 * LANES], residual[3 * LANES :]
+    for i in range(LANES):
+        v0, v1, v2, v3 = a[i], b[i], c[i], d[i]
+        if residual is not None:
+            v0, v1, v2, v3 = scale * ra[i] + v0, scale * rb[i] + v1, scale * rc[i] + v2, scale * rd[i] + v3
+        if magnitude is not None:
+            # The bits of a float32: Numba reads them only where the type is spelled out.
+            m0, m1 = np.float32(v0).view(np.int32) & magnitude, np.float32(v1).view(np.int32) & magnitude
+            m2, m3 = np.float32(v2).view(np.int32) & magnitude, np.float32(v3).view(np.int32) & magnitude
+            largest = max(largest, max(max(m0, m1), max(m2, m3)))
+        w0, w1, w2, w3 = np.float64(v0) * lift, np.float64(v1) * lift, np.float64(v2) * lift, np.float64(v3) * lift
+        if positive is not None:
+            count += np.int32(v0 >= 0) + np.int32(v1 >= 0) + np.int32(v2 >= 0) + np.int32(v3 >= 0)
+            above, below = positive[i], negative[i]
+            above += w0 if w0 > 0 else 0.0
+            below += w0 if w0 < 0 else 0.0
+            above += w1 if w1 > 0 else 0.0
+            below += w1 if w1 < 0 else 0.0
+            above += w2 if w2 > 0 else 0.0
+            below += w2 if w2 < 0 else 0.0
+            above += w3 if w3 > 0 else 0.0
+            below += w3 if w3 < 0 else 0.0
+            positive[i], negative[i] = above, below
+        if squares is not None:
+            total = squares[i]
+            total += w0 * w0
+            total += w1 * w1
+            total += w2 * w2
+            total += w3 * w3
+            squares[i] = total
+    return largest, count
+
+
+@jit
+def _pad(values: Any, residual: Any, scale: Any, rows: Any) -> None:
+    """The last values, with their residual, and zeros behind them."""
+    for i in range(values.size):
+        rows[i] = values[i] if residual is None else scale * residual[i] + values[i]
+    rows[values.size :] = 0
+
+
+@jit
+def _fold(lanes: Any) -> None:
+    half = lanes.size // 2
     while half >= 1:
         for i in range(half):
-            lane[i] += lane[half + i]
+            lanes[i] += lanes[half + i]
         half //= 2
-    return lane[0]
-
-
-@jit
-def _copy(values: Any, row: Any) -> None:
-    for i in range(values.size):
-        row[i] = values[i]
-
-
-@jit
-def _sum(values: Any, residual: Any, scale: Any, row: Any) -> None:
-    for i in range(values.size):
-        row[i] = scale * residual[i] + values[i]
-
-
-@jit
-def _largest(bits: Any, magnitude: Any) -> Any:
-    largest = bits[0] & 0
-    for i in range(bits.size):
-        largest = max(largest, bits[i] & magnitude)
-    return largest
-
-
-@jit
-def _count_nonnegative(row: Any) -> Any:
-    count = np.int32(0)
-    for i in range(row.size):
-        count += np.int32(row[i] >= 0)
-    return count
-
-
-@jit
-def _add_signed(row: Any, lift: Any, positive: Any, negative: Any) -> None:
-    for i in range(row.size):
-        v = np.float64(row[i]) * lift
-        positive[i] += v if v > 0 else 0.0
-        negative[i] += v if v < 0 else 0.0
-
-
-@jit
-def _add_squares(row: Any, lift: Any, squares: Any) -> None:
-    for i in range(row.size):
-        v = np.float64(row[i]) * lift
-        squares[i] += v * v
