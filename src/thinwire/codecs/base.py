@@ -190,11 +190,11 @@ class Codec(ABC):
     def framed(self, packed: Packed, dtype: str, shape: tuple[int, ...]) -> Encoded:
         """What was packed, through the zstd stage where there is one, in a frame."""
         flags = packed.flags
-        payload = packed.payload.data if isinstance(packed.payload, np.ndarray) else memoryview(packed.payload)
+        payload: bytes | memoryview
+        payload = packed.payload.data if isinstance(packed.payload, np.ndarray) else packed.payload
         if self.entropy and (shrunk := entropy_stage.compress(payload)) is not None:
-            flags, payload = flags | _ZSTD, memoryview(shrunk)
-        frame = Frame(self.id, dtype, shape, packed.scales, flags, payload)
-        return Encoded(frames.pack(frame), len(payload))
+            flags, payload = flags | _ZSTD, shrunk
+        return Encoded(frames.write(self.id, dtype, shape, packed.scales, flags, payload), len(payload))
 
     def refused(self, error: NonFiniteError, name: str, dtype: str, shape: tuple[int, ...]) -> Encoded:
         """What becomes of a tensor with NaN or Inf: a frame that says so, or the error, with the tensor's name."""

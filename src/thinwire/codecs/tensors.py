@@ -62,40 +62,41 @@ def flatten(tensor: torch.Tensor | NDArray[Any], name: str = "the tensor") -> Fl
         TypeError: not a dense floating-point torch tensor or NumPy array.
         ConfigError: more dimensions than a frame can hold.
     """
-    if isinstance(tensor, torch.Tensor | np.ndarray) and tensor.ndim > MAX_RANK:
-        raise ConfigError(f"{name} has {tensor.ndim} dimensions; a frame holds at most {MAX_RANK}: reshape it")
-    if isinstance(tensor, np.ndarray):
-        if tensor.dtype.kind != "f" or tensor.dtype.itemsize > 8:
-            raise TypeError(f"{name} has dtype {tensor.dtype}; codecs take float16, bfloat16, float32 and float64")
-        shape = tensor.shape
-        dtype = {2: "fp16", 4: "fp32", 8: "fp64"}[tensor.dtype.itemsize]
-        wide = np.float64 if dtype == "fp64" else np.float32
-        return Flat(np.ascontiguousarray(tensor, dtype=wide).reshape(-1), dtype, shape)
-    if isinstance(tensor, torch.Tensor) and tensor.dtype == torch.float32 and is_plain(tensor):
-        # What nearly every gradient is: nothing to convert, and each of torch's calls costs as much as a small kernel.
-        return Flat(tensor.detach().numpy().reshape(-1), "fp32", tuple(tensor.shape))
-    values = _flat(tensor, name).cpu()
-    return Flat(values.numpy(), _NAMES[tensor.dtype], tuple(tensor.shape))
+    if isinstance(tensor, torch.Tensor):
+        shape = tuple(tensor.shape)
+        if tensor.dtype is torch.float32 and is_plain(tensor) and len(shape) <= MAX_RANK:
+            # What nearly every gradient is: nothing to convert, and a call of torch's costs as much as a small kernel.
+            return Flat((tensor.detach() if tensor.requires_grad else tensor).numpy().reshape(-1), "fp32", shape)
+        _check_rank(shape, name)
+        return Flat(_flat(tensor, name).cpu().numpy(), _NAMES[tensor.dtype], shape)
+    if not isinstance(tensor, np.ndarray):
+        raise TypeError(f"{name} is a {type(tensor).__name__}; codecs take torch tensors and NumPy arrays")
+    _check_rank(tensor.shape, name)
+    if tensor.dtype.kind != "f" or tensor.dtype.itemsize > 8:
+        raise TypeError(f"{name} has dtype {tensor.dtype}; codecs take float16, bfloat16, float32 and float64")
+    dtype = {2: "fp16", 4: "fp32", 8: "fp64"}[tensor.dtype.itemsize]
+    wide = np.float64 if dtype == "fp64" else np.float32
+    return Flat(np.ascontiguousarray(tensor, dtype=wide).reshape(-1), dtype, tensor.shape)
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether NumPy sees a tensor's values as they are, in C order: dense, contiguous, on the CPU, not a lazy negation."""
-    return (
-        tensor.device.type == "cpu" and tensor.layout == torch.strided and tensor.is_contiguous() and not tensor.is_neg()
-    )
+    """Whether NumPy sees the values as they are, in C order: on the CPU, dense, contiguous, not a lazy negation."""
+    return tensor.is_cpu and tensor.layout is torch.strided and tensor.is_contiguous() and not tensor.is_neg()
 
 
 def flatten_on_device(tensor: torch.Tensor, name: str = "the tensor") -> DeviceFlat:
     """As `flatten`, where the tensor lies."""
-    if tensor.ndim > MAX_RANK:
-        raise ConfigError(f"{name} has {tensor.ndim} dimensions; a frame holds at most {MAX_RANK}: reshape it")
+    _check_rank(tuple(tensor.shape), name)
     return DeviceFlat(_flat(tensor, name), _NAMES[tensor.dtype], tuple(tensor.shape))
 
 
-def _flat(tensor: object, name: str) -> torch.Tensor:
+def _check_rank(shape: tuple[int, ...], name: str) -> None:
+    if len(shape) > MAX_RANK:
+        raise ConfigError(f"{name} has {len(shape)} dimensions; a frame holds at most {MAX_RANK}: reshape it")
+
+
+def _flat(tensor: torch.Tensor, name: str) -> torch.Tensor:
     """The values in C order, in the compute dtype, on their device."""
-    if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{name} is a {type(tensor).__name__}; codecs take torch tensors and NumPy arrays")
     if tensor.dtype not in _NAMES:
         raise TypeError(f"{name} has dtype {tensor.dtype}; codecs take float16, bfloat16, float32 and float64")
     if tensor.layout != torch.strided:

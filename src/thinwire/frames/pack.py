@@ -14,6 +14,7 @@ from thinwire.frames.layout import (
     DTYPE_NUMBERS,
     MAGIC,
     NAMED_CODEC,
+    VERSION,
 )
 
 _TENSORS = 4096
@@ -30,12 +31,25 @@ def pack(frame: Frame) -> bytes:
     >>> parse(pack(frame)) == frame
     True
     """
-    scales, payload = frame.scales, frame.payload
-    head = _head(frame.version, frame.codec, frame.flags, frame.dtype, frame.shape)
-    head += varint.write(len(scales))
+    return write(frame.codec, frame.dtype, frame.shape, frame.scales, frame.flags, frame.payload, frame.version)
+
+
+def write(
+    codec: str,
+    dtype: str,
+    shape: tuple[int, ...],
+    scales: tuple[float, ...],
+    flags: int,
+    payload: bytes | memoryview,
+    version: int = VERSION,
+) -> bytes:
+    """As `pack`, of a frame's fields, for the sender that would make a `Frame` only for this."""
+    head = _head(version, codec, flags, dtype, shape)
     if scales:
-        head += struct.pack(f"<{len(scales)}{'d' if frame.dtype == 'fp64' else 'f'}", *scales)
-    head += varint.write(len(payload))
+        packed = struct.pack(f"<{len(scales)}{'d' if dtype == 'fp64' else 'f'}", *scales)
+        head = b"".join((head, varint.write(len(scales)), packed, varint.write(len(payload))))
+    else:
+        head = b"".join((head, b"\0", varint.write(len(payload))))
     checksum = xxhash.xxh3_64(head)
     checksum.update(payload)
     return b"".join((head, payload, checksum.digest()[::-1]))  # xxhash gives the canonical form, big-endian

@@ -61,7 +61,7 @@ def parse(data: bytes | bytearray | memoryview, *, copy: bool = True) -> Frame:
 
 
 def _end_of_head(view: memoryview, end: int) -> int:
-    """Where the scales begin, if this is a frame at all; whether the head says something sensible is for `_read_head`."""
+    """Where the scales begin, if this is a frame at all; whether the head makes sense, `_read_head` says."""
     at = 4 if view[3] != NAMED_CODEC else 5 + view[4]
     at += 4
     if at > end:
