@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.hooks.ddp_ranks import batch, mlp, run_ranks
 from thinwire.engines.namespaces import available
 from thinwire.errors import ConfigError
-from thinwire.studies.hooks_bench import OURS, STOCK, Cell, run_cell
+from thinwire.studies.hooks_bench import OURS, STOCK, Cell, attempt, run_cell
 from thinwire.studies.hooks_bench_chart import draw_hooks
 from thinwire.studies.hooks_bench_rank import install
 
@@ -60,6 +60,8 @@ def test_one_cell_end_to_end() -> None:
     outcome = run_cell(cell, RANK, on_event=lambda process, event: told.append((process, event["event"])))
     assert outcome["steps_done"] == 2 and [point["step"] for point in outcome["curve"]] == [2]
     assert outcome["seconds_to_target"] == outcome["curve"][0]["seconds"] > 0
+    assert (outcome["ended"], outcome["error"]) == ("target", None)
+    assert outcome["cpu_seconds_per_step"] > 0 and outcome["cpu_seconds_alone"] > 0
     assert 0 < outcome["test_accuracy"] < 1 and outcome["seconds_per_step"] > 0
     assert "5 compressed steps" in outcome["report"]
     assert ("rank 0", "progress") in told and ("rank 1", "measured") in told
@@ -69,6 +71,23 @@ def test_one_cell_end_to_end() -> None:
         assert outcome["shaping"] == "kernel"
         # Two ranks send each other's shares of some 17,000 values; uncompressed it would be 68 kB and more.
         assert 1_000 < outcome["sent_bytes_per_step"] < 30_000
+
+
+def test_a_run_that_is_cut_short_keeps_its_curve() -> None:
+    cell = Cell(hook="none", model="mlp", data="digits", ranks=2, steps=100_000, eval_every=2, eval_examples=50)
+    outcome = run_cell(cell, RANK, limit_s=0.05)
+    assert outcome["ended"] == "limit" and outcome["seconds"] > 0.05
+    assert 2 < outcome["steps_done"] < 100_000 and outcome["seconds_per_step"] > 0
+    assert outcome["curve"] and all(round(50 * point["accuracy"], 6) % 1 == 0 for point in outcome["curve"])
+    assert outcome["seconds_to_target"] is None and outcome["cpu_seconds_per_step"] is None
+
+
+def test_a_hook_that_crashes_gives_a_row_that_says_so() -> None:
+    dead = [sys.executable, "-c", "raise SystemExit('gloo: preamble mismatch')"]
+    row = attempt(Cell(hook="powersgd-1", ranks=2), dead)
+    assert row["ended"] == "error" and row["curve"] == [] and row["seconds_per_step"] is None
+    assert row["error"].startswith("EngineError: rank ") and "preamble mismatch" in row["error"]
+    assert row["hook"] == "powersgd-1" and "bucket_cap_mb" in row["note"]
 
 
 @pytest.mark.parametrize(
@@ -87,15 +106,7 @@ def test_cells_that_cannot_be_are_refused(options: dict[str, Any], text: str) ->
 
 def test_the_chart_is_drawn(tmp_path: Path) -> None:
     cells = [
-        {
-            "model": model,
-            "hook": hook,
-            "link": link,
-            "ranks": 4,
-            "seconds_per_step": 0.1,
-            "target": 0.5 if link else None,
-            "curve": [{"step": 1, "seconds": 1.0, "accuracy": 0.6}],
-        }
+        {"model": model, "hook": hook, "link": link, "ranks": 4, "seconds_per_step": 0.1}
         for model in ("lenet", "resnet20")
         for hook in (STOCK[0], OURS[0])
         for link in ("10mbit", None)

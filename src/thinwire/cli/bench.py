@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from thinwire.cli import bench_hooks, bench_transports, options
+from thinwire.cli import bench_hooks, bench_race, bench_transports, options
 from thinwire.cli.console import console, write_json
 from thinwire.codecs import ids
 from thinwire.policies.designs import codec_by_name
@@ -21,6 +21,7 @@ from thinwire.studies.codec_lists import small_tensors, tensor_list
 app = typer.Typer(help="Measure codecs, transports and hooks on this machine.", no_args_is_help=True)
 app.add_typer(bench_transports.app)
 app.add_typer(bench_hooks.app)
+app.add_typer(bench_race.app)
 
 _COLUMNS = (
     ("bits_per_value", "bits/value", "{:.3f}"),

@@ -13,11 +13,12 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from thinwire.cli import options
-from thinwire.cli.console import console, event, size, write_json
+from thinwire.cli.console import console, event, size
 from thinwire.cli.train import with_privileges
 from thinwire.errors import ConfigError
-from thinwire.studies.hooks_bench import NOTES, OURS, STOCK, Cell, run_cell
+from thinwire.studies.hooks_bench import NOTES, OURS, STOCK, Cell, attempt
 from thinwire.studies.hooks_bench_chart import draw_hooks
+from thinwire.studies.timing import machine
 
 app = typer.Typer()
 RANK_COMMAND = (sys.executable, "-m", "thinwire.cli.bench_hooks", "hooks-rank")
@@ -40,8 +41,6 @@ def hooks(
     steps: Annotated[int, typer.Option(min=1, help="Measured steps of each run.")] = 20,
     batch: options.Batch = None,
     lr: options.Rate = None,
-    target: Annotated[float | None, typer.Option(help="Also measure the time to this test accuracy, 0 … 1.")] = None,
-    eval_every: Annotated[int, typer.Option(help="Steps between evaluations; they are off the clock.")] = 0,
     seed: options.Seed = 0,
     bucket_cap_mb: Annotated[
         int | None, typer.Option(help="DDP's bucket size; by default DDP's own, and 100 for PowerSGD.")
@@ -50,9 +49,13 @@ def hooks(
     png: Annotated[Path, typer.Option(help="Where to draw the figures.")] = Path("thinwire-hooks.png"),
     json: options.Json = None,
 ) -> None:
-    """Measure DDP hooks: seconds per step, bytes at the interface, and time to a test accuracy."""
+    """Measure DDP hooks: seconds per step, CPU time and bytes at the interface.
+
+    Every finished run is in the JSON file at once; a hook that fails gives a row that says so, and the rest goes on.
+    Ctrl-C keeps what has been measured. See `bench race` for the time to a test accuracy.
+    """
     wanted = names or [*STOCK, *OURS]
-    rates = [None if word in ("none", "unlimited") else word for word in _words(links)]
+    rates = rates_of(links)
     cells = [
         Cell(
             hook=hook,
@@ -64,25 +67,19 @@ def hooks(
             batch=batch,
             lr=lr,
             seed=seed,
-            eval_every=eval_every,
-            target=target,
             bucket_cap_mb=bucket_cap_mb,
             data_root=data_root,
         )
-        for model in _words(models)
+        for model in words(models)
         for link in rates
         for hook in wanted
     ]
     with_privileges(next((link for link in rates if link), None), "kernel")
-    outcomes = _run_all(cells)
-    for model in dict.fromkeys(cell.model for cell in cells):
-        console.print(_table([outcome for outcome in outcomes if outcome["model"] == model], model))
-    for name in wanted:
-        if name in NOTES:
-            console.print(f"{name}: {NOTES[name]}", highlight=False)
-    draw_hooks(outcomes, png)
-    console.print(f"wrote {png}")
-    write_json(json, {"cells": outcomes})
+    outcomes = Kept(json)
+    try:
+        _run_all(cells, outcomes)
+    finally:
+        _show(outcomes, png)
 
 
 @app.command("hooks-rank", hidden=True)
@@ -98,23 +95,73 @@ def hooks_rank(
     run_rank(Cell(**json_format.loads(cell)), rank=rank, master=master, gate=gate, report=event)
 
 
-def _words(text: str) -> list[str]:
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    if not words:
+def _show(outcomes: Kept, png: Path) -> None:
+    for model in dict.fromkeys(row["model"] for row in outcomes.rows):
+        console.print(_table([row for row in outcomes.rows if row["model"] == model], model))
+    outcomes.tell()
+    if measured := [row for row in outcomes.rows if row["error"] is None]:
+        draw_hooks(measured, png)
+        console.print(f"wrote {png}")
+
+
+class Kept:
+    """Outcomes, and a JSON file that holds all of them from the moment they are there."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self._path = path
+
+    def add(self, row: dict[str, Any], **more: Any) -> None:
+        """Takes a row, and writes the file anew."""
+        self.rows.append(row)
+        if self._path is not None:
+            try:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                data = {"machine": machine(), "cells": self.rows, **more}
+                self._path.write_text(json_format.dumps(data, indent=2) + "\n")
+            except OSError as error:
+                raise ConfigError(
+                    f"{self._path} cannot be written: {error.strerror}. Choose another --json file"
+                ) from error
+
+    def tell(self) -> None:
+        """Prints the notes on hooks that were run, the errors of those that failed, and where the file is."""
+        for name in dict.fromkeys(row["hook"] for row in self.rows if row["note"]):
+            console.print(f"{name}: {NOTES[name]}", highlight=False)
+        for row in self.rows:
+            if row["error"] is not None:
+                where = f"{row['model']}, {row['link'] or 'unlimited'}, {row['hook']}"
+                console.print(escape(f"{where} failed: {row['error']}"), style="red", highlight=False)
+        if self._path is not None and self.rows:
+            console.print(f"wrote {self._path}")
+
+
+def words(text: str) -> list[str]:
+    """The words of a list with commas. Raises ConfigError where there are none."""
+    found = [word.strip() for word in text.split(",") if word.strip()]
+    if not found:
         raise ConfigError(f"{text!r} names nothing; give names with commas")
-    return words
+    return found
 
 
-def _run_all(cells: list[Cell]) -> list[dict[str, Any]]:
-    bar = Progress(
+def rates_of(links: str) -> list[str | None]:
+    """The rates in a list with commas; None is unlimited."""
+    return [None if word in ("none", "unlimited") else word for word in words(links)]
+
+
+def progress_bar() -> Progress:
+    """A bar for many runs, each with a line of its own."""
+    return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         TextColumn("{task.fields[text]}"),
         TimeElapsedColumn(),
         console=console,
     )
-    outcomes = []
-    with bar:
+
+
+def _run_all(cells: list[Cell], outcomes: Kept) -> None:
+    with progress_bar() as bar:
         whole = bar.add_task("all runs", total=len(cells), text="")
         for cell in cells:
             name = escape(f"{cell.model} {cell.link or 'unlimited'} {cell.hook}")
@@ -125,34 +172,40 @@ def _run_all(cells: list[Cell]) -> list[dict[str, Any]]:
                     each = data["seconds"] / data["step"]
                     bar.update(task, completed=data["step"], text=f"{1e3 * each:.0f} ms a step")
 
-            outcome = run_cell(cell, RANK_COMMAND, on_event=on_event)
-            outcomes.append(outcome)
-            bar.update(task, completed=cell.steps, text=f"median {1e3 * outcome['seconds_per_step']:.1f} ms")
+            outcome = attempt(cell, RANK_COMMAND, on_event=on_event)
+            outcomes.add(outcome)
+            failed = outcome["error"] is not None
+            text = "[red]failed[/]" if failed else f"median {1e3 * outcome['seconds_per_step']:.1f} ms"
+            bar.update(task, completed=cell.steps, text=text)
             bar.advance(whole)
-    return outcomes
 
 
 def _table(outcomes: list[dict[str, Any]], model: str) -> Table:
     """A row for each link and hook, per step and rank.
 
-    The speed-up is over plain DDP on the same link, where that was run; `target` is the time to the target accuracy.
+    The speed-up is over plain DDP on the same link, where that was run; `added` is CPU time beyond that of the same
+    steps without any exchange.
     """
     table = Table(title=f"{model}, {outcomes[0]['ranks']} ranks, {outcomes[0]['data']}", title_justify="left")
-    for column in ("link", "hook", "step ms", "speed-up", "CPU ms", "sent", "accuracy", "target s"):
+    for column in ("link", "hook", "step ms", "speed-up", "CPU ms", "added", "sent", "accuracy"):
         table.add_column(column, justify="left" if column in ("link", "hook") else "right", no_wrap=column != "hook")
-    plain = {o["link"]: o["seconds_per_step"] for o in outcomes if o["hook"] == "none"}
+    plain = {o["link"]: o["seconds_per_step"] for o in outcomes if o["hook"] == "none" and o["error"] is None}
     for outcome in outcomes:
-        sent, reached = outcome["sent_bytes_per_step"], outcome["seconds_to_target"]
-        base = plain.get(outcome["link"])
+        link, hook = outcome["link"] or "unlimited", escape(outcome["hook"])
+        if outcome["error"] is not None:
+            table.add_row(link, hook, "failed", *[""] * 5)
+            continue
+        sent, base = outcome["sent_bytes_per_step"], plain.get(outcome["link"])
+        cpu = outcome["cpu_seconds_per_step"]
         table.add_row(
-            outcome["link"] or "unlimited",
-            escape(outcome["hook"]),
+            link,
+            hook,
             f"{1e3 * outcome['seconds_per_step']:.1f}",
             f"{base / outcome['seconds_per_step']:.1f}×" if base else "",
-            f"{1e3 * outcome['cpu_seconds_per_step']:.1f}",
+            f"{1e3 * cpu:.1f}",
+            f"{1e3 * (cpu - outcome['cpu_seconds_alone']):.1f}",
             size(sent) if sent is not None else "not counted",
             f"{outcome['test_accuracy']:.2%}",
-            f"{reached:.1f}" if reached is not None else ("" if outcome["target"] is None else "not reached"),
         )
     return table
 

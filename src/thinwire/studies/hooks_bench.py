@@ -2,7 +2,10 @@
 
 Ranks join and warm up over unlimited links (uncompressed steps of a large model take half a minute at 10 Mbit/s, and
 PowerSGD begins with two), then the links become thin and the clock starts. Bytes are what the kernel counted at each
-rank's link. The figures are a rank's median step, and the seconds to a test accuracy with evaluations left out.
+rank's link. The figures are a rank's median step, its CPU time beside that of the same steps without any exchange,
+and the curve of test accuracy over seconds of training, evaluations left out.
+
+What a run says on its way is enough for its row: a run that is cut short (`limit_s`) keeps its curve.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import statistics
 import tempfile
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,7 @@ from thinwire.codecs import codec as make_codec
 from thinwire.engines.links import Rate
 from thinwire.engines.local import LocalEngine
 from thinwire.engines.namespaces import Fabric
-from thinwire.errors import ConfigError, EngineError
+from thinwire.errors import ConfigError, EngineError, ThinwireError
 from thinwire.policies.naming import parse_name
 from thinwire.studies.experiment import choose_links
 
@@ -36,6 +39,9 @@ NOTES = {
     "bf16": "torch refuses its own bf16 hook on gloo; this is the same cast and all-reduce, written out",
     "powersgd-1": "bucket_cap_mb=100: with default buckets it aborts or hangs on gloo",
 }
+
+BATCHES = {"lenet": 16, "resnet20": 8, "mlp-5m": 32}
+"""Examples per rank and step that the bars in `docs/ddp.md` are stated for."""
 
 PORT = 29400
 SILENCE_S = 900.0
@@ -54,10 +60,11 @@ class Cell:
         ranks: how many ranks train.
         steps: measured steps.
         warmup: steps before, over unlimited links; at least 3, because PowerSGD's first two are uncompressed.
-        batch: examples per rank and step; None takes the recipe's.
+        batch: examples per rank and step; None takes `BATCHES`, or the recipe's.
         lr: the largest learning rate; None takes the recipe's.
         seed: of weights, batches and random codecs.
         eval_every: measured steps between evaluations; 0 evaluates at the end alone.
+        eval_examples: evaluate on the first so many test examples; None takes all.
         target: stop at this test accuracy; None runs all steps.
         bucket_cap_mb: of DDP; None is DDP's default, and 100 for PowerSGD, which needs one bucket on gloo.
         data_root: where to look for data that is not in its usual place.
@@ -74,6 +81,7 @@ class Cell:
     lr: float | None = None
     seed: int = 0
     eval_every: int = 0
+    eval_examples: int | None = None
     target: float | None = None
     bucket_cap_mb: int | None = None
     data_root: str | None = None
@@ -100,26 +108,51 @@ class Cell:
         return json.dumps(asdict(self))
 
 
+@dataclass(slots=True)
+class _Heard:
+    """What the ranks of one run have said so far."""
+
+    elapsed: list[float] = field(default_factory=list)
+    curve: list[dict[str, float]] = field(default_factory=list)
+    outcomes: list[dict[str, Any]] = field(default_factory=list)
+
+    def take(self, data: dict[str, Any]) -> None:
+        if data["event"] == "progress":
+            self.elapsed.append(data["seconds"])
+        elif data["event"] == "score":
+            self.curve.append({key: data[key] for key in ("step", "seconds", "accuracy")})
+        elif data["event"] == "outcome":
+            self.outcomes.append(data)
+
+
 def run_cell(
-    cell: Cell, rank_command: Iterable[str], *, on_event: OnEvent = lambda process, event: None
+    cell: Cell,
+    rank_command: Iterable[str],
+    *,
+    limit_s: float | None = None,
+    on_event: OnEvent = lambda process, event: None,
 ) -> dict[str, Any]:
     """Measures one cell.
 
     Args:
         cell: what to run.
         rank_command: the command of a rank, to which `--cell --rank --master --gate` are added.
+        limit_s: end the run once it has trained for so many seconds; None lets it go on.
         on_event: hears what the ranks report.
 
     Returns:
-        The cell, and: `seconds_per_step` (median) and `seconds_per_step_mean`, `cpu_seconds_per_step`,
-        `sent_bytes_per_step` and `received_bytes_per_step` (mean over ranks; None on unshaped loopback), `curve`,
-        `seconds_to_target` (None where it was not reached), `test_accuracy`, `steps_done`, `shaping`, `note`.
+        The cell, and: `seconds_per_step` (median) and `seconds_per_step_mean`, `cpu_seconds_per_step` and
+        `cpu_seconds_alone` (the same without any exchange; None where the run was cut short), `sent_bytes_per_step`
+        and `received_bytes_per_step` (mean over ranks; None on unshaped loopback), `curve`, `seconds_to_target`
+        (None where it was not reached), `test_accuracy` (the last), `steps_done`, `seconds`, `ended` (`"steps"`,
+        `"target"` or `"limit"`), `shaping`, `note` and `error` (None here).
 
     Raises:
         EngineError: the kernel cannot shape links here, a rank failed, or ranks ended with different models.
     """
     links = choose_links(cell.link, "kernel" if cell.link else "auto")
     names = [f"rank {rank}" for rank in range(cell.ranks)]
+    heard = _Heard()
     with ExitStack() as stack:
         gate = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         fabric = None
@@ -132,25 +165,46 @@ def run_cell(
         for rank, name in enumerate(names):
             options = ["--cell", cell.to_json(), "--rank", str(rank), "--master", master, "--gate", str(gate)]
             engine.start(name, [*rank_command, *options], host=name if fabric else None)
+
         counts: list[tuple[int, int]] = []
-        waiting, outcomes = 0, []
+
+        def count() -> None:
+            if fabric is not None:
+                counts.append((sum(map(fabric.bytes_sent, names)), sum(map(fabric.bytes_received, names))))
+
+        waiting = 0
         for event in engine.events(silence_s=SILENCE_S):
             on_event(event.process, event.data)
+            heard.take(event.data)
+            if limit_s is not None and heard.elapsed and heard.elapsed[-1] > limit_s and len(counts) < 2:
+                count()
+                break
             kind = event.data["event"]
-            if kind == "outcome":
-                outcomes.append(event.data)
             if kind not in ("warm", "measured"):
                 continue
             waiting += 1
             if waiting == cell.ranks:
                 waiting = 0
-                if fabric is not None:
-                    if kind == "warm":
-                        for name in names:
-                            fabric.set_rate(name, links.rate)
-                    counts.append((sum(map(fabric.bytes_sent, names)), sum(map(fabric.bytes_received, names))))
+                if fabric is not None and kind == "warm":
+                    for name in names:
+                        fabric.set_rate(name, links.rate)
+                count()
                 (gate / kind).touch()
-    return _summary(cell, links.shaping, outcomes, counts)
+    return _row(cell) | {"shaping": links.shaping} | _figures(cell, heard, counts)
+
+
+def attempt(
+    cell: Cell,
+    rank_command: Iterable[str],
+    *,
+    limit_s: float | None = None,
+    on_event: OnEvent = lambda process, event: None,
+) -> dict[str, Any]:
+    """As `run_cell`, for one run among many: a hook that fails gives a row whose `error` says how."""
+    try:
+        return run_cell(cell, rank_command, limit_s=limit_s, on_event=on_event)
+    except ThinwireError as error:
+        return _row(cell) | {"error": f"{type(error).__name__}: {error}", "ended": "error"}
 
 
 def _free_port() -> int:
@@ -159,26 +213,48 @@ def _free_port() -> int:
         return port
 
 
-def _summary(cell: Cell, shaping: str, outcomes: list[dict[str, Any]], counts: list[tuple[int, int]]) -> dict[str, Any]:
-    if len({outcome["weights"] for outcome in outcomes}) > 1:
-        raise EngineError(f"{cell.hook}: the ranks ended with different models; no hook here allows that")
-    first = next(outcome for outcome in outcomes if outcome["rank"] == 0)
-    done = len(first["seconds"])
-    share = 1 / (done * cell.ranks)
-    sent, received = ((counts[1][way] - counts[0][way]) * share for way in (0, 1)) if len(counts) == 2 else (None, None)
-    reached = [point for point in first["curve"] if cell.target is not None and point["accuracy"] >= cell.target]
+def _row(cell: Cell) -> dict[str, Any]:
+    """A cell's row before anything was measured."""
+    figures = (
+        *("seconds_per_step", "seconds_per_step_mean", "cpu_seconds_per_step", "cpu_seconds_alone", "shaping"),
+        *("sent_bytes_per_step", "received_bytes_per_step", "seconds_to_target", "test_accuracy"),
+    )
     return {
         **asdict(cell),
-        "shaping": shaping,
-        "steps_done": done,
-        "seconds_per_step": statistics.median(first["seconds"]),
-        "seconds_per_step_mean": statistics.fmean(first["seconds"]),
-        "cpu_seconds_per_step": statistics.fmean(outcome["cpu_seconds"] for outcome in outcomes) / done,
-        "sent_bytes_per_step": sent,
-        "received_bytes_per_step": received,
-        "curve": first["curve"],
-        "seconds_to_target": reached[0]["seconds"] if reached else None,
-        "test_accuracy": first["curve"][-1]["accuracy"],
-        "report": first["report"],
+        **dict.fromkeys((*figures, "error")),
+        "curve": [],
+        "steps_done": 0,
+        "seconds": 0.0,
+        "report": "",
         "note": NOTES.get(cell.hook, ""),
     }
+
+
+def _figures(cell: Cell, heard: _Heard, counts: list[tuple[int, int]]) -> dict[str, Any]:
+    if len({outcome["weights"] for outcome in heard.outcomes}) > 1:
+        raise EngineError(f"{cell.hook}: the ranks ended with different models; no hook here allows that")
+    done = len(heard.elapsed)
+    seconds = [after - before for before, after in zip([0.0, *heard.elapsed], heard.elapsed, strict=False)]
+    share = 1 / (done * cell.ranks)
+    sent, received = ((counts[1][way] - counts[0][way]) * share for way in (0, 1)) if len(counts) == 2 else (None, None)
+    reached = [point for point in heard.curve if cell.target is not None and point["accuracy"] >= cell.target]
+    cut_short = len(heard.outcomes) < cell.ranks
+    figures = {
+        "steps_done": done,
+        "seconds": heard.elapsed[-1],
+        "seconds_per_step": statistics.median(seconds),
+        "seconds_per_step_mean": statistics.fmean(seconds),
+        "sent_bytes_per_step": sent,
+        "received_bytes_per_step": received,
+        "curve": heard.curve,
+        "seconds_to_target": reached[0]["seconds"] if reached else None,
+        "test_accuracy": heard.curve[-1]["accuracy"] if heard.curve else None,
+        "ended": "target" if reached else "limit" if cut_short else "steps",
+    }
+    if not cut_short:
+        figures |= {
+            "cpu_seconds_per_step": statistics.fmean(o["cpu_seconds"] for o in heard.outcomes) / done,
+            "cpu_seconds_alone": statistics.fmean(o["cpu_seconds_alone"] for o in heard.outcomes),
+            "report": next(o["report"] for o in heard.outcomes if o["rank"] == 0),
+        }
+    return figures

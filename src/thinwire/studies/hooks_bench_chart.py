@@ -1,4 +1,4 @@
-"""The hooks of `hooks_bench`, as a picture: step time against link rate, and accuracy against time where it was run."""
+"""The hooks of `hooks_bench`, as pictures: step time by link rate, and accuracy against seconds."""
 
 from __future__ import annotations
 
@@ -10,22 +10,33 @@ from matplotlib.figure import Figure
 
 
 def draw_hooks(cells: list[dict[str, Any]], path: Path) -> None:
-    """Draws one panel for each model, and one for each model and link with a target accuracy, into a PNG.
+    """Draws one panel for each model, step times by link, into a PNG.
 
     Args:
         cells: outcomes of `hooks_bench.run_cell`.
         path: of the PNG; its folder is made.
     """
     models = list(dict.fromkeys(cell["model"] for cell in cells))
-    races = list(dict.fromkeys((cell["model"], cell["link"]) for cell in cells if cell["target"] is not None))
-    columns = max(len(models), len(races))
-    figure = Figure(figsize=(5 * columns, 4.2 * (1 + bool(races))), dpi=120, layout="constrained")
+    figure = Figure(figsize=(5 * len(models), 4.2), dpi=120, layout="constrained")
     for index, model in enumerate(models):
-        axes = figure.add_subplot(1 + bool(races), columns, index + 1)
+        axes = figure.add_subplot(1, len(models), index + 1)
         _step_times(axes, [cell for cell in cells if cell["model"] == model], model)
-    for index, (model, link) in enumerate(races):
-        axes = figure.add_subplot(2, columns, columns + index + 1)
-        chosen = [c for c in cells if (c["model"], c["link"]) == (model, link) and c["target"] is not None]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+
+
+def draw_race(outcomes: list[dict[str, Any]], path: Path) -> None:
+    """Draws accuracy against seconds of training, one panel for each model and link, into a PNG.
+
+    Args:
+        outcomes: of `hooks_bench_race.race`; a hook's seeds share a colour.
+        path: of the PNG; its folder is made.
+    """
+    courses = list(dict.fromkeys((outcome["model"], outcome["link"]) for outcome in outcomes))
+    figure = Figure(figsize=(6 * len(courses), 4.5), dpi=120, layout="constrained")
+    for index, (model, link) in enumerate(courses):
+        axes = figure.add_subplot(1, len(courses), index + 1)
+        chosen = [outcome for outcome in outcomes if (outcome["model"], outcome["link"]) == (model, link)]
         _race(axes, chosen, f"{model}, {link or 'unlimited'}")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
@@ -48,12 +59,22 @@ def _step_times(axes: Axes, cells: list[dict[str, Any]], model: str) -> None:
     axes.legend(fontsize="small")
 
 
-def _race(axes: Axes, cells: list[dict[str, Any]], title: str) -> None:
-    for cell in cells:
-        seconds = [point["seconds"] for point in cell["curve"]]
-        axes.plot(seconds, [100 * point["accuracy"] for point in cell["curve"]], marker=".", label=cell["hook"])
-    axes.axhline(100 * cells[0]["target"], color="grey", linestyle=":")
-    axes.set(xlabel="seconds of training", ylabel="test accuracy (%)", title=title)
-    axes.set_xlim(left=0)
+def _race(axes: Axes, outcomes: list[dict[str, Any]], title: str) -> None:
+    names = list(dict.fromkeys(outcome["hook"] for outcome in outcomes))
+    labelled = set()
+    for outcome in outcomes:
+        name = outcome["hook"]
+        axes.plot(
+            [point["seconds"] for point in outcome["curve"]],
+            [100 * point["accuracy"] for point in outcome["curve"]],
+            color=f"C{names.index(name) % 10}",
+            marker=".",
+            markersize=4,
+            label=None if name in labelled else name,
+        )
+        labelled.add(name)
+    axes.axhline(100 * outcomes[0]["target"], color="grey", linestyle=":")
+    # Hooks differ by tens of times: on a linear axis the slowest would be all there is to see.
+    axes.set(xscale="log", xlabel="seconds of training", ylabel="test accuracy (%)", title=title)
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small", loc="lower right")

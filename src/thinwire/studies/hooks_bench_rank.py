@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,26 +12,30 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.errors import EngineError
 from thinwire.hooks import ddp
-from thinwire.studies.hooks_bench import SILENCE_S, STOCK, Cell
+from thinwire.studies.hooks_bench import BATCHES, SILENCE_S, STOCK, Cell
 from thinwire.studies.training import weights_digest
 from thinwire.workloads.batches import Batches
 from thinwire.workloads.data import data
+from thinwire.workloads.dataset import Dataset
 from thinwire.workloads.evaluate import cross_entropy, evaluate
 from thinwire.workloads.models import model as make_model
-from thinwire.workloads.recipes import build_optimizer, recipe, schedule
+from thinwire.workloads.recipes import Recipe, build_optimizer, recipe, schedule
 
 POWERSGD_BUCKET_MB = 100
+_ALONE_STEPS = 6
+"""Steps without any exchange, for the CPU time of computation; the first is not counted."""
 _POLL_S = 0.01
 Report = Callable[[dict[str, Any]], None]
 
 
 def run_rank(cell: Cell, *, rank: int, master: str, gate: Path, report: Report) -> None:
-    """Trains as one rank, and reports `warm`, `progress`, `measured` and `outcome`.
+    """Trains as one rank, and reports `warm`, `progress`, `score`, `measured` and `outcome`.
 
     Args:
         cell: what is measured.
@@ -48,23 +53,17 @@ def run_rank(cell: Cell, *, rank: int, master: str, gate: Path, report: Report) 
         timeout=timedelta(seconds=SILENCE_S),
     )
     found = recipe(cell.model, cell.data)
-    found = replace(found, batch=cell.batch or found.batch, lr=cell.lr or found.lr, steps=cell.warmup + cell.steps)
+    batch = cell.batch or BATCHES.get(cell.model, found.batch)
+    found = replace(found, batch=batch, lr=cell.lr or found.lr, steps=cell.warmup + cell.steps)
     dataset = data(cell.data, root=cell.data_root)
     module = make_model(cell.model, num_classes=dataset.num_classes, in_shape=dataset.in_shape, seed=cell.seed)
+    tested = replace(dataset, test_x=dataset.test_x[: cell.eval_examples], test_y=dataset.test_y[: cell.eval_examples])
     cap = cell.bucket_cap_mb or (POWERSGD_BUCKET_MB if cell.hook.startswith("powersgd") else None)
+    dist.barrier()
+    alone = _cpu_alone(cell, rank, copy.deepcopy(module), found, dataset)
     model = DistributedDataParallel(module, bucket_cap_mb=cap)
     state = install(model, cell)
-    optimizer = build_optimizer(module, found)
-    batches = Batches(dataset, rank=rank, workers=cell.ranks, batch=found.batch, seed=cell.seed, augment=found.augment)
-
-    def step(number: int) -> None:
-        for group in optimizer.param_groups:
-            group["lr"] = schedule(found, number / found.steps)
-        x, y = next(batches)
-        optimizer.zero_grad()
-        cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-
+    step = _training(cell, rank, model, found, dataset)
     for number in range(cell.warmup):
         step(number)
     dist.barrier()
@@ -72,7 +71,6 @@ def run_rank(cell: Cell, *, rank: int, master: str, gate: Path, report: Report) 
     _wait_for(gate / "warm")
     dist.barrier()
     seconds: list[float] = []
-    curve: list[dict[str, float]] = []
     cpu = 0.0
     for number in range(cell.steps):
         began, used = time.perf_counter(), time.process_time()
@@ -82,19 +80,20 @@ def run_rank(cell: Cell, *, rank: int, master: str, gate: Path, report: Report) 
         if rank == 0:
             report({"event": "progress", "step": number + 1, "steps": cell.steps, "seconds": sum(seconds)})
         last = number + 1 == cell.steps
-        if (last or (cell.eval_every and (number + 1) % cell.eval_every == 0)) and _evaluated(
-            cell, rank, module, dataset, sum(seconds), number + 1, curve
-        ):
-            break
+        if last or (cell.eval_every and (number + 1) % cell.eval_every == 0):
+            score = evaluate(module, tested).accuracy if rank == 0 else 0.0
+            if rank == 0:
+                report({"event": "score", "step": number + 1, "seconds": sum(seconds), "accuracy": score})
+            if _enough(cell, score):
+                break
     report({"event": "measured", "rank": rank})
     _wait_for(gate / "measured")
     report(
         {
             "event": "outcome",
             "rank": rank,
-            "seconds": seconds,
             "cpu_seconds": cpu,
-            "curve": curve,
+            "cpu_seconds_alone": alone,
             "weights": weights_digest(module),
             "report": "" if state is None else str(ddp.report(state)),
         }
@@ -126,15 +125,35 @@ def bf16_hook(_state, bucket):  # type: ignore[no-untyped-def]
     return future.then(lambda done: buffer.copy_(done.value()[0]))
 
 
-def _evaluated(
-    cell: Cell, rank: int, module: Any, dataset: Any, seconds: float, step: int, curve: list[dict[str, float]]
-) -> bool:
-    """Rank 0 scores the model while the others wait, off the clock. Returns whether everybody stops here."""
-    enough = torch.zeros(1)
-    if rank == 0:
-        accuracy = evaluate(module, dataset).accuracy
-        curve.append({"step": step, "seconds": seconds, "accuracy": accuracy})
-        enough[0] = float(cell.target is not None and accuracy >= cell.target)
+def _training(cell: Cell, rank: int, model: nn.Module, found: Recipe, dataset: Dataset) -> Callable[[int], None]:
+    """Returns one step of training, to be called with its number."""
+    optimizer = build_optimizer(model, found)
+    batches = Batches(dataset, rank=rank, workers=cell.ranks, batch=found.batch, seed=cell.seed, augment=found.augment)
+
+    def step(number: int) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = schedule(found, number / found.steps)
+        x, y = next(batches)
+        optimizer.zero_grad()
+        cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    return step
+
+
+def _cpu_alone(cell: Cell, rank: int, model: nn.Module, found: Recipe, dataset: Dataset) -> float:
+    """CPU seconds of a step in which nothing is exchanged, while the other ranks are as busy."""
+    step = _training(cell, rank, model, found, dataset)
+    step(0)
+    used = time.process_time()
+    for _ in range(_ALONE_STEPS - 1):
+        step(0)
+    return (time.process_time() - used) / (_ALONE_STEPS - 1)
+
+
+def _enough(cell: Cell, score: float) -> bool:
+    """Whether everybody stops here: rank 0 has scored the model, off the clock, while the others waited."""
+    enough = torch.tensor([float(cell.target is not None and score >= cell.target)])
     dist.broadcast(enough, 0)
     return bool(enough.item())
 
