@@ -25,7 +25,8 @@ from thinwire.kernels import gpu
 
 if TYPE_CHECKING:
     from thinwire.codecs.stochastic import TernGrad
-    from thinwire.kernels.gpu.pending import Pending
+    from thinwire.kernels.gpu.pending import Pending, Sent
+    from thinwire.kernels.gpu.select import Chosen, Selected
     from thinwire.kernels.gpu.workspace import DeviceWorkspace
 
 KERNEL_DEVICES = frozenset({"cuda"})
@@ -195,7 +196,7 @@ class _Group:
 
         self._entries = entries
         self._full = [entry for entry in entries if entry.flat.values.numel()]
-        self._pending: Pending | None = None
+        self._pending: Pending | Selected | None = None
         if self._full:
             self._workspace = _take(self._full[0].flat.values.device)
             self._pending = device_coders.start(
@@ -214,8 +215,9 @@ class _Group:
             return {entry.place: self._framed(entry, Packed(b"")) for entry in self._entries}
         try:
             packed: dict[int, Packed | NonFiniteError] = {entry.place: Packed(b"") for entry in self._entries}
-            for entry, sent in zip(self._full, self._pending.finish(), strict=True):
-                packed[entry.place] = device_coders.packed(entry.codec, sent)
+            finished: Sequence[Sent | Chosen] = self._pending.finish()
+            for entry, sent in zip(self._full, finished, strict=True):
+                packed[entry.place] = device_coders.packed(entry.codec, entry.flat.values.numel(), sent)
             return {entry.place: self._framed(entry, packed[entry.place]) for entry in self._entries}
         finally:
             _idle[self._workspace.device].append(self._workspace)

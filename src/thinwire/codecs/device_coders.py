@@ -6,26 +6,31 @@ one. A codec that is not named here runs on the CPU (`thinwire.codecs.device`). 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import fields
 from typing import Any
 
 import numpy as np
 import torch
 
-from thinwire.codecs import int8, onebit, stochastic, threelc
+from thinwire.codecs import int8, onebit, sparse, stochastic, threelc
 from thinwire.codecs.base import Codec, Draws, Packed
 from thinwire.codecs.int8 import Int8
 from thinwire.codecs.onebit import OneBit
 from thinwire.codecs.randomness import key_of
+from thinwire.codecs.scratch import scratch
+from thinwire.codecs.sparse import Sparse
 from thinwire.codecs.stochastic import QSGDDoubleSqueeze, Stoch3, TernGrad
 from thinwire.codecs.threelc import ThreeLC
+from thinwire.codecs.threshold import Threshold
+from thinwire.codecs.topk import TopK
 from thinwire.errors import NonFiniteError
 from thinwire.frames import Frame
 from thinwire.kernels.contract import non_finite
 from thinwire.kernels.gpu.batch import Batch
 from thinwire.kernels.gpu.levels import decode_int8, encode_int8
 from thinwire.kernels.gpu.pending import Pending, Sent
+from thinwire.kernels.gpu.select import Chosen, Form, Selected, encode_from, encode_top, scatter
 from thinwire.kernels.gpu.signs import decode_signs, encode_signs
 from thinwire.kernels.gpu.stochastic import clipped_at, decode_two_bit, encode_stochastic
 from thinwire.kernels.gpu.ternary import decode_ternary, encode_ternary
@@ -40,14 +45,21 @@ _NUMPY_TYPES: dict[torch.dtype, np.dtype[Any]] = {
 
 def encodes(codec: Codec) -> bool:
     """Whether there are kernels for this codec as it is configured. A subclass is another codec."""
-    return type(codec) in (ThreeLC, Int8, Stoch3, TernGrad) or (type(codec) is OneBit and codec.zeros == "plus")
+    match codec:
+        case ThreeLC():
+            configured = codec.coalesce == "canonical"  # the paper's joins depend on the number of threads
+        case OneBit():
+            configured = codec.zeros == "plus"
+        case _:
+            configured = True
+    return configured and type(codec) in (ThreeLC, Int8, OneBit, Stoch3, TernGrad, TopK, Threshold)
 
 
 def decodes(kind: type[Codec], frame: Frame) -> bool:
     """Whether there are kernels for this frame."""
-    return kind in (ThreeLC, Int8, Stoch3, TernGrad, QSGDDoubleSqueeze) or (
-        kind is OneBit and not frame.flags & onebit.ZEROS_KEPT
-    )
+    if kind is OneBit:
+        return not frame.flags & onebit.ZEROS_KEPT
+    return kind in (ThreeLC, Int8, Stoch3, TernGrad, QSGDDoubleSqueeze, TopK, Threshold)
 
 
 def alike(codec: Codec) -> Hashable:
@@ -63,7 +75,7 @@ def start(
     residuals: Sequence[torch.Tensor] | None,
     draws: Sequence[Draws | None],
     workspace: DeviceWorkspace,
-) -> Pending:
+) -> Pending | Selected:
     """Queues the encoding of flat, non-empty tensors of one type on one device, each by its codec; all are `alike`."""
     codec = codecs[0]
     # A refused tensor raises for the whole batch, unless the codec skips: then only its own residual stays.
@@ -102,22 +114,52 @@ def start(
                 scales=[one.scale for one in codecs if isinstance(one, TernGrad)],
                 **shared,
             )
+        case TopK():
+            ks = [codec.count(tensor.numel()) for tensor in values]
+            return encode_top(values, ks=ks, form=_form(codec, values[0].dtype), **shared)
+        case Threshold():
+            return encode_from(
+                values,
+                bound=None if codec.tau is None else codec.least(_NUMPY_TYPES[values[0].dtype]),
+                samples=[codec.sample_size(tensor.numel()) for tensor in values],
+                fraction=codec.fraction,
+                signs=codec.sends_signs,
+                form=_form(codec, values[0].dtype),
+                **shared,
+            )
     raise TypeError(f"{codec.id} has no GPU kernels")
 
 
-def packed(codec: Codec, sent: Sent) -> Packed | NonFiniteError:
-    """What one tensor of a batch became; an error that is not raised where it was refused.
+def _form(codec: Sparse, dtype: torch.dtype) -> Callable[[int, int], Form]:
+    """How the positions of some of a tensor's values travel."""
+
+    def form(size: int, count: int) -> Form:
+        body_nbytes = -(-count // 8) if codec.sends_signs else count * dtype.itemsize
+        return Form(codec.takes_bitmap(size, count, body_nbytes), sparse.index_width(size))
+
+    return form
+
+
+def packed(codec: Codec, size: int, sent: Sent | Chosen) -> Packed | NonFiniteError:
+    """What one tensor of a batch, of `size` values, became; an error that is not raised where it was refused.
 
     Raises:
         ConfigError: `terngrad` was given a scale below the tensor's own.
     """
     try:
-        if not isinstance(codec, ThreeLC):
-            require_finite_magnitude(sent.largest)
-        elif not sent.finite:
+        if isinstance(codec, ThreeLC) and isinstance(sent, Sent) and not sent.finite:
             raise NonFiniteError(non_finite(sent.largest, codec.sparsity))
+        require_finite_magnitude(sent.largest)
     except NonFiniteError as error:
         return error
+    if isinstance(sent, Chosen):
+        if sent.bitmap:
+            payload = np.concatenate((sent.places, sent.body))
+        else:
+            payload = sparse.index_payload(size, sent.num_sent, sent.places, sent.body)
+        signs = isinstance(codec, Sparse) and codec.sends_signs
+        flags = (sparse.BITMAP if sent.bitmap else 0) | (sparse.SIGNS if signs else 0)
+        return Packed(payload, (sent.threshold,) if signs else (), int(flags))
     match codec:
         case ThreeLC():
             return Packed(sent.payload, (sent.scale,), codec.flags)
@@ -158,6 +200,10 @@ def unpack(kind: type[Codec], frame: Frame, out: torch.Tensor, accumulate: bool,
     elif kind is Int8:
         levels, scale = int8.levels_of(frame, _NUMPY_TYPES[out.dtype])
         decode_int8(levels, scale=scale, out=out, accumulate=accumulate, workspace=workspace)
+    elif kind in (TopK, Threshold):
+        with scratch() as space:
+            positions, chosen = sparse.read(frame, space)
+            scatter(positions, chosen, out=out, accumulate=accumulate, workspace=workspace)
     elif kind is OneBit:
         scale = onebit.scale_of(frame)
         decode_signs(frame.payload, scale=scale, out=out, accumulate=accumulate, workspace=workspace)

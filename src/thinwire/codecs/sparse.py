@@ -12,22 +12,21 @@ tensor that fills the memory.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.codecs.base import Codec, Draws, Packed
+from thinwire.codecs.base import Codec, Packed
 from thinwire.codecs.scratch import Scratch
-from thinwire.codecs.tensors import Flat, FloatArray, compute_dtype
+from thinwire.codecs.tensors import FloatArray, compute_dtype
 from thinwire.errors import ConfigError, FrameError
 from thinwire.frames import Flags, Frame, varint
-from thinwire.kernels.bitmap import positions_of, set_bits
+from thinwire.kernels.bitmap import positions_of
+from thinwire.kernels.contract import Bytes
 from thinwire.kernels.integers import MAX_WIDTH, pack_integers, packed_nbytes, unpack_integers
 from thinwire.kernels.magnitude import max_magnitude
-from thinwire.kernels.moments import largest_of, require_finite_magnitude
 
 BITMAP = int(Flags.OPTION_A)
 """Positions are a bitmap; without it, indices."""
@@ -38,16 +37,9 @@ VALUES_PER_BYTE = 4096
 Positions = NDArray[np.int64]
 
 
-class Chosen(NamedTuple):
-    """What to send: ascending positions, and the magnitude that they reach."""
-
-    positions: Positions
-    threshold: float
-
-
 @dataclass(frozen=True, kw_only=True)
 class Sparse(Codec):
-    """A codec that sends some of the values and keeps the others.
+    """A codec that sends some of the values and keeps the others. Scales are the ±τ that stand for the values.
 
     Args:
         positions: `"bitmap"`, `"index"` (tensors of up to 2**32 values), or `"auto"`, the shorter of the two.
@@ -63,59 +55,42 @@ class Sparse(Codec):
         if self.positions not in ("auto", "bitmap", "index"):
             raise ConfigError(f"{self.id}: positions={self.positions!r}; allowed are 'auto', 'bitmap' and 'index'")
 
-    @abstractmethod
-    def choose(self, values: FloatArray, draws: Draws | None) -> Chosen:
-        """Which of the values, all finite, are sent."""
-
     @property
     def sends_signs(self) -> bool:
         """Whether only ±threshold is sent."""
         return False
 
-    def pack(self, flat: Flat, space: Scratch, draws: Draws | None) -> Packed:
-        require_finite_magnitude(largest_of(flat.values, None, 1.0))
-        return self._pack(flat.values, self.choose(flat.values, draws), space)
-
-    def pack_residual(self, flat: Flat, residual: FloatArray, space: Scratch, draws: Draws | None) -> Packed:
-        require_finite_magnitude(largest_of(flat.values, residual, self.error_scale))
-        if self.error_scale != 1:
-            residual *= residual.dtype.type(self.error_scale)
-        residual += flat.values
-        chosen = self.choose(residual, draws)
-        packed = self._pack(residual, chosen, space)
-        if self.sends_signs:
-            threshold = residual.dtype.type(chosen.threshold)
-            residual[chosen.positions] -= np.copysign(threshold, residual[chosen.positions])
-        else:
-            residual[chosen.positions] = 0
-        return packed
-
-    def _pack(self, values: FloatArray, chosen: Chosen, space: Scratch) -> Packed:
-        size, count = values.size, chosen.positions.size
-        sent = values[chosen.positions]
-        body = np.packbits(sent > 0) if self.sends_signs else sent.view(np.uint8)
-        bitmap_nbytes, index_nbytes = _bitmap_nbytes(size) + body.size, _index_nbytes(size, count, body.size)
+    def takes_bitmap(self, size: int, count: int, body_nbytes: int) -> bool:
+        """Whether the positions of `count` among `size` values travel as a bitmap."""
+        bitmap_nbytes, index_nbytes = _bitmap_nbytes(size) + body_nbytes, _index_nbytes(size, count, body_nbytes)
         bitmap = self.positions == "bitmap" or (self.positions == "auto" and bitmap_nbytes < index_nbytes)
-        if not bitmap and _width(size) > MAX_WIDTH:
+        if not bitmap and index_width(size) > MAX_WIDTH:
             raise ConfigError(f"{self.id}: {size} values are too many for positions='index'; take 'bitmap'")
-        payload = space.array("sparse.payload", bitmap_nbytes if bitmap else index_nbytes, np.uint8)
-        if bitmap:
-            places = payload[: _bitmap_nbytes(size)]
-            set_bits(chosen.positions, places)
-        else:
-            words = space.array("sparse.words", -(-count * _width(size) // 32), np.uint32)
-            packed = pack_integers(chosen.positions, width=_width(size), words=words)
-            places = payload[: len(varint.write(count)) + packed.size]
-            places[:] = np.concatenate((np.frombuffer(varint.write(count), np.uint8), packed))
-        payload[places.size : places.size + body.size] = body
-        payload[places.size + body.size :] = 0
-        scales = (chosen.threshold,) if self.sends_signs else ()
-        return Packed(payload, scales, int((BITMAP if bitmap else 0) | (SIGNS if self.sends_signs else 0)))
+        return bitmap
+
+    def with_bitmap(self, bitmap: Bytes, body: Bytes, scales: tuple[float, ...], space: Scratch) -> Packed:
+        """What is sent where the positions are a bitmap."""
+        payload = space.array("sparse.payload", bitmap.size + body.size, np.uint8)
+        payload[: bitmap.size] = bitmap
+        payload[bitmap.size :] = body
+        return Packed(payload, scales, int(BITMAP | SIGNS if scales else BITMAP))
+
+    def with_indices(
+        self, size: int, positions: Positions, body: Bytes, scales: tuple[float, ...], space: Scratch
+    ) -> Packed:
+        """What is sent where the positions, of a tensor of `size` values, are indices."""
+        count = positions.size
+        words = space.array("sparse.words", -(-count * index_width(size) // 32), np.uint32)
+        packed = pack_integers(positions, width=index_width(size), words=words)
+        payload = space.array("sparse.payload", _index_nbytes(size, count, body.size), np.uint8)
+        told = np.concatenate((np.frombuffer(varint.write(count), np.uint8), packed, body))
+        payload[: told.size] = told
+        payload[told.size :] = 0
+        return Packed(payload, scales, int(SIGNS) if scales else 0)
 
     @classmethod
     def unpack(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
-        positions, rest = _read_positions(frame, space)
-        values = _read_values(frame, positions.size, rest)
+        positions, values = read(frame, space)
         if accumulate:
             out[positions] += values
         else:
@@ -138,7 +113,21 @@ class Sparse(Codec):
         return _index_nbytes(frame.size, count, _body_nbytes(frame, count))
 
 
-def _width(size: int) -> int:
+def index_payload(size: int, count: int, indices: Bytes, body: Bytes) -> Bytes:
+    """The payload of positions that are packed indices already."""
+    payload = np.zeros(_index_nbytes(size, count, body.size), np.uint8)
+    told = np.concatenate((np.frombuffer(varint.write(count), np.uint8), indices, body))
+    payload[: told.size] = told
+    return payload
+
+
+def read(frame: Frame, space: Scratch) -> tuple[Positions, FloatArray]:
+    """The positions, ascending, and the values that were sent, both checked. Raises FrameError."""
+    positions, rest = _read_positions(frame, space)
+    return positions, _read_values(frame, positions.size, rest)
+
+
+def index_width(size: int) -> int:
     """Bits of an index."""
     return max(1, (size - 1).bit_length())
 
@@ -149,7 +138,7 @@ def _bitmap_nbytes(size: int) -> int:
 
 def _index_nbytes(size: int, count: int, body_nbytes: int) -> int:
     """Bytes of a whole payload with indices."""
-    told = len(varint.write(count)) + packed_nbytes(count, _width(size)) + body_nbytes
+    told = len(varint.write(count)) + packed_nbytes(count, index_width(size)) + body_nbytes
     return max(told, size // VALUES_PER_BYTE)
 
 
@@ -159,7 +148,7 @@ def _body_nbytes(frame: Frame, count: int) -> int:
 
 def _read_count(frame: Frame) -> tuple[int, int]:
     """How many values were sent, and where their indices begin."""
-    if _width(frame.size) > MAX_WIDTH:
+    if index_width(frame.size) > MAX_WIDTH:
         raise FrameError(f"{frame.codec}: indices of {frame.size} values take more than {MAX_WIDTH} bits")
     count, at = varint.read(memoryview(frame.payload), 0, "the number of values")
     if count > frame.size:
@@ -177,9 +166,9 @@ def _read_positions(frame: Frame, space: Scratch) -> tuple[Positions, memoryview
             raise FrameError(f"{frame.codec}: the bitmap marks values behind the last")
         return positions, payload[at:]
     count, at = _read_count(frame)
-    end = at + packed_nbytes(count, _width(frame.size))
+    end = at + packed_nbytes(count, index_width(frame.size))
     raw = space.array("sparse.indices", count, np.int32)
-    unpack_integers(payload[at:end], width=_width(frame.size), out=raw)
+    unpack_integers(payload[at:end], width=index_width(frame.size), out=raw)
     positions = raw.view(np.uint32).astype(np.int64)
     if count and (int(positions[-1]) >= frame.size or np.any(positions[1:] <= positions[:-1])):
         raise FrameError(f"{frame.codec}: indices are not ascending, or past the last of {frame.size} values")

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from thinwire.codecs.base import Draws
-from thinwire.codecs.sparse import BITMAP, SIGNS, Chosen, Sparse
-from thinwire.codecs.tensors import FloatArray
+from thinwire.codecs.base import Draws, Packed
+from thinwire.codecs.scratch import Scratch
+from thinwire.codecs.sparse import BITMAP, SIGNS, Sparse
+from thinwire.codecs.tensors import Flat, FloatArray
 from thinwire.codecs.topk import check_fraction
 from thinwire.errors import ConfigError
-from thinwire.kernels.select import count_from, sample_of, select_from
+from thinwire.kernels.bitmap import positions_of
+from thinwire.kernels.moments import require_finite_magnitude
+from thinwire.kernels.select import sample_of, survey, take
 
 MIN_SAMPLE = 1000
 SAMPLE_SHARE = 0.01
@@ -58,15 +61,43 @@ class Threshold(Sparse):
     def sends_signs(self) -> bool:
         return self.send == "tau"
 
-    def choose(self, values: FloatArray, draws: Draws | None) -> Chosen:
-        bound = self._sampled(values) if self.tau is None else values.dtype.type(self.tau)
-        # A sample may hold nothing but zeros; zeros are not sent all the same.
-        bound = float(max(bound, np.finfo(values.dtype).smallest_subnormal))
-        return Chosen(select_from(values, bound, count_from(values, bound)), bound)
+    def pack(self, flat: Flat, space: Scratch, draws: Draws | None) -> Packed:
+        return self._pack(flat.values, None, space)
 
-    def _sampled(self, values: FloatArray) -> float:
+    def pack_residual(self, flat: Flat, residual: FloatArray, space: Scratch, draws: Draws | None) -> Packed:
+        return self._pack(flat.values, residual, space)
+
+    def _pack(self, values: FloatArray, residual: FloatArray | None, space: Scratch) -> Packed:
+        """The threshold first, so that one pass counts and checks, and one takes out what is sent."""
+        sum_of: dict[str, Any] = {"residual": residual, "residual_scale": self.error_scale}
+        size, signs = values.size, self.sends_signs
+        bound = self._sampled(values, sum_of) if self.tau is None else self.least(values.dtype)
+        found = survey(values, bound, **sum_of)
+        if not found.finite:
+            require_finite_magnitude(math.nan)
+        body_nbytes = -(-found.reaching // 8) if signs else found.reaching * values.itemsize
+        as_bitmap = self.takes_bitmap(size, found.reaching, body_nbytes)
+        bitmap = space.array("threshold.bitmap", -(-size // 8), np.uint8)
+        taken = take(values, bound, found.reaching, bitmap=bitmap, tau=bound if signs else None, **sum_of)
+        body = np.packbits(taken > 0) if signs else taken.view(np.uint8)
+        scales = (bound,) if signs else ()
+        if as_bitmap:
+            return self.with_bitmap(bitmap, body, scales, space)
+        return self.with_indices(size, positions_of(bitmap), body, scales, space)
+
+    def sample_size(self, size: int) -> int:
+        """How many of `size` values are sampled; all, where that is more than there are."""
+        return self.sample or max(MIN_SAMPLE, math.ceil(SAMPLE_SHARE * size))
+
+    def least(self, dtype: np.dtype[Any]) -> float:
+        """The fixed threshold in the type of the values; zeros are not sent even where it rounds to zero."""
+        assert self.tau is not None
+        return float(max(dtype.type(self.tau), np.finfo(dtype).smallest_subnormal))
+
+    def _sampled(self, values: FloatArray, sum_of: dict[str, Any]) -> float:
         """The magnitude that the given fraction of a sample reaches."""
-        size = self.sample or max(MIN_SAMPLE, math.ceil(SAMPLE_SHARE * values.size))
-        magnitudes = np.abs(sample_of(values, size))
+        magnitudes = np.abs(sample_of(values, self.sample_size(values.size), **sum_of))
         k = max(1, round(self.fraction * magnitudes.size))
-        return float(np.partition(magnitudes, magnitudes.size - k)[magnitudes.size - k])
+        bound = np.partition(magnitudes, magnitudes.size - k)[magnitudes.size - k]
+        # A sample may hold nothing but zeros; zeros are not sent all the same.
+        return float(max(bound, np.finfo(values.dtype).smallest_subnormal))

@@ -9,10 +9,15 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from thinwire.codecs.base import Draws
-from thinwire.codecs.sparse import Chosen, Sparse
-from thinwire.codecs.tensors import FloatArray
+import numpy as np
+
+from thinwire.codecs.base import Draws, Packed
+from thinwire.codecs.scratch import Scratch
+from thinwire.codecs.sparse import Positions, Sparse
+from thinwire.codecs.tensors import Flat, FloatArray
 from thinwire.errors import ConfigError
+from thinwire.kernels.bitmap import set_bits
+from thinwire.kernels.moments import largest_of, require_finite_magnitude
 from thinwire.kernels.select import select_top
 
 
@@ -36,10 +41,33 @@ class TopK(Sparse):
         if self.k is not None and (not isinstance(self.k, int) or isinstance(self.k, bool) or self.k < 1):
             raise ConfigError(f"topk: k={self.k!r}; allowed are None (then `fraction` counts) and whole numbers from 1")
 
-    def choose(self, values: FloatArray, draws: Draws | None) -> Chosen:
+    def pack(self, flat: Flat, space: Scratch, draws: Draws | None) -> Packed:
+        require_finite_magnitude(largest_of(flat.values, None, 1.0))
+        return self._pack(flat.values, select_top(flat.values, self.count(flat.values.size)), space)
+
+    def pack_residual(self, flat: Flat, residual: FloatArray, space: Scratch, draws: Draws | None) -> Packed:
+        require_finite_magnitude(largest_of(flat.values, residual, self.error_scale))
+        if self.error_scale != 1:
+            residual *= residual.dtype.type(self.error_scale)
+        residual += flat.values
+        positions = select_top(residual, self.count(residual.size))
+        packed = self._pack(residual, positions, space)
+        residual[positions] = 0
+        return packed
+
+    def _pack(self, values: FloatArray, positions: Positions, space: Scratch) -> Packed:
+        size, body = values.size, values[positions].view(np.uint8)
+        if not self.takes_bitmap(size, positions.size, body.size):
+            return self.with_indices(size, positions, body, (), space)
+        bitmap = space.array("topk.bitmap", -(-size // 8), np.uint8)
+        set_bits(positions, bitmap)
+        return self.with_bitmap(bitmap, body, (), space)
+
+    def count(self, size: int) -> int:
+        """How many of `size` > 0 values are sent."""
         # Rounding to a billionth first: 0.07 · 100 is 7.000000000000001 in floats, and means 7.
-        k = self.k or math.ceil(round(self.fraction * values.size, 9))
-        return Chosen(select_top(values, min(max(1, k), values.size)), 0.0)
+        k = self.k or math.ceil(round(self.fraction * size, 9))
+        return min(max(1, k), size)
 
 
 def check_fraction(id: str, fraction: float) -> None:

@@ -20,7 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
 
 from thinwire.kernels import Workspace, encode_ternary
-from thinwire.kernels.gpu import batch, levels, moments, signs, stochastic, ternary, zero_run
+from thinwire.kernels.gpu import batch, levels, moments, order, select, signs, stochastic, ternary, zero_run
 from thinwire.kernels.gpu.workspace import DeviceWorkspace
 
 SIZES = (7, 3000)
@@ -82,7 +82,20 @@ def launch_all(dtype: torch.dtype) -> None:
     for packing, kept in (("2bit", None), ("base243", residuals)):
         keys = [(1, 2)] * len(values)
         stochastic.encode_stochastic(values, keys=keys, packing=packing, clip=2.5, residuals=kept, workspace=space)
+    for signed, kept in ((False, None), (False, residuals), (True, None), (True, residuals)):
+        select.encode_from(
+            values,
+            bound=None,
+            samples=[5, 100],
+            fraction=0.1,
+            signs=signed,
+            form=lambda size, count: select.Form(size == 7, 12),
+            residuals=kept,
+            workspace=space,
+        ).finish()
+    numbers, positions = np.ones(5, out.numpy().dtype), np.arange(5)
     for accumulate in (False, True):
+        select.scatter(positions, numbers, out=out, accumulate=accumulate, workspace=space)
         stochastic.decode_two_bit(bytes(750), scale=1.0, out=out, accumulate=accumulate, workspace=space)
         levels.decode_int8(bytes(SIZES[1]), scale=1.0, out=out, accumulate=accumulate, workspace=space)
         signs.decode_signs(bytes(375), scale=1.0, out=out, accumulate=accumulate, workspace=space)
@@ -98,7 +111,7 @@ def test_every_launch_compiles_and_keeps_every_bit(compiled: list[tuple[str, Any
     # Kernels are private and return nothing; what kernels call returns something, or is public.
     kernels = {
         name
-        for module in (batch, levels, moments, signs, stochastic, ternary, zero_run)
+        for module in (batch, levels, moments, order, select, signs, stochastic, ternary, zero_run)
         for name, value in vars(module).items()
         if name.startswith("_") and isinstance(value, JITFunction) and value.fn.__annotations__["return"] == "None"
     }

@@ -33,6 +33,10 @@ CODECS = [
     tw.codec("terngrad"),
     feedback("terngrad", sigma="rms", clip=1.0, packing="base243"),
     tw.codec("terngrad", clip=0, scale=100.0),
+    tw.codec("topk", fraction=0.1, error_scale=0.5),
+    tw.codec("topk", k=3, positions="index", error_feedback=False),
+    tw.codec("threshold", sample=50),
+    tw.codec("threshold", tau=0.7, send="tau", error_scale=0.5),
 ]
 SHAPES = ((), (0,), (3, 7), (5, 1, 13), (700,))
 
@@ -160,7 +164,9 @@ def test_damaged_frames_leave_the_output_alone(codec: tw.Codec, device: torch.de
     frame = tw.frames.parse(codec.encode(gradients(4)[4].numpy()))
     forged = [
         tw.frames.Frame(frame.codec, frame.dtype, frame.shape, (-1.0,), frame.flags, frame.payload),
-        tw.frames.Frame(frame.codec, frame.dtype, frame.shape, frame.scales * 2, frame.flags, frame.payload),
+        tw.frames.Frame(
+            frame.codec, frame.dtype, frame.shape, (frame.scales or (1.0,)) * 2, frame.flags, frame.payload
+        ),
         tw.frames.Frame(frame.codec, frame.dtype, frame.shape, frame.scales, frame.flags, frame.payload[:-1]),
     ]
     if codec.id == "int8":

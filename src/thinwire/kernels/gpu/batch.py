@@ -41,6 +41,7 @@ class Batch:
         residual_scale: what residuals are multiplied by.
         per_byte: values that make a byte of payload: 1, 4, 5 or 8.
         workspace: of the tensors' device.
+        name: of the table's memory; two batches in use at once need two.
 
     Attributes:
         num_tensors, num_blocks, num_bytes: how many there are; bytes of all payloads before zero runs.
@@ -56,8 +57,9 @@ class Batch:
         residual_scale: float = 1.0,
         per_byte: int,
         workspace: DeviceWorkspace,
+        name: str = "batch",
     ) -> None:
-        self.workspace = workspace
+        self.workspace, self.name = workspace, name
         self.dtype = values[0].dtype
         width = 1 << (per_byte - 1).bit_length()
         block = TILE // width
@@ -79,7 +81,7 @@ class Batch:
         owners = np.repeat(np.arange(sizes.size), num_blocks)
         # The owners come sixth, where kernels look for them; the last blocks, which only torch reads, behind them.
         table = np.concatenate([rows[:6].reshape(-1), owners, rows[6]])
-        self.table = workspace.upload("batch.table", table)
+        self.table = workspace.upload(f"{name}.table", table)
         self.sizes = self.table[2 * stride : 2 * stride + self.num_tensors]
         self.last_blocks = self.table[table.size - stride : table.size - stride + self.num_tensors]
         self.launch: dict[str, Any] = {
@@ -98,7 +100,7 @@ class Batch:
     def largest(self, *, partition: bool = False) -> torch.Tensor:
         """The largest magnitude of each tensor's v, [num_tensors]; NaN or Inf as soon as one value is."""
         wide = self.dtype == torch.float64
-        bits = self.workspace.array("batch.largest", self.num_tensors, INTEGER_TYPES[self.dtype]).zero_()
+        bits = self.workspace.array(f"{self.name}.largest", self.num_tensors, INTEGER_TYPES[self.dtype]).zero_()
         _largest[(self.num_blocks,)](
             bits,
             INTEGER=tl.int64 if wide else tl.int32,

@@ -117,7 +117,7 @@ def _steps(scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @triton.jit
-def _draw(counter: tl.tensor, key0: tl.tensor, key1: tl.tensor) -> tl.tensor:
+def draw(counter: tl.tensor, key0: tl.tensor, key1: tl.tensor) -> tl.tensor:
     """The 24 high bits of `uniform.draws`: the same lines."""
     x = (counter + key0).to(tl.uint32)
     x = (x ^ (x >> 16)) * 0x7FEB352D
@@ -153,7 +153,7 @@ def _pack(
     v = load_sum(table, stride, tensor, index, known, residual_scale, DTYPE, RESIDUAL)
     limit = tl.load(limits + tensor)
     clipped = tl.minimum(tl.maximum(v, -limit), limit) * tl.load(lifts + tensor)
-    random = _draw(index, tl.load(keys + 2 * tensor), tl.load(keys + 2 * tensor + 1))
+    random = draw(index, tl.load(keys + 2 * tensor), tl.load(keys + 2 * tensor + 1))
     u = random.to(DTYPE) * tl.load(steps + tensor)
     above, below = clipped > u, clipped < -u
     if RESIDUAL:
