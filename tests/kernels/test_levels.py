@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from thinwire.errors import FrameError
 from thinwire.kernels import plain
 from thinwire.kernels.elias import decode_levels, encode_levels, longest
-from thinwire.kernels.levels import bucket_norms, round_to_levels, value_of_levels, worth
+from thinwire.kernels.levels import bucket_largest, bucket_norms, round_to_levels, value_of_levels, worth
 
 KEY = (5, 6)
 
@@ -36,7 +36,7 @@ def test_levels_equal_the_plain_form(size: int, bucket: int, top: int, natural: 
     assert np.array_equal(got, plain.round_to_levels(values, key=KEY, **options))
     out = np.ones(size, dtype)
     value_of_levels(got, out=out, accumulate=True, **options)
-    wanted = (np.repeat(norms.astype(np.float64), bucket)[:size] * worth(top, natural)[got + top]).astype(dtype)
+    wanted = plain.value_of_levels(got, norms=norms, bucket=bucket, worth=worth(top, natural), dtype=dtype)
     assert out.tobytes() == (dtype(1) + wanted).tobytes()
     value_of_levels(got, out=out, accumulate=False, **options)
     assert out.tobytes() == wanted.tobytes()
@@ -97,10 +97,37 @@ def test_any_bits_are_levels_or_a_frame_error(packed: bytes, size: int) -> None:
     assert bytes(encode_levels(out, top=9, words=words_for(size, 9))) == packed
 
 
+@pytest.mark.parametrize("top", [1, 4, 30, 31, 63, 100, 126, 127, 1000, 1 << 14])
+@pytest.mark.parametrize("size", [1, 3, 4, 5, 17, 64, 1000, 20_001])
+def test_coded_levels_of_any_size_and_top(size: int, top: int) -> None:
+    rng = np.random.default_rng(size * top)
+    for spread in (0.3, 3.0, top / 2):
+        levels = np.rint(rng.standard_normal(size) * spread).clip(-top, top).astype(np.int16)
+        levels[size // 2] = top
+        packed = encode_levels(levels, top=top, words=words_for(size, top))
+        text = plain.bits_of_elias_gamma(levels)
+        assert "".join(map(str, np.unpackbits(packed, bitorder="little")))[: len(text)] == text
+        assert packed.size == -(-len(text) // 8)
+        out = np.full(size + 16, -7, np.int16)
+        decode_levels(memoryview(b"?" + packed.tobytes())[1:], top=top, out=out[:size])
+        assert np.array_equal(out[:size], levels) and (out[size:] == -7).all()
+        if top > 1:
+            with pytest.raises(FrameError, match="too large"):
+                decode_levels(packed, top=top - 1, out=out[:size])
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize(("size", "bucket"), [(1, 1), (319, 64), (1000, 1), (1000, 5000)])
+@pytest.mark.parametrize(("size", "bucket"), [(1, 1), (319, 64), (1000, 1), (1000, 5000), (1003, 100), (9001, 512)])
 def test_norms_of_buckets(size: int, bucket: int, dtype: Any) -> None:
     values = np.random.default_rng(size).standard_t(3, size).astype(dtype)
+    unit = 1.0 if dtype == np.float32 else 2.0 ** np.frexp(np.abs(values).max())[1]
+    exact = bucket_norms(values, bucket=bucket, largest=float(np.abs(values).max()))
+    assert exact.tobytes() == plain.bucket_norms(values, bucket=bucket, unit=unit).tobytes()
+    largest = bucket_largest(values, bucket=bucket)
+    assert largest.tobytes() == np.maximum.reduceat(np.abs(values), np.arange(0, size, bucket)).tobytes()
+    values[size // 2] = np.nan
+    assert not np.isfinite(bucket_largest(values, bucket=bucket).max())
+    values[size // 2] = 0.5
     got = bucket_norms(values, bucket=bucket, largest=float(np.abs(values).max()))
     wanted = [np.linalg.norm(values[i : i + bucket].astype(np.float64)) for i in range(0, size, bucket)]
     assert got == pytest.approx(wanted, rel=1e-12)

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from thinwire.codecs.base import Codec, Draws, Packed
 from thinwire.codecs.scratch import Scratch
@@ -18,6 +17,7 @@ from thinwire.codecs.tensors import Flat, FloatArray
 from thinwire.errors import FrameError, NonFiniteError
 from thinwire.frames import Frame
 from thinwire.kernels import max_magnitude
+from thinwire.kernels.casts import BFLOAT_MAX, largest_float, to_bfloat, to_half, widen
 
 _FP16_MAX = 65504.0
 _FP16_ROUNDS_TO_INF = 65520.0
@@ -29,14 +29,6 @@ def require_finite(values: FloatArray) -> float:
     if not np.isfinite(largest):
         raise NonFiniteError("holds NaN or Inf; nothing was encoded and no state was changed")
     return largest
-
-
-def _refuse_non_finite(values: NDArray[Any]) -> None:
-    """No sender of ours lets NaN or Inf out, and one from a hostile or broken peer would spread over the model."""
-    block = 1 << 16  # stays in the cache; a payload may lie at an odd address, which compiled kernels do not take
-    for start in range(0, values.size, block):
-        if not np.isfinite(values[start : start + block]).all():
-            raise FrameError("the payload holds NaN or Inf")
 
 
 class _Cast(Codec):
@@ -60,17 +52,12 @@ class _Cast(Codec):
     def unpack(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
         if frame.scales:
             raise FrameError(f"{cls.id} sends no scales, {len(frame.scales)} came")
-        values = cls._widen(frame)
-        _refuse_non_finite(values)
-        if accumulate:
-            np.add(out, values, out=out, casting="same_kind")
-        else:
-            out[:] = values
+        cls._widen(frame, out, accumulate)
 
     @classmethod
     @abstractmethod
-    def _widen(cls, frame: Frame) -> NDArray[Any]:
-        """The payload as numbers."""
+    def _widen(cls, frame: Frame, out: FloatArray, accumulate: bool) -> None:
+        """Stores or adds the payload's numbers (`FrameError` where one is NaN or Inf, before `out` is touched)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +76,15 @@ class FP32(_Cast):
         return Packed(flat.values.data.cast("B"))
 
     @classmethod
-    def _widen(cls, frame: Frame) -> NDArray[Any]:
-        return np.frombuffer(frame.payload, "<f8" if frame.dtype == "fp64" else "<f4")
+    def _widen(cls, frame: Frame, out: FloatArray, accumulate: bool) -> None:
+        # No sender of ours lets NaN or Inf out, and one from a broken peer would spread over the model.
+        if not np.isfinite(largest_float(frame.payload, out.dtype)):
+            raise FrameError("the payload holds NaN or Inf")
+        values = np.frombuffer(frame.payload, out.dtype)
+        if accumulate:
+            out += values
+        else:
+            out[:] = values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,16 +95,18 @@ class FP16(_Cast):
     width: ClassVar[int] = 2
 
     def pack(self, flat: Flat, space: Scratch, draws: Draws | None) -> Packed:
-        largest = require_finite(flat.values)
-        if largest >= _FP16_ROUNDS_TO_INF:
+        halves = space.array("floats.halves", flat.values.size, np.uint16)
+        largest = to_half(flat.values, halves)
+        if not largest < _FP16_ROUNDS_TO_INF:
+            require_finite(flat.values)
             raise NonFiniteError(
                 f"has a value of magnitude {largest:g}; float16 ends at {_FP16_MAX:g}. Use bf16 or fp32"
             )
-        return Packed(flat.values.astype("<f2").data.cast("B"))
+        return Packed(halves.view(np.uint8))
 
     @classmethod
-    def _widen(cls, frame: Frame) -> NDArray[Any]:
-        return np.frombuffer(frame.payload, "<f2")
+    def _widen(cls, frame: Frame, out: FloatArray, accumulate: bool) -> None:
+        widen(frame.payload, kind="half", out=out, accumulate=accumulate)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,15 +117,12 @@ class BF16(_Cast):
     width: ClassVar[int] = 2
 
     def pack(self, flat: Flat, space: Scratch, draws: Draws | None) -> Packed:
-        require_finite(flat.values)
-        with np.errstate(over="ignore"):
-            bits = flat.values.astype(np.float32).view(np.uint32)
-        odd = (bits >> np.uint32(16)) & np.uint32(1)
-        rounded = ((bits + (np.uint32(0x7FFF) + odd)) >> np.uint32(16)).astype("<u2")
-        if bool(((rounded & np.uint16(0x7F80)) == 0x7F80).any()):
+        halves = space.array("floats.halves", flat.values.size, np.uint16)
+        if not to_bfloat(flat.values, halves) <= BFLOAT_MAX:
+            require_finite(flat.values)
             raise NonFiniteError("has a value that rounds to Inf in bfloat16. Use fp32")
-        return Packed(rounded.data.cast("B"))
+        return Packed(halves.view(np.uint8))
 
     @classmethod
-    def _widen(cls, frame: Frame) -> NDArray[Any]:
-        return (np.frombuffer(frame.payload, "<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
+    def _widen(cls, frame: Frame, out: FloatArray, accumulate: bool) -> None:
+        widen(frame.payload, kind="bfloat", out=out, accumulate=accumulate)

@@ -24,8 +24,15 @@ from thinwire.frames import Flags, Frame
 from thinwire.frames.layout import MAX_SCALES
 from thinwire.kernels.elias import decode_levels, encode_levels, longest
 from thinwire.kernels.integers import pack_integers, packed_nbytes, unpack_integers
-from thinwire.kernels.levels import MAX_LEVELS, MAX_NATURAL_LEVELS, bucket_norms, round_to_levels, value_of_levels
-from thinwire.kernels.moments import largest_of, moments, require_finite_magnitude
+from thinwire.kernels.levels import (
+    MAX_LEVELS,
+    MAX_NATURAL_LEVELS,
+    bucket_largest,
+    bucket_norms,
+    round_to_levels,
+    value_of_levels,
+)
+from thinwire.kernels.moments import moments, require_finite_magnitude
 
 NATURAL = int(Flags.OPTION_A)
 """Levels are powers of two; without it, evenly spaced."""
@@ -62,8 +69,9 @@ class QSGD(Unbiased):
         num_buckets = -(-values.size // self.bucket)
         if num_buckets > MAX_SCALES:
             raise ConfigError(f"qsgd: bucket={self.bucket} makes {num_buckets} buckets; {MAX_SCALES} norms fit a frame")
-        require_finite_magnitude(largest_of(values, None, 1.0))
-        norms = self._norms(values)
+        largest = bucket_largest(values, bucket=self.bucket)
+        require_finite_magnitude(float(largest.max()))
+        norms = self._norms(values, largest)
         levels = space.array("levels.levels", values.size, np.int16)
         round_to_levels(
             values, norms=norms, bucket=self.bucket, top=self.levels, natural=False, key=key_of(draws), out=levels
@@ -75,9 +83,8 @@ class QSGD(Unbiased):
         payload[_HEAD.size :] = coded
         return Packed(payload, tuple(norms.tolist()))
 
-    def _norms(self, values: FloatArray) -> Any:
+    def _norms(self, values: FloatArray, largest: Any) -> Any:
         """One norm for each bucket, in the type of the values; the largest number where it would overflow."""
-        largest = np.maximum.reduceat(np.abs(values), np.arange(0, values.size, self.bucket))
         if self.norm == "max":
             return largest
         norms = bucket_norms(values, bucket=self.bucket, largest=float(largest.max()))
@@ -169,9 +176,9 @@ class Dithering(Unbiased):
     def unpack(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
         top = _top(frame)
         numbers = space.array("levels.numbers", out.size, np.int32)
-        unpack_integers(frame.payload, offset=top, width=width_of(top), out=numbers)
-        if int(numbers.max()) > top:
-            raise FrameError(f"dithering: level {int(numbers.max())} of {top}: the payload is damaged")
+        largest = unpack_integers(frame.payload, offset=top, width=width_of(top), out=numbers)
+        if largest > top:
+            raise FrameError(f"dithering: level {largest} of {top}: the payload is damaged")
         value_of_levels(
             numbers,
             norms=np.array(frame.scales[:1], out.dtype),

@@ -21,7 +21,7 @@ from thinwire.errors import ConfigError, FrameError, NonFiniteError
 from thinwire.frames import Frame
 from thinwire.kernels.magnitude import max_magnitude
 from thinwire.kernels.moments import largest_of, require_finite_magnitude
-from thinwire.kernels.uniform import chosen
+from thinwire.kernels.thinning import collect_kept, kept_positions, scatter
 
 UNITS = 1 << 24
 """p is a multiple of its inverse."""
@@ -67,10 +67,16 @@ class RandomK(Randomised):
             if not np.isfinite(kind(largest) * factor):
                 raise NonFiniteError(f"{largest:g} / p overflows; nothing was changed. Set scaled=False")
         key = key_of(draws)
-        sent = flat.values[chosen(key, flat.values.size, kept)] * factor
-        payload = space.array("randomk.payload", _HEAD.size + sent.nbytes, np.uint8)
+        size, itemsize = flat.values.size, flat.values.itemsize
+        for room in (_most_kept(size, kept), size + 1):
+            # The values begin where their type may, the head before them.
+            held = space.array("randomk.payload", 16 + room * itemsize, np.uint8)
+            sent = held[16:].view(flat.values.dtype)
+            count = collect_kept(flat.values, key=key, kept=kept, factor=factor, sent=sent)
+            if count < room:
+                break
+        payload = held[16 - _HEAD.size : 16 + count * itemsize]
         payload[: _HEAD.size] = np.frombuffer(_HEAD.pack(*key, kept), np.uint8)
-        payload[_HEAD.size :] = sent.view(np.uint8)
         return Packed(payload)
 
     @classmethod
@@ -78,18 +84,18 @@ class RandomK(Randomised):
         if frame.scales:
             raise FrameError(f"randomk sends no scales, {len(frame.scales)} came")
         low, high, kept = _HEAD.unpack_from(frame.payload)
-        positions = chosen((low, high), frame.size, kept)
-        values = np.frombuffer(frame.payload, np.uint8)[_HEAD.size :]
-        if values.size != positions.size * out.itemsize:
-            raise FrameError(f"randomk: the key chooses {positions.size} values, {values.size} bytes came")
-        values = values.view(out.dtype)
+        received = np.frombuffer(frame.payload, np.uint8)[_HEAD.size :]
+        count, left = divmod(received.size, out.itemsize)
+        index = np.int32 if out.size < 1 << 31 else np.int64
+        positions = space.array("randomk.positions", count + 1, index)
+        chosen = kept_positions(out.size, key=(low, high), kept=kept, positions=positions)
+        if left or chosen != count:
+            raise FrameError(f"randomk: the key chooses {chosen} values, {received.size} bytes came")
+        values = space.array("randomk.values", count, out.dtype)
+        values[:] = received.view(out.dtype)
         if not np.isfinite(max_magnitude(values)):
             raise FrameError("randomk: a value is NaN or Inf")
-        if accumulate:
-            out[positions] += values
-        else:
-            out.fill(0)
-            out[positions] = values
+        scatter(values, positions[:count], out, accumulate)
 
     @classmethod
     def max_payload_nbytes(cls, frame: Frame) -> int:
@@ -106,3 +112,9 @@ class RandomK(Randomised):
         expected = frame.size * kept / UNITS
         least = max(0, math.floor(expected - 8 * math.sqrt(expected) - 8))
         return _HEAD.size + least * np.dtype(compute_dtype(frame.dtype)).itemsize
+
+
+def _most_kept(size: int, kept: int) -> int:
+    """Room for one value more than will come, but for once in 10**15 times: not a whole tensor's."""
+    expected = size * kept / UNITS
+    return min(size, math.ceil(expected + 8 * math.sqrt(expected) + 8)) + 1

@@ -16,11 +16,14 @@ from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.tensors import Flat, FloatArray
 from thinwire.errors import ConfigError, FrameError
 from thinwire.frames import Frame
+from thinwire.kernels.casts import upper_halves, widen
 from thinwire.kernels.integers import pack_integers, packed_nbytes, unpack_integers
 from thinwire.kernels.magnitude import max_magnitude
 from thinwire.kernels.moments import largest_of, require_finite_magnitude
 
 MANTISSA_BITS = 23
+HALF = 16
+"""Dropping so many bits of a float32 leaves its upper half, which has kernels of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +48,16 @@ class Truncate(Codec):
     def pack(self, flat: Flat, space: Scratch, draws: Draws | None) -> Packed:
         values = flat.values
         require_finite_magnitude(largest_of(values, None, 1.0))
-        payload = space.array("truncate.payload", _nbytes(values.size, values.itemsize, self.bits), np.uint8)
-        payload[0], at = self.bits, 1
-        for word, width in zip(_words(values, self.bits), _widths(values.itemsize, self.bits), strict=True):
+        # One byte is left out in front, so that what follows k begins at an even address.
+        payload = space.array("truncate.payload", 1 + _nbytes(values.size, values.itemsize, self.bits), np.uint8)[1:]
+        payload[0] = self.bits
+        if values.itemsize == 4 and self.bits == HALF:
+            upper_halves(values, payload[1:].view(np.uint16))
+            return Packed(payload)
+        at = 1
+        for (word, shift), width in zip(_words(values, self.bits), _widths(values.itemsize, self.bits), strict=True):
             room = space.array("truncate.words", -(-values.size * width // 32), np.uint32)
-            packed = pack_integers(word, width=width, words=room)
+            packed = pack_integers(word, shift=shift, width=width, words=room)
             payload[at : at + packed.size] = packed
             at += packed.size
         return Packed(payload)
@@ -61,6 +69,9 @@ class Truncate(Codec):
         dropped, payload = frame.payload[0], memoryview(frame.payload)[1:]
         if dropped > MANTISSA_BITS or len(frame.payload) != _nbytes(out.size, out.itemsize, dropped):
             raise FrameError(f"truncate: {len(frame.payload)} bytes for {out.size} values without {dropped} bits")
+        if out.itemsize == 4 and dropped == HALF:
+            widen(payload, kind="bfloat", out=out, accumulate=accumulate)
+            return
         whole: Any = np.uint64 if out.itemsize == 8 else np.uint32
         bits = space.array("truncate.bits", out.size, whole)
         bits.fill(0)
@@ -94,11 +105,12 @@ def _widths(itemsize: int, dropped: int) -> tuple[int, ...]:
     return (32 - dropped,) if itemsize == 4 else (32, 32 - dropped)
 
 
-def _words(values: Any, dropped: int) -> tuple[Any, ...]:
+def _words(values: Any, dropped: int) -> tuple[tuple[Any, int], ...]:
+    """The words, and how many of their low bits are left out."""
     if values.itemsize == 4:
-        return (values.view(np.uint32) >> np.uint32(dropped),)
+        return ((values.view(np.uint32), dropped),)
     kept = values.view(np.uint64) >> np.uint64(dropped)
-    return (kept.astype(np.uint32), (kept >> np.uint64(32)).astype(np.uint32))
+    return ((kept.astype(np.uint32), 0), ((kept >> np.uint64(32)).astype(np.uint32), 0))
 
 
 def _nbytes(size: int, itemsize: int, dropped: int) -> int:

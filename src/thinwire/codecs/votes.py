@@ -75,9 +75,9 @@ class Votes(Codec):
     def unpack(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
         workers = _workers(frame)
         counts = space.array("votes.counts", out.size, np.int32)
-        unpack_integers(frame.payload, offset=workers, width=width_of(workers), out=counts)
-        if int(counts.max()) > workers:
-            raise FrameError(f"votes: {int(counts.max())} votes of {workers} workers: the payload is damaged")
+        largest = unpack_integers(frame.payload, offset=workers, width=width_of(workers), out=counts)
+        if largest > workers:
+            raise FrameError(f"votes: {largest} votes of {workers} workers: the payload is damaged")
         scale_integers(counts, scale=frame.scales[0], top=workers, out=out, accumulate=accumulate)
 
     @classmethod

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from thinwire.kernels.contract import Bytes
 from thinwire.kernels.moments import LANES, Moments
-from thinwire.kernels.uniform import Key, uniforms
+from thinwire.kernels.uniform import Key, draws, uniforms
 
 
 def with_residual(values: Any, residual: Any, residual_scale: float) -> Any:
@@ -113,6 +113,46 @@ def round_to_integers(values: Any, *, scale: float, top: int) -> NDArray[np.int3
 def scale_integers(numbers: Any, *, scale: float, top: int, dtype: Any) -> Any:
     """See `thinwire.kernels.integers.scale_integers`."""
     return (scale * (numbers.astype(np.float64) / top)).astype(dtype)
+
+
+def to_half(values: Any) -> NDArray[np.uint16]:
+    """See `thinwire.kernels.casts.to_half`."""
+    halves: NDArray[np.uint16] = values.astype(np.float16).view(np.uint16)
+    return halves
+
+
+def to_bfloat(values: Any) -> NDArray[np.uint16]:
+    """See `thinwire.kernels.casts.to_bfloat`: half of a unit is added, and a little less where that is a tie."""
+    bits = values.astype(np.float32).view(np.uint32)
+    odd = (bits >> np.uint32(16)) & np.uint32(1)
+    halves: NDArray[np.uint16] = ((bits + (np.uint32(0x7FFF) + odd)) >> np.uint32(16)).astype(np.uint16)
+    return halves
+
+
+def widen(halves: NDArray[np.uint16], kind: str) -> NDArray[np.float32]:
+    """See `thinwire.kernels.casts.widen`."""
+    if kind == "half":
+        return halves.view(np.float16).astype(np.float32)
+    wide: NDArray[np.float32] = (halves.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return wide
+
+
+def kept_positions(size: int, *, key: Key, kept: int) -> NDArray[np.int64]:
+    """See `thinwire.kernels.thinning.kept_positions`."""
+    return np.flatnonzero(draws(key, size) >> np.uint32(8) < kept)
+
+
+def bucket_norms(values: Any, *, bucket: int, unit: float = 1.0) -> NDArray[np.float64]:
+    """See `thinwire.kernels.levels.bucket_norms`; the unit is given. Squares are added up in order."""
+    squares = (values.astype(np.float64) / unit) ** 2
+    sums = [squares[start : start + bucket].cumsum()[-1] for start in range(0, values.size, bucket)]
+    return np.sqrt(np.array(sums)) * unit
+
+
+def value_of_levels(levels: Any, *, norms: Any, bucket: int, worth: Any, dtype: Any) -> Any:
+    """See `thinwire.kernels.levels.value_of_levels`."""
+    norm = np.repeat(norms.astype(np.float64), bucket)[: levels.size]
+    return (norm * worth[levels + worth.size // 2]).astype(dtype)
 
 
 def select_top(values: Any, k: int) -> NDArray[np.int64]:

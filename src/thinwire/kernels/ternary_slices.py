@@ -12,6 +12,7 @@ that is `coalesce="paper"`, and its decoder is the same. Who runs the slices is 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -268,4 +269,4 @@ def _run_start(codes: Bytes, cut: int) -> int:
 def _each(executor: Executor, cuts: Sequence[int], work: Any, owned: Sequence[Any]) -> None:
     """Runs ``work(begin, end, owned[i])`` for every part between cuts."""
     ends = zip(cuts, cuts[1:], owned, strict=False)
-    executor.run([lambda begin=begin, end=end, own=own: work(begin, end, own) for begin, end, own in ends])
+    executor.run([partial(work, begin, end, own) for begin, end, own in ends])

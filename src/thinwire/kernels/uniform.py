@@ -23,8 +23,6 @@ Key = tuple[int, int]
 UNIT = 2.0**-24
 """Uniform numbers are multiples of it: the 24 high bits of a draw, exact in float32."""
 
-_BLOCK = 1 << 16
-
 
 def draws(key: Key, size: int, first: int = 0) -> NDArray[np.uint32]:
     """Returns uint32[size]: the draws of values first, first + 1, …
@@ -47,21 +45,6 @@ def draws(key: Key, size: int, first: int = 0) -> NDArray[np.uint32]:
 def uniforms(key: Key, size: int) -> NDArray[np.float32]:
     """Returns float32[size] in [0, 1), multiples of 2**-24."""
     return (draws(key, size) >> np.uint32(8)).astype(np.float32) * np.float32(UNIT)
-
-
-def chosen(key: Key, size: int, kept: int) -> NDArray[np.int64]:
-    """The positions among `size` values whose uniform number is below kept·2**-24, ascending.
-
-    Example:
-        >>> chosen((1, 2), 3, 1 << 24).tolist(), chosen((1, 2), 3, 0).tolist()
-        ([0, 1, 2], [])
-    """
-    block = np.empty(min(size, _BLOCK), np.int32)
-    found = [np.empty(0, np.int64)]
-    for first in range(0, size, _BLOCK):
-        high_bits(key, first, block)
-        found.append(np.flatnonzero(block[: size - first] < kept) + first)
-    return np.concatenate(found)
 
 
 def high_bits(key: Key, first: int, out: NDArray[np.int32]) -> None:
