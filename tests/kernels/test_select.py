@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from thinwire.kernels import plain, uniform
-from thinwire.kernels.select import count_from, sample_of, select_from, select_top
+from thinwire.kernels.select import count_from, sample_of, select_from, select_top, survey, take
 
 DTYPES = [np.float32, np.float64]
 LARGE = 50_000  # past the size up to which everything is partitioned
@@ -67,6 +67,46 @@ def test_all_that_reach_a_bound(dtype: Any, size: int) -> None:
     wanted = np.flatnonzero(np.abs(values) >= 1.5)
     assert count == wanted.size
     assert np.array_equal(select_from(values, 1.5, count), wanted)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 7, 8, 9, 8191, 8192, 8193, 140_001])
+@pytest.mark.parametrize("bound", [1e-3, 1.5, 40.0])
+def test_taking_out_what_reaches_a_bound(dtype: Any, size: int, bound: float) -> None:
+    values, held = heavy(size, dtype), heavy(size + 1, dtype)[:-1]
+    for residual in (None, held):
+        for tau in (None, 0.7):
+            v = plain.with_residual(values, residual, 0.3)
+            reaches = np.abs(v) >= dtype(bound)
+            found = survey(values, bound, residual=residual, residual_scale=0.3)
+            assert found == (int(reaches.sum()), True)
+            left = None if residual is None else residual.copy()
+            bitmap = np.full(-(-size // 8), 255, np.uint8)
+            options: dict[str, Any] = {"residual": left, "residual_scale": 0.3, "tau": tau, "bitmap": bitmap}
+            taken = take(values, bound, found.reaching, **options)
+            assert taken.tobytes() == v[reaches].tobytes()
+            assert np.array_equal(bitmap, np.packbits(reaches))
+            if left is not None:
+                rest = np.zeros_like(v) if tau is None else v - np.copysign(dtype(tau), v)
+                assert left.tobytes() == np.where(reaches, rest, v).tobytes()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_survey_sees_what_is_not_finite(bad: float) -> None:
+    values = heavy(70_000, np.float32)
+    values[65_536] = bad
+    assert not survey(values, 1.0).finite
+    assert not survey(np.zeros(70_000, np.float32), 1.0, residual=values).finite
+    largest = np.full(3, np.finfo(np.float32).max)
+    assert survey(largest, 1.0).finite
+    assert not survey(largest, 1.0, residual=largest).finite
+
+
+def test_a_sample_with_a_residual_is_that_of_the_sum() -> None:
+    values, residual = heavy(10_007, np.float32), heavy(10_008, np.float32)[:-1]
+    v = plain.with_residual(values, residual, 0.3)
+    for size in (1000, 10_007, 20_000):
+        assert np.array_equal(sample_of(values, size, residual=residual, residual_scale=0.3), sample_of(v, size))
 
 
 def test_a_sample_has_no_value_twice_and_one_from_each_stretch() -> None:

@@ -163,7 +163,7 @@ def _add_rows(
             largest = max(largest, max(max(m0, m1), max(m2, m3)))
         w0, w1, w2, w3 = np.float64(v0) * lift, np.float64(v1) * lift, np.float64(v2) * lift, np.float64(v3) * lift
         if positive is not None:
-            count += np.int32(v0 >= 0) + np.int32(v1 >= 0) + np.int32(v2 >= 0) + np.int32(v3 >= 0)
+            count = np.int32(count + np.int32(v0 >= 0) + np.int32(v1 >= 0) + np.int32(v2 >= 0) + np.int32(v3 >= 0))
             above, below = positive[i], negative[i]
             above += w0 if w0 > 0 else 0.0
             below += w0 if w0 < 0 else 0.0

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.kernels.jit import jit
+from thinwire.kernels.jit import jit, wide_vectors
 from thinwire.kernels.magnitude import frozen
 
 _ROUNDS: dict[Any, float] = {np.float32: 1.5 * 2**23, np.float64: 1.5 * 2**52}
@@ -50,6 +50,7 @@ def scale_levels(levels: NDArray[np.int8], *, scale: float, out: Any, accumulate
 
 @jit
 def _levels_of_values(values: Any, scale: Any, rounds: Any, levels: Any) -> None:
+    wide_vectors()
     top = values.dtype.type(127)
     for i in range(values.size):
         q = values[i] / scale
@@ -60,6 +61,7 @@ def _levels_of_values(values: Any, scale: Any, rounds: Any, levels: Any) -> None
 
 @jit
 def _levels_of_sums(values: Any, residual: Any, residual_scale: Any, scale: Any, rounds: Any, levels: Any) -> None:
+    wide_vectors()
     top = values.dtype.type(127)
     for i in range(values.size):
         v = residual_scale * residual[i] + values[i]

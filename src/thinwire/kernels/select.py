@@ -2,18 +2,22 @@
 
 An exact selection reads the data twice: a sample tells a magnitude that a few more than k values reach; those are
 gathered, and only they are partitioned. Where the sample misled (or too many values are equal), all are partitioned.
+
+Values that reach a known magnitude are counted in one pass (`survey`) and taken out of the tensor, and of its
+residual, in another (`take`).
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.kernels import plain
-from thinwire.kernels.jit import jit
+from thinwire.kernels.contract import Bytes
+from thinwire.kernels.jit import jit, wide_vectors
 from thinwire.kernels.magnitude import frozen
 from thinwire.kernels.uniform import high_bits
 
@@ -21,6 +25,12 @@ _SMALL = 1 << 14
 """Up to here partitioning everything is quicker than being clever."""
 _SAMPLE = 1 << 17
 _BLOCK = 1 << 13
+_SPARE = 2  # places behind the last that `_compact` writes and does not count
+_GATHER, _56 = np.uint64(0x8040201008040201), np.uint64(56)
+_MARKED = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1)
+_PLACES = np.argsort(1 - _MARKED.astype(np.int64), axis=1, kind="stable")
+"""Of every byte, the places of its bits that are set, from the highest on, and then of the others."""
+_FIRST, _SECOND, _COUNTS = _PLACES[:, 0].copy(), _PLACES[:, 1].copy(), _MARKED.sum(axis=1, dtype=np.int64)
 
 
 def select_top(values: Any, k: int) -> NDArray[np.int64]:
@@ -57,23 +67,101 @@ def count_from(values: Any, bound: float) -> int:
 
 def select_from(values: Any, bound: float, count: int) -> NDArray[np.int64]:
     """The positions, ascending, of all magnitudes of at least `bound`, of which there are `count`."""
-    positions = np.empty(count + 1, np.int64)
+    positions = np.empty(count + _SPARE, np.int64)
     flags = np.empty(_BLOCK, np.uint8)
-    _gather(frozen(values), values.dtype.type(bound), flags, flags.view(np.uint64), positions)
+    bits = np.empty(_BLOCK // 8, np.uint8)
+    _positions(frozen(values), values.dtype.type(bound), flags, flags.view(np.uint64), bits, positions)
     return positions[:count]
 
 
-def sample_of(values: Any, size: int) -> Any:
+def sample_of(values: Any, size: int, *, residual: Any = None, residual_scale: float = 1.0) -> Any:
     """`size` of the values without replacement, one from a random place of each of equal stretches; or all of them.
 
-    The places depend on the two sizes alone, so that equal tensors give equal samples everywhere.
+    The places depend on the two sizes alone, so that equal tensors give equal samples everywhere. With a residual,
+    values of residual_scale·residual + values.
     """
-    if size >= values.size:
+    size = min(size, values.size)
+    random = np.zeros(size, np.int32)
+    if size < values.size:
+        high_bits((0, 0), 0, random)
+    elif residual is None:
         return values
-    edges = np.arange(size + 1) * values.size // size
-    random = np.empty(size, np.int32)
-    high_bits((0, 0), 0, random)
-    return values[edges[:-1] + (random * np.diff(edges) >> 24)]
+    sample = np.empty(size, values.dtype)
+    _sample(frozen(values), _frozen(residual), values.dtype.type(residual_scale), random, sample)
+    return sample
+
+
+class Survey(NamedTuple):
+    """Of a tensor v and a magnitude: how many of its values reach it, and whether all values are finite."""
+
+    reaching: int
+    finite: bool
+
+
+def survey(values: Any, bound: float, *, residual: Any = None, residual_scale: float = 1.0) -> Survey:
+    """Reads v = values, or residual_scale·residual + values, once.
+
+    Example:
+        >>> survey(np.array([1.0, -3.0, 2.0], np.float32), 2.0)
+        Survey(reaching=2, finite=True)
+    """
+    kind = values.dtype.type
+    most = np.finfo(kind).max
+    count, finite = _survey(frozen(values), _frozen(residual), kind(residual_scale), kind(bound), most)
+    return Survey(int(count), int(finite) == values.size)
+
+
+def take(
+    values: Any,
+    bound: float,
+    count: int,
+    *,
+    bitmap: Bytes,
+    residual: Any = None,
+    residual_scale: float = 1.0,
+    tau: float | None = None,
+) -> Any:
+    """Takes the values that reach `bound` out of v = values, or residual_scale·residual + values.
+
+    Args:
+        values: float32[n] or float64[n], finite; never written.
+        bound: a magnitude above 0.
+        count: how many reach it, as `survey` says.
+        bitmap: uint8[ceil(n / 8)], filled: a bit for each of them, the first value in the highest bit.
+        residual: updated to v, less 0 where nothing was taken; None: nothing is kept.
+        residual_scale: what the residual is multiplied by first.
+        tau: what is taken off the magnitude of such a value; None takes all of it.
+
+    Returns:
+        The values themselves, in order.
+
+    Example:
+        >>> bitmap, residual = np.empty(1, np.uint8), np.zeros(3, np.float32)
+        >>> take(np.array([1.0, -3.0, 2.0], np.float32), 2.0, 2, bitmap=bitmap, residual=residual, tau=2.0).tolist()
+        [-3.0, 2.0]
+        >>> bitmap.tolist(), residual.tolist()
+        ([96], [1.0, -1.0, 0.0])
+    """
+    kind = values.dtype.type
+    taken = np.empty(count + _SPARE, kind)
+    flags = np.empty(_BLOCK, np.uint8)
+    _take(
+        frozen(values),
+        residual,
+        kind(residual_scale),
+        kind(bound),
+        None if tau is None else kind(tau),
+        flags,
+        flags.view(np.uint64),
+        np.empty(_BLOCK, kind),
+        bitmap,
+        taken,
+    )
+    return taken[:count]
+
+
+def _frozen(residual: Any) -> Any:
+    return None if residual is None else frozen(residual)
 
 
 def _likely_bound(values: Any, k: int) -> float:
@@ -87,37 +175,119 @@ def _likely_bound(values: Any, k: int) -> float:
 
 
 @jit
+def _sample(values: Any, residual: Any, scale: Any, random: Any, sample: Any) -> None:
+    size, edge = sample.size, 0
+    for i in range(size):
+        next_edge = (i + 1) * values.size // size
+        place = edge + (np.int64(random[i]) * (next_edge - edge) >> 24)
+        sample[i] = values[place] if residual is None else scale * residual[place] + values[place]
+        edge = next_edge
+
+
+@jit
 def _count(values: Any, bound: Any) -> Any:
-    count = 0
+    return _survey(values, None, bound, bound, bound)[0]
+
+
+@jit
+def _survey(values: Any, residual: Any, scale: Any, bound: Any, most: Any) -> tuple[int, int]:
+    """How many magnitudes are at least `bound`, and how many at most `most`."""
+    count, finite = 0, 0
     for start in range(0, values.size, 1 << 16):
-        count += _count_block(values[start : start + (1 << 16)], bound)
-    return count
+        block = values[start : start + (1 << 16)]
+        held = None if residual is None else residual[start : start + (1 << 16)]
+        more, whole = _survey_block(block, held, scale, bound, most)
+        count += more
+        finite += whole
+    return count, finite
 
 
 @jit
-def _count_block(values: Any, bound: Any) -> Any:
-    count = np.int32(0)
+def _survey_block(values: Any, residual: Any, scale: Any, bound: Any, most: Any) -> tuple[Any, Any]:
+    wide_vectors()
+    count, finite = np.int32(0), np.int32(0)
     for i in range(values.size):
-        count += np.int32(abs(values[i]) >= bound)
-    return count
+        magnitude = abs(values[i] if residual is None else scale * residual[i] + values[i])
+        count = np.int32(count + np.int32(magnitude >= bound))  # a plain sum would widen to 64 bits
+        finite = np.int32(finite + np.int32(magnitude <= most))
+    return count, finite
 
 
 @jit
-def _gather(values: Any, bound: Any, flags: Any, words: Any, positions: Any) -> None:
-    """Eight flags at a time: most words are zero. In the others every position is written, and kept where it counts."""
+def _positions(values: Any, bound: Any, flags: Any, words: Any, bits: Any, positions: Any) -> None:
     at = 0
     for start in range(0, values.size, _BLOCK):
-        size = min(_BLOCK, values.size - start)
-        _flag(values[start : start + size], bound, flags)
-        flags[size : (size + 7) // 8 * 8] = 0
-        for i in range((size + 7) // 8):
-            if words[i]:
-                for j in range(8 * i, 8 * i + 8):
-                    positions[at] = start + j
-                    at += flags[j]
+        block = values[start : start + _BLOCK]
+        _sift(block, None, bound, bound, None, flags, None)
+        num_bytes = (block.size + 7) // 8
+        _gather(flags, words, block.size, bits[:num_bytes])
+        at = _compact(bits[:num_bytes], None, start, positions, at)
 
 
 @jit
-def _flag(values: Any, bound: Any, flags: Any) -> None:
+def _take(
+    values: Any,
+    residual: Any,
+    scale: Any,
+    bound: Any,
+    tau: Any,
+    flags: Any,
+    words: Any,
+    block: Any,
+    bitmap: Any,
+    taken: Any,
+) -> None:
+    at = 0
+    for start in range(0, values.size, _BLOCK):
+        stop = min(start + _BLOCK, values.size)
+        held = None if residual is None else residual[start:stop]
+        _sift(values[start:stop], held, scale, bound, tau, flags, block)
+        bits = bitmap[start // 8 : (stop + 7) // 8]
+        _gather(flags, words, stop - start, bits)
+        at = _compact(bits, block, 0, taken, at)
+
+
+@jit
+def _sift(values: Any, residual: Any, scale: Any, bound: Any, tau: Any, flags: Any, block: Any) -> None:
+    """Flags the values that reach the bound, copies all into `block`, and leaves in the residual what is not taken."""
+    wide_vectors()
+    zero = bound - bound
     for i in range(values.size):
-        flags[i] = np.uint8(abs(values[i]) >= bound)
+        v = values[i] if residual is None else scale * residual[i] + values[i]
+        reaches = abs(v) >= bound
+        flags[i] = np.uint8(reaches)
+        if block is not None:
+            block[i] = v
+        if residual is not None:
+            if tau is None:
+                residual[i] = zero if reaches else v
+            else:
+                residual[i] = v - (tau if v > 0 else -tau) if reaches else v
+
+
+@jit
+def _gather(flags: Any, words: Any, known: int, bits: Any) -> None:
+    """Eight flags to a byte, the first in the highest bit; those behind the last known are cleared."""
+    wide_vectors()
+    flags[known : 8 * bits.size] = 0
+    for i in range(bits.size):
+        bits[i] = np.uint8((words[i] * _GATHER) >> _56)
+
+
+@jit
+def _compact(bits: Any, source: Any, first: int, out: Any, at: int) -> int:
+    """Appends what the bits mark, values of `source` or positions from `first` on; returns where `out` now ends.
+
+    Two are written for every byte and counted afterwards, without a branch to mispredict; more are rare.
+    """
+    for i in range(bits.size):
+        byte, base = bits[i], 8 * i
+        one, two, count = base + _FIRST[byte], base + _SECOND[byte], _COUNTS[byte]
+        out[at] = first + one if source is None else source[one]
+        out[at + 1] = first + two if source is None else source[two]
+        if count > 2:
+            for j in range(2, count):
+                place = base + _PLACES[byte, j]
+                out[at + j] = first + place if source is None else source[place]
+        at += count
+    return at

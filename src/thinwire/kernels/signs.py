@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from thinwire.kernels.contract import Bytes
-from thinwire.kernels.jit import jit
+from thinwire.kernels.jit import jit, wide_vectors
 from thinwire.kernels.magnitude import frozen
 
 _BLOCK = 8192
@@ -78,12 +78,14 @@ def _pack_sums(values: Any, residual: Any, scale: Any, low: Any, high: Any, flag
 
 @jit
 def _flags_of_values(values: Any, flags: Any) -> None:
+    wide_vectors()
     for i in range(values.size):
         flags[i] = np.uint8(values[i] >= 0)
 
 
 @jit
 def _flags_of_sums(values: Any, residual: Any, scale: Any, low: Any, high: Any, flags: Any) -> None:
+    wide_vectors()
     for i in range(values.size):
         v = scale * residual[i] + values[i]
         set_ = v >= 0
@@ -93,6 +95,7 @@ def _flags_of_sums(values: Any, residual: Any, scale: Any, low: Any, high: Any, 
 
 @jit
 def _gather(flags: Any, words: Any, known: int, bits: Any) -> None:
+    wide_vectors()
     flags[known : 8 * bits.size] = 0
     for i in range(bits.size):
         bits[i] = np.uint8((words[i] * _GATHER) >> _56)
@@ -115,8 +118,18 @@ def _store(bits: Any, table: Any, out: Any) -> None:
 def _add(bits: Any, table: Any, out: Any) -> None:
     whole = out.size // 8
     for i in range(whole):
-        code = bits[i]
-        for j in range(8):
-            out[8 * i + j] += table[code, j]
+        code, at = bits[i], 8 * i
+        v0, v1, v2, v3 = out[at], out[at + 1], out[at + 2], out[at + 3]
+        v4, v5, v6, v7 = out[at + 4], out[at + 5], out[at + 6], out[at + 7]
+        v0 += table[code, 0]
+        v1 += table[code, 1]
+        v2 += table[code, 2]
+        v3 += table[code, 3]
+        v4 += table[code, 4]
+        v5 += table[code, 5]
+        v6 += table[code, 6]
+        v7 += table[code, 7]
+        out[at], out[at + 1], out[at + 2], out[at + 3] = v0, v1, v2, v3
+        out[at + 4], out[at + 5], out[at + 6], out[at + 7] = v4, v5, v6, v7
     for at in range(8 * whole, out.size):
         out[at] += table[bits[at // 8], at % 8]

@@ -2,7 +2,7 @@
 
     t = sign(v) with probability min(|v|, limit) / scale, else 0
 
-A block at a time: the block's random numbers, then its digits t + 1, then codes of five digits (base-3^5) or four
+A block at a time: its random numbers and digits t + 1, then codes of five digits (base-3^5) or four
 (two bits each, the first value in the low bits). A value is kept where its magnitude exceeds u·scale, u uniform on
 multiples of 2**-24 in [0, 1): a value of the full scale is always kept, a zero never.
 """
@@ -15,7 +15,7 @@ import numpy as np
 
 from thinwire.errors import FrameError
 from thinwire.kernels.contract import Bytes
-from thinwire.kernels.jit import jit
+from thinwire.kernels.jit import jit, wide_vectors
 from thinwire.kernels.magnitude import frozen
 from thinwire.kernels.uniform import UNIT, Key
 from thinwire.kernels.workspace import words_apart
@@ -56,7 +56,6 @@ def pack_stochastic(values: Any, *, scale: float, limit: float, key: Key, packin
     lift, step = _steps(scale, kind)
     num_codes = min(_BLOCK_CODES, codes.size)
     digits = np.empty(num_codes * per_code + 8, np.uint8)
-    random = np.empty(num_codes * per_code, np.int32)
     return _pack(  # type: ignore[no-any-return]
         frozen(values),
         kind(limit),
@@ -64,7 +63,6 @@ def pack_stochastic(values: Any, *, scale: float, limit: float, key: Key, packin
         kind(step),
         np.uint32(key[0]),
         np.uint32(key[1]),
-        random,
         digits,
         words_apart(digits, per_code),
         per_code,
@@ -89,7 +87,6 @@ def _pack(
     step: Any,
     key0: Any,
     key1: Any,
-    random: Any,
     digits: Any,
     words: Any,
     per_code: int,
@@ -102,19 +99,21 @@ def _pack(
         num_codes = min(_BLOCK_CODES, codes.size - start)
         first = start * per_code
         size = min(num_codes * per_code, num_values - first)
-        _draw(first, key0, key1, random[:size])
-        _digits(values[first : first + size], limit, lift, step, random, digits)
-        num_nonzero += _count_nonzero(digits[:size])
+        num_nonzero += _digits(values[first : first + size], first, key0, key1, limit, lift, step, digits)
         digits[size : num_codes * per_code] = 1
         _collect(words, places, byte, codes[start : start + num_codes])
     return num_nonzero
 
 
 @jit
-def _draw(first: int, key0: Any, key1: Any, random: Any) -> None:
-    """The 24 high bits of `uniform.draws`: the same lines."""
+def _digits(values: Any, first: int, key0: Any, key1: Any, limit: Any, lift: Any, step: Any, digits: Any) -> Any:
+    """Digits t + 1; returns how many are not 1. Drawing here, not ahead, hides the wait for memory behind the draws."""
+    wide_vectors()
+    kind = values.dtype.type
     start = np.uint32(np.uint32(first) + key0)
-    for i in range(random.size):
+    num_nonzero = np.int32(0)
+    for i in range(values.size):
+        # The 24 high bits of `uniform.draws`: the same lines.
         x = np.uint32(start + np.uint32(i))
         x = np.uint32((x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D))
         x = np.uint32((x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B))
@@ -123,26 +122,14 @@ def _draw(first: int, key0: Any, key1: Any, random: Any) -> None:
         x = np.uint32((x ^ (x >> np.uint32(11))) * np.uint32(0xAC4C1B51))
         x = np.uint32((x ^ (x >> np.uint32(15))) * np.uint32(0x31848BAB))
         x = np.uint32(x ^ (x >> np.uint32(14)))
-        random[i] = np.int32(x >> np.uint32(8))
-
-
-@jit
-def _digits(values: Any, limit: Any, lift: Any, step: Any, random: Any, digits: Any) -> None:
-    kind = values.dtype.type
-    for i in range(values.size):
+        u = kind(np.int32(x >> np.uint32(8))) * step
         v = values[i]
         v = v if v < limit else limit
         v = (v if v > -limit else -limit) * lift
-        u = kind(random[i]) * step
-        digits[i] = np.uint8(1) + np.uint8(v > u) - np.uint8(v < -u)
-
-
-@jit
-def _count_nonzero(digits: Any) -> Any:
-    count = np.int32(0)
-    for i in range(digits.size):
-        count += np.int32(digits[i] != 1)
-    return count
+        above, below = v > u, v < -u
+        num_nonzero = np.int32(num_nonzero + np.int32(above | below))  # a plain sum would widen to 64 bits
+        digits[i] = np.uint8(1) + np.uint8(above) - np.uint8(below)
+    return num_nonzero
 
 
 @jit
@@ -180,7 +167,12 @@ def _store_rows(codes: Any, table: Any, out: Any) -> None:
 def _add_rows(codes: Any, table: Any, out: Any) -> None:
     whole = out.size // 4
     for i in range(whole):
-        for j in range(4):
-            out[4 * i + j] += table[codes[i], j]
+        code, at = codes[i], 4 * i
+        v0, v1, v2, v3 = out[at], out[at + 1], out[at + 2], out[at + 3]
+        v0 += table[code, 0]
+        v1 += table[code, 1]
+        v2 += table[code, 2]
+        v3 += table[code, 3]
+        out[at], out[at + 1], out[at + 2], out[at + 3] = v0, v1, v2, v3
     for at in range(4 * whole, out.size):
         out[at] += table[codes[whole], at % 4]
