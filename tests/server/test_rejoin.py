@@ -96,7 +96,19 @@ def test_a_worker_too_far_behind_gets_whole_tables() -> None:
         np.testing.assert_array_equal(copy, shard.core.tables[table].replica)
 
 
-@pytest.mark.parametrize("have", [(), (3,), (99, 99, 99), (-1, -1, -1), (0,) * 50])
+def test_a_worker_that_is_ahead_is_refused() -> None:
+    """Its shard was resumed from an older step; to go back alone would break the worker's residuals."""
+    shard = small_deltas()
+    shard.step(0)
+    lose(shard, 1)
+    shard.join(1, peer=STRANGER, have=(2, 1, 0))
+    assert "worker 1 has version 2 of 'weight', and this shard was resumed at version 1" in str(shard.ended[STRANGER])
+    assert shard.core.failed is None
+    shard.join(1, peer=STRANGER, have=(1, 1, 0))
+    assert len(shard.ended) == 1
+
+
+@pytest.mark.parametrize("have", [(), (3,), (-1, -1, -1), (0,) * 50])
 def test_versions_that_mean_nothing_are_answered_with_whole_tables(have: tuple[int, ...]) -> None:
     shard = small_deltas()
     shard.step(0)

@@ -96,6 +96,12 @@ class Aggregation:
             self._sum *= np.float32(1 / given)
         return (self._sum if given else None), tuple(sorted(arrived))
 
+    def begin_at(self, clock: int) -> None:
+        """Goes on with this clock; what had come is forgotten."""
+        self.clock, self._next, self._given = clock, 0, 0
+        self._arrived = {clock: {}}
+        self._refused.clear()
+
     def resume(self) -> None:
         """Decodes what is in for the current clock; called once the last aggregate is no longer needed."""
         if self._eager:

@@ -10,6 +10,9 @@ others are told as well.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+
+import msgspec
 
 from thinwire.errors import ConfigError, FrameError, NonFiniteError, ProtocolError
 from thinwire.schema import PROTOCOL, Join, Leave, Message, Plan, Push, Scalars, Values, Welcome
@@ -116,11 +119,12 @@ class ServerCore:
             raise ProtocolError(f"rank {join.rank} is taken: every worker needs a rank of its own")
         if join.rank in self._left:
             raise ProtocolError(f"worker {join.rank} has left this training, and it does not begin again")
+        words = catch_up(self._steps, join.rank, join.have) if self._initialised else []
+        self._steps.begin(join.rank)
         self._ranks[peer] = join.rank
         ask = join.rank == 0 and not self._initialised
         final = self._steps.final
         welcome = Welcome(send_values=ask, step=self.step, final=-1 if final is None else final)
-        words = catch_up(self._steps, join.rank, join.have) if self._initialised else []
         return [Send((peer,), welcome), *self._address(words)]
 
     def _values(self, peer: int, message: Values, frames: tuple[bytes, ...]) -> list[Effect]:
@@ -162,6 +166,35 @@ class ServerCore:
         if reason := self._steps.hopeless(self._left):
             return [Close(peer), *self._fail(reason)]
         return [Close(peer)]
+
+    # ---- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that another process needs to go on from here: plain values, arrays and tensors.
+
+        Raises:
+            ConfigError: there is no training yet, it has failed, or tables have different versions.
+        """
+        if self._steps is None or not self._initialised or self._failed is not None:
+            raise ConfigError(f"this shard has nothing to keep: {self._failed or 'the training has not begun'}")
+        return {"plan": msgspec.to_builtins(self._steps.plan), "steps": self._steps.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes back what `state_dict` gave; workers then join at that step, with the same plan.
+
+        Raises:
+            ConfigError: the state is not one of a shard, or this one has begun already.
+        """
+        if self._steps is not None:
+            raise ConfigError("this shard has begun a training; a state is loaded before anybody joins")
+        try:
+            plan = msgspec.convert(state["plan"], Plan)
+            check_plan(plan)
+            steps = Steps(plan)
+            steps.load_state_dict(state["steps"])
+        except (ProtocolError, msgspec.ValidationError, KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise ConfigError(f"the state is not one of a shard: {type(error).__name__}: {error}") from error
+        self._steps, self._initialised = steps, True
 
     # ---- helpers
 

@@ -12,8 +12,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+import torch
 
 from thinwire.codecs import Codec, Context
 from thinwire.codecs.decoding import decode, open_frame, unpack_flat
@@ -77,6 +79,24 @@ class Copies:
         self._copies = [copy for copy in self._copies if copy.owners]
         self._copies.append(Copy(values.copy(), values.copy() if self._keep_seen else None, set(ranks)))
 
+    def state_dict(self) -> list[dict[str, Any]]:
+        """Every copy and whose it is."""
+        return [
+            {
+                "values": copy.values.copy(),
+                "seen": None if copy.seen is None else copy.seen.copy(),
+                "owners": sorted(copy.owners),
+            }
+            for copy in self._copies
+        ]
+
+    def load_state_dict(self, state: list[dict[str, Any]]) -> None:
+        """Takes back what `state_dict` gave."""
+        self._copies = [
+            Copy(_array(copy["values"]), None if copy["seen"] is None else _array(copy["seen"]), set(copy["owners"]))
+            for copy in state
+        ]
+
     def __len__(self) -> int:
         return len(self._copies)
 
@@ -112,6 +132,14 @@ class Downlink(ABC):
     @abstractmethod
     def assign(self, values: FloatArray) -> None:
         """Everybody now holds `values`."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it keeps. Arrays are copies; random streams need nothing, for they depend on the version alone."""
+        return {"values": self.values.copy()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes back what `state_dict` gave, in place: others hold views of the values."""
+        self.values[...] = _array(state["values"])
 
     def encode(self, values: FloatArray, version: int) -> bytes:
         """One frame of `values` by the codec, without a residual."""
@@ -155,6 +183,13 @@ class ModelDelta(Downlink):
         self.values[...] = values
         self.copies.assign(values, set(range(self.workers)))
 
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "copies": self.copies.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.copies.load_state_dict(state["copies"])
+
 
 class AverageGradient(Downlink):
     """The average gradient, to which a codec that keeps a residual adds the server's (DoubleSqueeze, algorithm 1)."""
@@ -177,6 +212,13 @@ class AverageGradient(Downlink):
 
     def assign(self, values: FloatArray) -> None:
         self.values[...] = values
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "context": self.context.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.context.load_state_dict(state["context"])
 
 
 class AverageWeights(Downlink):
@@ -202,3 +244,9 @@ FORMS: dict[str, type[Downlink]] = {"delta": ModelDelta, "gradient": AverageGrad
 def diverged(error: NonFiniteError, version: int) -> NonFiniteError:
     """The same error, saying after which update."""
     return NonFiniteError(f"after update {version}: {error}")
+
+
+def _array(values: Any) -> FloatArray:
+    """An array of its own, of a tensor or an array."""
+    array: FloatArray = torch.as_tensor(values, dtype=torch.float32).clone().numpy()
+    return array

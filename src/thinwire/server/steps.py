@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from thinwire.codecs.tensors import FloatArray
-from thinwire.errors import ProtocolError
+from thinwire.errors import ConfigError, ProtocolError
 from thinwire.policies.consistency import consistency
 from thinwire.schema import Delta, Message, Plan, Push, Values
 from thinwire.server.agreement import usable_codecs
@@ -148,6 +149,41 @@ class Steps:
             f"worker {absent[0]} has left before step {table.version}, with which the others go on; "
             "all workers must take the same number of steps"
         )
+
+    # ---- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tables, versions, copies, residuals and the optimizer's state, where every parameter has one version.
+
+        Gradients that came for the next version are not in it, nor is what was said of rates and options: workers
+        that go on from here send both again.
+
+        Raises:
+            ConfigError: updates are made of single pushes, or tables have different versions.
+        """
+        versions = {table.version for table in self.tables if not table.spec.state}
+        if self.policy.immediate or len(versions) > 1:
+            raise ConfigError(
+                f"consistency {self.plan.consistency}: tables have versions {sorted(versions)}; a checkpoint is taken "
+                "where all have one, which a policy that applies each push by itself does not give"
+            )
+        return {
+            "final": self.final,
+            "tables": [table.state_dict() for table in self.tables],
+            "updater": None if self._updater is None else self._updater.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes back what `state_dict` gave."""
+        self.final = state["final"]
+        for table, saved in zip(self.tables, state["tables"], strict=True):
+            table.load_state_dict(saved)
+        if self._updater is not None:
+            self._updater.load_state_dict(state["updater"])
+
+    def begin(self, rank: int) -> None:
+        """A worker joins: what it says of its options counts from the plan's on."""
+        self._said.pop(rank, None)
 
     # ---- one message
 

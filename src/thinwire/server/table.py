@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 import torch
 
@@ -143,6 +144,24 @@ class Table:
         if isinstance(self.downlink, ModelDelta):
             self.downlink.copies.assign(self.downlink.values, {rank})
         return self.snapshot(rank)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the gradients that have come for the next version: their workers send them again."""
+        return {
+            "version": self.version,
+            "given": list(self.given),
+            "scale": self._scale,
+            "log": list(self._log),
+            "downlink": self.downlink.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes back what `state_dict` gave."""
+        self.downlink.load_state_dict(state["downlink"])
+        self.version, self.given, self._scale = int(state["version"]), list(state["given"]), state["scale"]
+        self._log = deque(state["log"])
+        self._log_nbytes = sum(map(len, self._log))
+        self.incoming.begin_at(self.version)
 
     def _remember(self, frame: bytes) -> None:
         # Deltas are worth keeping as long as they are smaller, together, than the table they replace.

@@ -7,6 +7,7 @@ one value before they are taken.
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -85,6 +86,15 @@ class Updater:
             self._groups = settings.groups
             for group, index in zip(self.optimizer.param_groups, self._kept, strict=True):
                 group.update({key: thaw(value) for key, value in settings.groups[index].items()})
+
+    def state_dict(self) -> dict[str, Any]:
+        """Torch's own: momenta, step counts and options, by position."""
+        return copy.deepcopy(self.optimizer.state_dict())
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes back what `state_dict` gave."""
+        self.optimizer.load_state_dict(state)
+        self._groups = ()  # the state's options hold until the next settings come
 
     def step(self, values: Sequence[torch.Tensor], grads: Sequence[torch.Tensor]) -> None:
         """Updates `values` in place by `grads`; every other table stays as it is."""
