@@ -76,7 +76,8 @@ class _Windows(NamedTuple):
 @functools.cache
 def _windows() -> _Windows:
     size = 1 << _WINDOW
-    windows = _Windows(*(np.zeros(size, np.int64) for _ in range(3)), np.zeros((size, _WINDOW), np.int16))
+    counts, used_bits, largest = (np.zeros(size, np.int64) for _ in range(3))
+    windows = _Windows(counts, used_bits, largest, np.zeros((size, _WINDOW), np.int16))
     for word in range(size):
         used, found = 0, []
         while rest := word >> used:
@@ -175,7 +176,7 @@ def _decode(
             bit += 2 * z + 2
     if most > top:
         return 2
-    return _decode_rest(packed, top, bit, first, out)
+    return _decode_rest(packed, top, bit, first, out)  # type: ignore[no-any-return]
 
 
 @jit

@@ -146,7 +146,8 @@ def bucket_norms(values: Any, *, bucket: int, unit: float = 1.0) -> NDArray[np.f
     """See `thinwire.kernels.levels.bucket_norms`; the unit is given. Squares are added up in order."""
     squares = (values.astype(np.float64) / unit) ** 2
     sums = [squares[start : start + bucket].cumsum()[-1] for start in range(0, values.size, bucket)]
-    return np.sqrt(np.array(sums)) * unit
+    norms: NDArray[np.float64] = np.sqrt(np.array(sums)) * unit
+    return norms
 
 
 def value_of_levels(levels: Any, *, norms: Any, bucket: int, worth: Any, dtype: Any) -> Any:
