@@ -10,17 +10,18 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from thinwire import executor
-from thinwire.codecs.base import Codec, Draws, Packed
+from thinwire.codecs.base import Codec, Draws, Explained, Packed
 from thinwire.codecs.scratch import Scratch, scratch
 from thinwire.codecs.tensors import Flat, FloatArray
 from thinwire.errors import ConfigError, FrameError
 from thinwire.frames import Flags, Frame
 from thinwire.kernels import Workspace, decode_ternary, encode_ternary
+from thinwire.kernels.contract import FIRST_RUN
 from thinwire.kernels.ternary_slices import COALESCE, decode_slices, encode_slices
 
 ZERO_RUN = int(Flags.OPTION_A)
@@ -100,48 +101,86 @@ class ThreeLC(Codec):
         return self._pack(flat, residual, space)
 
     def _pack(self, flat: Flat, residual: FloatArray | None, space: Scratch) -> Packed:
-        options: dict[str, Any] = {
-            "sparsity": self.sparsity,
-            "layout": self.layout,
-            "zero_run": self.zero_run,
-            "paper_literal": self.paper_literal,
-            "residual": residual,
-            "residual_scale": self.error_scale,
-        }
         size = flat.values.size
-        slices = self.threads if self.coalesce == "paper" else num_slices(size, self.threads)
+        slices = 1 if self.threads == 1 else num_slices(size, self.threads)
+        if self.coalesce == "paper":
+            slices = self.threads
         if slices == 1:
-            scale, payload = encode_ternary(flat.values, workspace=space.kernel, **options)
-        else:
-            crew = executor.current() if num_slices(size, slices) > 1 else executor.InTurn()
-            with ExitStack() as loans:
-                workspaces = _workspaces(space, slices, loans)
-                scale, payload = encode_slices(
-                    flat.values, coalesce=self.coalesce, workspaces=workspaces, executor=crew, **options
-                )
+            scale, payload = encode_ternary(
+                flat.values,
+                sparsity=self.sparsity,
+                layout=self.layout,
+                zero_run=self.zero_run,
+                paper_literal=self.paper_literal,
+                residual=residual,
+                residual_scale=self.error_scale,
+                workspace=space.kernel,
+            )
+            return Packed(payload, (scale,), self.flags)
+        crew = executor.current() if num_slices(size, slices) > 1 else executor.InTurn()
+        with ExitStack() as loans:
+            scale, payload = encode_slices(
+                flat.values,
+                sparsity=self.sparsity,
+                layout=self.layout,
+                zero_run=self.zero_run,
+                paper_literal=self.paper_literal,
+                residual=residual,
+                residual_scale=self.error_scale,
+                coalesce=self.coalesce,
+                workspaces=_workspaces(space, slices, loans),
+                executor=crew,
+            )
         return Packed(payload, (scale,), self.flags)
 
     @property
     def flags(self) -> int:
         """The flags of its frames."""
-        return int((ZERO_RUN if self.zero_run else 0) | (PARTITION if self.layout == "partition" else 0))
+        return (ZERO_RUN if self.zero_run else 0) | (PARTITION if self.layout == "partition" else 0)
 
     @classmethod
     def unpack(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
-        options: dict[str, Any] = {
-            "scale": scale_of(frame),
-            "out": out,
-            "layout": "partition" if frame.flags & PARTITION else "stride",
-            "zero_run": bool(frame.flags & ZERO_RUN),
-            "accumulate": accumulate,
-        }
-        slices = num_slices(frame.size, space.threads)
+        scale, layout = scale_of(frame), "partition" if frame.flags & PARTITION else "stride"
+        zero_run = frame.flags & ZERO_RUN != 0
+        slices = 1 if space.threads == 1 else num_slices(out.size, space.threads)
         if slices == 1:
-            decode_ternary(frame.payload, workspace=space.kernel, **options)
+            decode_ternary(
+                frame.payload,
+                scale=scale,
+                out=out,
+                layout=layout,
+                zero_run=zero_run,
+                accumulate=accumulate,
+                workspace=space.kernel,
+            )
             return
         with ExitStack() as loans:
-            workspaces = _workspaces(space, slices, loans)
-            decode_slices(frame.payload, workspaces=workspaces, executor=executor.current(), **options)
+            decode_slices(
+                frame.payload,
+                scale=scale,
+                out=out,
+                layout=layout,
+                zero_run=zero_run,
+                accumulate=accumulate,
+                workspaces=_workspaces(space, slices, loans),
+                executor=executor.current(),
+            )
+
+    @classmethod
+    def explain(cls, frame: Frame) -> Explained:
+        groups = -(-frame.size // TRITS_PER_BYTE)
+        partition, zero_run = bool(frame.flags & PARTITION), bool(frame.flags & ZERO_RUN)
+        runs = int(np.count_nonzero(np.frombuffer(frame.payload, np.uint8) >= FIRST_RUN)) if zero_run else 0
+        return {
+            "m": (scale_of(frame), "max|v| · sparsity: decoded values are -m, 0 and m"),
+            "zero runs": (zero_run, "OPTION_A: a byte of 243 … 255 stands for 2 … 14 groups of five zeros"),
+            "layout": (
+                "partition" if partition else "stride",
+                "OPTION_B: a byte takes one value of each fifth of the tensor; without it, five neighbours",
+            ),
+            "groups": (groups, "of five values, a byte in base 3 each before zero runs: 121 is five zeros"),
+            "runs": (runs, "bytes that stand for several groups of zeros"),
+        }
 
     @classmethod
     def max_payload_nbytes(cls, frame: Frame) -> int:
