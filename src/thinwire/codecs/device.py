@@ -49,7 +49,7 @@ def takes(codec: Codec, device: torch.device) -> bool:
             return True
         reason = f"{codec.id} (as configured) has no GPU kernels"
     if codec.id not in _NOTHING_LOST:
-        _say(
+        say_once(
             f"{reason}: tensors on {device.type} are encoded on the CPU. Every encode copies the whole tensor to the "
             "host (4 bytes a value, where the frame holds far fewer) and waits for it"
         )
@@ -59,7 +59,7 @@ def takes(codec: Codec, device: torch.device) -> bool:
 def warn_of_host_context(context: Context, device: torch.device) -> None:
     """Says once that a context keeps its residual on the host, although its tensors come from a GPU."""
     if takes(context.codec, device):
-        _say(
+        say_once(
             f"a context of {context.codec.id} was made for a tensor on the CPU and gets one on {device.type}: every "
             "encode copies the whole tensor to the host and waits for it. Make contexts from tensors on the GPU"
         )
@@ -154,7 +154,7 @@ def unpack(kind: type[Codec], frame: Frame, out: torch.Tensor, accumulate: bool)
             return True
         reason = f"{kind.id} (as configured by the sender) has no GPU kernels"
     if kind.id not in _NOTHING_LOST:
-        _say(
+        say_once(
             f"{reason}: its frames are decoded on the CPU, and the whole tensor is copied to {out.device.type} "
             "(4 bytes a value, where the frame held far fewer)"
         )
@@ -259,7 +259,8 @@ def _take(device: torch.device) -> DeviceWorkspace:
     return workspace
 
 
-def _say(text: str) -> None:
+def say_once(text: str) -> None:
+    """Warns of what something costs, the first time."""
     if text not in _said:
         _said.add(text)
         warnings.warn(text, UserWarning, stacklevel=4)

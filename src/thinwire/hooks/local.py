@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import torch
 
-from thinwire.codecs.tensors import FloatArray
 from thinwire.hooks.slot import Slot
 from thinwire.schema import Plan
 from thinwire.server.options import changed
@@ -26,15 +25,15 @@ class LocalOptimizer:
 
     def __init__(self, plan: Plan, slots: Sequence[Slot]) -> None:
         self._plan = plan
-        self._values = {id(slot): torch.from_numpy(slot.values) for slot in slots}
+        self._values = {id(slot): slot.home for slot in slots}
         everything = msgspec.structs.replace(plan, tables=tuple(slot.spec for slot in slots))
         self._updater = Updater(everything, list(self._values.values()))
 
-    def step(self, slot: Slot, gradient: FloatArray, update: Update) -> None:
+    def step(self, slot: Slot, gradient: torch.Tensor, update: Update) -> None:
         """One step of one slot, by the settings that came with its update; every other slot stays as it is."""
         groups = changed(self._plan.optimizer, self._plan.groups, update.options) if update.options else None
         self._updater.set(Settings(update.rates, groups or self._plan.groups))
-        self._updater.step([self._values[id(slot)]], [torch.from_numpy(gradient)])
+        self._updater.step([self._values[id(slot)]], [gradient])
 
     def step_all(self, gradients: Iterable[tuple[Slot, torch.Tensor]], settings: Settings) -> None:
         """One step of every slot that has a gradient, each in its table's shape."""

@@ -52,7 +52,7 @@ class Recorder:
             record = StepRecord(
                 step=step,
                 table=slot.spec.name,
-                numel=slot.values.size,
+                numel=slot.home.numel(),
                 rank=self._rank,
                 payload_bytes_push=slot.pushed_nbytes,
                 payload_bytes_pull=slot.pulled_nbytes,

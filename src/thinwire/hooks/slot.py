@@ -1,4 +1,8 @@
-"""One table at a worker: what is pushed for it, what is held back, and how an update of it is applied."""
+"""One table at a worker: what is pushed for it, what is held back, and how an update of it is applied.
+
+Both happen where the tensor lies: a gradient on a GPU is encoded there, and an update is decoded there. Only gradients
+that a policy holds back wait in the host's memory, whose arithmetic criteria are made of.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,8 @@ import numpy as np
 import torch
 
 from thinwire.codecs import Codec, Context
-from thinwire.codecs.decoding import open_frame, unpack_flat
+from thinwire.codecs.decoding import open_frame, unpack_flat, unpack_into
+from thinwire.codecs.device import say_once
 from thinwire.codecs.tensors import FloatArray
 from thinwire.errors import NonFiniteError, ProtocolError
 from thinwire.frames import Flags, Frame, pack
@@ -22,7 +27,7 @@ from thinwire.worker.core import Update
 NO_GRADIENT = b""
 NORM_EVERY = 8
 
-LocalStep = Callable[["Slot", FloatArray, Update], None]
+LocalStep = Callable[["Slot", torch.Tensor, Update], None]
 """Runs the worker's own optimizer on one slot: the average gradient, and the update that brought it, for its rates."""
 
 
@@ -32,19 +37,22 @@ class Slot:
     Args:
         session: with the shard.
         table: its index there.
-        values: the worker's copy, a view in the table's shape.
+        values: the worker's copy, a view in the table's shape; a tensor where that lies on a GPU.
         span: which values of the tensor they are.
         codec: of the pushes; None for buffers, which travel as they are.
         counters: for bytes and seconds.
         seed: of the codec's random stream.
         undoable: whether a push may turn out to have come too late.
+
+    Attributes:
+        home: the worker's copy as a tensor, where it lies.
     """
 
     def __init__(
         self,
         session: Session,
         table: int,
-        values: FloatArray,
+        values: FloatArray | torch.Tensor,
         span: slice,
         codec: Codec | None,
         counters: Counters,
@@ -52,7 +60,9 @@ class Slot:
         seed: int,
         undoable: bool,
     ) -> None:
-        self.session, self.table, self.values, self.span = session, table, values, span
+        self.session, self.table, self.span = session, table, span
+        self.home = values if isinstance(values, torch.Tensor) else torch.from_numpy(values)
+        self._values = None if isinstance(values, torch.Tensor) else values
         self.spec: TableSpec = session.core.plan.tables[table]
         self.context: Context | None = None
         if codec is not None:
@@ -71,6 +81,19 @@ class Slot:
         """Whether the norm of every gradient is followed, which costs a pass over each; otherwise of every 8th."""
         self.gradient_norm = 0.0
 
+    @property
+    def values(self) -> FloatArray:
+        """The worker's copy in the host's memory: itself, or what was copied from a GPU just now."""
+        if self._values is not None:
+            return self._values
+        copied: FloatArray = self.home.cpu().numpy()
+        return copied
+
+    @property
+    def on_host(self) -> bool:
+        """Whether the worker's copy is in the host's memory."""
+        return self._values is not None
+
     def behind(self, *, fully: bool = False) -> bool:
         """Whether the copy lacks more than the policy allows (`fully`: anything)."""
         return self.session.core.wants(self.table, fully=fully)
@@ -79,6 +102,11 @@ class Slot:
 
     def hold(self, gradient: torch.Tensor) -> None:
         """Keeps a gradient for a later push. Raises NonFiniteError before anything is changed."""
+        if not self.on_host:
+            say_once(
+                "the consistency policy holds gradients back, which it does in the host's memory: every gradient on "
+                f"{self.home.device.type} is copied there whole (4 bytes a value), and the sum back to be encoded"
+            )
         self._held = self._with_held(gradient)
         self._held_iterations += 1
         self._held_squares += float(np.vdot(_flat(gradient), _flat(gradient)))
@@ -128,14 +156,14 @@ class Slot:
         """Books one push."""
         self.pushed_nbytes, self.encode_s = payload_nbytes, seconds
         self._counters.add("payload_bytes_push", payload_nbytes)
-        self._counters.add("values_push", self.values.size)
+        self._counters.add("values_push", self.home.numel())
         self._counters.add("encode_seconds", seconds)
 
     def _with_held(self, gradient: torch.Tensor) -> FloatArray:
         flat = _flat(gradient)
         if not np.isfinite(flat).all():
             raise NonFiniteError(f"{self.spec.name}: holds NaN or Inf; nothing was kept and no state was changed")
-        total: FloatArray = flat.reshape(self.values.shape) + (0 if self._held is None else self._held)
+        total: FloatArray = flat.reshape(self.spec.shape) + (0 if self._held is None else self._held)
         return total.astype(np.float32, copy=False)
 
     # ---- down
@@ -164,24 +192,27 @@ class Slot:
             self._counters.add("skipped_updates", 1)
             return
         if update.version == 0 or update.whole or local_step is None:
-            nbytes = self._decode(update.frame, self.values, accumulate=not update.whole)
+            nbytes = self._decode(update.frame, self.home, accumulate=not update.whole)
         else:
-            gradient = np.empty_like(self.values)
+            gradient = torch.empty_like(self.home)
             nbytes = self._decode(update.frame, gradient, accumulate=False)
             local_step(self, gradient, update)
         if update.version > 0:
             self.pulled_nbytes = nbytes
             self._counters.add("payload_bytes_pull", nbytes)
-            self._counters.add("values_pull", self.values.size)
+            self._counters.add("values_pull", self.home.numel())
 
-    def _decode(self, frame: bytes, out: FloatArray, *, accumulate: bool) -> int:
+    def _decode(self, frame: bytes, out: torch.Tensor, *, accumulate: bool) -> int:
         """Decodes a frame of this table; returns its payload's size."""
         opened = open_frame(frame)
         if opened.frame.shape != self.spec.shape:
             raise ProtocolError(
                 f"{self.spec.name}: a frame of shape {opened.frame.shape}, the table is {self.spec.shape}"
             )
-        unpack_flat(opened, out.reshape(-1), accumulate=accumulate)
+        if self.on_host:
+            unpack_flat(opened, out.view(-1).numpy(), accumulate=accumulate)
+        else:
+            unpack_into(opened, out, accumulate=accumulate)
         return opened.payload_nbytes
 
     def forget_step(self) -> None:
