@@ -109,6 +109,7 @@ def run_cluster(
     servers: int = 1,
     servers_on_workers: bool = False,
     server_command: Sequence[str] = ("server",),
+    servers_end: bool = True,
 ) -> tuple[dict[int, dict[str, Any]], dict[str, int]]:
     """Starts servers and workers, each behind its own link, and hears them to the end.
 
@@ -120,6 +121,7 @@ def run_cluster(
         servers: how many shards.
         servers_on_workers: shard i lives on worker i's node, and both share its link.
         server_command: what a shard runs, up to `--listen`; it reports `listening` with its `address`.
+        servers_end: whether shards end by themselves; otherwise they are stopped once the workers are done.
 
     Returns:
         What each rank reported as `done`, and with kernel shaping the interface counters of the workers' nodes.
@@ -156,7 +158,7 @@ def run_cluster(
         addresses = [engine.wait_for(shard, "listening", START_TIMEOUT_S).data["address"] for shard in shards]
         for rank, name in enumerate(names):
             start(name, name, *arguments(rank, addresses))
-        for event in engine.events():
+        for event in engine.events(None if servers_end else names):
             on_event(event.process, event.data)
             if event.data.get("event") == "done":
                 outcomes[event.data["rank"]] = event.data
