@@ -12,7 +12,6 @@ import pytest
 
 from tests.cli.commands import Result
 from thinwire.codecs import codec, registry
-from thinwire.policies.designs import design, designs
 from thinwire.workloads.models import models
 
 Command = Callable[..., Result]
@@ -34,11 +33,9 @@ def test_codecs_can_be_made_from_what_is_listed(command: Command, tmp_path: Path
         assert codec(row["id"], **row["options"]).config() == {"id": row["id"], **row["options"]}
 
 
-def test_designs_can_be_trained_by_the_names_listed(command: Command, tmp_path: Path) -> None:
-    facts, out = inspected(command, tmp_path, "designs")
-    assert facts == designs()
-    for name in facts:
-        assert name in out and design(name)
+def test_designs_are_listed_by_one_command_and_this_one_says_which(command: Command) -> None:
+    result = command("inspect", "designs")
+    assert result.status == 2 and "thinwire designs" in result.err
 
 
 def test_models(command: Command, tmp_path: Path) -> None:
@@ -72,6 +69,119 @@ def test_a_frame_is_explained(command: Command, tmp_path: Path, name: str) -> No
     assert facts["decoded_zeros"] == pytest.approx(1 - np.count_nonzero(values) / 300, abs=0.004)
     assert bytes.fromhex(facts["payload_head"]) == frame[facts["header_bytes"] - 8 :][:16] or name == "3lc"
     assert name in out and str(len(frame)) in out
+
+
+EXPLAINED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "fp32": ({}, {"bytes per value": 4}),
+    "fp16": ({}, {"bytes per value": 2}),
+    "bf16": ({}, {"bytes per value": 2}),
+    "int8": ({}, {"scale": pytest.approx(4 / 127), "levels": [-64, 127]}),
+    "3lc": ({"entropy": "zstd"}, {"m": 4.0, "zero runs": True, "layout": "stride", "groups": 60, "runs": 6}),
+    "stoch3": ({}, {"scale": 4.0, "packing": "base243", "values per byte": 5}),
+    "terngrad": ({"clip": 0}, {"scale": 4.0, "packing": "2bit", "values per byte": 4}),
+    "votes": ({"workers": 8}, {"scale": 4.0, "workers": 8, "bits per vote": 5}),
+    "mqe1": (
+        {"axis": 0},
+        {
+            "means": [[0.0, 0.0], [0.0, 0.0], [-2.0, 0.0], [0.0, 0.0]],
+            "pairs of means": 6,
+            "axis": 0,
+            "bits": "high where set",
+        },
+    ),
+    "onebit": (
+        {"zeros": "keep"},
+        {"scale": pytest.approx(10**0.5), "zeros kept": True, "bits": "positive where set"},
+    ),
+    "topk": ({}, {"positions": "index", "bits per position": 9, "values sent": 2, "bits per value sent": 32}),
+    "threshold": (
+        {"tau": 1.5, "send": "tau", "positions": "bitmap"},
+        {"positions": "bitmap", "bits per position": 1, "values sent": 2, "bits per value sent": 1, "tau": 1.5},
+    ),
+    "randomk": ({"p": 1.0}, {"key": [any, any], "p": 1.0, "values sent": 300}),
+    "qsgd": (
+        {"bucket": 100},
+        {"levels": 4, "bucket": 100, "norms": [0.0, 4.0], "coded bits per value": any},
+    ),
+    "qsgd-ds": (
+        {"packing": "2bit"},
+        {"scale": any, "packing": "2bit", "values per byte": 4},
+    ),
+    "dithering": (
+        {"grid": "natural"},
+        {"norm": 4.0, "levels": 7, "grid": "natural", "bits per level": 4},
+    ),
+    "truncate": ({"bits": 10}, {"bits dropped": 10, "bits kept": 22}),
+    "entropy": (
+        {"c": 3.0},
+        {
+            "low": -2.0,
+            "high": 4.0,
+            "bits": 4,
+            "bin width": 6 / 16,
+            "Huffman": True,
+            "Huffman table bytes": any,
+            "symbols used": 3,
+            "code lengths": [1, 2],
+            "stream bytes": [10, 10, 10, 10],
+        },
+    ),
+}
+
+
+def test_every_codec_is_explained() -> None:
+    assert list(EXPLAINED) == [codec.id for codec in registry.SHIPPED]
+
+
+@pytest.mark.parametrize("name", EXPLAINED)
+def test_every_field_of_every_codec_is_explained(command: Command, tmp_path: Path, name: str) -> None:
+    options, wanted = EXPLAINED[name]
+    values = np.zeros((6, 50), np.float32)
+    values[2, 3], values[4, 5] = -2.0, 4.0
+    file = tmp_path / "gradient.frame"
+    file.write_bytes(codec(name, **options).encode(values))
+    facts, out = inspected(command, tmp_path, file)
+    fields = {field["name"]: field["value"] for field in facts["fields"]}
+    assert list(fields) == list(wanted)
+    for key, value in wanted.items():
+        expected = [any] if not isinstance(value, list) else value
+        assert value is any or expected[0] is any or fields[key] == value, key
+    for field in facts["fields"]:
+        words = f"{field['name']} {field['meaning']}".split()  # long lines are broken between them
+        assert [word for word in words if word not in out] == []
+    used = {flag for flag in facts["flags"] if flag.startswith("OPTION")}
+    told = {f"OPTION_{letter}" for letter in "ABCD" if any(f"OPTION_{letter}" in f["meaning"] for f in facts["fields"])}
+    assert used <= told, "a flag is set and nothing says what it means"
+
+
+def test_the_payload_behind_zstd_is_explained(command: Command, tmp_path: Path) -> None:
+    values = np.random.default_rng(0).standard_normal(20_000).astype(np.float32)
+    values[np.abs(values) < 2] = 0
+    file = tmp_path / "gradient.frame"
+    file.write_bytes(codec("3lc", entropy="zstd").encode(values))
+    facts, out = inspected(command, tmp_path, file)
+    assert "ZSTD" in facts["flags"] and facts["payload_before_zstd"] > facts["payload_bytes"]
+    assert "the payload went through zstd" in out and facts["fields"][0]["name"] == "m"
+
+
+def test_other_forms_of_the_same_codecs_are_explained(command: Command, tmp_path: Path) -> None:
+    values = np.random.default_rng(0).standard_normal((40, 25))
+    told: dict[str, Any] = {}
+    for name, options, key in (
+        ("3lc", {"layout": "partition", "zero_run": False}, "layout"),
+        ("mqe1", {}, "axis"),
+        ("entropy", {"mode": "fixed", "bits": 12}, "Huffman"),
+        ("topk", {"fraction": 0.5}, "positions"),
+        ("truncate", {}, "bits kept"),
+    ):
+        file = tmp_path / name
+        file.write_bytes(codec(name, **options).encode(values))
+        facts, _ = inspected(command, tmp_path, file)
+        told[name] = {field["name"]: field["value"] for field in facts["fields"]}[key]
+    assert told == {"3lc": "partition", "mqe1": None, "entropy": False, "topk": "bitmap", "truncate": 48}
+    file.write_bytes(codec("entropy").encode(np.full(9, 0.5)))
+    facts, _ = inspected(command, tmp_path, file)
+    assert [field["value"] for field in facts["fields"]] == [0.5, 0.5]
 
 
 def test_an_empty_frame_and_one_that_only_refuses(command: Command, tmp_path: Path) -> None:

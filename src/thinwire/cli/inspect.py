@@ -1,4 +1,4 @@
-"""`thinwire inspect`: explain a frame's bytes; list codecs, designs, models and data sets."""
+"""`thinwire inspect`: explain a frame's bytes, field by field; list codecs, models and data sets."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
@@ -14,9 +15,9 @@ from thinwire import frames
 from thinwire.cli import options
 from thinwire.cli.console import console, write_json
 from thinwire.codecs import decode, registry
+from thinwire.codecs.decoding import open_parsed
 from thinwire.errors import ConfigError
-from thinwire.frames import Flags
-from thinwire.policies.designs import designs as list_designs
+from thinwire.frames import CODEC_NUMBERS, Flags
 from thinwire.workloads.data import cache_folder, datasets
 from thinwire.workloads.download import download as fetch
 from thinwire.workloads.models import models as list_models
@@ -29,17 +30,15 @@ app = typer.Typer()
     "thinwire inspect data --download fashion-mnist"
 )
 def inspect(
-    what: Annotated[str, typer.Argument(help="codecs, designs, models, data, or a file that holds one frame.")],
+    what: Annotated[str, typer.Argument(help="codecs, models, data, or a file that holds one frame.")],
     root: Annotated[Path | None, typer.Option(help="data: a folder to look in first.")] = None,
     download: Annotated[str | None, typer.Option(help="data: fetch this data set into the cache folder.")] = None,
     json: options.Json = None,
 ) -> None:
-    """Explain the bytes of a frame; list codecs, designs, models or data sets."""
+    """Explain the bytes of a frame; list codecs, models or data sets. (Designs: `thinwire designs`.)"""
     match what:
         case "codecs":
             facts: Any = _codecs()
-        case "designs":
-            facts = _designs()
         case "models":
             facts = list_models()
             console.print("\n".join(facts))
@@ -55,35 +54,65 @@ def _frame(file: Path) -> dict[str, Any]:
         data = file.read_bytes()
     except OSError as error:
         raise ConfigError(
-            f"{file}: {error.strerror}. Give codecs, designs, models, data, or a file that holds a frame"
+            f"{file}: {error.strerror}. Give codecs, models, data, or a file that holds a frame; "
+            "designs are listed by thinwire designs"
         ) from error
     parsed = frames.parse(data)
-    facts: dict[str, Any] = {
-        "codec": parsed.codec,
-        "version": parsed.version,
-        "dtype": parsed.dtype,
-        "shape": list(parsed.shape),
-        "values": parsed.size,
-        "scales": list(parsed.scales[:8]),
-        "flags": [flag.name for flag in Flags if flag & parsed.flags],
-        "frame_bytes": len(data),
-        "payload_bytes": len(parsed.payload),
-        "header_bytes": len(data) - len(parsed.payload),
-        "bits_per_value": parsed.bits_per_value,
-        "payload_head": bytes(parsed.payload[:16]).hex(" "),
-    }
+    set_flags = [flag.name or "" for flag in Flags if flag & parsed.flags]
+    rows: list[tuple[str, Any, str]] = [
+        ("codec", parsed.codec, f"number {CODEC_NUMBERS.get(parsed.codec, 0)} on the wire; 0 is a codec sent by name"),
+        ("version", parsed.version, "of the frame format"),
+        ("dtype", parsed.dtype, "of the tensor that was encoded, and of the one that comes out"),
+        ("shape", list(parsed.shape), "of the tensor"),
+        ("values", parsed.size, "their number"),
+        ("flags", set_flags, "; ".join(_FLAGS.get(name, "the codec's own, see below") for name in set_flags)),
+        (
+            "scales",
+            list(parsed.scales[:8]),
+            f"numbers in full precision beside the payload; {len(parsed.scales)} in all",
+        ),
+        ("frame_bytes", len(data), "header, payload and checksum"),
+        ("header_bytes", len(data) - len(parsed.payload), "all but the payload; 8 of them are the checksum"),
+        ("payload_bytes", len(parsed.payload), "what the papers count"),
+        ("bits_per_value", parsed.bits_per_value, "of the payload"),
+        ("payload_head", bytes(parsed.payload[:16]).hex(" "), "its first bytes"),
+    ]
+    fields: list[dict[str, Any]] = []
     if not parsed.non_finite and parsed.size:
+        opened = open_parsed(parsed)
+        if parsed.zstd:
+            rows.append(("payload_before_zstd", len(opened.frame.payload), "bytes; the codec's fields are in these"))
         values = decode(data).double()
-        facts |= {
-            "decoded_min": float(values.min()),
-            "decoded_max": float(values.max()),
-            "decoded_zeros": float((values == 0).double().mean()),
-        }
-    table = Table(show_header=False)
-    for key, value in facts.items():
-        table.add_row(key.replace("_", " "), f"{value:.6g}" if isinstance(value, float) else str(value))
+        for name, (value, meaning) in opened.kind.explain(opened.frame).items():
+            fields.append({"name": name, "value": value, "meaning": meaning})
+        rows += [
+            ("decoded_min", float(values.min()), "the smallest decoded value"),
+            ("decoded_max", float(values.max()), "the largest decoded value"),
+            ("decoded_zeros", float((values == 0).double().mean()), "share of zeros"),
+        ]
+    table = Table("field", "value", "meaning")
+    for name, value, meaning in rows:
+        table.add_row(name.replace("_", " "), escape(_text(value)), escape(meaning))
+    if fields:
+        table.add_section()
+        for field in fields:
+            table.add_row(field["name"], escape(_text(field["value"])), escape(field["meaning"]))
     console.print(table)
-    return facts
+    return {name: value for name, value, _ in rows} | {"fields": fields}
+
+
+_FLAGS = {
+    "ZSTD": "the payload went through zstd",
+    "NON_FINITE": "the sender's tensor held NaN or Inf: no payload, everyone skips the step",
+}
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_text, value))}]"
+    return {None: "none", True: "yes", False: "no"}[value] if value is None or isinstance(value, bool) else str(value)
 
 
 def _codecs() -> list[dict[str, Any]]:
@@ -97,14 +126,6 @@ def _codecs() -> list[dict[str, Any]]:
         table.add_row(codec_id, about, ", ".join(f"{name}={value}" for name, value in defaults.items()))
     console.print(table)
     return rows
-
-
-def _designs() -> dict[str, str]:
-    table = Table("design", "what it is")
-    for name, about in list_designs().items():
-        table.add_row(name, about)
-    console.print(table)
-    return list_designs()
 
 
 def _data(root: Path | None, download: str | None) -> list[dict[str, Any]]:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 Tensor: TypeAlias = torch.Tensor | NDArray[Any]
 Draws: TypeAlias = np.random.Generator
+Explained: TypeAlias = dict[str, tuple[Any, str]]
+"""The fields of a frame by name: what each holds, as a JSON value, and what that means."""
 
 
 _ZSTD, _NON_FINITE = int(Flags.ZSTD), int(Flags.NON_FINITE)  # plain integers: an IntFlag costs ten times as much
@@ -149,6 +151,16 @@ class Codec(ABC):
     @abstractmethod
     def min_payload_nbytes(cls, frame: Frame) -> int:
         """Fewest bytes a payload of this shape can have before the zstd stage: what a short frame may not claim."""
+
+    @classmethod
+    def explain(cls, frame: Frame) -> Explained:
+        """Says what the codec's own fields of a checked, non-empty frame mean: scales, option flags, payload.
+
+        For people (`thinwire inspect FRAME`); a codec without it is explained by its header alone. The payload is that
+        before the zstd stage. Raises FrameError where decoding would.
+        """
+        del frame
+        return {}
 
     def pack_residual(self, flat: Flat, residual: FloatArray, space: Scratch, draws: Draws | None) -> Packed:
         """Encodes residual + values and leaves in `residual` what was not sent.

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.codecs.base import Codec, Draws, Packed
+from thinwire.codecs.base import Codec, Draws, Explained, Packed
 from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.sparse import VALUES_PER_BYTE
 from thinwire.codecs.tensors import Flat, FloatArray
@@ -168,6 +168,37 @@ class Entropy(Codec):
         value_of_bins(bins, low=low, high=high, num_bits=num_bits, out=out, accumulate=accumulate)
 
     @classmethod
+    def explain(cls, frame: Frame) -> Explained:
+        low, high = _range(frame)
+        explained: Explained = {
+            "low": (low, "the smallest value"),
+            "high": (high, "the largest value; equal to the smallest for a constant tensor, which needs no bins"),
+        }
+        if low == high:
+            return explained
+        num_bits, huffman = frame.payload[0], bool(frame.flags & HUFFMAN)
+        explained |= {
+            "bits": (num_bits, "N, the payload's first byte: values lie in 2**N equal bins, decoded as their middles"),
+            "bin width": ((high - low) / 2.0**num_bits, "(high - low) / 2**N: the error is at most half of it"),
+            "Huffman": (huffman, "OPTION_A: bins are Huffman coded; without it, N bits each"),
+        }
+        if huffman:
+            lengths, table_nbytes, edges = _read_code(memoryview(frame.payload)[1:], num_bits)
+            explained |= {
+                "Huffman table bytes": (table_nbytes, "code lengths of all 2**N symbols, runs shortened"),
+                "symbols used": (int(np.count_nonzero(lengths)), f"of {1 << num_bits}"),
+                "code lengths": (
+                    [int(lengths[lengths > 0].min()), int(lengths.max())],
+                    f"bits of the shortest and of the longest code, of at most {length_limit(num_bits)}",
+                ),
+                "stream bytes": (
+                    [stop - start for start, stop in itertools.pairwise(edges)],
+                    "four streams, each of a quarter of the values, which are decoded side by side",
+                ),
+            }
+        return explained
+
+    @classmethod
     def max_payload_nbytes(cls, frame: Frame) -> int:
         return 1 + packed_nbytes(frame.size, MOST_FIXED_BITS)
 
@@ -204,15 +235,19 @@ def _code(bins: NDArray[Any], num_bits: int, space: Scratch) -> bytes:
 
 
 def _decode(data: memoryview, num_bits: int, bins: NDArray[Any], space: Scratch) -> None:
-    limit = length_limit(num_bits)
-    lengths, at = read_lengths(data, 1 << num_bits, limit)
-    sizes = []
+    lengths, _, edges = _read_code(data, num_bits)
+    streams = [data[start:stop] for start, stop in itertools.pairwise(edges)]
+    room = space.array("entropy.room", len(data) + 16 * NUM_STREAMS, np.uint8)
+    decode_symbols(streams, lengths, length_limit(num_bits), room=room, out=bins)
+
+
+def _read_code(data: memoryview, num_bits: int) -> tuple[NDArray[np.uint8], int, list[int]]:
+    """The code lengths, the bytes that they take, and where the streams begin and end."""
+    lengths, at = read_lengths(data, 1 << num_bits, length_limit(num_bits))
+    table_nbytes, sizes = at, []
     for stream in range(NUM_STREAMS - 1):
         size, at = varint.read(data, at, f"the size of stream {stream}")
         sizes.append(size)
     if sum(sizes) > len(data) - at:
         raise FrameError(f"entropy: streams of {sizes} bytes and one more in {len(data) - at} bytes")
-    edges = [at, *(at + sum(sizes[: i + 1]) for i in range(NUM_STREAMS - 1)), len(data)]
-    streams = [data[start:stop] for start, stop in itertools.pairwise(edges)]
-    room = space.array("entropy.room", len(data) + 16 * NUM_STREAMS, np.uint8)
-    decode_symbols(streams, lengths, limit, room=room, out=bins)
+    return lengths, table_nbytes, [at, *(at + sum(sizes[: i + 1]) for i in range(NUM_STREAMS - 1)), len(data)]

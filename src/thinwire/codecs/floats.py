@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from thinwire.codecs.base import Codec, Draws, Packed
+from thinwire.codecs.base import Codec, Draws, Explained, Packed
 from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.tensors import Flat, FloatArray
 from thinwire.errors import FrameError, NonFiniteError
@@ -35,6 +35,12 @@ class _Cast(Codec):
     """A codec whose payload is the values in another dtype."""
 
     width: ClassVar[int]
+    precision: ClassVar[str]
+    """What a value keeps, for people."""
+
+    @classmethod
+    def explain(cls, frame: Frame) -> Explained:
+        return {"bytes per value": (cls._width(frame), cls.precision)}
 
     @classmethod
     def max_payload_nbytes(cls, frame: Frame) -> int:
@@ -66,6 +72,7 @@ class FP32(_Cast):
 
     id: ClassVar[str] = "fp32"
     width: ClassVar[int] = 4
+    precision: ClassVar[str] = "exact: float32, or float64 where the tensor is"
 
     @classmethod
     def _width(cls, frame: Frame) -> int:
@@ -93,6 +100,7 @@ class FP16(_Cast):
 
     id: ClassVar[str] = "fp16"
     width: ClassVar[int] = 2
+    precision: ClassVar[str] = "IEEE half precision: 1 sign, 5 exponent, 10 mantissa bits; at most 65,504"
 
     def pack(self, flat: Flat, space: Scratch, draws: Draws | None) -> Packed:
         halves = space.array("floats.halves", flat.values.size, np.uint16)
@@ -115,6 +123,7 @@ class BF16(_Cast):
 
     id: ClassVar[str] = "bf16"
     width: ClassVar[int] = 2
+    precision: ClassVar[str] = "the upper half of a float32: 1 sign, 8 exponent, 7 mantissa bits"
 
     def pack(self, flat: Flat, space: Scratch, draws: Draws | None) -> Packed:
         halves = space.array("floats.halves", flat.values.size, np.uint16)

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.codecs.base import Codec, Draws, Packed
+from thinwire.codecs.base import Codec, Draws, Explained, Packed
 from thinwire.codecs.scratch import Scratch
-from thinwire.codecs.tensors import Flat, FloatArray
+from thinwire.codecs.tensors import Flat, FloatArray, compute_dtype
 from thinwire.errors import FrameError
 from thinwire.frames import Frame
 from thinwire.kernels.moments import largest_of, require_finite_magnitude
@@ -71,17 +71,17 @@ class Int8(Codec):
         scale_levels(levels, scale=scale, out=out, accumulate=accumulate)
 
     @classmethod
+    def explain(cls, frame: Frame) -> Explained:
+        levels, scale = levels_of(frame, np.dtype(compute_dtype(frame.dtype)))
+        return {
+            "scale": (scale, "max|v| / 127: decoded values are scale · q"),
+            "levels": ([int(levels.min()), int(levels.max())], "the smallest and the largest q, of -127 … 127"),
+        }
+
+    @classmethod
     def max_payload_nbytes(cls, frame: Frame) -> int:
         return frame.size
 
     @classmethod
     def min_payload_nbytes(cls, frame: Frame) -> int:
         return frame.size
-
-
-def _scale(largest: Any) -> Any:
-    """largest / 127 in its own type, one step smaller where 127 such levels would decode to Inf."""
-    top = type(largest)(TOP_LEVEL)
-    scale = largest / top
-    with np.errstate(over="ignore"):
-        return scale if np.isfinite(scale * top) else np.nextafter(scale, type(largest)(0))

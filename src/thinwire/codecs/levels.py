@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from thinwire.codecs.base import Draws, Packed
+from thinwire.codecs.base import Draws, Explained, Packed
 from thinwire.codecs.randomness import Unbiased, key_of
 from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.tensors import Flat, FloatArray
@@ -106,6 +106,18 @@ class QSGD(Unbiased):
         )
 
     @classmethod
+    def explain(cls, frame: Frame) -> Explained:
+        top, bucket = _head(frame)
+        norms = [min(frame.scales), max(frame.scales)]
+        coded = 8 * (len(frame.payload) - _HEAD.size) / frame.size
+        return {
+            "levels": (top, "s: decoded values are norm · level / s, levels -s … s"),
+            "bucket": (bucket, "how many neighbouring values share a norm"),
+            "norms": (norms, f"the smallest and the largest of {len(frame.scales)}, one for each bucket"),
+            "coded bits per value": (coded, "Elias-gamma of |level| + 1, and a sign bit unless the level is 0"),
+        }
+
+    @classmethod
     def max_payload_nbytes(cls, frame: Frame) -> int:
         return _HEAD.size + packed_nbytes(frame.size, longest(MAX_LEVELS))
 
@@ -188,6 +200,19 @@ class Dithering(Unbiased):
             out=out,
             accumulate=accumulate,
         )
+
+    @classmethod
+    def explain(cls, frame: Frame) -> Explained:
+        top = _top(frame)
+        return {
+            "norm": (frame.scales[0], "what the last level is worth"),
+            "levels": (top, "s, without the sign and zero"),
+            "grid": (
+                "natural" if frame.flags & NATURAL else "linear",
+                "OPTION_A: level k is worth norm · 2**(k - s); without it, norm · k / s",
+            ),
+            "bits per level": (width_of(top), "level + s, the first value in the lowest bits of the first byte"),
+        }
 
     @classmethod
     def max_payload_nbytes(cls, frame: Frame) -> int:

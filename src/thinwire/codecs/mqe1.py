@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from thinwire.codecs.base import Codec, Draws, Packed
+from thinwire.codecs.base import Codec, Draws, Explained, Packed
 from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.tensors import Flat, FloatArray
 from thinwire.errors import ConfigError, FrameError
@@ -118,6 +118,17 @@ class MQE1(Codec):
             target += values
         else:
             target[:] = values
+
+    @classmethod
+    def explain(cls, frame: Frame) -> Explained:
+        axis = frame.payload[0] if frame.flags & PER_INDEX else None
+        means = [list(frame.scales[i : i + 2]) for i in range(0, min(len(frame.scales), 8), 2)]
+        return {
+            "means": (means, "low and high: of the values below zero, and of the others; the first four pairs"),
+            "pairs of means": (len(frame.scales) // 2, "one for the tensor, or for each index of a dimension"),
+            "axis": (axis, "OPTION_A: the dimension whose indices have means of their own, in the first byte"),
+            "bits": ("high where set", "one bit a value, the first in the highest bit of its byte"),
+        }
 
     @classmethod
     def max_payload_nbytes(cls, frame: Frame) -> int:

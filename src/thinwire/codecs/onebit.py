@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from thinwire.codecs.base import Codec, Draws, Packed
+from thinwire.codecs.base import Codec, Draws, Explained, Packed
 from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.tensors import Flat, FloatArray
 from thinwire.errors import ConfigError, FrameError
@@ -116,6 +116,15 @@ class OneBit(Codec):
         else:
             out.fill(0)
             np.copyto(out, values, where=nonzero)
+
+    @classmethod
+    def explain(cls, frame: Frame) -> Explained:
+        keeps = bool(frame.flags & ZEROS_KEPT)
+        return {
+            "scale": (scale_of(frame), "the 2-norm of v over the root of n, or mean|v|: decoded as +scale and -scale"),
+            "zeros kept": (keeps, "OPTION_A: a plane of bits for what is not zero, then one for what is positive"),
+            "bits": ("positive where set", "without OPTION_A zeros count as positive; first value, highest bit"),
+        }
 
     @classmethod
     def max_payload_nbytes(cls, frame: Frame) -> int:

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from thinwire.codecs.base import Draws, Packed
+from thinwire.codecs.base import Draws, Explained, Packed
 from thinwire.codecs.randomness import Randomised, key_of
 from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.tensors import Flat, FloatArray, compute_dtype
@@ -96,6 +96,16 @@ class RandomK(Randomised):
         if not np.isfinite(max_magnitude(values)):
             raise FrameError("randomk: a value is NaN or Inf")
         scatter(values, positions[:count], out, accumulate)
+
+    @classmethod
+    def explain(cls, frame: Frame) -> Explained:
+        low, high, kept = _HEAD.unpack_from(frame.payload)
+        sent = (len(frame.payload) - _HEAD.size) // np.dtype(compute_dtype(frame.dtype)).itemsize
+        return {
+            "key": ([low, high], "of the random numbers that chose; the receiver draws them again"),
+            "p": (kept / UNITS, f"the probability that a value is sent: {kept} / 2**24"),
+            "values sent": (sent, f"of {frame.size}, in full precision, divided by p where the sender scaled them"),
+        }
 
     @classmethod
     def max_payload_nbytes(cls, frame: Frame) -> int:

@@ -18,8 +18,8 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.codecs.base import Codec, Packed
-from thinwire.codecs.scratch import Scratch
+from thinwire.codecs.base import Codec, Explained, Packed
+from thinwire.codecs.scratch import Scratch, scratch
 from thinwire.codecs.tensors import FloatArray, compute_dtype
 from thinwire.errors import ConfigError, FrameError
 from thinwire.frames import Flags, Frame, varint
@@ -96,6 +96,27 @@ class Sparse(Codec):
         else:
             out.fill(0)
             out[positions] = values
+
+    @classmethod
+    def explain(cls, frame: Frame) -> Explained:
+        bitmap, signs = bool(frame.flags & BITMAP), bool(frame.flags & SIGNS)
+        with scratch() as space:
+            positions, values = read(frame, space)
+        explained: Explained = {
+            "positions": (
+                "bitmap" if bitmap else "index",
+                "OPTION_A: one bit a value of the tensor; without it, a count and ascending indices",
+            ),
+            "bits per position": (1 if bitmap else index_width(frame.size), "of each value, or of each value sent"),
+            "values sent": (int(positions.size), f"of {frame.size}; the others decode to 0"),
+            "bits per value sent": (
+                1 if signs else 8 * values.itemsize,
+                "OPTION_B: a sign, set where positive; without it, the value in full precision",
+            ),
+        }
+        if signs:
+            explained["tau"] = (frame.scales[0], "the threshold: values sent decode to -tau and tau")
+        return explained
 
     @classmethod
     def max_payload_nbytes(cls, frame: Frame) -> int:

@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from thinwire.codecs.base import Codec, Draws, Packed, Tensor
+from thinwire.codecs.base import Codec, Draws, Explained, Packed, Tensor
 from thinwire.codecs.randomness import Randomised, Unbiased, key_of
 from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.tensors import Flat, FloatArray, flatten, off_host
@@ -52,6 +52,8 @@ class _Trits(Codec):
 
     option_flags: ClassVar[int] = int(TWO_BIT)
     packing: Literal["base243", "2bit"]
+    scale_is: ClassVar[str] = "max|v|"
+    """Where the scale comes from, for people."""
 
     def _check_packing(self) -> None:
         if self.packing not in DIGITS_PER_CODE:
@@ -75,6 +77,15 @@ class _Trits(Codec):
             decode_ternary(
                 frame.payload, scale=scale, out=out, zero_run=False, accumulate=accumulate, workspace=space.kernel
             )
+
+    @classmethod
+    def explain(cls, frame: Frame) -> Explained:
+        packing = "2bit" if frame.flags & TWO_BIT else "base243"
+        return {
+            "scale": (scale_of(frame), f"{cls.scale_is}: decoded values are -scale, 0 and scale"),
+            "packing": (packing, "OPTION_A: four trits to a byte, t + 1 in two bits; without it, five in base 3"),
+            "values per byte": (DIGITS_PER_CODE[packing], "the first in the lowest bits, or the highest place"),
+        }
 
     @classmethod
     def max_payload_nbytes(cls, frame: Frame) -> int:
@@ -120,6 +131,7 @@ class TernGrad(Unbiased, _Trits):
     """
 
     id: ClassVar[str] = "terngrad"
+    scale_is: ClassVar[str] = "max|v| after clipping, or the scale that the workers share"
 
     clip: float = 2.5
     sigma: Literal["mean", "rms"] = "mean"
@@ -184,6 +196,7 @@ class QSGDDoubleSqueeze(Randomised, _Trits):
     """
 
     id: ClassVar[str] = "qsgd-ds"
+    scale_is: ClassVar[str] = "the 2-norm of v over that of the trits"
 
     packing: Literal["base243", "2bit"] = "base243"
 

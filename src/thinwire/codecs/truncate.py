@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from thinwire.codecs.base import Codec, Draws, Packed
+from thinwire.codecs.base import Codec, Draws, Explained, Packed
 from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.tensors import Flat, FloatArray
 from thinwire.errors import ConfigError, FrameError
@@ -90,6 +90,14 @@ class Truncate(Codec):
             out += values
         else:
             out[:] = values
+
+    @classmethod
+    def explain(cls, frame: Frame) -> Explained:
+        dropped, width = frame.payload[0], 64 if frame.dtype == "fp64" else 32
+        return {
+            "bits dropped": (dropped, "k, the payload's first byte: low bits of the mantissa, zero when decoded"),
+            "bits kept": (width - dropped, "sign, exponent and upper mantissa of each value, lowest bit first"),
+        }
 
     @classmethod
     def max_payload_nbytes(cls, frame: Frame) -> int:

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from thinwire.codecs.base import Codec, Draws, Packed
+from thinwire.codecs.base import Codec, Draws, Explained, Packed
 from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.tensors import Flat, FloatArray
 from thinwire.errors import ConfigError, FrameError
@@ -79,6 +79,15 @@ class Votes(Codec):
         if largest > workers:
             raise FrameError(f"votes: {largest} votes of {workers} workers: the payload is damaged")
         scale_integers(counts, scale=frame.scales[0], top=workers, out=out, accumulate=accumulate)
+
+    @classmethod
+    def explain(cls, frame: Frame) -> Explained:
+        workers = _workers(frame)
+        return {
+            "scale": (frame.scales[0], "s, what all workers' votes are worth: decoded values are s · k / N"),
+            "workers": (workers, "N: votes k are -N … N"),
+            "bits per vote": (width_of(workers), "k + N, the first vote in the lowest bits of the first byte"),
+        }
 
     @classmethod
     def max_payload_nbytes(cls, frame: Frame) -> int:
