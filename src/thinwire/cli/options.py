@@ -45,3 +45,12 @@ Transmission = Annotated[str | None, typer.Option(help="wait-free (layer by laye
 Telemetry = Annotated[Path | None, typer.Option(help="Append a JSON line per table and step to this file.")]
 MetricsPort = Annotated[int | None, typer.Option(help="Serve Prometheus metrics of worker 0 on this port.")]
 TensorBoard = Annotated[Path | None, typer.Option(help="Write TensorBoard events of worker 0 to this folder.")]
+Checkpoint = Annotated[
+    Path | None, typer.Option(dir_okay=False, help="Write a checkpoint to this file; the one before stays beside it.")
+]
+CheckpointEvery = Annotated[int, typer.Option(min=1, help="Steps between two checkpoints.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint.")]
+ResumeStep = Annotated[int | None, typer.Option(min=1, help="Which of the two checkpoints; by default the newest.")]
+CheckpointDir = Annotated[
+    Path | None, typer.Option(file_okay=False, help="Write checkpoints of every process to this folder.")
+]

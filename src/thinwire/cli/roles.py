@@ -13,12 +13,14 @@ import typer
 from thinwire.cli import console, options
 from thinwire.cli.job_options import takes_job
 from thinwire.engines.links import parse_rate
-from thinwire.errors import ProtocolError
+from thinwire.errors import ConfigError, ProtocolError
 from thinwire.runtime.connect import connect
+from thinwire.runtime.keeping import Keeper
 from thinwire.runtime.outlets import JsonLines, Outlet, Prometheus, TensorBoard
 from thinwire.runtime.serving import serving
 from thinwire.server.core import ServerCore
 from thinwire.studies.job import Job
+from thinwire.studies.keeping import Keep
 from thinwire.studies.training import run_worker
 from thinwire.transports.grpc import GrpcOptions, serve
 from thinwire.transports.shaped import Shaping
@@ -35,15 +37,24 @@ def grpc_options(shape: str | None) -> GrpcOptions:
 @app.command(epilog="Example: thinwire server --listen 0.0.0.0:7070")
 def server(
     listen: Annotated[str, typer.Option(help="Address to listen on; port 0 takes a free one.")] = "127.0.0.1:7070",
+    checkpoint: options.Checkpoint = None,
+    checkpoint_every: options.CheckpointEvery = 100,
+    resume: options.Resume = False,
+    resume_step: options.ResumeStep = None,
     shape: options.Shape = None,
     events: options.Events = False,
 ) -> None:
     """Serve one training: the first worker brings the model and the optimizer; ends when all workers have left."""
     core = ServerCore()
+    keeper = None if checkpoint is None else Keeper(core, checkpoint, checkpoint_every)
+    if resume:
+        if keeper is None:
+            raise ConfigError("--resume goes on from a checkpoint: say which with --checkpoint FILE")
+        keeper.resume(resume_step)
     ended = threading.Event()
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, lambda *_: ended.set())
-    with serve(serving(core, ended.set), listen, options=grpc_options(shape)) as running:
+    with serve(serving(core, ended.set, keeper), listen, options=grpc_options(shape)) as running:
         if events:
             console.event({"event": "listening", "address": running.address})
         else:
@@ -72,11 +83,20 @@ def worker(
     metrics_port: options.MetricsPort = None,
     tensorboard: options.TensorBoard = None,
     connect_timeout: Annotated[float, typer.Option(help="Seconds to wait for the server.")] = 60.0,
+    checkpoint: options.Checkpoint = None,
+    checkpoint_every: options.CheckpointEvery = 100,
+    resume: options.Resume = False,
+    resume_step: options.ResumeStep = None,
     shape: options.Shape = None,
     events: options.Events = False,
     json: options.Json = None,
 ) -> None:
     """Train as one worker. All workers are started with the same options but `--rank`."""
+    if resume and checkpoint is None:
+        raise ConfigError("--resume goes on from a checkpoint: say which with --checkpoint FILE")
+    keep = None
+    if checkpoint is not None:
+        keep = Keep(path=checkpoint, every=checkpoint_every, resume=resume, step=resume_step)
     transport = grpc_options(shape)
     outcome = run_worker(
         replace(job, servers=len(server)),
@@ -85,6 +105,7 @@ def worker(
         outlets=open_outlets(rank, telemetry, metrics_port, tensorboard),
         report=console.event if events else _tell,
         connect_timeout_s=connect_timeout,
+        keep=keep,
     )
     console.write_json(json, outcome)
 

@@ -15,8 +15,10 @@ from thinwire.cli.console import console, runs_table, write_json
 from thinwire.cli.job_options import takes_job
 from thinwire.engines.links import parse_rate
 from thinwire.engines.namespaces import can_unshare, reexec_in_user_namespace
+from thinwire.errors import ConfigError
 from thinwire.studies.experiment import choose_links, run
 from thinwire.studies.job import Job
+from thinwire.studies.keeping import KeepAll
 
 app = typer.Typer()
 
@@ -27,7 +29,7 @@ def with_privileges(link: str | None, shaping: str) -> None:
         reexec_in_user_namespace([sys.executable, "-m", "thinwire", *sys.argv[1:]])
 
 
-def run_with_progress(job: Job, shaping: str, watch: Sequence[str] = ()) -> dict[str, Any]:
+def run_with_progress(job: Job, shaping: str, watch: Sequence[str] = (), keep: KeepAll | None = None) -> dict[str, Any]:
     """Runs a job behind a progress bar."""
     links = choose_links(job.link, shaping)
     if links.note:
@@ -49,7 +51,13 @@ def run_with_progress(job: Job, shaping: str, watch: Sequence[str] = ()) -> dict
                 done = min(event["seconds"], total) if job.seconds else event["step"]
                 bar.update(task, completed=done, text=f"step {event['step']:,}, loss {event['loss']:.3f}")
 
-        outcome = run(job, shaping=links.shaping if links.shaping != "none" else "auto", on_event=on_event, watch=watch)
+        outcome = run(
+            job,
+            shaping=links.shaping if links.shaping != "none" else "auto",
+            on_event=on_event,
+            watch=watch,
+            keep=keep,
+        )
         bar.update(task, completed=total, text=f"{outcome['steps']:,} steps, {outcome['test_accuracy']:.2%}")
     return outcome
 
@@ -65,15 +73,23 @@ def train(
     metrics_port: options.MetricsPort = None,
     tensorboard: options.TensorBoard = None,
     shaping: options.Shaping = "auto",
+    checkpoint_dir: options.CheckpointDir = None,
+    checkpoint_every: options.CheckpointEvery = 100,
+    resume: options.Resume = False,
     json: options.Json = None,
 ) -> None:
     """Train a model with a server and N workers on this machine, over an emulated link."""
+    if resume and checkpoint_dir is None:
+        raise ConfigError("--resume goes on from checkpoints: say where they are with --checkpoint-dir DIR")
+    keep = None
+    if checkpoint_dir is not None:
+        keep = KeepAll(folder=checkpoint_dir, every=checkpoint_every, resume=resume)
     with_privileges(job.link, shaping)
     watch = [
         *(() if telemetry is None else ("--telemetry", str(telemetry))),
         *(() if metrics_port is None else ("--metrics-port", str(metrics_port))),
         *(() if tensorboard is None else ("--tensorboard", str(tensorboard))),
     ]
-    outcome = run_with_progress(job, shaping, watch)
+    outcome = run_with_progress(job, shaping, watch, keep)
     console.print(runs_table([outcome], f"{job.model} on {job.data}, {job.workers} workers"))
     write_json(json, outcome)

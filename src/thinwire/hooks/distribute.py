@@ -7,7 +7,7 @@ pass first reaches that layer (3LC §4.1, "incremental pull"). So communication 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -58,6 +58,7 @@ def distribute(
     timeout_s: float = 600.0,
     connect_timeout_s: float = 30.0,
     outlets: Sequence[Outlet] = (),
+    resume: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> DistributedOptimizer:
     """Joins a training and returns an optimizer to use in place of `optimizer`.
@@ -89,6 +90,8 @@ def distribute(
         timeout_s: how long the slowest worker may keep the others waiting, in seconds.
         connect_timeout_s: how long the server may take to appear, in seconds.
         outlets: take a record of every table at every step; closed with the optimizer.
+        resume: what `opt.state_dict()` returned after `opt.sync()`; the model has its weights of then, and the shards
+            were started with their checkpoints of the same step.
         **options: of the codec, such as `sparsity=1.75`.
 
     Raises:
@@ -138,7 +141,9 @@ def distribute(
             Session(connection, WorkerCore(rank, plan, chunk_nbytes=chunk_nbytes, policy=policy), timeout_s=timeout_s)
             for connection, plan in zip(connections, planned.plans, strict=True)
         ]
-        return DistributedOptimizer(model, optimizer, planned, sessions, chosen, seed=seed, outlets=outlets)
+        return DistributedOptimizer(
+            model, optimizer, planned, sessions, chosen, seed=seed, outlets=outlets, resume=resume
+        )
     except BaseException:
         for connection in connections:
             with suppress(Exception):

@@ -6,15 +6,16 @@ nothing. Whatever depends on design or policy is decided once, when it is made.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 import xxhash
 
 from thinwire.codecs.registry import codec as make_codec
 from thinwire.codecs.stochastic import TernGrad
-from thinwire.errors import NonFiniteError, ProtocolError
+from thinwire.errors import ConfigError, NonFiniteError, ProtocolError
 from thinwire.hooks.local import LocalOptimizer
 from thinwire.hooks.planning import Planned
 from thinwire.hooks.settings import Groups
@@ -68,6 +69,7 @@ class Exchange:
         self._loose = short or self._policy.immediate or self._policy.lead() > 0
         rank = sessions[0].core.rank
         self._announced = -1
+        self._resumed = 0
         # The server asks worker 0 for rates and options, and everybody where updates are made without it.
         self._decides = rank == 0 or short
         self.tensors = [
@@ -82,9 +84,33 @@ class Exchange:
 
     # ---- what the optimizer calls
 
+    def state_dict(self) -> dict[str, Any]:
+        """The clock and the versions of all tables; and the values, where no shard has them."""
+        state: dict[str, Any] = {
+            "clock": self._sessions[0].core.step,
+            "versions": [list(session.core.versions) for session in self._sessions],
+        }
+        if self._design.downlink == "gradient":
+            state["values"] = {t.name: torch.as_tensor(t.replica.values).clone() for t in self.tensors if not t.state}
+        return state
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Takes back what `state_dict` gave, before `start`: the shards must be at the same step."""
+        self._resumed = int(state["clock"])
+        for session, versions in zip(self._sessions, state["versions"], strict=True):
+            session.core.step = self._resumed
+            if "values" in state:  # elsewhere the shards say all values again, which cannot be wrong
+                session.core.versions = list(versions)
+        for tensor in self.tensors:
+            if not tensor.state and "values" in state:
+                mine = torch.as_tensor(tensor.replica.values)
+                mine.copy_(state["values"][tensor.name].view(mine.shape))
+                tensor.replica.show()
+
     def start(self) -> None:
         """Joins every shard; worker 0's weights become everybody's."""
         asked = [session.join() for session in self._sessions]
+        self._check_resumed()
         if self._undoable:  # the others may be in the middle of a step, which all shards will have had before ours
             newest = max(session.core.step for session in self._sessions)
             for session in self._sessions:
@@ -95,6 +121,16 @@ class Exchange:
             if send_values:
                 session.send(session.core.initial(tuple(PLAIN.encode(slot.values) for slot in slots)))
         self.sync()
+
+    def _check_resumed(self) -> None:
+        for session in self._sessions:
+            there = session.core.welcome.step if session.core.welcome is not None else 0
+            parameters = any(not spec.state for spec in session.core.plan.tables)
+            if self._resumed and parameters and there != self._resumed and not (self._short and there > self._resumed):
+                raise ConfigError(
+                    f"this worker resumes at exchange {self._resumed}, and the shard at {session.address} is at "
+                    f"{there}: resume all workers and shards from the same step"
+                )
 
     def end_step(self) -> None:
         """Pushes what has not left yet, and moves the clock."""
@@ -176,7 +212,7 @@ class Exchange:
                 if refuse:
                     frame = slot.refusal()
                 elif self._design.downlink == "weights":
-                    frame = slot.encode(torch.from_numpy(slot.values), None)
+                    frame = slot.encode(slot.home, None)
                 else:
                     mine = None if gradient is None else part(gradient, slot)
                     frame = slot.encode(mine, self._policy.criterion())
@@ -252,7 +288,7 @@ class Exchange:
             if slot is None or slot.session.core.rank or slot.session.core.step % slot.session.core.plan.state_interval:
                 continue
             tensor.replica.refresh()
-            slot.count_push(slot.values.nbytes, 0.0)
+            slot.count_push(slot.home.nbytes, 0.0)
             frame = PLAIN.encode(slot.values)
             slot.session.send(slot.session.core.push(slot.table, frame, self._groups.rates, last=self.last))
 

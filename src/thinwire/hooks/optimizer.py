@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -46,6 +46,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         *,
         seed: int,
         outlets: Sequence[Outlet] = (),
+        resume: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__([{"params": list(group["params"])} for group in optimizer.param_groups], optimizer.defaults)
         # One list for both, so that a scheduler made for either moves the rate of both.
@@ -56,6 +57,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._recorder = Recorder(outlets, self.rank)
         groups = Groups(self.param_groups, optimizer.defaults, planned.plans[0])
         self._exchange = Exchange(planned, sessions, design, groups, self.counters, seed=seed, measures=bool(outlets))
+        if resume is not None:
+            self.load_state_dict(resume)
+            self._exchange.resume(resume["exchange"])
         self._exchange.start()
         self._hooks = ModelHooks(model, self._exchange)
 
@@ -131,9 +135,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
     # ---- its state
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns this worker's residuals, held gradients, random streams, options and its own optimizer's state."""
+        """Returns this worker's residuals, held gradients, random streams, options and its own optimizer's state.
+
+        After `sync()`, together with the model's state and the shards' checkpoints of the same step, it is all that
+        `distribute(…, resume=state)` needs to go on bit for bit.
+        """
         state: dict[str, Any] = {
             "step": self._exchange.iteration,
+            "exchange": self._exchange.state_dict(),
             "contexts": {slot.spec.name: slot.state_dict() for slot in self._exchange.pushing()},
             "param_groups": [
                 {key: value for key, value in group.items() if key != "params"} for group in self.param_groups
@@ -143,8 +152,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             state["optimizer"] = self._exchange.local.state_dict()
         return state
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes back what `state_dict` gave, by parameter name.
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Takes back what `state_dict` gave, by parameter name: all but the place in a training that shards resume.
 
         Raises:
             ConfigError: a parameter of this model is missing in the state.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from thinwire.errors import ProtocolError
+from thinwire.runtime.keeping import Keeper
 from thinwire.runtime.messages import from_packet, to_packet
 from thinwire.server.core import Close, Effect, Send, ServerCore
 from thinwire.transports.base import HandlerFactory, Packet, Sender
@@ -17,11 +18,15 @@ class ServerHandler:
         core: the shard.
         sender: the transport's sending half.
         on_end: called once, when every worker has left or the training has failed.
+        keeper: writes the shard's checkpoints.
     """
 
-    def __init__(self, core: ServerCore, sender: Sender, on_end: Callable[[], None]) -> None:
+    def __init__(
+        self, core: ServerCore, sender: Sender, on_end: Callable[[], None], keeper: Keeper | None = None
+    ) -> None:
         self._core = core
         self._sender = sender
+        self._keeper = keeper
         self._on_end: Callable[[], None] | None = on_end
 
     def opened(self, peer: int) -> None:
@@ -34,6 +39,8 @@ class ServerHandler:
             self._do(self._core.broke(peer, str(error)))
             return
         self._do(self._core.received(peer, message, frames))
+        if self._keeper is not None:
+            self._keeper.look()
 
     def closed(self, peer: int, error: str | None) -> None:
         self._do(self._core.closed(peer, error))
@@ -52,6 +59,8 @@ class ServerHandler:
             ended()
 
 
-def serving(core: ServerCore, on_end: Callable[[], None] = lambda: None) -> HandlerFactory:
+def serving(
+    core: ServerCore, on_end: Callable[[], None] = lambda: None, keeper: Keeper | None = None
+) -> HandlerFactory:
     """Returns what a transport's server needs to serve `core`."""
-    return lambda sender: ServerHandler(core, sender, on_end)
+    return lambda sender: ServerHandler(core, sender, on_end, keeper)

@@ -89,6 +89,11 @@ class Session:
             self._connection.close()
 
     @property
+    def address(self) -> str:
+        """The shard's, for messages to people."""
+        return self._connection.address
+
+    @property
     def wire_nbytes(self) -> tuple[int, int]:
         """Bytes sent and received so far, frames and messages included."""
         return self._connection.bytes_sent, self._connection.bytes_received

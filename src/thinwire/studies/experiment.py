@@ -19,6 +19,7 @@ from thinwire.engines.namespaces import Fabric, available
 from thinwire.errors import ConfigError, EngineError
 from thinwire.policies.consistency import consistency
 from thinwire.studies.job import Job
+from thinwire.studies.keeping import KeepAll
 
 Shaping = Literal["kernel", "application", "none"]
 OnEvent = Callable[[str, dict[str, Any]], None]
@@ -69,6 +70,7 @@ def run(
     shaping: str = "auto",
     on_event: OnEvent = lambda process, event: None,
     watch: Sequence[str] = (),
+    keep: KeepAll | None = None,
 ) -> dict[str, Any]:
     """Trains once and returns the outcome: at least the keys that `train --json` promises.
 
@@ -77,11 +79,18 @@ def run(
         shaping: see `choose_links`.
         on_event: hears everything that a process reports, as it happens.
         watch: further options of every worker: where its telemetry goes.
+        keep: where and how often every process writes a checkpoint, and whether to go on from there.
 
     Raises:
+        ConfigError: there is nothing to resume, or a job that cannot be kept.
         EngineError: a process failed; the message holds its last words. Nothing is left running.
     """
     links = choose_links(job.link, shaping)
+    step: int | None = None
+    if keep is not None:
+        keep.check(job)
+        step = keep.newest(job) if keep.resume else None
+
     curve: list[dict[str, float]] = []
 
     def listen(process: str, event: dict[str, Any]) -> None:
@@ -92,10 +101,15 @@ def run(
     outcomes, interfaces = run_cluster(
         links,
         job.workers,
-        lambda rank, addresses: [*worker_arguments(job, rank, addresses), *watch],
+        lambda rank, addresses: [
+            *worker_arguments(job, rank, addresses),
+            *watch,
+            *([] if keep is None else keep.arguments(keep.worker(rank), step)),
+        ],
         listen,
         servers=job.shards,
         servers_on_workers=job.servers_on_workers,
+        server_options=lambda index: [] if keep is None else keep.arguments(keep.server(index), step),
     )
     return summarise(job, links, outcomes, curve) | interfaces
 
@@ -110,6 +124,7 @@ def run_cluster(
     servers_on_workers: bool = False,
     server_command: Sequence[str] = ("server",),
     servers_end: bool = True,
+    server_options: Callable[[int], list[str]] = lambda index: [],
 ) -> tuple[dict[int, dict[str, Any]], dict[str, int]]:
     """Starts servers and workers, each behind its own link, and hears them to the end.
 
@@ -122,6 +137,7 @@ def run_cluster(
         servers_on_workers: shard i lives on worker i's node, and both share its link.
         server_command: what a shard runs, up to `--listen`; it reports `listening` with its `address`.
         servers_end: whether shards end by themselves; otherwise they are stopped once the workers are done.
+        server_options: further options of each shard.
 
     Returns:
         What each rank reported as `done`, and with kernel shaping the interface counters of the workers' nodes.
@@ -154,7 +170,7 @@ def run_cluster(
         for index, shard in enumerate(shards):
             host = names[index] if servers_on_workers else shard
             address = f"{fabric.addresses[host]}:{PORT}" if fabric else "127.0.0.1:0"
-            start(shard, host, *server_command, "--listen", address)
+            start(shard, host, *server_command, "--listen", address, *server_options(index))
         addresses = [engine.wait_for(shard, "listening", START_TIMEOUT_S).data["address"] for shard in shards]
         for rank, name in enumerate(names):
             start(name, name, *arguments(rank, addresses))

@@ -21,6 +21,7 @@ from thinwire.codecs import Codec, decode
 from thinwire.hooks.distribute import DistributedOptimizer, distribute
 from thinwire.runtime.outlets import Outlet
 from thinwire.studies.job import Job
+from thinwire.studies.keeping import Keep
 from thinwire.transports.base import Connection
 from thinwire.workloads.batches import Batches
 from thinwire.workloads.data import data
@@ -43,11 +44,13 @@ def run_worker(
     report: Report,
     connect_timeout_s: float = 60.0,
     outlets: Sequence[Outlet] = (),
+    keep: Keep | None = None,
 ) -> dict[str, Any]:
     """Trains as worker `rank` and returns (and reports) the outcome.
 
-    Reported events: `progress` and `accuracy` from worker 0, `done` from every worker.
+    Reported events: `progress` and `accuracy` from worker 0, `kept` (a checkpoint) and `done` from every worker.
     """
+    saved = None if keep is None else keep.read(job, rank)
     torch.set_num_threads(1)
     torch.manual_seed(job.seed)
     dataset = data(job.data, root=job.data_root)
@@ -60,6 +63,9 @@ def run_worker(
     batches = Batches(
         dataset, rank=rank, workers=job.workers, batch=recipe.batch, seed=job.seed, augment=recipe.augment
     )
+    if saved is not None:
+        model.load_state_dict(saved["model"])
+        batches.load_state_dict(saved["batches"])
     warm_up(design.up)
     warm_up(design.down)
     opt = distribute(
@@ -72,11 +78,21 @@ def run_worker(
         seed=job.seed,
         connect_timeout_s=connect_timeout_s,
         outlets=outlets,
+        resume=None if saved is None else saved["optimizer"],
     )
     with opt:
         loop = _Loop(job, rank, model, opt, dataset, report)
+        if saved is not None:
+            loop.load_state_dict(saved["loop"])
+        kept = opt.clock
         while not loop.over():
             loop.step(batches)
+            if keep is not None and opt.clock != kept and opt.clock % keep.every == 0:
+                kept = opt.clock
+                opt.sync()
+                states: dict[str, Any] = {"model": model, "batches": batches, "optimizer": opt, "loop": loop}
+                keep.write(kept, job, rank, {name: each.state_dict() for name, each in states.items()})
+                report({"event": "kept", "rank": rank, "step": kept})
         outcome = loop.finish()
     report({"event": "done", **outcome})
     return outcome
@@ -105,6 +121,7 @@ class _Loop:
         self._recipe = job.recipe()
         self._steps = None if job.seconds is not None else self._recipe.steps
         self._losses: deque[float] = deque(maxlen=LOSS_STEPS)
+        self._first = opt.steps_done
         self._began = time.perf_counter()
         self._reported = self._evaluated = self._began
         self._ending = False
@@ -119,7 +136,7 @@ class _Loop:
 
     def step(self, batches: Batches) -> None:
         done = self._opt.steps_done
-        if done == 1:
+        if done == self._first + 1:
             self._opt.sync()
             self._began = self._evaluated = time.perf_counter()
         for group in self._opt.param_groups:
@@ -144,7 +161,7 @@ class _Loop:
             "rank": self._rank,
             "steps": steps,
             "seconds": seconds,
-            "seconds_per_step": seconds / max(1, steps - 1),
+            "seconds_per_step": seconds / max(1, steps - self._first - 1),
             "train_loss": sum(self._losses) / len(self._losses),
             "weights": weights_digest(self._model),
             "traffic": self._opt.traffic(),
@@ -166,6 +183,21 @@ class _Loop:
                 outcome["test_accuracy_ema"] = evaluate(self._averaged, self._dataset).accuracy
             self._report({"event": "accuracy", "step": steps, "seconds": seconds, "accuracy": score.accuracy})
         return outcome
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the loop itself keeps between steps: chance, recent losses, averaged weights."""
+        return {
+            "random": torch.get_rng_state(),
+            "losses": list(self._losses),
+            "averaged": None if self._averaged is None else self._averaged.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes back what `state_dict` gave."""
+        torch.set_rng_state(state["random"])
+        self._losses.extend(state["losses"])
+        if self._averaged is not None:
+            self._averaged.load_state_dict(state["averaged"])
 
     def _progress(self) -> float:
         """Share of the run that is over, by steps or by the clock."""
