@@ -6,25 +6,30 @@ Every rank is the server of its own share of the bucket:
     owner             v = (g_own + Σ c_i)/N + δ,  c = C(v),  δ ← v − c
     owner → everyone  g ← c, on the owner too, so that all ranks hold the same bits
 
-All of it happens in place, on the bucket's flat host values. No thread, no socket: a test can play every rank.
+All of it happens in place, on the bucket's flat values: a NumPy array in the host's memory, or a tensor where they lie
+on a GPU, and then only frames and uncompressed values cross. No thread, no socket: a test can play every rank.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
 from thinwire.codecs import Context, decode
+from thinwire.codecs.device import encode_all
 from thinwire.codecs.tensors import FloatArray
 from thinwire.errors import NonFiniteError
 from thinwire.hooks.ddp.message import HEAD_NBYTES, TEXT_NBYTES
 from thinwire.hooks.ddp.residuals import Residuals
 from thinwire.kernels import max_magnitude
 from thinwire.policies.compression import PLAIN
+
+Values: TypeAlias = FloatArray | torch.Tensor
+"""A bucket's values, flat: an array on the host, a tensor on a GPU."""
 
 ABSENT = b""
 """The frame of a slice that took no part in this step on this rank."""
@@ -74,14 +79,13 @@ class Share:
         """Most bytes that a message about this share may have."""
         return HEAD_NBYTES + TEXT_NBYTES + self.numel * self.dtype.itemsize + self.num_frames * _FRAME_SLACK
 
-    def encode(self, values: FloatArray) -> list[bytes]:
+    def encode(self, values: Values) -> list[bytes]:
         """Encodes this rank's gradient for the owner. Raises NonFiniteError."""
         return self._encode(values, [not self.drop_zeros or bool(values[b:e].any()) for b, e in self.spans])
 
-    def begin(self, values: FloatArray) -> None:
+    def begin(self, values: Values) -> None:
         """As owner: starts the sum with this rank's own gradient, in place. Raises NonFiniteError."""
-        for index, (begin, end) in enumerate(self.spans):
-            largest = float(max_magnitude(values[begin:end]))
+        for index, largest in enumerate(_largest(values, self.spans)):
             if not np.isfinite(largest):
                 raise NonFiniteError(f"{self.contexts[index].name}: holds NaN or Inf; nothing was sent")
             self._given[index] = not self.drop_zeros or largest > 0
@@ -89,7 +93,7 @@ class Share:
         if not np.isfinite(self._loose).all():
             raise NonFiniteError("an uncompressed tensor holds NaN or Inf; nothing was sent")
 
-    def add(self, values: FloatArray, frames: Sequence[memoryview]) -> None:
+    def add(self, values: Values, frames: Sequence[memoryview]) -> None:
         """As owner: adds another rank's gradient. Raises FrameError."""
         for index, (begin, end) in enumerate(self.spans):
             if len(frames[index]):
@@ -98,15 +102,16 @@ class Share:
         if self.plain:
             decode(frames[-1], out=self._loose, accumulate=True)
 
-    def finish(self, values: FloatArray, scale: float) -> list[bytes]:
+    def finish(self, values: Values, scale: float) -> list[bytes]:
         """As owner: turns the sum into the average and encodes it for everyone. Raises NonFiniteError."""
+        factor = self.dtype.type(scale)
         for begin, end in self.spans:
-            values[begin:end] *= values.dtype.type(scale)
-        self._loose *= self._loose.dtype.type(scale)
+            values[begin:end] *= factor
+        self._loose *= factor
         self._scatter(values)
         return self._encode(values, self._given)
 
-    def apply(self, values: FloatArray, frames: Sequence[bytes | memoryview]) -> None:
+    def apply(self, values: Values, frames: Sequence[bytes | memoryview]) -> None:
         """Replaces this share's values by what its owner sent. Raises FrameError."""
         for frame, (begin, end) in zip(frames, self.spans, strict=False):
             if len(frame):
@@ -117,22 +122,19 @@ class Share:
             decode(frames[-1], out=self._loose, accumulate=False)
             self._scatter(values)
 
-    def flush(self, values: FloatArray) -> None:
+    def flush(self, values: Values) -> None:
         """Where there is only one rank: adds what was never sent, uncompressed."""
         for context, (begin, end) in zip(self.contexts, self.spans, strict=True):
             if context.residual is not None:
-                values[begin:end] += context.residual.numpy()
+                values[begin:end] += context.residual.cpu().numpy()
                 context.residual.zero_()
 
-    def _encode(self, values: FloatArray, given: Sequence[bool]) -> list[bytes]:
-        frames = []
+    def _encode(self, values: Values, given: Sequence[bool]) -> list[bytes]:
         self.payload_nbytes = self._loose.nbytes
-        for context, (begin, end), present in zip(self.contexts, self.spans, given, strict=True):
-            if present:
-                frames.append(context.encode(values[begin:end]))
-                self.payload_nbytes += context.payload_nbytes
-            else:
-                frames.append(ABSENT)
+        chosen = [(c, values[b:e]) for c, (b, e), p in zip(self.contexts, self.spans, given, strict=True) if p]
+        encoded = iter(encode_all([context for context, _ in chosen], [part for _, part in chosen]))
+        frames = [next(encoded) if present else ABSENT for present in given]
+        self.payload_nbytes += sum(context.payload_nbytes for context, _ in chosen)
         if self.plain:
             self._gather(values)
             try:
@@ -141,17 +143,31 @@ class Share:
                 raise NonFiniteError(f"an uncompressed tensor {str(error).partition(': ')[2]}") from None
         return frames
 
-    def _gather(self, values: FloatArray) -> None:
+    def _gather(self, values: Values) -> None:
+        if not isinstance(values, torch.Tensor):
+            at = 0
+            for begin, end in self.plain:
+                self._loose[at : at + end - begin] = values[begin:end]
+                at += end - begin
+        elif self.plain:
+            self._loose[:] = torch.cat([values[begin:end] for begin, end in self.plain]).cpu().numpy()
+
+    def _scatter(self, values: Values) -> None:
+        loose = torch.from_numpy(self._loose).to(values.device) if isinstance(values, torch.Tensor) else self._loose
         at = 0
         for begin, end in self.plain:
-            self._loose[at : at + end - begin] = values[begin:end]
+            values[begin:end] = loose[at : at + end - begin]
             at += end - begin
 
-    def _scatter(self, values: FloatArray) -> None:
-        at = 0
-        for begin, end in self.plain:
-            values[begin:end] = self._loose[at : at + end - begin]
-            at += end - begin
+
+def _largest(values: Values, spans: Sequence[tuple[int, int]]) -> list[float]:
+    """The largest magnitude of each span, NaN or Inf where one value is."""
+    if not isinstance(values, torch.Tensor):
+        return [float(max_magnitude(values[begin:end])) for begin, end in spans]
+    if not spans:
+        return []
+    found: list[float] = torch.stack([values[begin:end].abs().max() for begin, end in spans]).tolist()
+    return found
 
 
 def shares(residuals: Residuals, offsets: Sequence[tuple[str, int]], *, drop_zeros: bool) -> tuple[Share, ...]:

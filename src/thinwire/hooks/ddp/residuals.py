@@ -9,7 +9,7 @@ number of ranks.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,12 +23,13 @@ from thinwire.policies.compression import PLAIN, Choice
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A trained tensor: its size, its dtype and how it travels."""
+    """A trained tensor: its size, its dtype, how it travels, and where its residual is kept."""
 
     name: str
     numel: int
     dtype: torch.dtype
     choice: Choice
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     @property
     def plain(self) -> bool:
@@ -64,7 +65,7 @@ class Residuals:
                 continue
             for piece in self.slices[one.name]:
                 codec = one.choice.down if piece.owner == rank else one.choice.up
-                like = torch.empty(piece.stop - piece.start, dtype=one.wide)
+                like = torch.empty(piece.stop - piece.start, dtype=one.wide, device=one.device)
                 self.contexts[piece] = codec.context(like, name=piece.name, seed=seed * 65_537 + rank)
         self._saved: dict[Slice, tuple[int, torch.Tensor | None]] = {}
 
