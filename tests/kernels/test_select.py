@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from thinwire.kernels import plain, uniform
-from thinwire.kernels.select import count_from, sample_of, select_from, select_top, survey, take
+from thinwire.kernels import plain
+from thinwire.kernels.select import checked_sample_of, count_from, sample_of, select_from, select_top, take
 
 DTYPES = [np.float32, np.float64]
 LARGE = 50_000  # past the size up to which everything is partitioned
@@ -78,12 +78,10 @@ def test_taking_out_what_reaches_a_bound(dtype: Any, size: int, bound: float) ->
         for tau in (None, 0.7):
             v = plain.with_residual(values, residual, 0.3)
             reaches = np.abs(v) >= dtype(bound)
-            found = survey(values, bound, residual=residual, residual_scale=0.3)
-            assert found == (int(reaches.sum()), True)
             left = None if residual is None else residual.copy()
             bitmap = np.full(-(-size // 8), 255, np.uint8)
             options: dict[str, Any] = {"residual": left, "residual_scale": 0.3, "tau": tau, "bitmap": bitmap}
-            taken = take(values, bound, found.reaching, **options)
+            taken = take(values, bound, room=np.empty(size + 2, dtype), **options)
             assert taken.tobytes() == v[reaches].tobytes()
             assert np.array_equal(bitmap, np.packbits(reaches))
             if left is not None:
@@ -92,21 +90,27 @@ def test_taking_out_what_reaches_a_bound(dtype: Any, size: int, bound: float) ->
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_survey_sees_what_is_not_finite(bad: float) -> None:
-    values = heavy(70_000, np.float32)
+def test_a_checked_sample_tells_what_is_not_finite(bad: float) -> None:
+    values, zeros, largest = (
+        heavy(70_000, np.float32),
+        np.zeros(70_000, np.float32),
+        np.full(3, np.finfo(np.float32).max),
+    )
     values[65_536] = bad
-    assert not survey(values, 1.0).finite
-    assert not survey(np.zeros(70_000, np.float32), 1.0, residual=values).finite
-    largest = np.full(3, np.finfo(np.float32).max)
-    assert survey(largest, 1.0).finite
-    assert not survey(largest, 1.0, residual=largest).finite
+    assert not checked_sample_of(values, 10)[1]
+    assert not checked_sample_of(zeros, 10, residual=values)[1]
+    assert checked_sample_of(largest, 3)[1]
+    assert not checked_sample_of(largest, 3, residual=largest)[1]
 
 
-def test_a_sample_with_a_residual_is_that_of_the_sum() -> None:
-    values, residual = heavy(10_007, np.float32), heavy(10_008, np.float32)[:-1]
+@pytest.mark.parametrize("size", [1, 1000, 99_999, 140_003, 200_000])
+def test_a_checked_sample_is_that_of_the_sum(size: int) -> None:
+    values, residual = heavy(140_003, np.float32), heavy(140_004, np.float32)[:-1]
     v = plain.with_residual(values, residual, 0.3)
-    for size in (1000, 10_007, 20_000):
-        assert np.array_equal(sample_of(values, size, residual=residual, residual_scale=0.3), sample_of(v, size))
+    sample, finite = checked_sample_of(values, size, residual=residual, residual_scale=0.3)
+    assert finite
+    assert np.array_equal(sample, sample_of(v, size))
+    assert np.array_equal(checked_sample_of(values, size)[0], sample_of(values, size))
 
 
 def test_a_sample_has_no_value_twice_and_one_from_each_stretch() -> None:
@@ -117,10 +121,3 @@ def test_a_sample_has_no_value_twice_and_one_from_each_stretch() -> None:
     assert len(set((sample - edges[:-1]).tolist())) > 5, "always the same place of a stretch"
     assert np.array_equal(sample, sample_of(values, 1000))
     assert sample_of(values, 20_000) is values
-
-
-def test_chosen_positions_are_those_of_the_plain_draws() -> None:
-    key, size, kept = (3, 4), 200_001, 1 << 20
-    wanted = np.flatnonzero((uniform.draws(key, size) >> 8) < kept)
-    assert np.array_equal(uniform.chosen(key, size, kept), wanted)
-    assert abs(wanted.size / size - 1 / 16) < 5 * np.sqrt(1 / 16 / size)

@@ -60,13 +60,17 @@ class Sparse(Codec):
         """Whether only ±threshold is sent."""
         return False
 
+    def check_positions(self, size: int) -> None:
+        """Raises ConfigError where indices are asked for and cannot reach the last of `size` values."""
+        if self.positions == "index" and index_width(size) > MAX_WIDTH:
+            raise ConfigError(f"{self.id}: {size} values are too many for positions='index'; take 'bitmap'")
+
     def takes_bitmap(self, size: int, count: int, body_nbytes: int) -> bool:
         """Whether the positions of `count` among `size` values travel as a bitmap."""
+        self.check_positions(size)
         bitmap_nbytes, index_nbytes = _bitmap_nbytes(size) + body_nbytes, _index_nbytes(size, count, body_nbytes)
-        bitmap = self.positions == "bitmap" or (self.positions == "auto" and bitmap_nbytes < index_nbytes)
-        if not bitmap and index_width(size) > MAX_WIDTH:
-            raise ConfigError(f"{self.id}: {size} values are too many for positions='index'; take 'bitmap'")
-        return bitmap
+        shorter = bitmap_nbytes < index_nbytes or index_width(size) > MAX_WIDTH
+        return self.positions == "bitmap" or (self.positions == "auto" and shorter)
 
     def with_bitmap(self, bitmap: Bytes, body: Bytes, scales: tuple[float, ...], space: Scratch) -> Packed:
         """What is sent where the positions are a bitmap."""

@@ -19,8 +19,8 @@ from thinwire.codecs.tensors import Flat, FloatArray
 from thinwire.codecs.topk import check_fraction
 from thinwire.errors import ConfigError
 from thinwire.kernels.bitmap import positions_of
-from thinwire.kernels.moments import require_finite_magnitude
-from thinwire.kernels.select import sample_of, survey, take
+from thinwire.kernels.moments import largest_of, require_finite_magnitude
+from thinwire.kernels.select import checked_sample_of, take
 
 MIN_SAMPLE = 1000
 SAMPLE_SHARE = 0.01
@@ -68,20 +68,26 @@ class Threshold(Sparse):
         return self._pack(flat.values, residual, space)
 
     def _pack(self, values: FloatArray, residual: FloatArray | None, space: Scratch) -> Packed:
-        """The threshold first, so that one pass counts and checks, and one takes out what is sent."""
-        sum_of: dict[str, Any] = {"residual": residual, "residual_scale": self.error_scale}
         size, signs = values.size, self.sends_signs
-        bound = self._sampled(values, sum_of) if self.tau is None else self.least(values.dtype)
-        found = survey(values, bound, **sum_of)
-        if not found.finite:
-            require_finite_magnitude(math.nan)
-        body_nbytes = -(-found.reaching // 8) if signs else found.reaching * values.itemsize
-        as_bitmap = self.takes_bitmap(size, found.reaching, body_nbytes)
+        self.check_positions(size)
+        if self.tau is None:
+            bound = self._sampled(values, residual)
+        else:
+            require_finite_magnitude(largest_of(values, residual, self.error_scale))
+            bound = self.least(values.dtype)
         bitmap = space.array("threshold.bitmap", -(-size // 8), np.uint8)
-        taken = take(values, bound, found.reaching, bitmap=bitmap, tau=bound if signs else None, **sum_of)
+        taken = take(
+            values,
+            bound,
+            bitmap=bitmap,
+            room=space.array("threshold.taken", size + 2, values.dtype),
+            residual=residual,
+            residual_scale=self.error_scale,
+            tau=bound if signs else None,
+        )
         body = np.packbits(taken > 0) if signs else taken.view(np.uint8)
         scales = (bound,) if signs else ()
-        if as_bitmap:
+        if self.takes_bitmap(size, taken.size, body.size):
             return self.with_bitmap(bitmap, body, scales, space)
         return self.with_indices(size, positions_of(bitmap), body, scales, space)
 
@@ -94,9 +100,12 @@ class Threshold(Sparse):
         assert self.tau is not None
         return float(max(dtype.type(self.tau), np.finfo(dtype).smallest_subnormal))
 
-    def _sampled(self, values: FloatArray, sum_of: dict[str, Any]) -> float:
-        """The magnitude that the given fraction of a sample reaches."""
-        magnitudes = np.abs(sample_of(values, self.sample_size(values.size), **sum_of))
+    def _sampled(self, values: FloatArray, residual: FloatArray | None) -> float:
+        """The magnitude that the given fraction of a sample reaches; all values are checked."""
+        size = self.sample_size(values.size)
+        sample, finite = checked_sample_of(values, size, residual=residual, residual_scale=self.error_scale)
+        require_finite_magnitude(0.0 if finite else math.nan)
+        magnitudes = np.abs(sample)
         k = max(1, round(self.fraction * magnitudes.size))
         bound = np.partition(magnitudes, magnitudes.size - k)[magnitudes.size - k]
         # A sample may hold nothing but zeros; zeros are not sent all the same.

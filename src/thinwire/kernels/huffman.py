@@ -7,7 +7,6 @@ bit 0 of the stream being the lowest bit of the first byte. Four symbols are rea
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,9 @@ from thinwire.kernels.workspace import words_apart
 MAX_BITS = 13
 NUM_STREAMS = 4
 _SLACK = 16
+_SHIFT = 6
+"""Table entries have a length in their low 6 bits: all that a shift looks at, and room for the sum of four."""
+_3, _6, _7, _63 = np.uint64(3), np.uint64(_SHIFT), np.uint64(7), np.uint64(63)
 _REPEAT = 16
 """In the written form of lengths, byte _REPEAT + r repeats the length before it r times."""
 
@@ -140,20 +142,22 @@ def stream_edges(size: int) -> list[int]:
 
 
 def encode_symbols(symbols: NDArray[np.uint16], lengths: NDArray[np.uint8], *, room: Bytes) -> list[Bytes]:
-    """Encodes the four streams into `room`, which has `room_nbytes` bytes; returns views of it."""
-    table = (_reversed(canonical_codes(lengths), lengths) << 4 | lengths).astype(np.uint64)
-    words, streams, at = words_apart(room, 1), [], 0
-    edges = stream_edges(symbols.size)
-    for start, stop in itertools.pairwise(edges):
-        num_bits = _encode(frozen(symbols[start:stop]), table, words[at:])
-        streams.append(room[at : at + -(-num_bits // 8)])
-        at += streams[-1].size
+    """Encodes the four streams into `room`, which has `room_nbytes` bytes, a quarter each; returns views of it."""
+    table = (_reversed(canonical_codes(lengths), lengths) << _SHIFT | lengths).astype(np.uint64)
+    given, words, part = frozen(symbols), words_apart(room, 1), room.size // NUM_STREAMS
+    edges, streams = stream_edges(symbols.size), []
+    for first in range(0, NUM_STREAMS, 2):
+        (a, b, c), at, then = edges[first : first + 3], first * part, (first + 1) * part
+        for begin, num_bits in zip(
+            (at, then), _encode(given[a:b], given[b:c], table, words[at:], words[then:]), strict=True
+        ):
+            streams.append(room[begin : begin + -(-num_bits // 8)])
     return streams
 
 
 def room_nbytes(size: int, limit: int) -> int:
     """Bytes that encoding `size` symbols may touch."""
-    return -(-size * limit // 8) + NUM_STREAMS + _SLACK
+    return NUM_STREAMS * (-(-stream_edges(size)[1] * limit // 8) + _SLACK)
 
 
 def decode_symbols(
@@ -177,11 +181,12 @@ def decode_symbols(
         room[at : at + len(stream)] = np.frombuffer(stream, np.uint8)
         room[at + len(stream) : at + len(stream) + _SLACK] = 0
         at += len(stream) + _SLACK
-    ends = np.zeros(NUM_STREAMS, np.int64)
+    ends = np.zeros(NUM_STREAMS, np.uint64)
     words = words_apart(room[:at], 1)
     edges = np.array(stream_edges(out.size), np.int64)
-    limits = np.array(starts, np.int64) + [len(stream) + _SLACK - 8 for stream in streams]
-    _decode(words, np.array(starts, np.int64), limits, _table(lengths, limit), limit, edges, ends, out)
+    begins = np.array(starts, np.uint64)
+    limits = begins + np.array([len(stream) + _SLACK - 8 for stream in streams], np.uint64)
+    _decode(words, begins, limits, _table(lengths, limit), limit, edges, ends, out)
     for stream, end in zip(streams, ends.tolist(), strict=True):
         if -(-end // 8) != len(stream) or (end % 8 and stream[-1] >> end % 8):
             raise FrameError(f"a stream of {len(stream)} bytes ends at bit {end}: the payload is damaged")
@@ -195,14 +200,14 @@ def _reversed(codes: NDArray[np.int64], lengths: NDArray[np.uint8]) -> NDArray[n
     return flipped >> (int(lengths.max()) - lengths.astype(np.int64))
 
 
-def _table(lengths: NDArray[np.uint8], limit: int) -> NDArray[np.uint32]:
-    """For every word of `limit` bits: the symbol whose code it begins with, and in the low 4 bits its length."""
-    table = np.zeros(1 << limit, np.uint32)
+def _table(lengths: NDArray[np.uint8], limit: int) -> NDArray[np.uint64]:
+    """For every word of `limit` bits: the symbol whose code it begins with, and in the low 6 bits its length."""
+    table = np.zeros(1 << limit, np.uint64)
     codes = _reversed(canonical_codes(lengths), lengths)
     for length in range(1, limit + 1):
         symbols = np.flatnonzero(lengths == length)
         words = codes[symbols][:, None] | np.arange(1 << (limit - length))[None, :] << length
-        table[words] = (symbols[:, None] << 4 | length).astype(np.uint32)
+        table[words] = (symbols[:, None] << _SHIFT | length).astype(np.uint64)
     return table
 
 
@@ -219,63 +224,87 @@ def _count(symbols: Any, first: Any, second: Any, third: Any, fourth: Any) -> No
 
 
 @jit
-def _encode(symbols: Any, table: Any, words: Any) -> Any:
-    """Bits written."""
-    four, three, seven, fifteen = np.uint64(4), np.uint64(3), np.uint64(7), np.uint64(15)
+def _encode(symbols: Any, others: Any, table: Any, words: Any, other_words: Any) -> tuple[Any, Any]:
+    """Encodes two streams side by side, since each is a chain of dependent steps; returns the bits of each."""
     held, filled, at = np.uint64(0), np.uint64(0), np.uint64(0)
-    whole = symbols.size // 4 * 4
-    for i in range(0, whole, 4):
-        e0, e1, e2, e3 = table[symbols[i]], table[symbols[i + 1]], table[symbols[i + 2]], table[symbols[i + 3]]
-        n0, n2 = e0 & fifteen, e2 & fifteen
-        # Two pairs, joined afterwards: shorter chains of dependent steps than one symbol after the other.
-        low, num_low = e0 >> four | (e1 >> four) << n0, n0 + (e1 & fifteen)
-        high, num_high = e2 >> four | (e3 >> four) << n2, n2 + (e3 & fifteen)
-        held |= (low | high << num_low) << filled
-        filled += num_low + num_high
+    other_held, other_filled, other_at = np.uint64(0), np.uint64(0), np.uint64(0)
+    both = min(symbols.size, others.size) // 4 * 4
+    for i in range(0, both, 4):
+        bits, more = _four(symbols[i], symbols[i + 1], symbols[i + 2], symbols[i + 3], table)
+        held |= bits << filled
+        filled += more
         words[at] = held
-        at += filled >> three
-        held >>= filled & ~seven
-        filled &= seven
-    for i in range(whole, symbols.size):
-        held |= (table[symbols[i]] >> four) << filled
-        filled += table[symbols[i]] & fifteen
+        at += filled >> _3
+        held >>= filled & ~_7
+        filled &= _7
+        bits, more = _four(others[i], others[i + 1], others[i + 2], others[i + 3], table)
+        other_held |= bits << other_filled
+        other_filled += more
+        other_words[other_at] = other_held
+        other_at += other_filled >> _3
+        other_held >>= other_filled & ~_7
+        other_filled &= _7
+    num_bits = _encode_rest(symbols[both:], table, words, held, filled, at)
+    return num_bits, _encode_rest(others[both:], table, other_words, other_held, other_filled, other_at)
+
+
+@jit
+def _four(first: Any, second: Any, third: Any, fourth: Any, table: Any) -> tuple[Any, Any]:
+    """The codes of four symbols one behind the other, and their bits; in two pairs, for shorter chains."""
+    e0, e1, e2, e3 = table[first], table[second], table[third], table[fourth]
+    low, high = e0 >> _6 | (e1 >> _6) << (e0 & _63), e2 >> _6 | (e3 >> _6) << (e2 & _63)
+    return low | high << ((e0 + e1) & _63), (e0 + e1 + e2 + e3) & _63
+
+
+@jit
+def _encode_rest(symbols: Any, table: Any, words: Any, held: Any, filled: Any, at: Any) -> Any:
+    for i in range(symbols.size):
+        entry = table[symbols[i]]
+        held |= (entry >> _6) << filled
+        filled += entry & _63
+        words[at] = held
+        at += filled >> _3
+        held >>= filled & ~_7
+        filled &= _7
     words[at] = held
-    return 8 * np.int64(at) + np.int64(filled)
+    return np.int64(at << _3) + np.int64(filled)
 
 
 @jit
 def _decode(words: Any, starts: Any, limits: Any, table: Any, limit: int, edges: Any, ends: Any, out: Any) -> None:
+    """Positions are unsigned: Numba looks twice at an index that may be negative."""
     mask = np.uint64((1 << limit) - 1)
     s0, s1, s2, s3 = starts[0], starts[1], starts[2], starts[3]
     l0, l1, l2, l3 = limits[0], limits[1], limits[2], limits[3]
-    p0, p1, p2, p3 = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
-    quarter = edges[1]
-    whole = (edges[4] - edges[3]) // 4 * 4
+    p0, p1, p2, p3 = np.uint64(0), np.uint64(0), np.uint64(0), np.uint64(0)
+    out0, out1, out2, out3 = (
+        out[edges[0] : edges[1]],
+        out[edges[1] : edges[2]],
+        out[edges[2] : edges[3]],
+        out[edges[3] : edges[4]],
+    )
+    whole = out3.size // 4 * 4
     for i in range(0, whole, 4):
-        w0 = words[min(s0 + (p0 >> 3), l0)] >> np.uint64(p0 & 7)
-        w1 = words[min(s1 + (p1 >> 3), l1)] >> np.uint64(p1 & 7)
-        w2 = words[min(s2 + (p2 >> 3), l2)] >> np.uint64(p2 & 7)
-        w3 = words[min(s3 + (p3 >> 3), l3)] >> np.uint64(p3 & 7)
+        w0 = words[min(s0 + (p0 >> _3), l0)] >> (p0 & _7)
+        w1 = words[min(s1 + (p1 >> _3), l1)] >> (p1 & _7)
+        w2 = words[min(s2 + (p2 >> _3), l2)] >> (p2 & _7)
+        w3 = words[min(s3 + (p3 >> _3), l3)] >> (p3 & _7)
+        n0, n1, n2, n3 = np.uint64(0), np.uint64(0), np.uint64(0), np.uint64(0)
         for j in range(i, i + 4):
             e0, e1, e2, e3 = table[w0 & mask], table[w1 & mask], table[w2 & mask], table[w3 & mask]
-            out[j] = e0 >> 4
-            out[quarter + j] = e1 >> 4
-            out[2 * quarter + j] = e2 >> 4
-            out[3 * quarter + j] = e3 >> 4
-            w0 >>= np.uint64(e0 & 15)
-            w1 >>= np.uint64(e1 & 15)
-            w2 >>= np.uint64(e2 & 15)
-            w3 >>= np.uint64(e3 & 15)
-            p0 += np.int64(e0 & 15)
-            p1 += np.int64(e1 & 15)
-            p2 += np.int64(e2 & 15)
-            p3 += np.int64(e3 & 15)
+            out0[j], out1[j], out2[j], out3[j] = e0 >> _6, e1 >> _6, e2 >> _6, e3 >> _6
+            w0, w1, w2, w3 = w0 >> (e0 & _63), w1 >> (e1 & _63), w2 >> (e2 & _63), w3 >> (e3 & _63)
+            n0, n1, n2, n3 = n0 + e0, n1 + e1, n2 + e2, n3 + e3
+        p0 += n0 & _63
+        p1 += n1 & _63
+        p2 += n2 & _63
+        p3 += n3 & _63
     ends[0], ends[1], ends[2], ends[3] = p0, p1, p2, p3
     for k in range(4):
         position = ends[k]
         for j in range(edges[k] + whole, edges[k + 1]):
-            word = words[min(starts[k] + (position >> 3), limits[k])] >> np.uint64(position & 7)
+            word = words[min(starts[k] + (position >> _3), limits[k])] >> (position & _7)
             entry = table[word & mask]
-            out[j] = entry >> 4
-            position += np.int64(entry & 15)
+            out[j] = entry >> _6
+            position += entry & _63
         ends[k] = position

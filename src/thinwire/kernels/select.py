@@ -3,14 +3,14 @@
 An exact selection reads the data twice: a sample tells a magnitude that a few more than k values reach; those are
 gathered, and only they are partitioned. Where the sample misled (or too many values are equal), all are partitioned.
 
-Values that reach a known magnitude are counted in one pass (`survey`) and taken out of the tensor, and of its
-residual, in another (`take`).
+With a sampled threshold, one pass checks the values and draws the sample (`checked_sample_of`), and one takes what
+reaches the threshold out of the tensor and its residual (`take`).
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,13 +24,15 @@ from thinwire.kernels.uniform import high_bits
 _SMALL = 1 << 14
 """Up to here partitioning everything is quicker than being clever."""
 _SAMPLE = 1 << 17
-_BLOCK = 1 << 13
+_BLOCK = 1 << 12  # values, their copies and flags stay in the first-level cache
+_NEAR = 1 << 16
 _SPARE = 2  # places behind the last that `_compact` writes and does not count
 _GATHER, _56 = np.uint64(0x8040201008040201), np.uint64(56)
 _MARKED = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1)
-_PLACES = np.argsort(1 - _MARKED.astype(np.int64), axis=1, kind="stable")
+_PLACES = np.argsort(1 - _MARKED.astype(np.int64), axis=1, kind="stable").astype(np.uint64)
 """Of every byte, the places of its bits that are set, from the highest on, and then of the others."""
-_FIRST, _SECOND, _COUNTS = _PLACES[:, 0].copy(), _PLACES[:, 1].copy(), _MARKED.sum(axis=1, dtype=np.int64)
+_FIRST, _SECOND, _COUNTS = _PLACES[:, 0].copy(), _PLACES[:, 1].copy(), _MARKED.sum(axis=1, dtype=np.uint64)
+_1, _2 = np.uint64(1), np.uint64(2)
 
 
 def select_top(values: Any, k: int) -> NDArray[np.int64]:
@@ -74,49 +76,46 @@ def select_from(values: Any, bound: float, count: int) -> NDArray[np.int64]:
     return positions[:count]
 
 
-def sample_of(values: Any, size: int, *, residual: Any = None, residual_scale: float = 1.0) -> Any:
+def sample_of(values: Any, size: int) -> Any:
     """`size` of the values without replacement, one from a random place of each of equal stretches; or all of them.
 
-    The places depend on the two sizes alone, so that equal tensors give equal samples everywhere. With a residual,
-    values of residual_scale·residual + values.
+    The places depend on the two sizes alone, so that equal tensors give equal samples everywhere.
     """
-    size = min(size, values.size)
-    random = np.zeros(size, np.int32)
-    if size < values.size:
-        high_bits((0, 0), 0, random)
-    elif residual is None:
+    if size >= values.size:
         return values
-    sample = np.empty(size, values.dtype)
-    _sample(frozen(values), _frozen(residual), values.dtype.type(residual_scale), random, sample)
-    return sample
+    edges = np.arange(size + 1) * values.size // size
+    return values[edges[:-1] + (_places(size) * np.diff(edges) >> 24)]
 
 
-class Survey(NamedTuple):
-    """Of a tensor v and a magnitude: how many of its values reach it, and whether all values are finite."""
-
-    reaching: int
-    finite: bool
-
-
-def survey(values: Any, bound: float, *, residual: Any = None, residual_scale: float = 1.0) -> Survey:
-    """Reads v = values, or residual_scale·residual + values, once.
+def checked_sample_of(values: Any, size: int, *, residual: Any = None, residual_scale: float = 1.0) -> tuple[Any, bool]:
+    """`sample_of` v = values, or residual_scale·residual + values, and whether all of v is finite: one pass.
 
     Example:
-        >>> survey(np.array([1.0, -3.0, 2.0], np.float32), 2.0)
-        Survey(reaching=2, finite=True)
+        >>> checked_sample_of(np.array([1.0, -3.0, 2.0], np.float32), 3)
+        (array([ 1., -3.,  2.], dtype=float32), True)
     """
     kind = values.dtype.type
+    size = min(size, values.size)
+    sample = np.empty(size, kind)
+    random = _places(size) if size < values.size else np.zeros(size, np.int32)
     most = np.finfo(kind).max
-    count, finite = _survey(frozen(values), _frozen(residual), kind(residual_scale), kind(bound), most)
-    return Survey(int(count), int(finite) == values.size)
+    num_finite = _check(frozen(values), _frozen(residual), kind(residual_scale), most, random, sample)
+    return sample, int(num_finite) == values.size
+
+
+def _places(size: int) -> NDArray[np.int32]:
+    """Where in each of `size` stretches: the 24 high bits of a fixed key's draws."""
+    random = np.empty(size, np.int32)
+    high_bits((0, 0), 0, random)
+    return random
 
 
 def take(
     values: Any,
     bound: float,
-    count: int,
     *,
     bitmap: Bytes,
+    room: Any,
     residual: Any = None,
     residual_scale: float = 1.0,
     tau: float | None = None,
@@ -126,26 +125,27 @@ def take(
     Args:
         values: float32[n] or float64[n], finite; never written.
         bound: a magnitude above 0.
-        count: how many reach it, as `survey` says.
-        bitmap: uint8[ceil(n / 8)], filled: a bit for each of them, the first value in the highest bit.
-        residual: updated to v, less 0 where nothing was taken; None: nothing is kept.
+        bitmap: uint8[ceil(n / 8)], filled: a bit for each value taken, the first value in the highest bit.
+        room: of the type of the values, n + 2 of them or more; holds the result.
+        residual: updated to v, less what was taken; None: nothing is kept.
         residual_scale: what the residual is multiplied by first.
         tau: what is taken off the magnitude of such a value; None takes all of it.
 
     Returns:
-        The values themselves, in order.
+        The values v that were taken, in order: a view of `room`.
 
     Example:
-        >>> bitmap, residual = np.empty(1, np.uint8), np.zeros(3, np.float32)
-        >>> take(np.array([1.0, -3.0, 2.0], np.float32), 2.0, 2, bitmap=bitmap, residual=residual, tau=2.0).tolist()
+        >>> bitmap, room, residual = np.empty(1, np.uint8), np.empty(5, np.float32), np.zeros(3, np.float32)
+        >>> take(
+        ...     np.array([1.0, -3.0, 2.0], np.float32), 2.0, bitmap=bitmap, room=room, residual=residual, tau=2.0
+        ... ).tolist()
         [-3.0, 2.0]
         >>> bitmap.tolist(), residual.tolist()
         ([96], [1.0, -1.0, 0.0])
     """
     kind = values.dtype.type
-    taken = np.empty(count + _SPARE, kind)
     flags = np.empty(_BLOCK, np.uint8)
-    _take(
+    num_taken = _take(
         frozen(values),
         residual,
         kind(residual_scale),
@@ -155,9 +155,9 @@ def take(
         flags.view(np.uint64),
         np.empty(_BLOCK, kind),
         bitmap,
-        taken,
+        room,
     )
-    return taken[:count]
+    return room[: int(num_taken)]
 
 
 def _frozen(residual: Any) -> Any:
@@ -175,53 +175,56 @@ def _likely_bound(values: Any, k: int) -> float:
 
 
 @jit
-def _sample(values: Any, residual: Any, scale: Any, random: Any, sample: Any) -> None:
-    size, edge = sample.size, 0
-    for i in range(size):
-        next_edge = (i + 1) * values.size // size
-        place = edge + (np.int64(random[i]) * (next_edge - edge) >> 24)
-        sample[i] = values[place] if residual is None else scale * residual[place] + values[place]
-        edge = next_edge
+def _check(values: Any, residual: Any, scale: Any, most: Any, random: Any, sample: Any) -> int:
+    """Fills the sample, block by block while the block is near; returns how many values are finite."""
+    size, taken, edge, num_finite = sample.size, 0, 0, 0
+    next_edge = values.size // max(1, size)
+    for start in range(0, values.size, _NEAR):
+        stop = min(start + _NEAR, values.size)
+        held = None if residual is None else residual[start:stop]
+        num_finite += _count_block(values[start:stop], held, scale, None, most)
+        while taken < size:
+            place = edge + (np.int64(random[taken]) * (next_edge - edge) >> 24)
+            if place >= stop:
+                break
+            sample[taken] = values[place] if residual is None else scale * residual[place] + values[place]
+            taken += 1
+            edge, next_edge = next_edge, (taken + 1) * values.size // size
+    return num_finite
 
 
 @jit
-def _count(values: Any, bound: Any) -> Any:
-    return _survey(values, None, bound, bound, bound)[0]
+def _count(values: Any, bound: Any) -> int:
+    count = 0
+    for start in range(0, values.size, _NEAR):
+        count += _count_block(values[start : start + _NEAR], None, bound, bound, None)
+    return count
 
 
 @jit
-def _survey(values: Any, residual: Any, scale: Any, bound: Any, most: Any) -> tuple[int, int]:
-    """How many magnitudes are at least `bound`, and how many at most `most`."""
-    count, finite = 0, 0
-    for start in range(0, values.size, 1 << 16):
-        block = values[start : start + (1 << 16)]
-        held = None if residual is None else residual[start : start + (1 << 16)]
-        more, whole = _survey_block(block, held, scale, bound, most)
-        count += more
-        finite += whole
-    return count, finite
-
-
-@jit
-def _survey_block(values: Any, residual: Any, scale: Any, bound: Any, most: Any) -> tuple[Any, Any]:
+def _count_block(values: Any, residual: Any, scale: Any, least: Any, most: Any) -> Any:
+    """How many magnitudes are at least `least`, or at most `most` (which NaN is not); the other is None."""
     wide_vectors()
-    count, finite = np.int32(0), np.int32(0)
+    count = np.int32(0)
     for i in range(values.size):
         magnitude = abs(values[i] if residual is None else scale * residual[i] + values[i])
-        count = np.int32(count + np.int32(magnitude >= bound))  # a plain sum would widen to 64 bits
-        finite = np.int32(finite + np.int32(magnitude <= most))
-    return count, finite
+        # A plain sum would widen to 64 bits.
+        if least is not None:
+            count = np.int32(count + np.int32(magnitude >= least))
+        if most is not None:
+            count = np.int32(count + np.int32(magnitude <= most))
+    return count
 
 
 @jit
 def _positions(values: Any, bound: Any, flags: Any, words: Any, bits: Any, positions: Any) -> None:
-    at = 0
+    at = np.uint64(0)
     for start in range(0, values.size, _BLOCK):
         block = values[start : start + _BLOCK]
         _sift(block, None, bound, bound, None, flags, None)
         num_bytes = (block.size + 7) // 8
         _gather(flags, words, block.size, bits[:num_bytes])
-        at = _compact(bits[:num_bytes], None, start, positions, at)
+        at = _compact(bits[:num_bytes], None, np.uint64(start), positions, at)
 
 
 @jit
@@ -236,15 +239,16 @@ def _take(
     block: Any,
     bitmap: Any,
     taken: Any,
-) -> None:
-    at = 0
+) -> Any:
+    at = np.uint64(0)
     for start in range(0, values.size, _BLOCK):
         stop = min(start + _BLOCK, values.size)
         held = None if residual is None else residual[start:stop]
         _sift(values[start:stop], held, scale, bound, tau, flags, block)
         bits = bitmap[start // 8 : (stop + 7) // 8]
         _gather(flags, words, stop - start, bits)
-        at = _compact(bits, block, 0, taken, at)
+        at = _compact(bits, block, np.uint64(0), taken, at)
+    return at
 
 
 @jit
@@ -275,18 +279,19 @@ def _gather(flags: Any, words: Any, known: int, bits: Any) -> None:
 
 
 @jit
-def _compact(bits: Any, source: Any, first: int, out: Any, at: int) -> int:
+def _compact(bits: Any, source: Any, first: Any, out: Any, at: Any) -> Any:
     """Appends what the bits mark, values of `source` or positions from `first` on; returns where `out` now ends.
 
-    Two are written for every byte and counted afterwards, without a branch to mispredict; more are rare.
+    Two are written for every byte and counted afterwards, without a branch to mispredict; more are rare. All is
+    unsigned: Numba looks twice at an index that may be negative.
     """
     for i in range(bits.size):
-        byte, base = bits[i], 8 * i
+        byte, base = bits[i], np.uint64(8 * i)
         one, two, count = base + _FIRST[byte], base + _SECOND[byte], _COUNTS[byte]
         out[at] = first + one if source is None else source[one]
-        out[at + 1] = first + two if source is None else source[two]
-        if count > 2:
-            for j in range(2, count):
+        out[at + _1] = first + two if source is None else source[two]
+        if count > _2:
+            for j in range(_2, count):
                 place = base + _PLACES[byte, j]
                 out[at + j] = first + place if source is None else source[place]
         at += count
