@@ -122,7 +122,7 @@ class Share:
             decode(frames[-1], out=self._loose, accumulate=False)
             self._scatter(values)
 
-    def flush(self, values: Values) -> None:
+    def flush(self, values: FloatArray) -> None:
         """Where there is only one rank: adds what was never sent, uncompressed."""
         for context, (begin, end) in zip(self.contexts, self.spans, strict=True):
             if context.residual is not None:
@@ -153,7 +153,9 @@ class Share:
             self._loose[:] = torch.cat([values[begin:end] for begin, end in self.plain]).cpu().numpy()
 
     def _scatter(self, values: Values) -> None:
-        loose = torch.from_numpy(self._loose).to(values.device) if isinstance(values, torch.Tensor) else self._loose
+        loose: Any = (
+            torch.from_numpy(self._loose).to(values.device) if isinstance(values, torch.Tensor) else self._loose
+        )
         at = 0
         for begin, end in self.plain:
             values[begin:end] = loose[at : at + end - begin]

@@ -49,7 +49,7 @@ def kth_largest(batch: Batch, ks: torch.Tensor) -> Kth:
         )
         from_above = counts.view(-1, _BINS.value).flip(1)
         reached = from_above.cumsum(1)
-        place = (reached < left[:, None]).sum(1, keepdim=True)
+        place = (reached[:, :-1] < left[:, None]).sum(1, keepdim=True)  # the last bin has whatever is not in others
         above = (reached - from_above).gather(1, place)[:, 0]
         prefix, left = (prefix << _DIGIT) + (_BINS.value - 1 - place[:, 0]), left - above
     return Kth(prefix, left)

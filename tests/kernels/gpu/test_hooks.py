@@ -1,0 +1,175 @@
+"""Training with tensors on a GPU: encoded and decoded there, to the bits that the host would have made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import thinwire as tw
+from thinwire.codecs import device as dispatch
+from thinwire.codecs import tensors
+from thinwire.hooks.ddp.exchange import Share, shares
+from thinwire.hooks.ddp.residuals import Residuals, Trained
+from thinwire.hooks.replica import Replica
+from thinwire.policies.compression import PLAIN, Choice
+from thinwire.runtime.serving import serving
+from thinwire.server.core import ServerCore
+from thinwire.transports.memory import MemoryServer
+
+pytestmark = pytest.mark.gpu
+
+SIZES = {"w": 700, "bias": 7, "small": 150}
+WORLD = 2
+HOST = torch.device("cpu")
+
+
+@pytest.fixture
+def on_host(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> Any:
+    """Inside it, tensors on the CPU lie on the host again, as they do beside a real GPU."""
+
+    def context() -> Any:
+        scope = monkeypatch.context()
+        patch = scope.__enter__()
+        patch.setattr(tensors, "HOST_DEVICES", frozenset({"cpu"}))
+        patch.setattr(dispatch, "KERNEL_DEVICES", frozenset())
+        return scope
+
+    return context
+
+
+def ranks(codec: tw.Codec, where: torch.device) -> tuple[list[Residuals], list[tuple[Share, ...]]]:
+    """Every rank's residuals, and of each rank the shares of all owners in one bucket."""
+    trained = [
+        Trained(
+            name,
+            size,
+            torch.float32,
+            Choice(PLAIN, PLAIN) if name == "bias" else Choice(codec, codec),
+            where,
+        )
+        for name, size in SIZES.items()
+    ]
+    offsets, at = [], 0
+    for name, size in SIZES.items():
+        offsets.append((name, at))
+        at += size
+    residuals = [Residuals(trained, rank, WORLD, mean=True, seed=0) for rank in range(WORLD)]
+    return residuals, [shares(one, offsets, drop_zeros=True) for one in residuals]
+
+
+def exchange(all_shares: list[tuple[Share, ...]], values: list[Any]) -> list[list[bytes]]:
+    """Both passes in place, every rank in turn; returns the frames that travelled."""
+    pushed = [[all_shares[rank][owner].encode(values[rank]) for owner in range(WORLD)] for rank in range(WORLD)]
+    sent = [frames for rank in range(WORLD) for owner, frames in enumerate(pushed[rank]) if rank != owner]
+    for owner in range(WORLD):
+        share = all_shares[owner][owner]
+        share.begin(values[owner])
+        for rank in range(WORLD):
+            if rank != owner:
+                share.add(values[owner], [memoryview(frame) for frame in pushed[rank][owner]])
+        sent.append(share.finish(values[owner], 1 / WORLD))
+    for rank in range(WORLD):
+        for owner in range(WORLD):
+            all_shares[rank][owner].apply(values[rank], sent[WORLD + owner])
+    return sent
+
+
+@pytest.mark.parametrize("codec", [tw.codec("3lc", sparsity=1.5), tw.codec("topk", fraction=0.1)], ids=repr)
+def test_ddp_exchanges_the_same_frames_on_both_sides(codec: tw.Codec, device: torch.device, on_host: Any) -> None:
+    ours, our_shares = ranks(codec, device)
+    scope = on_host()
+    theirs, their_shares = ranks(codec, HOST)
+    scope.__exit__(None, None, None)
+    assert all(not context.on_host for one in ours for context in one.contexts.values())
+    assert all(context.on_host for one in theirs for context in one.contexts.values())
+    random = np.random.default_rng(1)
+    for step in range(3):
+        given = [random.standard_normal(sum(SIZES.values())).astype(np.float32) for _ in range(WORLD)]
+        if step == 1:
+            for gradient in given:
+                gradient[-SIZES["small"] :] = 0  # no rank has a gradient for it
+        on_gpu = [torch.from_numpy(gradient.copy()).to(device) for gradient in given]
+        assert exchange(our_shares, on_gpu) == exchange(their_shares, given)
+        for one, other in zip(on_gpu, given, strict=True):
+            assert one.cpu().numpy().tobytes() == other.tobytes()
+    for mine, their in zip(ours, theirs, strict=True):
+        for name, residual in mine.state_dict()["residuals"].items():
+            assert torch.equal(residual, their.state_dict()["residuals"][name])
+
+
+@pytest.mark.parametrize(("place", "message"), [(3, r"w\[.*holds NaN or Inf"), (SIZES["w"], "an uncompressed tensor")])
+def test_ddp_refuses_what_is_not_finite_wherever_it_is(place: int, message: str, device: torch.device) -> None:
+    _, all_shares = ranks(tw.codec("int8", error_feedback=True), device)
+    values = torch.zeros(sum(SIZES.values()), device=device)
+    values[place] = float("nan")
+    owner = next(
+        o for o in range(WORLD) for b, e in [*all_shares[0][o].spans, *all_shares[0][o].plain] if b <= place < e
+    )
+    with pytest.raises(tw.NonFiniteError, match=message):
+        all_shares[owner][owner].begin(values)
+
+
+def train(where: torch.device, **options: Any) -> tuple[list[Any], list[bool]]:
+    """A few steps of one worker: the weights, and for each table whether it was encoded on the host."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 12), nn.Linear(12, 4)).to(where)
+    with MemoryServer(serving(ServerCore())) as server:
+        opt = tw.distribute(
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+            server=server.connect(),
+            min_numel=1,
+            **options,
+        )
+        with opt:
+            for step in range(3):
+                x = torch.linspace(-1, 1, 5 * 20).reshape(5, 20) * (step + 1)
+                opt.zero_grad()
+                model(x.to(where)).square().mean().backward()
+                opt.step()
+            opt.sync()
+            sides = [context.on_host for slot in opt._exchange.pushing() if (context := slot.context) is not None]
+    return [parameter.detach().cpu().numpy().tobytes() for parameter in model.parameters()], sides
+
+
+@pytest.mark.parametrize(
+    "options", [{"codec": "3lc"}, {"design": "doublesqueeze-1bit"}, {"codec": "stoch3", "codec_down": "3lc"}], ids=str
+)
+def test_distribute_trains_to_the_same_bits(options: dict[str, Any], device: torch.device, on_host: Any) -> None:
+    ours, our_sides = train(device, **options)
+    scope = on_host()
+    theirs, their_sides = train(HOST, **options)
+    scope.__exit__(None, None, None)
+    assert ours == theirs
+    assert not all(our_sides) and all(their_sides)
+
+
+def test_a_policy_that_holds_gradients_back_says_what_that_costs(
+    device: torch.device, on_host: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "_said", set())
+    with pytest.warns(UserWarning, match="holds gradients back, which it does in the host's memory: every gradient"):
+        ours, _ = train(device, codec="3lc", consistency="local[k=2]")
+    scope = on_host()
+    theirs, _ = train(HOST, codec="3lc", consistency="local[k=2]")
+    scope.__exit__(None, None, None)
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_replica_lies_where_its_tensor_does(dtype: torch.dtype, device: torch.device) -> None:
+    tensor = torch.arange(6.0, device=device).to(dtype).reshape(2, 3)
+    replica = Replica(tensor)
+    piece = replica.piece(2, 5, (3,))
+    assert isinstance(piece, torch.Tensor) and piece.dtype == torch.float32 and piece.device.type == device.type
+    assert (piece.data_ptr() == tensor.data_ptr() + 8) == (dtype == torch.float32)
+    piece += 1
+    replica.show()
+    assert tensor.tolist() == [[0, 1, 3], [4, 5, 5]]
+    tensor.zero_()
+    replica.refresh()
+    assert piece.tolist() == [0, 0, 0]
