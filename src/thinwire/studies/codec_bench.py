@@ -21,7 +21,7 @@ from thinwire.codecs.base import Codec
 from thinwire.frames import parse
 from thinwire.kernels import limits
 from thinwire.policies.designs import codec_by_name
-from thinwire.studies import torch_ternary
+from thinwire.studies import codec_peers, torch_ternary
 from thinwire.studies.timing import Candidate, machine, race
 
 ZERO_FRACTIONS = (0.6, 0.8, 0.9, 0.95, 0.99, 0.999)
@@ -38,6 +38,7 @@ def bench(
     sizes: Sequence[int] = SIZES,
     zero_fractions: Sequence[float] = ZERO_FRACTIONS,
     turns: int = 9,
+    peers: Sequence[codec_peers.Peer] = (),
     on_row: Callable[[dict[str, Any]], None] = lambda row: None,
 ) -> dict[str, Any]:
     """Measures codecs and returns `{"machine": …, "rows": […]}`.
@@ -48,6 +49,7 @@ def bench(
         zero_fractions: shares of the values that 3LC quantises to zero; data are made for each. Codecs that zero runs
             mean nothing to are measured at one of them alone.
         turns: timed turns of each candidate; medians are reported.
+        peers: general compressors, which get the bytes of the same gradients.
         on_row: hears each row as it is measured.
     """
     threads = torch.get_num_threads()
@@ -64,6 +66,12 @@ def bench(
                         row = _measure(name, arrays, fraction, turns)
                         rows.append(row)
                         on_row(row)
+                if fraction == usual_fraction(zero_fractions):
+                    for peer in peers:
+                        values = arrays.gradient
+                        row = codec_peers.measure(peer, values, zero_fraction=fraction, turns=min(turns, SLOW_TURNS))
+                        rows.append(row)
+                        on_row(row)
         facts = machine()
     finally:
         torch.set_num_threads(threads)
@@ -72,13 +80,18 @@ def bench(
 
 def cells(codecs: Sequence[str], zero_fractions: Sequence[float]) -> list[tuple[float, str]]:
     """Which codecs are measured at which share of zeros."""
-    usual = 0.9 if 0.9 in zero_fractions else zero_fractions[0]
+    usual = usual_fraction(zero_fractions)
     return [
         (fraction, name)
         for fraction in zero_fractions
         for name in codecs
         if codec_by_name(name).id == "3lc" or fraction == usual
     ]
+
+
+def usual_fraction(zero_fractions: Sequence[float]) -> float:
+    """The share of zeros at which everything is measured that does not depend on it."""
+    return 0.9 if 0.9 in zero_fractions else zero_fractions[0]
 
 
 def draw(size: int, zero_fraction: float, seed: int = 0) -> tuple[Floats, Floats]:
