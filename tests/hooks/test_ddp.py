@@ -23,7 +23,7 @@ def run(rank: int, wrap: dict[str, Any], options: dict[str, Any] | None, steps: 
     """Trains with DDP, compressed where there are options; returns the weights."""
     model = DistributedDataParallel(mlp(), **wrap)
     if options is not None:
-        ddp.compress(model, **{"measure_link": False, **options})
+        ddp.compress(model, **{"measure_link": False, "gather_mb": 0, **options})
     train(model, rank, steps)
     return weights(model.module)
 
@@ -43,6 +43,9 @@ def test_all_ranks_hold_the_same_bits_whatever_the_buckets(codec: dict[str, Any]
     """Residuals belong to slices of parameters: rebuilt, small, large or viewed buckets change nothing at all."""
     wraps: list[dict[str, Any]] = [{}, MANY_BUCKETS, {"gradient_as_bucket_view": True, **MANY_BUCKETS}]
     results = [result for wrap in wraps for result in run_ranks(3, run, wrap, codec)]
+    # The model's 113 kB in one message to every rank, or in three or so.
+    for gather_mb in (4.0, 0.05):
+        results += run_ranks(3, run, MANY_BUCKETS, {"gather_mb": gather_mb, **codec})
     assert all(same(result, results[0]) for result in results)
     assert not same(results[0], weights(mlp()))
 
@@ -167,7 +170,7 @@ def test_gradient_accumulation_sends_the_sum_once() -> None:
 def run_warm_up(rank: int) -> tuple[list[dict[str, torch.Tensor]], float]:
     seen = []
     model = DistributedDataParallel(mlp(), **MANY_BUCKETS)
-    state = ddp.compress(model, "3lc", start_step=3, measure_link=False)
+    state = ddp.compress(model, "3lc", start_step=3, gather_mb=0, measure_link=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     for step in range(5):
         train(model, rank, 1, first=step, optimizer=optimizer)
@@ -266,6 +269,19 @@ def test_the_report_counts_what_was_sent() -> None:
     assert report.sent_nbytes * report.ratio == pytest.approx(report.uncompressed_nbytes)
     assert f"{report.ratio:.1f}× less" in text and "0 skipped, 3lc[sparsity=1.75]; fp32" in text
     assert ("compression pays" if report.pays else "uncompressed would be faster") in text
+
+
+def run_gathered(rank: int, gather_mb: float) -> float:
+    model = DistributedDataParallel(mlp(), **MANY_BUCKETS)
+    state = ddp.compress(model, "3lc", gather_mb=gather_mb, measure_link=False)
+    train(model, rank, 4)
+    return state.counters()["messages"] / 4
+
+
+def test_small_buckets_travel_together() -> None:
+    # Two ranks: one message of gradients to the other, one of averages, for each job.
+    assert run_ranks(2, run_gathered, 4.0) == [2.0, 2.0]
+    assert min(run_ranks(2, run_gathered, 0.0)) > 4
 
 
 def run_alone(rank: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:

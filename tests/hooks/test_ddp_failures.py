@@ -30,7 +30,7 @@ def poison(model: nn.Module, name: str) -> None:
 def run_skip(rank: int, parameter: str) -> dict[str, Any]:
     model = mlp()
     wrapped = DistributedDataParallel(model, **MANY_BUCKETS)
-    state = ddp.compress(wrapped, "3lc", nonfinite="skip", measure_link=False)
+    state = ddp.compress(wrapped, "3lc", nonfinite="skip", gather_mb=0, measure_link=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     train(wrapped, rank, 3, optimizer=optimizer)
     before = state.state_dict()["ranks"][str(rank)]
@@ -71,7 +71,7 @@ def test_nan_on_one_rank_makes_all_ranks_skip_together(parameter: str) -> None:
 def run_raise(rank: int, parameter: str) -> None:
     model = mlp()
     wrapped = DistributedDataParallel(model, **MANY_BUCKETS)
-    ddp.compress(wrapped, "3lc", measure_link=False)
+    ddp.compress(wrapped, "3lc", gather_mb=0, measure_link=False)
     train(wrapped, rank, 2)
     if rank == 1:
         poison(model, parameter)
@@ -109,7 +109,7 @@ def run_scaler(rank: int) -> dict[str, Any]:
     model = mlp()
     wrapped = DistributedDataParallel(model, **MANY_BUCKETS)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
-    state = ddp.compress(wrapped, "3lc", nonfinite="skip", scaler=scaler, measure_link=False)
+    state = ddp.compress(wrapped, "3lc", nonfinite="skip", scaler=scaler, gather_mb=0, measure_link=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     scales, norms = [], []
     for step in range(7):
@@ -146,7 +146,7 @@ def test_a_grad_scaler_skips_on_all_ranks_and_residuals_follow_its_scale() -> No
 
 def run_death(rank: int) -> tuple[str, float] | None:
     model = DistributedDataParallel(mlp(), **MANY_BUCKETS)
-    ddp.compress(model, "3lc", measure_link=False)
+    ddp.compress(model, "3lc", gather_mb=0, measure_link=False)
     train(model, rank, 2)  # in the second, DDP itself broadcasts its new buckets
     if rank == 2:
         os._exit(1)
@@ -208,6 +208,7 @@ def run_different(rank: int, options: dict[str, Any]) -> None:
         ({"codec": "3lc", "sparsity": 1.5}, "rank 2 has codec of 0.weight = .*1.5"),
         ({"codec": "int8"}, "rank 2 has codec of 0.weight = .*int8"),
         ({"codec": "3lc", "start_step": 4}, "rank 2 has start_step = 4 and rank 0 has 0"),
+        ({"codec": "3lc", "gather_mb": 0}, "rank 2 has gather_mb = 0.0 and rank 0 has 4.0"),
         ({"codec": "3lc", "nonfinite": "skip"}, "rank 2 has nonfinite = 'skip' and rank 0 has 'raise'"),
     ],
 )
@@ -250,6 +251,7 @@ def run_misuse(rank: int) -> list[str]:
         (fresh, {"nonfinite": "ignore"}),
         (fresh, {"scaler": object()}),
         (fresh, {"start_step": -1}),
+        (fresh, {"gather_mb": -1}),
         (fresh, {"codecs": {"conv*": "int8"}}),
         (fresh, {"codec": tw.codec("3lc"), "sparsity": 1.5}),
     ]
@@ -273,6 +275,7 @@ def test_misuse_is_refused_with_what_to_do() -> None:
         "allowed are 'raise' and 'skip'",
         "set nonfinite='skip'",
         "must be 0 or more",
+        "must be 0 or more megabytes",
         "match no parameter",
         "is a codec already",
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_format
+import statistics
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -41,6 +42,7 @@ def hooks(
     steps: Annotated[int, typer.Option(min=1, help="Measured steps of each run.")] = 20,
     batch: options.Batch = None,
     lr: options.Rate = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds, from --seed on; medians are shown.")] = 1,
     seed: options.Seed = 0,
     bucket_cap_mb: Annotated[
         int | None, typer.Option(help="DDP's bucket size; by default DDP's own, and 100 for PowerSGD.")
@@ -66,12 +68,13 @@ def hooks(
             steps=steps,
             batch=batch,
             lr=lr,
-            seed=seed,
+            seed=each,
             bucket_cap_mb=bucket_cap_mb,
             data_root=data_root,
         )
         for model in words(models)
         for link in rates
+        for each in range(seed, seed + seeds)
         for hook in wanted
     ]
     with_privileges(next((link for link in rates if link), None), "kernel")
@@ -181,7 +184,7 @@ def _run_all(cells: list[Cell], outcomes: Kept) -> None:
 
 
 def _table(outcomes: list[dict[str, Any]], model: str) -> Table:
-    """A row for each link and hook, per step and rank.
+    """A row for each link and hook, per step and rank, medians over the seeds; accuracies of all seeds.
 
     The speed-up is over plain DDP on the same link, where that was run; `added` is CPU time beyond that of the same
     steps without any exchange.
@@ -189,25 +192,33 @@ def _table(outcomes: list[dict[str, Any]], model: str) -> Table:
     table = Table(title=f"{model}, {outcomes[0]['ranks']} ranks, {outcomes[0]['data']}", title_justify="left")
     for column in ("link", "hook", "step ms", "speed-up", "CPU ms", "added", "sent", "accuracy"):
         table.add_column(column, justify="left" if column in ("link", "hook") else "right", no_wrap=column != "hook")
-    plain = {o["link"]: o["seconds_per_step"] for o in outcomes if o["hook"] == "none" and o["error"] is None}
+    rows: dict[tuple[str | None, str], list[dict[str, Any]]] = {}
     for outcome in outcomes:
-        link, hook = outcome["link"] or "unlimited", escape(outcome["hook"])
-        if outcome["error"] is not None:
-            table.add_row(link, hook, "failed", *[""] * 5)
+        measured = rows.setdefault((outcome["link"], outcome["hook"]), [])
+        if outcome["error"] is None:
+            measured.append(outcome)
+    for (link, hook), measured in rows.items():
+        titles = link or "unlimited", escape(hook)
+        if not measured:
+            table.add_row(*titles, "failed", *[""] * 5)
             continue
-        sent, base = outcome["sent_bytes_per_step"], plain.get(outcome["link"])
-        cpu = outcome["cpu_seconds_per_step"]
+        step, base = (_median(each, "seconds_per_step") for each in (measured, rows.get((link, "none"), [])))
+        cpu, alone = (_median(measured, key) for key in ("cpu_seconds_per_step", "cpu_seconds_alone"))
+        sent = measured[0]["sent_bytes_per_step"]
         table.add_row(
-            link,
-            hook,
-            f"{1e3 * outcome['seconds_per_step']:.1f}",
-            f"{base / outcome['seconds_per_step']:.1f}×" if base else "",
+            *titles,
+            f"{1e3 * step:.1f}",
+            f"{base / step:.1f}×" if base else "",
             f"{1e3 * cpu:.1f}",
-            f"{1e3 * (cpu - outcome['cpu_seconds_alone']):.1f}",
+            f"{1e3 * (cpu - alone):.1f}",
             size(sent) if sent is not None else "not counted",
-            f"{outcome['test_accuracy']:.2%}",
+            ", ".join(f"{outcome['test_accuracy']:.2%}" for outcome in measured),
         )
     return table
+
+
+def _median(outcomes: list[dict[str, Any]], key: str) -> float:
+    return statistics.median(outcome[key] for outcome in outcomes) if outcomes else 0.0
 
 
 if __name__ == "__main__":

@@ -17,13 +17,16 @@ import thinwire
 from thinwire.codecs import Codec
 from thinwire.errors import ConfigError
 from thinwire.hooks.ddp.choice import choose
+from thinwire.hooks.ddp.exchange import Share
 from thinwire.hooks.ddp.mesh import Mesh
-from thinwire.hooks.ddp.pipeline import Job
+from thinwire.hooks.ddp.pipeline import Job, Part
 from thinwire.hooks.ddp.residuals import Residuals, Trained
 from thinwire.hooks.ddp.state import Settings, ThinwireState
 from thinwire.policies.compression import MIN_NUMEL, Compression
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
+GATHER_MB = 4.0
+"""Every job costs two messages to every rank, which soon outweigh what small buckets gain by leaving earlier."""
 
 
 def compress(
@@ -42,6 +45,7 @@ def compress(
     scaler: Any = None,
     seed: int = 0,
     timeout: timedelta | None = None,
+    gather_mb: float = GATHER_MB,
     measure_link: bool = True,
     **options: Any,
 ) -> ThinwireState:
@@ -66,6 +70,7 @@ def compress(
         scaler: the training loop's GradScaler; residuals then follow its scale. It needs `nonfinite="skip"`.
         seed: of random codecs.
         timeout: how long a rank may keep the others waiting; by default the timeout of DDP's group.
+        gather_mb: DDP's buckets travel together until their gradients have so many megabytes; 0 sends each by itself.
         measure_link: sends a few messages at the start (some 0.1 s) so that the report can say whether it pays.
         **options: of the codec, such as `sparsity=1.75`.
 
@@ -91,6 +96,8 @@ def compress(
         raise ConfigError("a GradScaler finds its scale by steps that overflow; with scaler, set nonfinite='skip'")
     if start_step < 0:
         raise ConfigError(f"start_step={start_step}; it must be 0 or more")
+    if not 0 <= gather_mb < float("inf"):
+        raise ConfigError(f"gather_mb={gather_mb!r}; it must be 0 or more megabytes")
     parameters = _parameters(model)
     choices = choose(
         {name: tuple(parameter.shape) for name, parameter in parameters.items()},
@@ -103,12 +110,13 @@ def compress(
         last_layer=last_layer,
         compression=compression,
     )
-    trained = [Trained(name, p.numel(), p.dtype, choices[name]) for name, p in parameters.items()]
+    trained = [Trained(name, p.numel(), p.dtype, choices[name], p.device) for name, p in parameters.items()]
     settings = Settings(
         start_step=start_step,
         mean=reduce == "mean",
         skip=nonfinite == "skip",
         drop_zeros=bool(model.find_unused_parameters or model.static_graph),
+        gather_nbytes=int(gather_mb * 1e6),
     )
     mesh = Mesh(dist.get_process_group_ranks(model.process_group), timeout or _timeout(model.process_group))
     mesh.agree(_to_agree(trained, settings))
@@ -139,11 +147,12 @@ def thinwire_hook(state: ThinwireState, bucket: dist.GradBucket) -> torch.future
     state.step += last
     if step < state.settings.start_step:
         return _uncompressed(state, buffer)
-    layout = state.layout(bucket)
+    shares = state.shares(bucket)
     if bucket.index() == 0:
         state.follow_loss_scale()
+        state.gathered.clear()  # of a backward pass that was broken off
     if state.mesh.size == 1:
-        return _alone(state, buffer, layout)
+        return _alone(buffer, shares[0])
     ready = None
     devices: list[int | str | torch.device] = []
     if buffer.is_cuda:
@@ -151,7 +160,11 @@ def thinwire_hook(state: ThinwireState, bucket: dist.GradBucket) -> torch.future
         ready.record()
         devices = [buffer.device]
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
-    state.pipeline.submit(Job(step, bucket.index(), last, layout, buffer, ready, future))
+    parts = state.gathered
+    parts.append(Part(shares, buffer, ready, future))
+    if last or sum(part.buffer.nbytes for part in parts) >= state.settings.gather_nbytes:
+        state.gathered = []
+        state.pipeline.submit(Job(step, bucket.index() - len(parts) + 1, last, state.layout(parts), parts))
     if last:
         _raise_after_backward(state)
     return future
@@ -173,10 +186,10 @@ def _uncompressed(state: ThinwireState, buffer: torch.Tensor) -> torch.futures.F
     return future
 
 
-def _alone(state: ThinwireState, buffer: torch.Tensor, layout: Any) -> torch.futures.Future[torch.Tensor]:
+def _alone(buffer: torch.Tensor, share: Share) -> torch.futures.Future[torch.Tensor]:
     """One rank has nobody to send to; what an earlier, larger run left unsent is added."""
-    values = buffer.detach().reshape(-1).to(device="cpu", dtype=layout.dtype)
-    layout.shares[0].flush(values.numpy())
+    values = buffer.detach().reshape(-1).to(device="cpu", dtype=torch.float64 if share.dtype == "f8" else torch.float32)
+    share.flush(values.numpy())
     buffer.copy_(values.view_as(buffer))
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     future.set_result(buffer)
@@ -225,6 +238,7 @@ def _to_agree(trained: list[Trained], settings: Settings) -> dict[str, Any]:
         "reduce": "mean" if settings.mean else "sum",
         "nonfinite": "skip" if settings.skip else "raise",
         "find_unused_parameters or static_graph": settings.drop_zeros,
+        "gather_mb": settings.gather_nbytes / 1e6,
         "parameters": len(trained),
     }
     for one in trained:

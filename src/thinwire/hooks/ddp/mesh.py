@@ -27,18 +27,24 @@ _PROBE_NBYTES = tuple(1 << power for power in range(14, 24, 2))
 _PROBE_ENOUGH_S = 0.03
 
 
+class Landing:
+    """Where messages of at most `nbytes` come to lie: one memory, as torch and as Python see it."""
+
+    __slots__ = ("data", "tensor")
+
+    def __init__(self, nbytes: int) -> None:
+        # Untouched pages cost nothing, so room for the worst case is free.
+        self.tensor = torch.empty(nbytes, dtype=torch.uint8)
+        self.data: memoryview = self.tensor.numpy().data
+
+
 @dataclass(slots=True)
 class Coming:
     """A message on its way: where it will lie, and whom it is from."""
 
     peer: int
-    buffer: torch.Tensor
+    landing: Landing
     work: Any
-
-    @property
-    def data(self) -> memoryview:
-        """The buffer, of which the message fills the beginning."""
-        return self.buffer.numpy().data
 
 
 class Mesh:
@@ -72,13 +78,15 @@ class Mesh:
                 f"rank {self.rank} could not meet the others within {timeout.total_seconds():g} s; every rank must "
                 f"call ddp.compress: {error}"
             ) from error
+        self._places = [dist.get_group_rank(self._group, rank) for rank in ranks]
 
     # ---- messages
+    # dist.irecv and dist.isend look the group and the rank up for every message; that costs as much as the message.
 
-    def receive(self, peer: int, buffer: torch.Tensor, tag: int) -> Coming:
-        """Posts a receive into `buffer`, uint8, which may be longer than what comes."""
+    def receive(self, peer: int, landing: Landing, tag: int) -> Coming:
+        """Posts a receive into `landing`, which may be longer than what comes."""
         try:
-            return Coming(peer, buffer, dist.irecv(buffer, src=self._ranks[peer], group=self._group, tag=tag))
+            return Coming(peer, landing, self._group.recv([landing.tensor], self._places[peer], tag))
         except RuntimeError as error:
             raise self._lost(peer, error) from error
 
@@ -86,7 +94,7 @@ class Mesh:
         """Starts to send; returns what to keep until `sent`."""
         tensor = torch.frombuffer(data, dtype=torch.uint8)
         try:
-            return dist.isend(tensor, dst=self._ranks[peer], group=self._group, tag=tag), tensor
+            return self._group.send([tensor], self._places[peer], tag), tensor
         except RuntimeError as error:
             raise self._lost(peer, error) from error
 
@@ -101,7 +109,7 @@ class Mesh:
             coming.work.wait(self._timeout)
         except RuntimeError as error:
             raise self._lost(coming.peer, error) from error
-        return coming.data
+        return coming.landing.data
 
     def sent(self, sending: tuple[Any, torch.Tensor], peer: int, timeout: timedelta | None = None) -> None:
         """Waits until a message has left. Raises as `wait`."""
@@ -164,7 +172,7 @@ class Mesh:
         """
         rate = 0.0
         for nbytes in _PROBE_NBYTES if self.size > 1 else ():
-            out, into = bytearray(nbytes), torch.empty(nbytes, dtype=torch.uint8)
+            out, into = bytearray(nbytes), Landing(nbytes)
             coming = self.receive((self.rank - 1) % self.size, into, _PROBE_TAG)
             self._collective(lambda: dist.barrier(group=self._group))
             begin = time.perf_counter()

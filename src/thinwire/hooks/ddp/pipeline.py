@@ -1,8 +1,9 @@
-"""Keeps buckets moving while the backward pass goes on: two threads, each taking buckets in order.
+"""Keeps gradients moving while the backward pass goes on: two threads, each taking jobs in order.
 
-The pushing thread encodes a bucket's shares and sends them to their owners; the pulling thread sums what comes for
-this rank's share, sends the average, and completes the bucket with the averages of the others. So the next bucket
-is encoded and travels while this one waits for its answers. Every wait ends at the peers' timeout.
+A job is one bucket of DDP's, or several small ones that travel together. The pushing thread encodes a job's shares and
+sends them to their owners; the pulling thread sums what comes for this rank's share, sends the average, and completes
+the buckets with the averages of the others. So the next job is encoded and travels while this one waits for its
+answers. Every wait ends at the peers' timeout.
 
 The first failure stops everything: peers are told why, futures complete with NaN, and `wait_step` raises.
 """
@@ -13,7 +14,8 @@ import atexit
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -21,15 +23,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from thinwire.codecs.tensors import FloatArray, store
+from thinwire.codecs.tensors import FloatArray, off_host, store_tensor
 from thinwire.errors import ConfigError, FrameError, NonFiniteError, ProtocolError, ThinwireError, TransportError
-from thinwire.hooks.ddp.exchange import Share
-from thinwire.hooks.ddp.mesh import Coming, Mesh
+from thinwire.hooks.ddp.exchange import Share, Values
+from thinwire.hooks.ddp.mesh import Coming, Landing, Mesh
 from thinwire.hooks.ddp.message import Message, Say, pack, read
 from thinwire.hooks.ddp.residuals import Residuals
 from thinwire.telemetry import Counters
 
 PUSH, PULL = 0, 1
+Use = Callable[[Share, Values, Sequence[Any]], None]
 _CLOSE_S = 2.0
 _FAREWELL = timedelta(seconds=5)
 """How long a rank that gives up stays to say why, to peers that are still busy with something else."""
@@ -37,41 +40,52 @@ _FAREWELL = timedelta(seconds=5)
 
 @dataclass(slots=True)
 class Layout:
-    """A bucket as it comes back step after step: the shares in it, and buffers for what others send."""
+    """A job as it comes back step after step: the shares in its buckets, and buffers for what others send."""
 
-    shares: tuple[Share, ...]
+    buckets: Sequence[tuple[Share, ...]]
+    """Of each bucket, every rank's share."""
     rank: int
-    incoming: dict[tuple[int, int], torch.Tensor] = field(init=False)
+    incoming: dict[tuple[int, int], Landing] = field(init=False)
 
     def __post_init__(self) -> None:
-        own = self.shares[self.rank]
         self.incoming = {}
-        for peer, share in enumerate(self.shares):
+        for peer in range(len(self.buckets[0])):
             if peer != self.rank:
-                # Untouched pages of a buffer cost nothing, so room for the worst case is free.
-                self.incoming[peer, PUSH] = torch.empty(own.max_nbytes, dtype=torch.uint8)
-                self.incoming[peer, PULL] = torch.empty(share.max_nbytes, dtype=torch.uint8)
+                self.incoming[peer, PUSH] = Landing(self.max_nbytes(self.rank))
+                self.incoming[peer, PULL] = Landing(self.max_nbytes(peer))
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """What the bucket is computed in."""
-        return torch.float64 if self.shares[0].dtype == np.float64 else torch.float32
+    def of(self, owner: int) -> list[Share]:
+        """What a rank owns, by bucket."""
+        return [shares[owner] for shares in self.buckets]
+
+    def max_nbytes(self, owner: int) -> int:
+        """Most bytes that a message about what `owner` owns may have."""
+        return sum(share.max_nbytes for share in self.of(owner))
 
 
 @dataclass(slots=True)
-class Job:
+class Part:
     """One bucket of one step."""
 
-    step: int
-    bucket: int
-    last: bool
-    layout: Layout
+    shares: tuple[Share, ...]
     buffer: torch.Tensor
     ready: Any
     """A CUDA event after which the buffer may be read; None on the CPU."""
     future: torch.futures.Future[torch.Tensor]
+    values: Values = field(default_factory=lambda: np.zeros(0, np.float32))
+
+
+@dataclass(slots=True)
+class Job:
+    """Buckets that travel together, in one step."""
+
+    step: int
+    bucket: int
+    """The first bucket's number."""
+    last: bool
+    layout: Layout
+    parts: list[Part]
     done: threading.Event = field(default_factory=threading.Event)
-    values: FloatArray = field(default_factory=lambda: np.zeros(0, np.float32))
     pushes: list[Coming] = field(default_factory=list)
     pulls: list[Coming] = field(default_factory=list)
     sending: list[tuple[int, tuple[Any, torch.Tensor]]] = field(default_factory=list)
@@ -103,6 +117,7 @@ class Pipeline:
         self._to_pull: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._last: Job | None = None
+        self._stream: Any = None
 
     def submit(self, job: Job) -> None:
         """Takes a bucket; its future completes with the bucket's own tensor, filled with the average."""
@@ -146,7 +161,8 @@ class Pipeline:
             stopped = stopped or job.failed or (pushing and self.failure is not None)
             if not stopped:
                 try:
-                    work(job)
+                    with self._beside(job):
+                        work(job)
                 except Exception as error:  # whatever it is, the training loop must hear of it
                     stopped = True
                     self._fail(job, error, PUSH if pushing else PULL)
@@ -156,71 +172,90 @@ class Pipeline:
             else:
                 self._complete(job)
 
+    @contextmanager
+    def _beside(self, job: Job) -> Iterator[None]:
+        """On a GPU, a stream of the threads' own: on DDP's, their work would queue behind the backward pass."""
+        device = job.parts[0].buffer.device
+        if device.type != "cuda":
+            yield
+            return
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        try:
+            with torch.cuda.stream(self._stream):
+                yield
+        finally:
+            self._stream.synchronize()  # so that whoever is told that a job is done need not know of this stream
+
     def _push(self, job: Job) -> None:
         begin = time.perf_counter()
         if job.bucket == 0 and self._skip:
             self._residuals.remember()
-        job.values = _on_host(job)
+        for part in job.parts:
+            part.values = _values_of(part)
         for peer in self._mesh.peers:
             job.pushes.append(self._mesh.receive(peer, job.layout.incoming[peer, PUSH], _tag(job, PUSH)))
             job.pulls.append(self._mesh.receive(peer, job.layout.incoming[peer, PULL], _tag(job, PULL)))
         copied = time.perf_counter()
         frames: dict[int, list[bytes]] = {}
         try:
-            job.layout.shares[self._mesh.rank].begin(job.values)
+            for part in job.parts:
+                part.shares[self._mesh.rank].begin(part.values)
             for peer in self._mesh.peers:
-                share = job.layout.shares[peer]
-                frames[peer] = share.encode(job.values)
-                self._count(self.push_counters, share, len(frames[peer]), 1)
+                frames[peer] = []
+                for part in job.parts:
+                    frames[peer] += part.shares[peer].encode(part.values)
+                self._count(self.push_counters, job.layout.of(peer), len(frames[peer]), 1)
         except NonFiniteError as error:
             self._refuse(job, error)
         encoded = time.perf_counter()
         for peer in self._mesh.peers:
             data = pack(job.step, job.bucket, frames.get(peer, []), Say.VOID if job.void else Say.NOTHING)
-            self._send(job, peer, data, PUSH, job.layout.shares[peer], self.push_counters)
+            self._send(job, peer, data, PUSH, peer, self.push_counters)
         self.push_counters.add("copy_seconds", copied - begin)
         self.push_counters.add("encode_seconds", encoded - copied)
 
     def _pull(self, job: Job) -> None:
-        share = job.layout.shares[self._mesh.rank]
+        own = self._mesh.rank
         waited = worked = 0.0
         for coming in job.pushes:
             began = time.perf_counter()
-            message = self._read(job, coming, share.num_frames)
+            message = self._read(job, coming, own)
             came = time.perf_counter()
             if not job.void:
-                self._decode(coming, lambda m=message: share.add(job.values, m.frames))  # type: ignore[misc]
+                self._decode(job, coming, own, message.frames, Share.add)
             waited += came - began
             worked += time.perf_counter() - came
         began = time.perf_counter()
         frames: list[bytes] = []
         if not job.void:
             try:
-                frames = share.finish(job.values, self._scale)
-                self._count(self.pull_counters, share, len(frames), len(self._mesh.peers))
+                for part in job.parts:
+                    frames += part.shares[own].finish(part.values, self._scale)
+                self._count(self.pull_counters, job.layout.of(own), len(frames), len(self._mesh.peers))
             except NonFiniteError as error:
                 self._refuse(job, error)
         data = pack(job.step, job.bucket, frames, Say.VOID if job.void else Say.NOTHING)
         for peer in self._mesh.peers:
-            self._send(job, peer, data, PULL, share, self.pull_counters)
+            self._send(job, peer, data, PULL, own, self.pull_counters)
         if not job.void:
-            share.apply(job.values, frames)
+            _by_bucket(job, own, frames, Share.apply)
         worked += time.perf_counter() - began
         for coming in job.pulls:
             began = time.perf_counter()
-            answered = job.layout.shares[coming.peer]
-            message = self._read(job, coming, answered.num_frames)
+            message = self._read(job, coming, coming.peer)
             came = time.perf_counter()
             if not job.void:
-                self._decode(coming, lambda a=answered, m=message: a.apply(job.values, m.frames))  # type: ignore[misc]
+                self._decode(job, coming, coming.peer, message.frames, Share.apply)
             waited += came - began
             worked += time.perf_counter() - came
         began = time.perf_counter()
-        if job.void:
-            job.buffer.fill_(torch.nan)
-            self._void = True
-        elif not _shares_memory(job.buffer, job.values):
-            store(job.buffer, job.values, False)
+        for part in job.parts:
+            if job.void:
+                part.buffer.fill_(torch.nan)
+            else:
+                _fill(part.buffer, part.values)
+        self._void = self._void or job.void
         if job.last and self._void:
             self._residuals.put_back()
             self.steps_skipped += 1
@@ -233,9 +268,11 @@ class Pipeline:
 
     def _complete(self, job: Job) -> None:
         if job.failed:
-            job.buffer.fill_(torch.nan)
+            for part in job.parts:
+                part.buffer.fill_(torch.nan)
         job.done.set()
-        job.future.set_result(job.buffer)
+        for part in job.parts:
+            part.future.set_result(part.buffer)
         if not job.failed:
             try:
                 for peer, sending in job.sending:
@@ -250,8 +287,9 @@ class Pipeline:
             raise error
         job.void = True
 
-    def _read(self, job: Job, coming: Coming, num_frames: int) -> Message:
+    def _read(self, job: Job, coming: Coming, owner: int) -> Message:
         peer = f"rank {coming.peer}"
+        num_frames = sum(share.num_frames for share in job.layout.of(owner))
         message = read(self._mesh.wait(coming), job.step, job.bucket, num_frames, peer)
         if message.say is Say.ABORT:
             kind, _, text = message.text.partition(": ")
@@ -259,25 +297,26 @@ class Pipeline:
         job.void = job.void or message.say is Say.VOID
         return message
 
-    def _decode(self, coming: Coming, run: Callable[[], None]) -> None:
+    def _decode(self, job: Job, coming: Coming, owner: int, frames: list[memoryview], use: Use) -> None:
         try:
-            run()
+            _by_bucket(job, owner, frames, use)
         except FrameError as error:
             raise ProtocolError(f"rank {coming.peer} sent a frame that cannot be read: {error}") from error
 
-    def _send(self, job: Job, peer: int, data: bytearray, way: int, share: Share, counters: Counters) -> None:
-        if len(data) > share.max_nbytes:
+    def _send(self, job: Job, peer: int, data: bytearray, way: int, owner: int, counters: Counters) -> None:
+        if len(data) > job.layout.max_nbytes(owner):
+            numel = sum(share.numel for share in job.layout.of(owner))
             raise ConfigError(
-                f"{len(data)} bytes for {share.numel} values are more than the values themselves; "
+                f"{len(data)} bytes for {numel} values are more than the values themselves; "
                 "choose a codec that makes them smaller, or exclude these parameters"
             )
         job.sending.append((peer, self._mesh.send(peer, data, _tag(job, way))))
         counters.add("wire_bytes", len(data))
         counters.add("messages", 1)
 
-    def _count(self, counters: Counters, share: Share, num_frames: int, copies: int) -> None:
-        counters.add("payload_bytes", share.payload_nbytes * copies)
-        counters.add("values", share.numel * copies)
+    def _count(self, counters: Counters, owned: list[Share], num_frames: int, copies: int) -> None:
+        counters.add("payload_bytes", sum(share.payload_nbytes for share in owned) * copies)
+        counters.add("values", sum(share.numel for share in owned) * copies)
         counters.add("frames", num_frames * copies)
 
     def _fail(self, job: Job, error: Exception, way: int) -> None:
@@ -294,18 +333,34 @@ class Pipeline:
             return  # whoever is gone needs no reason
 
 
+def _by_bucket(job: Job, owner: int, frames: Sequence[Any], use: Use) -> None:
+    """Hands each bucket the frames of its own share."""
+    at = 0
+    for part in job.parts:
+        share = part.shares[owner]
+        use(share, part.values, frames[at : at + share.num_frames])
+        at += share.num_frames
+
+
 def _tag(job: Job, way: int) -> int:
     """One sequence of messages for each bucket and direction."""
     return 2 * job.bucket + way
 
 
-def _on_host(job: Job) -> FloatArray:
-    """The bucket's values, flat, in the compute dtype: the bucket's own memory wherever that is possible."""
-    if job.ready is not None:
-        job.ready.synchronize()
-    values: FloatArray = job.buffer.detach().reshape(-1).to(device="cpu", dtype=job.layout.dtype).numpy()
+def _values_of(part: Part) -> Values:
+    """The bucket's values, flat, in the compute dtype, where they lie: the bucket's own memory wherever possible."""
+    if part.ready is not None:
+        part.ready.synchronize()
+    dtype = torch.float64 if part.shares[0].dtype == np.float64 else torch.float32
+    flat = part.buffer.detach().reshape(-1).to(dtype)
+    if off_host(flat):
+        return flat
+    values: FloatArray = flat.numpy()
     return values
 
 
-def _shares_memory(buffer: torch.Tensor, values: FloatArray) -> bool:
-    return buffer.device.type == "cpu" and buffer.data_ptr() == values.ctypes.data
+def _fill(buffer: torch.Tensor, values: Values) -> None:
+    """Lets a bucket have its values, unless they are its own memory."""
+    tensor = values if isinstance(values, torch.Tensor) else torch.from_numpy(values)
+    if buffer.data_ptr() != tensor.data_ptr():
+        store_tensor(buffer, tensor, False)

@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 
 from thinwire.errors import ConfigError
-from thinwire.hooks.ddp.exchange import shares
+from thinwire.hooks.ddp.exchange import Share, shares
 from thinwire.hooks.ddp.mesh import Mesh
-from thinwire.hooks.ddp.pipeline import Layout, Pipeline
+from thinwire.hooks.ddp.pipeline import Layout, Part, Pipeline
 from thinwire.hooks.ddp.residuals import Residuals
 
 FORMAT = 1
@@ -29,12 +29,14 @@ class Settings:
         mean: whether ranks average or sum.
         skip: whether NaN or Inf anywhere makes all ranks skip the step.
         drop_zeros: whether a slice without any gradient is left out.
+        gather_nbytes: buckets travel together until their gradients have so many bytes.
     """
 
     start_step: int
     mean: bool
     skip: bool
     drop_zeros: bool
+    gather_nbytes: int
 
 
 class ThinwireState:
@@ -51,6 +53,8 @@ class ThinwireState:
         "_loss_scale",
         "_names",
         "_scaler",
+        "_shares",
+        "gathered",
         "group",
         "link_bps",
         "mesh",
@@ -83,6 +87,9 @@ class ThinwireState:
         self._scaler = scaler
         self._loss_scale = 1.0 if scaler is None else 0.0
         self._names = {id(parameter): name for name, parameter in parameters.items()}
+        self.gathered: list[Part] = []
+        """Buckets of this step that wait for others to travel with."""
+        self._shares: dict[tuple[int, ...], tuple[Share, ...]] = {}
         self._layouts: dict[tuple[int, ...], Layout] = {}
 
     @property
@@ -101,14 +108,15 @@ class ThinwireState:
 
     # ---- for the hook
 
-    def layout(self, bucket: dist.GradBucket) -> Layout:  # type: ignore[name-defined]
+    def shares(self, bucket: dist.GradBucket) -> tuple[Share, ...]:  # type: ignore[name-defined]
         """Returns how a bucket is shared out; made when DDP first shows a bucket of these parameters."""
         parameters = bucket.parameters()
         key = tuple(map(id, parameters))
-        found = self._layouts.get(key)
+        found = self._shares.get(key)
         if found is None:
             buffer = bucket.buffer()
-            if len(self._layouts) > 4 * len(self._names):
+            if len(self._shares) > 4 * len(self._names):
+                self._shares.clear()
                 self._layouts.clear()
             unknown = [tuple(p.shape) for p in parameters if id(p) not in self._names]
             if unknown:
@@ -117,8 +125,15 @@ class ThinwireState:
                 (self._names[id(parameter)], gradient.storage_offset() - buffer.storage_offset())
                 for parameter, gradient in zip(parameters, bucket.gradients(), strict=True)
             ]
-            found = Layout(shares(self.residuals, offsets, drop_zeros=self.settings.drop_zeros), self.residuals.rank)
-            self._layouts[key] = found
+            found = self._shares[key] = shares(self.residuals, offsets, drop_zeros=self.settings.drop_zeros)
+        return found
+
+    def layout(self, parts: Sequence[Part]) -> Layout:
+        """Returns how these buckets travel together; made when they first do."""
+        key = tuple(id(part.shares) for part in parts)
+        found = self._layouts.get(key)
+        if found is None:
+            found = self._layouts[key] = Layout([part.shares for part in parts], self.residuals.rank)
         return found
 
     def follow_loss_scale(self) -> None:
