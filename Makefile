@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-gpu bench proto clean
+.PHONY: demo test test-long test-gpu bench proto clean
 
 $(VENV)/.base: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -25,6 +25,9 @@ test: $(VENV)/.dev  ## every check there is: format, lint, types, import order, 
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/pytest $(ARGS)
+
+test-long: $(VENV)/.dev  ## bars at their full number of steps: half an hour, prints what it finds
+	$(BIN)/pytest -m long -s $(ARGS)
 
 test-gpu: $(VENV)/.dev  ## the kernels' suite on a CUDA device
 	@$(BIN)/python -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else "no CUDA device here: nothing to test")'

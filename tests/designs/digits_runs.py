@@ -1,0 +1,164 @@
+"""One training on the digits through server and workers, and what there is to say of it: for the bars.
+
+Nothing here depends on time or on threads: in lockstep, one thread can play all workers in turn. Runs are kept, so that
+several tests may speak of one.
+"""
+
+from __future__ import annotations
+
+import functools
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+import thinwire as tw
+from thinwire.policies.designs import Design
+from thinwire.policies.designs import design as find_design
+from thinwire.runtime.serving import serving
+from thinwire.server.core import ServerCore
+from thinwire.transports.memory import MemoryServer
+from thinwire.workloads.batches import Batches
+from thinwire.workloads.data import data
+from thinwire.workloads.evaluate import cross_entropy, evaluate
+from thinwire.workloads.models import model as make_model
+from thinwire.workloads.recipes import build_optimizer, recipe, schedule
+
+torch.set_num_threads(1)
+
+WORKERS = 4
+STEPS = 500
+WINDOW = 100
+MATRICES = 17_024
+VECTORS = 202
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One run: percent of the test set, mean loss of the last steps, bits a compressed value each way, lag.
+
+    `early` is the accuracy after a quarter of the steps.
+    """
+
+    accuracy: float
+    early: float
+    server_accuracy: float
+    loss: float
+    bits_up: float
+    bits_down: float
+    lag: float
+    residual_error: float
+    drift: float
+
+
+@functools.cache
+def train(
+    design: str,
+    *,
+    steps: int = STEPS,
+    seed: int = 0,
+    recipe_of: str = "",
+    consistency: str | None = None,
+    up: str | None = None,
+) -> Outcome:
+    """Trains the digits' network. `recipe_of`: another design's rate and schedule, for a fair comparison."""
+    chosen: Design = find_design(design, consistency=consistency)
+    if up is not None:
+        chosen = replace(chosen, up=tw.codec(up), down=tw.codec(up))
+    plan = replace(recipe("mlp", "digits", design=recipe_of or design), steps=steps)
+    dataset = data("digits")
+    torch.manual_seed(seed)
+    server = MemoryServer(serving(core := ServerCore()))
+    workers = []
+    for rank in range(WORKERS):
+        model = make_model("mlp", num_classes=10, in_shape=dataset.in_shape, seed=seed)
+        opt = tw.distribute(
+            model,
+            build_optimizer(model, plan),
+            server=server.connect(),
+            rank=rank,
+            workers=WORKERS,
+            design=chosen if chosen.share_scales else replace(chosen, transmission="wait-free"),
+            seed=seed,
+        )
+        batches = Batches(dataset, rank=rank, workers=WORKERS, batch=plan.batch, seed=seed)
+        workers.append((model, opt, batches))
+    losses = np.zeros((steps, WORKERS))
+    early = 0.0
+
+    def take_step(rank: int, step: int) -> None:
+        nonlocal early
+        model, opt, batches = workers[rank]
+        if step == steps // 4 and rank == 0 and chosen.consistency == "bsp":
+            opt.sync()
+            early = 100 * evaluate(model, dataset).accuracy
+        for group in opt.param_groups:
+            group["lr"] = schedule(plan, step / steps)
+        inputs, targets = next(batches)
+        opt.zero_grad()
+        loss = cross_entropy(model(inputs), targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        opt.step()
+        losses[step, rank] = float(loss.detach())
+
+    def take_all_steps(rank: int) -> None:
+        for step in range(steps):
+            take_step(rank, step)
+
+    if chosen.share_scales:  # inside a step everybody waits for everybody
+        with ThreadPoolExecutor(WORKERS) as pool:
+            list(pool.map(take_all_steps, range(WORKERS)))
+    else:
+        for step in range(steps):
+            for rank in range(WORKERS):
+                take_step(rank, step)
+    for _, opt, _ in workers:
+        opt.sync()
+    model, opt, _ = workers[0]
+    traffic = [other.traffic() for _, other, _ in workers]
+    lag = max(opt.residual_ratios().values(), default=0.0)
+    accuracy = 100 * evaluate(model, dataset).accuracy
+    error, drift, server_accuracy = compare_with_server(model, core, chosen, accuracy, dataset)
+    for _, other, _ in workers:
+        other.close()
+    server.stop()
+    return Outcome(
+        accuracy=accuracy,
+        early=early,
+        server_accuracy=server_accuracy,
+        loss=float(losses[-WINDOW:].mean()),
+        bits_up=bits(traffic, "push"),
+        bits_down=bits(traffic, "pull"),
+        lag=lag,
+        residual_error=error,
+        drift=drift,
+    )
+
+
+def compare_with_server(
+    model: torch.nn.Module, core: ServerCore, design: Design, accuracy: float, dataset: Any
+) -> tuple[float, float, float]:
+    """The error of server − model = unsent, ‖server − model‖ / ‖model‖, and the accuracy of the server's copy."""
+    if design.downlink != "delta":
+        return 0.0, 0.0, accuracy
+    tables = {table.spec.name: table for table in core.tables}
+    error = apart = norm = 0.0
+    other = make_model("mlp", num_classes=10, in_shape=dataset.in_shape, seed=0)
+    with torch.no_grad():
+        for (name, held), copy in zip(model.named_parameters(), other.parameters(), strict=True):
+            values = tables[name].values
+            unsent = torch.from_numpy(tables[name].residual)
+            error = max(error, float((values - held - unsent).abs().max()))
+            apart += float((values - held).square().sum())
+            norm += float(held.square().sum())
+            copy.copy_(values)
+    return error, (apart / norm) ** 0.5, 100 * evaluate(other, dataset).accuracy
+
+
+def bits(traffic: list[dict[str, float]], way: str) -> float:
+    """Payload bits a value of the matrices; the vectors, which travel as they are, are taken out."""
+    steps = sum(each[f"values_{way}"] for each in traffic) / (MATRICES + VECTORS)
+    payload = 8 * sum(each[f"payload_bytes_{way}"] for each in traffic)
+    return (payload - 32 * VECTORS * steps) / (MATRICES * steps)
