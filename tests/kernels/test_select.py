@@ -81,7 +81,7 @@ def test_taking_out_what_reaches_a_bound(dtype: Any, size: int, bound: float) ->
             left = None if residual is None else residual.copy()
             bitmap = np.full(-(-size // 8), 255, np.uint8)
             options: dict[str, Any] = {"residual": left, "residual_scale": 0.3, "tau": tau, "bitmap": bitmap}
-            taken = take(values, bound, room=np.empty(size + 2, dtype), **options)
+            taken = take(values, bound, room=np.empty(size + 4, dtype), **options)
             assert taken.tobytes() == v[reaches].tobytes()
             assert np.array_equal(bitmap, np.packbits(reaches))
             if left is not None:

@@ -80,7 +80,7 @@ class Threshold(Sparse):
             values,
             bound,
             bitmap=bitmap,
-            room=space.array("threshold.taken", size + 2, values.dtype),
+            room=space.array("threshold.taken", size + 4, values.dtype),
             residual=residual,
             residual_scale=self.error_scale,
             tau=bound if signs else None,

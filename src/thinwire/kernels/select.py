@@ -26,13 +26,13 @@ _SMALL = 1 << 14
 _SAMPLE = 1 << 17
 _BLOCK = 1 << 12  # values, their copies and flags stay in the first-level cache
 _NEAR = 1 << 16
-_SPARE = 2  # places behind the last that `_compact` writes and does not count
+_SPARE = 4  # places behind the last that `_compact` writes and does not count
 _GATHER, _56 = np.uint64(0x8040201008040201), np.uint64(56)
 _MARKED = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1)
 _PLACES = np.argsort(1 - _MARKED.astype(np.int64), axis=1, kind="stable").astype(np.uint64)
 """Of every byte, the places of its bits that are set, from the highest on, and then of the others."""
-_FIRST, _SECOND, _COUNTS = _PLACES[:, 0].copy(), _PLACES[:, 1].copy(), _MARKED.sum(axis=1, dtype=np.uint64)
-_1, _2 = np.uint64(1), np.uint64(2)
+_COUNTS = _MARKED.sum(axis=1, dtype=np.uint64)
+_4 = np.uint64(4)
 
 
 def select_top(values: Any, k: int) -> NDArray[np.int64]:
@@ -126,7 +126,7 @@ def take(
         values: float32[n] or float64[n], finite; never written.
         bound: a magnitude above 0.
         bitmap: uint8[ceil(n / 8)], filled: a bit for each value taken, the first value in the highest bit.
-        room: of the type of the values, n + 2 of them or more; holds the result.
+        room: of the type of the values, n + 4 of them or more; holds the result.
         residual: updated to v, less what was taken; None: nothing is kept.
         residual_scale: what the residual is multiplied by first.
         tau: what is taken off the magnitude of such a value; None takes all of it.
@@ -135,7 +135,7 @@ def take(
         The values v that were taken, in order: a view of `room`.
 
     Example:
-        >>> bitmap, room, residual = np.empty(1, np.uint8), np.empty(5, np.float32), np.zeros(3, np.float32)
+        >>> bitmap, room, residual = np.empty(1, np.uint8), np.empty(7, np.float32), np.zeros(3, np.float32)
         >>> take(
         ...     np.array([1.0, -3.0, 2.0], np.float32), 2.0, bitmap=bitmap, room=room, residual=residual, tau=2.0
         ... ).tolist()
@@ -282,16 +282,17 @@ def _gather(flags: Any, words: Any, known: int, bits: Any) -> None:
 def _compact(bits: Any, source: Any, first: Any, out: Any, at: Any) -> Any:
     """Appends what the bits mark, values of `source` or positions from `first` on; returns where `out` now ends.
 
-    Two are written for every byte and counted afterwards, without a branch to mispredict; more are rare. All is
+    Four are written for every byte and counted afterwards, without a branch to mispredict; more are rare. All is
     unsigned: Numba looks twice at an index that may be negative.
     """
     for i in range(bits.size):
         byte, base = bits[i], np.uint64(8 * i)
-        one, two, count = base + _FIRST[byte], base + _SECOND[byte], _COUNTS[byte]
-        out[at] = first + one if source is None else source[one]
-        out[at + _1] = first + two if source is None else source[two]
-        if count > _2:
-            for j in range(_2, count):
+        count = _COUNTS[byte]
+        for j in range(4):
+            place = base + _PLACES[byte, j]
+            out[at + np.uint64(j)] = first + place if source is None else source[place]
+        if count > _4:
+            for j in range(_4, count):
                 place = base + _PLACES[byte, j]
                 out[at + j] = first + place if source is None else source[place]
         at += count
