@@ -1,8 +1,8 @@
 """Øland & Raj's experiment (§3, §5) through server and workers: whole weights averaged once an epoch.
 
-Five workers with a fifth of 4,000 images each, a 784-392-50-10 network with tanh to the end, squared error against ±1,
-plain SGD at .2·.96^epoch with an ℓ1 penalty of 1e-4, 60 epochs. The images are Fashion-MNIST's, for MNIST is on few
-machines.
+Five workers with 800 images each, a 784-392-50-10 network with tanh to the end, half the squared error against ±1, plain
+SGD at .2·.96^epoch with an ℓ1 penalty of 1e-4, 60 epochs. The images are Fashion-MNIST's, for MNIST is on few machines.
+With the mean over the ten outputs in place of half their sum, steps are a fifth as large and 4 bits stand still.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def average_weights(name: str, seed: int, *, plain: bool = False) -> WeightsOutc
                 rows = rank * (TRAIN // WORKERS) + shuffled[rank][step * BATCH : (step + 1) * BATCH]
                 opt.zero_grad()
                 penalty = sum(parameter.abs().sum() for parameter in model.parameters() if parameter.ndim > 1)
-                loss = nn.functional.mse_loss(model(pixels[rows]).tanh(), targets[rows]) + L1 * penalty
+                loss = (model(pixels[rows]).tanh() - targets[rows]).square().sum(1).mean() / 2 + L1 * penalty
                 loss.backward()  # type: ignore[no-untyped-call]
                 opt.step()
         if isinstance(design.up, Entropy):
