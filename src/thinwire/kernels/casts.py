@@ -159,11 +159,17 @@ def _upper_halves(bits: Any, halves: Any) -> None:
 
 
 @jit
+def _copy(source: Any, target: Any) -> None:
+    for i in range(source.size):
+        target[i] = source[i]
+
+
+@jit
 def _largest_16(payload: Any, block_bytes: Any, block: Any) -> Any:
     largest = np.int32(0)
     for start in range(0, payload.size, block_bytes.size):
         size = min(block_bytes.size, payload.size - start)
-        block_bytes[:size] = payload[start : start + size]
+        _copy(payload[start : start + size], block_bytes)
         for i in range(size // 2):
             largest = max(largest, np.int32(np.int32(block[i]) & _MAGNITUDE))
     return largest
@@ -174,7 +180,7 @@ def _largest_32(payload: Any, block_bytes: Any, block: Any) -> Any:
     largest = np.int32(0)
     for start in range(0, payload.size, block_bytes.size):
         size = min(block_bytes.size, payload.size - start)
-        block_bytes[:size] = payload[start : start + size]
+        _copy(payload[start : start + size], block_bytes)
         for i in range(size // 4):
             largest = max(largest, np.int32(block[i] & _BITS_32))
     return largest
@@ -185,7 +191,7 @@ def _largest_64(payload: Any, block_bytes: Any, block: Any) -> Any:
     largest = np.int64(0)
     for start in range(0, payload.size, block_bytes.size):
         size = min(block_bytes.size, payload.size - start)
-        block_bytes[:size] = payload[start : start + size]
+        _copy(payload[start : start + size], block_bytes)
         for i in range(size // 8):
             largest = max(largest, block[i] & _BITS_64)
     return largest
@@ -195,7 +201,7 @@ def _largest_64(payload: Any, block_bytes: Any, block: Any) -> Any:
 def _widen(payload: Any, block_bytes: Any, block: Any, wide: Any, half: bool, accumulate: bool, out: Any) -> None:
     for start in range(0, out.size, block.size):
         size = min(block.size, out.size - start)
-        block_bytes[: 2 * size] = payload[2 * start : 2 * (start + size)]
+        _copy(payload[2 * start : 2 * (start + size)], block_bytes)
         if half:
             _widen_half(block[:size], wide)
         else:
