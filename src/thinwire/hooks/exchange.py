@@ -16,6 +16,7 @@ import xxhash
 from thinwire.codecs.registry import codec as make_codec
 from thinwire.codecs.stochastic import TernGrad
 from thinwire.errors import ConfigError, NonFiniteError, ProtocolError
+from thinwire.hooks.gathering import Gathering
 from thinwire.hooks.local import LocalOptimizer
 from thinwire.hooks.planning import Planned
 from thinwire.hooks.settings import Groups
@@ -68,6 +69,8 @@ class Exchange:
         # Where more may have come than must have come, it is taken as well.
         self._loose = short or self._policy.immediate or self._policy.lead() > 0
         rank = sessions[0].core.rank
+        self._gathering = Gathering(self._send)
+        self._gathers = design.downlink != "weights" and self._policy.criterion() is None
         self._announced = -1
         self._resumed = 0
         # The server asks worker 0 for rates and options, and everybody where updates are made without it.
@@ -209,6 +212,9 @@ class Exchange:
         gradient = None if held_only else tensor.parameter.grad
         for slot in tensor.slots:
             try:
+                if self._gathers and slot.gathers and gradient is not None and not refuse:
+                    self._gathering.add(slot, part(gradient, slot))
+                    continue
                 if refuse:
                     frame = slot.refusal()
                 elif self._design.downlink == "weights":
@@ -218,7 +224,16 @@ class Exchange:
                     frame = slot.encode(mine, self._policy.criterion())
             except NonFiniteError as error:
                 raise NonFiniteError(f"gradient of {error}") from None
-            slot.session.send(slot.session.core.push(slot.table, frame, self._groups.rates, last=self.last))
+            self._send(slot, frame)
+
+    def _send(self, slot: Slot, frame: bytes) -> None:
+        slot.session.send(slot.session.core.push(slot.table, frame, self._groups.rates, last=self.last))
+
+    def _finish_gathering(self) -> None:
+        try:
+            self._gathering.finish()
+        except NonFiniteError as error:
+            raise NonFiniteError(f"gradient of {error}") from None
 
     def _announce(self) -> None:
         """Options that a scheduler moved go ahead of the exchange's first gradient, as its rates go with each."""
@@ -231,9 +246,11 @@ class Exchange:
         refuse = self._skips and not self._finite()
         if self._design.share_scales:
             self._share_scales(refuse=refuse)
+        self._finish_gathering()
         for tensor in self.tensors:
             if not tensor.state and any(slot.table in slot.session.core.unpushed() for slot in tensor.slots):
                 self._push(tensor, held_only=held_only, refuse=refuse)
+        self._finish_gathering()
         self._push_state()
         digest = self._digest()
         for session in self._sessions:

@@ -130,20 +130,35 @@ class Slot:
                 return NO_GRADIENT
         if self._held is None:
             assert gradient is not None
-            total = gradient.float() if gradient.dtype == torch.float64 else gradient  # tables are float32
+            total = self.prepare(gradient)
         else:
-            total = torch.from_numpy(self._held if gradient is None else self._with_held(gradient))
+            total = self.prepare(torch.from_numpy(self._held if gradient is None else self._with_held(gradient)))
+        begin = time.perf_counter()
+        frame = self.context.encode(total)
+        self.encoded(time.perf_counter() - begin)
+        return frame
+
+    @property
+    def gathers(self) -> bool:
+        """Whether its gradients are encoded together with others: those on a GPU, where nothing is held back."""
+        return not self.on_host and self._held is None
+
+    def prepare(self, total: torch.Tensor) -> torch.Tensor:
+        """Notes what must be known of a push before it is encoded; returns what to encode."""
+        assert self.context is not None
         if self.measures or self.context.step % NORM_EVERY == 0:
             norm = float(total.float().norm())
             self.gradient_norm = norm if not self.gradient_norm else 0.9 * self.gradient_norm + 0.1 * norm
-        begin = time.perf_counter()
         if self._undoable and self.context.residual is not None:
             self._before = self.context.residual.clone()
-        frame = self.context.encode(total)
+        return total.float() if total.dtype == torch.float64 else total  # tables are float32
+
+    def encoded(self, seconds: float) -> None:
+        """Books a push that was encoded: nothing is held back any more."""
+        assert self.context is not None
         self._held, self._held_iterations, self._held_squares = None, 0, 0.0
         self._sent_at = time.monotonic()
-        self.count_push(self.context.payload_nbytes, time.perf_counter() - begin)
-        return frame
+        self.count_push(self.context.payload_nbytes, seconds)
 
     def refusal(self) -> bytes:
         """The frame that says: this worker's gradients are not finite, everybody skips this step."""

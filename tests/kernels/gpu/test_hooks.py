@@ -12,6 +12,7 @@ from torch import nn
 import thinwire as tw
 from thinwire.codecs import device as dispatch
 from thinwire.codecs import tensors
+from thinwire.hooks import gathering
 from thinwire.hooks.ddp.exchange import Share, shares
 from thinwire.hooks.ddp.residuals import Residuals, Trained
 from thinwire.hooks.replica import Replica
@@ -146,6 +147,37 @@ def test_distribute_trains_to_the_same_bits(options: dict[str, Any], device: tor
     scope.__exit__(None, None, None)
     assert ours == theirs
     assert not all(our_sides) and all(their_sides)
+
+
+@pytest.mark.parametrize("numel", [1, 60, 1000])
+def test_gradients_are_encoded_in_batches_of_any_size(
+    numel: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches: list[int] = []
+
+    class Counted(dispatch.Encoding):
+        def __init__(self, contexts: Any, tensors: Any) -> None:
+            batches.append(len(contexts))
+            super().__init__(contexts, tensors)
+
+    monkeypatch.setattr(gathering, "Encoding", Counted)
+    monkeypatch.setattr(gathering, "BATCH_NUMEL", numel)
+    train(device, codec="3lc")
+    # Backward shows the last layer's bias (4) and weight (48), then the first's (12 and 240), in one order or another.
+    expected = {1: [1, 1, 1, 1], 60: None, 1000: [4]}[numel]
+    assert sum(batches) == 3 * 4 and (expected is None or batches == 3 * expected)
+
+
+def test_a_gradient_that_is_not_finite_is_named(device: torch.device) -> None:
+    model = nn.Linear(3, 2).to(device)
+    with MemoryServer(serving(ServerCore())) as server:
+        opt = tw.distribute(
+            model, torch.optim.SGD(model.parameters(), lr=0.1), server=server.connect(), min_numel=1, codec="3lc"
+        )
+        model(torch.full((1, 3), torch.inf, device=device)).sum().backward()
+        with pytest.raises(tw.NonFiniteError, match="gradient of weight: "):
+            opt.step()
+        opt.close()
 
 
 def test_a_policy_that_holds_gradients_back_says_what_that_costs(
