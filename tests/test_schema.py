@@ -48,6 +48,9 @@ def test_an_older_reader_skips_what_it_does_not_know(message: type[msgspec.Struc
         "Leave": {},
         "Refused": {"reason": "another shape"},
         "Scalars": {"step": 4, "values": [0.5]},
+        "Open": {"session": "a1"},
+        "Opened": {"heard": 3, "grace_s": 5.0},
+        "Heard": {"count": 3},
     }
     fields = samples[message.__name__]
     plain = msgspec.msgpack.decode(msgspec.msgpack.encode(fields), type=message)

@@ -157,7 +157,39 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
-Message = Join | Welcome | Values | Push | Delta | Leave | Refused | Scalars
+class Open(msgspec.Struct, frozen=True, kw_only=True):
+    """Worker → server, before anything else on every connection of a session that may outlive its connections.
+
+    Args:
+        session: a random name, the same on each of them.
+        heard: messages of the server that the worker has had in this session.
+        forgotten: messages of its own that it can no longer repeat, because the server said that it had them.
+    """
+
+    session: str
+    heard: int = 0
+    forgotten: int = 0
+
+
+class Opened(msgspec.Struct, frozen=True, kw_only=True):
+    """Server → worker: the answer to `Open`. What the other end has not heard follows, on both sides.
+
+    Args:
+        heard: messages of the worker that the server has had in this session.
+        grace_s: how long the server waits for a worker whose connection broke, in seconds; 0: not at all.
+    """
+
+    heard: int
+    grace_s: float
+
+
+class Heard(msgspec.Struct, frozen=True, kw_only=True):
+    """Both ways, now and then: so many messages have been heard in this session and need not be kept."""
+
+    count: int
+
+
+Message = Join | Welcome | Values | Push | Delta | Leave | Refused | Scalars | Open | Opened | Heard
 
 KINDS: dict[int, type[Message]] = {
     1: Join,
@@ -168,4 +200,7 @@ KINDS: dict[int, type[Message]] = {
     6: Leave,
     7: Refused,
     8: Scalars,
+    9: Open,
+    10: Opened,
+    11: Heard,
 }

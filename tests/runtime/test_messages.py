@@ -10,9 +10,12 @@ from thinwire.runtime.messages import from_packet, to_packet
 from thinwire.schema import (
     KINDS,
     Delta,
+    Heard,
     Join,
     Leave,
     Message,
+    Open,
+    Opened,
     Plan,
     Push,
     Refused,
@@ -45,6 +48,9 @@ MESSAGES: list[Message] = [
     Leave(),
     Refused(reason="ein Grund — mit Umlauten: äöü"),
     Scalars(step=3, values=(0.5, 1.25)),
+    Open(session="5eed", heard=3, forgotten=2),
+    Opened(heard=4, grace_s=60.0),
+    Heard(count=64),
 ]
 
 
@@ -58,7 +64,8 @@ def test_every_message_survives_the_wire(message: Message) -> None:
 
 
 def test_the_samples_cover_every_kind_and_numbers_stay() -> None:
-    assert dict(enumerate((Join, Welcome, Values, Push, Delta, Leave, Refused, Scalars), start=1)) == KINDS
+    first = (Join, Welcome, Values, Push, Delta, Leave, Refused, Scalars)
+    assert dict(enumerate((*first, Open, Opened, Heard), start=1)) == KINDS
     assert [type(message) for message in MESSAGES] == list(KINDS.values())
 
 

@@ -41,6 +41,10 @@ def server(
     checkpoint_every: options.CheckpointEvery = 100,
     resume: options.Resume = False,
     resume_step: options.ResumeStep = None,
+    rejoin: Annotated[bool, typer.Option(help="Wait for a worker whose connection broke.")] = True,
+    rejoin_grace_s: Annotated[
+        float, typer.Option(min=0, help="How long, before the training ends, in seconds.")
+    ] = 60.0,
     shape: options.Shape = None,
     events: options.Events = False,
 ) -> None:
@@ -54,7 +58,8 @@ def server(
     ended = threading.Event()
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, lambda *_: ended.set())
-    with serve(serving(core, ended.set, keeper), listen, options=grpc_options(shape)) as running:
+    handler = serving(core, ended.set, keeper, grace_s=rejoin_grace_s if rejoin else 0.0)
+    with serve(handler, listen, options=grpc_options(shape)) as running:
         if events:
             console.event({"event": "listening", "address": running.address})
         else:
@@ -83,6 +88,7 @@ def worker(
     metrics_port: options.MetricsPort = None,
     tensorboard: options.TensorBoard = None,
     connect_timeout: Annotated[float, typer.Option(help="Seconds to wait for the server.")] = 60.0,
+    reconnect_s: Annotated[float, typer.Option(min=0, help="Seconds to try again when a connection breaks.")] = 60.0,
     checkpoint: options.Checkpoint = None,
     checkpoint_every: options.CheckpointEvery = 100,
     resume: options.Resume = False,
@@ -101,7 +107,10 @@ def worker(
     outcome = run_worker(
         replace(job, servers=len(server)),
         rank=rank,
-        servers=lambda: [connect(each, connect_timeout_s=connect_timeout, options=transport) for each in server],
+        servers=lambda: [
+            connect(each, connect_timeout_s=connect_timeout, reconnect_s=reconnect_s, options=transport)
+            for each in server
+        ],
         outlets=open_outlets(rank, telemetry, metrics_port, tensorboard),
         report=console.event if events else _tell,
         connect_timeout_s=connect_timeout,

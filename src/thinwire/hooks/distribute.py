@@ -57,6 +57,7 @@ def distribute(
     state_interval: int = 50,
     timeout_s: float = 600.0,
     connect_timeout_s: float = 30.0,
+    reconnect_s: float = 60.0,
     outlets: Sequence[Outlet] = (),
     resume: Mapping[str, Any] | None = None,
     **options: Any,
@@ -89,6 +90,7 @@ def distribute(
         state_interval: batch-norm statistics of worker 0 go to the others after every so many steps.
         timeout_s: how long the slowest worker may keep the others waiting, in seconds.
         connect_timeout_s: how long the server may take to appear, in seconds.
+        reconnect_s: for how long a broken connection to an address is tried to be replaced, in seconds; 0 turns it off.
         outlets: take a record of every table at every step; closed with the optimizer.
         resume: what `opt.state_dict()` returned after `opt.sync()`; the model has its weights of then, and the shards
             were started with their checkpoints of the same step.
@@ -136,7 +138,7 @@ def distribute(
     connections: list[Connection] = []
     try:
         for address in servers:  # one by one, so that those which opened are closed where the next does not
-            connections += [connect(address, connect_timeout_s=connect_timeout_s)]
+            connections += [connect(address, connect_timeout_s=connect_timeout_s, reconnect_s=reconnect_s)]
         sessions = [
             Session(connection, WorkerCore(rank, plan, chunk_nbytes=chunk_nbytes, policy=policy), timeout_s=timeout_s)
             for connection, plan in zip(connections, planned.plans, strict=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from thinwire.errors import ProtocolError
 from thinwire.runtime.keeping import Keeper
+from thinwire.runtime.lasting import lasting
 from thinwire.runtime.messages import from_packet, to_packet
 from thinwire.server.core import Close, Effect, Send, ServerCore
 from thinwire.transports.base import HandlerFactory, Packet, Sender
@@ -60,7 +61,14 @@ class ServerHandler:
 
 
 def serving(
-    core: ServerCore, on_end: Callable[[], None] = lambda: None, keeper: Keeper | None = None
+    core: ServerCore, on_end: Callable[[], None] = lambda: None, keeper: Keeper | None = None, *, grace_s: float = 0.0
 ) -> HandlerFactory:
-    """Returns what a transport's server needs to serve `core`."""
-    return lambda sender: ServerHandler(core, sender, on_end, keeper)
+    """Returns what a transport's server needs to serve `core`.
+
+    Args:
+        core: the shard.
+        on_end: called once, when every worker has left or the training has failed.
+        keeper: writes the shard's checkpoints.
+        grace_s: how long a worker whose connection broke may take to come back, in seconds; 0 ends the training.
+    """
+    return lasting(lambda sender: ServerHandler(core, sender, on_end, keeper), grace_s)
