@@ -63,7 +63,7 @@ MISUSE: list[tuple[list[str], str]] = [
     (["train", "--resume"], r"--resume goes on from checkpoints: say where they are with --checkpoint-dir DIR"),
     (["worker", "--server", "127.0.0.1:7070"], r"server='127.0.0.1:7070'; expected grpc://host:port"),
     (["worker", "--server", "grpc://127.0.0.1:1", "--rank", "9"], r".*rank=?.?9.*4.*|.*127.0.0.1:1.*"),
-    (["inspect", "no-such-file"], r"no-such-file: No such file or directory. Give codecs, designs, .*"),
+    (["inspect", "no-such-file"], r"no-such-file: No such file or directory. Give codecs, models, data, or a file that holds a frame; .*"),
 ]
 
 
