@@ -287,6 +287,8 @@ def _compact(bits: Any, source: Any, first: Any, out: Any, at: Any) -> Any:
     """
     for i in range(bits.size):
         byte, base = bits[i], np.uint64(8 * i)
+        if source is None and byte == 0:  # exact selections are sparse: skipping is predicted well
+            continue
         count = _COUNTS[byte]
         for j in range(4):
             place = base + _PLACES[byte, j]
