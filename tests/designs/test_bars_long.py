@@ -95,13 +95,10 @@ def test_row_14_averages_of_coded_weights(seed: int) -> None:
     accurate, small = average_weights("entropy", seed), average_weights("entropy[preset=size]", seed)
     eight = average_weights("entropy[mode=fixed,bits=8]", seed)
     four = average_weights("entropy[mode=fixed,bits=4]", seed)
-    tell(
-        "14",
-        f"{IMAGES}, seed {seed}: float {floats.accuracy:.2f} %; against it "
-        f"c=6 {accurate.accuracy - floats.accuracy:+.2f}, c=5 {small.accuracy - floats.accuracy:+.2f}, fixed 8 {eight.accuracy - floats.accuracy:+.2f}, "
-        f"fixed 4 {four.accuracy - floats.accuracy:+.2f}; Huffman bits c=6 {accurate.bits_up:.2f}, "
-        f"c=5 {small.bits_up:.2f}; raw {accurate.raw_bits:.2f}, {small.raw_bits:.2f}",
-    )
+    runs = {"c=6": accurate, "c=5": small, "fixed 8": eight, "fixed 4": four}
+    against = ", ".join(f"{name} {found.accuracy - floats.accuracy:+.2f}" for name, found in runs.items())
+    sizes = ", ".join(f"{name} {runs[name].bits_up:.2f} of {runs[name].raw_bits:.2f} bits" for name in ("c=6", "c=5"))
+    tell("14", f"{IMAGES}, seed {seed}: float {floats.accuracy:.2f} %; against it {against}; after Huffman {sizes}")
     for found in (accurate, small, eight):
         assert abs(found.accuracy - floats.accuracy) <= 0.6
     assert four.accuracy <= floats.accuracy - 1

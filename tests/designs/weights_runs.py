@@ -90,7 +90,7 @@ def average_weights(name: str, seed: int, *, plain: bool = False) -> WeightsOutc
                 opt.zero_grad()
                 penalty = sum(parameter.abs().sum() for parameter in model.parameters() if parameter.ndim > 1)
                 loss = (model(pixels[rows]).tanh() - targets[rows]).square().sum(1).mean() / 2 + L1 * penalty
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
                 opt.step()
         if isinstance(design.up, Entropy):
             raw.append(raw_bits(design.up, workers[0][0]))
