@@ -63,7 +63,7 @@ MISUSE: list[tuple[list[str], str]] = [
     (["train", "--resume"], r"--resume goes on from checkpoints: say where they are with --checkpoint-dir DIR"),
     (["worker", "--server", "127.0.0.1:7070"], r"server='127.0.0.1:7070'; expected grpc://host:port"),
     (["worker", "--server", "grpc://127.0.0.1:1", "--rank", "9"], r".*rank=?.?9.*4.*|.*127.0.0.1:1.*"),
-    (["inspect", "no-such-file"], r"no-such-file: No such file or directory. Give codecs, models, data, or a file that holds a frame; .*"),
+    (["inspect", "no-such-file"], r"no-such-file: No such file or directory. Give codecs, models, data, .*"),
 ]
 
 
@@ -112,8 +112,8 @@ def test_data_that_is_missing_says_what_to_do(
 
 def test_a_json_file_that_cannot_be_written(command: Command, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    result = command("inspect", "designs", "--json", tmp_path / "file" / "out.json")
+    result = command("inspect", "models", "--json", tmp_path / "file" / "out.json")
     assert result.status == 2
     assert result.err.startswith("error: ") and "out.json cannot be written" in result.err
-    result = command("inspect", "designs", "--json", tmp_path)
+    result = command("inspect", "models", "--json", tmp_path)
     assert result.status == 2 and "is a directory" in result.err
