@@ -204,7 +204,6 @@ def _count(values: Any, bound: Any) -> int:
 @jit
 def _count_block(values: Any, residual: Any, scale: Any, least: Any, most: Any) -> Any:
     """How many magnitudes are at least `least`, or at most `most` (which NaN is not); the other is None."""
-    wide_vectors()
     count = np.int32(0)
     for i in range(values.size):
         magnitude = abs(values[i] if residual is None else scale * residual[i] + values[i])
