@@ -108,6 +108,7 @@ def launch_all(dtype: torch.dtype) -> None:
         signs.decode_signs(bytes(375), scale=1.0, out=out, accumulate=accumulate, workspace=space)
 
 
+@pytest.mark.timeout(900)  # half a minute where nothing else runs
 def test_every_launch_compiles_and_keeps_every_bit(compiled: list[tuple[str, Any]]) -> None:
     for dtype in (torch.float32, torch.float64):
         launch_all(dtype)
