@@ -15,10 +15,11 @@ import xxhash
 
 from thinwire.codecs.registry import codec as make_codec
 from thinwire.codecs.stochastic import TernGrad
-from thinwire.errors import ConfigError, NonFiniteError, ProtocolError
+from thinwire.errors import NonFiniteError, ProtocolError
 from thinwire.hooks.gathering import Gathering
 from thinwire.hooks.local import LocalOptimizer
 from thinwire.hooks.planning import Planned
+from thinwire.hooks.resuming import check_place, place_of, take_place
 from thinwire.hooks.settings import Groups
 from thinwire.hooks.slot import Slot
 from thinwire.hooks.tensors import Tensor, part
@@ -88,32 +89,17 @@ class Exchange:
     # ---- what the optimizer calls
 
     def state_dict(self) -> dict[str, Any]:
-        """The clock and the versions of all tables; and the values, where no shard has them."""
-        state: dict[str, Any] = {
-            "clock": self._sessions[0].core.step,
-            "versions": [list(session.core.versions) for session in self._sessions],
-        }
-        if self._design.downlink == "gradient":
-            state["values"] = {t.name: torch.as_tensor(t.replica.values).clone() for t in self.tensors if not t.state}
-        return state
+        """This worker's place in the training; see `resuming.py`."""
+        return place_of(self._sessions, self.tensors, with_values=self._design.downlink == "gradient")
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Takes back what `state_dict` gave, before `start`: the shards must be at the same step."""
-        self._resumed = int(state["clock"])
-        for session, versions in zip(self._sessions, state["versions"], strict=True):
-            session.core.step = self._resumed
-            if "values" in state:  # elsewhere the shards say all values again, which cannot be wrong
-                session.core.versions = list(versions)
-        for tensor in self.tensors:
-            if not tensor.state and "values" in state:
-                mine = torch.as_tensor(tensor.replica.values)
-                mine.copy_(state["values"][tensor.name].view(mine.shape))
-                tensor.replica.show()
+        self._resumed = take_place(self._sessions, self.tensors, state)
 
     def start(self) -> None:
         """Joins every shard; worker 0's weights become everybody's."""
         asked = [session.join() for session in self._sessions]
-        self._check_resumed()
+        check_place(self._sessions, self._resumed, may_be_late=self._short)
         if self._undoable:  # the others may be in the middle of a step, which all shards will have had before ours
             newest = max(session.core.step for session in self._sessions)
             for session in self._sessions:
@@ -124,16 +110,6 @@ class Exchange:
             if send_values:
                 session.send(session.core.initial(tuple(PLAIN.encode(slot.values) for slot in slots)))
         self.sync()
-
-    def _check_resumed(self) -> None:
-        for session in self._sessions:
-            there = session.core.welcome.step if session.core.welcome is not None else 0
-            parameters = any(not spec.state for spec in session.core.plan.tables)
-            if self._resumed and parameters and there != self._resumed and not (self._short and there > self._resumed):
-                raise ConfigError(
-                    f"this worker resumes at exchange {self._resumed}, and the shard at {session.address} is at "
-                    f"{there}: resume all workers and shards from the same step"
-                )
 
     def end_step(self) -> None:
         """Pushes what has not left yet, and moves the clock."""

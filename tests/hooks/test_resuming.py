@@ -1,0 +1,56 @@
+"""A worker that resumes is led to its place, or told where the shard is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import thinwire as tw
+from tests.hooks.cluster import run_cluster
+from tests.hooks.test_distribute import equal, mlp, steps
+from thinwire.hooks.distribute import DistributedOptimizer
+from thinwire.server.core import ServerCore
+
+torch.set_num_threads(1)
+
+
+def saved(_rank: int, model: nn.Module, opt: DistributedOptimizer) -> Any:
+    weights = steps(3)(_rank, model, opt)
+    return weights, opt.state_dict()
+
+
+def run(core: ServerCore | None, train: Any, **options: Any) -> tuple[Any, ServerCore]:
+    [result], after = run_cluster(mlp, train, workers=1, core=core, **options)
+    return result, after
+
+
+def again(core: ServerCore) -> ServerCore:
+    fresh = ServerCore()
+    fresh.load_state_dict(core.state_dict())
+    return fresh
+
+
+@pytest.mark.parametrize("design", ["3lc[s=1.0]", "doublesqueeze-1bit"])
+def test_weights_come_from_whoever_holds_the_model(design: str) -> None:
+    """The model is not loaded here: the shard's copy, or the one in the state, must be enough."""
+    (weights, state), core = run(None, saved, design=design)
+    assert state["exchange"]["clock"] == 3 and ("values" in state["exchange"]) == (design != "3lc[s=1.0]")
+
+    def look(_rank: int, model: nn.Module, opt: DistributedOptimizer) -> dict[str, torch.Tensor]:
+        assert opt.steps_done == opt.clock == 3
+        return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    found, _ = run(again(core), look, design=design, resume=state)
+    assert equal(found, weights)
+
+
+def test_a_worker_and_a_shard_of_different_steps() -> None:
+    (_, state), core = run(None, saved, codec="3lc")
+    with pytest.raises(tw.ConfigError, match="resumes at exchange 3, and the shard at memory is at 0: resume all"):
+        run(None, saved, codec="3lc", resume=state)
+    other = {**state, "exchange": {**state["exchange"], "clock": 2}}
+    with pytest.raises(tw.ConfigError, match="resumes at exchange 2, and the shard at memory is at 3"):
+        run(again(core), saved, codec="3lc", resume=other)
