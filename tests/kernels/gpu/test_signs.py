@@ -56,3 +56,8 @@ def test_the_sums_do_not_depend_on_how_many_programs_make_them(
     for group in (32, 128):
         monkeypatch.setattr(moments, "_GROUP", group)
         check(values, values[::-1].copy(), "l2", device)
+
+
+def test_roots_are_rounded_to_nearest(device: torch.device) -> None:
+    squares = np.random.default_rng(3).random(1500)
+    assert moments.root(torch.from_numpy(squares).to(device)).cpu().numpy().tobytes() == np.sqrt(squares).tobytes()

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from thinwire.kernels.gpu.batch import Batch, byte_span, find_block, find_values, load_sum, store_residual
 from thinwire.kernels.gpu.dense import Given, Scaled, decode_dense, encode_dense
-from thinwire.kernels.gpu.moments import moments
+from thinwire.kernels.gpu.moments import moments, root
 from thinwire.kernels.gpu.pending import Pending
 from thinwire.kernels.gpu.workspace import DeviceWorkspace
 
@@ -26,7 +26,7 @@ def encode_signs(values: Sequence[torch.Tensor], *, norm: Literal["l2", "l1"], *
     def rule(batch: Batch, largest: torch.Tensor) -> Scaled:
         sums = moments(batch, largest, signed=norm == "l1", squares=norm == "l2")
         mean = (sums.positive - sums.negative if norm == "l1" else sums.squares) / batch.sizes.to(torch.float64)
-        scale = (mean if norm == "l1" else torch.sqrt(mean)) * sums.unit
+        scale = (mean if norm == "l1" else root(mean)) * sums.unit
         # Rounding must not lift the scale above the largest magnitude.
         return Scaled(torch.minimum(scale.to(batch.dtype), largest), {})
 

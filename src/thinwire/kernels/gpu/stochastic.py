@@ -20,7 +20,7 @@ from thinwire.errors import FrameError
 from thinwire.kernels.contract import check_scale
 from thinwire.kernels.gpu.batch import Batch, byte_span, find_block, find_values, load_sum, store_residual
 from thinwire.kernels.gpu.dense import Given, Scaled, decode_dense, encode_dense
-from thinwire.kernels.gpu.moments import moments
+from thinwire.kernels.gpu.moments import moments, root
 from thinwire.kernels.gpu.pending import Pending
 from thinwire.kernels.gpu.workspace import DeviceWorkspace
 from thinwire.kernels.stochastic import DIGITS_PER_CODE
@@ -79,7 +79,7 @@ def clipped_at(batch: Batch, largest: torch.Tensor, clip: float, *, centred: boo
     sums = moments(batch, largest, signed=centred, squares=True)
     size, top = batch.sizes.to(torch.float64), largest.to(torch.float64)
     mean = (sums.positive + sums.negative) / size
-    sigma = torch.sqrt((sums.squares / size - mean * mean).clamp(min=0.0)) * sums.unit
+    sigma = root((sums.squares / size - mean * mean).clamp(min=0.0)) * sums.unit
     limits = torch.minimum(torch.minimum(sigma * clip, top).to(batch.dtype), largest)
     return torch.where(sigma <= top * min_spread, largest, limits)
 
