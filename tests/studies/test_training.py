@@ -117,3 +117,14 @@ def test_a_digest_is_of_every_bit() -> None:
         value = model.weight[1, 2]
         value.copy_(torch.nextafter(value, torch.tensor(9.0)))
     assert weights_digest(model) != before
+
+
+def test_averaged_parameters_follow_the_model() -> None:
+    job = Job(design="terngrad[ema=0.5]", workers=2, steps=60)
+    outcome, _ = train(job)
+    # A short average ends near the model, and far from the weights it started with, which know nothing.
+    assert outcome["test_accuracy"] > 0.5
+    assert abs(outcome["test_accuracy_ema"] - outcome["test_accuracy"]) < 0.15
+    slow, _ = train(Job(design="terngrad[ema=0.9999]", workers=2, steps=60))
+    assert slow["weights"] == outcome["weights"], "the average is beside the training"
+    assert slow["test_accuracy_ema"] < 0.4, "a long average has not left the first weights yet"

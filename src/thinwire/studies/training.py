@@ -126,7 +126,8 @@ class _Loop:
         self._reported = self._evaluated = self._began
         self._ending = False
         decay = job.full_design().ema
-        self._averaged = AveragedModel(model, multi_avg_fn=_ema(decay)) if decay else None
+        # Statistics of batch norms belong to the weights they were taken with: they are averaged as well.
+        self._averaged = AveragedModel(model, multi_avg_fn=_ema(decay), use_buffers=True) if decay else None
 
     def over(self) -> bool:
         if self._steps is not None:
@@ -147,6 +148,9 @@ class _Loop:
         inputs, targets = next(batches)
         self._opt.zero_grad()
         loss = cross_entropy(self._model(inputs), targets)
+        if self._averaged is not None:
+            # Only now is every layer's last update in: each was waited for when the forward pass came to it.
+            self._averaged.update_parameters(self._model)
         loss.backward()  # type: ignore[no-untyped-call]
         self._opt.step()
         self._losses.append(float(loss.detach()))
@@ -180,6 +184,7 @@ class _Loop:
                 "residual_ratio": self._opt.residual_ratios(),
             }
             if self._averaged is not None:
+                self._averaged.update_parameters(self._model)
                 outcome["test_accuracy_ema"] = evaluate(self._averaged, self._dataset).accuracy
             self._report({"event": "accuracy", "step": steps, "seconds": seconds, "accuracy": score.accuracy})
         return outcome
