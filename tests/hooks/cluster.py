@@ -44,10 +44,12 @@ def run_cluster(
     server, address = start_server(core, transport)
     results: list[Any] = [None] * workers
     failures: list[tuple[int, BaseException]] = []
+    building = threading.Lock()  # torch has one random generator in a process: who seeds it builds before the next
 
     def work(rank: int) -> None:
         try:
-            model = make_model(rank)
+            with building:
+                model = make_model(rank)
             opt = tw.distribute(
                 model, optimizer(model), server=address(), rank=rank, workers=workers, timeout_s=30, **options
             )

@@ -16,6 +16,7 @@ from thinwire.server.core import ServerCore
 from thinwire.studies.job import Job
 from thinwire.studies.keeping import Keep, KeepAll
 from thinwire.studies.training import run_worker
+from thinwire.transports.base import Connection
 from thinwire.transports.memory import MemoryServer
 
 STEPS, EVERY, STOP = 9, 2, 4
@@ -37,6 +38,13 @@ def run(job: Job, keep: KeepAll, *, stop: int | None = None) -> list[dict[str, A
             keeper.resume(step)
         servers.append(MemoryServer(serving(core, keeper=keeper)))
     results: list[Any] = [None] * job.workers
+    # torch has one random generator in a process, and models are built with it: worker 0, whose weights become
+    # everybody's, builds its own before the other threads may touch the generator.
+    built = threading.Event()
+
+    def connections() -> list[str | Connection]:
+        built.set()
+        return [server.connect() for server in servers]
 
     def work(rank: int) -> None:
         def report(event: dict[str, Any]) -> None:
@@ -45,10 +53,12 @@ def run(job: Job, keep: KeepAll, *, stop: int | None = None) -> list[dict[str, A
 
         mine = Keep(path=keep.worker(rank), every=keep.every, resume=keep.resume, step=step)
         try:
-            connections = [server.connect() for server in servers]
+            if rank:
+                built.wait()
             results[rank] = run_worker(job, rank=rank, servers=connections, report=report, keep=mine)
         except BaseException as error:
             results[rank] = error
+            built.set()
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(job.workers)]
     for thread in threads:
