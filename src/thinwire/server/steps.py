@@ -99,6 +99,11 @@ class Steps:
         if len(push.tables) != len(frames):
             raise ProtocolError(f"{len(push.tables)} tables and {len(frames)} frames in one push")
         self._hear(rank, push)
+        if self._decides(rank):
+            # An update goes by the settings of its own clock, whoever is ahead of it or late for it.
+            settings = self._settings_of(rank, push)
+        else:
+            settings = None
         ready: list[int] = []
         relayed: list[tuple[int, bytes]] = []
         for index, frame in zip(push.tables, frames, strict=True):
@@ -110,12 +115,11 @@ class Steps:
                 ready.append(index)
             elif not self._seen(rank, table, push.step, repeats=repeats):
                 table.add(rank, frame, push.step)
-                if self._decides(rank):
-                    # An update goes by the settings of its own clock, whoever is ahead of it or late for it.
-                    self._settings.setdefault(push.step, self._settings_of(rank, push))
+                if settings is not None:
+                    self._settings.setdefault(push.step, settings)
                 if table.incoming.complete:
                     ready.append(index)
-                elif reason := self._hopeless(table, left):
+                elif left and (reason := self._hopeless(table, left)):
                     raise Hopeless(reason)
         words = self._relayed(push.step + 1, relayed)
         if self.policy.immediate:
