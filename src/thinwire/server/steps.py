@@ -99,11 +99,8 @@ class Steps:
         if len(push.tables) != len(frames):
             raise ProtocolError(f"{len(push.tables)} tables and {len(frames)} frames in one push")
         self._hear(rank, push)
-        if self._decides(rank):
-            # An update goes by the settings of its own clock, whoever is ahead of it or late for it.
-            settings = self._settings_of(rank, push)
-        else:
-            settings = None
+        # An update goes by the settings of its own clock, whoever is ahead of it or late for it.
+        settings = self._settings_of(rank, push) if self._decides(rank) else None
         ready: list[int] = []
         relayed: list[tuple[int, bytes]] = []
         for index, frame in zip(push.tables, frames, strict=True):
