@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import time
@@ -10,6 +11,7 @@ import pytest
 
 from thinwire.errors import ProtocolError, TransportError
 from thinwire.runtime import lane as lane_module
+from thinwire.runtime import lasting as lasting_module
 from thinwire.runtime.lane import Lane
 from thinwire.runtime.lasting import lasting
 from thinwire.runtime.messages import to_packet
@@ -204,6 +206,26 @@ def test_peers_that_do_not_ask_are_told_of_at_once_and_lies_are_refused() -> Non
         packet = liar.receive(1)
         assert packet is not None and packet.kind == to_packet(Refused(reason="")).kind
         assert liar.receive(1) is None
+
+
+def test_who_never_says_what_it_heard_does_not_fill_the_servers_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lasting_module, "MAX_KEPT_NBYTES", 10 * Packet(KIND, b"10").nbytes)
+    cluster = Cluster()
+    silent = cluster.connect(1)
+    silent.send(to_packet(Open(session="silent")))
+    with contextlib.suppress(TransportError):  # the session may be over before all is said
+        for number in range(10, 20):
+            silent.send(Packet(KIND, str(number).encode()))
+    last = None
+    while (packet := silent.receive(5)) is not None:
+        last = packet
+    assert last is not None and last.kind == to_packet(Refused(reason="")).kind
+    assert b"has not said that it heard" in last.header
+    [(peer, error)] = cluster.echo.ends
+    assert peer == 0 and error is not None and "has not said that it heard" in error
+    worker = cluster.worker()  # others go on
+    worker.send(Packet(KIND, b"1"))
+    assert number_of(worker.receive(5)) == 2
 
 
 def test_a_lane_knows_what_cannot_be() -> None:

@@ -19,6 +19,8 @@ from thinwire.transports.base import MAX_PENDING_NBYTES, Handler, HandlerFactory
 _OPEN = to_packet(Open(session="")).kind
 _HEARD = to_packet(Heard(count=0)).kind
 MAX_NAME = 64
+MAX_KEPT_NBYTES = 2 * MAX_PENDING_NBYTES
+"""What may wait for a worker's word that it was heard: twice what the transport lets wait to be sent to it."""
 
 
 class _Session:
@@ -102,9 +104,11 @@ class LastingHandler:
         if session is None or session.ended:
             return
         if session.name is not None and self._grace_s > 0:
+            waiting = session.lane.kept_nbytes
             session.lane.say(packet)
-            if session.peer is None and session.lane.kept_nbytes > MAX_PENDING_NBYTES:
-                self._end(session, f"over {MAX_PENDING_NBYTES} bytes wait for it")
+            if waiting and session.lane.kept_nbytes > MAX_KEPT_NBYTES:
+                self._abandon(session, f"it has not said that it heard over {MAX_KEPT_NBYTES} bytes")
+                return
         if session.peer is not None:
             self._sender.send(session.peer, packet)
 
@@ -165,6 +169,15 @@ class LastingHandler:
     def _given_up(self, session: _Session, breaks: int, error: str) -> None:
         if session.breaks == breaks and session.peer is None and not session.ended:
             self._end(session, f"{error}; it did not come back within {self._grace_s:g} s")
+
+    def _abandon(self, session: _Session, error: str) -> None:
+        """Ends a session whose worker, connected or not, does not keep to the conversation."""
+        if session.peer is not None:
+            del self._of_peer[session.peer]
+            self._replaced.add(session.peer)
+            self._sender.close(session.peer, to_packet(Refused(reason=error)))
+            session.peer = None
+        self._end(session, error)
 
     def _end(self, session: _Session, error: str | None) -> None:
         """The handler hears of the end, once; the name stays for as long as a last word may be asked for."""
