@@ -30,7 +30,8 @@ from thinwire.kernels.contract import non_finite
 from thinwire.kernels.gpu.batch import Batch
 from thinwire.kernels.gpu.levels import decode_int8, encode_int8
 from thinwire.kernels.gpu.pending import Pending, Sent
-from thinwire.kernels.gpu.select import Chosen, Form, Selected, encode_from, encode_top, scatter
+from thinwire.kernels.gpu.scatter import scatter
+from thinwire.kernels.gpu.select import Chosen, Form, Selected, encode_from, encode_top
 from thinwire.kernels.gpu.signs import decode_signs, encode_signs
 from thinwire.kernels.gpu.stochastic import clipped_at, decode_two_bit, encode_stochastic
 from thinwire.kernels.gpu.ternary import decode_ternary, encode_ternary

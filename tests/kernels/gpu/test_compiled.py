@@ -20,7 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
 
 from thinwire.kernels import Workspace, encode_ternary
-from thinwire.kernels.gpu import batch, levels, moments, order, select, signs, stochastic, ternary, zero_run
+from thinwire.kernels.gpu import batch, levels, moments, order, scatter, select, signs, stochastic, ternary, zero_run
 from thinwire.kernels.gpu.workspace import DeviceWorkspace
 
 SIZES = (7, 3000)
@@ -102,7 +102,7 @@ def launch_all(dtype: torch.dtype) -> None:
         ).finish()
     numbers, positions = np.ones(5, out.numpy().dtype), np.arange(5)
     for accumulate in (False, True):
-        select.scatter(positions, numbers, out=out, accumulate=accumulate, workspace=space)
+        scatter.scatter(positions, numbers, out=out, accumulate=accumulate, workspace=space)
         stochastic.decode_two_bit(bytes(750), scale=1.0, out=out, accumulate=accumulate, workspace=space)
         levels.decode_int8(bytes(SIZES[1]), scale=1.0, out=out, accumulate=accumulate, workspace=space)
         signs.decode_signs(bytes(375), scale=1.0, out=out, accumulate=accumulate, workspace=space)
@@ -119,7 +119,7 @@ def test_every_launch_compiles_and_keeps_every_bit(compiled: list[tuple[str, Any
     # Kernels are private and return nothing; what kernels call returns something, or is public.
     kernels = {
         name
-        for module in (batch, levels, moments, order, select, signs, stochastic, ternary, zero_run)
+        for module in (batch, levels, moments, order, scatter, select, signs, stochastic, ternary, zero_run)
         for name, value in vars(module).items()
         if name.startswith("_") and isinstance(value, JITFunction) and value.fn.__annotations__["return"] == "None"
     }

@@ -14,7 +14,7 @@ from thinwire.codecs.device import encode_all
 from thinwire.kernels.gpu import batch
 from thinwire.kernels.gpu.batch import Batch
 from thinwire.kernels.gpu.order import kth_largest
-from thinwire.kernels.gpu.select import scatter
+from thinwire.kernels.gpu.scatter import scatter
 from thinwire.kernels.gpu.workspace import DeviceWorkspace
 
 pytestmark = pytest.mark.gpu

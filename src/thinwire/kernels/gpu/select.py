@@ -32,9 +32,8 @@ from thinwire.kernels.gpu.dense import Given
 from thinwire.kernels.gpu.order import Kth, kth_largest
 from thinwire.kernels.gpu.pending import allow
 from thinwire.kernels.gpu.stochastic import draw
-from thinwire.kernels.gpu.workspace import DeviceWorkspace
 
-_BLOCK = 1024  # values per program, in sampling and decoding
+_BLOCK = 1024  # values per program, in sampling
 _ALIGN = 8  # bytes: places and values of every tensor begin at whole words
 
 
@@ -218,37 +217,6 @@ class Selected:
         }
 
 
-def scatter(
-    positions: NDArray[np.int64],
-    values: NDArray[Any],
-    *,
-    out: torch.Tensor,
-    accumulate: bool = False,
-    workspace: DeviceWorkspace,
-) -> None:
-    """Writes (or adds) values at ascending positions of flat `out`, which is else filled with zeros; does not wait.
-
-    Args:
-        positions: below out's size; the caller has checked them.
-        values: in the type of `out`.
-    """
-    narrow = positions.astype(np.int32) if out.numel() < 1 << 31 else positions
-    workspace.follow()
-    with workspace.running():
-        if not accumulate:
-            out.zero_()
-        if positions.size:
-            _scatter[(-(-positions.size // _BLOCK),)](
-                workspace.upload("select.positions", narrow),
-                workspace.upload("select.values", values),
-                out,
-                positions.size,
-                ACCUMULATE=accumulate,
-                BLOCK=_BLOCK,
-            )
-    workspace.join()
-
-
 def _aligned(nbytes: int) -> int:
     return -(-nbytes // _ALIGN) * _ALIGN
 
@@ -397,21 +365,3 @@ def _write(
         tl.atomic_or(words + body // 4 + (rank >> 5), positive, mask=sent & (v > 0), sem="relaxed")
     else:
         tl.store(numbers + body // (DTYPE.primitive_bitwidth // 8) + rank, v, mask=sent)
-
-
-@triton.jit
-def _scatter(
-    positions: tl.tensor,
-    values: tl.tensor,
-    out: tl.tensor,
-    count: tl.tensor,
-    ACCUMULATE: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    known = at < count
-    position = tl.load(positions + at, mask=known, other=0)
-    value = tl.load(values + at, mask=known, other=0.0)
-    if ACCUMULATE:
-        value = tl.load(out + position, mask=known, other=0.0) + value
-    tl.store(out + position, value, mask=known)
