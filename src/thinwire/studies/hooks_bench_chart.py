@@ -1,12 +1,15 @@
-"""The hooks of `hooks_bench`, as pictures: step time by link rate, and accuracy against seconds."""
+"""The hooks of `hooks_bench`, as pictures: step time by link rate, and accuracy against seconds.
+
+Every `thinwire` process imports this and few draw, so matplotlib, half a second, is loaded where a picture begins.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 def draw_hooks(cells: list[dict[str, Any]], path: Path) -> None:
@@ -16,6 +19,8 @@ def draw_hooks(cells: list[dict[str, Any]], path: Path) -> None:
         cells: outcomes of `hooks_bench.run_cell`.
         path: of the PNG; its folder is made.
     """
+    from matplotlib.figure import Figure
+
     models = list(dict.fromkeys(cell["model"] for cell in cells))
     figure = Figure(figsize=(5 * len(models), 4.2), dpi=120, layout="constrained")
     for index, model in enumerate(models):
@@ -32,6 +37,8 @@ def draw_race(outcomes: list[dict[str, Any]], path: Path) -> None:
         outcomes: of `hooks_bench_race.race`; a hook's seeds share a colour.
         path: of the PNG; its folder is made.
     """
+    from matplotlib.figure import Figure
+
     courses = list(dict.fromkeys((outcome["model"], outcome["link"]) for outcome in outcomes))
     figure = Figure(figsize=(6 * len(courses), 4.5), dpi=120, layout="constrained")
     for index, (model, link) in enumerate(courses):

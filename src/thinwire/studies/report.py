@@ -12,8 +12,6 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from thinwire.errors import ConfigError
 
 Row = dict[str, Any]
@@ -179,6 +177,8 @@ def _failure(failure: dict[str, Any]) -> str:
 
 def _picture(rows: Sequence[Row]) -> str:
     """Accuracy over the time of a full run, a panel for each link, as in 3LC's figure 4; a data URL."""
+    from matplotlib.figure import Figure  # half a second that no other command should pay
+
     links = list(dict.fromkeys(row["link"] for row in rows if row["training_seconds"]))
     drawing = Figure(figsize=(4.2 * len(links), 3.6), layout="constrained")
     panels = drawing.subplots(1, len(links), sharey=True, squeeze=False)[0]
