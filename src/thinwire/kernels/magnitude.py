@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from thinwire.kernels.contract import Floats
-from thinwire.kernels.jit import jit
+from thinwire.kernels.jit import jit, wide_vectors
 
 _BITS_32, _BITS_64 = np.int32(0x7FFFFFFF), np.int64(0x7FFFFFFFFFFFFFFF)  # all but the sign
 _FLOAT32 = np.dtype(np.float32)
@@ -54,6 +54,7 @@ def max_of_sum(residual: Any, residual_scale: Any, values: Any) -> float:
 
 @jit
 def _max_32(values: Any) -> Any:
+    wide_vectors()
     largest = np.int32(0)
     for i in range(values.size):
         largest = max(largest, np.float32(values[i]).view(np.int32) & _BITS_32)
@@ -62,6 +63,7 @@ def _max_32(values: Any) -> Any:
 
 @jit
 def _max_64(values: Any) -> Any:
+    wide_vectors()
     largest = np.int64(0)
     for i in range(values.size):
         largest = max(largest, np.float64(values[i]).view(np.int64) & _BITS_64)
@@ -70,6 +72,7 @@ def _max_64(values: Any) -> Any:
 
 @jit
 def _max_of_sum_32(residual: Any, scale: Any, values: Any) -> Any:
+    wide_vectors()
     largest = np.int32(0)
     for i in range(values.size):
         largest = max(largest, np.float32(scale * residual[i] + values[i]).view(np.int32) & _BITS_32)
@@ -78,6 +81,7 @@ def _max_of_sum_32(residual: Any, scale: Any, values: Any) -> Any:
 
 @jit
 def _max_of_sum_64(residual: Any, scale: Any, values: Any) -> Any:
+    wide_vectors()
     largest = np.int64(0)
     for i in range(values.size):
         largest = max(largest, np.float64(scale * residual[i] + values[i]).view(np.int64) & _BITS_64)

@@ -1,10 +1,10 @@
 """Floats, or trits, into base-3^5 codes (3LC, sections 3.1 and 3.2): the second pass of an encoder.
 
-A block of 4,096 codes at a time: first one plain loop turns values into digits 0, 1, 2 (two comparisons with the
-threshold, no division) and leaves what was not sent in the residual; then the digits, still in the cache, become
-codes. With the stride layout that is one multiplication per code: of eight digits read as a 64-bit word, it adds
-81, 27, 9, 3 and 1 times the first five up in byte 4. With the partition layout, digits of one fifth of the array at a
-time are added to the codes. Any range of codes can be made alone, so that several threads may share a tensor.
+A block at a time: first one plain loop turns values into digits 0, 1, 2 (two comparisons with the threshold, no
+division) and leaves what was not sent in the residual; then the digits, still in the cache, become codes. With the
+stride layout blocks are short, so that the memory keeps delivering while codes are made; with the partition layout
+they are long, because a block reads five places of the array, whose digits are added to the codes one after the
+other. Any range of codes can be made alone, so that several threads may share a tensor.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.kernels.contract import Bytes, check_layout, num_codes_of
-from thinwire.kernels.jit import jit
+from thinwire.kernels.jit import jit, wide_vectors
 from thinwire.kernels.magnitude import frozen
 from thinwire.kernels.workspace import BLOCK_CODES, Workspace
 
-_PLACES = np.uint64(1 + (3 << 8) + (9 << 16) + (27 << 24) + (81 << 32))
-_32, _255 = np.uint64(32), np.uint64(255)
+_NEIGHBOURS = 256  # codes per block of the stride layout
 
 
 def pack_base243(trits: NDArray[np.int8], *, layout: str = "stride", pad: int = 1, workspace: Workspace) -> Bytes:
@@ -40,7 +39,7 @@ def pack_base243(trits: NDArray[np.int8], *, layout: str = "stride", pad: int = 
         [202]
     """
     codes = _room(trits.size, layout, workspace)
-    _pack_trits(frozen(trits), codes, layout == "partition", pad, workspace.digits, workspace.groups)
+    _pack_trits(frozen(trits), codes, layout == "partition", pad, workspace.digits)
     return codes
 
 
@@ -71,11 +70,11 @@ def quantise(
     """
     codes = _room(values.size, layout, workspace) if codes is None else codes
     begin, end = (0, codes.size) if span is None else span
-    partition, digits, groups = layout == "partition", workspace.digits, workspace.groups
+    partition, digits = layout == "partition", workspace.digits
     if residual is None:
-        _pack_values(values, m / 2, codes, begin, end, partition, pad, digits, groups)
+        _pack_values(values, m / 2, codes, begin, end, partition, pad, digits)
     else:
-        _pack_sums(values, residual, residual_scale, m, m / 2, codes, begin, end, partition, pad, digits, groups)
+        _pack_sums(values, residual, residual_scale, m, m / 2, codes, begin, end, partition, pad, digits)
     return codes
 
 
@@ -87,15 +86,16 @@ def _room(num_values: int, layout: str, workspace: Workspace) -> Bytes:
 
 
 @jit
-def _pack_trits(trits: Any, codes: Any, partition: bool, pad: Any, digits: Any, groups: Any) -> None:
+def _pack_trits(trits: Any, codes: Any, partition: bool, pad: Any, digits: Any) -> None:
     num_values, num_codes = trits.size, codes.size
-    for start in range(0, num_codes, BLOCK_CODES):
-        size = min(BLOCK_CODES, num_codes - start)
+    block = BLOCK_CODES if partition else _NEIGHBOURS
+    for start in range(0, num_codes, block):
+        size = min(block, num_codes - start)
         for place in range(5 if partition else 1):
             first, last = _span(start, size, place, partition, num_codes, num_values)
             for i in range(last - first):
                 digits[i] = trits[first + i] + 1
-            _collect(digits, groups, last - first, codes[start : start + size], place, partition, pad)
+            _collect(digits, last - first, codes[start : start + size], place, partition, pad)
 
 
 @jit
@@ -108,15 +108,15 @@ def _pack_values(
     partition: bool,
     pad: Any,
     digits: Any,
-    groups: Any,
 ) -> None:
     num_values, num_codes = values.size, codes.size
-    for start in range(begin, end, BLOCK_CODES):
-        size = min(BLOCK_CODES, end - start)
+    block = BLOCK_CODES if partition else _NEIGHBOURS
+    for start in range(begin, end, block):
+        size = min(block, end - start)
         for place in range(5 if partition else 1):
             first, last = _span(start, size, place, partition, num_codes, num_values)
             _digits_of_values(values[first:last], half, digits)
-            _collect(digits, groups, last - first, codes[start : start + size], place, partition, pad)
+            _collect(digits, last - first, codes[start : start + size], place, partition, pad)
 
 
 @jit
@@ -132,15 +132,15 @@ def _pack_sums(
     partition: bool,
     pad: Any,
     digits: Any,
-    groups: Any,
 ) -> None:
     num_values, num_codes = values.size, codes.size
-    for start in range(begin, end, BLOCK_CODES):
-        size = min(BLOCK_CODES, end - start)
+    block = BLOCK_CODES if partition else _NEIGHBOURS
+    for start in range(begin, end, block):
+        size = min(block, end - start)
         for place in range(5 if partition else 1):
             first, last = _span(start, size, place, partition, num_codes, num_values)
             _digits_of_sums(values[first:last], residual[first:last], residual_scale, m, half, digits)
-            _collect(digits, groups, last - first, codes[start : start + size], place, partition, pad)
+            _collect(digits, last - first, codes[start : start + size], place, partition, pad)
 
 
 @jit
@@ -169,15 +169,23 @@ def _digits_of_sums(values: Any, residual: Any, residual_scale: Any, m: Any, hal
 
 
 @jit
-def _collect(digits: Any, groups: Any, known: int, codes: Any, place: int, partition: bool, pad: Any) -> None:
+def _collect(digits: Any, known: int, codes: Any, place: int, partition: bool, pad: Any) -> None:
     """Pad the block's `known` digits and make codes of them; a place of the partition layout is added to the codes."""
     size = codes.size
     digits[known : size if partition else 5 * size] = pad
     if not partition:
-        for i in range(size):
-            codes[i] = np.uint8(((groups[i] * _PLACES) >> _32) & _255)
+        _join(digits, codes)
     elif place == 0:
         codes[:] = digits[:size]
     else:
         for i in range(size):
             codes[i] = np.uint8(3) * codes[i] + digits[i]
+
+
+@jit
+def _join(digits: Any, codes: Any) -> None:
+    """Five neighbouring digits to a code: plain bytes with a stride, which compilers make shuffles of."""
+    wide_vectors()
+    for i in range(codes.size):
+        a, b, c = np.uint8(81) * digits[5 * i], np.uint8(27) * digits[5 * i + 1], np.uint8(9) * digits[5 * i + 2]
+        codes[i] = np.uint8(a + b + c + np.uint8(3) * digits[5 * i + 3] + digits[5 * i + 4])

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from thinwire.kernels.contract import FIRST_RUN, LONGEST_RUN, ZERO_CODE, Bytes, check_length
-from thinwire.kernels.jit import jit
+from thinwire.kernels.jit import jit, wide_vectors
 from thinwire.kernels.magnitude import frozen
 from thinwire.kernels.workspace import Workspace
 
@@ -135,6 +135,7 @@ def _encode(words: Any, num_words: int, words_at: Any, scratch: Any) -> Any:
 @jit
 def _count_runs(words: Any, counts: Any, flags: Any) -> None:
     """Per byte: flags 1 where the code is a zero, counts its position (1..8) in a run that starts in this word."""
+    wide_vectors()
     for i in range(words.size):
         differs = words[i] ^ _ZERO_CODES
         zero = (~(((differs & _LOW7) + _LOW7) | differs | _LOW7)) >> _7
@@ -151,6 +152,7 @@ def _count_runs(words: Any, counts: Any, flags: Any) -> None:
 @jit
 def _emit(words: Any, counts: Any, carries: Any, flags: Any, next_flags: Any) -> None:
     """Turn each word into the bytes it sends, pushed to its low end (in `counts`), and their number (in `carries`)."""
+    wide_vectors()
     for i in range(words.size):
         zero = flags[i]
         mask = (zero << _8) - zero
