@@ -57,6 +57,31 @@ def test_what_is_printed_and_written(command: Command, monkeypatch: pytest.Monke
     assert again.status == 0 and "seed 0, 5 steps" not in again.out and "5.0×" in again.out
 
 
+def test_what_is_chosen_for_all_reaches_every_run(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made: list[Job] = []
+
+    def noted(job: Job, shaping: str) -> dict[str, Any]:
+        made.append(job)
+        return told(job, shaping)
+
+    monkeypatch.setattr(compare, "run_with_progress", noted)
+    result = command(*ASKED, "--compression", "by-shape", "--servers-on-workers", "--out", tmp_path)
+    assert (result.status, result.err) == (0, "")
+    assert [(job.compression, job.servers_on_workers) for job in made] == [("by-shape", True)] * 2
+    assert "servers: one on every worker's node, compression=by-shape\n" in result.out
+    asked = json.loads((tmp_path / "results.json").read_text())["comparison"]
+    assert asked["compression"] == "by-shape" and asked["servers_on_workers"] is True
+
+
+def test_a_node_has_one_link_only_in_the_kernel(command: Command, tmp_path: Path) -> None:
+    arguments = ["--servers-on-workers", "--shaping", "application", "--links", "1mbit", "--out", tmp_path / "out"]
+    result = command("compare", *arguments)
+    assert result.status == 2 and "share its link only with kernel shaping" in result.err
+    assert not (tmp_path / "out").exists(), "said before the first run, not after it"
+
+
 def test_ctrl_c_keeps_what_is_done(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def interrupted(job: Job, shaping: str) -> dict[str, Any]:
         if job.design != "fp32":
@@ -93,6 +118,11 @@ def test_a_failed_run_is_the_commands_failure(
         (["--links", "10mb"], r".*10mb.*10mbit.*"),
         (["--links", ","], r"no links to compare; give at least one"),
         (["--models", "lenet6"], r".*'lenet6'.*mlp.*"),
+        (["--compression", "by-colour"], r"unknown compression 'by-colour'; there are by-shape"),
+        (
+            ["--servers", "2", "--servers-on-workers"],
+            r"2 servers, and one on every worker's node: give one or the other",
+        ),
     ],
 )
 def test_misuse_is_one_line(command: Command, tmp_path: Path, arguments: list[str], text: str) -> None:

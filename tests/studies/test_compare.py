@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import pytest
 
 from thinwire.codecs.registry import codec
 from thinwire.errors import ConfigError, EngineError
+from thinwire.policies import compression
 from thinwire.studies import experiment
-from thinwire.studies.compare import Comparison, Train, compare, jobs, split_names, tabulate, varies
+from thinwire.studies.compare import Comparison, Train, compare, jobs, split_names, varies
+from thinwire.studies.compare_rows import tabulate
 from thinwire.studies.job import Job
 from thinwire.studies.report import page, write_report
 
@@ -112,6 +115,8 @@ def test_seeds_come_one_after_the_other_and_no_run_twice() -> None:
         ({"steps": 1}, "steps=1; at least 2"),
         ({"short_steps": 1}, "short_steps=1; at least 2"),
         ({"consistency": "sometimes"}, "unknown consistency 'sometimes'"),
+        ({"compression": "by-colour"}, "unknown compression 'by-colour'"),
+        ({"servers": 2, "servers_on_workers": True}, "2 servers, and one on every worker's node"),
     ],
 )
 def test_comparisons_that_cannot_be(given: dict[str, Any], text: str) -> None:
@@ -128,6 +133,19 @@ def test_brackets_must_match(text: str) -> None:
 def test_names_are_split_at_commas_outside_of_brackets() -> None:
     assert split_names("3lc[s=1.0,entropy=zstd],int8 , fp32,") == ["3lc[s=1.0,entropy=zstd]", "int8", "fp32"]
     assert split_names("") == []
+
+
+def test_choices_for_all_designs_are_in_every_job() -> None:
+    chosen = {"compression": "by-shape", "placement": "uniform", "servers_on_workers": True}
+    needed = jobs(Comparison(designs=["fp32", "3lc"], links=["1mbit", "none"], **chosen).cells())
+    assert [asdict(job) | chosen for job in needed] == [asdict(job) for job in needed]
+
+
+def test_where_a_policy_chooses_the_codecs_frames_may_shrink(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(compression._SHIPPED, "three", compression.ByShape)
+    asked = {"designs": ["fp32"], "links": ["10mbit"], "steps": 3000}
+    assert [job.steps for job in jobs(Comparison(**asked).cells())] == [3000, 100]
+    assert [job.steps for job in jobs(Comparison(compression="three", **asked).cells())] == [3000, 300]
 
 
 # ---- what is kept
@@ -167,6 +185,28 @@ def test_a_comparison_can_grow_and_keeps_what_others_measured(tmp_path: Path) ->
     results = compare(longer, tmp_path, noting(again))
     assert again[-1].design == "fp32" and again[-1].steps == 500, "another number of steps is another run"
     assert len(results["runs"]) == 5 and [row["design"] for row in results["rows"]] == ["fp32"]
+
+
+def test_runs_of_before_there_was_a_choice_are_those_that_left_it_open(tmp_path: Path) -> None:
+    compare(TWO, tmp_path, told)
+    path, later = tmp_path / "results.json", ("compression", "servers_on_workers")
+    kept = json.loads(path.read_text())
+    for run in kept["runs"]:
+        run["job"] = {name: value for name, value in run["job"].items() if name not in later}
+    kept["comparison"] = {name: value for name, value in kept["comparison"].items() if name not in later}
+    path.write_text(json.dumps(kept))
+    made: list[Job] = []
+    assert page(compare(TWO, tmp_path, noting(made))) and made == []
+    compare(replace(TWO, servers_on_workers=True), tmp_path, noting(made))
+    results = compare(replace(TWO, compression="by-shape"), tmp_path, noting(made))
+    assert len(made) == 16 and len(results["runs"]) == 24, (
+        "another choice is another run, though it may come to the same"
+    )
+    assert "Chosen for every design: compression=by-shape." in page(results)
+    lines = [line for line in page(results).splitlines() if line.startswith("<tr><td>fp32</td><td>mlp")]
+    assert len(lines) == 12
+    assert sum("<td>compression=by-shape</td>" in line for line in lines) == 4
+    assert sum("one on every worker&#x27;s node" in line for line in lines) == 4
 
 
 def test_a_run_that_fails_is_told_and_tried_again(tmp_path: Path) -> None:

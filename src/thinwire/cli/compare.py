@@ -13,11 +13,12 @@ from thinwire.cli import options
 from thinwire.cli.console import console, write_json
 from thinwire.cli.train import run_with_progress, with_privileges
 from thinwire.engines.links import parse_rate
-from thinwire.errors import EngineError
+from thinwire.errors import ConfigError, EngineError
 from thinwire.studies.compare import SHORT_STEPS, Comparison, split_names
 from thinwire.studies.compare import compare as measure
+from thinwire.studies.experiment import choose_links
 from thinwire.studies.job import Job
-from thinwire.studies.report import designs_table, times_table, write_report
+from thinwire.studies.report import choices, designs_table, servers_of, times_table, write_report
 
 app = typer.Typer()
 
@@ -41,12 +42,14 @@ def compare(
     seeds: Seeds = 1,
     workers: options.Workers = 4,
     servers: options.Servers = 1,
+    servers_on_workers: options.ServersOnWorkers = False,
     steps: options.Steps = None,
     short_steps: Short = SHORT_STEPS,
     batch: options.Batch = None,
     lr: options.Rate = None,
     consistency: options.Consistency = None,
     placement: options.Placement = None,
+    compression: options.Compression = None,
     transmission: options.Transmission = None,
     data_root: options.DataRoot = None,
     shaping: options.Shaping = "auto",
@@ -66,18 +69,22 @@ def compare(
         seeds=seeds,
         workers=workers,
         servers=servers,
+        servers_on_workers=servers_on_workers,
         steps=steps,
         short_steps=short_steps,
         batch=batch,
         lr=lr,
         consistency=consistency,
         placement=placement,
+        compression=compression,
         transmission=transmission,
         data_root=data_root,
         shaping=shaping,
     )
     thin = [link for link in comparison.links if parse_rate(link).bps is not None]
     with_privileges(thin[0] if thin else None, shaping)
+    if servers_on_workers and thin and choose_links(thin[0], shaping).shaping == "application":
+        raise ConfigError("--servers-on-workers: processes of one node share its link only with kernel shaping")
     try:
         results = measure(comparison, out, lambda job: run_with_progress(job, shaping), on_job=_announce)
     except KeyboardInterrupt:
@@ -85,6 +92,8 @@ def compare(
             f"what is done is kept in {escape(str(out / 'results.json'))}; the same command goes on from there"
         )
         raise
+    told = results["comparison"]
+    console.print(escape(", ".join(filter(None, [f"servers: {servers_of(told)}", choices(told)]))), highlight=False)
     for model in comparison.models:
         rows = [row for row in results["rows"] if row["model"] == model]
         console.print(_table(*designs_table(rows), title=f"{model} on {data}, {workers} workers, seeds: {seeds}"))

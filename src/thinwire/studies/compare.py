@@ -9,11 +9,8 @@ outside, and nothing here knows how a result is printed or drawn.
 
 from __future__ import annotations
 
-import json
-import os
-import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +20,12 @@ from thinwire.codecs import Codec
 from thinwire.engines.links import parse_rate
 from thinwire.errors import ConfigError, EngineError
 from thinwire.policies.consistency import consistency
+from thinwire.studies import kept_runs
+from thinwire.studies.compare_rows import Cell, tabulate
 from thinwire.studies.job import Job
 from thinwire.studies.timing import machine
 from thinwire.workloads.data import data
 
-FORMAT = 1
 SHORT_STEPS = 100
 SWEPT_SHARE = 10
 """Where frames shrink as training goes on, a short run is at least this part, a tenth, of the full one (L-069)."""
@@ -35,8 +33,6 @@ _LONGEST_PERIOD = 100_000
 
 Train = Callable[[Job], dict[str, Any]]
 OnJob = Callable[[int, int, Job], None]
-Cell = tuple[str, str, str, int]
-"""Model, design, link, seed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +47,12 @@ class Comparison:
         seeds: how many runs of each, with seeds 0, 1, ….
         workers: how many workers train.
         servers: how many shards.
+        servers_on_workers: a shard on every worker's node, behind the same link; `servers` is left at 1 then.
         steps: of a full run; None takes each recipe's.
         short_steps: of a run that only measures seconds per step. Designs whose frames change in size take a tenth
             of a full run if that is more, and every design ends with an exchange.
         batch, lr: in place of the recipes'.
-        consistency, placement, transmission: in place of every design's own.
+        consistency, placement, compression, transmission: in place of every design's own.
         data_root: where the data set lies, if not in its usual place.
         shaping: who makes the links thin; see `experiment.choose_links`.
 
@@ -70,12 +67,14 @@ class Comparison:
     seeds: int = 1
     workers: int = 4
     servers: int = 1
+    servers_on_workers: bool = False
     steps: int | None = None
     short_steps: int = SHORT_STEPS
     batch: int | None = None
     lr: float | None = None
     consistency: str | None = None
     placement: str | None = None
+    compression: str | None = None
     transmission: str | None = None
     data_root: str | None = None
     shaping: str = "auto"
@@ -106,11 +105,13 @@ class Comparison:
             data=self.data,
             workers=self.workers,
             servers=self.servers,
+            servers_on_workers=self.servers_on_workers,
             steps=self.steps,
             batch=self.batch,
             lr=self.lr,
             consistency=self.consistency,
             placement=self.placement,
+            compression=self.compression,
             transmission=self.transmission,
             data_root=self.data_root,
         )
@@ -158,50 +159,25 @@ def compare(comparison: Comparison, folder: Path, train: Train, *, on_job: OnJob
         ConfigError: the file cannot be read or written, or is none of ours.
     """
     path = folder / "results.json"
-    runs = _load(path)
+    runs = kept_runs.load(path)
     failures: list[dict[str, Any]] = []
     cells = comparison.cells()
     needed = jobs(cells)
     results = _results(comparison, cells, runs, failures)
     for number, job in enumerate(needed, 1):
-        if _outcome(runs, job, comparison.shaping) is not None:
+        if kept_runs.outcome(runs, job, comparison.shaping) is not None:
             continue
         on_job(number, len(needed), job)
         try:
             outcome = train(job)
         except EngineError as error:
-            failures.append({"job": _key(job, comparison.shaping), "error": str(error)})
+            failures.append({"job": kept_runs.key(job, comparison.shaping), "error": str(error)})
         else:
-            runs.append({"job": _key(job, comparison.shaping), "machine": machine(), "outcome": outcome})
+            runs.append({"job": kept_runs.key(job, comparison.shaping), "machine": machine(), "outcome": outcome})
         results = _results(comparison, cells, runs, failures)
-        _save(path, results)
-    _save(path, results)
+        kept_runs.save(path, results)
+    kept_runs.save(path, results)
     return results
-
-
-def tabulate(
-    cells: Mapping[Cell, tuple[Job, Job]], runs: Sequence[dict[str, Any]], shaping: str
-) -> list[dict[str, Any]]:
-    """Returns one row for each model, design and link: means over seeds, and standard deviations as `…_std`.
-
-    A standard deviation of fewer than two runs is None, as is a figure whose runs are missing. `accuracy_difference`
-    and `speedup` are against the first design, paired by seed. `training_seconds` is extrapolated:
-    t_full · s_short / s_full (L-070).
-
-    Args:
-        cells: of the comparison.
-        runs: what is kept, of this comparison or of others.
-        shaping: the comparison's.
-    """
-    rows: dict[tuple[str, str, str], list[_Pair]] = {}
-    for (model, design, link, _), (full, timed) in cells.items():
-        pair = _outcome(runs, full, shaping), _outcome(runs, timed, shaping)
-        rows.setdefault((model, design, link), []).append(pair)
-    first = next(iter(rows))[1]
-    return [
-        {"model": model, "design": design, "link": str(parse_rate(link))} | _row(pairs, rows[model, first, link])
-        for (model, design, link), pairs in rows.items()
-    ]
 
 
 def split_names(text: str) -> list[str]:
@@ -243,72 +219,15 @@ def _short_steps(full: Job, least: int) -> int:
     """How many steps show a design's speed: enough of its schedule, and whole periods between exchanges."""
     design = full.full_design()
     assert full.steps is not None and full.batch is not None
-    wanted = max(least, full.steps // SWEPT_SHARE) if varies(design.up) or varies(design.down) else least
+    # Which codecs another package's policy takes is known only where the tensors are: it may take any.
+    shrink = design.compression != "by-shape" or varies(design.up) or varies(design.down)
+    wanted = max(least, full.steps // SWEPT_SHARE) if shrink else least
     if design.every == "epoch":
         period = len(data(full.data, root=full.data_root).train_x) // full.workers // full.batch
     else:
         policy = consistency(design.consistency)
         period = next((i + 1 for i in range(_LONGEST_PERIOD) if policy.exchanges(i)), 1)
     return min(full.steps, -(-wanted // period) * period)
-
-
-_Pair = tuple[dict[str, Any] | None, dict[str, Any] | None]
-
-
-def _row(pairs: Sequence[_Pair], base: Sequence[_Pair]) -> dict[str, Any]:
-    fulls = [full for full, _ in pairs if full]
-    timed = [short for _, short in pairs if short]
-    both = [(full, short) for full, short in pairs if full and short]
-    better = [
-        full["test_accuracy"] - first["test_accuracy"] for (full, _), (first, _) in _zip(pairs, base) if full and first
-    ]
-    faster = [
-        first["seconds_per_step"] / short["seconds_per_step"]
-        for (_, short), (_, first) in _zip(pairs, base)
-        if short and first
-    ]
-    figures = {
-        "test_accuracy": [full["test_accuracy"] for full in fulls],
-        "accuracy_difference": better,
-        "train_loss": [full["train_loss"] for full in fulls],
-        "bits_per_value_push": [full["bits_per_value_push"] for full in fulls],
-        "bits_per_value_pull": [full["bits_per_value_pull"] for full in fulls],
-        "compression_ratio": [full["compression_ratio"] for full in fulls],
-        "seconds_per_step": [short["seconds_per_step"] for short in timed],
-        "speedup": faster,
-        "training_seconds": [
-            full["seconds"] * short["seconds_per_step"] / full["seconds_per_step"] for full, short in both
-        ],
-    }
-    row: dict[str, Any] = {
-        "runs": len(fulls),
-        "steps": fulls[0]["steps"] if fulls else None,
-        "timed_runs": len(timed),
-        "timed_steps": timed[0]["steps"] if timed else None,
-        "shaping": sorted({short["shaping"] for short in timed}),
-    }
-    for name, values in figures.items():
-        row[name] = statistics.fmean(values) if values else None
-        row[f"{name}_std"] = statistics.stdev(values) if len(values) > 1 else None
-    return row
-
-
-def _zip(pairs: Sequence[_Pair], base: Sequence[_Pair]) -> list[tuple[_Pair, _Pair]]:
-    return list(zip(pairs, base, strict=True))
-
-
-# ---- the file
-
-
-def _key(job: Job, shaping: str) -> dict[str, Any]:
-    """What tells one run from another; where the data lay does not."""
-    return {key: value for key, value in asdict(job).items() if key != "data_root"} | {"shaping": shaping}
-
-
-def _outcome(runs: Sequence[dict[str, Any]], job: Job, shaping: str) -> dict[str, Any] | None:
-    key = _key(job, shaping)
-    usual = {each.name: each.default for each in fields(Job)}  # of choices that were not there when a run was kept
-    return next((run["outcome"] for run in runs if {name: usual.get(name) for name in key} | run["job"] == key), None)
 
 
 def _results(
@@ -318,7 +237,7 @@ def _results(
     failures: list[dict[str, Any]],
 ) -> dict[str, Any]:
     return {
-        "format": FORMAT,
+        "format": kept_runs.FORMAT,
         "comparison": {
             key: list(value) if isinstance(value, tuple) else value for key, value in asdict(comparison).items()
         },
@@ -326,32 +245,3 @@ def _results(
         "failures": failures,
         "runs": runs,
     }
-
-
-def _load(path: Path) -> list[dict[str, Any]]:
-    if not path.exists():
-        return []
-    try:
-        found = json.loads(path.read_text())
-        version, runs = found["format"], found["runs"]
-        ours = all({"job", "outcome", "machine"} <= run.keys() for run in runs)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}. Choose another folder") from error
-    except (ValueError, KeyError, TypeError, AttributeError):
-        ours, version, runs = False, FORMAT, []
-    if version != FORMAT:
-        raise ConfigError(f"{path} has format {version!r}, expected {FORMAT}; choose another folder")
-    if not ours:
-        raise ConfigError(f"{path} does not hold the results of a comparison; choose another folder")
-    return list(runs)
-
-
-def _save(path: Path, results: dict[str, Any]) -> None:
-    """Writes the file beside its place and moves it there: an end in between leaves the old one whole."""
-    new = path.with_suffix(".json.new")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        new.write_text(json.dumps(results, indent=2) + "\n")
-        os.replace(new, path)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}. Choose another folder") from error

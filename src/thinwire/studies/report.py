@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -117,18 +117,39 @@ def links_table(rows: Sequence[Row]) -> Cells:
 
 def runs_table(runs: Sequence[dict[str, Any]]) -> Cells:
     """Returns a header and a line for each run that is kept, whatever it was for."""
-    header = ["design", "model", "data", "link", "seed", "workers", "steps", "batch", "rate", "seconds", "accuracy %"]
+    header = ["design", "model", "data", "link", "seed", "workers", "servers", "steps", "batch", "rate", "chosen"]
+    header += ["seconds", "accuracy %"]
     lines = []
     for run in runs:
         job, outcome = run["job"], run["outcome"]
         lines.append(
             [
                 *(job["design"], job["model"], job["data"], f"{outcome['link']} ({outcome['shaping']})"),
-                *(str(job["seed"]), str(job["workers"]), f"{outcome['steps']:,}", str(job["batch"])),
-                *(f"{job['lr']:g}", f"{outcome['seconds']:.1f}", f"{100 * outcome['test_accuracy']:.2f}"),
+                *(str(job["seed"]), str(job["workers"]), servers_of(job)),
+                *(f"{outcome['steps']:,}", str(job["batch"]), f"{job['lr']:g}", choices(job) or "–"),
+                *(f"{outcome['seconds']:.1f}", f"{100 * outcome['test_accuracy']:.2f}"),
             ]
         )
     return header, lines
+
+
+def choices(told: Mapping[str, Any]) -> str:
+    """Returns what was chosen in place of the designs' own, by a comparison or by the job of one of its runs.
+
+    >>> choices({"consistency": None, "placement": "uniform", "compression": "large[least=9]"})
+    'placement=uniform, compression=large[least=9]'
+    """
+    names = ("codec_up", "codec_down", "consistency", "placement", "compression", "transmission")
+    return ", ".join(f"{name}={told[name]}" for name in names if told.get(name))
+
+
+def servers_of(told: Mapping[str, Any]) -> str:
+    """Returns where the servers of a comparison or of a job are, for people.
+
+    >>> servers_of({"servers": 2}), servers_of({"servers": 1, "servers_on_workers": True})
+    ('2 of their own', "one on every worker's node")
+    """
+    return "one on every worker's node" if told.get("servers_on_workers") else f"{told['servers']} of their own"
 
 
 def figure(row: Row, name: str, digits: int, scale: float = 1.0, *, std: bool = True, sign: str = "") -> str:
@@ -149,16 +170,16 @@ def _how(results: dict[str, Any]) -> str:
     machines = list(
         dict.fromkeys(f"{m['processor']}, {m['system']}" for m in (run["machine"] for run in results["runs"]))
     )
-    chosen = [f"{name}={told[name]}" for name in ("consistency", "placement", "transmission") if told[name]]
     seeds = ", ".join(map(str, range(told["seeds"])))
     text = (
-        f"{told['workers']} workers and {told['servers']} servers; seeds {seeds}. Accuracy, bits and "
+        f"{told['workers']} workers; servers: {servers_of(told)}; seeds {seeds}. Accuracy, bits and "
         "ratio come from full runs on an unlimited link; seconds per step come from short runs on each link, at least "
         f"{told['short_steps']} steps. ± is one standard deviation over seeds. Difference and speed-up are against "
         f"{told['designs'][0]}, seed by seed. Bits are payload per value, small uncompressed tensors included. The "
         "time of a full run is extrapolated: its steps at the seconds per step of that link."
     )
-    more = [*([f"Chosen for every design: {', '.join(chosen)}."] if chosen else [])]
+    chosen = choices(told)
+    more = [f"Chosen for every design: {chosen}."] if chosen else []
     more += [f"Measured on: {'; '.join(machines)}." if machines else "Nothing has been measured yet."]
     return "".join(f"<p>{escape(part)}</p>" for part in (text, *more))
 
