@@ -15,6 +15,10 @@ PROTOCOL = 1
 """Raised when an older peer could misread a conversation; peers of another protocol are refused."""
 
 
+Members: TypeAlias = tuple[int, ...]
+"""Which of a message's tables share its last frame, the bundle: for every table how many float32 values of that frame
+are its own, in order, or 0 where it has a frame of its own. Empty where no table is in a bundle."""
+
 Changes: TypeAlias = tuple[tuple[int, dict[str, Any]], ...]
 """Options of an optimizer that changed: the index of a parameter group, and its new values by name."""
 
@@ -107,6 +111,7 @@ class Push(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         last: rank 0 ends the training with this step.
         digest: of this worker's replica before this step, where the workers compare theirs; else empty.
         options: of the optimizer, where they differ from what this worker said last (at first: from the plan).
+        members: see `Members`.
     """
 
     step: int
@@ -115,6 +120,7 @@ class Push(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     last: bool = False
     digest: str = ""
     options: Changes = ()
+    members: Members = ()
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -129,6 +135,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             NaN or Inf, and everybody skips.
         rates: the learning rates of this step, where the workers run the optimizer.
         options: of this step, likewise, where they differ from the plan's.
+        members: see `Members`.
     """
 
     version: int
@@ -138,6 +145,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ranks: tuple[int, ...] = ()
     rates: tuple[float, ...] = ()
     options: Changes = ()
+    members: Members = ()
 
 
 class Scalars(msgspec.Struct, frozen=True, kw_only=True):

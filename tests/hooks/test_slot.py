@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.pieces import as_frame
 from thinwire.codecs import Codec, codec, decode
 from thinwire.errors import NonFiniteError
 from thinwire.hooks.slot import NO_GRADIENT, Slot
@@ -63,10 +64,10 @@ def test_what_was_held_goes_with_the_next_push() -> None:
     slot, _ = make()
     slot.hold(grad(1))
     slot.hold(grad(2))
-    torch.testing.assert_close(decode(slot.encode(grad(3), None)), grad(1) + grad(2) + grad(3))
-    torch.testing.assert_close(decode(slot.encode(grad(4), None)), grad(4))
+    torch.testing.assert_close(decode(as_frame(slot.encode(grad(3), None), SHAPE)), grad(1) + grad(2) + grad(3))
+    torch.testing.assert_close(decode(as_frame(slot.encode(grad(4), None), SHAPE)), grad(4))
     slot.hold(grad(5))
-    torch.testing.assert_close(decode(slot.encode(None, None)), grad(5))
+    torch.testing.assert_close(decode(as_frame(slot.encode(None, None), SHAPE)), grad(5))
     assert slot.encode(None, None) == NO_GRADIENT
 
 
@@ -75,7 +76,7 @@ def test_a_held_gradient_is_a_copy() -> None:
     mine = grad(1)
     slot.hold(mine)
     mine.zero_()
-    torch.testing.assert_close(decode(slot.encode(None, None)), grad(1))
+    torch.testing.assert_close(decode(as_frame(slot.encode(None, None), SHAPE)), grad(1))
 
 
 def test_a_criterion_holds_until_it_is_met_and_nothing_is_lost() -> None:
@@ -83,9 +84,9 @@ def test_a_criterion_holds_until_it_is_met_and_nothing_is_lost() -> None:
     every = criterion("period", 3)
     frames = [slot.encode(grad(step), every) for step in range(7)]
     assert [bool(frame) for frame in frames] == [False, False, True, False, False, True, False]
-    torch.testing.assert_close(decode(frames[2]), grad(0) + grad(1) + grad(2))
-    torch.testing.assert_close(decode(frames[5]), grad(3) + grad(4) + grad(5))
-    torch.testing.assert_close(decode(slot.encode(None, None)), grad(6))
+    torch.testing.assert_close(decode(as_frame(frames[2], SHAPE)), grad(0) + grad(1) + grad(2))
+    torch.testing.assert_close(decode(as_frame(frames[5], SHAPE)), grad(3) + grad(4) + grad(5))
+    torch.testing.assert_close(decode(as_frame(slot.encode(None, None), SHAPE)), grad(6))
 
 
 def test_a_criterion_is_told_all_that_it_may_ask() -> None:
@@ -182,7 +183,9 @@ def test_a_resumed_slot_sends_the_same_bytes(name: str) -> None:
     other.load_state_dict(state)
     slot.hold(grad(4))
     other.hold(grad(4))
-    assert slot.encode(grad(5), criterion("variance", 0.1)) == other.encode(grad(5), criterion("variance", 0.1)) != b""
+    variance = criterion("variance", 0.1)
+    sent, again = (as_frame(each.encode(grad(5), variance), SHAPE) for each in (slot, other))
+    assert sent == again != b""
     assert slot.encode(grad(6), None) == other.encode(grad(6), None)
 
 

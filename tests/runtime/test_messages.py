@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 import pytest
 
+from thinwire.codecs.bundle import Member, join
 from thinwire.errors import ProtocolError
 from thinwire.runtime.messages import from_packet, to_packet
 from thinwire.schema import (
@@ -109,3 +111,47 @@ def test_messages_are_frozen_and_their_fields_named(kind: type[msgspec.Struct]) 
 def test_what_is_no_message(packet: Packet, text: str) -> None:
     with pytest.raises(ProtocolError, match=text):
         from_packet(packet)
+
+
+# ---- bundles
+
+
+def ones(count: int) -> Member:
+    return Member(np.full(count, 0.5, np.float32))
+
+
+@pytest.mark.parametrize("kind", [Push(step=3, tables=(4, 1, 0, 7)), Delta(version=3, tables=(4, 1, 0, 7))])
+def test_members_come_back_to_their_tables(kind: Push | Delta) -> None:
+    packet = to_packet(kind, (b"frame", ones(2), b"", ones(5)))
+    assert len(packet.frames) == 3 and packet.frames[:2] == (b"frame", b"")
+    message, pieces = from_packet(packet)
+    assert isinstance(message, Push | Delta) and message.tables == kind.tables and message.members == (0, 2, 0, 5)
+    alone, first, empty, second = pieces
+    assert (alone, empty) == (b"frame", b"")
+    assert isinstance(first, Member) and isinstance(second, Member)
+    assert (first.values.tolist(), second.values.tolist()) == ([0.5] * 2, [0.5] * 5)
+
+
+def test_a_message_without_members_is_what_it_was_before_there_were_bundles() -> None:
+    assert b"members" not in to_packet(Push(step=3, tables=(0,)), (b"f",)).header
+
+
+@pytest.mark.parametrize(
+    ("sizes", "frames", "text"),
+    [
+        ((2,), (b"f", join([ones(2)])), "2 tables, 1 sizes of members and 2 frames"),
+        ((0, 2, 3), (b"f", join([ones(5)])), "2 tables, 3 sizes"),
+        ((0, -2), (b"f", join([ones(2)])), "do not fit"),
+        ((0, 2), (join([ones(2)]),), "2 tables, 2 sizes of members and 1 frames"),
+        ((1, 1), (), "and 0 frames"),
+        ((0, 0), (b"f",), "do not fit"),
+        ((0, 3), (b"f", join([ones(2)])), r"the bundle of tables \(0, 1\) …: a bundle of 3 values came as"),
+        ((0, 2**62), (b"f", join([ones(2)])), "a bundle of 4611686018427387904 values"),
+        ((0, 2), (b"f", join([ones(2)])[:-1]), "the bundle of tables"),
+        ((1, 1), (join([Member(np.array([1.0, np.nan], np.float32))]),), "NaN or Inf"),
+    ],
+)
+def test_bundles_that_do_not_fit_their_message(sizes: tuple[int, ...], frames: tuple[bytes, ...], text: str) -> None:
+    header = msgspec.msgpack.encode({"step": 3, "tables": [0, 1], "members": sizes})
+    with pytest.raises(ProtocolError, match=text):
+        from_packet(Packet(4, header, frames))

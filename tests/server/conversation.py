@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.pieces import as_frames
 from thinwire.codecs import Codec, codec, decode
+from thinwire.codecs.bundle import Piece, member
 from thinwire.schema import Delta, Join, Message, Plan, Push, Refused, TableSpec, Values
 from thinwire.server.core import Close, Effect, Send, ServerCore
 
@@ -72,12 +75,12 @@ class Shard:
             match effect:
                 case Send(peers, message, frames):
                     for peer in peers:
-                        self.told[peer].append((message, frames))
+                        self.told[peer].append((message, as_frames(self.plan, message, frames)))
                 case Close(peer, message):
                     assert message is None or isinstance(message, Refused)
                     self.ended[peer] = None if message is None else message.reason
 
-    def say(self, peer: int, message: Message, frames: tuple[bytes, ...] = ()) -> None:
+    def say(self, peer: int, message: Message, frames: tuple[Piece, ...] = ()) -> None:
         self.carry_out(self.core.received(peer, message, frames))
 
     def join(self, rank: int, *, peer: int | None = None, have: tuple[int, ...] = ()) -> None:
@@ -87,7 +90,7 @@ class Shard:
         frames = tuple(PLAIN.encode(gradient(99, 0, table)) for table in range(len(self.plan.tables)))
         self.say(peer, Values(tables=tuple(range(len(frames))), versions=(0,) * len(frames)), frames)
 
-    def push(self, peer: int, step: int, frames: dict[int, bytes], *, rate: float = 0.1, last: bool = False) -> None:
+    def push(self, peer: int, step: int, frames: Mapping[int, Piece], *, rate: float = 0.1, last: bool = False) -> None:
         rates = (rate,) * len(self.plan.groups)
         self.say(peer, Push(step=step, tables=tuple(frames), rates=rates, last=last), tuple(frames.values()))
 
@@ -98,6 +101,10 @@ class Shard:
             WEIGHT: up.encode(gradient(rank, step, WEIGHT)),
             BIAS: PLAIN.encode(gradient(rank, step, BIAS)),
         }
+
+    def pieces(self, rank: int, step: int) -> dict[int, Piece]:
+        """As `frames`, with what travels uncompressed in a bundle."""
+        return {**self.frames(rank, step), BIAS: member(gradient(rank, step, BIAS), "bias")}
 
     def step(self, step: int, *, rate: float = 0.1) -> None:
         """All workers push everything, in the order of their ranks."""

@@ -255,3 +255,13 @@ def test_3lc_frames_of_every_option_are_taken() -> None:
     shard = Shard(make_plan(1))
     shard.push(0, 0, {WEIGHT: codec("3lc", layout="partition", entropy="zstd").encode(gradient(0, 0, WEIGHT))})
     assert shard.core.failed is None and shard.core.tables[WEIGHT].version == 1
+
+
+def test_a_bundle_changes_nothing_but_the_message() -> None:
+    apart, bundled = Shard(), Shard()
+    for step in range(4):
+        for rank in range(2):
+            apart.push(rank, step, apart.frames(rank, step))
+            bundled.push(rank, step, bundled.pieces(rank, step))
+    assert apart.bits() == bundled.bits()
+    assert apart.told == bundled.told

@@ -9,6 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from tests.pieces import as_frame
 from thinwire.codecs import Codec, codec, decode
 from thinwire.codecs.stochastic import TernGrad
 from thinwire.errors import NonFiniteError
@@ -194,7 +195,7 @@ def test_doublesqueeze_worked_example() -> None:
         aggregate, ranks = table.incoming.take("mean")
         assert ranks == (0, 1)
         [(_, frame)] = table.publish(aggregate)
-        broadcasts.append(decode(frame).numpy().copy())
+        broadcasts.append(decode(as_frame(frame, table.spec.shape)).numpy().copy())
         x -= 0.1 * broadcasts[-1]
     np.testing.assert_allclose(broadcasts, [[0.691991, -0.691991, 0.691991], [-0.10756] * 3], atol=1e-5)
     residuals = [context.residual.numpy() for context in contexts if context.residual is not None]
@@ -219,7 +220,7 @@ def test_votes_arrive_exactly(workers: int) -> None:
         trits += np.rint(decode(frame).numpy() / np.float32(scale)).astype(np.int64)
         table.add(rank, frame)
     [(_, down)] = table.publish(table.incoming.take("mean")[0])
-    np.testing.assert_allclose(decode(down).numpy(), scale * trits / workers, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(decode(as_frame(down, SHAPE)).numpy(), scale * trits / workers, rtol=1e-6, atol=1e-7)
     assert len(np.unique(trits)) > 3
     bits = int(np.ceil(np.log2(2 * workers + 1)))
     assert len(down) < bits * table.values.numel() / 8 + 64

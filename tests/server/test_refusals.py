@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.server.conversation import BIAS, PLAIN, STATISTIC, WEIGHT, Shard, gradient, make_plan
 from thinwire.codecs import codec
+from thinwire.codecs.bundle import Piece, member
 from thinwire.errors import ProtocolError
 from thinwire.frames import Frame, pack
 from thinwire.runtime.messages import from_packet, to_packet
@@ -89,7 +90,7 @@ def test_a_stranger_is_turned_away_and_the_training_goes_on(case: str) -> None:
 
 # ---- workers: the training is over for all, with the reason
 
-WORKERS: dict[str, tuple[int, Callable[[Shard], tuple[Message, tuple[bytes, ...]]], str]] = {
+WORKERS: dict[str, tuple[int, Callable[[Shard], tuple[Message, tuple[Piece, ...]]], str]] = {
     "a second Join": (1, lambda s: (Join(rank=1, plan=s.plan), ()), r"worker 1: a second Join in one session"),
     "what servers say": (1, lambda s: (Delta(version=1, tables=()), ()), r"worker 1: a worker does not send Delta"),
     "values from another": (
@@ -124,6 +125,16 @@ WORKERS: dict[str, tuple[int, Callable[[Shard], tuple[Message, tuple[bytes, ...]
         1,
         lambda s: (Push(step=1, tables=(BIAS,)), (PLAIN.encode(np.zeros(6, np.float32)),)),
         r"worker 1: bias: a frame of shape \(6,\) came, the table is \(5,\)",
+    ),
+    "a bundle for a compressed table": (
+        1,
+        lambda s: (Push(step=1, tables=(WEIGHT,)), (member(gradient(1, 1, WEIGHT).reshape(-1), "w"),)),
+        r"worker 1: weight: 40 values came in a bundle; the table has shape \(8, 5\), and '3lc' was agreed on",
+    ),
+    "a bundle with too few values": (
+        1,
+        lambda s: (Push(step=1, tables=(BIAS,)), (member(gradient(1, 1, BIAS)[:4], "b"),)),
+        r"worker 1: bias: 4 values came in a bundle; the table has shape \(5,\)",
     ),
     "another codec": (
         1,
@@ -396,14 +407,16 @@ def test_gradients_whose_sum_overflows_are_divergence_too() -> None:
 # ---- anything at all
 
 
-def samples() -> list[tuple[Message, tuple[bytes, ...]]]:
+def samples() -> list[tuple[Message, tuple[Piece, ...]]]:
     shard = Shard(begin=False)
     return [
         (Join(rank=1, plan=make_plan(state=True), have=(1, 2, 3)), ()),
         (Welcome(send_values=True, step=3), ()),
         (Values(tables=(0, 1), versions=(0, 0)), (b"a", b"b")),
         (Push(step=0, tables=(0, 1), rates=(0.1,), last=True), tuple(shard.frames(1, 0).values())),
+        (Push(step=0, tables=(0, 1), rates=(0.1,)), tuple(shard.pieces(1, 0).values())),
         (Delta(version=1, tables=(0,), last=True), (b"",)),
+        (Delta(version=1, tables=(1, 0)), (shard.pieces(0, 0)[BIAS], b"")),
         (Leave(), ()),
         (Refused(reason="why"), ()),
         (Scalars(step=0, values=(1.0, 2.0)), ()),
@@ -413,8 +426,8 @@ def samples() -> list[tuple[Message, tuple[bytes, ...]]]:
 @given(data=st.data())
 @settings(max_examples=250, deadline=None)
 def test_mutated_messages_raise_protocol_errors_alone_and_the_core_raises_nothing(data: st.DataObject) -> None:
-    message, frames = data.draw(st.sampled_from(samples()))
-    packet = to_packet(message, frames)
+    message, pieces = data.draw(st.sampled_from(samples()))
+    packet = to_packet(message, pieces)
     header = bytearray(packet.header)
     for _ in range(data.draw(st.integers(1, 4))):
         match data.draw(st.sampled_from(["flip", "cut", "insert", "kind"])):
@@ -426,7 +439,7 @@ def test_mutated_messages_raise_protocol_errors_alone_and_the_core_raises_nothin
                 at = data.draw(st.integers(0, len(header)))
                 header[at:at] = data.draw(st.binary(max_size=6))
             case "kind":
-                packet = Packet(data.draw(st.integers(0, 9)), packet.header, frames)
+                packet = Packet(data.draw(st.integers(0, 9)), packet.header, packet.frames)
     try:
         read, frames = from_packet(Packet(packet.kind, bytes(header), packet.frames))
     except ProtocolError:

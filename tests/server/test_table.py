@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.pieces import as_frame
 from thinwire.codecs import Codec, codec, decode
 from thinwire.errors import FrameError, NonFiniteError, ProtocolError
 from thinwire.frames import Frame, pack
@@ -29,7 +30,7 @@ def update(table: Table, seed: int) -> bytes:
 def publish(table: Table) -> bytes:
     [(ranks, frame)] = table.publish(np.zeros(table.spec.shape, np.float32))
     assert ranks == set(range(len(table.given)))
-    return frame
+    return as_frame(frame, table.spec.shape)
 
 
 @pytest.mark.parametrize("down", [PLAIN, codec("3lc", sparsity=1.75), codec("int8"), codec("fp16")])

@@ -76,7 +76,9 @@ class Context:
         flat = flatten(tensor, self.name)
         self.check(flat)
         draws = self.codec.draws(self.seed, self.name, self.step)
-        return self.sent(self.codec.encode_flat(flat, self.name, self._residual_array, draws))
+        encoded = self.codec.encode_flat(flat, self.name, self._residual_array, draws)
+        self.sent(encoded.payload_nbytes)
+        return encoded.frame
 
     def check(self, flat: Flat | DeviceFlat) -> None:
         """Raises ConfigError where a tensor is not of the shape and dtype class that the context was made for."""
@@ -88,11 +90,10 @@ class Context:
                 f"and keeps its residual as {str(self._wide).removeprefix('torch.')}"
             )
 
-    def sent(self, encoded: Encoded) -> bytes:
-        """Counts what was encoded, and returns the frame."""
-        self.payload_nbytes = encoded.payload_nbytes
+    def sent(self, payload_nbytes: int) -> None:
+        """Counts what was encoded."""
+        self.payload_nbytes = payload_nbytes
         self.step += 1
-        return encoded.frame
 
     def state_dict(self) -> dict[str, Any]:
         """Returns a copy of the state, for an exact resume: `step`, `seed` and, where there is one, `residual`."""

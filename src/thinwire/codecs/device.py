@@ -135,7 +135,8 @@ class Encoding:
         """Waits for the compressed bytes and returns the frames, in the order of the tensors. Call once."""
         for group in self._groups:
             for index, encoded in group.finish().items():
-                self._frames[index] = self._contexts[index].sent(encoded)
+                self._contexts[index].sent(encoded.payload_nbytes)
+                self._frames[index] = encoded.frame
         return [self._frames[index] for index in range(len(self._contexts))]
 
 

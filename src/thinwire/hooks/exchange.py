@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import xxhash
 
+from thinwire.codecs.bundle import Piece
 from thinwire.codecs.registry import codec as make_codec
 from thinwire.codecs.stochastic import TernGrad
 from thinwire.errors import NonFiniteError, ProtocolError
@@ -191,6 +192,7 @@ class Exchange:
                 if self._gathers and slot.gathers and gradient is not None and not refuse:
                     self._gathering.add(slot, part(gradient, slot))
                     continue
+                frame: Piece
                 if refuse:
                     frame = slot.refusal()
                 elif self._design.downlink == "weights":
@@ -202,7 +204,7 @@ class Exchange:
                 raise NonFiniteError(f"gradient of {error}") from None
             self._send(slot, frame)
 
-    def _send(self, slot: Slot, frame: bytes) -> None:
+    def _send(self, slot: Slot, frame: Piece) -> None:
         slot.session.send(slot.session.core.push(slot.table, frame, self._groups.rates, last=self.last))
 
     def _finish_gathering(self) -> None:

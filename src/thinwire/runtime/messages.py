@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
-from thinwire.errors import ProtocolError
-from thinwire.schema import KINDS, Message
+from thinwire.codecs.bundle import Member, Piece, join, split
+from thinwire.errors import FrameError, ProtocolError
+from thinwire.schema import KINDS, Delta, Message, Push
 from thinwire.transports.base import Packet
 
 _NUMBERS = {kind: number for number, kind in KINDS.items()}
@@ -13,23 +16,51 @@ _encode = msgspec.msgpack.Encoder().encode
 _decoders = {number: msgspec.msgpack.Decoder(kind) for number, kind in KINDS.items()}
 
 
-def to_packet(message: Message, frames: tuple[bytes, ...] = ()) -> Packet:
-    """Returns the packet of a message and its frames.
+def to_packet(message: Message, pieces: Sequence[Piece] = ()) -> Packet:
+    """Returns the packet of a message and its frames, the members of a bundle in one.
 
     >>> from thinwire.schema import Leave
     >>> from_packet(to_packet(Leave()))
     (Leave(), ())
     """
-    return Packet(_NUMBERS[type(message)], _encode(message), frames)
+    members = [piece for piece in pieces if isinstance(piece, Member)]
+    if members:
+        assert isinstance(message, Push | Delta)  # whole tables keep frames of their own
+        sizes = tuple(piece.values.size if isinstance(piece, Member) else 0 for piece in pieces)
+        message = msgspec.structs.replace(message, members=sizes)
+    frames = [piece for piece in pieces if isinstance(piece, bytes)]
+    if members:
+        frames.append(join(members))
+    return Packet(_NUMBERS[type(message)], _encode(message), tuple(frames))
 
 
-def from_packet(packet: Packet) -> tuple[Message, tuple[bytes, ...]]:
-    """Returns the message and its frames. Raises ProtocolError where the packet is not one of the schema's."""
+def from_packet(packet: Packet) -> tuple[Message, tuple[Piece, ...]]:
+    """Returns the message and, for each of its tables, a frame or a member of the bundle.
+
+    Raises:
+        ProtocolError: the packet is not one of the schema's, or its bundle is damaged.
+    """
     decoder = _decoders.get(packet.kind)
     if decoder is None:
         raise ProtocolError(f"message kind {packet.kind} is unknown; protocol 1 has {sorted(_decoders)}")
     try:
-        return decoder.decode(packet.header), packet.frames
+        message = decoder.decode(packet.header)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         # The last two leave msgspec for text that is not UTF-8 and for values nested thousands deep.
         raise ProtocolError(f"a message of kind {packet.kind} could not be read: {error}") from error
+    if isinstance(message, Push | Delta) and message.members:
+        return message, _unbundle(message.tables, message.members, packet.frames)
+    return message, packet.frames
+
+
+def _unbundle(tables: tuple[int, ...], sizes: tuple[int, ...], frames: tuple[bytes, ...]) -> tuple[Piece, ...]:
+    """Puts every member in its table's place."""
+    inside = [size for size in sizes if size]
+    if len(sizes) != len(tables) or min(sizes) < 0 or len(frames) != len(sizes) - len(inside) + 1:
+        raise ProtocolError(f"{len(tables)} tables, {len(sizes)} sizes of members and {len(frames)} frames do not fit")
+    try:
+        members = iter(split(frames[-1], inside))
+    except FrameError as error:
+        raise ProtocolError(f"the bundle of tables {tables[:8]} …: {error}") from error
+    alone = iter(frames)
+    return tuple(next(members) if size else next(alone) for size in sizes)

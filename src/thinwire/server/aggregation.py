@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from thinwire.codecs.bundle import Member
 from thinwire.codecs.decoding import Opened, unpack_flat
 from thinwire.codecs.tensors import FloatArray
 from thinwire.errors import FrameError
@@ -36,10 +37,15 @@ class Aggregation:
         self._eager = self._quorum == workers
         self._sum = np.zeros(shape, np.float32)
         self._flat = self._sum.reshape(-1)
-        self._arrived: dict[int, dict[int, Opened | None]] = {0: {}}
+        self._arrived: dict[int, dict[int, Opened | Member | None]] = {0: {}}
         self._refused: set[int] = set()
         self._next = 0
         self._given = 0
+
+    @property
+    def size(self) -> int:
+        """Number of values."""
+        return self._flat.size
 
     def has(self, rank: int, clock: int | None = None) -> bool:
         """Whether this worker's gradient of a clock (by default the current one) is in."""
@@ -50,7 +56,7 @@ class Aggregation:
         """Whether any worker's gradient of the current clock, or of a later one, is in."""
         return any(self._arrived.values())
 
-    def add(self, rank: int, frame: Opened | None, clock: int | None = None) -> None:
+    def add(self, rank: int, frame: Opened | Member | None, clock: int | None = None) -> None:
         """Takes a worker's gradient, already checked against the table; None says that it has none.
 
         Raises:
@@ -119,12 +125,13 @@ class Aggregation:
             arrived[rank] = None  # it is in the sum; its bytes may go
             self._next += 1
 
-    def _add_to_sum(self, rank: int, frame: Opened | None) -> None:
+    def _add_to_sum(self, rank: int, frame: Opened | Member | None) -> None:
         if frame is None:
             return
         try:
-            # A sum that overflows is Inf, and what follows from it is noticed when the update is encoded.
-            with np.errstate(over="ignore", invalid="ignore"):
+            if isinstance(frame, Member):
+                frame.unpack(self._flat, accumulate=self._given > 0)
+            else:
                 unpack_flat(frame, self._flat, accumulate=self._given > 0)
         except FrameError as error:
             raise FrameError(f"the gradient of worker {rank}: {error}") from error

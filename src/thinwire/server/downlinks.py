@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from thinwire.codecs import Codec, Context
+from thinwire.codecs.bundle import Piece, joins, member
 from thinwire.codecs.decoding import decode, open_frame, unpack_flat
 from thinwire.codecs.tensors import Flat, FloatArray
 from thinwire.codecs.votes import Votes
@@ -122,7 +123,7 @@ class Downlink(ABC):
     @abstractmethod
     def publish(
         self, aggregate: FloatArray, version: int, ranks: set[int], scale: float | None
-    ) -> list[tuple[set[int], bytes]]:
+    ) -> list[tuple[set[int], Piece]]:
         """Encodes an update for some workers; returns, for each group that holds the same copy, its frame."""
 
     @abstractmethod
@@ -160,17 +161,22 @@ class ModelDelta(Downlink):
         super().__init__(name, shape, codec, workers)
         self.copies = Copies(shape, workers, keep_seen=not codec.residual_by_default)
         self._unsent = np.zeros(shape, np.float32)
+        self._bundled = joins(codec, shape)
 
     def publish(
         self, aggregate: FloatArray, version: int, ranks: set[int], scale: float | None
-    ) -> list[tuple[set[int], bytes]]:
-        sent = []
+    ) -> list[tuple[set[int], Piece]]:
+        sent: list[tuple[set[int], Piece]] = []
         for copy in self.copies.move(ranks):
             base = copy.values if copy.seen is None else copy.seen
-            with np.errstate(over="ignore", invalid="ignore"):  # the codec refuses what is not finite
-                np.subtract(self.values, base, out=self._unsent)
-            frame = self.encode(self._unsent, version)
-            unpack_flat(open_frame(frame), copy.values.reshape(-1), accumulate=True)
+            np.subtract(self.values, base, out=self._unsent)
+            frame: Piece
+            if self._bundled:
+                frame = member(self._unsent.reshape(-1), self.name)
+                copy.values += self._unsent
+            else:
+                frame = self.encode(self._unsent, version)
+                unpack_flat(open_frame(frame), copy.values.reshape(-1), accumulate=True)
             if copy.seen is not None:
                 copy.seen[...] = self.values
             sent.append((copy.owners, frame))
@@ -197,14 +203,17 @@ class AverageGradient(Downlink):
     def __init__(self, name: str, shape: tuple[int, ...], codec: Codec, workers: int) -> None:
         super().__init__(name, shape, codec, workers)
         self.context: Context = codec.context(self.values, name=name)
+        self._bundled = joins(codec, shape)
 
     def publish(
         self, aggregate: FloatArray, version: int, ranks: set[int], scale: float | None
-    ) -> list[tuple[set[int], bytes]]:
+    ) -> list[tuple[set[int], Piece]]:
         if isinstance(self.codec, Votes) and scale is not None:
             # The votes of workers that share one scale are whole numbers of it (TernGrad §3.1).
             votes = replace(self.codec, scale=scale, workers=self.workers)
             return [(ranks, votes.encode(aggregate))]
+        if self._bundled:
+            return [(ranks, member(aggregate.reshape(-1), self.name))]
         return [(ranks, self.context.encode(aggregate))]
 
     def snapshot(self, rank: int) -> FloatArray:
@@ -226,7 +235,7 @@ class AverageWeights(Downlink):
 
     def publish(
         self, aggregate: FloatArray, version: int, ranks: set[int], scale: float | None
-    ) -> list[tuple[set[int], bytes]]:
+    ) -> list[tuple[set[int], Piece]]:
         frame = self.encode(aggregate, version)
         decode(frame, out=self.values)
         return [(ranks, frame)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from thinwire.codecs.bundle import Piece
 from thinwire.schema import Message, Refused
 
 MAX_REASON = 2000
@@ -16,7 +17,7 @@ class Send:
 
     peers: tuple[int, ...]
     message: Message
-    frames: tuple[bytes, ...] = ()
+    frames: tuple[Piece, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

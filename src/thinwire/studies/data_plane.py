@@ -1,6 +1,6 @@
 """What a step costs when there is nothing to compute: 30 small tensors up, aggregated, updated, and down again.
 
-Two paths, both real. The *data plane*: every worker pushes frames that are ready, which travel over gRPC, are decoded,
+Two paths, both real. The *data plane*: every worker pushes gradients that are ready, which travel over gRPC, are
 averaged and taken as a step by the server's optimizer; what changed is encoded, comes down and is applied. The
 *model* path is what training does: torch's autograd, our hooks and codec contexts come before that.
 The chunk size is the design parameter: a message per tensor, a few chunks, or one message for the step.
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from thinwire.codecs.bundle import Member, member
 from thinwire.codecs.decoding import open_frame, unpack_flat
 from thinwire.codecs.registry import codec as make_codec
 from thinwire.hooks.distribute import distribute
@@ -55,7 +56,7 @@ class _Layer(nn.Module):
 
 
 def step_frames(connection: Connection, *, rank: int, workers: int, steps: int, chunk_nbytes: int) -> float:
-    """Takes steps with frames that are ready; returns the median of their seconds."""
+    """Takes steps with gradients that are ready; returns the median of their seconds."""
     codec = make_codec("fp32")
     plan = Plan(
         workers=workers,
@@ -65,14 +66,17 @@ def step_frames(connection: Connection, *, rank: int, workers: int, steps: int, 
         groups=({},),
     )
     values = [np.ones(size, np.float32) for size in SIZES]
-    frames = [codec.encode(torch.full((size, 1), 1e-3)) for size in SIZES]
+    gradients = [np.full(size, 1e-3, np.float32) for size in SIZES]
     session = Session(connection, WorkerCore(rank, plan, chunk_nbytes=chunk_nbytes))
     core, rates = session.core, (1e-2,)
 
     def take() -> None:
         for index, copy in enumerate(values):
             for update in session.take(index, fully=True):
-                unpack_flat(open_frame(update.frame), copy, accumulate=True)
+                if isinstance(update.frame, Member):
+                    update.frame.unpack(copy, accumulate=True)
+                else:
+                    unpack_flat(open_frame(update.frame), copy, accumulate=True)
 
     if session.join():
         session.send(core.initial(tuple(codec.encode(copy.reshape(-1, 1)) for copy in values)))
@@ -80,7 +84,7 @@ def step_frames(connection: Connection, *, rank: int, workers: int, steps: int, 
 
     def step() -> None:
         for index in reversed(range(len(SIZES))):  # as gradients become ready
-            session.send(core.push(index, frames[index], rates))
+            session.send(core.push(index, member(gradients[index], plan.tables[index].name), rates))
         session.send(core.flush(rates))
         core.advance()
         take()

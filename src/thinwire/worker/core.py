@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, replace
 
+from thinwire.codecs.bundle import Piece
 from thinwire.errors import ProtocolError
 from thinwire.policies.consistency import Consistency, consistency
 from thinwire.schema import Changes, Delta, Join, Leave, Message, Plan, Push, Refused, Scalars, Values, Welcome
@@ -24,7 +25,7 @@ class Outgoing:
     """A message to send, with its frames."""
 
     message: Message
-    frames: tuple[bytes, ...] = ()
+    frames: tuple[Piece, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class Update:
 
     Args:
         version: that the table has afterwards.
-        frame: what leads there; empty changes nothing.
+        frame: what leads there, a frame or a member of a bundle; empty changes nothing.
         whole: the frame holds values to take over, not something to add or to step by.
         missed: this worker pushed a gradient that came too late for it.
         rates: of this step, where the workers run the optimizer.
@@ -42,7 +43,7 @@ class Update:
     """
 
     version: int
-    frame: bytes
+    frame: Piece
     whole: bool
     missed: bool = False
     rates: tuple[float, ...] = ()
@@ -78,7 +79,7 @@ class WorkerCore:
         self.policy = policy or consistency(plan.consistency)
         self._lockstep = self.policy.quorum(plan.workers) == plan.workers and self.policy.lead() == 0
         self._chunk_nbytes = chunk_nbytes
-        self._transmit: list[tuple[int, bytes]] = []
+        self._transmit: list[tuple[int, Piece]] = []
         self._transmit_nbytes = 0
         self._options: Changes = ()
         self._pushed: set[int] = set()
@@ -99,7 +100,7 @@ class WorkerCore:
         self.versions = [0] * len(self.plan.tables)
         return Outgoing(Values(tables=tuple(range(len(frames))), versions=(0,) * len(frames)), frames)
 
-    def push(self, table: int, frame: bytes, rates: tuple[float, ...], *, last: bool = False) -> Outgoing | None:
+    def push(self, table: int, frame: Piece, rates: tuple[float, ...], *, last: bool = False) -> Outgoing | None:
         """Takes this step's frame of a table; returns a message once enough is ready.
 
         Raises:
@@ -172,7 +173,7 @@ class WorkerCore:
 
     # ---- down
 
-    def received(self, message: Message, frames: tuple[bytes, ...]) -> None:
+    def received(self, message: Message, frames: tuple[Piece, ...]) -> None:
         """Takes one message of the server.
 
         Raises:
@@ -234,10 +235,10 @@ class WorkerCore:
                 )
             self.versions[table] = update.version
             self._answered[table] += not update.whole
-            taken.append(replace(update, missed=self._missed(table, update)))
+            taken.append(replace(update, missed=True) if self._missed(table, update) else update)
         return taken
 
-    def _update(self, table: int, delta: Delta, frame: bytes) -> Update:
+    def _update(self, table: int, delta: Delta, frame: Piece) -> Update:
         if delta.base >= 0:
             self._bases[table, delta.version] = delta.base
         whole = self.plan.tables[table].state or (self.plan.downlink == "weights")
@@ -257,7 +258,7 @@ class WorkerCore:
         interval = self.plan.state_interval
         return (self.step - 1) // interval * interval + 1 if self.step else 0
 
-    def _check(self, tables: tuple[int, ...], frames: tuple[bytes, ...]) -> None:
+    def _check(self, tables: tuple[int, ...], frames: tuple[Piece, ...]) -> None:
         if len(tables) != len(frames):
             raise ProtocolError(f"{len(tables)} tables and {len(frames)} frames in one message")
         if any(not 0 <= table < len(self._apply) for table in tables):

@@ -1,0 +1,94 @@
+"""Small uncompressed tensors in one frame: what goes in comes out, and nothing else gets in."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from thinwire.codecs import codec, decode
+from thinwire.codecs.bundle import MAX_NBYTES, Member, join, joins, member, split
+from thinwire.errors import FrameError, NonFiniteError
+from thinwire.frames import Frame, pack, parse
+
+finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
+arrays_of_floats = st.lists(arrays(np.float32, st.integers(1, 40), elements=finite), min_size=1, max_size=8)
+
+
+@given(values=arrays_of_floats)
+def test_members_come_out_as_they_went_in(values: list[np.ndarray]) -> None:
+    frame = join([member(each, "w") for each in values])
+    assert decode(frame).numpy().tobytes() == b"".join(each.tobytes() for each in values)
+    for part, each in zip(split(frame, [each.size for each in values]), values, strict=True):
+        assert part.values.tobytes() == each.tobytes()
+
+
+def test_a_member_is_a_copy_of_values_that_were_checked() -> None:
+    values = np.ones(5, np.float32)
+    made = member(values, "w")
+    values[:] = 2
+    assert made.values.tolist() == [1.0] * 5 and len(made) == 20
+    for bad in (np.nan, np.inf, -np.inf):
+        values[3] = bad
+        with pytest.raises(NonFiniteError, match=r"layer\.bias: holds NaN or Inf"):
+            member(values, "layer.bias")
+
+
+def test_a_member_is_stored_or_added() -> None:
+    out = np.full(3, 10.0, np.float32)
+    made = Member(np.arange(3, dtype=np.float32))
+    made.unpack(out, accumulate=True)
+    assert out.tolist() == [10.0, 11.0, 12.0]
+    made.unpack(out, accumulate=False)
+    assert out.tolist() == [0.0, 1.0, 2.0]
+
+
+def test_what_travels_in_bundles() -> None:
+    most = MAX_NBYTES // 4
+    assert joins(codec("fp32"), (most,)) and joins(codec("fp32"), ())
+    assert not joins(codec("fp32"), (most + 1,)) and not joins(codec("fp32"), (3, 0))
+    assert not joins(codec("fp32", entropy="zstd"), (5,)), "its frames are compressed, each by itself"
+    assert not joins(codec("fp32", nonfinite="skip"), (5,)), "its frames may say that a tensor was refused"
+    assert not joins(codec("fp16"), (5,))
+
+
+@pytest.mark.parametrize(
+    ("frame", "message"),
+    [
+        (codec("fp32").encode(np.ones(4, np.float32)), "a bundle of 5 values came as 'fp32'"),
+        (codec("fp32").encode(np.ones((5, 1), np.float32)), "shape \\(5, 1\\)"),
+        (codec("fp16").encode(np.ones(5, np.float32)), "came as 'fp16'"),
+        (codec("fp32").encode(np.ones(5, np.float64)), "of fp64"),
+        (codec("fp32", entropy="zstd").encode(np.zeros(5000, np.float32)), "came as"),
+        (pack(Frame("fp32", "fp32", (5,), payload=bytes(19))), "takes 20 … 20 payload bytes, 19 came"),
+        (pack(Frame("fp32", "fp32", (5,), (1.0,), payload=bytes(20))), "sends no scales"),
+        (pack(Frame("fp32", "fp32", (5,), payload=np.full(5, np.nan, np.float32).tobytes())), "NaN or Inf"),
+        (pack(Frame("fp32", "fp32", (5,), flags=2, payload=b"")), "flags"),
+        (b"", "too few"),
+    ],
+)
+def test_other_frames_are_no_bundle(frame: bytes, message: str) -> None:
+    with pytest.raises(FrameError, match=message):
+        split(frame, [2, 3])
+
+
+@given(data=st.data())
+@settings(max_examples=300, deadline=None)
+def test_mutated_bundles_raise_frame_errors_alone(data: st.DataObject) -> None:
+    frame = bytearray(join([Member(np.ones(2, np.float32)), Member(np.zeros(30, np.float32))]))
+    for _ in range(data.draw(st.integers(1, 3))):
+        frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
+    # A right checksum gets the rest of the frame looked at.
+    try:
+        parsed = parse(bytes(frame))
+        frame = bytearray(pack(parsed))
+    except FrameError:
+        pass
+    sizes = data.draw(st.lists(st.integers(1, 2**40), min_size=1, max_size=3)) if data.draw(st.booleans()) else [2, 30]
+    try:
+        members = split(bytes(frame), sizes)
+    except FrameError:
+        return
+    assert [part.values.size for part in members] == sizes
