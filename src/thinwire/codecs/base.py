@@ -37,8 +37,7 @@ Explained: TypeAlias = dict[str, tuple[Any, str]]
 _ZSTD, _NON_FINITE = int(Flags.ZSTD), int(Flags.NON_FINITE)  # plain integers: an IntFlag costs ten times as much
 
 
-@dataclass(frozen=True, slots=True)
-class Packed:
+class Packed(NamedTuple):
     """What a codec makes of a tensor. `payload` may be a view into the workspace, valid until its next use."""
 
     payload: bytes | memoryview | NDArray[np.uint8]

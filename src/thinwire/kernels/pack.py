@@ -1,10 +1,9 @@
 """Floats, or trits, into base-3^5 codes (3LC, sections 3.1 and 3.2): the second pass of an encoder.
 
-A block at a time: first one plain loop turns values into digits 0, 1, 2 (two comparisons with the threshold, no
-division) and leaves what was not sent in the residual; then the digits, still in the cache, become codes. With the
-stride layout blocks are short, so that the memory keeps delivering while codes are made; with the partition layout
-they are long, because a block reads five places of the array, whose digits are added to the codes one after the
-other. Any range of codes can be made alone, so that several threads may share a tensor.
+A block of 4,096 codes at a time: first one plain loop turns values into digits 0, 1, 2 (two comparisons with the
+threshold, no division) and leaves what was not sent in the residual; then the digits, still in the cache, become
+codes. With the partition layout, digits of one fifth of the array at a time are added to the codes. Any range of
+codes can be made alone, so that several threads may share a tensor.
 """
 
 from __future__ import annotations
@@ -18,8 +17,6 @@ from thinwire.kernels.contract import Bytes, check_layout, num_codes_of
 from thinwire.kernels.jit import jit, wide_vectors
 from thinwire.kernels.magnitude import frozen
 from thinwire.kernels.workspace import BLOCK_CODES, Workspace
-
-_NEIGHBOURS = 256  # codes per block of the stride layout
 
 
 def pack_base243(trits: NDArray[np.int8], *, layout: str = "stride", pad: int = 1, workspace: Workspace) -> Bytes:
@@ -88,9 +85,8 @@ def _room(num_values: int, layout: str, workspace: Workspace) -> Bytes:
 @jit
 def _pack_trits(trits: Any, codes: Any, partition: bool, pad: Any, digits: Any) -> None:
     num_values, num_codes = trits.size, codes.size
-    block = BLOCK_CODES if partition else _NEIGHBOURS
-    for start in range(0, num_codes, block):
-        size = min(block, num_codes - start)
+    for start in range(0, num_codes, BLOCK_CODES):
+        size = min(BLOCK_CODES, num_codes - start)
         for place in range(5 if partition else 1):
             first, last = _span(start, size, place, partition, num_codes, num_values)
             for i in range(last - first):
@@ -110,9 +106,8 @@ def _pack_values(
     digits: Any,
 ) -> None:
     num_values, num_codes = values.size, codes.size
-    block = BLOCK_CODES if partition else _NEIGHBOURS
-    for start in range(begin, end, block):
-        size = min(block, end - start)
+    for start in range(begin, end, BLOCK_CODES):
+        size = min(BLOCK_CODES, end - start)
         for place in range(5 if partition else 1):
             first, last = _span(start, size, place, partition, num_codes, num_values)
             _digits_of_values(values[first:last], half, digits)
@@ -134,9 +129,8 @@ def _pack_sums(
     digits: Any,
 ) -> None:
     num_values, num_codes = values.size, codes.size
-    block = BLOCK_CODES if partition else _NEIGHBOURS
-    for start in range(begin, end, block):
-        size = min(block, end - start)
+    for start in range(begin, end, BLOCK_CODES):
+        size = min(BLOCK_CODES, end - start)
         for place in range(5 if partition else 1):
             first, last = _span(start, size, place, partition, num_codes, num_values)
             _digits_of_sums(values[first:last], residual[first:last], residual_scale, m, half, digits)

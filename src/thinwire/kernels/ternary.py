@@ -8,6 +8,7 @@ Shapes, types other than float32 and float64, frames and contexts are the caller
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -76,7 +77,6 @@ def encode_ternary(
         (0.7, [202, 40], [-0.30000001192092896, 0.10000000149011612])
     """
     check_layout(layout)
-    number = values.dtype.type
     given = frozen(values)
     pad = 0 if paper_literal else 1
     if residual is None:
@@ -84,7 +84,7 @@ def encode_ternary(
         codes = quantise(given, m, layout=layout, pad=pad, workspace=workspace)
     else:
         check_residual(residual, values)
-        r = number(residual_scale)
+        r = _rounded(residual_scale, values.dtype)
         m = scale_of(max_of_sum(residual, r, given), sparsity, values.dtype)
         codes = quantise(given, m, residual=residual, residual_scale=r, layout=layout, pad=pad, workspace=workspace)
     return float(m), zero_run_encode(codes, workspace=workspace) if zero_run else codes
@@ -140,7 +140,13 @@ def decode_ternary(
 
 def scale_of(largest: float, sparsity: float, dtype: np.dtype[Any]) -> Any:
     """m = largest * sparsity, as the arrays' type would compute it: the product of two float32 is exact in a double."""
-    product = largest * float(dtype.type(sparsity))
+    product = largest * float(_rounded(sparsity, dtype))
     if product < _OVERFLOW[dtype]:  # and not NaN
         return dtype.type(product)
     raise NonFiniteError(non_finite(largest, sparsity))
+
+
+@lru_cache
+def _rounded(option: float, dtype: np.dtype[Any]) -> Any:
+    """A codec's option in the type of the values. Kept: there are few, and rounding costs as much as a kernel call."""
+    return dtype.type(option)
