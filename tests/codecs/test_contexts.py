@@ -14,6 +14,7 @@ from tests.codecs import samples
 from tests.codecs.contract import ENROLLED, Enrolled
 from tests.codecs.samples import DTYPES
 from tests.codecs.test_contract import NON_FINITE, every_codec, every_dtype
+from thinwire.codecs.tensors import aligned_zeros
 
 SHAPE = (9, 11)
 
@@ -207,3 +208,10 @@ def test_every_dtype_is_a_frames_dtype() -> None:
     from thinwire.frames.layout import DTYPE_NUMBERS
 
     assert set(DTYPES) == set(DTYPE_NUMBERS)
+
+
+@pytest.mark.parametrize(("size", "place"), [(0, 1), (1, 64), (999, 64), ((1 << 20) - 1, 64), (1 << 20, 1 << 21)])
+def test_residuals_begin_where_loops_are_fast(size: int, place: int) -> None:
+    zeros = aligned_zeros(size, np.float32)
+    assert zeros.size == size and not zeros.any()
+    assert zeros.ctypes.data % place == 0

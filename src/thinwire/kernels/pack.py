@@ -69,9 +69,9 @@ def quantise(
     begin, end = (0, codes.size) if span is None else span
     partition, digits = layout == "partition", workspace.digits
     if residual is None:
-        _pack_values(values, m / 2, codes, begin, end, partition, pad, digits)
+        _pack_values(values, m, codes, begin, end, partition, pad, digits)
     else:
-        _pack_sums(values, residual, residual_scale, m, m / 2, codes, begin, end, partition, pad, digits)
+        _pack_sums(values, residual, residual_scale, m, codes, begin, end, partition, pad, digits)
     return codes
 
 
@@ -97,7 +97,7 @@ def _pack_trits(trits: Any, codes: Any, partition: bool, pad: Any, digits: Any) 
 @jit
 def _pack_values(
     values: Any,
-    half: Any,
+    m: Any,
     codes: Any,
     begin: int,
     end: int,
@@ -105,7 +105,7 @@ def _pack_values(
     pad: Any,
     digits: Any,
 ) -> None:
-    num_values, num_codes = values.size, codes.size
+    num_values, num_codes, half = values.size, codes.size, m * values.dtype.type(0.5)
     for start in range(begin, end, BLOCK_CODES):
         size = min(BLOCK_CODES, end - start)
         for place in range(5 if partition else 1):
@@ -120,7 +120,6 @@ def _pack_sums(
     residual: Any,
     residual_scale: Any,
     m: Any,
-    half: Any,
     codes: Any,
     begin: int,
     end: int,
@@ -128,7 +127,7 @@ def _pack_sums(
     pad: Any,
     digits: Any,
 ) -> None:
-    num_values, num_codes = values.size, codes.size
+    num_values, num_codes, half = values.size, codes.size, m * values.dtype.type(0.5)
     for start in range(begin, end, BLOCK_CODES):
         size = min(BLOCK_CODES, end - start)
         for place in range(5 if partition else 1):

@@ -23,6 +23,7 @@ from thinwire.kernels.workspace import Workspace
 _ONES = np.uint64(0x0101010101010101)
 _LOW7 = np.uint64(0x7F7F7F7F7F7F7F7F)
 _ZERO_CODES = np.uint64(0x7979797979797979)
+_ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
 _LOW_BYTE = np.uint64(0xFF)
 _0, _1, _2, _6, _7, _8, _13, _14, _16, _32, _56, _121 = (
     np.uint64(i) for i in (0, 1, 2, 6, 7, 8, 13, 14, 16, 32, 56, ZERO_CODE)
@@ -58,11 +59,7 @@ def zero_run_encode(codes: Bytes, *, workspace: Workspace) -> Bytes:
     if codes.base is not target.bytes:
         target.reserve(size)
         target.bytes[:size] = codes
-    num_words = (size + 7) // 8
-    # Codes that are no zeros behind the end: they stop the last run, and each leaves one byte to cut off again.
-    target.bytes[size : 8 * num_words + 8] = 0
-    end = _encode(target.words, num_words, target.words_at, workspace.words)
-    return target.bytes[: end - (8 * num_words - size)]
+    return target.bytes[: _encode(target.words, size, target.words_at, workspace.words)]
 
 
 def zero_run_decode(payload: Any, num_codes: int, *, workspace: Workspace) -> Bytes:
@@ -106,30 +103,36 @@ def num_expanded(payload: Bytes) -> int:
 
 
 @jit
-def _encode(words: Any, num_words: int, words_at: Any, scratch: Any) -> Any:
-    """Encode `num_words` words into the bytes behind `words_at`; both may be the same memory.
+def _encode(words: Any, size: int, words_at: Any, scratch: Any) -> Any:
+    """Encode `size` codes into the bytes behind `words_at`; both may be the same memory. Returns where they end.
 
-    `words` has one word more than asked for. Writing never overtakes reading: output is no longer than input.
+    `words` has a word behind the last code. Writing never overtakes reading: output is no longer than input.
     """
+    num_words = (size + 7) // 8
+    # Codes that are no zeros behind the end: they stop the last run, and each leaves one byte to cut off again.
+    padding = 8 * num_words - size
+    if padding:
+        words[num_words - 1] &= _ALL >> np.uint64(8 * padding)
+    words[num_words] = _0
     counts, carries, flags = scratch[0], scratch[1], scratch[2]
     block = counts.size - 1
     end: Any = 0
     carried = _0
     for start in range(0, num_words, block):
-        size = min(block, num_words - start)
-        _count_runs(words[start : start + size], counts, flags)
+        length = min(block, num_words - start)
+        _count_runs(words[start : start + length], counts, flags)
         # The run (mod 14) that reaches into each word, in each of its bytes: the only chain from word to word.
-        for i in range(size):
+        for i in range(length):
             carries[i] = carried * _ONES
             trailing = counts[i] >> _56
             longer = carried - _6 if carried >= _6 else carried + _8
             carried = longer if trailing == _8 else trailing
-        flags[size] = _1 if (words[start + size] & _LOW_BYTE) == _121 else _0
-        _emit(words[start : start + size], counts, carries, flags, flags[1:])
-        for i in range(size):
+        flags[length] = _1 if (words[start + length] & _LOW_BYTE) == _121 else _0
+        _emit(words[start : start + length], counts, carries, flags, flags[1:])
+        for i in range(length):
             words_at[end] = counts[i]
             end += np.int64(carries[i])
-    return end
+    return end - padding
 
 
 @jit
