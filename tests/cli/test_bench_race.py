@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from thinwire.cli.bench_hooks import Kept, rates_of, words
 from thinwire.cli.bench_race import _cells, race_command
+from thinwire.cli.hook_runs import Kept, rates_of, words
 from thinwire.errors import ConfigError
+from thinwire.studies.hooks_bench_names import NOTES, hook
 from thinwire.studies.hooks_bench_race import standings
 
 
@@ -49,6 +50,14 @@ def test_the_file_holds_every_row_from_the_moment_it_is_there(tmp_path: Path) ->
         data = json.loads(path.read_text())
         assert [cell["seed"] for cell in data["cells"]] == list(range(seed + 1))
         assert data["standings"] == seed and data["machine"]["torch"]
+
+
+def test_a_note_is_told_once_whenever_the_hook_begins(capsys: pytest.CaptureFixture[str]) -> None:
+    kept = Kept(None)
+    for name in ("powersgd-1", "powersgd-1[start_step=50]", "3lc[s=1.0,start_step=50]"):
+        kept.add(row(name, 0, "target", 20.0) | {"note": NOTES.get(hook(name).id, "")})
+    kept.tell()
+    assert capsys.readouterr().out.splitlines() == [f"powersgd-1: {NOTES['powersgd-1']}"]
 
 
 def test_a_file_that_cannot_be_written_is_an_error_in_words(tmp_path: Path) -> None:

@@ -136,14 +136,14 @@ def test_names_are_split_at_commas_outside_of_brackets() -> None:
 
 
 def test_choices_for_all_designs_are_in_every_job() -> None:
-    chosen = {"compression": "by-shape", "placement": "uniform", "servers_on_workers": True}
+    chosen: dict[str, Any] = {"compression": "by-shape", "placement": "uniform", "servers_on_workers": True}
     needed = jobs(Comparison(designs=["fp32", "3lc"], links=["1mbit", "none"], **chosen).cells())
     assert [asdict(job) | chosen for job in needed] == [asdict(job) for job in needed]
 
 
 def test_where_a_policy_chooses_the_codecs_frames_may_shrink(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(compression._SHIPPED, "three", compression.ByShape)
-    asked = {"designs": ["fp32"], "links": ["10mbit"], "steps": 3000}
+    asked: dict[str, Any] = {"designs": ["fp32"], "links": ["10mbit"], "steps": 3000}
     assert [job.steps for job in jobs(Comparison(**asked).cells())] == [3000, 100]
     assert [job.steps for job in jobs(Comparison(compression="three", **asked).cells())] == [3000, 300]
 

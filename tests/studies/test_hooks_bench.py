@@ -14,8 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.hooks.ddp_ranks import batch, mlp, run_ranks
 from thinwire.engines.namespaces import available
 from thinwire.errors import ConfigError
-from thinwire.studies.hooks_bench import OURS, STOCK, Cell, attempt, run_cell
+from thinwire.studies.hooks_bench import Cell, attempt, run_cell
 from thinwire.studies.hooks_bench_chart import draw_hooks
+from thinwire.studies.hooks_bench_names import OURS, STOCK
 from thinwire.studies.hooks_bench_rank import install
 
 RANK = [sys.executable, "-m", "thinwire.cli.bench_hooks", "hooks-rank"]
@@ -37,7 +38,10 @@ def run_installed(rank: int, hook: str) -> tuple[list[torch.Tensor], list[torch.
 
 @pytest.mark.parametrize(
     ("hook", "tolerance"),
-    [("none", 1e-6), ("fp16", 2e-3), ("bf16", 2e-2), ("powersgd-2", 1e-6), ("fp32", 1e-6), ("int8", 2e-2)],
+    [
+        *(("none", 1e-6), ("fp16", 2e-3), ("bf16", 2e-2), ("powersgd-2", 1e-6), ("fp32", 1e-6), ("int8", 2e-2)),
+        *(("onebit[start_step=1]", 1e-6), ("powersgd-1[start_step=9]", 1e-6)),
+    ],
 )
 def test_every_hook_averages(hook: str, tolerance: float) -> None:
     (a, reduced), (b, again) = run_ranks(2, run_installed, hook)
@@ -95,6 +99,10 @@ def test_a_hook_that_crashes_gives_a_row_that_says_so() -> None:
     [
         ({"hook": "zip"}, "unknown hook 'zip'"),
         ({"hook": "3lc[s=3]"}, "it must lie in"),
+        ({"hook": "fp16[start_step=9]"}, "torch's hooks have no options here, but for PowerSGD's start_step"),
+        ({"hook": "powersgd-1[start_step=1]"}, "start_step=1; it is a number of steps, at least 2"),
+        ({"hook": "3lc[start_step=soon]"}, "start_step=soon; it is a number of steps, at least 0"),
+        ({"hook": "3lc[strt_step=9]"}, "unknown option 'strt_step'"),
         ({"hook": "none", "warmup": 1}, "needed are 2, 3 and 1"),
         ({"hook": "none", "target": 0.5}, "needs eval_every"),
     ],

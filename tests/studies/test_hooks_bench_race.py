@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,6 +70,26 @@ def test_every_seed_is_a_race_of_its_own_and_a_crash_is_a_row() -> None:
     assert ours["of_best_stock"] == pytest.approx(60 / 90) and stock["of_best_stock"] == 1.0
     assert crashed["median_seconds"] is None and crashed["of_best_stock"] is None
     assert set(crashed["ended"].values()) == {"error"}
+
+
+def test_the_median_stands_where_more_than_half_reached_the_target() -> None:
+    def run(hook: str, seed: int, seconds: float | None) -> dict[str, Any]:
+        named = {
+            "model": "lenet",
+            "link": None,
+            "hook": hook,
+            "seed": seed,
+            "target": 0.8,
+            "curve": [],
+            "seconds": 30.0,
+        }
+        return {**named, "seconds_to_target": seconds, "ended": "target" if seconds else "limit"}
+
+    late, ours = "powersgd-1[start_step=9]", "3lc[s=1.75,start_step=9]"
+    given = {late: (8.0, None, 10.0), ours: (None, 5.0, None), "bf16": (20.0, 20.0, 20.0)}
+    rows = standings([run(hook, seed, seconds) for hook, times in given.items() for seed, seconds in enumerate(times)])
+    assert [row["median_seconds"] for row in rows] == [10.0, None, 20.0]
+    assert [row["of_best_stock"] for row in rows] == [1.0, None, 2.0], "a stock hook that begins late is stock"
 
 
 def test_a_target_that_is_out_of_reach_stops_nobody() -> None:

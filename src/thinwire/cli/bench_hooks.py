@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import json as json_format
 import statistics
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from thinwire.cli import options
 from thinwire.cli.console import console, event, size
+from thinwire.cli.hook_runs import RANK_COMMAND, Kept, progress_bar, rates_of, words
 from thinwire.cli.train import with_privileges
-from thinwire.errors import ConfigError
-from thinwire.studies.hooks_bench import NOTES, OURS, STOCK, Cell, attempt
+from thinwire.studies.hooks_bench import Cell, attempt
 from thinwire.studies.hooks_bench_chart import draw_hooks
-from thinwire.studies.timing import machine
+from thinwire.studies.hooks_bench_names import OURS, STOCK
 
 app = typer.Typer()
-RANK_COMMAND = (sys.executable, "-m", "thinwire.cli.bench_hooks", "hooks-rank")
 
 
 @app.command(
@@ -31,22 +28,17 @@ RANK_COMMAND = (sys.executable, "-m", "thinwire.cli.bench_hooks", "hooks-rank")
     "--json out.json",
 )
 def hooks(
-    models: Annotated[str, typer.Option(help="Models, with commas.")] = "lenet,resnet20,mlp-5m",
-    names: Annotated[
-        list[str] | None,
-        typer.Option("--hook", help="none, fp16, bf16, powersgd-N, or a codec as in 3lc[s=1.75]; repeat for several."),
-    ] = None,
-    links: Annotated[str, typer.Option(help="Rates of every rank's link, with commas.")] = "10mbit,100mbit,1gbit,none",
+    models: options.Models = "lenet,resnet20,mlp-5m",
+    names: options.Hooks = None,
+    links: options.Links = "10mbit,100mbit,1gbit,none",
     data: options.Data = "fashion-mnist",
-    ranks: Annotated[int, typer.Option(min=2, help="How many ranks train together.")] = 4,
+    ranks: options.Ranks = 4,
     steps: Annotated[int, typer.Option(min=1, help="Measured steps of each run.")] = 20,
     batch: options.Batch = None,
     lr: options.Rate = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds, from --seed on; medians are shown.")] = 1,
+    seeds: options.Seeds = 1,
     seed: options.Seed = 0,
-    bucket_cap_mb: Annotated[
-        int | None, typer.Option(help="DDP's bucket size; by default DDP's own, and 100 for PowerSGD.")
-    ] = None,
+    bucket_cap_mb: options.BucketCap = None,
     data_root: options.DataRoot = None,
     png: Annotated[Path, typer.Option(help="Where to draw the figures.")] = Path("thinwire-hooks.png"),
     json: options.Json = None,
@@ -105,62 +97,6 @@ def _show(outcomes: Kept, png: Path) -> None:
     if measured := [row for row in outcomes.rows if row["error"] is None]:
         draw_hooks(measured, png)
         console.print(f"wrote {png}")
-
-
-class Kept:
-    """Outcomes, and a JSON file that holds all of them from the moment they are there."""
-
-    def __init__(self, path: Path | None) -> None:
-        self.rows: list[dict[str, Any]] = []
-        self._path = path
-
-    def add(self, row: dict[str, Any], **more: Any) -> None:
-        """Takes a row, and writes the file anew."""
-        self.rows.append(row)
-        if self._path is not None:
-            try:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                data = {"machine": machine(), "cells": self.rows, **more}
-                self._path.write_text(json_format.dumps(data, indent=2) + "\n")
-            except OSError as error:
-                raise ConfigError(
-                    f"{self._path} cannot be written: {error.strerror}. Choose another --json file"
-                ) from error
-
-    def tell(self) -> None:
-        """Prints the notes on hooks that were run, the errors of those that failed, and where the file is."""
-        for name in dict.fromkeys(row["hook"] for row in self.rows if row["note"]):
-            console.print(f"{name}: {NOTES[name]}", highlight=False)
-        for row in self.rows:
-            if row["error"] is not None:
-                where = f"{row['model']}, {row['link'] or 'unlimited'}, {row['hook']}"
-                console.print(escape(f"{where} failed: {row['error']}"), style="red", highlight=False)
-        if self._path is not None and self.rows:
-            console.print(f"wrote {self._path}")
-
-
-def words(text: str) -> list[str]:
-    """The words of a list with commas. Raises ConfigError where there are none."""
-    found = [word.strip() for word in text.split(",") if word.strip()]
-    if not found:
-        raise ConfigError(f"{text!r} names nothing; give names with commas")
-    return found
-
-
-def rates_of(links: str) -> list[str | None]:
-    """The rates in a list with commas; None is unlimited."""
-    return [None if word in ("none", "unlimited") else word for word in words(links)]
-
-
-def progress_bar() -> Progress:
-    """A bar for many runs, each with a line of its own."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[text]}"),
-        TimeElapsedColumn(),
-        console=console,
-    )
 
 
 def _run_all(cells: list[Cell], outcomes: Kept) -> None:

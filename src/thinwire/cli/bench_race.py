@@ -10,8 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from thinwire.cli import options
-from thinwire.cli.bench_hooks import RANK_COMMAND, Kept, progress_bar, rates_of, words
 from thinwire.cli.console import console
+from thinwire.cli.hook_runs import RANK_COMMAND, Kept, progress_bar, rates_of, words
 from thinwire.cli.train import with_privileges
 from thinwire.studies.hooks_bench import Cell
 from thinwire.studies.hooks_bench_chart import draw_race
@@ -26,25 +26,20 @@ app = typer.Typer()
 )
 def race_command(
     target_accuracy: Annotated[float, typer.Option(min=0, max=1, help="The test accuracy to reach, 0 … 1.")] = 0.8,
-    models: Annotated[str, typer.Option(help="Models, with commas.")] = "lenet",
-    names: Annotated[
-        list[str] | None,
-        typer.Option("--hook", help="none, fp16, bf16, powersgd-N, or a codec as in 3lc[s=1.75]; repeat for several."),
-    ] = None,
-    links: Annotated[str, typer.Option(help="Rates of every rank's link, with commas.")] = "10mbit,100mbit",
+    models: options.Models = "lenet",
+    names: options.Hooks = None,
+    links: options.Links = "10mbit,100mbit",
     data: options.Data = "fashion-mnist",
-    ranks: Annotated[int, typer.Option(min=2, help="How many ranks train together.")] = 4,
+    ranks: options.Ranks = 4,
     steps: Annotated[int, typer.Option(min=1, help="At most so many; the learning rate's schedule is as long.")] = 1000,
     eval_every: Annotated[int, typer.Option(min=1, help="Steps between evaluations; they are off the clock.")] = 25,
     eval_examples: Annotated[int, typer.Option(min=1, help="Evaluate on the first so many test examples.")] = 2000,
     give_up: Annotated[float, typer.Option(min=1, help="Stop a hook after so many times the best time so far.")] = 3.0,
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds, from --seed on.")] = 1,
+    seeds: options.Seeds = 1,
     batch: options.Batch = None,
     lr: options.Rate = None,
     seed: options.Seed = 0,
-    bucket_cap_mb: Annotated[
-        int | None, typer.Option(help="DDP's bucket size; by default DDP's own, and 100 for PowerSGD.")
-    ] = None,
+    bucket_cap_mb: options.BucketCap = None,
     data_root: options.DataRoot = None,
     png: Annotated[Path, typer.Option(help="Where to draw accuracy against seconds.")] = Path("thinwire-race.png"),
     json: options.Json = None,

@@ -23,9 +23,6 @@ from thinwire.studies.report import choices, designs_table, servers_of, times_ta
 app = typer.Typer()
 
 Designs = Annotated[str, typer.Option(help="Designs with commas between; the first is what others are held against.")]
-Links = Annotated[str, typer.Option(help="Rates of every process's link, with commas between; none: no limit.")]
-Models = Annotated[str, typer.Option(help="Models with commas between; `thinwire inspect models` lists them.")]
-Seeds = Annotated[int, typer.Option(min=1, help="How many runs of each, with seeds 0, 1, …")]
 Short = Annotated[int, typer.Option(min=2, help="Steps of a run that only measures seconds per step.")]
 Out = Annotated[Path, typer.Option(file_okay=False, help="Folder of results.json and report.html.")]
 
@@ -36,10 +33,10 @@ Out = Annotated[Path, typer.Option(file_okay=False, help="Folder of results.json
 )
 def compare(
     designs: Designs = "fp32,int8,3lc[s=1.0],3lc[s=1.75]",
-    links: Links = "10mbit,100mbit,1gbit",
-    models: Models = "mlp",
+    links: options.Links = "10mbit,100mbit,1gbit",
+    models: options.Models = "mlp",
     data: options.Data = "digits",
-    seeds: Seeds = 1,
+    seeds: options.Seeds = 1,
     workers: options.Workers = 4,
     servers: options.Servers = 1,
     servers_on_workers: options.ServersOnWorkers = False,

@@ -9,16 +9,19 @@ import typer
 
 Design = Annotated[str, typer.Option(help="A design, options in brackets: 3lc[s=1.75,entropy=zstd], int8, fp32.")]
 Model = Annotated[str, typer.Option(help="A model's name; `thinwire inspect models` lists them.")]
+Models = Annotated[str, typer.Option(help="Models with commas between; `thinwire inspect models` lists them.")]
 Data = Annotated[str, typer.Option(help="A data set's name; `thinwire inspect data` lists them.")]
 DataRoot = Annotated[str | None, typer.Option(help="Where the data set lies, if not in its usual place.")]
 Workers = Annotated[int, typer.Option(min=1, help="How many workers train together.")]
 Steps = Annotated[int | None, typer.Option(min=1, help="How many steps; by default the recipe's.")]
 Seconds = Annotated[float | None, typer.Option(help="A time budget in place of a number of steps.")]
 Seed = Annotated[int, typer.Option(help="Of weights, batches and random codecs; one seed, one result.")]
+Seeds = Annotated[int, typer.Option(min=1, help="How many runs of each, each with a seed of its own.")]
 Batch = Annotated[int | None, typer.Option(min=1, help="Examples per worker and step; by default the recipe's.")]
 Rate = Annotated[float | None, typer.Option("--lr", help="Largest learning rate; by default the recipe's.")]
 EvalEvery = Annotated[float, typer.Option(help="Seconds between evaluations during the run; 0: only at the end.")]
 Link = Annotated[str | None, typer.Option(help="Rate of every process's link, both ways: 10mbit, 1gbit; none.")]
+Links = Annotated[str, typer.Option(help="Rates of every process's link, with commas between; none: no limit.")]
 Shaping = Annotated[str, typer.Option(help="Who makes the link thin: auto, kernel (tc) or application.")]
 Json = Annotated[
     Path | None,
@@ -27,6 +30,16 @@ Json = Annotated[
 Shape = Annotated[str | None, typer.Option(help="Shape this process's traffic inside its transport: a rate.")]
 Events = Annotated[bool, typer.Option("--events", help="Report in JSON lines on standard output.")]
 Servers = Annotated[int, typer.Option(min=1, help="How many server shards hold the model, each a process.")]
+Ranks = Annotated[int, typer.Option(min=2, help="How many ranks train together.")]
+Hooks = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--hook",
+        help="none, fp16, bf16, powersgd-N, or a codec as in 3lc[s=1.75]; with start_step=50 in the brackets the steps "
+        "before it travel uncompressed. Repeat for several.",
+    ),
+]
+BucketCap = Annotated[int | None, typer.Option(help="DDP's bucket size; by default DDP's own, and 100 for PowerSGD.")]
 CodecUp = Annotated[
     str | None, typer.Option(help="Codec of the pushes, in place of the design's: topk[fraction=0.01].")
 ]

@@ -20,25 +20,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from thinwire.codecs import Codec, ids
-from thinwire.codecs import codec as make_codec
 from thinwire.engines.links import Rate
 from thinwire.engines.local import LocalEngine
 from thinwire.engines.namespaces import Fabric
 from thinwire.errors import ConfigError, EngineError, ThinwireError
-from thinwire.policies.naming import parse_name
 from thinwire.studies.experiment import choose_links
-
-STOCK = ("none", "fp16", "bf16", "powersgd-1", "powersgd-2", "powersgd-4")
-"""What torch ships, and `none` for plain DDP."""
-
-OURS = ("3lc[s=1.0]", "3lc[s=1.75,entropy=zstd]", "onebit", "topk")
-"""What of ours is measured unless told otherwise: any codec may be, options in brackets."""
-
-NOTES = {
-    "bf16": "torch refuses its own bf16 hook on gloo; this is the same cast and all-reduce, written out",
-    "powersgd-1": "bucket_cap_mb=100: with default buckets it aborts or hangs on gloo",
-}
+from thinwire.studies.hooks_bench_names import NOTES, hook
 
 BATCHES = {"lenet": 16, "resnet20": 8, "mlp-5m": 32}
 """Examples per rank and step that the bars in `docs/ddp.md` are stated for."""
@@ -53,13 +40,14 @@ class Cell:
     """One run of one hook.
 
     Args:
-        hook: one of `STOCK`, or a codec, as in `3lc[s=1.75]`.
+        hook: a name that `hooks_bench_names.hook` knows, as in `3lc[s=1.75,start_step=50]`.
         model: a model's name.
         data: a data set's name.
         link: rate of every rank's link, as in `10mbit`; None is unlimited.
         ranks: how many ranks train.
         steps: measured steps.
-        warmup: steps before, over unlimited links; at least 3, because PowerSGD's first two are uncompressed.
+        warmup: steps before, over unlimited links; at least 3, because PowerSGD's first two are uncompressed. A hook's
+            `start_step` counts from the first of them.
         batch: examples per rank and step; None takes `BATCHES`, or the recipe's.
         lr: the largest learning rate; None takes the recipe's.
         seed: of weights, batches and random codecs.
@@ -87,21 +75,13 @@ class Cell:
     data_root: str | None = None
 
     def __post_init__(self) -> None:
-        if self.hook not in STOCK:
-            self.codec()
+        hook(self.hook)
         if self.warmup < 3 or self.steps < 1 or self.ranks < 2:
             raise ConfigError(
                 f"{self.ranks} ranks, {self.warmup} warm-up and {self.steps} measured steps; needed are 2, 3 and 1"
             )
         if self.target is not None and self.eval_every < 1:
             raise ConfigError("a target accuracy needs eval_every, the steps between evaluations")
-
-    def codec(self) -> Codec:
-        """Returns the codec of a hook of ours. Raises ConfigError for unknown names, saying what there is."""
-        codec_id, options = parse_name(self.hook, "hook", short={"s": "sparsity"})
-        if codec_id not in ids():
-            raise ConfigError(f"unknown hook {self.hook!r}; there are {', '.join(STOCK)}, and codecs: {ids()}")
-        return make_codec(codec_id, **options)
 
     def to_json(self) -> str:
         """Returns the cell as a rank's command line carries it."""
@@ -226,7 +206,7 @@ def _row(cell: Cell) -> dict[str, Any]:
         "steps_done": 0,
         "seconds": 0.0,
         "report": "",
-        "note": NOTES.get(cell.hook, ""),
+        "note": NOTES.get(hook(cell.hook).id, ""),
     }
 
 

@@ -18,7 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.errors import EngineError
 from thinwire.hooks import ddp
-from thinwire.studies.hooks_bench import BATCHES, SILENCE_S, STOCK, Cell
+from thinwire.studies.hooks_bench import BATCHES, SILENCE_S, Cell
+from thinwire.studies.hooks_bench_names import POWERSGD, hook
 from thinwire.studies.training import weights_digest
 from thinwire.workloads.batches import Batches
 from thinwire.workloads.data import data
@@ -58,7 +59,7 @@ def run_rank(cell: Cell, *, rank: int, master: str, gate: Path, report: Report) 
     dataset = data(cell.data, root=cell.data_root)
     module = make_model(cell.model, num_classes=dataset.num_classes, in_shape=dataset.in_shape, seed=cell.seed)
     tested = replace(dataset, test_x=dataset.test_x[: cell.eval_examples], test_y=dataset.test_y[: cell.eval_examples])
-    cap = cell.bucket_cap_mb or (POWERSGD_BUCKET_MB if cell.hook.startswith("powersgd") else None)
+    cap = cell.bucket_cap_mb or (POWERSGD_BUCKET_MB if cell.hook.startswith(POWERSGD) else None)
     dist.barrier()
     alone = _cpu_alone(cell, rank, copy.deepcopy(module), found, dataset)
     model = DistributedDataParallel(module, bucket_cap_mb=cap)
@@ -103,16 +104,20 @@ def run_rank(cell: Cell, *, rank: int, master: str, gate: Path, report: Report) 
 
 def install(model: DistributedDataParallel, cell: Cell) -> ddp.ThinwireState | None:
     """Registers the cell's hook. Returns our state where it is ours."""
-    if cell.hook not in STOCK:
+    named = hook(cell.hook)
+    if named.codec is not None:
         # The link is not thin yet: measuring it here would only mislead.
-        return ddp.compress(model, cell.codec(), seed=cell.seed, measure_link=False)
-    if cell.hook == "fp16":
+        return ddp.compress(model, named.codec, start_step=named.start_step, seed=cell.seed, measure_link=False)
+    if named.id == "fp16":
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
-    elif cell.hook == "bf16":
+    elif named.id == "bf16":
         model.register_comm_hook(None, bf16_hook)
-    elif cell.hook.startswith("powersgd-"):
-        rank = int(cell.hook.removeprefix("powersgd-"))
-        state = powerSGD_hook.PowerSGDState(process_group=None, matrix_approximation_rank=rank, start_powerSGD_iter=2)
+    elif named.id.startswith(POWERSGD):
+        state = powerSGD_hook.PowerSGDState(
+            process_group=None,
+            matrix_approximation_rank=int(named.id.removeprefix(POWERSGD)),
+            start_powerSGD_iter=named.start_step,
+        )
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     return None
 
