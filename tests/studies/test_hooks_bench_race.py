@@ -74,7 +74,7 @@ def test_every_seed_is_a_race_of_its_own_and_a_crash_is_a_row() -> None:
 
 def test_the_median_stands_where_more_than_half_reached_the_target() -> None:
     def run(hook: str, seed: int, seconds: float | None) -> dict[str, Any]:
-        named = {
+        named: dict[str, Any] = {
             "model": "lenet",
             "link": None,
             "hook": hook,
