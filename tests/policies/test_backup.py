@@ -1,0 +1,138 @@
+"""Backup workers: an update is made of the gradients it names, a late one leaves no trace; and how a training ends."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given
+from numpy.typing import NDArray
+
+import thinwire as tw
+from tests.designs.network import Actor, Network
+from tests.policies.ledger import (
+    ITERATIONS,
+    TABLES,
+    Case,
+    Ledger,
+    cases,
+    one_hot,
+    play,
+    schedules,
+    server_values,
+)
+from thinwire.policies.consistency import consistency
+from thinwire.schema import Delta
+
+
+def rounds(network: Network) -> dict[tuple[str, int], tuple[int, ...]]:
+    """Whose gradients each update of each table is made of, as the shards announced it."""
+    found = {}
+    for shard, message, _ in network.said:
+        if isinstance(message, Delta):
+            for table in message.tables:
+                core = network.cores[shard]
+                ranks = message.ranks or tuple(range(len(network.actors)))
+                found[core.tables[table].spec.name, message.version] = ranks
+    return found
+
+
+@pytest.mark.parametrize("spare", [0, 1, 2])
+@given(case=cases())
+@schedules
+def test_backup_updates_are_made_of_exactly_the_gradients_they_name(spare: int, case: Case) -> None:
+    diaries, network = play(case, f"backup[{spare}]")
+    quorum = max(1, case.workers - spare)
+    made = rounds(network)
+    late = 0
+    for index, values in enumerate(server_values(network)):
+        name = f"pages.{index}.weight"
+        expected = np.zeros((case.workers, ITERATIONS), np.float32)
+        for rank, diary in enumerate(diaries):
+            for iteration, clock in enumerate(diary.clocks):
+                expected[rank, iteration] = -(rank in made[name, clock + 1])
+                late += rank not in made[name, clock + 1]
+        np.testing.assert_array_equal(values, expected)
+        assert all(len(ranks) == quorum for (table, _), ranks in made.items() if table == name)
+    assert sum(diary.late for diary in diaries) == late, "every late push was announced as such"
+    for diary in diaries:
+        assert diary.clock >= ITERATIONS, "everybody came to the end"
+        for copy, values in zip(diary.end, server_values(network), strict=True):
+            np.testing.assert_array_equal(copy, values)
+
+
+@given(case=cases())
+@schedules
+def test_backup_a_late_push_leaves_no_trace_in_the_residual(case: Case) -> None:
+    """The residual is bit for bit what it would be had the late gradients never been."""
+    codec = tw.codec("3lc", sparsity=1.5)
+    diaries, network = play(case, "backup[1]", codec=codec)
+    made = rounds(network)
+    for rank, diary in enumerate(diaries):
+        for index, residual in enumerate(diary.residuals):
+            alone = codec.context(torch.zeros(case.workers, ITERATIONS))
+            for iteration, clock in enumerate(diary.clocks):
+                if rank in made[f"pages.{index}.weight", clock + 1]:
+                    alone.encode(one_hot(case.workers, rank, iteration))
+            assert alone.residual is not None
+            assert residual.tobytes() == alone.residual.numpy().tobytes()
+
+
+def test_a_slow_worker_goes_on_with_the_newest_version() -> None:
+    """Its clock jumps; and updates that came before it pushed are noticed, too."""
+    jumps = late = 0
+    for seed in range(12):
+        diaries, _ = play(Case(3, 2, (20, 20, 1), seed), "backup[1]")
+        clocks = diaries[2].clocks
+        assert clocks == sorted(set(clocks))
+        jumps += any(after > before + 1 for before, after in itertools.pairwise(clocks))
+        late += diaries[2].late
+    assert jumps >= 3 and late >= 12
+
+
+@pytest.mark.parametrize("policy", ["bsp", "asp", "backup[1]", "backup[2]"])
+@given(case=cases())
+@example(case=Case(2, 2, (8, 8), 22))  # a worker joins between two shards' updates of one step
+@schedules
+def test_when_worker_zero_ends_the_training_everybody_ends(policy: str, case: Case) -> None:
+    def work(actor: Actor) -> tuple[int, list[NDArray[Any]]]:
+        model = Ledger(case.workers)
+        opt = tw.distribute(
+            model,
+            torch.optim.SGD(model.parameters(), lr=1.0),
+            server=actor.network.connect(actor),
+            rank=actor.rank,
+            workers=case.workers,
+            consistency=policy,
+            codec="fp32",
+            min_numel=1,
+        )
+        with opt:
+            while not opt.finished:
+                assert opt.steps_done < 2000
+                if actor.rank == 0 and opt.steps_done >= 2:
+                    opt.stop_after_this_step()
+                opt.zero_grad()
+                model([one_hot(case.workers, actor.rank, opt.steps_done % ITERATIONS)] * TABLES).backward()
+                actor.pause()
+                opt.step()
+            opt.sync()
+            return opt.clock, model.copies()
+
+    network = Network(
+        work,
+        workers=case.workers,
+        servers=case.servers,
+        speeds=[max(1, speed) for speed in case.speeds],  # where nobody waits for worker 0, it may not be silent
+        chance=random.Random(case.seed),
+    )
+    results = network.run()
+    if consistency(policy).replicas_end_equal:
+        assert len({clock for clock, _ in results}) == 1
+        for _, copies in results:
+            for copy, first in zip(copies, results[0][1], strict=True):
+                np.testing.assert_array_equal(copy, first)

@@ -1,0 +1,208 @@
+"""Bulk-synchronous, stale-synchronous and local steps: how far a model may lag, under random schedules of a cluster."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from numpy.typing import NDArray
+
+import thinwire as tw
+from tests.designs.network import Actor, Network
+from tests.policies.ledger import (
+    ITERATIONS,
+    TABLES,
+    Case,
+    Ledger,
+    applied,
+    cases,
+    one_hot,
+    play,
+    schedules,
+    server_values,
+)
+from thinwire.policies.consistency import consistency
+from thinwire.schema import Push
+
+# ---- bounds on staleness
+
+
+@given(case=cases())
+@schedules
+def test_bsp_each_model_has_seen_exactly_everything_before(case: Case) -> None:
+    diaries, _ = play(case, "bsp")
+    for diary in diaries:
+        for iteration, copies in enumerate(diary.seen):
+            for copy in copies:
+                np.testing.assert_array_equal(copy, applied(iteration, case.workers))
+        for copy in diary.end:
+            np.testing.assert_array_equal(copy, applied(ITERATIONS, case.workers))
+
+
+@pytest.mark.parametrize("mode", ["aggressive", "traditional"])
+@pytest.mark.parametrize("staleness", [1, 3])
+@given(case=cases())
+@schedules
+def test_ssp_a_model_lacks_at_most_so_many_clocks(mode: str, staleness: int, case: Case) -> None:
+    diaries, network = play(case, f"ssp[staleness={staleness},mode={mode}]")
+    for diary in diaries:
+        for iteration, copies in enumerate(diary.seen):
+            for copy in copies:
+                clock = int(-copy[0].sum())
+                np.testing.assert_array_equal(copy, applied(clock, case.workers), err_msg="whole clocks alone")
+                assert iteration - staleness <= clock <= iteration
+        for copy in diary.end:
+            np.testing.assert_array_equal(copy, applied(ITERATIONS, case.workers))
+    for values in server_values(network):
+        np.testing.assert_array_equal(values, applied(ITERATIONS, case.workers))
+
+
+@pytest.mark.parametrize("policy", ["ssp[staleness=1]", "ssp[staleness=2]", "local[2]", "local[3]"])
+@given(case=cases())
+@schedules
+def test_passive_ssp_and_local_steps_exchange_what_accumulated(policy: str, case: Case) -> None:
+    every = int(policy[-2]) + policy.startswith("ssp")
+    diaries, network = play(case, policy)
+    for diary in diaries:
+        for iteration, copies in enumerate(diary.seen):
+            for copy in copies:
+                np.testing.assert_array_equal(copy, applied(iteration // every * every, case.workers))
+        for copy in diary.end:
+            np.testing.assert_array_equal(copy, applied(ITERATIONS, case.workers), err_msg="flush() sends the rest")
+    exchanges = -(-ITERATIONS // every)
+    pushes = {(rank, message.step) for _, rank, message in network.heard if isinstance(message, Push)}
+    assert pushes == {(rank, step) for rank in range(case.workers) for step in range(exchanges)}
+
+
+@given(case=cases())
+@schedules
+def test_without_a_flush_local_steps_hold_the_rest(case: Case) -> None:
+    diaries, network = play(case, "local[3]", flush=False)
+    for rank, diary in enumerate(diaries):
+        for values, held in zip(server_values(network), diary.held, strict=True):
+            np.testing.assert_array_equal(held[rank] - values[rank], np.ones(ITERATIONS))
+            np.testing.assert_array_equal(values, applied(3, case.workers))
+
+
+# ---- staleness 0 is bulk-synchronous
+
+
+@pytest.mark.parametrize("codec", ["fp32", "3lc", "stoch3"])
+@pytest.mark.parametrize("mode", ["passive", "aggressive", "traditional"])
+@given(case=cases())
+@settings(max_examples=5, deadline=None)
+def test_staleness_zero_is_bsp_bit_for_bit(codec: str, mode: str, case: Case) -> None:
+    other = Case(case.workers, case.servers, (1,) * case.workers, case.seed + 1)
+    stale, _ = play(case, f"ssp[staleness=0,mode={mode}]", codec=codec)
+    plain, _ = play(other, "bsp", codec=codec)
+    for diary, expected in zip(stale, plain, strict=True):
+        for copies, others in zip([*diary.seen, diary.end], [*expected.seen, expected.end], strict=True):
+            for copy, another in zip(copies, others, strict=True):
+                assert copy.tobytes() == another.tobytes()
+
+
+# ---- a silent worker (checklist, C12)
+
+
+def silence(policy: str, silent: int, case: Case) -> list[int]:
+    """How many iterations each of the others begins once one worker has fallen silent after it joined."""
+    begun = [0] * case.workers
+
+    def work(actor: Actor) -> None:
+        model = Ledger(case.workers)
+        opt = tw.distribute(
+            model,
+            torch.optim.SGD(model.parameters(), lr=1.0),
+            server=actor.network.connect(actor),
+            rank=actor.rank,
+            workers=case.workers,
+            consistency=policy,
+            codec="fp32",
+            min_numel=1,
+        )
+        actor.pause()
+        for iteration in range(ITERATIONS):
+            loss = model([one_hot(case.workers, actor.rank, iteration)] * TABLES)
+            begun[actor.rank] += 1
+            actor.pause()
+            loss.backward()
+            opt.step()
+            opt.zero_grad()
+
+    network = Network(work, workers=case.workers, chance=random.Random(case.seed))
+    try:
+        while min(min(table.version for table in core.tables) if core.tables else -1 for core in network.cores) < 0:
+            network.move()
+        awake = [rank for rank in range(case.workers) if rank != silent]
+        while begun[silent] == 0 and not network.actors[silent].can_move:
+            network.move()
+        before = begun[silent]
+        while network.move(awake):
+            pass
+        assert begun[silent] == before and not any(network.actors[rank].done for rank in awake)
+        return [begun[rank] for rank in awake]
+    finally:
+        network.give_up()
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        ("bsp", 1),
+        ("ssp[staleness=1,mode=passive]", 2),
+        ("ssp[staleness=1,mode=aggressive]", 2),
+        ("ssp[staleness=1,mode=traditional]", 2),
+        ("ssp[staleness=3,mode=aggressive]", 4),
+        ("local[3]", 3),
+    ],
+)
+def test_the_others_run_until_the_bound_and_block(policy: str, expected: int) -> None:
+    """Staleness 1 and a silent peer: iterations 0 and 1 run, 2 blocks."""
+    assert silence(policy, 1, Case(3, 1, (1, 1, 1), 7)) == [expected, expected]
+
+
+def test_passive_ssp_says_nothing_before_the_bound() -> None:
+    """Staleness 1: the exchange starts after iteration 1."""
+    policy = consistency("ssp[staleness=1]")
+    assert [policy.exchanges(iteration) for iteration in range(6)] == [False, True] * 3
+
+
+# ---- a rate belongs to its update
+
+
+def test_a_rate_is_that_of_the_updates_own_clock() -> None:
+    """Under staleness a worker's push may be ahead; the update before it still goes by its own rate."""
+
+    def work(actor: Actor) -> list[NDArray[Any]]:
+        model = Ledger(2)
+        opt = tw.distribute(
+            model,
+            torch.optim.SGD(model.parameters(), lr=1.0),
+            server=actor.network.connect(actor),
+            rank=actor.rank,
+            workers=2,
+            consistency="ssp[staleness=3,mode=aggressive]",
+            codec="fp32",
+            min_numel=1,
+            reduce="sum",
+        )
+        with opt:
+            for iteration in range(ITERATIONS):
+                for group in opt.param_groups:
+                    group["lr"] = 2.0**-iteration
+                opt.zero_grad()
+                model([one_hot(2, actor.rank, iteration)] * TABLES).backward()
+                opt.step()
+            opt.sync()
+        return model.copies()
+
+    expected = -np.broadcast_to(2.0 ** -np.arange(ITERATIONS), (2, ITERATIONS))
+    for seed in range(8):
+        network = Network(work, workers=2, chance=random.Random(seed), speeds=(8, 1))
+        for copies in network.run():
+            for copy in copies:
+                np.testing.assert_array_equal(copy, expected)
