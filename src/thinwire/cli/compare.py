@@ -24,6 +24,13 @@ app = typer.Typer()
 
 Designs = Annotated[str, typer.Option(help="Designs with commas between; the first is what others are held against.")]
 Short = Annotated[int, typer.Option(min=2, help="Steps of a run that only measures seconds per step.")]
+InProcess = Annotated[
+    bool,
+    typer.Option(
+        "--in-process",
+        help="Full runs, which accuracies come from, in one process: the same weights for less work, and untimed.",
+    ),
+]
 Out = Annotated[Path, typer.Option(file_okay=False, help="Folder of results.json and report.html.")]
 
 
@@ -50,6 +57,7 @@ def compare(
     transmission: options.Transmission = None,
     data_root: options.DataRoot = None,
     shaping: options.Shaping = "auto",
+    in_process: InProcess = False,
     out: Out = Path("thinwire-compare"),
     json: options.Json = None,
 ) -> None:
@@ -83,7 +91,12 @@ def compare(
     if servers_on_workers and thin and choose_links(thin[0], shaping).shaping == "application":
         raise ConfigError("--servers-on-workers: processes of one node share its link only with kernel shaping")
     try:
-        results = measure(comparison, out, lambda job: run_with_progress(job, shaping), on_job=_announce)
+        results = measure(
+            comparison,
+            out,
+            lambda job: run_with_progress(job, shaping, in_process=in_process and job.link is None),
+            on_job=_announce,
+        )
     except KeyboardInterrupt:
         console.print(
             f"what is done is kept in {escape(str(out / 'results.json'))}; the same command goes on from there"

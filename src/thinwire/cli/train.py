@@ -17,6 +17,7 @@ from thinwire.engines.links import parse_rate
 from thinwire.engines.namespaces import can_unshare, reexec_in_user_namespace
 from thinwire.errors import ConfigError
 from thinwire.studies.experiment import choose_links, run
+from thinwire.studies.in_process import run as run_in_process
 from thinwire.studies.job import Job
 from thinwire.studies.keeping import KeepAll
 
@@ -29,8 +30,15 @@ def with_privileges(link: str | None, shaping: str) -> None:
         reexec_in_user_namespace([sys.executable, "-m", "thinwire", *sys.argv[1:]])
 
 
-def run_with_progress(job: Job, shaping: str, watch: Sequence[str] = (), keep: KeepAll | None = None) -> dict[str, Any]:
-    """Runs a job behind a progress bar."""
+def run_with_progress(
+    job: Job,
+    shaping: str,
+    watch: Sequence[str] = (),
+    keep: KeepAll | None = None,
+    *,
+    in_process: bool = False,
+) -> dict[str, Any]:
+    """Runs a job behind a progress bar; `in_process`: with threads for workers, which takes no other option."""
     links = choose_links(job.link, shaping)
     if links.note:
         console.print(f"[yellow]{escape(links.note)}; links are shaped inside the transport (shaping: application)[/]")
@@ -51,13 +59,16 @@ def run_with_progress(job: Job, shaping: str, watch: Sequence[str] = (), keep: K
                 done = min(event["seconds"], total) if job.seconds else event["step"]
                 bar.update(task, completed=done, text=f"step {event['step']:,}, loss {event['loss']:.3f}")
 
-        outcome = run(
-            job,
-            shaping=links.shaping if links.shaping != "none" else "auto",
-            on_event=on_event,
-            watch=watch,
-            keep=keep,
-        )
+        if in_process:
+            outcome = run_in_process(job, on_event=on_event)
+        else:
+            outcome = run(
+                job,
+                shaping=links.shaping if links.shaping != "none" else "auto",
+                on_event=on_event,
+                watch=watch,
+                keep=keep,
+            )
         bar.update(task, completed=total, text=f"{outcome['steps']:,} steps, {outcome['test_accuracy']:.2%}")
     return outcome
 

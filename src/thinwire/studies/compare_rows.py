@@ -26,7 +26,7 @@ def tabulate(
 
     A standard deviation of fewer than two runs is None, as is a figure whose runs are missing. `accuracy_difference`
     and `speedup` are against the first design, paired by seed. `training_seconds` is extrapolated:
-    t_full · s_short / s_full (L-070).
+    t_full · s_short / s_full (L-070). Runs in one process (`in_process`) are not timed.
 
     Args:
         cells: of the comparison.
@@ -35,13 +35,17 @@ def tabulate(
     """
     rows: dict[tuple[str, str, str], list[_Pair]] = {}
     for (model, design, link, _), (full, timed) in cells.items():
-        pair = kept_runs.outcome(runs, full, shaping), kept_runs.outcome(runs, timed, shaping)
+        pair = kept_runs.outcome(runs, full, shaping), _timed(kept_runs.outcome(runs, timed, shaping))
         rows.setdefault((model, design, link), []).append(pair)
     first = next(iter(rows))[1]
     return [
         {"model": model, "design": design, "link": str(parse_rate(link))} | _row(pairs, rows[model, first, link])
         for (model, design, link), pairs in rows.items()
     ]
+
+
+def _timed(outcome: dict[str, Any] | None) -> dict[str, Any] | None:
+    return None if outcome is None or outcome.get("in_process") else outcome
 
 
 def _row(pairs: Sequence[_Pair], base: Sequence[_Pair]) -> dict[str, Any]:
