@@ -22,6 +22,8 @@ import json, pathlib, sys, time
 options = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 cell, rank, gate = json.loads(options["--cell"]), int(options["--rank"]), pathlib.Path(options["--gate"])
 pace = json.loads(PACES)[cell["hook"]] * (1 + cell["seed"])
+stumbles = pace < 0
+pace = abs(pace)
 if pace == 0:
     sys.exit("out of breath")
 
@@ -39,6 +41,8 @@ for step in range(1, cell["steps"] + 1):
         say("progress", step=step, steps=cell["steps"], seconds=step * pace)
         if step % cell["eval_every"] == 0:
             say("score", step=step, seconds=step * pace, accuracy=step / 50)
+    if stumbles and rank == 0 and step == 15:
+        sys.exit("holds NaN")
 say("measured")
 wait("measured")
 say("outcome", cpu_seconds=1.0, cpu_seconds_alone=0.01, weights="same", report="")
@@ -90,6 +94,14 @@ def test_the_median_stands_where_more_than_half_reached_the_target() -> None:
     rows = standings([run(hook, seed, seconds) for hook, times in given.items() for seed, seconds in enumerate(times)])
     assert [row["median_seconds"] for row in rows] == [10.0, None, 20.0]
     assert [row["of_best_stock"] for row in rows] == [1.0, None, 2.0], "a stock hook that begins late is stock"
+
+
+def test_who_stumbles_keeps_what_it_got_to() -> None:
+    stumbling, other = race(COURSE, ["topk", "fp16"], [0], ranks_that_run({"topk": -2.0, "fp16": 9.0}), give_up=1.0)
+    assert (stumbling["ended"], other["ended"]) == ("error", "target"), "and its time stops nobody"
+    assert [point["accuracy"] for point in stumbling["curve"]] == [0.2]
+    assert (stumbling["steps_done"], stumbling["seconds"]) == (15, 30.0)
+    assert "holds NaN" in stumbling["error"]
 
 
 def test_a_target_that_is_out_of_reach_stops_nobody() -> None:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from thinwire.cli import options
 from thinwire.cli.console import console
-from thinwire.cli.hook_runs import RANK_COMMAND, Kept, progress_bar, rates_of, words
+from thinwire.cli.hook_runs import RANK_COMMAND, Kept, last_words, progress_bar, rates_of, words
 from thinwire.cli.train import with_privileges
 from thinwire.studies.hooks_bench import Cell
 from thinwire.studies.hooks_bench_chart import draw_race
@@ -106,7 +106,7 @@ def _in_words(outcome: dict[str, Any], give_up: float) -> str:
         "target": f"target after {outcome['seconds_to_target'] or 0:.1f} s and {outcome['steps_done']} steps",
         "limit": f"stopped after {seconds:.1f} s, more than {give_up:g}× the best",
         "steps": f"target not reached in {outcome['steps_done']} steps, {seconds:.1f} s",
-        "error": f"failed: {outcome['error']}",
+        "error": f"failed after {outcome['steps_done']} steps: {last_words(outcome['error'] or '')}",
     }[outcome["ended"]]
 
 

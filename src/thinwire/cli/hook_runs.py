@@ -45,9 +45,21 @@ class Kept:
         for row in self.rows:
             if row["error"] is not None:
                 where = f"{row['model']}, {row['link'] or 'unlimited'}, {row['hook']}"
-                console.print(escape(f"{where} failed: {row['error']}"), style="red", highlight=False)
+                console.print(escape(f"{where} failed: {last_words(row['error'])}"), style="red", highlight=False)
         if self._path is not None and self.rows:
             console.print(f"wrote {self._path}")
+
+
+def last_words(error: str) -> str:
+    """What a hook died of, for a table; the ranks' tracebacks before it, a screen or two, are in the JSON file.
+
+    >>> last_words("EngineError: rank 1 ended; last lines:\\n    [rank1]: NonFiniteError: w\\nstopped: rank 0")
+    '[rank1]: NonFiniteError: w'
+    >>> last_words("EngineError: the ranks ended with different models")
+    'EngineError: the ranks ended with different models'
+    """
+    said = [line.strip() for line in error.splitlines() if line.startswith("    ")]  # as the engine quotes a process
+    return said[-1] if said else error
 
 
 def words(text: str) -> list[str]:

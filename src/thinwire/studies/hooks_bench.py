@@ -5,7 +5,7 @@ PowerSGD begins with two), then the links become thin and the clock starts. Byte
 rank's link. The figures are a rank's median step, its CPU time beside that of the same steps without any exchange,
 and the curve of test accuracy over seconds of training, evaluations left out.
 
-What a run says on its way is enough for its row: a run that is cut short (`limit_s`) keeps its curve.
+What a run says on its way is enough for its row: one that is cut short (`limit_s`), or fails, keeps its curve.
 """
 
 from __future__ import annotations
@@ -180,11 +180,18 @@ def attempt(
     limit_s: float | None = None,
     on_event: OnEvent = lambda process, event: None,
 ) -> dict[str, Any]:
-    """As `run_cell`, for one run among many: a hook that fails gives a row whose `error` says how."""
+    """As `run_cell`, for one run among many: a hook that fails gives a row of what it got to, and `error` says how."""
+    heard = _Heard()
+
+    def listen(process: str, event: dict[str, Any]) -> None:
+        heard.take(event)
+        on_event(process, event)
+
     try:
-        return run_cell(cell, rank_command, limit_s=limit_s, on_event=on_event)
+        return run_cell(cell, rank_command, limit_s=limit_s, on_event=listen)
     except ThinwireError as error:
-        return _row(cell) | {"error": f"{type(error).__name__}: {error}", "ended": "error"}
+        got_to = {"curve": heard.curve, "steps_done": len(heard.elapsed), "seconds": max(heard.elapsed, default=0.0)}
+        return _row(cell) | got_to | {"error": f"{type(error).__name__}: {error}", "ended": "error"}
 
 
 def _free_port() -> int:
