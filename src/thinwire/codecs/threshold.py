@@ -75,12 +75,16 @@ class Threshold(Sparse):
         else:
             require_finite_magnitude(largest_of(values, residual, self.error_scale))
             bound = self.least(values.dtype)
-        bitmap = space.array("threshold.bitmap", -(-size // 8), np.uint8)
+        # The values are gathered right behind the bitmap, where most payloads have them.
+        nbytes, wide = -(-size // 8), values.dtype.itemsize
+        lead = -(-nbytes // wide) * wide
+        whole = space.array("threshold.payload", lead + (size + 4) * wide, np.uint8)
+        bitmap = whole[lead - nbytes : lead]
         taken = take(
             values,
             bound,
             bitmap=bitmap,
-            room=space.array("threshold.taken", size + 4, values.dtype),
+            room=whole[lead:].view(values.dtype),
             residual=residual,
             residual_scale=self.error_scale,
             tau=bound if signs else None,
@@ -88,6 +92,8 @@ class Threshold(Sparse):
         body = np.packbits(taken > 0) if signs else taken.view(np.uint8)
         scales = (bound,) if signs else ()
         if self.takes_bitmap(size, taken.size, body.size):
+            if not signs:
+                return Packed(whole[lead - nbytes : lead + body.size], (), BITMAP)
             return self.with_bitmap(bitmap, body, scales, space)
         return self.with_indices(size, positions_of(bitmap), body, scales, space)
 

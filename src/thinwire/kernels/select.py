@@ -32,7 +32,7 @@ _MARKED = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1)
 _PLACES = np.argsort(1 - _MARKED.astype(np.int64), axis=1, kind="stable").astype(np.uint64)
 """Of every byte, the places of its bits that are set, from the highest on, and then of the others."""
 _COUNTS = _MARKED.sum(axis=1, dtype=np.uint64)
-_4 = np.uint64(4)
+_3 = np.uint64(3)
 
 
 def select_top(values: Any, k: int) -> NDArray[np.int64]:
@@ -281,7 +281,7 @@ def _gather(flags: Any, words: Any, known: int, bits: Any) -> None:
 def _compact(bits: Any, source: Any, first: Any, out: Any, at: Any) -> Any:
     """Appends what the bits mark, values of `source` or positions from `first` on; returns where `out` now ends.
 
-    Four are written for every byte and counted afterwards, without a branch to mispredict; more are rare. All is
+    Three are written for every byte and counted afterwards, without a branch to mispredict; more are rare. All is
     unsigned: Numba looks twice at an index that may be negative.
     """
     for i in range(bits.size):
@@ -289,11 +289,11 @@ def _compact(bits: Any, source: Any, first: Any, out: Any, at: Any) -> Any:
         if source is None and byte == 0:  # exact selections are sparse: skipping is predicted well
             continue
         count = _COUNTS[byte]
-        for j in range(4):
+        for j in range(3):
             place = base + _PLACES[byte, j]
             out[at + np.uint64(j)] = first + place if source is None else source[place]
-        if count > _4:
-            for j in range(_4, count):
+        if count > _3:
+            for j in range(_3, count):
                 place = base + _PLACES[byte, j]
                 out[at + j] = first + place if source is None else source[place]
         at += count
