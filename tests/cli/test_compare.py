@@ -20,7 +20,7 @@ Command = Callable[..., Result]
 ASKED = ("compare", "--designs", "fp32,3lc[s=1.75,entropy=zstd]", "--links", "none", "--steps", 5)
 
 
-def told(job: Job, shaping: str) -> dict[str, Any]:
+def told(job: Job, shaping: str, *, in_process: bool = False) -> dict[str, Any]:
     return {
         "steps": job.steps,
         "link": "none",
@@ -62,7 +62,7 @@ def test_what_is_chosen_for_all_reaches_every_run(
 ) -> None:
     made: list[Job] = []
 
-    def noted(job: Job, shaping: str) -> dict[str, Any]:
+    def noted(job: Job, shaping: str, *, in_process: bool = False) -> dict[str, Any]:
         made.append(job)
         return told(job, shaping)
 
@@ -75,6 +75,22 @@ def test_what_is_chosen_for_all_reaches_every_run(
     assert asked["compression"] == "by-shape" and asked["servers_on_workers"] is True
 
 
+def test_in_process_is_for_the_runs_that_nobody_times(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[tuple[str | None, bool]] = []
+
+    def noted(job: Job, shaping: str, *, in_process: bool = False) -> dict[str, Any]:
+        asked.append((job.link, in_process))
+        return told(job, shaping)
+
+    monkeypatch.setattr(compare, "run_with_progress", noted)
+    monkeypatch.setattr(compare, "with_privileges", lambda link, shaping: None)
+    arguments = ["--designs", "fp32", "--links", "1mbit", "--steps", 5, "--in-process", "--out", tmp_path]
+    assert command("compare", *arguments).status == 0
+    assert asked == [(None, True), ("1mbit", False)]
+
+
 def test_a_node_has_one_link_only_in_the_kernel(command: Command, tmp_path: Path) -> None:
     arguments = ["--servers-on-workers", "--shaping", "application", "--links", "1mbit", "--out", tmp_path / "out"]
     result = command("compare", *arguments)
@@ -83,7 +99,7 @@ def test_a_node_has_one_link_only_in_the_kernel(command: Command, tmp_path: Path
 
 
 def test_ctrl_c_keeps_what_is_done(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def interrupted(job: Job, shaping: str) -> dict[str, Any]:
+    def interrupted(job: Job, shaping: str, *, in_process: bool = False) -> dict[str, Any]:
         if job.design != "fp32":
             raise KeyboardInterrupt
         return told(job, shaping)
@@ -98,7 +114,7 @@ def test_ctrl_c_keeps_what_is_done(command: Command, monkeypatch: pytest.MonkeyP
 def test_a_failed_run_is_the_commands_failure(
     command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def failing(job: Job, shaping: str) -> dict[str, Any]:
+    def failing(job: Job, shaping: str, *, in_process: bool = False) -> dict[str, Any]:
         if job.design == "fp32":
             raise EngineError("worker 0 ended with exit status 1")
         return told(job, shaping)
