@@ -277,3 +277,23 @@ def test_the_page(tmp_path: Path) -> None:
     assert "3lc[s=1.75,entropy=zstd]" in text and "seeds 0, 1." in text and text.count("<img") == 1
     assert "http" not in text, "it needs nothing else"
     assert "Nothing has been measured yet" in page({**results, "runs": [], "rows": tabulate(TWO.cells(), [], "auto")})
+
+
+def test_a_run_in_one_process_is_made_again_where_its_seconds_are_wanted(tmp_path: Path) -> None:
+    made: list[Job] = []
+    inside = replace(TWO, in_process=True)
+
+    def train(job: Job) -> dict[str, Any]:
+        return noting(made)(job) | ({"in_process": True} if job.link is None else {})
+
+    rows = compare(inside, tmp_path, train)["rows"]
+    assert [row["timed_runs"] for row in rows if row["link"] == "none"] == [0, 0]
+    assert all(row["test_accuracy"] for row in rows)
+    count = len(made)
+    assert compare(inside, tmp_path, train)["rows"] == rows and len(made) == count
+    on_a_link = replace(TWO, links=["1mbit"])
+    compare(on_a_link, tmp_path, noting(made))
+    assert len(made) == count, "accuracies are there, and the link's seconds"
+    rows = compare(TWO, tmp_path, noting(made))["rows"]
+    assert all(job.link is None for job in made[count:]) and len(made) == count + 4
+    assert [row["timed_runs"] for row in rows] == [2] * 4

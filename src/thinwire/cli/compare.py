@@ -85,6 +85,7 @@ def compare(
         transmission=transmission,
         data_root=data_root,
         shaping=shaping,
+        in_process=in_process,
     )
     thin = [link for link in comparison.links if parse_rate(link).bps is not None]
     with_privileges(thin[0] if thin else None, shaping)

@@ -54,6 +54,7 @@ class Comparison:
         batch, lr: in place of the recipes'.
         consistency, placement, compression, transmission: in place of every design's own.
         data_root: where the data set lies, if not in its usual place.
+        in_process: `train` makes runs without a link in one process, and their seconds say nothing.
         shaping: who makes the links thin; see `experiment.choose_links`.
 
     Raises:
@@ -78,6 +79,7 @@ class Comparison:
     transmission: str | None = None
     data_root: str | None = None
     shaping: str = "auto"
+    in_process: bool = False
 
     def __post_init__(self) -> None:
         for name in ("designs", "links", "models"):
@@ -162,10 +164,12 @@ def compare(comparison: Comparison, folder: Path, train: Train, *, on_job: OnJob
     runs = kept_runs.load(path)
     failures: list[dict[str, Any]] = []
     cells = comparison.cells()
-    needed = jobs(cells)
+    needed, timed = jobs(cells), {short for _, short in cells.values()}
     results = _results(comparison, cells, runs, failures)
     for number, job in enumerate(needed, 1):
-        if kept_runs.outcome(runs, job, comparison.shaping) is not None:
+        kept = kept_runs.outcome(runs, job, comparison.shaping)
+        # A run in one process has an accuracy; where this comparison wants its seconds too, it is made again.
+        if kept is not None and not (kept.get("in_process") and job in timed and not comparison.in_process):
             continue
         on_job(number, len(needed), job)
         try:
@@ -173,7 +177,8 @@ def compare(comparison: Comparison, folder: Path, train: Train, *, on_job: OnJob
         except EngineError as error:
             failures.append({"job": kept_runs.key(job, comparison.shaping), "error": str(error)})
         else:
-            runs.append({"job": kept_runs.key(job, comparison.shaping), "machine": machine(), "outcome": outcome})
+            made = {"job": kept_runs.key(job, comparison.shaping), "machine": machine(), "outcome": outcome}
+            runs = [run for run in runs if run["job"] != made["job"]] + [made]
         results = _results(comparison, cells, runs, failures)
         kept_runs.save(path, results)
     kept_runs.save(path, results)
