@@ -15,6 +15,7 @@ from thinwire.schema import (
     Join,
     Plan,
     TableSpec,
+    Welcome,
 )
 from thinwire.server import steps as steps_module
 
@@ -145,6 +146,14 @@ def test_a_plan_that_differs_is_refused_by_name(case: str) -> None:
     assert shard.ended.keys() == {1}
     with pytest.raises(ProtocolError, match=text):
         raise ProtocolError(str(shard.ended[1]))
+
+
+def test_workers_may_have_as_many_threads_as_they_like() -> None:
+    one, two = (codec("3lc", sparsity=1.5, threads=threads) for threads in (1, 2))
+    shard = Shard(make_plan(up=one, down=one), begin=False)
+    shard.join(0)
+    shard.say(1, Join(rank=1, plan=make_plan(up=two, down=two)))
+    assert not shard.ended and isinstance(shard.told[1][0][0], Welcome)
 
 
 def test_an_answer_is_short_however_long_the_question() -> None:

@@ -70,6 +70,8 @@ class Codec(ABC):
     """Whether contexts keep a residual unless told otherwise."""
     random: ClassVar[bool] = False
     """Whether `pack` draws random numbers."""
+    private_options: ClassVar[frozenset[str]] = frozenset()
+    """Options that concern one machine alone: peers may differ in them."""
     option_flags: ClassVar[int] = 0
     """The high-byte flags (`Flags.OPTION_A` …) that this codec's frames may carry."""
 

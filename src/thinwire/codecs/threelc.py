@@ -63,6 +63,7 @@ class ThreeLC(Codec):
 
     id: ClassVar[str] = "3lc"
     keeps_residual: ClassVar[bool] = True
+    private_options: ClassVar[frozenset[str]] = frozenset({"threads"})
     option_flags: ClassVar[int] = int(ZERO_RUN | PARTITION)
 
     sparsity: float = 1.0

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import numpy as np
 
 from thinwire.codecs import Codec, decode
 from thinwire.codecs.registry import codec as make_codec
+from thinwire.codecs.registry import find as find_codec
+from thinwire.codecs.registry import ids
 from thinwire.errors import ProtocolError
 from thinwire.schema import Plan, TableSpec
 
@@ -66,6 +69,7 @@ def usable_codecs(plan: Plan) -> list[Codec]:
 
 def difference(ours: Plan, theirs: Plan) -> str | None:
     """Returns in what a joining worker's plan differs from the agreed one, naming the tensor, or None."""
+    ours, theirs = _without_private_options(ours), _without_private_options(theirs)
     if ours == theirs:
         return None
     if theirs.workers != ours.workers:
@@ -98,7 +102,16 @@ def _table_difference(ours: tuple[TableSpec, ...], theirs: tuple[TableSpec, ...]
 
 def _field_difference(ours: Plan, theirs: Plan) -> str | None:
     for field in ("codecs", "optimizer", "groups", "reduce", "state_interval", "consistency", "downlink"):
-        mine, other = getattr(ours, field), getattr(theirs, field)
-        if mine != other:
-            return f"{field}: this worker plans {other}, the others {mine}"
+        if (here := getattr(ours, field)) != (there := getattr(theirs, field)):
+            return f"{field}: this worker plans {there}, the others {here}"
     return None
+
+
+def _without_private_options(plan: Plan) -> Plan:
+    """A plan without what concerns one machine alone, as how many threads it has."""
+    configs = []
+    for config in plan.codecs:
+        codec_id = config.get("id")
+        private = find_codec(codec_id).private_options if codec_id in ids() else ()
+        configs.append({name: value for name, value in config.items() if name not in private})
+    return msgspec.structs.replace(plan, codecs=tuple(configs))
