@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
 from tests.hooks.ddp_ranks import batch, ddp, mlp, run_ranks, train, weights
+from thinwire.hooks.ddp.mesh import Mesh
 
 MANY_BUCKETS: dict[str, Any] = {"bucket_cap_mb": 0.002}
 
@@ -282,3 +283,20 @@ def test_misuse_is_refused_with_what_to_do() -> None:
     assert len(texts) == len(expected)
     for text, pattern in zip(texts, expected, strict=True):
         assert re.search(pattern, text), text
+
+
+def run_part(rank: int, absent: int) -> tuple[float, float]:
+    mesh = Mesh([0, 1, 2], timedelta(seconds=30))
+    if rank == 1:
+        time.sleep(0.3)
+    called = time.monotonic()
+    if rank != absent:
+        mesh.part(timedelta(seconds=20))
+    return called, time.monotonic()
+
+
+def test_ranks_part_together_and_do_not_wait_for_one_that_is_gone() -> None:
+    """Who leaves at once takes its last words with it."""
+    together = run_ranks(3, run_part, -1)
+    assert max(called for called, _ in together) <= min(ended for _, ended in together)
+    assert len(run_ranks(3, run_part, 2)) == 3

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from thinwire.errors import DeadlineError, ProtocolError, ThinwireError, TransportError
 
 _PROBE_TAG = 1 << 30
+_PART_TAG = _PROBE_TAG + 1
 _PROBE_NBYTES = tuple(1 << power for power in range(14, 24, 2))
 _PROBE_ENOUGH_S = 0.03
 
@@ -118,6 +119,23 @@ class Mesh:
         except RuntimeError as error:
             raise self._lost(peer, error) from error
 
+    def part(self, timeout: timedelta) -> None:
+        """Waits until every peer has called this too, or is gone, or the time is over.
+
+        A process that ends at once takes its last words with it: the kernel resets its connections, and what the peers
+        had not read yet is lost.
+        """
+        until = time.monotonic() + timeout.total_seconds()
+        try:
+            coming = [self.receive(peer, Landing(1), _PART_TAG) for peer in self.peers]
+            sending = [(peer, self.send(peer, bytearray(1), _PART_TAG)) for peer in self.peers]
+            for each in coming:
+                each.work.wait(_left(until))
+            for peer, each_sending in sending:
+                self.sent(each_sending, peer, _left(until))
+        except (RuntimeError, TransportError):
+            return
+
     def _lost(self, peer: int, error: RuntimeError) -> ThinwireError:
         text = str(error).splitlines()[0][:300]
         if "timed out" in text.lower():
@@ -195,3 +213,7 @@ class Mesh:
                 f"rank {self.rank} could not reach every rank within {self._timeout.total_seconds():g} s; all of them "
                 f"must call ddp.compress: {str(error).splitlines()[0][:300]}"
             ) from error
+
+
+def _left(until: float) -> timedelta:
+    return timedelta(seconds=max(0.001, until - time.monotonic()))

@@ -35,7 +35,7 @@ PUSH, PULL = 0, 1
 Use = Callable[[Share, Values, Sequence[Any]], None]
 _CLOSE_S = 2.0
 _FAREWELL = timedelta(seconds=5)
-"""How long a rank that gives up stays to say why, to peers that are still busy with something else."""
+"""How long a rank that gives up stays until all have heard why, those too that are still busy with something else."""
 
 
 @dataclass(slots=True)
@@ -113,6 +113,8 @@ class Pipeline:
         self._scale = 1 / mesh.size if mean else 1.0
         self._skip = skip
         self._void = False
+        self._parted = False
+        self._told = threading.Event()
         self._to_push: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._to_pull: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -139,8 +141,9 @@ class Pipeline:
         self.raise_failure()
 
     def raise_failure(self) -> None:
-        """Raises what ended the training, if something did."""
+        """Raises what ended the training, if something did, once the peers have been told: the process may end then."""
         if self.failure is not None:
+            self._told.wait(2 * _FAREWELL.total_seconds())
             raise self.failure
 
     def close(self) -> None:
@@ -279,6 +282,7 @@ class Pipeline:
                     self._mesh.sent(sending, peer)
             except ThinwireError as error:
                 self.failure = self.failure or error
+                self._told.set()
 
     # ---- parts of both
 
@@ -322,8 +326,13 @@ class Pipeline:
     def _fail(self, job: Job, error: Exception, way: int) -> None:
         """Keeps the first failure and tells the peers, unless they are what failed."""
         self.failure = self.failure or error
-        if isinstance(error, TransportError):
-            return
+        try:
+            if not isinstance(error, TransportError):
+                self._tell(job, error, way)
+        finally:
+            self._told.set()
+
+    def _tell(self, job: Job, error: Exception, way: int) -> None:
         data = pack(job.step, job.bucket, [], Say.ABORT, f"{type(error).__name__}: {error}")
         try:
             farewells = [(peer, self._mesh.send(peer, data, _tag(job, way))) for peer in self._mesh.peers]
@@ -331,6 +340,9 @@ class Pipeline:
                 self._mesh.sent(sending, peer, _FAREWELL)
         except TransportError:
             return  # whoever is gone needs no reason
+        if not self._parted:
+            self._parted = True
+            self._mesh.part(_FAREWELL)
 
 
 def _by_bucket(job: Job, owner: int, frames: Sequence[Any], use: Use) -> None:
