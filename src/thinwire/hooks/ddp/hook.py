@@ -18,8 +18,8 @@ from thinwire.codecs import Codec
 from thinwire.errors import ConfigError
 from thinwire.hooks.ddp.choice import choose
 from thinwire.hooks.ddp.exchange import Share
+from thinwire.hooks.ddp.job import Job, Part
 from thinwire.hooks.ddp.mesh import Mesh
-from thinwire.hooks.ddp.pipeline import Job, Part
 from thinwire.hooks.ddp.residuals import Residuals, Trained
 from thinwire.hooks.ddp.state import Settings, ThinwireState
 from thinwire.policies.compression import MIN_NUMEL, Compression

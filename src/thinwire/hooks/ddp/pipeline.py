@@ -14,83 +14,24 @@ import atexit
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-import numpy as np
 import torch
 
-from thinwire.codecs.tensors import FloatArray, off_host, store_tensor
 from thinwire.errors import ConfigError, FrameError, NonFiniteError, ProtocolError, ThinwireError, TransportError
-from thinwire.hooks.ddp.exchange import Share, Values
-from thinwire.hooks.ddp.mesh import Coming, Landing, Mesh
+from thinwire.hooks.ddp.exchange import Share
+from thinwire.hooks.ddp.job import PULL, PUSH, Job, Use, by_bucket, fill, tag, values_of
+from thinwire.hooks.ddp.mesh import Coming, Mesh
 from thinwire.hooks.ddp.message import Message, Say, pack, read
 from thinwire.hooks.ddp.residuals import Residuals
 from thinwire.telemetry import Counters
 
-PUSH, PULL = 0, 1
-Use = Callable[[Share, Values, Sequence[Any]], None]
 _CLOSE_S = 2.0
 _FAREWELL = timedelta(seconds=5)
 """How long a rank that gives up stays until all have heard why, those too that are still busy with something else."""
-
-
-@dataclass(slots=True)
-class Layout:
-    """A job as it comes back step after step: the shares in its buckets, and buffers for what others send."""
-
-    buckets: Sequence[tuple[Share, ...]]
-    """Of each bucket, every rank's share."""
-    rank: int
-    incoming: dict[tuple[int, int], Landing] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.incoming = {}
-        for peer in range(len(self.buckets[0])):
-            if peer != self.rank:
-                self.incoming[peer, PUSH] = Landing(self.max_nbytes(self.rank))
-                self.incoming[peer, PULL] = Landing(self.max_nbytes(peer))
-
-    def of(self, owner: int) -> list[Share]:
-        """What a rank owns, by bucket."""
-        return [shares[owner] for shares in self.buckets]
-
-    def max_nbytes(self, owner: int) -> int:
-        """Most bytes that a message about what `owner` owns may have."""
-        return sum(share.max_nbytes for share in self.of(owner))
-
-
-@dataclass(slots=True)
-class Part:
-    """One bucket of one step."""
-
-    shares: tuple[Share, ...]
-    buffer: torch.Tensor
-    ready: Any
-    """A CUDA event after which the buffer may be read; None on the CPU."""
-    future: torch.futures.Future[torch.Tensor]
-    values: Values = field(default_factory=lambda: np.zeros(0, np.float32))
-
-
-@dataclass(slots=True)
-class Job:
-    """Buckets that travel together, in one step."""
-
-    step: int
-    bucket: int
-    """The first bucket's number."""
-    last: bool
-    layout: Layout
-    parts: list[Part]
-    done: threading.Event = field(default_factory=threading.Event)
-    pushes: list[Coming] = field(default_factory=list)
-    pulls: list[Coming] = field(default_factory=list)
-    sending: list[tuple[int, tuple[Any, torch.Tensor]]] = field(default_factory=list)
-    void: bool = False
-    failed: bool = False
 
 
 class Pipeline:
@@ -195,10 +136,10 @@ class Pipeline:
         if job.bucket == 0 and self._skip:
             self._residuals.remember()
         for part in job.parts:
-            part.values = _values_of(part)
+            part.values = values_of(part)
         for peer in self._mesh.peers:
-            job.pushes.append(self._mesh.receive(peer, job.layout.incoming[peer, PUSH], _tag(job, PUSH)))
-            job.pulls.append(self._mesh.receive(peer, job.layout.incoming[peer, PULL], _tag(job, PULL)))
+            job.pushes.append(self._mesh.receive(peer, job.layout.incoming[peer, PUSH], tag(job, PUSH)))
+            job.pulls.append(self._mesh.receive(peer, job.layout.incoming[peer, PULL], tag(job, PULL)))
         copied = time.perf_counter()
         frames: dict[int, list[bytes]] = {}
         try:
@@ -242,7 +183,7 @@ class Pipeline:
         for peer in self._mesh.peers:
             self._send(job, peer, data, PULL, own, self.pull_counters)
         if not job.void:
-            _by_bucket(job, own, frames, Share.apply)
+            by_bucket(job, own, frames, Share.apply)
         worked += time.perf_counter() - began
         for coming in job.pulls:
             began = time.perf_counter()
@@ -257,7 +198,7 @@ class Pipeline:
             if job.void:
                 part.buffer.fill_(torch.nan)
             else:
-                _fill(part.buffer, part.values)
+                fill(part.buffer, part.values)
         self._void = self._void or job.void
         if job.last and self._void:
             self._residuals.put_back()
@@ -303,7 +244,7 @@ class Pipeline:
 
     def _decode(self, job: Job, coming: Coming, owner: int, frames: list[memoryview], use: Use) -> None:
         try:
-            _by_bucket(job, owner, frames, use)
+            by_bucket(job, owner, frames, use)
         except FrameError as error:
             raise ProtocolError(f"rank {coming.peer} sent a frame that cannot be read: {error}") from error
 
@@ -314,7 +255,7 @@ class Pipeline:
                 f"{len(data)} bytes for {numel} values are more than the values themselves; "
                 "choose a codec that makes them smaller, or exclude these parameters"
             )
-        job.sending.append((peer, self._mesh.send(peer, data, _tag(job, way))))
+        job.sending.append((peer, self._mesh.send(peer, data, tag(job, way))))
         counters.add("wire_bytes", len(data))
         counters.add("messages", 1)
 
@@ -335,7 +276,7 @@ class Pipeline:
     def _tell(self, job: Job, error: Exception, way: int) -> None:
         data = pack(job.step, job.bucket, [], Say.ABORT, f"{type(error).__name__}: {error}")
         try:
-            farewells = [(peer, self._mesh.send(peer, data, _tag(job, way))) for peer in self._mesh.peers]
+            farewells = [(peer, self._mesh.send(peer, data, tag(job, way))) for peer in self._mesh.peers]
             for peer, sending in farewells:
                 self._mesh.sent(sending, peer, _FAREWELL)
         except TransportError:
@@ -343,36 +284,3 @@ class Pipeline:
         if not self._parted:
             self._parted = True
             self._mesh.part(_FAREWELL)
-
-
-def _by_bucket(job: Job, owner: int, frames: Sequence[Any], use: Use) -> None:
-    """Hands each bucket the frames of its own share."""
-    at = 0
-    for part in job.parts:
-        share = part.shares[owner]
-        use(share, part.values, frames[at : at + share.num_frames])
-        at += share.num_frames
-
-
-def _tag(job: Job, way: int) -> int:
-    """One sequence of messages for each bucket and direction."""
-    return 2 * job.bucket + way
-
-
-def _values_of(part: Part) -> Values:
-    """The bucket's values, flat, in the compute dtype, where they lie: the bucket's own memory wherever possible."""
-    if part.ready is not None:
-        part.ready.synchronize()
-    dtype = torch.float64 if part.shares[0].dtype == np.float64 else torch.float32
-    flat = part.buffer.detach().reshape(-1).to(dtype)
-    if off_host(flat):
-        return flat
-    values: FloatArray = flat.numpy()
-    return values
-
-
-def _fill(buffer: torch.Tensor, values: Values) -> None:
-    """Lets a bucket have its values, unless they are its own memory."""
-    tensor = values if isinstance(values, torch.Tensor) else torch.from_numpy(values)
-    if buffer.data_ptr() != tensor.data_ptr():
-        store_tensor(buffer, tensor, False)

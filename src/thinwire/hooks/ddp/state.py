@@ -12,8 +12,9 @@ import torch.distributed as dist
 
 from thinwire.errors import ConfigError
 from thinwire.hooks.ddp.exchange import Share, shares
+from thinwire.hooks.ddp.job import Layout, Part
 from thinwire.hooks.ddp.mesh import Mesh
-from thinwire.hooks.ddp.pipeline import Layout, Part, Pipeline
+from thinwire.hooks.ddp.pipeline import Pipeline
 from thinwire.hooks.ddp.residuals import Residuals
 
 FORMAT = 1
