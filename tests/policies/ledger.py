@@ -96,22 +96,27 @@ def one_hot(workers: int, rank: int, iteration: int) -> torch.Tensor:
     return gradient
 
 
+def join(actor: Actor, workers: int, policy: str | Consistency, **options: Any) -> tuple[Ledger, DistributedOptimizer]:
+    """A worker's ledger and its optimizer, at rate 1 and uncompressed unless `options` say otherwise."""
+    model = Ledger(workers)
+    chosen: dict[str, Any] = {"codec": "fp32", "min_numel": 1, **options}
+    opt = tw.distribute(
+        model,
+        torch.optim.SGD(model.parameters(), lr=1.0),
+        server=actor.network.connect(actor),
+        rank=actor.rank,
+        workers=workers,
+        consistency=policy,
+        **chosen,
+    )
+    return model, opt
+
+
 def play(case: Case, policy: str | Consistency, *, flush: bool = True, **options: Any) -> tuple[list[Diary], Network]:
     """Trains by the schedule; returns the workers' diaries, and the network with all that was said."""
 
     def work(actor: Actor) -> Diary:
-        model = Ledger(case.workers)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        chosen: dict[str, Any] = {"codec": "fp32", "reduce": "sum", "min_numel": 1, **options}
-        opt = tw.distribute(
-            model,
-            optimizer,
-            server=actor.network.connect(actor),
-            rank=actor.rank,
-            workers=case.workers,
-            consistency=policy,
-            **chosen,
-        )
+        model, opt = join(actor, case.workers, policy, **{"reduce": "sum", **options})
         with opt:
             return write(Diary(), actor, model, opt, case.workers, flush=flush)
 

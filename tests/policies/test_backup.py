@@ -18,8 +18,8 @@ from tests.policies.ledger import (
     ITERATIONS,
     TABLES,
     Case,
-    Ledger,
     cases,
+    join,
     one_hot,
     play,
     schedules,
@@ -100,17 +100,7 @@ def test_a_slow_worker_goes_on_with_the_newest_version() -> None:
 @schedules
 def test_when_worker_zero_ends_the_training_everybody_ends(policy: str, case: Case) -> None:
     def work(actor: Actor) -> tuple[int, list[NDArray[Any]]]:
-        model = Ledger(case.workers)
-        opt = tw.distribute(
-            model,
-            torch.optim.SGD(model.parameters(), lr=1.0),
-            server=actor.network.connect(actor),
-            rank=actor.rank,
-            workers=case.workers,
-            consistency=policy,
-            codec="fp32",
-            min_numel=1,
-        )
+        model, opt = join(actor, case.workers, policy)
         with opt:
             while not opt.finished:
                 assert opt.steps_done < 2000

@@ -7,19 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from numpy.typing import NDArray
 
-import thinwire as tw
 from tests.designs.network import Actor, Network
 from tests.policies.ledger import (
     ITERATIONS,
     TABLES,
     Case,
-    Ledger,
     applied,
     cases,
+    join,
     one_hot,
     play,
     schedules,
@@ -113,17 +111,7 @@ def silence(policy: str, silent: int, case: Case) -> list[int]:
     begun = [0] * case.workers
 
     def work(actor: Actor) -> None:
-        model = Ledger(case.workers)
-        opt = tw.distribute(
-            model,
-            torch.optim.SGD(model.parameters(), lr=1.0),
-            server=actor.network.connect(actor),
-            rank=actor.rank,
-            workers=case.workers,
-            consistency=policy,
-            codec="fp32",
-            min_numel=1,
-        )
+        model, opt = join(actor, case.workers, policy)
         actor.pause()
         for iteration in range(ITERATIONS):
             loss = model([one_hot(case.workers, actor.rank, iteration)] * TABLES)
@@ -178,18 +166,7 @@ def test_a_rate_is_that_of_the_updates_own_clock() -> None:
     """Under staleness a worker's push may be ahead; the update before it still goes by its own rate."""
 
     def work(actor: Actor) -> list[NDArray[Any]]:
-        model = Ledger(2)
-        opt = tw.distribute(
-            model,
-            torch.optim.SGD(model.parameters(), lr=1.0),
-            server=actor.network.connect(actor),
-            rank=actor.rank,
-            workers=2,
-            consistency="ssp[staleness=3,mode=aggressive]",
-            codec="fp32",
-            min_numel=1,
-            reduce="sum",
-        )
+        model, opt = join(actor, 2, "ssp[staleness=3,mode=aggressive]", reduce="sum")
         with opt:
             for iteration in range(ITERATIONS):
                 for group in opt.param_groups:
