@@ -8,6 +8,7 @@ import torch
 
 from tests.pieces import as_frame
 from thinwire.codecs import Codec, codec, decode
+from thinwire.codecs.bundle import member
 from thinwire.errors import FrameError, NonFiniteError, ProtocolError
 from thinwire.frames import Frame, pack
 from thinwire.schema import TableSpec
@@ -116,3 +117,11 @@ def test_damaged_gradients_change_nothing() -> None:
     mean, ranks = table.incoming.take("mean")
     assert ranks == (0, 1)
     np.testing.assert_array_equal(mean, np.ones((4, 25)))
+
+
+def test_whole_values_do_not_come_in_a_bundle() -> None:
+    table = make()
+    before = table.values.clone()
+    with pytest.raises(ProtocolError, match="whole values came in a bundle"):
+        table.assign(member(np.zeros(100, np.float32), "w"), 3)
+    assert table.version == 0 and torch.equal(table.values, before)
