@@ -1,9 +1,9 @@
 """Small uncompressed tensors of one message share a frame: the bundle.
 
 A frame has a head, a checksum, and checks on both sides, which cost more than a bias or a norm layer is worth: thirty
-frames from each of four workers were half of a step in which nothing is computed. So tables that travel as they are leave as
-members of one `fp32` frame, end to end; the message says how many values belong to each. Inside the cores a member
-stands where a frame would.
+frames from each of four workers were half of a step in which nothing is computed. So tables that travel as they are
+leave as members of one `fp32` frame, end to end; the message says how many values belong to each. Inside the cores a
+member stands where a frame would.
 """
 
 from __future__ import annotations
