@@ -53,7 +53,7 @@ def main() -> None:
     batches = Batches(dataset, rank=rank, workers=world, batch=args.batch, seed=0)
 
     model = DistributedDataParallel(network(dataset.in_shape, dataset.num_classes))
-    state = ddp.compress(model, codec="3lc", sparsity=1.75)
+    state = ddp.compress(model, codec="3lc", sparsity=1.0)
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
 
     began = time.perf_counter()

@@ -35,7 +35,7 @@ def main() -> None:
     batches = Batches(dataset, rank=rank, workers=world, batch=8, seed=0)
 
     model = DistributedDataParallel(nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)))
-    state = ddp.compress(model, codec="3lc", sparsity=1.75)
+    state = ddp.compress(model, codec="3lc", sparsity=1.0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
 
     shared = args.folder / "shared.pt"

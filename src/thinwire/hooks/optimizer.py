@@ -27,7 +27,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     Example::
 
         opt = tw.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), server="grpc://10.0.0.1:7070",
-                            rank=rank, workers=4, codec="3lc", sparsity=1.75)
+                            rank=rank, workers=4, codec="3lc", sparsity=1.0)
         with opt:
             for x, y in batches:
                 opt.zero_grad()

@@ -1,4 +1,4 @@
-"""One line in an existing DistributedDataParallel script: `ddp.compress(model, codec="3lc", sparsity=1.75)`.
+"""One line in an existing DistributedDataParallel script: `ddp.compress(model, codec="3lc", sparsity=1.0)`.
 
 plan      who owns which values            exchange   the arithmetic of one bucket, both passes
 message   what ranks say to each other     pipeline   two threads that keep buckets moving

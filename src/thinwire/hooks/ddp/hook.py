@@ -85,7 +85,7 @@ def compress(
     Example::
 
         model = DistributedDataParallel(model)
-        state = ddp.compress(model, codec="3lc", sparsity=1.75)      # the one line
+        state = ddp.compress(model, codec="3lc", sparsity=1.0)       # the one line
     """
     _check_model(model)
     if reduce not in ("mean", "sum"):
