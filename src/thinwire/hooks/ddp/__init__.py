@@ -4,6 +4,7 @@ plan      who owns which values            exchange   the arithmetic of one buck
 message   what ranks say to each other     pipeline   two threads that keep buckets moving
 mesh      moves messages over gloo         state      residuals, checkpoints, other world sizes
 hook      compress() and the hook itself   report     what it cost and whether it paid
+job       buckets that travel together     residuals  what was not sent, by name and slice
 """
 
 from __future__ import annotations
