@@ -1,4 +1,4 @@
-"""What happens to tensors on a GPU that no kernel takes: it works, and is said once (`tests/kernels/gpu` has the rest).
+"""What happens to tensors on a GPU that no kernel takes: it works, and is said once (`tests/kernels/triton` has more).
 
 The CPU stands for a GPU here, so that this runs anywhere: tensors count as lying off the host.
 """
@@ -12,7 +12,7 @@ import torch
 import thinwire as tw
 from thinwire.codecs import device, tensors
 from thinwire.codecs.device import encode_all
-from thinwire.kernels import gpu
+from thinwire.kernels import triton
 
 VALUES = torch.linspace(-1, 1, 100)
 
@@ -35,7 +35,7 @@ def test_a_device_without_kernels_is_named_once_and_the_cpu_encodes() -> None:
 
 def test_missing_triton_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "KERNEL_DEVICES", frozenset({"cpu"}))
-    monkeypatch.setattr(gpu, "find_spec", lambda name: None)
+    monkeypatch.setattr(triton, "find_spec", lambda name: None)
     with pytest.warns(UserWarning, match=r"Triton is not installed \(pip install 'thinwire\[gpu\]'\)"):
         frame = tw.codec("int8").encode(VALUES)
     assert frame == tw.codec("int8").encode(VALUES.numpy())

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.codecs.randomness import key_of, stream
-from thinwire.kernels.uniform import uniforms
+from thinwire.kernels.numba.uniform import uniforms
 
 Array = NDArray[np.float32]
 Weights = dict[str, Array]

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from thinwire import kernels
-from thinwire.kernels import Workspace, reference
+from thinwire.kernels import reference
+from thinwire.kernels.numba import Workspace
 
 T = [0.30, -0.10, 0.0, -0.40, 0.15, 0.05, 0.02, 0.0, -0.01, 0.22, 0.0, -0.21]
 

@@ -21,13 +21,13 @@ from thinwire.codecs.context import Context
 from thinwire.codecs.tensors import DeviceFlat, flatten, flatten_on_device, store_tensor
 from thinwire.errors import ConfigError, NonFiniteError
 from thinwire.frames import Frame
-from thinwire.kernels import gpu
+from thinwire.kernels import triton
 
 if TYPE_CHECKING:
     from thinwire.codecs.stochastic import TernGrad
-    from thinwire.kernels.gpu.pending import Pending, Sent
-    from thinwire.kernels.gpu.select import Chosen, Selected
-    from thinwire.kernels.gpu.workspace import DeviceWorkspace
+    from thinwire.kernels.triton.pending import Pending, Sent
+    from thinwire.kernels.triton.select import Chosen, Selected
+    from thinwire.kernels.triton.workspace import DeviceWorkspace
 
 KERNEL_DEVICES = frozenset({"cuda"})
 """Types of devices that the kernels run on."""
@@ -245,12 +245,12 @@ def _flatten_to(device: torch.device, tensor: Tensor, name: str) -> DeviceFlat:
 
 def _missing(device: torch.device) -> str | None:
     """Why no kernel runs on `device`, or None."""
-    return gpu.missing() if device.type in KERNEL_DEVICES else f"there are no kernels for {device.type} devices"
+    return triton.missing() if device.type in KERNEL_DEVICES else f"there are no kernels for {device.type} devices"
 
 
 def _take(device: torch.device) -> DeviceWorkspace:
     """A workspace that nothing uses any more; taking from a list is atomic, so threads never share one."""
-    from thinwire.kernels.gpu.workspace import DeviceWorkspace
+    from thinwire.kernels.triton.workspace import DeviceWorkspace
 
     try:
         workspace = _idle.setdefault(device, []).pop()

@@ -27,16 +27,16 @@ from thinwire.codecs.topk import TopK
 from thinwire.errors import NonFiniteError
 from thinwire.frames import Frame
 from thinwire.kernels.contract import non_finite
-from thinwire.kernels.gpu.batch import Batch
-from thinwire.kernels.gpu.levels import decode_int8, encode_int8
-from thinwire.kernels.gpu.pending import Pending, Sent
-from thinwire.kernels.gpu.scatter import scatter
-from thinwire.kernels.gpu.select import Chosen, Form, Selected, encode_from, encode_top
-from thinwire.kernels.gpu.signs import decode_signs, encode_signs
-from thinwire.kernels.gpu.stochastic import clipped_at, decode_two_bit, encode_stochastic
-from thinwire.kernels.gpu.ternary import decode_ternary, encode_ternary
-from thinwire.kernels.gpu.workspace import DeviceWorkspace
-from thinwire.kernels.moments import require_finite_magnitude
+from thinwire.kernels.numba.moments import require_finite_magnitude
+from thinwire.kernels.triton.batch import Batch
+from thinwire.kernels.triton.levels import decode_int8, encode_int8
+from thinwire.kernels.triton.pending import Pending, Sent
+from thinwire.kernels.triton.scatter import scatter
+from thinwire.kernels.triton.select import Chosen, Form, Selected, encode_from, encode_top
+from thinwire.kernels.triton.signs import decode_signs, encode_signs
+from thinwire.kernels.triton.stochastic import clipped_at, decode_two_bit, encode_stochastic
+from thinwire.kernels.triton.ternary import decode_ternary, encode_ternary
+from thinwire.kernels.triton.workspace import DeviceWorkspace
 
 _NUMPY_TYPES: dict[torch.dtype, np.dtype[Any]] = {
     torch.float32: np.dtype(np.float32),

@@ -25,8 +25,8 @@ from thinwire.codecs.sparse import VALUES_PER_BYTE
 from thinwire.codecs.tensors import Flat, FloatArray
 from thinwire.errors import ConfigError, FrameError
 from thinwire.frames import Flags, Frame, varint
-from thinwire.kernels.bins import bin_values, entropy_of, value_of_bins
-from thinwire.kernels.huffman import (
+from thinwire.kernels.numba.bins import bin_values, entropy_of, value_of_bins
+from thinwire.kernels.numba.huffman import (
     MAX_BITS,
     NUM_STREAMS,
     code_lengths,
@@ -38,9 +38,9 @@ from thinwire.kernels.huffman import (
     room_nbytes,
     write_lengths,
 )
-from thinwire.kernels.integers import pack_integers, packed_nbytes, unpack_integers
-from thinwire.kernels.moments import moments, require_finite_magnitude
-from thinwire.kernels.select import sample_of
+from thinwire.kernels.numba.integers import pack_integers, packed_nbytes, unpack_integers
+from thinwire.kernels.numba.moments import moments, require_finite_magnitude
+from thinwire.kernels.numba.select import sample_of
 
 HUFFMAN = int(Flags.OPTION_A)
 """Bins are Huffman coded; without it, N bits each."""

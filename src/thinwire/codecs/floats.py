@@ -16,8 +16,8 @@ from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.tensors import Flat, FloatArray
 from thinwire.errors import FrameError, NonFiniteError
 from thinwire.frames import Frame
-from thinwire.kernels import max_magnitude
-from thinwire.kernels.casts import BFLOAT_MAX, largest_float, to_bfloat, to_half, widen
+from thinwire.kernels.numba import max_magnitude
+from thinwire.kernels.numba.casts import BFLOAT_MAX, largest_float, to_bfloat, to_half, widen
 
 _FP16_MAX = 65504.0
 _FP16_ROUNDS_TO_INF = 65520.0

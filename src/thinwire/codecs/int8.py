@@ -13,8 +13,8 @@ from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.tensors import Flat, FloatArray, compute_dtype
 from thinwire.errors import FrameError
 from thinwire.frames import Frame
-from thinwire.kernels.moments import largest_of, require_finite_magnitude
-from thinwire.kernels.rounding import round_to_int8, scale_levels
+from thinwire.kernels.numba.moments import largest_of, require_finite_magnitude
+from thinwire.kernels.numba.rounding import round_to_int8, scale_levels
 
 TOP_LEVEL = 127
 

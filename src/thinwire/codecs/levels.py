@@ -22,9 +22,9 @@ from thinwire.codecs.votes import width_of
 from thinwire.errors import ConfigError, FrameError
 from thinwire.frames import Flags, Frame
 from thinwire.frames.layout import MAX_SCALES
-from thinwire.kernels.elias import decode_levels, encode_levels, longest
-from thinwire.kernels.integers import pack_integers, packed_nbytes, unpack_integers
-from thinwire.kernels.levels import (
+from thinwire.kernels.numba.elias import decode_levels, encode_levels, longest
+from thinwire.kernels.numba.integers import pack_integers, packed_nbytes, unpack_integers
+from thinwire.kernels.numba.levels import (
     MAX_LEVELS,
     MAX_NATURAL_LEVELS,
     bucket_largest,
@@ -32,7 +32,7 @@ from thinwire.kernels.levels import (
     round_to_levels,
     value_of_levels,
 )
-from thinwire.kernels.moments import moments, require_finite_magnitude
+from thinwire.kernels.numba.moments import moments, require_finite_magnitude
 
 NATURAL = int(Flags.OPTION_A)
 """Levels are powers of two; without it, evenly spaced."""

@@ -19,8 +19,8 @@ from thinwire.codecs.tensors import Flat, FloatArray
 from thinwire.errors import ConfigError, FrameError
 from thinwire.frames import Flags, Frame
 from thinwire.frames.layout import MAX_RANK, MAX_SCALES
-from thinwire.kernels.moments import largest_of, moments, require_finite_magnitude
-from thinwire.kernels.signs import pack_signs, unpack_signs
+from thinwire.kernels.numba.moments import largest_of, moments, require_finite_magnitude
+from thinwire.kernels.numba.signs import pack_signs, unpack_signs
 
 PER_INDEX = int(Flags.OPTION_A)
 """Two means for each index of one dimension, whose number is the payload's first byte."""

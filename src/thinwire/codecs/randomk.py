@@ -19,9 +19,9 @@ from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.tensors import Flat, FloatArray, compute_dtype
 from thinwire.errors import ConfigError, FrameError, NonFiniteError
 from thinwire.frames import Frame
-from thinwire.kernels.magnitude import max_magnitude
-from thinwire.kernels.moments import largest_of, require_finite_magnitude
-from thinwire.kernels.thinning import collect_kept, kept_positions, scatter
+from thinwire.kernels.numba.magnitude import max_magnitude
+from thinwire.kernels.numba.moments import largest_of, require_finite_magnitude
+from thinwire.kernels.numba.thinning import collect_kept, kept_positions, scatter
 
 UNITS = 1 << 24
 """p is a multiple of its inverse."""

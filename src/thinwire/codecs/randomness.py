@@ -30,7 +30,7 @@ def stream(seed: int, name: str, step: int) -> Draws:
 
 
 def key_of(draws: Draws | None) -> tuple[int, int]:
-    """Draws the two 32-bit words that key the kernels' own counter-based numbers (`thinwire.kernels.uniform`)."""
+    """Draws the two 32-bit words that key the kernels' own counter-based numbers (`thinwire.kernels.numba.uniform`)."""
     word = (draws or stream(0, "", 0)).bit_generator.random_raw()
     return int(word) & 0xFFFFFFFF, int(word) >> 32
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from thinwire.kernels import Workspace
+from thinwire.kernels.numba import Workspace
 
 
 class Scratch:

@@ -23,10 +23,10 @@ from thinwire.codecs.scratch import Scratch, scratch
 from thinwire.codecs.tensors import FloatArray, compute_dtype
 from thinwire.errors import ConfigError, FrameError
 from thinwire.frames import Flags, Frame, varint
-from thinwire.kernels.bitmap import positions_of
 from thinwire.kernels.contract import Bytes
-from thinwire.kernels.integers import MAX_WIDTH, pack_integers, packed_nbytes, unpack_integers
-from thinwire.kernels.magnitude import max_magnitude
+from thinwire.kernels.numba.bitmap import positions_of
+from thinwire.kernels.numba.integers import MAX_WIDTH, pack_integers, packed_nbytes, unpack_integers
+from thinwire.kernels.numba.magnitude import max_magnitude
 
 BITMAP = int(Flags.OPTION_A)
 """Positions are a bitmap; without it, indices."""

@@ -20,9 +20,9 @@ from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.tensors import Flat, FloatArray, flatten, off_host
 from thinwire.errors import ConfigError, FrameError
 from thinwire.frames import Flags, Frame
-from thinwire.kernels import decode_ternary
-from thinwire.kernels.moments import largest_of, moments, require_finite_magnitude
-from thinwire.kernels.stochastic import DIGITS_PER_CODE, pack_stochastic, unpack_two_bit
+from thinwire.kernels.numba import decode_ternary
+from thinwire.kernels.numba.moments import largest_of, moments, require_finite_magnitude
+from thinwire.kernels.numba.stochastic import DIGITS_PER_CODE, pack_stochastic, unpack_two_bit
 
 TWO_BIT = int(Flags.OPTION_A)
 """Four trits to a byte; without it, five."""

@@ -20,9 +20,9 @@ from thinwire.codecs.scratch import Scratch, scratch
 from thinwire.codecs.tensors import Flat, FloatArray
 from thinwire.errors import ConfigError, FrameError
 from thinwire.frames import Flags, Frame
-from thinwire.kernels import Workspace, decode_ternary, encode_ternary
 from thinwire.kernels.contract import FIRST_RUN
-from thinwire.kernels.ternary_slices import COALESCE, decode_slices, encode_slices
+from thinwire.kernels.numba import Workspace, decode_ternary, encode_ternary
+from thinwire.kernels.numba.ternary_slices import COALESCE, decode_slices, encode_slices
 
 ZERO_RUN = int(Flags.OPTION_A)
 """The payload is zero-run encoded."""

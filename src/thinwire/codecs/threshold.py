@@ -18,9 +18,9 @@ from thinwire.codecs.sparse import BITMAP, SIGNS, Sparse
 from thinwire.codecs.tensors import Flat, FloatArray
 from thinwire.codecs.topk import check_fraction
 from thinwire.errors import ConfigError
-from thinwire.kernels.bitmap import positions_of
-from thinwire.kernels.moments import largest_of, require_finite_magnitude
-from thinwire.kernels.select import checked_sample_of, take
+from thinwire.kernels.numba.bitmap import positions_of
+from thinwire.kernels.numba.moments import largest_of, require_finite_magnitude
+from thinwire.kernels.numba.select import checked_sample_of, take
 
 MIN_SAMPLE = 1000
 SAMPLE_SHARE = 0.01

@@ -16,9 +16,9 @@ from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.sparse import Positions, Sparse
 from thinwire.codecs.tensors import Flat, FloatArray
 from thinwire.errors import ConfigError
-from thinwire.kernels.bitmap import set_bits
-from thinwire.kernels.moments import largest_of, require_finite_magnitude
-from thinwire.kernels.select import select_top
+from thinwire.kernels.numba.bitmap import set_bits
+from thinwire.kernels.numba.moments import largest_of, require_finite_magnitude
+from thinwire.kernels.numba.select import select_top
 
 
 @dataclass(frozen=True, kw_only=True)

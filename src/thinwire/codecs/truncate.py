@@ -16,10 +16,10 @@ from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.tensors import Flat, FloatArray
 from thinwire.errors import ConfigError, FrameError
 from thinwire.frames import Frame
-from thinwire.kernels.casts import upper_halves, widen
-from thinwire.kernels.integers import pack_integers, packed_nbytes, unpack_integers
-from thinwire.kernels.magnitude import max_magnitude
-from thinwire.kernels.moments import largest_of, require_finite_magnitude
+from thinwire.kernels.numba.casts import upper_halves, widen
+from thinwire.kernels.numba.integers import pack_integers, packed_nbytes, unpack_integers
+from thinwire.kernels.numba.magnitude import max_magnitude
+from thinwire.kernels.numba.moments import largest_of, require_finite_magnitude
 
 MANTISSA_BITS = 23
 HALF = 16

@@ -17,14 +17,14 @@ from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.tensors import Flat, FloatArray
 from thinwire.errors import ConfigError, FrameError
 from thinwire.frames import Frame
-from thinwire.kernels.integers import (
+from thinwire.kernels.numba.integers import (
     pack_integers,
     packed_nbytes,
     round_to_integers,
     scale_integers,
     unpack_integers,
 )
-from thinwire.kernels.moments import largest_of, require_finite_magnitude
+from thinwire.kernels.numba.moments import largest_of, require_finite_magnitude
 
 MAX_WORKERS = 1 << 20
 """A float32 mean of more than this does not tell neighbouring counts apart any more."""

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.kernels.contract import Bytes
-from thinwire.kernels.moments import LANES, Moments
-from thinwire.kernels.uniform import Key, draws, uniforms
+from thinwire.kernels.numba.moments import LANES, Moments
+from thinwire.kernels.numba.uniform import Key, draws, uniforms
 
 
 def with_residual(values: Any, residual: Any, residual_scale: float) -> Any:
@@ -23,7 +23,7 @@ def with_residual(values: Any, residual: Any, residual_scale: float) -> Any:
 def round_to_int8(
     values: Any, *, scale: float, levels: NDArray[np.int8], residual: Any = None, residual_scale: float = 1.0
 ) -> None:
-    """See `thinwire.kernels.rounding.round_to_int8`."""
+    """See `thinwire.kernels.numba.rounding.round_to_int8`."""
     v = with_residual(values, residual, residual_scale)
     m = values.dtype.type(scale)
     levels[:] = np.clip(np.rint(v / m), -127, 127)
@@ -32,7 +32,7 @@ def round_to_int8(
 
 
 def moments(values: Any, *, residual: Any = None, residual_scale: float = 1.0, unit: float = 1.0) -> Moments:
-    """See `thinwire.kernels.moments.moments`; the unit is given. Value i goes to running sum i mod 1,024."""
+    """See `thinwire.kernels.numba.moments.moments`; the unit is given. Value i goes to running sum i mod 1,024."""
     v = with_residual(values, residual, residual_scale)
     lifted = v.astype(np.float64) * (1.0 / unit)
 
@@ -59,7 +59,7 @@ def pack_signs(
     low: float = 0.0,
     high: float = 0.0,
 ) -> None:
-    """See `thinwire.kernels.signs.pack_signs`."""
+    """See `thinwire.kernels.numba.signs.pack_signs`."""
     v = with_residual(values, residual, residual_scale)
     bits[:] = np.packbits(v >= 0)
     if residual is not None:
@@ -68,14 +68,14 @@ def pack_signs(
 
 
 def unpack_signs(bits: Bytes, *, low: float, high: float, out: Any, accumulate: bool) -> None:
-    """See `thinwire.kernels.signs.unpack_signs`."""
+    """See `thinwire.kernels.numba.signs.unpack_signs`."""
     kind = out.dtype.type
     values = np.where(np.unpackbits(bits, count=out.size), kind(high), kind(low))
     out[:] = out + values if accumulate else values
 
 
 def pack_stochastic(values: Any, *, scale: float, limit: float, key: Key, packing: str, codes: Bytes) -> int:
-    """See `thinwire.kernels.stochastic.pack_stochastic`."""
+    """See `thinwire.kernels.numba.stochastic.pack_stochastic`."""
     trits = ternarise(values, scale=scale, limit=limit, uniforms=uniforms(key, values.size))
     codes[:] = pack_trits(trits, packing)
     return int(np.count_nonzero(trits))
@@ -99,30 +99,30 @@ def pack_trits(trits: NDArray[np.int8], packing: str) -> Bytes:
 
 
 def pack_integers(values: Any, *, offset: int = 0, width: int) -> Bytes:
-    """See `thinwire.kernels.integers.pack_integers`."""
+    """See `thinwire.kernels.numba.integers.pack_integers`."""
     bits = (values.astype(np.int64)[:, None] + offset) >> np.arange(width) & 1
     return np.packbits(bits.astype(np.uint8).reshape(-1), bitorder="little")
 
 
 def round_to_integers(values: Any, *, scale: float, top: int) -> NDArray[np.int32]:
-    """See `thinwire.kernels.integers.round_to_integers`."""
+    """See `thinwire.kernels.numba.integers.round_to_integers`."""
     numbers: NDArray[np.int32] = np.clip(np.rint(values.astype(np.float64) / scale * top), -top, top).astype(np.int32)
     return numbers
 
 
 def scale_integers(numbers: Any, *, scale: float, top: int, dtype: Any) -> Any:
-    """See `thinwire.kernels.integers.scale_integers`."""
+    """See `thinwire.kernels.numba.integers.scale_integers`."""
     return (scale * (numbers.astype(np.float64) / top)).astype(dtype)
 
 
 def to_half(values: Any) -> NDArray[np.uint16]:
-    """See `thinwire.kernels.casts.to_half`."""
+    """See `thinwire.kernels.numba.casts.to_half`."""
     halves: NDArray[np.uint16] = values.astype(np.float16).view(np.uint16)
     return halves
 
 
 def to_bfloat(values: Any) -> NDArray[np.uint16]:
-    """See `thinwire.kernels.casts.to_bfloat`: half of a unit is added, and a little less where that is a tie."""
+    """See `thinwire.kernels.numba.casts.to_bfloat`: half of a unit is added, and a little less where that is a tie."""
     bits = values.astype(np.float32).view(np.uint32)
     odd = (bits >> np.uint32(16)) & np.uint32(1)
     halves: NDArray[np.uint16] = ((bits + (np.uint32(0x7FFF) + odd)) >> np.uint32(16)).astype(np.uint16)
@@ -130,7 +130,7 @@ def to_bfloat(values: Any) -> NDArray[np.uint16]:
 
 
 def widen(halves: NDArray[np.uint16], kind: str) -> NDArray[np.float32]:
-    """See `thinwire.kernels.casts.widen`."""
+    """See `thinwire.kernels.numba.casts.widen`."""
     if kind == "half":
         return halves.view(np.float16).astype(np.float32)
     wide: NDArray[np.float32] = (halves.astype(np.uint32) << np.uint32(16)).view(np.float32)
@@ -138,12 +138,12 @@ def widen(halves: NDArray[np.uint16], kind: str) -> NDArray[np.float32]:
 
 
 def kept_positions(size: int, *, key: Key, kept: int) -> NDArray[np.int64]:
-    """See `thinwire.kernels.thinning.kept_positions`."""
+    """See `thinwire.kernels.numba.thinning.kept_positions`."""
     return np.flatnonzero(draws(key, size) >> np.uint32(8) < kept)
 
 
 def bucket_norms(values: Any, *, bucket: int, unit: float = 1.0) -> NDArray[np.float64]:
-    """See `thinwire.kernels.levels.bucket_norms`; the unit is given. Squares are added up in order."""
+    """See `thinwire.kernels.numba.levels.bucket_norms`; the unit is given. Squares are added up in order."""
     squares = (values.astype(np.float64) / unit) ** 2
     sums = [squares[start : start + bucket].cumsum()[-1] for start in range(0, values.size, bucket)]
     norms: NDArray[np.float64] = np.sqrt(np.array(sums)) * unit
@@ -151,13 +151,13 @@ def bucket_norms(values: Any, *, bucket: int, unit: float = 1.0) -> NDArray[np.f
 
 
 def value_of_levels(levels: Any, *, norms: Any, bucket: int, worth: Any, dtype: Any) -> Any:
-    """See `thinwire.kernels.levels.value_of_levels`."""
+    """See `thinwire.kernels.numba.levels.value_of_levels`."""
     norm = np.repeat(norms.astype(np.float64), bucket)[: levels.size]
     return (norm * worth[levels + worth.size // 2]).astype(dtype)
 
 
 def select_top(values: Any, k: int) -> NDArray[np.int64]:
-    """See `thinwire.kernels.select.select_top`."""
+    """See `thinwire.kernels.numba.select.select_top`."""
     magnitudes = np.abs(values)
     threshold = np.partition(magnitudes, values.size - k)[values.size - k]
     above = np.flatnonzero(magnitudes > threshold)
@@ -168,7 +168,7 @@ def select_top(values: Any, k: int) -> NDArray[np.int64]:
 
 
 def round_to_levels(values: Any, *, norms: Any, bucket: int, top: int, natural: bool, key: Key) -> NDArray[np.int16]:
-    """See `thinwire.kernels.levels.round_to_levels`: the level below, and one more with the right probability."""
+    """See `thinwire.kernels.numba.levels.round_to_levels`: the level below, and one more with the right probability."""
     norm = np.repeat(norms.astype(np.float64), bucket)[: values.size]
     a = np.divide(np.abs(values.astype(np.float64)), norm, out=np.zeros(values.size), where=norm > 0)
     grid = np.ldexp(1.0, np.arange(1, top + 1) - top) if natural else np.arange(1, top + 1) / top
@@ -196,7 +196,7 @@ def bits_of_elias_gamma(levels: Any) -> str:
 
 
 def bin_values(values: Any, *, low: float, high: float, num_bits: int) -> NDArray[np.int32]:
-    """See `thinwire.kernels.bins.bin_values`; for ranges that do not overflow."""
+    """See `thinwire.kernels.numba.bins.bin_values`; for ranges that do not overflow."""
     place = (values.astype(np.float64) - low) / (high - low) * 2.0**num_bits
     bins: NDArray[np.int32] = np.minimum(np.floor(place), 2.0**num_bits - 1).astype(np.int32)
     return bins

@@ -27,7 +27,7 @@ from thinwire.kernels.contract import (
     check_scale,
     non_finite,
 )
-from thinwire.kernels.workspace import Workspace
+from thinwire.kernels.numba.workspace import Workspace
 
 WEIGHTS = np.array([81, 27, 9, 3, 1], dtype=np.uint8)
 
@@ -163,7 +163,7 @@ def zero_run_encode_parts(codes: Bytes, cuts: Sequence[int], *, workspace: Works
     """The paper's parallel encoding (3LC, section 3.3): parts encoded serially, then coalesced at their borders.
 
     The last byte of one part and the first of the next become one byte where both stand for zeros, together for at
-    most fourteen; `kernels.ternary_slices` with ``coalesce="paper"`` must give the same bytes.
+    most fourteen; `kernels.numba.ternary_slices` with ``coalesce="paper"`` must give the same bytes.
     """
 
     def zeros(byte: int) -> int:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from thinwire.codecs import Context, decode
 from thinwire.codecs.base import Codec
 from thinwire.frames import parse
-from thinwire.kernels import limits
+from thinwire.kernels.numba import limits
 from thinwire.policies.designs import codec_by_name
 from thinwire.studies import codec_peers, torch_ternary
 from thinwire.studies.timing import Candidate, machine, race

@@ -17,7 +17,7 @@ import torch
 
 from thinwire.codecs import codec, decode
 from thinwire.frames import parse
-from thinwire.kernels.huffman import (
+from thinwire.kernels.numba.huffman import (
     code_lengths,
     decode_symbols,
     encode_symbols,

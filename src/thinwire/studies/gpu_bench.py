@@ -23,8 +23,8 @@ from thinwire.codecs.base import Codec
 from thinwire.codecs.device import encode_all
 from thinwire.errors import ConfigError
 from thinwire.frames import parse
-from thinwire.kernels import gpu
-from thinwire.kernels.gpu.workspace import DeviceWorkspace
+from thinwire.kernels import triton
+from thinwire.kernels.triton.workspace import DeviceWorkspace
 from thinwire.studies import torch_ternary
 from thinwire.studies.codec_bench import draw
 from thinwire.studies.timing import machine
@@ -64,7 +64,7 @@ def bench(
     place = torch.device(device)
     if place.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError("torch finds no CUDA device here; leave --device out to measure the CPU's kernels")
-    if missing := gpu.missing():
+    if missing := triton.missing():
         raise ConfigError(f"{missing}; there is nothing to measure")
     if others := [codec_id for codec_id in codecs if codec_id not in CODECS]:
         raise ConfigError(f"the GPU bench does not measure {others}; it measures {list(CODECS)}")

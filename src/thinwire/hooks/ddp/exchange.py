@@ -25,7 +25,7 @@ from thinwire.codecs.tensors import FloatArray
 from thinwire.errors import NonFiniteError
 from thinwire.hooks.ddp.message import HEAD_NBYTES, TEXT_NBYTES
 from thinwire.hooks.ddp.residuals import Residuals
-from thinwire.kernels import max_magnitude
+from thinwire.kernels.numba import max_magnitude
 from thinwire.policies.compression import PLAIN
 
 Values: TypeAlias = FloatArray | torch.Tensor

@@ -1,0 +1,310 @@
+"""Canonical Huffman coding of symbols 0 … 2**N − 1, N ≤ 13, in four streams that are decoded side by side.
+
+Code lengths are optimal under a limit (package-merge), so that a decoder's table fits the cache; codes follow from
+the lengths, shortest first and then by symbol, so only lengths travel. Within a stream a code's first bit comes first,
+bit 0 of the stream being the lowest bit of the first byte. Four symbols are read or written per memory access.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thinwire.errors import FrameError
+from thinwire.kernels.contract import Bytes
+from thinwire.kernels.numba.jit import jit
+from thinwire.kernels.numba.magnitude import frozen
+from thinwire.kernels.numba.workspace import words_apart
+
+MAX_BITS = 13
+NUM_STREAMS = 4
+_SLACK = 16
+_SHIFT = 6
+"""Table entries have a length in their low 6 bits: all that a shift looks at, and room for the sum of four."""
+_3, _6, _7, _63 = np.uint64(3), np.uint64(_SHIFT), np.uint64(7), np.uint64(63)
+_REPEAT = 16
+"""In the written form of lengths, byte _REPEAT + r repeats the length before it r times."""
+
+
+def length_limit(num_bits: int) -> int:
+    """The longest code of 2**num_bits symbols: four of them must fit a 64-bit word beside seven other bits.
+
+    Example:
+        >>> length_limit(10), length_limit(13)
+        (12, 14)
+    """
+    return 12 if num_bits <= 10 else 14
+
+
+def histogram(symbols: NDArray[np.uint16], num_symbols: int) -> NDArray[np.int64]:
+    """How often each symbol comes."""
+    counts = np.zeros((4, num_symbols), np.int64)
+    _count(frozen(symbols), counts[0], counts[1], counts[2], counts[3])
+    total: NDArray[np.int64] = counts.sum(axis=0)
+    return total
+
+
+def code_lengths(counts: NDArray[np.int64], limit: int) -> NDArray[np.uint8]:
+    """Optimal code lengths of at most `limit` bits; 0 for symbols that do not come. Two symbols at least do.
+
+    Example:
+        >>> code_lengths(np.array([5, 2, 1, 1]), 12).tolist()
+        [1, 2, 3, 3]
+    """
+    used = np.flatnonzero(counts)
+    order = used[np.argsort(counts[used], kind="stable")]
+    weights = counts[order]
+    # Package-merge: at every level, the leaves and the pairs of the level below, by weight.
+    levels, packages = [], np.empty(0, np.int64)
+    for _ in range(limit):
+        merged = np.concatenate((weights, packages))
+        by_weight = np.argsort(merged, kind="stable")
+        levels.append(by_weight < weights.size)
+        pairs = merged[by_weight][: merged.size // 2 * 2]
+        packages = pairs[::2] + pairs[1::2]
+    sorted_lengths = np.zeros(weights.size, np.uint8)
+    take = 2 * weights.size - 2
+    for is_leaf in reversed(levels):
+        leaves = int(np.count_nonzero(is_leaf[:take]))
+        sorted_lengths[:leaves] += 1
+        take = 2 * (take - leaves)
+    lengths = np.zeros(counts.size, np.uint8)
+    lengths[order] = sorted_lengths
+    return lengths
+
+
+def canonical_codes(lengths: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """The codes, as numbers whose highest bit is sent first.
+
+    Example:
+        >>> canonical_codes(np.array([1, 2, 3, 3], np.uint8)).tolist()
+        [0, 2, 6, 7]
+    """
+    codes = np.zeros(lengths.size, np.int64)
+    order = np.lexsort((np.arange(lengths.size), lengths))
+    order = order[lengths[order] > 0]
+    sorted_lengths = lengths[order].astype(np.int64)
+    longest = int(sorted_lengths[-1])
+    starts = np.concatenate(([0], np.cumsum(1 << (longest - sorted_lengths))[:-1]))
+    codes[order] = starts >> (longest - sorted_lengths)
+    return codes
+
+
+def write_lengths(lengths: NDArray[np.uint8]) -> bytes:
+    """Lengths with runs shortened: a length as itself, and bytes above 16 that repeat it.
+
+    Example:
+        >>> write_lengths(np.array([0, 0, 0, 5, 5], np.uint8)).hex()
+        '00120511'
+    """
+    edges = np.flatnonzero(np.diff(lengths)) + 1
+    starts = np.concatenate(([0], edges))
+    written = bytearray()
+    for length, run in zip(lengths[starts].tolist(), np.diff(np.append(starts, lengths.size)).tolist(), strict=True):
+        written.append(length)
+        run -= 1
+        while run:
+            piece = min(run, 255 - _REPEAT)
+            written.append(_REPEAT + piece)
+            run -= piece
+    return bytes(written)
+
+
+def read_lengths(data: memoryview, num_symbols: int, limit: int) -> tuple[NDArray[np.uint8], int]:
+    """Returns the lengths, and the position behind them.
+
+    Raises:
+        FrameError: they do not end after `num_symbols`, or are no complete code of at most `limit` bits.
+    """
+    lengths = np.zeros(num_symbols, np.uint8)
+    known = at = 0
+    while known < num_symbols:
+        if at >= len(data) or (data[at] > _REPEAT and at == 0):
+            raise FrameError("the code lengths end too early, or begin with a repetition")
+        byte = data[at]
+        run = 1 if byte <= _REPEAT else byte - _REPEAT
+        if run > num_symbols - known or (byte <= _REPEAT and byte > limit):
+            raise FrameError(f"the code lengths are more than {num_symbols}, or longer than {limit} bits")
+        lengths[known : known + run] = byte if byte <= _REPEAT else lengths[known - 1]
+        known, at = known + run, at + 1
+    used = lengths[lengths > 0].astype(np.int64)
+    if used.size < 2 or int((1 << (limit - used)).sum()) != 1 << limit:
+        raise FrameError("the code lengths are not those of a complete code")
+    return lengths, at
+
+
+def stream_edges(size: int) -> list[int]:
+    """Where the four streams begin in `size` symbols, and the end."""
+    quarter = -(-size // NUM_STREAMS)
+    return [min(i * quarter, size) for i in range(NUM_STREAMS + 1)]
+
+
+def encode_symbols(symbols: NDArray[np.uint16], lengths: NDArray[np.uint8], *, room: Bytes) -> list[Bytes]:
+    """Encodes the four streams into `room`, which has `room_nbytes` bytes, a quarter each; returns views of it."""
+    table = (_reversed(canonical_codes(lengths), lengths) << _SHIFT | lengths).astype(np.uint64)
+    given, words, part = frozen(symbols), words_apart(room, 1), room.size // NUM_STREAMS
+    edges, streams = stream_edges(symbols.size), []
+    for first in range(0, NUM_STREAMS, 2):
+        (a, b, c), at, then = edges[first : first + 3], first * part, (first + 1) * part
+        for begin, num_bits in zip(
+            (at, then), _encode(given[a:b], given[b:c], table, words[at:], words[then:]), strict=True
+        ):
+            streams.append(room[begin : begin + -(-num_bits // 8)])
+    return streams
+
+
+def room_nbytes(size: int, limit: int) -> int:
+    """Bytes that encoding `size` symbols may touch."""
+    return NUM_STREAMS * (-(-stream_edges(size)[1] * limit // 8) + _SLACK)
+
+
+def decode_symbols(
+    streams: list[memoryview], lengths: NDArray[np.uint8], limit: int, *, room: Bytes, out: NDArray[np.uint16]
+) -> None:
+    """Decodes four streams into `out`.
+
+    Args:
+        streams: of any length; nothing is read beyond them.
+        lengths: of a complete code, see `read_lengths`.
+        limit: the decoder's table has 2**limit entries.
+        room: uint8[the streams' bytes + 4·16] of scratch.
+        out: uint16[n], filled.
+
+    Raises:
+        FrameError: a stream does not end where its last symbol does. The content of `out` is then undefined.
+    """
+    starts, at = [], 0
+    for stream in streams:
+        starts.append(at)
+        room[at : at + len(stream)] = np.frombuffer(stream, np.uint8)
+        room[at + len(stream) : at + len(stream) + _SLACK] = 0
+        at += len(stream) + _SLACK
+    ends = np.zeros(NUM_STREAMS, np.uint64)
+    words = words_apart(room[:at], 1)
+    edges = np.array(stream_edges(out.size), np.int64)
+    begins = np.array(starts, np.uint64)
+    limits = begins + np.array([len(stream) + _SLACK - 8 for stream in streams], np.uint64)
+    _decode(words, begins, limits, _table(lengths, limit), limit, edges, ends, out)
+    for stream, end in zip(streams, ends.tolist(), strict=True):
+        if -(-end // 8) != len(stream) or (end % 8 and stream[-1] >> end % 8):
+            raise FrameError(f"a stream of {len(stream)} bytes ends at bit {end}: the payload is damaged")
+
+
+def _reversed(codes: NDArray[np.int64], lengths: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Codes with their bits in the opposite order."""
+    flipped = np.zeros_like(codes)
+    for place in range(int(lengths.max())):
+        flipped = flipped << 1 | codes >> place & 1
+    return flipped >> (int(lengths.max()) - lengths.astype(np.int64))
+
+
+def _table(lengths: NDArray[np.uint8], limit: int) -> NDArray[np.uint64]:
+    """For every word of `limit` bits: the symbol whose code it begins with, and in the low 6 bits its length."""
+    table = np.zeros(1 << limit, np.uint64)
+    codes = _reversed(canonical_codes(lengths), lengths)
+    for length in range(1, limit + 1):
+        symbols = np.flatnonzero(lengths == length)
+        words = codes[symbols][:, None] | np.arange(1 << (limit - length))[None, :] << length
+        table[words] = (symbols[:, None] << _SHIFT | length).astype(np.uint64)
+    return table
+
+
+@jit
+def _count(symbols: Any, first: Any, second: Any, third: Any, fourth: Any) -> None:
+    whole = symbols.size // 4 * 4
+    for i in range(0, whole, 4):
+        first[symbols[i]] += 1
+        second[symbols[i + 1]] += 1
+        third[symbols[i + 2]] += 1
+        fourth[symbols[i + 3]] += 1
+    for i in range(whole, symbols.size):
+        first[symbols[i]] += 1
+
+
+@jit
+def _encode(symbols: Any, others: Any, table: Any, words: Any, other_words: Any) -> tuple[Any, Any]:
+    """Encodes two streams side by side, since each is a chain of dependent steps; returns the bits of each."""
+    held, filled, at = np.uint64(0), np.uint64(0), np.uint64(0)
+    other_held, other_filled, other_at = np.uint64(0), np.uint64(0), np.uint64(0)
+    both = min(symbols.size, others.size) // 4 * 4
+    for i in range(0, both, 4):
+        bits, more = _four(symbols[i], symbols[i + 1], symbols[i + 2], symbols[i + 3], table)
+        held |= bits << filled
+        filled += more
+        words[at] = held
+        at += filled >> _3
+        held >>= filled & ~_7
+        filled &= _7
+        bits, more = _four(others[i], others[i + 1], others[i + 2], others[i + 3], table)
+        other_held |= bits << other_filled
+        other_filled += more
+        other_words[other_at] = other_held
+        other_at += other_filled >> _3
+        other_held >>= other_filled & ~_7
+        other_filled &= _7
+    num_bits = _encode_rest(symbols[both:], table, words, held, filled, at)
+    return num_bits, _encode_rest(others[both:], table, other_words, other_held, other_filled, other_at)
+
+
+@jit
+def _four(first: Any, second: Any, third: Any, fourth: Any, table: Any) -> tuple[Any, Any]:
+    """The codes of four symbols one behind the other, and their bits; in two pairs, for shorter chains."""
+    e0, e1, e2, e3 = table[first], table[second], table[third], table[fourth]
+    low, high = e0 >> _6 | (e1 >> _6) << (e0 & _63), e2 >> _6 | (e3 >> _6) << (e2 & _63)
+    return low | high << ((e0 + e1) & _63), (e0 + e1 + e2 + e3) & _63
+
+
+@jit
+def _encode_rest(symbols: Any, table: Any, words: Any, held: Any, filled: Any, at: Any) -> Any:
+    for i in range(symbols.size):
+        entry = table[symbols[i]]
+        held |= (entry >> _6) << filled
+        filled += entry & _63
+        words[at] = held
+        at += filled >> _3
+        held >>= filled & ~_7
+        filled &= _7
+    words[at] = held
+    return np.int64(at << _3) + np.int64(filled)
+
+
+@jit
+def _decode(words: Any, starts: Any, limits: Any, table: Any, limit: int, edges: Any, ends: Any, out: Any) -> None:
+    """Positions are unsigned: Numba looks twice at an index that may be negative."""
+    mask = np.uint64((1 << limit) - 1)
+    s0, s1, s2, s3 = starts[0], starts[1], starts[2], starts[3]
+    l0, l1, l2, l3 = limits[0], limits[1], limits[2], limits[3]
+    p0, p1, p2, p3 = np.uint64(0), np.uint64(0), np.uint64(0), np.uint64(0)
+    out0, out1, out2, out3 = (
+        out[edges[0] : edges[1]],
+        out[edges[1] : edges[2]],
+        out[edges[2] : edges[3]],
+        out[edges[3] : edges[4]],
+    )
+    whole = out3.size // 4 * 4
+    for i in range(0, whole, 4):
+        w0 = words[min(s0 + (p0 >> _3), l0)] >> (p0 & _7)
+        w1 = words[min(s1 + (p1 >> _3), l1)] >> (p1 & _7)
+        w2 = words[min(s2 + (p2 >> _3), l2)] >> (p2 & _7)
+        w3 = words[min(s3 + (p3 >> _3), l3)] >> (p3 & _7)
+        n0, n1, n2, n3 = np.uint64(0), np.uint64(0), np.uint64(0), np.uint64(0)
+        for j in range(i, i + 4):
+            e0, e1, e2, e3 = table[w0 & mask], table[w1 & mask], table[w2 & mask], table[w3 & mask]
+            out0[j], out1[j], out2[j], out3[j] = e0 >> _6, e1 >> _6, e2 >> _6, e3 >> _6
+            w0, w1, w2, w3 = w0 >> (e0 & _63), w1 >> (e1 & _63), w2 >> (e2 & _63), w3 >> (e3 & _63)
+            n0, n1, n2, n3 = n0 + e0, n1 + e1, n2 + e2, n3 + e3
+        p0 += n0 & _63
+        p1 += n1 & _63
+        p2 += n2 & _63
+        p3 += n3 & _63
+    ends[0], ends[1], ends[2], ends[3] = p0, p1, p2, p3
+    for k in range(4):
+        position = ends[k]
+        for j in range(edges[k] + whole, edges[k + 1]):
+            word = words[min(starts[k] + (position >> _3), limits[k])] >> (position & _7)
+            entry = table[word & mask]
+            out[j] = entry >> _6
+            position += entry & _63
+        ends[k] = position

@@ -1,0 +1,245 @@
+"""Stochastic rounding to a few signed levels, even or by powers of two (QSGD §3.1; DoubleSqueeze §3.2).
+
+A magnitude a = |v| / norm between two neighbouring levels goes to the upper one with the probability that makes the
+expectation a. Level k of s is worth k / s ("linear") or 2**(k − s), with 0 for k = 0 ("natural").
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thinwire.kernels.numba.jit import jit
+from thinwire.kernels.numba.magnitude import frozen
+from thinwire.kernels.numba.uniform import UNIT, Key, high_bits
+
+MAX_LEVELS = 1 << 14
+MAX_NATURAL_LEVELS = 64
+_BLOCK = 1 << 12
+_BITS_32, _BITS_64 = np.int32(0x7FFFFFFF), np.int64(0x7FFFFFFFFFFFFFFF)  # all but the sign
+
+
+def round_to_levels(
+    values: Any, *, norms: Any, bucket: int, top: int, natural: bool, key: Key, out: NDArray[np.int16]
+) -> None:
+    """Fills `out` with signed levels −top … top.
+
+    Args:
+        values: float32[n] or float64[n], finite.
+        norms: what level `top` is worth in each bucket, in the type of the values; at least each magnitude, or 0.
+        bucket: how many neighbouring values share a norm.
+        top: s.
+        natural: levels are powers of two.
+        key: of the random numbers.
+        out: int16[n].
+
+    Example:
+        >>> out = np.empty(3, np.int16)
+        >>> values, norms = np.array([1.0, -0.5, 0.0], np.float32), np.ones(1, np.float32)
+        >>> round_to_levels(values, norms=norms, bucket=3, top=4, natural=False, key=(1, 2), out=out)
+        >>> out.tolist()
+        [4, -2, 0]
+    """
+    random = np.empty(min(_BLOCK, values.size), np.int32)
+    kernel = _natural if natural else _linear
+    for first in range(0, values.size, _BLOCK):
+        part = frozen(values[first : first + _BLOCK])
+        high_bits(key, first, random)
+        kernel(part, norms, bucket, first, top, UNIT, random, out[first : first + _BLOCK])
+
+
+def bucket_norms(values: Any, *, bucket: int, largest: float) -> NDArray[np.float64]:
+    """float64[ceil(n / bucket)]: the 2-norm of each bucket, summed in order, in units of a power of two.
+
+    Args:
+        values: float32[n] or float64[n], finite.
+        bucket: how many neighbouring values make one.
+        largest: the largest magnitude of all.
+    """
+    norms = np.empty(-(-values.size // bucket))
+    unit = 1.0 if values.dtype == np.float32 else 2.0 ** min(max(math.frexp(largest)[1], -1000), 1000)
+    _norms(frozen(values), bucket, unit, norms)
+    return norms
+
+
+def bucket_largest(values: Any, *, bucket: int) -> Any:
+    """The largest magnitude of each bucket, in the type of the values; NaN or Inf where one is."""
+    largest = np.empty(-(-values.size // bucket), values.dtype)
+    kernel = _largest_32 if values.dtype == np.float32 else _largest_64
+    kernel(frozen(values), bucket, largest)
+    return largest
+
+
+def worth(top: int, natural: bool) -> NDArray[np.float64]:
+    """float64[2·top + 1]: what the levels −top … top are worth, in norms."""
+    k = np.arange(1, top + 1)
+    positive = np.ldexp(1.0, k - top) if natural else k / top
+    return np.concatenate((-positive[::-1], [0.0], positive))
+
+
+def value_of_levels(
+    levels: NDArray[np.int16], *, norms: Any, bucket: int, top: int, natural: bool, out: Any, accumulate: bool
+) -> None:
+    """``out = norm · worth[level]``, computed in float64; or added."""
+    table = worth(top, natural)
+    if min(bucket, levels.size) < 2 * table.size:
+        kernel = _add_few if accumulate else _store_few
+    else:
+        kernel = _add if accumulate else _store
+    scaled = np.empty(table.size, out.dtype)  # what levels are worth under one norm, rounded as each value would be
+    kernel(frozen(levels), norms.astype(np.float64), bucket, top, table, scaled, out)
+
+
+@jit
+def _norms(values: Any, bucket: int, unit: float, norms: Any) -> None:
+    """Each bucket's squares are added in order; eight buckets at a time, so that no sum waits for the one before."""
+    lift = 1.0 / unit  # a power of two: as good as dividing by the unit
+    whole = values.size // bucket // 8 * 8
+    for k in range(0, whole, 8):
+        first = k * bucket
+        t0, t1, t2, t3, t4, t5, t6, t7 = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+        for i in range(first, first + bucket):
+            v0 = np.float64(values[i]) * lift
+            v1 = np.float64(values[i + bucket]) * lift
+            v2 = np.float64(values[i + 2 * bucket]) * lift
+            v3 = np.float64(values[i + 3 * bucket]) * lift
+            v4 = np.float64(values[i + 4 * bucket]) * lift
+            v5 = np.float64(values[i + 5 * bucket]) * lift
+            v6 = np.float64(values[i + 6 * bucket]) * lift
+            v7 = np.float64(values[i + 7 * bucket]) * lift
+            t0 += v0 * v0
+            t1 += v1 * v1
+            t2 += v2 * v2
+            t3 += v3 * v3
+            t4 += v4 * v4
+            t5 += v5 * v5
+            t6 += v6 * v6
+            t7 += v7 * v7
+        norms[k], norms[k + 1], norms[k + 2], norms[k + 3] = t0, t1, t2, t3
+        norms[k + 4], norms[k + 5], norms[k + 6], norms[k + 7] = t4, t5, t6, t7
+    for k in range(whole, norms.size):
+        total = 0.0
+        for i in range(k * bucket, min(values.size, (k + 1) * bucket)):
+            v = np.float64(values[i]) * lift
+            total += v * v
+        norms[k] = total
+    for k in range(norms.size):
+        norms[k] = math.sqrt(norms[k]) * unit
+
+
+@jit
+def _largest_32(values: Any, bucket: int, largest: Any) -> None:
+    for k in range(largest.size):
+        top = np.int32(0)
+        for i in range(k * bucket, min(values.size, (k + 1) * bucket)):
+            top = max(top, np.int32(np.float32(values[i]).view(np.int32) & _BITS_32))
+        largest[k] = np.int32(top).view(np.float32)
+
+
+@jit
+def _largest_64(values: Any, bucket: int, largest: Any) -> None:
+    for k in range(largest.size):
+        top = np.int64(0)
+        for i in range(k * bucket, min(values.size, (k + 1) * bucket)):
+            top = max(top, np.int64(np.float64(values[i]).view(np.int64) & _BITS_64))
+        largest[k] = np.int64(top).view(np.float64)
+
+
+@jit
+def _linear(values: Any, norms: Any, bucket: int, first: int, top: int, unit: float, random: Any, out: Any) -> None:
+    start = 0
+    while start < values.size:
+        index = (first + start) // bucket
+        stop = min(values.size, (index + 1) * bucket - first)
+        _linear_part(values[start:stop], np.float64(norms[index]), top, unit, random[start:stop], out[start:stop])
+        start = stop
+
+
+@jit
+def _linear_part(values: Any, norm: Any, top: int, unit: float, random: Any, out: Any) -> None:
+    if norm <= 0.0:
+        out[:] = 0
+        return
+    most = np.int32(top)
+    for i in range(values.size):
+        a = abs(np.float64(values[i])) / norm * top
+        level = np.int32(a)
+        level = np.int32(level + np.int32(np.float64(random[i]) * unit < a - np.float64(level)))
+        level = level if level < most else most
+        out[i] = np.int16(level if values[i] > 0 else -level)
+
+
+@jit
+def _natural(values: Any, norms: Any, bucket: int, first: int, top: int, unit: float, random: Any, out: Any) -> None:
+    level: Any
+    lowest = 2.0 ** (1 - top)
+    for i in range(values.size):
+        norm = np.float64(norms[(first + i) // bucket])
+        a = abs(np.float64(values[i])) / norm if norm > 0 else 0.0
+        if a < lowest:
+            level, rest = 0, a / lowest
+        else:
+            mantissa, exponent = math.frexp(a)
+            level, rest = top + exponent - 1, 2.0 * mantissa - 1.0
+        level += np.float64(random[i]) * unit < rest
+        level = min(level, top)
+        out[i] = level if values[i] > 0 else -level
+
+
+@jit
+def _store(levels: Any, norms: Any, bucket: int, top: int, table: Any, scaled: Any, out: Any) -> None:
+    for k in range(norms.size):
+        first = k * bucket
+        last = min(levels.size, first + bucket)
+        _scale(norms[k], table, scaled)
+        _store_part(levels[first:last], scaled, top, out[first:last])
+
+
+@jit
+def _add(levels: Any, norms: Any, bucket: int, top: int, table: Any, scaled: Any, out: Any) -> None:
+    for k in range(norms.size):
+        first = k * bucket
+        last = min(levels.size, first + bucket)
+        _scale(norms[k], table, scaled)
+        _add_part(levels[first:last], scaled, top, out[first:last])
+
+
+@jit
+def _scale(norm: float, table: Any, scaled: Any) -> None:
+    for j in range(table.size):
+        scaled[j] = norm * table[j]
+
+
+@jit
+def _store_part(levels: Any, scaled: Any, top: int, out: Any) -> None:
+    for i in range(levels.size):
+        out[i] = scaled[levels[i] + top]
+
+
+@jit
+def _add_part(levels: Any, scaled: Any, top: int, out: Any) -> None:
+    for i in range(levels.size):
+        out[i] += scaled[levels[i] + top]
+
+
+# Buckets that are smaller than the table of all levels: multiplying each value is less work.
+
+
+@jit
+def _store_few(levels: Any, norms: Any, bucket: int, top: int, table: Any, scaled: Any, out: Any) -> None:
+    for k in range(norms.size):
+        norm = norms[k]
+        for i in range(k * bucket, min(levels.size, (k + 1) * bucket)):
+            out[i] = norm * table[levels[i] + top]
+
+
+@jit
+def _add_few(levels: Any, norms: Any, bucket: int, top: int, table: Any, scaled: Any, out: Any) -> None:
+    kind = out.dtype.type
+    for k in range(norms.size):
+        norm = norms[k]
+        for i in range(k * bucket, min(levels.size, (k + 1) * bucket)):
+            out[i] += kind(norm * table[levels[i] + top])

@@ -1,0 +1,85 @@
+"""255 levels: q = round(v / scale), half to even, with or without a residual (3LC §4.2, "8-bit int").
+
+The addition of 1.5·2**23 (2**52 for float64) and its subtraction round to a whole number in the vector unit, where
+calling `rint` would not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thinwire.kernels.numba.jit import jit, wide_vectors
+from thinwire.kernels.numba.magnitude import frozen
+
+_ROUNDS: dict[Any, float] = {np.float32: 1.5 * 2**23, np.float64: 1.5 * 2**52}
+
+
+def round_to_int8(
+    values: Any, *, scale: float, levels: NDArray[np.int8], residual: Any = None, residual_scale: float = 1.0
+) -> None:
+    """Fills `levels` with round(v / scale) within ±127, v = residual_scale·residual + values, scale > 0.
+
+    Args:
+        values: float32[n] or float64[n], finite; never written.
+        scale: what a level is worth, in the type of `values`.
+        levels: int8[n], filled.
+        residual: what was not sent before, updated to v − scale·level; None: nothing is kept.
+        residual_scale: what the residual is multiplied by first.
+
+    Example:
+        >>> levels = np.empty(3, np.int8)
+        >>> round_to_int8(np.array([1.0, -0.5, 0.25], np.float32), scale=0.5, levels=levels)
+        >>> levels.tolist()
+        [2, -1, 0]
+    """
+    kind = values.dtype.type
+    rounds = kind(_ROUNDS[kind])
+    if residual is None:
+        _levels_of_values(frozen(values), kind(scale), rounds, levels)
+    else:
+        _levels_of_sums(frozen(values), residual, kind(residual_scale), kind(scale), rounds, levels)
+
+
+def scale_levels(levels: NDArray[np.int8], *, scale: float, out: Any, accumulate: bool) -> None:
+    """``out = scale * levels``, or ``out += scale * levels``."""
+    (_add if accumulate else _store)(frozen(levels), out.dtype.type(scale), out)
+
+
+@jit
+def _levels_of_values(values: Any, scale: Any, rounds: Any, levels: Any) -> None:
+    wide_vectors()
+    top = values.dtype.type(127)
+    for i in range(values.size):
+        q = values[i] / scale
+        q = q if q < top else top
+        q = q if q > -top else -top
+        levels[i] = np.int8(np.int32((q + rounds) - rounds))
+
+
+@jit
+def _levels_of_sums(values: Any, residual: Any, residual_scale: Any, scale: Any, rounds: Any, levels: Any) -> None:
+    wide_vectors()
+    top = values.dtype.type(127)
+    for i in range(values.size):
+        v = residual_scale * residual[i] + values[i]
+        q = v / scale
+        q = q if q < top else top
+        q = q if q > -top else -top
+        q = (q + rounds) - rounds
+        residual[i] = v - q * scale
+        levels[i] = np.int8(np.int32(q))
+
+
+@jit
+def _store(levels: Any, scale: Any, out: Any) -> None:
+    for i in range(levels.size):
+        out[i] = out.dtype.type(levels[i]) * scale
+
+
+@jit
+def _add(levels: Any, scale: Any, out: Any) -> None:
+    for i in range(levels.size):
+        out[i] += out.dtype.type(levels[i]) * scale

@@ -1,0 +1,178 @@
+"""Stochastic ternary quantisation, packed in the same pass (TernGrad, equations 1–3).
+
+    t = sign(v) with probability min(|v|, limit) / scale, else 0
+
+A block at a time: its random numbers and digits t + 1, then codes of five digits (base-3^5) or four
+(two bits each, the first value in the low bits). A value is kept where its magnitude exceeds u·scale, u uniform on
+multiples of 2**-24 in [0, 1): a value of the full scale is always kept, a zero never.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from thinwire.errors import FrameError
+from thinwire.kernels.contract import Bytes
+from thinwire.kernels.numba.jit import jit, wide_vectors
+from thinwire.kernels.numba.magnitude import frozen
+from thinwire.kernels.numba.uniform import UNIT, Key
+from thinwire.kernels.numba.workspace import words_apart
+
+DIGITS_PER_CODE = {"base243": 5, "2bit": 4}
+_BLOCK_CODES = 2048
+_PLACES = {
+    "base243": (np.uint64(1 + (3 << 8) + (9 << 16) + (27 << 24) + (81 << 32)), np.uint64(32)),
+    "2bit": (np.uint64(64 + (16 << 8) + (4 << 16) + (1 << 24)), np.uint64(24)),
+}
+"""Multiplying a word of digits by the first number adds the place values up in the byte at the second."""
+_255 = np.uint64(255)
+
+
+def pack_stochastic(values: Any, *, scale: float, limit: float, key: Key, packing: str, codes: Bytes) -> int:
+    """Fills `codes` with stochastic trits of `values`; the padding is quantised zeros.
+
+    Args:
+        values: float32[n] or float64[n], finite; never written.
+        scale: what a trit is worth.
+        limit: magnitudes are clipped there; at most `scale`.
+        key: of the random numbers, see `thinwire.kernels.numba.uniform`.
+        packing: "base243" (five trits a byte) or "2bit" (four).
+        codes: uint8[ceil(n / 5)] or uint8[ceil(n / 4)].
+
+    Returns:
+        How many trits are not zero.
+
+    Example:
+        >>> codes = np.empty(1, np.uint8)
+        >>> values = np.array([1.0, 0.0, -1.0], np.float32)
+        >>> pack_stochastic(values, scale=1.0, limit=1.0, key=(1, 2), packing="2bit", codes=codes), codes.tolist()
+        (2, [70])
+    """
+    kind = values.dtype.type
+    per_code = DIGITS_PER_CODE[packing]
+    places, byte = _PLACES[packing]
+    lift, step = _steps(scale, kind)
+    num_codes = min(_BLOCK_CODES, codes.size)
+    digits = np.empty(num_codes * per_code + 8, np.uint8)
+    return _pack(  # type: ignore[no-any-return]
+        frozen(values),
+        kind(limit),
+        kind(lift),
+        kind(step),
+        np.uint32(key[0]),
+        np.uint32(key[1]),
+        digits,
+        words_apart(digits, per_code),
+        per_code,
+        places,
+        byte,
+        codes,
+    )
+
+
+def _steps(scale: float, kind: Any) -> tuple[float, float]:
+    """(lift, step): u·scale·lift = (24-bit draw)·step, where the power of two `lift` keeps products normal."""
+    tiny = 0.0 < scale < float(np.finfo(kind).tiny) * 2.0**48
+    lift = 2.0 ** (64 if kind is np.float32 else 512) if tiny else 1.0
+    return lift, scale * lift * UNIT
+
+
+@jit
+def _pack(
+    values: Any,
+    limit: Any,
+    lift: Any,
+    step: Any,
+    key0: Any,
+    key1: Any,
+    digits: Any,
+    words: Any,
+    per_code: int,
+    places: Any,
+    byte: Any,
+    codes: Any,
+) -> int:
+    num_values, num_nonzero = values.size, 0
+    for start in range(0, codes.size, _BLOCK_CODES):
+        num_codes = min(_BLOCK_CODES, codes.size - start)
+        first = start * per_code
+        size = min(num_codes * per_code, num_values - first)
+        num_nonzero += _digits(values[first : first + size], first, key0, key1, limit, lift, step, digits)
+        digits[size : num_codes * per_code] = 1
+        _collect(words, places, byte, codes[start : start + num_codes])
+    return num_nonzero
+
+
+@jit
+def _digits(values: Any, first: int, key0: Any, key1: Any, limit: Any, lift: Any, step: Any, digits: Any) -> Any:
+    """Digits t + 1; returns how many are not 1. Drawing here, not ahead, hides the wait for memory behind the draws."""
+    wide_vectors()
+    kind = values.dtype.type
+    start = np.uint32(np.uint32(first) + key0)
+    num_nonzero = np.int32(0)
+    for i in range(values.size):
+        # The 24 high bits of `uniform.draws`: the same lines.
+        x = np.uint32(start + np.uint32(i))
+        x = np.uint32((x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D))
+        x = np.uint32((x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B))
+        x = np.uint32(x ^ (x >> np.uint32(16)) ^ key1)
+        x = np.uint32((x ^ (x >> np.uint32(17))) * np.uint32(0xED5AD4BB))
+        x = np.uint32((x ^ (x >> np.uint32(11))) * np.uint32(0xAC4C1B51))
+        x = np.uint32((x ^ (x >> np.uint32(15))) * np.uint32(0x31848BAB))
+        x = np.uint32(x ^ (x >> np.uint32(14)))
+        u = kind(np.int32(x >> np.uint32(8))) * step
+        v = values[i]
+        v = v if v < limit else limit
+        v = (v if v > -limit else -limit) * lift
+        above, below = v > u, v < -u
+        num_nonzero = np.int32(num_nonzero + np.int32(above | below))  # a plain sum would widen to 64 bits
+        digits[i] = np.uint8(1) + np.uint8(above) - np.uint8(below)
+    return num_nonzero
+
+
+@jit
+def _collect(words: Any, places: Any, byte: Any, codes: Any) -> None:
+    for i in range(codes.size):
+        codes[i] = np.uint8(((words[i] * places) >> byte) & _255)
+
+
+def unpack_two_bit(codes: Bytes, *, scale: float, out: Any, accumulate: bool) -> None:
+    """``out = scale * t``, or ``out += scale * t``, of two-bit trits; uint8[ceil(n / 4)] for out[n].
+
+    Raises:
+        FrameError: a pair of bits is 3, which no trit is. `out` is untouched.
+    """
+    if np.any(codes & (codes >> 1) & 0x55):
+        raise FrameError("two bits of a trit are both set: the payload is damaged")
+    zero = out.dtype.type(-0.0 if accumulate else 0.0)
+    worth = np.array([-scale, zero, scale, zero], out.dtype)
+    table = worth[np.arange(256)[:, None] >> np.array([0, 2, 4, 6]) & 3]
+    (_add_rows if accumulate else _store_rows)(frozen(codes), table, out)
+
+
+@jit
+def _store_rows(codes: Any, table: Any, out: Any) -> None:
+    whole = out.size // 4
+    for i in range(whole):
+        code, at = codes[i], 4 * i
+        v0, v1, v2, v3 = table[code, 0], table[code, 1], table[code, 2], table[code, 3]
+        out[at], out[at + 1], out[at + 2], out[at + 3] = v0, v1, v2, v3
+    for at in range(4 * whole, out.size):
+        out[at] = table[codes[whole], at % 4]
+
+
+@jit
+def _add_rows(codes: Any, table: Any, out: Any) -> None:
+    whole = out.size // 4
+    for i in range(whole):
+        code, at = codes[i], 4 * i
+        v0, v1, v2, v3 = out[at], out[at + 1], out[at + 2], out[at + 3]
+        v0 += table[code, 0]
+        v1 += table[code, 1]
+        v2 += table[code, 2]
+        v3 += table[code, 3]
+        out[at], out[at + 1], out[at + 2], out[at + 3] = v0, v1, v2, v3
+    for at in range(4 * whole, out.size):
+        out[at] += table[codes[whole], at % 4]

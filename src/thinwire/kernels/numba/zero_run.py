@@ -1,0 +1,211 @@
+"""Zero-run encoding (3LC, section 3.3): runs of the code 121 become one byte. Codes in, payload out, and back.
+
+A loop over bytes that asks "is this a zero?" mispredicts at almost every run. So eight codes are handled at once, as
+bytes of a 64-bit word, with arithmetic that compilers turn into vector code on any machine: flag the zeros, count
+each zero's position in its run by doubling, find the bytes that an encoder would write, push those together to the
+low end of the word. Only two short loops go word by word: the length of the run that reaches into each word, and the
+store of each word behind the previous one.
+
+The lowest byte of a word is the first code: little-endian machines only, as is everything that Numba runs on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from thinwire.kernels.contract import FIRST_RUN, LONGEST_RUN, ZERO_CODE, Bytes, check_length
+from thinwire.kernels.numba.jit import jit, wide_vectors
+from thinwire.kernels.numba.magnitude import frozen
+from thinwire.kernels.numba.workspace import Workspace
+
+_ONES = np.uint64(0x0101010101010101)
+_LOW7 = np.uint64(0x7F7F7F7F7F7F7F7F)
+_ZERO_CODES = np.uint64(0x7979797979797979)
+_ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
+_LOW_BYTE = np.uint64(0xFF)
+_0, _1, _2, _6, _7, _8, _13, _14, _16, _32, _56, _121 = (
+    np.uint64(i) for i in (0, 1, 2, 6, 7, 8, 13, 14, 16, 32, 56, ZERO_CODE)
+)
+_ABOVE_14 = np.uint64(0x7171717171717171)  # 113 + count carries into bit 7 from 15 on
+_FROM_2 = np.uint64(0x7E7E7E7E7E7E7E7E)  # 126 + count carries into bit 7 from 2 on
+_FROM_14 = np.uint64(0x7272727272727272)  # 114 + count carries into bit 7 from 14 on
+_RUN_BASE = np.uint64(0xF1F1F1F1F1F1F1F1)  # 241: a run of k is 241 + k
+
+# What a byte of payload expands to: how many codes, and the first eight of them (a literal is followed by anything).
+_COUNTS = np.array([1] * FIRST_RUN + list(range(2, LONGEST_RUN + 1)), dtype=np.uint8)
+_FIRST_WORD = np.array([0x7979797979797900 + (b if b < FIRST_RUN else ZERO_CODE) for b in range(256)], dtype=np.uint64)
+
+
+def zero_run_encode(codes: Bytes, *, workspace: Workspace) -> Bytes:
+    """Replace runs of zero codes: k of them, 2 <= k <= 14, become the byte 243 + (k - 2).
+
+    Longer runs are cut greedily into fourteens, remainder last: canonical and shortest.
+
+    Args:
+        codes: uint8[L] of base-3^5 codes, 0..242; may be a view of this workspace's payload buffer.
+        workspace: holds the result.
+
+    Returns:
+        A view into the workspace, at most L bytes, valid until its next use.
+
+    Example:
+        >>> zero_run_encode(np.full(16, 121, dtype=np.uint8), workspace=Workspace()).tolist()
+        [255, 243]
+    """
+    target = workspace.payload
+    size = codes.size
+    if codes.base is not target.bytes:
+        target.reserve(size)
+        target.bytes[:size] = codes
+    return target.bytes[: _encode(target.words, size, target.words_at, workspace.words)]
+
+
+def zero_run_decode(payload: Any, num_codes: int, *, workspace: Workspace) -> Bytes:
+    """Expand a payload to its codes; any split of a run is understood.
+
+    Args:
+        payload: any buffer of bytes, trusted in nothing.
+        num_codes: what it must expand to; checked before anything is written.
+        workspace: holds the result.
+
+    Returns:
+        uint8[num_codes], a view into the workspace, valid until its next use.
+
+    Raises:
+        FrameError: the payload expands to another number of codes.
+
+    Example:
+        >>> zero_run_decode(bytes([5, 244, 7]), 5, workspace=Workspace()).tolist()
+        [5, 121, 121, 121, 7]
+    """
+    received = frozen(np.frombuffer(payload, dtype=np.uint8))
+    check_expands(received, num_codes)
+    workspace.codes.reserve(num_codes)
+    _decode(received, workspace.codes.words_at)
+    return workspace.codes.bytes[:num_codes]
+
+
+def check_expands(payload: Bytes, num_codes: int) -> None:
+    """Refuse a payload that does not expand to exactly `num_codes` codes (`FrameError`)."""
+    check_length(num_expanded(frozen(payload)), num_codes)
+
+
+def num_expanded(payload: Bytes) -> int:
+    """How many codes a read-only payload expands to, or a part of one: any cut is legal.
+
+    Example:
+        >>> num_expanded(frozen(np.array([5, 244, 7], np.uint8)))
+        5
+    """
+    return int(_expanded(payload))
+
+
+@jit
+def _encode(words: Any, size: int, words_at: Any, scratch: Any) -> Any:
+    """Encode `size` codes into the bytes behind `words_at`; both may be the same memory. Returns where they end.
+
+    `words` has a word behind the last code. Writing never overtakes reading: output is no longer than input.
+    """
+    num_words = (size + 7) // 8
+    # Codes that are no zeros behind the end: they stop the last run, and each leaves one byte to cut off again.
+    padding = 8 * num_words - size
+    if padding:
+        words[num_words - 1] &= _ALL >> np.uint64(8 * padding)
+    words[num_words] = _0
+    counts, carries, flags = scratch[0], scratch[1], scratch[2]
+    block = counts.size - 1
+    end: Any = 0
+    carried = _0
+    for start in range(0, num_words, block):
+        length = min(block, num_words - start)
+        _count_runs(words[start : start + length], counts, flags)
+        # The run (mod 14) that reaches into each word, in each of its bytes: the only chain from word to word.
+        for i in range(length):
+            carries[i] = carried * _ONES
+            trailing = counts[i] >> _56
+            longer = carried - _6 if carried >= _6 else carried + _8
+            carried = longer if trailing == _8 else trailing
+        flags[length] = _1 if (words[start + length] & _LOW_BYTE) == _121 else _0
+        _emit(words[start : start + length], counts, carries, flags, flags[1:])
+        for i in range(length):
+            words_at[end] = counts[i]
+            end += np.int64(carries[i])
+    return end - padding
+
+
+@jit
+def _count_runs(words: Any, counts: Any, flags: Any) -> None:
+    """Per byte: flags 1 where the code is a zero, counts its position (1..8) in a run that starts in this word."""
+    wide_vectors()
+    for i in range(words.size):
+        differs = words[i] ^ _ZERO_CODES
+        zero = (~(((differs & _LOW7) + _LOW7) | differs | _LOW7)) >> _7
+        mask = (zero << _8) - zero
+        count = zero + ((zero << _8) & mask)
+        mask &= mask << _8
+        count += (count << _16) & mask
+        mask &= mask << _16
+        count += (count << _32) & mask
+        flags[i] = zero
+        counts[i] = count
+
+
+@jit
+def _emit(words: Any, counts: Any, carries: Any, flags: Any, next_flags: Any) -> None:
+    """Turn each word into the bytes it sends, pushed to its low end (in `counts`), and their number (in `carries`)."""
+    wide_vectors()
+    for i in range(words.size):
+        zero = flags[i]
+        mask = (zero << _8) - zero
+        # Zeros below the first other code continue the carried run: only there does ~mask - 1 borrow into mask.
+        count = counts[i] + (carries[i] & mask & (~mask - _1))
+        count -= (((count + _ABOVE_14) >> _7) & _ONES) * _14
+        full = (count + _FROM_14) >> _7
+        zero_next = (zero >> _8) | (next_flags[i] << _56)
+        dropped = zero & zero_next & ~full
+        # A run of two or more is 241 + count. A run of one is the code 121, which stands there already.
+        long = ((count + _FROM_2) >> _7) & _ONES
+        long = (long << _8) - long
+        value = (words[i] & ~long) | ((_RUN_BASE + count) & long)
+        # Compress: each kept byte moves down by the number of dropped bytes below it, bit by bit of that number.
+        shift = dropped * _ONES
+        num_dropped = shift >> _56
+        shift <<= _8
+        lost = (dropped << _8) - dropped
+        value &= ~lost
+        shift &= ~lost
+        move = shift & _ONES
+        move = (move << _8) - move
+        value = (value & ~move) | ((value & move) >> _8)
+        shift = (shift & ~move) | ((shift & move) >> _8)
+        move = (shift >> _1) & _ONES
+        move = (move << _8) - move
+        value = (value & ~move) | ((value & move) >> _16)
+        shift = (shift & ~move) | ((shift & move) >> _16)
+        move = (shift >> _2) & _ONES
+        move = (move << _8) - move
+        value = (value & ~move) | ((value & move) >> _32)
+        counts[i] = value
+        carries[i] = _8 - num_dropped
+
+
+@jit
+def _expanded(payload: Any) -> Any:
+    """How many codes a payload stands for."""
+    total = payload.size
+    for byte in payload:
+        total += max(np.int64(byte) - 242, 0)
+    return total
+
+
+@jit
+def _decode(payload: Any, words_at: Any) -> None:
+    """Expand into the bytes behind `words_at`, which reach 16 bytes past the last code."""
+    end: Any = 0
+    for i in range(payload.size):
+        byte = payload[i]
+        words_at[end] = _FIRST_WORD[byte]
+        words_at[end + 8] = _ZERO_CODES
+        end += np.int64(_COUNTS[byte])

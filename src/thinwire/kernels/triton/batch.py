@@ -1,0 +1,209 @@
+"""Many tensors, one launch: tables that tell every program which values of which tensor are its own.
+
+A program makes BLOCK bytes of payload (before zero runs) of one tensor, from [BLOCK, WIDTH] values: PER_BYTE values
+to a byte, WIDTH the power of two that holds them. Addresses, sizes and places of the tensors travel to the device in
+one table, made anew for each batch, because gradients move in memory; the values themselves are not copied together.
+
+The functions below the table are what all encoders share: find the place, load v = residual_scale·residual + values.
+Both passes of an encoder load v by the same lines, so that they see the same bits. Multiplication and addition must
+stay two operations: every launch passes `enable_fp_fusion=False`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from thinwire.kernels.triton.workspace import DeviceWorkspace
+
+TILE = 4096  # values per program
+NUM_WARPS = 8
+TRITON_TYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
+INTEGER_TYPES = {torch.float32: torch.int32, torch.float64: torch.int64}  # as wide as the float type
+
+# Rows of the table, `stride` entries apart; behind them, for every program, the tensor that it works on.
+_VALUES, _RESIDUALS, _SIZES = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+_NUM_BYTES, _FIRST_BYTE, _FIRST_BLOCK, _OWNERS = tl.constexpr(3), tl.constexpr(4), tl.constexpr(5), tl.constexpr(6)
+_ROW_ALIGNMENT = 16  # entries: rows start at multiples of 128 bytes, so that Triton compiles no variants
+
+
+class Batch:
+    """Flat tensors of one type on one device, ready for launches inside `workspace.running()`.
+
+    Args:
+        values: float32[n] or float64[n] each, contiguous, n > 0; never written.
+        residuals: of the same sizes and type; None: no error feedback.
+        residual_scale: what residuals are multiplied by.
+        per_byte: values that make a byte of payload: 1, 4, 5 or 8.
+        workspace: of the tensors' device.
+        name: of the table's memory; two batches in use at once need two.
+
+    Attributes:
+        num_tensors, num_blocks, num_bytes: how many there are; bytes of all payloads before zero runs.
+        ends: int64[num_tensors] on the host, where each tensor's bytes end.
+        launch: keyword arguments that every encoder kernel takes.
+    """
+
+    def __init__(
+        self,
+        values: Sequence[torch.Tensor],
+        residuals: Sequence[torch.Tensor] | None,
+        *,
+        residual_scale: float = 1.0,
+        per_byte: int,
+        workspace: DeviceWorkspace,
+        name: str = "batch",
+    ) -> None:
+        self.workspace, self.name = workspace, name
+        self.dtype = values[0].dtype
+        width = 1 << (per_byte - 1).bit_length()
+        block = TILE // width
+        sizes = np.array([tensor.numel() for tensor in values], np.int64)
+        num_bytes = -(-sizes // per_byte)
+        num_blocks = -(-num_bytes // block)
+        self.num_tensors, self.num_blocks, self.num_bytes = len(values), int(num_blocks.sum()), int(num_bytes.sum())
+        self.ends = np.cumsum(num_bytes)
+        stride = -(-self.num_tensors // _ROW_ALIGNMENT) * _ROW_ALIGNMENT
+        rows = np.zeros((7, stride), np.int64)
+        rows[_VALUES.value, : sizes.size] = [tensor.data_ptr() for tensor in values]
+        if residuals is not None:
+            rows[_RESIDUALS.value, : sizes.size] = [tensor.data_ptr() for tensor in residuals]
+        rows[_SIZES.value, : sizes.size] = sizes
+        rows[_NUM_BYTES.value, : sizes.size] = num_bytes
+        rows[_FIRST_BYTE.value, : sizes.size] = self.ends - num_bytes
+        rows[_FIRST_BLOCK.value, : sizes.size] = np.cumsum(num_blocks) - num_blocks
+        rows[6, : sizes.size] = np.cumsum(num_blocks) - 1
+        owners = np.repeat(np.arange(sizes.size), num_blocks)
+        # The owners come sixth, where kernels look for them; the last blocks, which only torch reads, behind them.
+        table = np.concatenate([rows[:6].reshape(-1), owners, rows[6]])
+        self.table = workspace.upload(f"{name}.table", table)
+        self.sizes = self.table[2 * stride : 2 * stride + self.num_tensors]
+        self.last_blocks = self.table[table.size - stride : table.size - stride + self.num_tensors]
+        self.launch: dict[str, Any] = {
+            "table": self.table,
+            "stride": stride,
+            "residual_scale": torch.full((1,), residual_scale, dtype=self.dtype, device=workspace.device),
+            "DTYPE": TRITON_TYPES[self.dtype],
+            "RESIDUAL": residuals is not None,
+            "PER_BYTE": per_byte,
+            "WIDTH": width,
+            "BLOCK": block,
+            "num_warps": NUM_WARPS,
+            "enable_fp_fusion": False,
+        }
+
+    def largest(self, *, partition: bool = False) -> torch.Tensor:
+        """The largest magnitude of each tensor's v, [num_tensors]; NaN or Inf as soon as one value is."""
+        wide = self.dtype == torch.float64
+        bits = self.workspace.array(f"{self.name}.largest", self.num_tensors, INTEGER_TYPES[self.dtype]).zero_()
+        _largest[(self.num_blocks,)](
+            bits,
+            INTEGER=tl.int64 if wide else tl.int32,
+            MAGNITUDE=0x7FFFFFFFFFFFFFFF if wide else 0x7FFFFFFF,
+            PARTITION=partition,
+            **self.launch,
+        )
+        return bits.view(self.dtype)
+
+
+@triton.jit
+def find_block(table: tl.tensor, stride: tl.tensor, BLOCK: tl.constexpr) -> tl.tensor:
+    """The tensor that this program works on, and which of its bytes: int64[BLOCK]."""
+    program = tl.program_id(0)
+    tensor = tl.load(table + _OWNERS * stride + program)
+    block = program - tl.load(table + _FIRST_BLOCK * stride + tensor)
+    return tensor, block * BLOCK + tl.arange(0, BLOCK)
+
+
+@triton.jit
+def num_values(table: tl.tensor, stride: tl.tensor, tensor: tl.tensor) -> tl.tensor:
+    """How many values a tensor has."""
+    return tl.load(table + _SIZES * stride + tensor)
+
+
+@triton.jit
+def byte_span(table: tl.tensor, stride: tl.tensor, tensor: tl.tensor) -> tl.tensor:
+    """How many bytes a tensor makes, and where the first of them lies among those of the batch."""
+    return tl.load(table + _NUM_BYTES * stride + tensor), tl.load(table + _FIRST_BYTE * stride + tensor)
+
+
+@triton.jit
+def find_values(
+    table: tl.tensor,
+    stride: tl.tensor,
+    tensor: tl.tensor,
+    byte: tl.tensor,
+    PER_BYTE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PARTITION: tl.constexpr,
+) -> tl.tensor:
+    """Which value each place of each byte stands for, [BLOCK, WIDTH]; and whether there is such a value."""
+    num_bytes = tl.load(table + _NUM_BYTES * stride + tensor)
+    place = tl.arange(0, WIDTH)[None, :]
+    index = place * num_bytes + byte[:, None] if PARTITION else byte[:, None] * PER_BYTE + place
+    known = (place < PER_BYTE) & (byte[:, None] < num_bytes)
+    return index, known & (index < num_values(table, stride, tensor))
+
+
+@triton.jit
+def load_sum(
+    table: tl.tensor,
+    stride: tl.tensor,
+    tensor: tl.tensor,
+    index: tl.tensor,
+    known: tl.tensor,
+    residual_scale: tl.tensor,
+    DTYPE: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+) -> tl.tensor:
+    """v = residual_scale·residual + values, or the values themselves; 0 where there is no value."""
+    values = tl.load(table + _VALUES * stride + tensor).to(tl.pointer_type(DTYPE))
+    v = tl.load(values + index, mask=known, other=0.0)
+    if RESIDUAL:
+        residual = tl.load(table + _RESIDUALS * stride + tensor).to(tl.pointer_type(DTYPE))
+        v = tl.load(residual_scale) * tl.load(residual + index, mask=known, other=0.0) + v
+    return v
+
+
+@triton.jit
+def store_residual(
+    table: tl.tensor,
+    stride: tl.tensor,
+    tensor: tl.tensor,
+    index: tl.tensor,
+    known: tl.tensor,
+    allowed: tl.tensor,
+    unsent: tl.tensor,
+    DTYPE: tl.constexpr,
+) -> None:
+    """Keeps what was not sent, unless the tensor is refused."""
+    residual = tl.load(table + _RESIDUALS * stride + tensor).to(tl.pointer_type(DTYPE))
+    tl.store(residual + index, unsent, mask=known & (tl.load(allowed + tensor) != 0))
+
+
+@triton.jit
+def _largest(
+    largest: tl.tensor,
+    table: tl.tensor,
+    stride: tl.tensor,
+    residual_scale: tl.tensor,
+    INTEGER: tl.constexpr,
+    MAGNITUDE: tl.constexpr,
+    PARTITION: tl.constexpr,
+    DTYPE: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    PER_BYTE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    tensor, byte = find_block(table, stride, BLOCK)
+    index, known = find_values(table, stride, tensor, byte, PER_BYTE, WIDTH, PARTITION)
+    v = load_sum(table, stride, tensor, index, known, residual_scale, DTYPE, RESIDUAL)
+    # Magnitude bits, read as integers, order like magnitudes, and NaN and Inf come out on top.
+    bits = v.to(INTEGER, bitcast=True) & MAGNITUDE
+    tl.atomic_max(largest + tensor, tl.max(bits), sem="relaxed")

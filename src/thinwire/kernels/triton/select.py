@@ -1,0 +1,367 @@
+"""Values of large magnitude, with their places, and the residual without them: `topk` and `threshold` of a batch.
+
+A value is sent where its magnitude is above a bound, or equals it and is among the first `quota` values that do. Two
+steps with the host between them, because only the counts say how long a payload is and in which form its positions
+are shorter: the first finds bounds and counts; the second, when frames are asked for, reads the data once more,
+writes positions and values where they belong, and clears the residual. So values and residuals must stay as they are
+until then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Unpack
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from numpy.typing import NDArray
+
+from thinwire.kernels.triton.batch import (
+    INTEGER_TYPES,
+    Batch,
+    byte_span,
+    find_block,
+    find_values,
+    load_sum,
+    num_values,
+    store_residual,
+)
+from thinwire.kernels.triton.dense import Given
+from thinwire.kernels.triton.order import Kth, kth_largest
+from thinwire.kernels.triton.pending import allow
+from thinwire.kernels.triton.stochastic import draw
+
+_BLOCK = 1024  # values per program, in sampling
+_ALIGN = 8  # bytes: places and values of every tensor begin at whole words
+
+
+class Chosen(NamedTuple):
+    """What one tensor was encoded to; the arrays are views into pinned memory, valid until the workspace's next use.
+
+    Attributes:
+        largest: the largest magnitude.
+        threshold: the magnitude that all values sent reach.
+        num_sent: how many values are sent.
+        bitmap: whether `places` is a bitmap, uint8[ceil(n / 8)]; else indices of `width` bits, one behind the other.
+        places: uint8, where the values belong.
+        body: uint8, the values, or a bit for each that is positive.
+    """
+
+    largest: float
+    threshold: float
+    num_sent: int
+    bitmap: bool
+    places: NDArray[np.uint8]
+    body: NDArray[np.uint8]
+
+
+class Form(NamedTuple):
+    """How the positions of a tensor travel: as a bitmap, or as indices of `width` bits."""
+
+    bitmap: bool
+    width: int
+
+
+def encode_top(
+    values: Sequence[torch.Tensor], *, ks: Sequence[int], form: Callable[[int, int], Form], **given: Unpack[Given]
+) -> Selected:
+    """Sends the k largest magnitudes of each tensor; of equal ones those that come first; zeros never.
+
+    Args:
+        ks: 1 … n for each tensor.
+        form: says for (values, values sent) how positions travel.
+
+    The other arguments are those of `thinwire.kernels.triton.ternary.encode_ternary`.
+    """
+
+    def rule(batch: Batch) -> Kth:
+        found = kth_largest(batch, batch.workspace.upload("select.ks", np.array(ks, np.int64)))
+        return Kth(found.bits, torch.where(found.bits > 0, found.quota, 0))
+
+    return Selected(values, rule, form=form, signs=False, **given)
+
+
+def encode_from(
+    values: Sequence[torch.Tensor],
+    *,
+    bound: float | None,
+    samples: Sequence[int],
+    fraction: float,
+    signs: bool,
+    form: Callable[[int, int], Form],
+    **given: Unpack[Given],
+) -> Selected:
+    """Sends all magnitudes of at least a bound: a given one, or the one that a fraction of a sample reaches.
+
+    Args:
+        bound: above 0, in the type of the values; None takes a sample.
+        samples: how many values of each tensor to sample, as `thinwire.kernels.numba.select.sample_of` does.
+        fraction: of the sample that reaches the bound.
+        signs: whether ±bound is sent instead of the values.
+        form: see `encode_top`.
+
+    The other arguments are those of `thinwire.kernels.triton.ternary.encode_ternary`.
+    """
+
+    def rule(batch: Batch) -> Kth:
+        if bound is None:
+            bits = _sampled(batch, values, samples, fraction)
+        else:
+            told = torch.full((batch.num_tensors,), bound, dtype=batch.dtype, device=batch.workspace.device)
+            bits = told.view(INTEGER_TYPES[batch.dtype]).to(torch.int64)
+        # A sample may hold nothing but zeros; zeros are not sent all the same.
+        return Kth(bits.clamp(min=1), batch.sizes)
+
+    return Selected(values, rule, form=form, signs=signs, **given)
+
+
+class Selected:
+    """A batch whose bounds and counts are on their way; `finish` makes the payloads.
+
+    Args:
+        rule: finds bounds and quotas, on the device.
+        signs: whether only the signs of values are sent.
+        form: see `encode_top`.
+    """
+
+    def __init__(
+        self,
+        values: Sequence[torch.Tensor],
+        rule: Callable[[Batch], Kth],
+        *,
+        form: Callable[[int, int], Form],
+        signs: bool,
+        **given: Unpack[Given],
+    ) -> None:
+        self._form, self._signs = form, signs
+        self._sizes = [tensor.numel() for tensor in values]
+        self._kept = (values, given.get("residuals"))  # the second step reads them again
+        workspace = given["workspace"]
+        workspace.follow()
+        with workspace.running():
+            self._batch = batch = Batch(
+                values,
+                given.get("residuals"),
+                residual_scale=given.get("residual_scale", 1.0),
+                per_byte=8,
+                workspace=workspace,
+            )
+            largest = batch.largest()
+            self._bounds, self._quotas = rule(batch)
+            self._allowed = allow(largest, largest, together=given.get("together", False))
+            counts = workspace.array("select.counts", 2 * batch.num_blocks, torch.int64)
+            _count[(batch.num_blocks,)](self._bounds, counts, **self._integers(), **batch.launch)
+            # Of all blocks before each, and of those of its own tensor.
+            ends = counts.view(2, -1).cumsum(1)
+            last = ends[:, batch.last_blocks]
+            before = torch.nn.functional.pad(last[:, :-1], (1, 0))
+            self._before, self._ends = before.t().contiguous(), ends
+            above, equal = last - before
+            facts = workspace.array("select.facts", 3 * batch.num_tensors, torch.float64).view(3, -1)
+            facts[0].copy_(largest)
+            facts[1].copy_(self._bounds.to(INTEGER_TYPES[batch.dtype]).view(batch.dtype))
+            facts[2].copy_(above + torch.minimum(equal, self._quotas))
+            self._facts = workspace.host("select.facts", 3 * batch.num_tensors, torch.float64)
+            self._facts.copy_(facts.view(-1), non_blocking=True)
+
+    def finish(self) -> list[Chosen]:
+        """Waits for the counts, writes the payloads and residuals, and waits for the payloads. Call once.
+
+        Raises:
+            Whatever `form` raises; no residual was changed then.
+        """
+        batch = self._batch
+        workspace = batch.workspace
+        workspace.synchronize()
+        largest, thresholds, counts = (row.tolist() for row in self._facts.numpy().reshape(3, -1))
+        plans, total = [], 0
+        for size, count in zip(self._sizes, map(int, counts), strict=True):
+            form = self._form(size, count)
+            places = -(-size // 8) if form.bitmap else -(-count * form.width // 8)
+            body = -(-count // 8) if self._signs else count * batch.dtype.itemsize
+            plans.append((count, form, total, places, total + _aligned(places), body))
+            total += _aligned(places) + _aligned(body)
+        told = np.array([(form.width * (not form.bitmap), at, behind) for _, form, at, _, behind, _ in plans], np.int64)
+        with workspace.running():
+            payload = workspace.array("select.payload", total // 4, torch.int32).zero_()
+            _write[(batch.num_blocks,)](
+                self._bounds,
+                self._quotas,
+                self._allowed,
+                self._before,
+                self._ends,
+                workspace.upload("select.plans", told),
+                payload,
+                payload.view(torch.uint8),
+                payload.view(batch.dtype),
+                SIGNS=self._signs,
+                **self._integers(),
+                **batch.launch,
+            )
+            host = workspace.host("select.payload", 4 * payload.numel(), torch.uint8)
+            host.copy_(payload.view(torch.uint8), non_blocking=True)
+        workspace.synchronize()
+        received: NDArray[np.uint8] = host.numpy()
+        return [
+            Chosen(top, bound, count, form.bitmap, received[at : at + places], received[behind : behind + body])
+            for top, bound, (count, form, at, places, behind, body) in zip(largest, thresholds, plans, strict=True)
+        ]
+
+    def _integers(self) -> dict[str, Any]:
+        wide = self._batch.dtype == torch.float64
+        return {
+            "INTEGER": tl.int64 if wide else tl.int32,
+            "MAGNITUDE": 0x7FFFFFFFFFFFFFFF if wide else 0x7FFFFFFF,
+        }
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGN) * _ALIGN
+
+
+def _sampled(batch: Batch, values: Sequence[torch.Tensor], samples: Sequence[int], fraction: float) -> torch.Tensor:
+    """The magnitude bits that the given fraction of each tensor's sample reaches."""
+    workspace = batch.workspace
+    sizes = [min(size, tensor.numel()) for size, tensor in zip(samples, values, strict=True)]
+    ends = np.cumsum(sizes)
+    sampled = workspace.array("select.sample", int(ends[-1]), batch.dtype)
+    pieces = [sampled[end - size : end] for end, size in zip(ends.tolist(), sizes, strict=True)]
+    places = Batch(pieces, None, per_byte=1, workspace=workspace, name="sample")
+    _sample[(places.num_blocks,)](
+        places.table,
+        places.launch["stride"],
+        sampled,
+        **{name: batch.launch[name] for name in ("table", "residual_scale", "DTYPE", "RESIDUAL")},
+        stride=batch.launch["stride"],
+        BLOCK=places.launch["BLOCK"],
+        enable_fp_fusion=False,
+    )
+    ks = np.array([max(1, round(fraction * size)) for size in sizes], np.int64)
+    return kth_largest(places, workspace.upload("select.ks", ks)).bits
+
+
+@triton.jit
+def _sample(
+    places: tl.tensor,
+    places_stride: tl.tensor,
+    sampled: tl.tensor,
+    table: tl.tensor,
+    stride: tl.tensor,
+    residual_scale: tl.tensor,
+    DTYPE: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """One value from a random place of each of equal stretches; all values where the sample is the tensor."""
+    tensor, at = find_block(places, places_stride, BLOCK)
+    count, first = byte_span(places, places_stride, tensor)
+    size = num_values(table, stride, tensor)
+    begin, end = at * size // count, (at + 1) * size // count
+    zero = tl.zeros_like(at)
+    index = begin + (draw(at, zero, zero).to(tl.int64) * (end - begin) >> 24)
+    known = at < count
+    v = load_sum(table, stride, tensor, index, known, residual_scale, DTYPE, RESIDUAL)
+    tl.store(sampled + first + at, v, mask=known)
+
+
+@triton.jit
+def _compare(
+    v: tl.tensor, known: tl.tensor, bound: tl.tensor, INTEGER: tl.constexpr, MAGNITUDE: tl.constexpr
+) -> tl.tensor:
+    """Of each value, 1 or 0: whether its magnitude is above the bound; whether it equals it."""
+    bits = (v.to(INTEGER, bitcast=True) & MAGNITUDE).to(tl.int64)
+    return (known & (bits > bound)).to(tl.int32), (known & (bits == bound)).to(tl.int32)
+
+
+@triton.jit
+def _before_in_block(flags: tl.tensor) -> tl.tensor:
+    """How many flags [BLOCK, WIDTH] are set before each, in the order of the values."""
+    rows = tl.sum(flags, axis=1)
+    return (tl.cumsum(rows, axis=0) - rows)[:, None] + tl.cumsum(flags, axis=1) - flags
+
+
+@triton.jit
+def _count(
+    bounds: tl.tensor,
+    counts: tl.tensor,
+    table: tl.tensor,
+    stride: tl.tensor,
+    residual_scale: tl.tensor,
+    INTEGER: tl.constexpr,
+    MAGNITUDE: tl.constexpr,
+    DTYPE: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    PER_BYTE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    tensor, byte = find_block(table, stride, BLOCK)
+    index, known = find_values(table, stride, tensor, byte, PER_BYTE, WIDTH, False)
+    v = load_sum(table, stride, tensor, index, known, residual_scale, DTYPE, RESIDUAL)
+    above, equal = _compare(v, known, tl.load(bounds + tensor), INTEGER, MAGNITUDE)
+    program = tl.program_id(0)
+    tl.store(counts + program, tl.sum(above).to(tl.int64))
+    tl.store(counts + tl.num_programs(0) + program, tl.sum(equal).to(tl.int64))
+
+
+@triton.jit
+def _write(
+    bounds: tl.tensor,
+    quotas: tl.tensor,
+    allowed: tl.tensor,
+    before: tl.tensor,
+    ends: tl.tensor,
+    plans: tl.tensor,
+    words: tl.tensor,
+    octets: tl.tensor,
+    numbers: tl.tensor,
+    table: tl.tensor,
+    stride: tl.tensor,
+    residual_scale: tl.tensor,
+    SIGNS: tl.constexpr,
+    INTEGER: tl.constexpr,
+    MAGNITUDE: tl.constexpr,
+    DTYPE: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    PER_BYTE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """`words`, `octets` and `numbers` are the payload's memory, as integers, bytes and values."""
+    tensor, byte = find_block(table, stride, BLOCK)
+    index, known = find_values(table, stride, tensor, byte, PER_BYTE, WIDTH, False)
+    v = load_sum(table, stride, tensor, index, known, residual_scale, DTYPE, RESIDUAL)
+    bound, quota = tl.load(bounds + tensor), tl.load(quotas + tensor)
+    above, equal = _compare(v, known, bound, INTEGER, MAGNITUDE)
+    program, num_programs = tl.program_id(0), tl.num_programs(0)
+    above_before = tl.load(ends + program - 1, mask=program > 0, other=0) - tl.load(before + 2 * tensor)
+    equal_before = tl.load(ends + num_programs + program - 1, mask=program > 0, other=0)
+    equal_before -= tl.load(before + 2 * tensor + 1)
+    above_rank = above_before + _before_in_block(above)
+    equal_rank = equal_before + _before_in_block(equal)
+    sent = (above != 0) | ((equal != 0) & (equal_rank < quota))
+    rank = above_rank + tl.minimum(equal_rank, quota)
+    if RESIDUAL:
+        worth = bound.to(INTEGER).to(DTYPE, bitcast=True)
+        unsent = v - tl.where(v > 0, worth, -worth) if SIGNS else tl.zeros_like(v)
+        store_residual(table, stride, tensor, index, known, allowed, tl.where(sent, unsent, v), DTYPE)
+    width = tl.load(plans + 3 * tensor)  # 0 for a bitmap
+    places, body = tl.load(plans + 3 * tensor + 1), tl.load(plans + 3 * tensor + 2)
+    num_bytes, _ = byte_span(table, stride, tensor)
+    flag = sent.to(tl.int32) << (7 - tl.arange(0, WIDTH))[None, :]
+    tl.store(octets + places + byte, tl.sum(flag, axis=1).to(tl.uint8), mask=(byte < num_bytes) & (width == 0))
+    indexed = sent & (width > 0)
+    bit = rank * width
+    spread = index << (bit & 31)
+    at = words + places // 4 + (bit >> 5)
+    tl.atomic_or(at, (spread & 0xFFFFFFFF).to(tl.int32), mask=indexed, sem="relaxed")
+    high = (spread >> 32).to(tl.int32)
+    tl.atomic_or(at + 1, high, mask=indexed & (high != 0), sem="relaxed")
+    if SIGNS:
+        shift = (rank & 24) + 7 - (rank & 7)
+        positive = (tl.full([1, 1], 1, tl.int64) << shift).to(tl.int32)
+        tl.atomic_or(words + body // 4 + (rank >> 5), positive, mask=sent & (v > 0), sem="relaxed")
+    else:
+        tl.store(numbers + body // (DTYPE.primitive_bitwidth // 8) + rank, v, mask=sent)

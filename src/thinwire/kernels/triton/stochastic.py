@@ -1,0 +1,195 @@
+"""Random trits of a batch, packed in the same pass: `stoch3` and `terngrad` (TernGrad, equations 1–3).
+
+    t = sign(v) with probability min(|v|, limit) / scale, else 0
+
+The random number of value i under a key is the CPU's (`thinwire.kernels.numba.uniform`): a 32-bit counter through two
+published mixers, here the same lines once more. So the trits are the CPU's, whatever the block a value falls in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Unpack
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from thinwire.errors import FrameError
+from thinwire.kernels.contract import check_scale
+from thinwire.kernels.numba.stochastic import DIGITS_PER_CODE
+from thinwire.kernels.numba.uniform import UNIT, Key
+from thinwire.kernels.triton.batch import Batch, byte_span, find_block, find_values, load_sum, store_residual
+from thinwire.kernels.triton.dense import Given, Scaled, decode_dense, encode_dense
+from thinwire.kernels.triton.moments import moments, root
+from thinwire.kernels.triton.pending import Pending
+from thinwire.kernels.triton.workspace import DeviceWorkspace
+
+_LIFT_EXPONENTS = {torch.float32: 64, torch.float64: 512}
+_NUMPY_TYPES: dict[torch.dtype, np.dtype[Any]] = {
+    torch.float32: np.dtype(np.float32),
+    torch.float64: np.dtype(np.float64),
+}
+
+
+def encode_stochastic(
+    values: Sequence[torch.Tensor],
+    *,
+    keys: Sequence[Key],
+    packing: str,
+    clip: float = 0.0,
+    centred: bool = True,
+    min_spread: float = 0.0,
+    scales: Sequence[float | None] = (),
+    **given: Unpack[Given],
+) -> Pending:
+    """Encodes a batch: limit = min(clip·σ, max|v|), or max|v| without clipping; scale = limit unless given.
+
+    Args:
+        keys: of each tensor's random numbers.
+        packing: "base243" (five trits a byte) or "2bit" (four).
+        clip: c of c·σ; 0 does not clip.
+        centred: σ about the mean, or about zero.
+        min_spread: where σ is at most this share of the largest magnitude, nothing is clipped.
+        scales: of each tensor, at least its limit, else all of the batch is refused; None or (): its limit.
+
+    The other arguments, and what is returned, are those of `thinwire.kernels.triton.ternary.encode_ternary`; limits
+    are returned too.
+    """
+
+    def rule(batch: Batch, largest: torch.Tensor) -> Scaled:
+        limits = largest if clip == 0 else clipped_at(batch, largest, clip, centred=centred, min_spread=min_spread)
+        found = _given_scales(batch, limits, scales)
+        lifts, steps = _steps(found)
+        words = np.array(keys, np.int64)
+        arguments = {
+            "limits": limits,
+            "lifts": lifts,
+            "steps": steps,
+            "keys": batch.workspace.upload("stochastic.keys", words),
+        }
+        return Scaled(found, arguments, limits)
+
+    return encode_dense(values, kernel=_pack, rule=rule, per_byte=DIGITS_PER_CODE[packing], **given)
+
+
+def clipped_at(batch: Batch, largest: torch.Tensor, clip: float, *, centred: bool, min_spread: float) -> torch.Tensor:
+    """min(clip·σ, max|v|) of each tensor in its type, by the operations of `terngrad` on the CPU."""
+    sums = moments(batch, largest, signed=centred, squares=True)
+    size, top = batch.sizes.to(torch.float64), largest.to(torch.float64)
+    mean = (sums.positive + sums.negative) / size
+    sigma = root((sums.squares / size - mean * mean).clamp(min=0.0)) * sums.unit
+    limits = torch.minimum(torch.minimum(sigma * clip, top).to(batch.dtype), largest)
+    return torch.where(sigma <= top * min_spread, largest, limits)
+
+
+def decode_two_bit(
+    payload: Any, *, scale: float, out: torch.Tensor, accumulate: bool = False, workspace: DeviceWorkspace
+) -> None:
+    """``out = scale * t``, or ``out += scale * t``, of two-bit trits; uint8[ceil(n / 4)] for out[n]; does not wait.
+
+    Raises:
+        FrameError: a pair of bits is 3, which no trit is, or the scale is no finite number >= 0. `out` is untouched.
+    """
+    check_scale(scale, _NUMPY_TYPES[out.dtype])
+    codes = np.frombuffer(payload, np.uint8)
+    if np.any(codes & (codes >> 1) & 0x55):
+        raise FrameError("two bits of a trit are both set: the payload is damaged")
+    decode_dense(_unpack_two_bit, codes, scale=scale, out=out, accumulate=accumulate, workspace=workspace)
+
+
+def _given_scales(batch: Batch, limits: torch.Tensor, scales: Sequence[float | None]) -> torch.Tensor:
+    """The limits, but where a scale was given."""
+    if all(scale is None for scale in scales):
+        return limits
+    told = np.array([np.nan if scale is None else scale for scale in scales], np.float64)
+    there = batch.workspace.upload("stochastic.scales", told)
+    return torch.where(torch.isnan(there), limits, there.to(batch.dtype))
+
+
+def _steps(scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(lift, step): u·scale·lift = (24-bit draw)·step, where the power of two `lift` keeps products normal."""
+    wide = scales.to(torch.float64)
+    tiny = (wide > 0) & (wide < torch.finfo(scales.dtype).tiny * 2.0**48)
+    lifts = torch.ones_like(wide).masked_fill_(tiny, 2.0 ** _LIFT_EXPONENTS[scales.dtype])
+    return lifts.to(scales.dtype), (wide * lifts * UNIT).to(scales.dtype)
+
+
+@triton.jit
+def draw(counter: tl.tensor, key0: tl.tensor, key1: tl.tensor) -> tl.tensor:
+    """The 24 high bits of `uniform.draws`: the same lines."""
+    x = (counter + key0).to(tl.uint32)
+    x = (x ^ (x >> 16)) * 0x7FEB352D
+    x = (x ^ (x >> 15)) * 0x846CA68B
+    x = x ^ (x >> 16) ^ key1.to(tl.uint32)
+    x = (x ^ (x >> 17)) * 0xED5AD4BB
+    x = (x ^ (x >> 11)) * 0xAC4C1B51
+    x = (x ^ (x >> 15)) * 0x31848BAB
+    x = x ^ (x >> 14)
+    return (x >> 8).to(tl.int32)
+
+
+@triton.jit
+def _pack(
+    scales: tl.tensor,
+    allowed: tl.tensor,
+    payload: tl.tensor,
+    limits: tl.tensor,
+    lifts: tl.tensor,
+    steps: tl.tensor,
+    keys: tl.tensor,
+    table: tl.tensor,
+    stride: tl.tensor,
+    residual_scale: tl.tensor,
+    DTYPE: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    PER_BYTE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    tensor, byte = find_block(table, stride, BLOCK)
+    index, known = find_values(table, stride, tensor, byte, PER_BYTE, WIDTH, False)
+    v = load_sum(table, stride, tensor, index, known, residual_scale, DTYPE, RESIDUAL)
+    limit = tl.load(limits + tensor)
+    clipped = tl.minimum(tl.maximum(v, -limit), limit) * tl.load(lifts + tensor)
+    random = draw(index, tl.load(keys + 2 * tensor), tl.load(keys + 2 * tensor + 1))
+    u = random.to(DTYPE) * tl.load(steps + tensor)
+    above, below = clipped > u, clipped < -u
+    if RESIDUAL:
+        m = tl.load(scales + tensor)
+        unsent = v - tl.where(above, m, tl.where(below, -m, 0.0))
+        store_residual(table, stride, tensor, index, known, allowed, unsent, DTYPE)
+    # Where there is no value v is 0, and so is its trit: the padding.
+    digit = tl.where(above, 2, tl.where(below, 0, 1))
+    place = tl.arange(0, WIDTH)
+    if PER_BYTE == 4:
+        weight = 1 << (2 * place)
+    else:
+        weight = tl.where(place == 0, 81, tl.where(place == 1, 27, tl.where(place == 2, 9, tl.where(place == 3, 3, 1))))
+        weight = tl.where(place < PER_BYTE, weight, 0)
+    code = tl.sum(digit * weight[None, :], axis=1)
+    num_bytes, first = byte_span(table, stride, tensor)
+    tl.store(payload + first + byte, code.to(tl.uint8), mask=byte < num_bytes)
+
+
+@triton.jit
+def _unpack_two_bit(
+    payload: tl.tensor,
+    scale: tl.tensor,
+    out: tl.tensor,
+    size: tl.tensor,
+    ACCUMULATE: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    known = at < size
+    code = tl.load(payload + (at >> 2), mask=known, other=0x55).to(tl.int32)
+    digit = (code >> (2 * (at & 3)).to(tl.int32)) & 3
+    m = tl.load(scale)
+    value = tl.where(digit == 2, m, tl.where(digit == 0, -m, 0.0))
+    if ACCUMULATE:
+        sent = known & (digit != 1)
+        tl.store(out + at, tl.load(out + at, mask=sent, other=0.0) + value, mask=sent)
+    else:
+        tl.store(out + at, value, mask=known)

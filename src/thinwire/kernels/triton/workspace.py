@@ -1,0 +1,90 @@
+"""Memory and a stream for the GPU kernels, owned and used again, as `kernels.numba.workspace` is for the CPU's.
+
+Kernels run on a stream of their own, so that encoding overlaps what the caller still computes: it waits for the work
+that the caller had queued, and the caller's stream waits for it only where `join` says so. Buffers are named, grow
+and are never given back; a workspace serves one batch at a time, so their reuse is ordered by its stream.
+
+On the CPU, where Triton's interpreter runs the kernels, there is no stream and nothing to pin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+
+class DeviceWorkspace:
+    """Buffers on one device, pinned buffers on the host, and a side stream.
+
+    Example:
+        >>> workspace = DeviceWorkspace(torch.device("cpu"))
+        >>> with workspace.running():
+        ...     codes = workspace.array("codes", 100, torch.uint8)
+        >>> codes.shape, workspace.nbytes
+        (torch.Size([100]), 100)
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._arrays: dict[tuple[str, torch.dtype], torch.Tensor] = {}
+        self._hosts: dict[tuple[str, torch.dtype], torch.Tensor] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, on the device and on the host."""
+        held = [*self._arrays.values(), *self._hosts.values()]
+        return sum(tensor.numel() * tensor.element_size() for tensor in held)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Work inside runs on the side stream, after what the caller's stream holds so far."""
+        with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+            yield
+
+    def follow(self) -> None:
+        """The side stream waits for what is queued on the caller's; call outside `running`."""
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self.device))
+
+    def join(self) -> None:
+        """The caller's stream waits for the side stream; the host does not. Call outside `running`."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self.device).wait_stream(self._stream)
+
+    def synchronize(self) -> None:
+        """The host waits for everything queued on the side stream."""
+        if self._stream is not None:
+            self._stream.synchronize()
+
+    def array(self, name: str, size: int, dtype: torch.dtype) -> torch.Tensor:
+        """Device memory for `size` values with undefined content; the same for the same name until it must grow."""
+        held = self._arrays.get((name, dtype))
+        if held is None or held.numel() < size:
+            held = self._arrays[name, dtype] = torch.empty(size, dtype=dtype, device=self.device)
+        return held[:size]
+
+    def host(self, name: str, size: int, dtype: torch.dtype) -> torch.Tensor:
+        """Host memory as `array`, pinned where there is a GPU, so that copies need not be waited for."""
+        held = self._hosts.get((name, dtype))
+        if held is None or held.numel() < size:
+            held = self._hosts[name, dtype] = torch.empty(size, dtype=dtype, pin_memory=self._stream is not None)
+        return held[:size]
+
+    def upload(self, name: str, data: NDArray[np.generic]) -> torch.Tensor:
+        """Copies a NumPy array to the device without waiting.
+
+        The pinned copy is written again by the next upload of this name: the stream must have finished by then.
+        """
+        dtype = torch.from_numpy(np.empty(0, data.dtype)).dtype
+        staged = self.host(name, data.size, dtype)
+        staged.numpy()[:] = data.reshape(-1)
+        uploaded = self.array(name, data.size, dtype)
+        uploaded.copy_(staged, non_blocking=True)
+        return uploaded

@@ -1,0 +1,215 @@
+"""Bins and Huffman codes: the numbers of Øland & Raj's worked example, optimal lengths, hostile streams."""
+
+from __future__ import annotations
+
+import heapq
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from thinwire.errors import FrameError
+from thinwire.kernels import plain
+from thinwire.kernels.numba.bins import bin_values, entropy_of, value_of_bins
+from thinwire.kernels.numba.huffman import (
+    canonical_codes,
+    code_lengths,
+    decode_symbols,
+    encode_symbols,
+    histogram,
+    length_limit,
+    read_lengths,
+    room_nbytes,
+    stream_edges,
+    write_lengths,
+)
+
+
+def coded(symbols: Any, num_bits: int) -> tuple[Any, list[bytes]]:
+    limit = length_limit(num_bits)
+    lengths = code_lengths(histogram(symbols, 1 << num_bits), limit)
+    room = np.empty(room_nbytes(symbols.size, limit), np.uint8)
+    return lengths, [stream.tobytes() for stream in encode_symbols(symbols, lengths, room=room)]
+
+
+def decoded(streams: list[bytes], lengths: Any, num_bits: int, size: int) -> Any:
+    out = np.empty(size, np.uint16)
+    room = np.empty(sum(map(len, streams)) + 64, np.uint8)
+    decode_symbols([memoryview(s) for s in streams], lengths, length_limit(num_bits), room=room, out=out)
+    return out
+
+
+def text_of(stream: bytes) -> str:
+    return "".join(map(str, np.unpackbits(np.frombuffer(stream, np.uint8), bitorder="little")))
+
+
+W = np.array([-1.0, -0.5, -0.25, 0.0, 0.1, 0.25, 0.5, 1.0])
+
+
+def test_bins_of_the_worked_example() -> None:
+    bins = np.empty(8, np.uint16)
+    bin_values(W, low=-1.0, high=1.0, num_bits=2, out=bins)
+    assert bins.tolist() == [0, 1, 1, 2, 2, 2, 3, 3]
+    out = np.empty(8)
+    value_of_bins(bins, low=-1.0, high=1.0, num_bits=2, out=out, accumulate=False)
+    assert out.tolist() == [-0.75, -0.25, -0.25, 0.25, 0.25, 0.25, 0.75, 0.75]
+    assert float(np.abs(out - W).max()) == 0.25
+    assert entropy_of(bins) == pytest.approx(1.905639, abs=1e-6)
+    counts = histogram(bins, 4)
+    assert counts.tolist() == [1, 2, 3, 2]
+    lengths = code_lengths(counts, 12)
+    assert lengths.tolist() == [2, 2, 2, 2]
+    assert plain.bits_of_symbols(bins, lengths) == "0001011010101111"
+
+
+def test_codes_of_the_skewed_example() -> None:
+    symbols = np.array([0] * 5 + [1, 1, 2, 3], np.uint16)
+    assert entropy_of(symbols) == pytest.approx(1.657743, abs=1e-6)
+    lengths = code_lengths(histogram(symbols, 4), 12)
+    assert lengths.tolist() == [1, 2, 3, 3]
+    assert [f"{code:0{length}b}" for code, length in zip(canonical_codes(lengths), lengths, strict=True)] == [
+        "0",
+        "10",
+        "110",
+        "111",
+    ]
+    assert plain.bits_of_symbols(symbols, lengths) == "000001010110111"
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("num_bits", [1, 4, 10, 16, 30])
+def test_bins_equal_the_plain_form(dtype: Any, num_bits: int) -> None:
+    values = np.random.default_rng(0).standard_t(3, 10_007).astype(dtype)
+    low, high = float(values.min()), float(values.max())
+    bins = np.empty(values.size, np.int32)
+    bin_values(values, low=low, high=high, num_bits=num_bits, out=bins)
+    assert np.array_equal(bins, plain.bin_values(values, low=low, high=high, num_bits=num_bits))
+    out = np.ones(values.size, np.float64)
+    value_of_bins(bins, low=low, high=high, num_bits=num_bits, out=out, accumulate=True)
+    half_a_bin = (high - low) / 2 ** (num_bits + 1)
+    assert float(np.abs(out - 1 - values).max()) <= half_a_bin * (1 + 1e-6) + 1e-14
+
+
+def test_bins_of_a_range_that_overflows() -> None:
+    top = np.finfo(np.float64).max
+    bins = np.empty(3, np.int32)
+    bin_values(np.array([-top, 0.0, top]), low=-top, high=top, num_bits=3, out=bins)
+    assert bins.tolist() == [0, 4, 7]
+    out = np.empty(3)
+    value_of_bins(bins, low=-top, high=top, num_bits=3, out=out, accumulate=False)
+    assert out == pytest.approx([-top / 8 * 7, top / 8, top / 8 * 7])
+
+
+def huffman_cost(counts: Any) -> int:
+    """Bits of an optimal code without a limit, by the textbook's heap."""
+    heap = [int(count) for count in counts if count]
+    heapq.heapify(heap)
+    cost = 0
+    while len(heap) > 1:
+        pair = heapq.heappop(heap) + heapq.heappop(heap)
+        cost += pair
+        heapq.heappush(heap, pair)
+    return cost
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.integers(0, 10_000), min_size=2, max_size=64).filter(lambda c: sum(map(bool, c)) >= 2))
+def test_lengths_are_optimal(numbers: list[int]) -> None:
+    counts = np.array(numbers, np.int64)
+    lengths = code_lengths(counts, 20).astype(np.int64)
+    assert int((lengths * counts).sum()) == huffman_cost(counts)
+    limited = code_lengths(counts, 7).astype(np.int64)
+    assert limited.max() <= 7
+    assert int((limited * counts).sum()) >= huffman_cost(counts)
+    for found in (lengths, limited):
+        used = found[found > 0]
+        assert sum(2.0 ** -int(length) for length in used) == 1.0
+        assert np.array_equal(found > 0, counts > 0)
+
+
+def test_a_limit_costs_little() -> None:
+    counts = np.array([1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 1597])
+    best = huffman_cost(counts)
+    assert best < int((code_lengths(counts, 12).astype(np.int64) * counts).sum()) < 1.01 * best
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 8, 15, 16, 17, 63, 319, 4096, 100_003])
+@pytest.mark.parametrize("num_bits", [1, 4, 10, 13])
+def test_streams_round_trip_as_written(size: int, num_bits: int) -> None:
+    rng = np.random.default_rng(size)
+    top = (1 << num_bits) - 1
+    symbols = np.clip(rng.laplace(top / 2, max(0.3, top / 30), size).round(), 0, top).astype(np.uint16)
+    symbols[0], symbols[-1] = 0, top
+    lengths, streams = coded(symbols, num_bits)
+    assert np.array_equal(decoded(streams, lengths, num_bits, size), symbols)
+    edges = stream_edges(size)
+    if size <= 4096:
+        for stream, start, stop in zip(streams, edges, edges[1:], strict=False):
+            text = plain.bits_of_symbols(symbols[start:stop], lengths)
+            assert text_of(stream)[: len(text)] == text
+            assert len(stream) == -(-len(text) // 8)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.integers(0, 16), min_size=1, max_size=700))
+def test_written_lengths_are_read_again(numbers: list[int]) -> None:
+    lengths = np.repeat(np.array(numbers, np.uint8), np.arange(len(numbers)) % 3 * 200 + 1)
+    written = write_lengths(lengths)
+    unpacked = np.concatenate([np.zeros(0, np.uint8), *_runs(written)])
+    assert np.array_equal(unpacked, lengths)
+
+
+def _runs(written: bytes) -> list[Any]:
+    runs: list[Any] = []
+    for byte in written:
+        runs.append(np.full(1, byte, np.uint8) if byte <= 16 else np.full(byte - 16, runs[-1][-1], np.uint8))
+    return runs
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        (b"", "too early"),
+        (bytes([1, 2, 3]), "too early"),
+        (bytes([17, 1, 2]), "begin with a repetition"),
+        (bytes([2, 20]), "more than 4"),
+        (bytes([13, 1, 1, 1]), "longer than 12"),
+        (bytes([1, 1, 1, 0]), "complete"),
+        (bytes([1, 2, 0, 0]), "complete"),
+        (bytes([1, 0, 0, 0]), "complete"),
+        (bytes([0, 19]), "complete"),
+    ],
+)
+def test_lengths_that_are_no_code(written: bytes, message: str) -> None:
+    with pytest.raises(FrameError, match=message):
+        read_lengths(memoryview(written), 4, 12)
+
+
+def test_streams_that_end_elsewhere() -> None:
+    symbols = np.random.default_rng(0).integers(0, 16, 1000).astype(np.uint16)
+    lengths, streams = coded(symbols, 4)
+    for bad in (
+        [*streams[:3], streams[3][:-1]],
+        [streams[0] + b"\0", *streams[1:]],
+        [b"", *streams[1:]],
+        [b"\xff" * len(s) for s in streams],
+    ):
+        try:
+            got = decoded(bad, lengths, 4, 1000)
+        except FrameError as error:
+            assert "ends at bit" in str(error)  # noqa: PT017
+        else:
+            assert bad[0][:1] == b"\xff" and not np.array_equal(got, symbols)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.binary(max_size=30), min_size=4, max_size=4), st.integers(1, 60))
+def test_any_bytes_are_symbols_or_a_frame_error(streams: list[bytes], size: int) -> None:
+    lengths = np.array([1, 2, 4, 4, 4, 4, 0, 0], np.uint8)
+    try:
+        out = decoded(streams, lengths, 3, size)
+    except FrameError:
+        return
+    assert out.min() >= 0 and out.max() <= 5

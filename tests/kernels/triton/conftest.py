@@ -1,0 +1,45 @@
+"""The GPU suite: one set of tests, run by Triton's interpreter everywhere and by a GPU where there is one.
+
+Its tests are marked `gpu` and take the fixture `device`. On a machine with CUDA they run on the GPU, in the process
+of all other tests (`make test-gpu` runs them alone). Elsewhere they are deselected, because Triton cannot launch
+anything there; `test_interpreted.py` then runs this folder once more in a process with TRITON_INTERPRET=1, which
+has to be set before Triton is imported and would change what other tests import.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if INTERPRETED or torch.cuda.is_available():
+        return
+    left_out = [item for item in items if item.path.is_relative_to(HERE) and item.get_closest_marker("gpu")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """Where tensors of the suite lie: the GPU, or the CPU under the interpreter."""
+    if not INTERPRETED:
+        return torch.device("cuda")
+    from thinwire.codecs import device as dispatch
+    from thinwire.codecs import tensors
+    from thinwire.kernels.triton import batch, moments
+
+    # The CPU is taken for a GPU. Blocks are small, for more borders between them and less padding to interpret; one
+    # program sums what 32 do on a GPU, to the same sums.
+    monkeypatch.setattr(tensors, "HOST_DEVICES", frozenset())
+    monkeypatch.setattr(dispatch, "KERNEL_DEVICES", frozenset({"cpu"}))
+    monkeypatch.setattr(batch, "TILE", 512)
+    monkeypatch.setattr(moments, "_GROUP", 1024)
+    return torch.device("cpu")

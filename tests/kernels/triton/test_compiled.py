@@ -1,0 +1,136 @@
+"""Every launch through the whole compiler, down to machine code of two generations of GPUs; that needs no GPU.
+
+The interpreter is more forgiving than the compiler, so this is what shows that a launch is valid at all. The host code
+runs on CPU tensors with a driver that only says which GPU to compile for, and every launch ends with its machine code.
+The assembly is searched for what would change bits: multiplication and addition made one, approximate division,
+flushed subnormals.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import JITFunction, driver
+
+from thinwire.kernels.numba import Workspace, encode_ternary
+from thinwire.kernels.triton import batch, levels, moments, order, scatter, select, signs, stochastic, ternary, zero_run
+from thinwire.kernels.triton.workspace import DeviceWorkspace
+
+SIZES = (7, 3000)
+CPU = torch.device("cpu")
+
+
+class Driver:
+    """As much of a Triton driver as compiling asks for."""
+
+    def __init__(self, capability: int) -> None:
+        self._target = GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self) -> GPUTarget:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return int(self._target.arch)  # a number that no device has, for what is compiled is kept by device
+
+    def get_current_stream(self, device: int) -> int:
+        return device
+
+
+@pytest.fixture(params=[80, 90])
+def compiled(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
+    """Launches compile and are noted here, by the name of the kernel; nothing runs."""
+    if not all(isinstance(kernel, JITFunction) for kernel in (ternary._quantise, batch._largest)):
+        pytest.fail("TRITON_INTERPRET is set: this test needs the compiler")
+    noted: list[tuple[str, Any]] = []
+    launch: Callable[..., Any] = JITFunction.run
+
+    def compile_only(kernel: Any, *arguments: Any, warmup: bool, **options: Any) -> None:
+        noted.append((kernel.__name__, launch(kernel, *arguments, warmup=True, **options)))
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(JITFunction, "run", compile_only)
+    monkeypatch.setattr(driver, "_active", Driver(request.param))
+    return noted
+
+
+class Zeros(DeviceWorkspace):
+    """Where nothing runs, what kernels would have written is zero."""
+
+    def array(self, name: str, size: int, dtype: torch.dtype) -> torch.Tensor:
+        return super().array(name, size, dtype).zero_()
+
+
+def tensors(dtype: torch.dtype) -> list[torch.Tensor]:
+    return [torch.zeros(size, dtype=dtype) for size in SIZES]
+
+
+def launch_all(dtype: torch.dtype) -> None:
+    """Every kernel in every form that differs in more than a constant."""
+    space = Zeros(CPU)
+    values, residuals, out = tensors(dtype), tensors(dtype), tensors(dtype)[1]
+    host = Workspace()
+    for layout in ("stride", "partition"):
+        for kept in (None, residuals):
+            ternary.encode_ternary(values, sparsity=1.0, layout=layout, residuals=kept, workspace=space)
+        scale, payload = encode_ternary(out.numpy(), sparsity=1.0, layout=layout, workspace=host)
+        for accumulate in (False, True):
+            ternary.decode_ternary(payload, scale=scale, out=out, layout=layout, accumulate=accumulate, workspace=space)
+    for kept in (None, residuals):
+        levels.encode_int8(values, largest_scale=1.0, residuals=kept, workspace=space)
+        for norm in ("l1", "l2"):
+            signs.encode_signs(values, norm=norm, residuals=kept, workspace=space)
+    for packing, kept in (("2bit", None), ("base243", residuals)):
+        keys = [(1, 2)] * len(values)
+        stochastic.encode_stochastic(values, keys=keys, packing=packing, clip=2.5, residuals=kept, workspace=space)
+    for signed, kept in ((False, None), (False, residuals), (True, None), (True, residuals)):
+        select.encode_from(
+            values,
+            bound=None,
+            samples=[5, 100],
+            fraction=0.1,
+            signs=signed,
+            form=lambda size, count: select.Form(size == 7, 12),
+            residuals=kept,
+            workspace=space,
+        ).finish()
+    numbers, positions = np.ones(5, out.numpy().dtype), np.arange(5)
+    for accumulate in (False, True):
+        scatter.scatter(positions, numbers, out=out, accumulate=accumulate, workspace=space)
+        stochastic.decode_two_bit(bytes(750), scale=1.0, out=out, accumulate=accumulate, workspace=space)
+        levels.decode_int8(bytes(SIZES[1]), scale=1.0, out=out, accumulate=accumulate, workspace=space)
+        signs.decode_signs(bytes(375), scale=1.0, out=out, accumulate=accumulate, workspace=space)
+
+
+@pytest.mark.timeout(900)  # half a minute where nothing else runs
+def test_every_launch_compiles_and_keeps_every_bit(compiled: list[tuple[str, Any]]) -> None:
+    for dtype in (torch.float32, torch.float64):
+        launch_all(dtype)
+    for name, kernel in compiled:
+        changes = re.findall(r"\b(?:fma|div\.full|div\.approx|sqrt\.approx)\.\S+|\.ftz\b", kernel.asm["ptx"])
+        assert not changes, (name, changes)
+        assert kernel.asm["cubin"]
+    # Kernels are private and return nothing; what kernels call returns something, or is public.
+    kernels = {
+        name
+        for module in (batch, levels, moments, order, scatter, select, signs, stochastic, ternary, zero_run)
+        for name, value in vars(module).items()
+        if name.startswith("_") and isinstance(value, JITFunction) and value.fn.__annotations__["return"] == "None"
+    }
+    assert {name for name, _ in compiled} == kernels
+
+
+def test_the_number_of_tensors_and_values_makes_no_new_machine_code(compiled: list[tuple[str, Any]]) -> None:
+    for count in (2, 17, 40):
+        space = DeviceWorkspace(CPU)
+        random = np.random.default_rng(count)
+        values = [torch.zeros(int(size)) for size in random.integers(2, 2000, count)]
+        ternary.encode_ternary(values, sparsity=1.0, workspace=space)
+    codes = {(name, bytes(kernel.asm["cubin"])) for name, kernel in compiled}
+    assert len(codes) == len({name for name, _ in compiled})

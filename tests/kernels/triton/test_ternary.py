@@ -1,0 +1,186 @@
+"""3LC on the device beside the plain reference: every byte, every bit of residual and output."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from thinwire.errors import ConfigError, FrameError
+from thinwire.kernels import reference
+from thinwire.kernels.numba import Workspace
+from thinwire.kernels.triton import batch
+from thinwire.kernels.triton.ternary import decode_ternary, encode_ternary
+from thinwire.kernels.triton.workspace import DeviceWorkspace
+
+pytestmark = pytest.mark.gpu
+
+Floats = NDArray[Any]
+# Around groups of five, runs of fourteen, and blocks (of 512 codes; under the interpreter of 64, so 320 values).
+SIZES = (1, 2, 4, 5, 6, 63, 70, 71, 319, 320, 321, 640, 1500)
+ZERO_FRACTIONS = (0.0, 0.6, 0.9, 0.99, 0.999, 1.0)
+CPU = Workspace()
+
+
+@pytest.fixture
+def space(device: torch.device) -> DeviceWorkspace:
+    return DeviceWorkspace(device)
+
+
+def draw(size: int, zero_fraction: float, dtype: str, seed: int) -> tuple[Floats, Floats]:
+    """Values of which about this share is quantised to zero, and a small residual."""
+    random = np.random.default_rng([seed, size])
+    values = random.choice([-1.0, 1.0], size) * (random.random(size) >= zero_fraction)
+    values = (values * random.uniform(0.8, 1.0, size)).astype(dtype)
+    return values, (0.01 * random.standard_normal(size)).astype(dtype)
+
+
+def check(values: list[Floats], residuals: list[Floats] | None, space: DeviceWorkspace, **options: Any) -> list[bytes]:
+    """Encodes on both sides, compares everything, decodes (every other tensor adds); returns the payloads."""
+    on_device = [torch.from_numpy(v.copy()).to(space.device) for v in values]
+    kept = None if residuals is None else [torch.from_numpy(r.copy()).to(space.device) for r in residuals]
+    sents = encode_ternary(on_device, residuals=kept, workspace=space, **options).finish()
+    payloads = [bytes(sent.payload) for sent in sents]
+    for at, (value, sent) in enumerate(zip(values, sents, strict=True)):
+        residual = None if residuals is None else residuals[at].copy()
+        scale, payload = reference.encode_ternary(value, residual=residual, workspace=CPU, **options)
+        assert sent.finite and sent.scale == scale
+        assert payloads[at] == payload.tobytes()
+        assert on_device[at].cpu().numpy().tobytes() == value.tobytes()
+        if kept is not None and residual is not None:
+            assert kept[at].cpu().numpy().tobytes() == residual.tobytes()
+        form: dict[str, Any] = {name: options[name] for name in ("layout", "zero_run") if name in options}
+        form["accumulate"] = at % 2 == 1
+        expected = np.linspace(-1, 1, value.size).astype(value.dtype)
+        expected[::3] = -0.0
+        out = torch.from_numpy(expected.copy()).to(space.device)
+        reference.decode_ternary(payload, scale=scale, out=expected, workspace=CPU, **form)
+        space.synchronize()
+        decode_ternary(payloads[at], scale=scale, out=out, workspace=space, **form)
+        assert out.cpu().numpy().tobytes() == expected.tobytes()
+    return payloads
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("layout", ["stride", "partition"])
+def test_bytes_residuals_and_values_are_the_references(space: DeviceWorkspace, dtype: str, layout: str) -> None:
+    # One batch, so that tensors of every size and share of zeros are neighbours.
+    drawn = [
+        draw(size, ZERO_FRACTIONS[(at + turn) % 6], dtype, turn) for turn in (0, 2) for at, size in enumerate(SIZES)
+    ]
+    drawn += [draw(SIZES[-1], zero_fraction, dtype, seed=1) for zero_fraction in ZERO_FRACTIONS]
+    check([v for v, _ in drawn], [r for _, r in drawn], space, sparsity=1.2, layout=layout)
+
+
+@pytest.mark.parametrize("options", [{"zero_run": False}, {"paper_literal": True}, {"residual_scale": 0.1}], ids=str)
+@pytest.mark.parametrize("layout", ["stride", "partition"])
+def test_options(space: DeviceWorkspace, layout: str, options: dict[str, Any]) -> None:
+    drawn = [draw(size, 0.97, "float32", seed=2) for size in (1, 7, 71, 321)]
+    check([v for v, _ in drawn], [r for _, r in drawn], space, sparsity=1.75, layout=layout, **options)
+
+
+def test_without_a_residual(space: DeviceWorkspace) -> None:
+    check([draw(size, 0.8, "float32", seed=3)[0] for size in (3, 321, 640)], None, space, sparsity=1.0)
+
+
+def test_runs_that_meet_at_block_borders(space: DeviceWorkspace) -> None:
+    # One value in a ground of zeros moves over the borders between blocks, so that runs of every length modulo
+    # fourteen end there, begin there, or fill a block.
+    block = batch.TILE // 8
+    values = []
+    for code in (0, 1, 13, block - 14, block - 2, block - 1, block, block + 1, block + 13, 2 * block - 1, 2 * block):
+        for ends in ((), (block - 1, block)):
+            value = np.zeros(5 * 3 * block, np.float32)
+            value[[5 * at for at in (code, *ends)]] = 1.0
+            values.append(value)
+    check(values, None, space, sparsity=1.0)
+
+
+def test_no_run_crosses_from_one_tensor_to_the_next(space: DeviceWorkspace) -> None:
+    sizes = (5, 35, 70, 5, 5 * 63, 5, 5 * 65)
+    payloads = check([np.zeros(size, np.float32) for size in sizes], None, space, sparsity=1.0)
+    assert [len(payload) for payload in payloads] == [-(-size // 70) for size in sizes]
+
+
+def test_ties_are_zero_and_subnormal_scales_are_halved_as_on_the_cpu(space: DeviceWorkspace) -> None:
+    tie = np.array([1.0, 0.5, -0.5, np.nextafter(np.float32(0.5), np.float32(1)), -1.0], np.float32)
+    tiny = np.array([3, 1, 2, 0, 3], np.int32).view(np.float32)  # multiples of the smallest number there is
+    check([tie, tiny, -tiny, tiny[1:2]], None, space, sparsity=1.0)
+
+
+def test_products_and_sums_are_rounded_one_by_one(space: DeviceWorkspace) -> None:
+    random = np.random.default_rng(4)
+    values, residuals = random.standard_normal((2, 2000)).astype(np.float32)
+    check([values], [residuals], space, sparsity=1.3, residual_scale=0.3)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("together", [False, True])
+def test_what_is_not_finite_leaves_residuals_alone(space: DeviceWorkspace, bad: float, together: bool) -> None:
+    drawn = [draw(size, 0.5, "float32", seed=5) for size in (10, 1000, 20)]
+    drawn[1][0][900] = bad
+    values = [torch.from_numpy(v).to(space.device) for v, _ in drawn]
+    residuals = [torch.from_numpy(r.copy()).to(space.device) for _, r in drawn]
+    sents = encode_ternary(values, residuals=residuals, sparsity=1.0, together=together, workspace=space).finish()
+    assert [sent.finite for sent in sents] == [True, False, True]
+    unchanged = [r.cpu().numpy().tobytes() == old.tobytes() for r, (_, old) in zip(residuals, drawn, strict=True)]
+    assert unchanged == [together, True, together]
+
+
+def test_a_scale_that_overflows_leaves_the_residual_alone(space: DeviceWorkspace) -> None:
+    values = torch.tensor([3e38, 1.0], device=space.device)
+    residual = torch.tensor([1.0, 2.0], device=space.device)
+    sent = encode_ternary([values], residuals=[residual], sparsity=1.9, workspace=space).finish()[0]
+    assert not sent.finite and sent.largest == pytest.approx(3e38)
+    assert residual.tolist() == [1.0, 2.0]
+
+
+def test_a_workspace_grows_and_is_used_again(space: DeviceWorkspace) -> None:
+    for size in (100, 2000, 50, 2000):
+        value, residual = draw(size, 0.9, "float32", seed=size)
+        check([value], [residual], space, sparsity=1.0)
+    held = space.nbytes
+    check([value], [residual], space, sparsity=1.0)
+    assert space.nbytes == held
+
+
+def test_any_split_of_a_run_is_understood(space: DeviceWorkspace) -> None:
+    for payload in ([121] * 30, [243] * 15, [255, 255, 243], [243, 121, 255, 254], [0, 242, *[250] * 3, 121]):
+        sizes = [1 if byte < 243 else byte - 241 for byte in payload]
+        out = torch.ones(5 * sum(sizes), device=space.device)
+        expected = np.ones(out.numel(), np.float32)
+        space.synchronize()
+        decode_ternary(bytes(payload), scale=0.5, out=out, workspace=space)
+        reference.decode_ternary(bytes(payload), scale=0.5, out=expected, workspace=CPU)
+        assert out.cpu().numpy().tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("payload", "zero_run", "scale"),
+    [
+        (bytes([121]), True, 1.0),
+        (bytes([255]), True, 1.0),
+        (bytes([121, 121, 121]), True, 1.0),
+        (bytes([121, 243]), False, 1.0),
+        (bytes([121]), False, 1.0),
+        (b"", True, 1.0),
+        (bytes([243]), True, float("nan")),
+        (bytes([243]), True, -1.0),
+        (bytes([243]), True, 1e39),
+    ],
+)
+def test_damaged_payloads_leave_the_output_alone(
+    space: DeviceWorkspace, payload: bytes, zero_run: bool, scale: float
+) -> None:
+    out = torch.full((10,), 7.0, device=space.device)
+    with pytest.raises(FrameError):
+        decode_ternary(payload, scale=scale, out=out, zero_run=zero_run, workspace=space)
+    assert out.tolist() == [7.0] * 10
+
+
+def test_a_layout_that_does_not_exist_is_refused(space: DeviceWorkspace) -> None:
+    with pytest.raises(ConfigError, match="layout 'diagonal' does not exist"):
+        encode_ternary([torch.ones(5, device=space.device)], sparsity=1.0, layout="diagonal", workspace=space)
