@@ -22,13 +22,13 @@ from torch import nn
 import thinwire as tw
 from tests.hooks.cluster import start_server
 from thinwire.errors import ProtocolError
+from thinwire.jobs.job import Job
 from thinwire.policies.assignment import Sized
 from thinwire.policies.consistency import consistency
 from thinwire.policies.designs import design
 from thinwire.policies.placement import placement
 from thinwire.policies.plugins import plugins
 from thinwire.server.core import ServerCore
-from thinwire.studies.job import Job
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "extending.md").read_text()

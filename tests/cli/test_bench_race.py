@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from thinwire.bench.hook_names import NOTES, hook
+from thinwire.bench.race import standings
 from thinwire.cli.bench_race import _cells, race_command
 from thinwire.cli.hook_runs import Kept, rates_of, words
 from thinwire.errors import ConfigError
-from thinwire.studies.hooks_bench_names import NOTES, hook
-from thinwire.studies.hooks_bench_race import standings
 
 
 def row(hook: str, seed: int, ended: str, seconds: float) -> dict[str, Any]:

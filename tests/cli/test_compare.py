@@ -13,8 +13,8 @@ import pytest
 from tests.cli.commands import Result
 from thinwire.cli import compare
 from thinwire.errors import EngineError
+from thinwire.jobs.job import Job
 from thinwire.policies.designs import design, designs
-from thinwire.studies.job import Job
 
 Command = Callable[..., Result]
 ASKED = ("compare", "--designs", "fp32,3lc[s=1.75,entropy=zstd]", "--links", "none", "--steps", 5)

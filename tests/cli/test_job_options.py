@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from thinwire.cli.job_options import OPTIONS, takes_job
 from thinwire.errors import ConfigError
-from thinwire.studies.job import Job
+from thinwire.jobs.job import Job
 
 
 def test_every_field_of_a_job_has_an_option() -> None:

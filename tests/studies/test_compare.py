@@ -11,11 +11,11 @@ import pytest
 
 from thinwire.codecs.registry import codec
 from thinwire.errors import ConfigError, EngineError
+from thinwire.jobs import run as experiment
+from thinwire.jobs.job import Job
 from thinwire.policies import compression
-from thinwire.studies import experiment
 from thinwire.studies.compare import Comparison, Train, compare, jobs, split_names, varies
 from thinwire.studies.compare_rows import tabulate
-from thinwire.studies.job import Job
 from thinwire.studies.report import page, write_report
 
 TWO = Comparison(designs=["fp32", "3lc[s=1.75,entropy=zstd]"], links=["1mbit", "none"], seeds=2, steps=400)

@@ -10,13 +10,14 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
+from thinwire.bench import codec_peers, codec_stages
+from thinwire.bench import gpu as gpu_bench
+from thinwire.bench.codec_lists import small_tensors, tensor_list
+from thinwire.bench.codecs import SIZES, ZERO_FRACTIONS, bench, cells, usual_fraction
 from thinwire.cli import options
 from thinwire.cli.console import console, write_json
 from thinwire.codecs import ids
 from thinwire.policies.designs import codec_by_name
-from thinwire.studies import codec_peers, codec_stages, gpu_bench
-from thinwire.studies.codec_bench import SIZES, ZERO_FRACTIONS, bench, cells, usual_fraction
-from thinwire.studies.codec_lists import small_tensors, tensor_list
 
 app = typer.Typer()
 

@@ -8,13 +8,13 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from thinwire.bench.designs import jobs, run_model, run_trainings, serve_trainings
 from thinwire.cli import options
 from thinwire.cli.console import console, event, write_json
 from thinwire.errors import EngineError
+from thinwire.jobs.results import machine
 from thinwire.policies.designs import designs as list_designs
 from thinwire.studies.compare import split_names
-from thinwire.studies.every_design import jobs, run_model, run_trainings, serve_trainings
-from thinwire.studies.timing import machine
 from thinwire.workloads.models import models as list_models
 
 app = typer.Typer()

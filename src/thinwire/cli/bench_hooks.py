@@ -11,13 +11,13 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from thinwire.bench.charts import draw_hooks
+from thinwire.bench.hook_names import OURS, STOCK
+from thinwire.bench.hooks import Cell, attempt
 from thinwire.cli import options
 from thinwire.cli.console import console, event, size
 from thinwire.cli.hook_runs import RANK_COMMAND, Kept, progress_bar, rates_of, words
 from thinwire.cli.train import with_privileges
-from thinwire.studies.hooks_bench import Cell, attempt
-from thinwire.studies.hooks_bench_chart import draw_hooks
-from thinwire.studies.hooks_bench_names import OURS, STOCK
 
 app = typer.Typer()
 
@@ -85,7 +85,7 @@ def hooks_rank(
     gate: Annotated[Path, typer.Option(help="A folder through which the launcher says when to go on.")],
 ) -> None:
     """One rank of a measurement; `hooks` starts it."""
-    from thinwire.studies.hooks_bench_rank import run_rank  # loads torch's hooks: only ranks need them
+    from thinwire.bench.rank import run_rank  # loads torch's hooks: only ranks need them
 
     run_rank(Cell(**json_format.loads(cell)), rank=rank, master=master, gate=gate, report=event)
 

@@ -9,13 +9,13 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from thinwire.bench.charts import draw_race
+from thinwire.bench.hooks import Cell
+from thinwire.bench.race import RUNNERS, race, standings
 from thinwire.cli import options
 from thinwire.cli.console import console
 from thinwire.cli.hook_runs import RANK_COMMAND, Kept, last_words, progress_bar, rates_of, words
 from thinwire.cli.train import with_privileges
-from thinwire.studies.hooks_bench import Cell
-from thinwire.studies.hooks_bench_chart import draw_race
-from thinwire.studies.hooks_bench_race import RUNNERS, race, standings
 
 app = typer.Typer()
 

@@ -8,11 +8,11 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from thinwire.bench.server import WARM, bench, run_load, serve_measured, verdicts
 from thinwire.cli import options
 from thinwire.cli.console import console, event, size, write_json
+from thinwire.jobs.results import machine
 from thinwire.studies.compare import split_names
-from thinwire.studies.server_cost import WARM, bench, run_load, serve_measured, verdicts
-from thinwire.studies.timing import machine
 
 app = typer.Typer()
 

@@ -8,12 +8,12 @@ import typer
 from rich.progress import Progress
 from rich.table import Table
 
+from thinwire.bench import transports as data_plane
 from thinwire.cli import options
 from thinwire.cli.console import console, event, write_json
 from thinwire.cli.roles import grpc_options
+from thinwire.jobs.results import machine
 from thinwire.runtime.connect import connect
-from thinwire.studies import data_plane
-from thinwire.studies.timing import machine
 
 app = typer.Typer()
 

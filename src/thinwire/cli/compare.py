@@ -14,10 +14,10 @@ from thinwire.cli.console import console, write_json
 from thinwire.cli.train import run_with_progress, with_privileges
 from thinwire.engines.links import parse_rate
 from thinwire.errors import ConfigError, EngineError
+from thinwire.jobs.job import Job
+from thinwire.jobs.run import choose_links
 from thinwire.studies.compare import SHORT_STEPS, Comparison, split_names
 from thinwire.studies.compare import compare as measure
-from thinwire.studies.experiment import choose_links
-from thinwire.studies.job import Job
 from thinwire.studies.report import choices, designs_table, servers_of, times_table, write_report
 
 app = typer.Typer()

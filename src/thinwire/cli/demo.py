@@ -10,8 +10,8 @@ import typer
 from thinwire.cli import options
 from thinwire.cli.console import console, runs_table, write_json
 from thinwire.cli.train import run_with_progress, with_privileges
+from thinwire.jobs.job import Job
 from thinwire.studies.curves import draw_curves
-from thinwire.studies.job import Job
 
 app = typer.Typer()
 

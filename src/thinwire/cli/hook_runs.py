@@ -10,10 +10,10 @@ from typing import Any
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from thinwire.bench.hook_names import NOTES, hook
 from thinwire.cli.console import console
 from thinwire.errors import ConfigError
-from thinwire.studies.hooks_bench_names import NOTES, hook
-from thinwire.studies.timing import machine
+from thinwire.jobs.results import machine
 
 RANK_COMMAND = (sys.executable, "-m", "thinwire.cli.bench_hooks", "hooks-rank")
 

@@ -12,7 +12,7 @@ from functools import wraps
 from typing import Any
 
 from thinwire.cli import options
-from thinwire.studies.job import Job
+from thinwire.jobs.job import Job
 
 OPTIONS: dict[str, Any] = {
     "design": options.Design,

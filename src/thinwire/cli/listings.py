@@ -9,11 +9,11 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from thinwire.bench.codec_sample import sample_codecs
 from thinwire.cli import options
 from thinwire.cli.console import console, write_json
 from thinwire.policies.designs import design
 from thinwire.policies.designs import designs as list_designs
-from thinwire.studies.codec_sample import sample_codecs
 
 app = typer.Typer()
 

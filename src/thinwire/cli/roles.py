@@ -14,14 +14,14 @@ from thinwire.cli import console, options
 from thinwire.cli.job_options import takes_job
 from thinwire.engines.links import parse_rate
 from thinwire.errors import ConfigError, ProtocolError
+from thinwire.jobs.checkpoints import WorkerCheckpoint
+from thinwire.jobs.job import Job
+from thinwire.jobs.training import run_worker
 from thinwire.runtime.connect import connect
 from thinwire.runtime.keeping import Keeper
 from thinwire.runtime.outlets import JsonLines, Outlet, Prometheus, TensorBoard
 from thinwire.runtime.serving import serving
 from thinwire.server.core import ServerCore
-from thinwire.studies.job import Job
-from thinwire.studies.keeping import Keep
-from thinwire.studies.training import run_worker
 from thinwire.transports.grpc import GrpcOptions, serve
 from thinwire.transports.shaped import Shaping
 
@@ -102,7 +102,7 @@ def worker(
         raise ConfigError("--resume goes on from a checkpoint: say which with --checkpoint FILE")
     keep = None
     if checkpoint is not None:
-        keep = Keep(path=checkpoint, every=checkpoint_every, resume=resume, step=resume_step)
+        keep = WorkerCheckpoint(path=checkpoint, every=checkpoint_every, resume=resume, step=resume_step)
     transport = grpc_options(shape)
     outcome = run_worker(
         replace(job, servers=len(server)),

@@ -16,10 +16,10 @@ from thinwire.cli.job_options import takes_job
 from thinwire.engines.links import parse_rate
 from thinwire.engines.namespaces import can_unshare, reexec_in_user_namespace
 from thinwire.errors import ConfigError
-from thinwire.studies.experiment import choose_links, run
-from thinwire.studies.in_process import run as run_in_process
-from thinwire.studies.job import Job
-from thinwire.studies.keeping import KeepAll
+from thinwire.jobs.checkpoints import RunCheckpoints
+from thinwire.jobs.in_process import run as run_in_process
+from thinwire.jobs.job import Job
+from thinwire.jobs.run import choose_links, run
 
 app = typer.Typer()
 
@@ -34,7 +34,7 @@ def run_with_progress(
     job: Job,
     shaping: str,
     watch: Sequence[str] = (),
-    keep: KeepAll | None = None,
+    keep: RunCheckpoints | None = None,
     *,
     in_process: bool = False,
 ) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def train(
         raise ConfigError("--resume goes on from checkpoints: say where they are with --checkpoint-dir DIR")
     keep = None
     if checkpoint_dir is not None:
-        keep = KeepAll(folder=checkpoint_dir, every=checkpoint_every, resume=resume)
+        keep = RunCheckpoints(folder=checkpoint_dir, every=checkpoint_every, resume=resume)
     with_privileges(job.link, shaping)
     watch = [
         *(() if telemetry is None else ("--telemetry", str(telemetry))),

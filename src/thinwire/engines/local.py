@@ -1,6 +1,6 @@
 """Start a server and its workers on this machine, hear what they report, and leave nothing behind.
 
-Each process runs a command that the caller gives, tied to the launcher's life (`tether`), in a session of its
+Each process runs a command that the caller gives, tied to the launcher's life (`parent_watch`), in a session of its
 own (so that Ctrl-C reaches only the launcher), and behind its own thin link where there is a `Fabric`.
 Processes report in JSON objects, one a line, on standard output; everything else they print is kept, and shown
 when one fails. The first to fail ends the run: the others are stopped and an EngineError says who and why.
@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import IO, Any, NoReturn
 
 from thinwire.engines.namespaces import Fabric
-from thinwire.engines.tether import tethered
+from thinwire.engines.parent_watch import with_parent_watch
 from thinwire.errors import ConfigError, EngineError
 
 TAIL_LINES = 20  # of each process's output, kept for the error message
@@ -258,7 +258,7 @@ class _Child:
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._inbox = inbox
         self.process = subprocess.Popen(
-            tethered(command),
+            with_parent_watch(command),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from thinwire.engines.links import Rate
-from thinwire.engines.tether import tethered
+from thinwire.engines.parent_watch import with_parent_watch
 from thinwire.errors import ConfigError, EngineError
 
 MAX_HOSTS = 253  # the addresses 10.77.0.1 to .253
@@ -173,7 +173,7 @@ class Fabric:
 
     def _hold(self, names: Sequence[str | None]) -> str:
         """Make a namespace for each name, all at once, and return the congestion control that they have."""
-        command = tethered([self._tools["unshare"], "--net", "--", "sh", "-c", _HOLDER_SCRIPT])
+        command = with_parent_watch([self._tools["unshare"], "--net", "--", "sh", "-c", _HOLDER_SCRIPT])
         for name in names:
             self._holders[name] = subprocess.Popen(
                 command,

@@ -19,11 +19,11 @@ import torch
 from thinwire.codecs import Codec
 from thinwire.engines.links import parse_rate
 from thinwire.errors import ConfigError, EngineError
+from thinwire.jobs import results as kept_runs
+from thinwire.jobs.job import Job
+from thinwire.jobs.results import machine
 from thinwire.policies.consistency import consistency
-from thinwire.studies import kept_runs
 from thinwire.studies.compare_rows import Cell, tabulate
-from thinwire.studies.job import Job
-from thinwire.studies.timing import machine
 from thinwire.workloads.data import data
 
 SHORT_STEPS = 100
@@ -150,7 +150,7 @@ def compare(comparison: Comparison, folder: Path, train: Train, *, on_job: OnJob
     Args:
         comparison: what to compare.
         folder: made where it is missing; the file in it is written anew after every run.
-        train: makes one run, as `experiment.run` does, and returns its outcome.
+        train: makes one run, as `jobs.run` does, and returns its outcome.
         on_job: hears, before each run, its number, how many runs there are in all, and its job.
 
     Returns:

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from thinwire.engines.links import parse_rate
-from thinwire.studies import kept_runs
-from thinwire.studies.job import Job
+from thinwire.jobs import results as kept_runs
+from thinwire.jobs.job import Job
 
 Cell = tuple[str, str, str, int]
 """Model, design, link, seed."""

@@ -10,7 +10,7 @@ def draw_curves(runs: list[dict[str, Any]], path: Path, *, title: str) -> None:
     """Draws each run's test accuracy over the seconds of training into a PNG.
 
     Args:
-        runs: outcomes of `experiment.run`, each with its `curve`.
+        runs: outcomes of `jobs.run`, each with its `curve`.
         path: of the PNG; its folder is made.
         title: above the picture.
     """

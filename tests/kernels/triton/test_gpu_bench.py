@@ -1,4 +1,4 @@
-"""`thinwire.studies.gpu_bench`: what it reports. Nothing here looks at a time."""
+"""`thinwire.bench.gpu`: what it reports. Nothing here looks at a time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import thinwire as tw
-from thinwire.studies import gpu_bench
+from thinwire.bench import gpu as gpu_bench
 
 pytestmark = pytest.mark.gpu
 

@@ -1,0 +1,232 @@
+"""How fast GPU kernels are, beside the device's own copy bandwidth and beside what a user would write.
+
+Device times come from events on the stream: the device is first given something to do, so that the launches are
+queued by the time it gets to them and their cost in Python is not counted. The limits are computed from a measured
+device-to-device copy: an encoder with a residual moves 20 bytes a value (two passes), a decoder writes 4 and reads the
+payload. Whole calls, which end with the frame on the host, are timed on the host's clock beside that.
+
+Inputs take turns, so that none is found in a cache that a training step would not have left it in.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from thinwire.bench import torch_ternary
+from thinwire.bench.codecs import draw
+from thinwire.codecs import codec as make_codec
+from thinwire.codecs import decode
+from thinwire.codecs.base import Codec
+from thinwire.codecs.device import encode_all
+from thinwire.errors import ConfigError
+from thinwire.frames import parse
+from thinwire.jobs.results import machine
+from thinwire.kernels import triton
+from thinwire.kernels.triton.workspace import DeviceWorkspace
+
+SIZES = (100_000_000, 25_600_000, 1_000_000)
+ZERO_FRACTIONS = (0.8, 0.95, 0.99)
+CODECS = ("3lc", "int8", "onebit")
+ROTATION = 3
+ENCODE_NBYTES = 20  # a value: gradient and residual read twice, residual written once
+HEAD_START_CYCLES = 4_000_000  # a few milliseconds
+
+Action = Callable[[int], Any]
+
+
+def bench(
+    codecs: Sequence[str] = CODECS,
+    *,
+    sizes: Sequence[int] = SIZES,
+    zero_fractions: Sequence[float] = ZERO_FRACTIONS,
+    turns: int = 9,
+    device: str = "cuda",
+    on_row: Callable[[dict[str, Any]], None] = lambda row: None,
+) -> dict[str, Any]:
+    """Measures codecs on a GPU and returns `{"machine": …, "rows": […], "list": …}`.
+
+    Args:
+        codecs: ids among `CODECS`, whose launches are all queued at once; with their defaults and error feedback.
+        sizes: numbers of values.
+        zero_fractions: shares of the values that 3LC quantises to zero.
+        turns: timed turns of each candidate; medians are reported.
+        device: "cuda", or "cuda:1" …; "cpu" runs Triton's interpreter, whose times say nothing about a GPU.
+        on_row: hears each row as it is measured.
+
+    Raises:
+        ConfigError: no such device, no Triton, or another codec.
+    """
+    place = torch.device(device)
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("torch finds no CUDA device here; leave --device out to measure the CPU's kernels")
+    if missing := triton.missing():
+        raise ConfigError(f"{missing}; there is nothing to measure")
+    if others := [codec_id for codec_id in codecs if codec_id not in CODECS]:
+        raise ConfigError(f"the GPU bench does not measure {others}; it measures {list(CODECS)}")
+    made = [make_codec(codec_id, error_feedback=True) for codec_id in codecs]
+    facts = machine() | {"device": torch.cuda.get_device_name(place) if place.type == "cuda" else "interpreter"}
+    rows = []
+    for size in sizes:
+        for fraction in zero_fractions:
+            for codec in made:
+                row = measure(codec, size, fraction, turns, place)
+                rows.append(row)
+                on_row(row)
+    return {"machine": facts, "rows": rows, "list": measure_list(make_codec("3lc"), resnet50_sizes(), turns, place)}
+
+
+def measure(codec: Codec, size: int, zero_fraction: float, turns: int, device: torch.device) -> dict[str, Any]:
+    """One codec at one size: encode, decode and accumulate, beside the copy and (for 3lc) torch's operators."""
+    from thinwire.codecs import device_coders
+
+    inputs = [_inputs(size, zero_fraction, seed, device) for seed in range(ROTATION)]
+    kept = [residual.clone() for _, residual in inputs]
+    workspace = DeviceWorkspace(device)
+    frame = codec.context(inputs[0][0]).encode(inputs[0][0])
+    outs = [torch.zeros(size, device=device) for _ in range(ROTATION)]
+
+    def restore(turn: int) -> None:
+        inputs[turn % ROTATION][1].copy_(kept[turn % ROTATION])
+
+    def encode(turn: int) -> Any:
+        gradient, residual = inputs[turn % ROTATION]
+        pending = device_coders.start([codec], [gradient], [residual], [None], workspace)
+        workspace.join()
+        return pending.finish  # waits, so it comes after the clock was read
+
+    seconds = {
+        "copy": device_seconds(lambda turn: outs[turn % ROTATION].copy_(inputs[turn % ROTATION][0]), turns, device),
+        "encode": device_seconds(encode, turns, device, restore),
+        "decode": device_seconds(lambda turn: decode(frame, out=outs[turn % ROTATION]), turns, device),
+        "accumulate": device_seconds(
+            lambda turn: decode(frame, out=outs[turn % ROTATION], accumulate=True), turns, device
+        ),
+    }
+    if codec.id == "3lc":
+        plain = {"torch": torch_ternary.encode}
+        if device.type == "cuda":
+            plain["compiled"] = torch.compile(torch_ternary.encode)
+        for name, function in plain.items():
+            seconds[name] = device_seconds(_calling(function, inputs), turns, device, restore, waits=True)
+    context = codec.context(inputs[0][0])
+    seconds["whole_encode"] = host_seconds(lambda turn: context.encode(inputs[turn % ROTATION][0]), turns, device)
+    payload_nbytes = len(parse(frame, copy=False).payload)
+    bandwidth = 8 * size / seconds["copy"]
+    return {
+        "codec": codec.id,
+        "elements": size,
+        "zero_fraction": zero_fraction,
+        "bits_per_value": 8 * payload_nbytes / size,
+        "copy_gbps": 1e-9 * bandwidth,
+        "encode_gbps": 4e-9 * size / seconds["encode"],
+        "decode_gbps": 4e-9 * size / seconds["decode"],
+        "encode_vs_floor": ENCODE_NBYTES * size / bandwidth / seconds["encode"],
+        "decode_vs_floor": (4 * size + payload_nbytes) / bandwidth / seconds["decode"],
+        "encode_vs_torch": seconds["torch"] / seconds["encode"] if "torch" in seconds else None,
+        "encode_vs_compiled": seconds["compiled"] / seconds["encode"] if "compiled" in seconds else None,
+        "seconds": seconds,
+    }
+
+
+def measure_list(codec: Codec, sizes: Sequence[int], turns: int, device: torch.device) -> dict[str, Any]:
+    """A model's tensors in one call beside one flat tensor of the same size; whole calls, frames on the host."""
+    gradient, _ = _inputs(sum(sizes), 0.95, 0, device)
+    tensors = list(torch.split(gradient, list(sizes)))
+    contexts, flat = [codec.context(tensor) for tensor in tensors], codec.context(gradient)
+    seconds = {
+        "list": host_seconds(lambda turn: encode_all(contexts, tensors), turns, device),
+        "flat": host_seconds(lambda turn: flat.encode(gradient), turns, device),
+    }
+    return {
+        "codec": codec.id,
+        "tensors": len(tensors),
+        "elements": gradient.numel(),
+        "list_vs_flat": seconds["list"] / seconds["flat"],
+        "seconds": seconds,
+    }
+
+
+def device_seconds(
+    action: Action,
+    turns: int,
+    device: torch.device,
+    prepare: Action = lambda turn: None,
+    *,
+    waits: bool = False,
+) -> float:
+    """Median time that the device spends on `action`, which may return a function to be called after each turn.
+
+    Args:
+        waits: the action waits for the device itself, so that a head start would be counted.
+    """
+    if device.type != "cuda":
+        return host_seconds(action, turns, device, prepare)
+    measured = []
+    for turn in range(-2, turns):
+        prepare(turn)
+        torch.cuda.synchronize(device)
+        if not waits:
+            torch.cuda._sleep(HEAD_START_CYCLES)  # type: ignore[no-untyped-call]
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        begin.record()
+        finish = action(turn)
+        end.record()
+        torch.cuda.synchronize(device)
+        if callable(finish):
+            finish()
+        if turn >= 0:
+            measured.append(1e-3 * float(begin.elapsed_time(end)))
+    return statistics.median(measured)
+
+
+def host_seconds(action: Action, turns: int, device: torch.device, prepare: Action = lambda turn: None) -> float:
+    """Median time on the host's clock, until the device has finished."""
+    measured = []
+    for turn in range(-2, turns):
+        prepare(turn)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        begin = time.perf_counter()
+        finish = action(turn)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        if turn >= 0:
+            measured.append(time.perf_counter() - begin)
+        if callable(finish):
+            finish()
+    return statistics.median(measured)
+
+
+def resnet50_sizes() -> list[int]:
+    """The sizes of ResNet-50's 161 parameters, in order.
+
+    Example:
+        >>> len(resnet50_sizes()), sum(resnet50_sizes())
+        (161, 25557032)
+    """
+    sizes, channels = [3 * 64 * 7 * 7, 64, 64], 64
+    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
+        for block in range(blocks):
+            for taken, given, kernel in ((channels, width, 1), (width, width, 3), (width, 4 * width, 1)):
+                sizes += [taken * given * kernel * kernel, given, given]
+            if block == 0:
+                sizes += [channels * 4 * width, 4 * width, 4 * width]
+            channels = 4 * width
+    return [*sizes, 2048 * 1000, 1000]
+
+
+def _inputs(size: int, zero_fraction: float, seed: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    gradient, residual = draw(size, zero_fraction, seed)
+    return torch.from_numpy(gradient).to(device), torch.from_numpy(residual).to(device)
+
+
+def _calling(function: Callable[..., Any], inputs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Action:
+    def call(turn: int) -> None:
+        function(*inputs[turn % ROTATION], 1.0)
+
+    return call

@@ -1,0 +1,115 @@
+"""Checkpoints of a whole run: which files its processes write, and from which step all of them can go on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from thinwire.errors import ConfigError
+from thinwire.jobs.job import Job
+from thinwire.policies.consistency import consistency
+from thinwire.runtime import checkpoint
+
+KIND = "worker"
+FREE = frozenset({"link", "data_root", "eval_every", "servers_on_workers"})
+"""What a resumed run may have otherwise: none of it changes a bit of the weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerCheckpoint:
+    """One worker's checkpoints.
+
+    Args:
+        path: of its file.
+        every: exchanges between two checkpoints.
+        resume: whether to go on from one.
+        step: from that of this step; None takes the newest.
+    """
+
+    path: Path
+    every: int
+    resume: bool = False
+    step: int | None = None
+
+    def write(self, step: int, job: Job, rank: int, state: Mapping[str, Any]) -> None:
+        """Writes a worker's state."""
+        checkpoint.write(self.path, KIND, step, {"job": asdict(job), "rank": rank, **state})
+
+    def read(self, job: Job, rank: int) -> dict[str, Any] | None:
+        """Returns the state to go on from, or None to begin.
+
+        Raises:
+            ConfigError: no such file, a damaged one, or one of another job or worker.
+        """
+        if not self.resume:
+            return None
+        state = checkpoint.read(self.path, KIND, self.step)
+        ours, theirs = {"rank": rank, **asdict(job)}, {"rank": state["rank"], **state["job"]}
+        for key in sorted(ours.keys() - FREE):
+            if ours[key] != theirs.get(key):
+                raise ConfigError(
+                    f"checkpoint {str(self.path)!r} is of a run with {key}={theirs.get(key)!r}; this one has "
+                    f"{key}={ours[key]!r}"
+                )
+        return state
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunCheckpoints:
+    """The checkpoints of all processes of a run, in one folder.
+
+    Args:
+        folder: made if it is missing.
+        every: exchanges between two checkpoints.
+        resume: whether to go on from the newest step that all of them have.
+    """
+
+    folder: Path
+    every: int = 100
+    resume: bool = False
+
+    def check(self, job: Job) -> None:
+        """Makes the folder.
+
+        Raises:
+            ConfigError: runs by the clock and asynchronous ones have no step to go back to; or no folder.
+        """
+        if self.every < 1:
+            raise ConfigError(f"a checkpoint every {self.every} steps; at least 1 is needed")
+        if job.seconds is not None:
+            raise ConfigError("checkpoints need a number of steps: with a time budget the rate follows the clock")
+        if consistency(job.full_design().consistency).immediate:
+            raise ConfigError("checkpoints need a policy under which updates are made of one clock; asp has none")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"checkpoints cannot be in {str(self.folder)!r}: {error.strerror}") from error
+
+    def server(self, index: int) -> Path:
+        """Where shard `index` writes."""
+        return self.folder / f"server-{index}.checkpoint"
+
+    def worker(self, rank: int) -> Path:
+        """Where worker `rank` writes."""
+        return self.folder / f"worker-{rank}.checkpoint"
+
+    def newest(self, job: Job) -> int:
+        """The newest step of which every process has a checkpoint.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        paths = [*map(self.server, range(job.shards)), *map(self.worker, range(job.workers))]
+        found = {path: checkpoint.steps_in(path) for path in paths}
+        common = set.intersection(*map(set, found.values()))
+        if not common:
+            said = ", ".join(f"{path.name}: {' and '.join(map(str, steps)) or 'none'}" for path, steps in found.items())
+            raise ConfigError(f"no step in {str(self.folder)!r} can be resumed, for not all processes have it: {said}")
+        return max(common)
+
+    def arguments(self, path: Path, step: int | None) -> list[str]:
+        """The options of one process."""
+        arguments = ["--checkpoint", str(path), "--checkpoint-every", str(self.every)]
+        return arguments if step is None else [*arguments, "--resume", "--resume-step", str(step)]

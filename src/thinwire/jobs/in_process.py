@@ -1,0 +1,108 @@
+"""One run in one process: threads for workers, and servers behind the in-memory transport.
+
+For accuracies alone. The weights are those of a run with processes, bit for bit, for messages and cores are the same;
+seconds and bytes on a link are not to be had. What is saved is the work that five processes make for each other. Only
+one worker computes at a time, until it has to wait for a message: threads that take the interpreter from each other
+cost twice as much. Several comparisons beside each other use several cores.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from thinwire.engines.links import parse_rate
+from thinwire.errors import ConfigError, DeadlineError, EngineError, ThinwireError
+from thinwire.jobs.job import Job
+from thinwire.jobs.run import Links, OnEvent, summarise
+from thinwire.jobs.training import run_worker
+from thinwire.runtime.serving import serving
+from thinwire.server.core import ServerCore
+from thinwire.transports.base import Connection, Packet
+from thinwire.transports.memory import MemoryServer
+
+
+def run(job: Job, *, on_event: OnEvent = lambda process, event: None) -> dict[str, Any]:
+    """Trains once and returns the outcome, with the keys of `jobs.run` and `in_process`; `shaping` is `none`.
+
+    Args:
+        job: what to train, without a link.
+        on_event: hears everything that workers report, each from its thread.
+
+    Raises:
+        ConfigError: the job has a link or a time budget, which mean nothing here.
+        EngineError: a worker failed.
+    """
+    rate = parse_rate(job.link or "none")
+    if rate.bps is not None or job.seconds is not None:
+        raise ConfigError("a run in one process has neither a link nor a time budget: its seconds say nothing")
+    servers = [MemoryServer(serving(ServerCore())) for _ in range(job.shards)]
+    curve: list[dict[str, float]] = []
+    # Held from the beginning, it also keeps apart those who build their models, from torch's one generator.
+    turn = threading.Lock()
+
+    def work(rank: int) -> dict[str, Any]:
+        def listen(event: dict[str, Any]) -> None:
+            if event.get("event") == "accuracy":
+                curve.append({key: event[key] for key in ("step", "seconds", "accuracy")})
+            on_event(f"worker {rank}", event)
+
+        with turn:
+            return run_worker(
+                job,
+                rank=rank,
+                servers=lambda: [_InTurn(server.connect(), turn) for server in servers],
+                report=listen,
+            )
+
+    with ThreadPoolExecutor(job.workers, thread_name_prefix="worker") as pool:
+        running = [pool.submit(work, rank) for rank in range(job.workers)]
+        try:
+            outcomes = {rank: each.result() for rank, each in enumerate(running)}
+        except ThinwireError as error:
+            raise EngineError(f"a worker failed: {error}") from error
+        finally:
+            for server in servers:  # whoever still waits, for the one that failed or because of Ctrl-C, is told
+                server.stop(grace_s=0)
+    return summarise(job, Links("none", rate), outcomes, curve) | {"in_process": True}
+
+
+class _InTurn(Connection):
+    """A connection whose owner lets others compute while it waits.
+
+    Args:
+        inner: the connection itself.
+        turn: held by whoever computes, the owner among them.
+    """
+
+    def __init__(self, inner: Connection, turn: threading.Lock) -> None:
+        self._inner, self._turn = inner, turn
+        self.address = inner.address
+
+    def send(self, packet: Packet) -> None:
+        self._inner.send(packet)
+        self.bytes_sent = self._inner.bytes_sent
+
+    def receive(self, timeout_s: float | None = None) -> Packet | None:
+        try:
+            packet = self._inner.receive(0)
+        except DeadlineError:
+            if timeout_s == 0:
+                raise
+            packet = self._wait(timeout_s)
+        self.bytes_received = self._inner.bytes_received
+        return packet
+
+    def close(self, timeout_s: float = 30.0) -> None:
+        self._inner.close(timeout_s)
+
+    def abort(self) -> None:
+        self._inner.abort()
+
+    def _wait(self, timeout_s: float | None) -> Packet | None:
+        self._turn.release()
+        try:
+            return self._inner.receive(timeout_s)
+        finally:
+            self._turn.acquire()

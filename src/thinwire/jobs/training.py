@@ -1,0 +1,245 @@
+"""What one worker process does: load, join, train, report.
+
+The clock starts when the first step is complete on every worker, so that neither start-up nor the broadcast of the
+initial weights is counted; it stops when the last step's update has been applied.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import xxhash
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from thinwire.codecs import Codec, decode
+from thinwire.hooks.distribute import DistributedOptimizer, distribute
+from thinwire.jobs.checkpoints import WorkerCheckpoint
+from thinwire.jobs.job import Job
+from thinwire.runtime.outlets import Outlet
+from thinwire.transports.base import Connection
+from thinwire.workloads.batches import Batches
+from thinwire.workloads.data import data
+from thinwire.workloads.dataset import Dataset
+from thinwire.workloads.evaluate import cross_entropy, evaluate
+from thinwire.workloads.models import model as make_model
+from thinwire.workloads.recipes import build_optimizer, schedule
+
+Report = Callable[[dict[str, Any]], None]
+
+PROGRESS_S = 0.25
+LOSS_STEPS = 50
+
+
+def run_worker(
+    job: Job,
+    *,
+    rank: int,
+    servers: Sequence[str | Connection] | Callable[[], Sequence[str | Connection]],
+    report: Report,
+    connect_timeout_s: float = 60.0,
+    outlets: Sequence[Outlet] = (),
+    keep: WorkerCheckpoint | None = None,
+) -> dict[str, Any]:
+    """Trains as worker `rank` and returns (and reports) the outcome.
+
+    Reported events: `progress` and `accuracy` from worker 0, `kept` (a checkpoint) and `done` from every worker.
+    """
+    saved = None if keep is None else keep.read(job, rank)
+    torch.set_num_threads(1)
+    torch.manual_seed(job.seed)
+    dataset = data(job.data, root=job.data_root)
+    model = make_model(job.model, num_classes=dataset.num_classes, in_shape=dataset.in_shape, seed=job.seed)
+    recipe = job.recipe()
+    design = job.full_design()
+    if design.every == "epoch":
+        design = replace(design, consistency=f"local[steps={len(dataset.train_x) // job.workers // recipe.batch}]")
+    optimizer = build_optimizer(model, recipe)
+    batches = Batches(
+        dataset, rank=rank, workers=job.workers, batch=recipe.batch, seed=job.seed, augment=recipe.augment
+    )
+    if saved is not None:
+        model.load_state_dict(saved["model"])
+        batches.load_state_dict(saved["batches"])
+    warm_up(design.up)
+    warm_up(design.down)
+    opt = distribute(
+        model,
+        optimizer,
+        server=servers() if callable(servers) else servers,
+        rank=rank,
+        workers=job.workers,
+        design=design,
+        seed=job.seed,
+        connect_timeout_s=connect_timeout_s,
+        outlets=outlets,
+        resume=None if saved is None else saved["optimizer"],
+    )
+    with opt:
+        loop = _Loop(job, rank, model, opt, dataset, report)
+        if saved is not None:
+            loop.load_state_dict(saved["loop"])
+        kept = opt.clock
+        while not loop.over():
+            loop.step(batches)
+            if keep is not None and opt.clock != kept and opt.clock % keep.every == 0:
+                kept = opt.clock
+                opt.sync()
+                states: dict[str, Any] = {"model": model, "batches": batches, "optimizer": opt, "loop": loop}
+                keep.write(kept, job, rank, {name: each.state_dict() for name, each in states.items()})
+                report({"event": "kept", "rank": rank, "step": kept})
+        outcome = loop.finish()
+    report({"event": "done", **outcome})
+    return outcome
+
+
+def warm_up(codec: Codec) -> None:
+    """Loads (or compiles) what the codec needs, so that the first step does not pay for it."""
+    context = codec.context(torch.zeros(4096))
+    out = torch.zeros(4096)
+    for values in (torch.zeros(4096), torch.linspace(-1, 1, 4096)):
+        decode(context.encode(values), out=out)
+        decode(codec.encode(values), out=out, accumulate=True)
+
+
+_ema: Callable[[float], Any] = get_ema_multi_avg_fn  # untyped in torch
+
+
+class _Loop:
+    """The state of one worker's run."""
+
+    def __init__(
+        self, job: Job, rank: int, model: nn.Module, opt: DistributedOptimizer, dataset: Dataset, report: Report
+    ) -> None:
+        self._job, self._rank, self._model, self._opt, self._dataset = job, rank, model, opt, dataset
+        self._report = report
+        self._recipe = job.recipe()
+        self._steps = None if job.seconds is not None else self._recipe.steps
+        self._losses: deque[float] = deque(maxlen=LOSS_STEPS)
+        self._first = opt.steps_done
+        self._began = time.perf_counter()
+        self._reported = self._evaluated = self._began
+        self._ending = False
+        decay = job.full_design().ema
+        # Statistics of batch norms belong to the weights they were taken with: they are averaged as well.
+        self._averaged = AveragedModel(model, multi_avg_fn=_ema(decay), use_buffers=True) if decay else None
+
+    def over(self) -> bool:
+        if self._steps is not None:
+            return max(self._opt.steps_done, self._opt.clock) >= self._steps
+        # Worker 0 goes on with the others where they were ahead of its word.
+        return (self._ending or self._rank != 0) and self._opt.finished
+
+    def step(self, batches: Batches) -> None:
+        done = self._opt.steps_done
+        if done == self._first + 1:
+            self._opt.sync()
+            self._began = self._evaluated = time.perf_counter()
+        for group in self._opt.param_groups:
+            group["lr"] = schedule(self._recipe, self._progress())
+        if self._rank == 0 and self._job.seconds is not None and done > 0 and self._progress() >= 1.0:
+            self._ending = True
+            self._opt.stop_after_this_step()
+        inputs, targets = next(batches)
+        self._opt.zero_grad()
+        loss = cross_entropy(self._model(inputs), targets)
+        if self._averaged is not None:
+            # Only now is every layer's last update in: each was waited for when the forward pass came to it.
+            self._averaged.update_parameters(self._model)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._opt.step()
+        self._losses.append(float(loss.detach()))
+        if self._rank == 0:
+            self._tell()
+
+    def finish(self) -> dict[str, Any]:
+        self._opt.flush()
+        seconds = time.perf_counter() - self._began
+        steps = self._opt.steps_done
+        outcome: dict[str, Any] = {
+            "rank": self._rank,
+            "steps": steps,
+            "seconds": seconds,
+            "seconds_per_step": seconds / max(1, steps - self._first - 1),
+            "train_loss": sum(self._losses) / len(self._losses),
+            "weights": weights_digest(self._model),
+            "traffic": self._opt.traffic(),
+            "placement": {
+                "loads": list(self._opt.assignment.loads()),
+                "coefficient_of_variation": self._opt.assignment.coefficient_of_variation(),
+                "standard_deviation": self._opt.assignment.standard_deviation(),
+                "digest": self._opt.assignment.digest(),
+            },
+        }
+        if self._rank == 0:
+            score = evaluate(self._model, self._dataset)
+            outcome |= {
+                "test_accuracy": score.accuracy,
+                "test_loss": score.loss,
+                "residual_ratio": self._opt.residual_ratios(),
+            }
+            if self._averaged is not None:
+                self._averaged.update_parameters(self._model)
+                outcome["test_accuracy_ema"] = evaluate(self._averaged, self._dataset).accuracy
+            self._report({"event": "accuracy", "step": steps, "seconds": seconds, "accuracy": score.accuracy})
+        return outcome
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the loop itself keeps between steps: chance, recent losses, averaged weights."""
+        return {
+            "random": torch.get_rng_state(),
+            "losses": list(self._losses),
+            "averaged": None if self._averaged is None else self._averaged.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes back what `state_dict` gave."""
+        torch.set_rng_state(state["random"])
+        self._losses.extend(state["losses"])
+        if self._averaged is not None:
+            self._averaged.load_state_dict(state["averaged"])
+
+    def _progress(self) -> float:
+        """Share of the run that is over, by steps or by the clock."""
+        if self._job.seconds is None:
+            return self._opt.steps_done / self._recipe.steps
+        return (time.perf_counter() - self._began) / self._job.seconds if self._opt.steps_done else 0.0
+
+    def _tell(self) -> None:
+        now = time.perf_counter()
+        if now - self._reported >= PROGRESS_S:
+            self._reported = now
+            self._report(
+                {
+                    "event": "progress",
+                    "step": self._opt.steps_done,
+                    "steps": self._steps,
+                    "seconds": now - self._began,
+                    "loss": self._losses[-1],
+                }
+            )
+        if self._job.eval_every and now - self._evaluated >= self._job.eval_every:
+            self._opt.sync()
+            score = evaluate(self._model, self._dataset)
+            self._evaluated = time.perf_counter()
+            self._report(
+                {
+                    "event": "accuracy",
+                    "step": self._opt.steps_done,
+                    "seconds": self._evaluated - self._began,
+                    "accuracy": score.accuracy,
+                }
+            )
+
+
+def weights_digest(model: nn.Module) -> str:
+    """Returns a digest of every parameter's bits: two runs with one seed must agree on it."""
+    digest = xxhash.xxh3_64()
+    for _, parameter in sorted(model.named_parameters()):
+        digest.update(parameter.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

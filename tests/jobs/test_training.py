@@ -1,0 +1,130 @@
+"""Real training in one process: a server core, two workers as threads, the data that ships."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from thinwire.jobs.job import Job
+from thinwire.jobs.training import run_worker, weights_digest
+from thinwire.runtime.serving import serving
+from thinwire.server.core import ServerCore
+from thinwire.transports import grpc
+from thinwire.transports.base import Connection, Server
+from thinwire.transports.memory import MemoryServer
+
+torch.set_num_threads(1)
+
+
+def train(job: Job, transport: str = "memory") -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Runs a job; returns worker 0's outcome, with all digests under `digests`, and everything that was reported."""
+    core = ServerCore()
+    server: Server
+    if transport == "memory":
+        server = memory = MemoryServer(serving(core))
+    else:
+        server = grpc.serve(serving(core), "127.0.0.1:0")
+    # torch has one random generator in a process, and models are built with it: worker 0, whose weights become
+    # everybody's, builds its own before the other threads may touch the generator.
+    built = threading.Event()
+
+    def servers() -> list[str | Connection]:
+        built.set()
+        return [memory.connect() if transport == "memory" else f"grpc://{server.address}"]
+
+    outcomes: dict[int, dict[str, Any]] = {}
+    events: list[dict[str, Any]] = []
+    failures: list[BaseException] = []
+
+    def work(rank: int) -> None:
+        try:
+            if rank:
+                built.wait()
+            outcomes[rank] = run_worker(job, rank=rank, servers=servers, report=events.append)
+        except BaseException as error:
+            failures.append(error)
+            built.set()
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(job.workers)]
+    with server:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    if failures:
+        raise failures[0]
+    assert core.finished
+    return {**outcomes[0], "digests": [outcomes[rank]["weights"] for rank in range(job.workers)]}, events
+
+
+@pytest.mark.parametrize("design", ["3lc[s=1.75]", "int8", "fp32"])
+def test_one_seed_one_result_over_any_transport(design: str) -> None:
+    job = Job(design=design, workers=2, steps=60)
+    first, _ = train(job)
+    again, _ = train(job)
+    wired, _ = train(job, "grpc")
+    other, _ = train(Job(design=design, workers=2, steps=60, seed=1))
+    assert len(set(first["digests"])) == 1, "the replicas are equal bit for bit"
+    assert first["digests"] == again["digests"] == wired["digests"] != other["digests"]
+    assert first["test_accuracy"] == again["test_accuracy"] == wired["test_accuracy"]
+    assert first["train_loss"] == again["train_loss"]
+
+
+def test_transports_count_the_same_bytes() -> None:
+    job = Job(design="3lc[s=1.75]", workers=2, steps=20)
+    memory, _ = train(job)
+    wired, _ = train(job, "grpc")
+    for key in ("payload_bytes_push", "values_push", "values_pull", "steps"):
+        assert memory["traffic"][key] == wired["traffic"][key] > 0
+
+
+def test_3lc_learns() -> None:
+    outcome, events = train(Job(design="3lc[s=1.0]", workers=2, steps=500))
+    assert outcome["test_accuracy"] > 0.8
+    assert outcome["train_loss"] < 1.0
+    assert [event["event"] for event in events if event["event"] != "progress"].count("done") == 2
+    bits = 8 * outcome["traffic"]["payload_bytes_push"] / outcome["traffic"]["values_push"]
+    assert bits < 2.5, "compressed while it learned; biases travel as they are"
+    assert all(ratio >= 0 for ratio in outcome["residual_ratio"].values()) and outcome["residual_ratio"]
+
+
+def test_the_shared_report() -> None:
+    outcome, events = train(Job(design="fp32", workers=2, steps=25, eval_every=1e-6))
+    assert outcome["steps"] == 25 and outcome["seconds"] > 0
+    accuracies = [event for event in events if event["event"] == "accuracy"]
+    assert len(accuracies) >= 25, "after every step, and at the end"
+    assert accuracies[-1]["step"] == 25 and accuracies[-1]["accuracy"] == outcome["test_accuracy"]
+    done = [event for event in events if event["event"] == "done"]
+    assert {event["rank"] for event in done} == {0, 1}
+    assert {event["steps"] for event in done} == {25}
+
+
+def test_a_time_budget_ends_all_workers_with_one_step() -> None:
+    outcome, events = train(Job(design="3lc[s=1.75]", workers=2, seconds=0.3))
+    assert outcome["seconds"] >= 0.3
+    assert len({event["steps"] for event in events if event["event"] == "done"}) == 1
+    assert len(set(outcome["digests"])) == 1
+
+
+def test_a_digest_is_of_every_bit() -> None:
+    model = torch.nn.Linear(3, 2)
+    before = weights_digest(model)
+    assert weights_digest(model) == before
+    with torch.no_grad():
+        value = model.weight[1, 2]
+        value.copy_(torch.nextafter(value, torch.tensor(9.0)))
+    assert weights_digest(model) != before
+
+
+def test_averaged_parameters_follow_the_model() -> None:
+    job = Job(design="terngrad[ema=0.5]", workers=2, steps=60)
+    outcome, _ = train(job)
+    # A short average ends near the model, and far from the weights it started with, which know nothing.
+    assert outcome["test_accuracy"] > 0.5
+    assert abs(outcome["test_accuracy_ema"] - outcome["test_accuracy"]) < 0.15
+    slow, _ = train(Job(design="terngrad[ema=0.9999]", workers=2, steps=60))
+    assert slow["weights"] == outcome["weights"], "the average is beside the training"
+    assert slow["test_accuracy_ema"] < 0.4, "a long average has not left the first weights yet"
