@@ -21,9 +21,9 @@ from thinwire.hooks.gathering import Gathering
 from thinwire.hooks.local import LocalOptimizer
 from thinwire.hooks.planning import Planned
 from thinwire.hooks.resuming import check_place, place_of, take_place
-from thinwire.hooks.settings import Groups
 from thinwire.hooks.slot import Slot
 from thinwire.hooks.tensors import Tensor, part
+from thinwire.optimizers.groups import ParameterGroups
 from thinwire.policies.designs import Design
 from thinwire.runtime.session import Session
 from thinwire.telemetry import Counters
@@ -49,7 +49,7 @@ class Exchange:
         planned: Planned,
         sessions: Sequence[Session],
         design: Design,
-        groups: Groups,
+        groups: ParameterGroups,
         counters: Counters,
         *,
         seed: int,
@@ -216,9 +216,9 @@ class Exchange:
     def _announce(self) -> None:
         """Options that a scheduler moved go ahead of the exchange's first gradient, as its rates go with each."""
         self._announced = self.iteration
-        if self._decides and (news := self._groups.news()):
+        if self._decides and (changes := self._groups.changes()):
             for session in self._sessions:
-                session.core.say(news)
+                session.core.say(changes)
 
     def _end_exchange(self, *, held_only: bool = False) -> None:
         refuse = self._skips and not self._finite()
@@ -253,7 +253,7 @@ class Exchange:
         """Between exchanges of whole weights, every worker trains by itself."""
         assert self.local is not None
         self.local.step_all(
-            ((slot, part(gradient, slot)) for slot, gradient in self._gradients()), self._groups.settings()
+            ((slot, part(gradient, slot)) for slot, gradient in self._gradients()), self._groups.settings
         )
         for tensor in self.tensors:
             tensor.replica.show()

@@ -14,7 +14,7 @@ from thinwire.hooks.exchange import Exchange
 from thinwire.hooks.modules import ModelHooks
 from thinwire.hooks.planning import Planned
 from thinwire.hooks.records import Recorder, residual_ratios
-from thinwire.hooks.settings import Groups
+from thinwire.optimizers.groups import ParameterGroups
 from thinwire.policies.designs import Design
 from thinwire.runtime.outlets import Outlet
 from thinwire.runtime.session import Session
@@ -55,7 +55,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.assignment = planned.assignment
         self._sessions = list(sessions)
         self._recorder = Recorder(outlets, self.rank)
-        groups = Groups(self.param_groups, optimizer.defaults, planned.plans[0])
+        groups = ParameterGroups(type(optimizer).__name__, self.param_groups, optimizer.defaults)
         self._exchange = Exchange(planned, sessions, design, groups, self.counters, seed=seed, measures=bool(outlets))
         if resume is not None:
             self.load_state_dict(resume)

@@ -16,13 +16,13 @@ from torch import nn
 
 from thinwire.codecs import Codec
 from thinwire.errors import ConfigError
+from thinwire.optimizers.options import portable_options
+from thinwire.optimizers.runner import ALLOWED
 from thinwire.policies.assignment import Assignment, Partition, Sized
 from thinwire.policies.compression import PLAIN, Choice, Compression
 from thinwire.policies.consistency import Consistency, name_of
 from thinwire.policies.placement import Placement
 from thinwire.schema import Plan, TableSpec
-from thinwire.server.options import portable_options
-from thinwire.server.updater import ALLOWED
 
 
 @dataclass(frozen=True, slots=True)

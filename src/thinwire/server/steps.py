@@ -17,13 +17,13 @@ import torch
 from thinwire.codecs.bundle import Piece
 from thinwire.codecs.tensors import FloatArray
 from thinwire.errors import ConfigError, ProtocolError
+from thinwire.optimizers.options import Options, apply_changes, changes
+from thinwire.optimizers.runner import OptimizerRunner, Settings
 from thinwire.policies.consistency import consistency
 from thinwire.schema import Delta, Message, Plan, Push, Values
 from thinwire.server.agreement import usable_codecs
-from thinwire.server.options import Options, changed, changes
 from thinwire.server.rounds import Digests
 from thinwire.server.table import Table
-from thinwire.server.updater import Settings, Updater
 
 MAX_STEP = 2**53
 """For a shard of buffers alone, which no update of its own bounds."""
@@ -65,10 +65,10 @@ class Steps:
             raise ProtocolError(f"the tables do not fit the server's memory: {error}") from error
         self.final: int | None = None
         """The version with which the training ends, once worker 0 has said so."""
-        self._updater: Updater | None = None
-        values = [None if table.spec.state else table.values for table in self.tables]
-        if any(value is not None for value in values):
-            self._updater = Updater(plan, values)
+        self._optimizer: OptimizerRunner | None = None
+        trained = [(table.spec.group, table.values) for table in self.tables if not table.spec.state]
+        if trained:
+            self._optimizer = OptimizerRunner(plan.optimizer, plan.groups, trained)
         self._settings: dict[int, Settings] = {}
         self._said: dict[int, tuple[Options, ...]] = {}
         self._digests = Digests()
@@ -175,7 +175,7 @@ class Steps:
         return {
             "final": self.final,
             "tables": [table.state_dict() for table in self.tables],
-            "updater": None if self._updater is None else self._updater.state_dict(),
+            "updater": None if self._optimizer is None else self._optimizer.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -183,8 +183,8 @@ class Steps:
         self.final = state["final"]
         for table, saved in zip(self.tables, state["tables"], strict=True):
             table.load_state_dict(saved)
-        if self._updater is not None:
-            self._updater.load_state_dict(state["updater"])
+        if self._optimizer is not None:
+            self._optimizer.load_state_dict(state["updater"])
 
     def begin(self, rank: int) -> None:
         """A worker joins: what it says of its options counts from the plan's on."""
@@ -197,7 +197,7 @@ class Steps:
         if self._decides(rank) and len(push.rates) != len(self.plan.groups):
             raise ProtocolError(f"{len(push.rates)} learning rates came for {len(self.plan.groups)} groups")
         if push.options and self._decides(rank):
-            self._said[rank] = changed(self.plan.optimizer, self._said.get(rank, self.plan.groups), push.options)
+            self._said[rank] = apply_changes(self.plan.optimizer, self._said.get(rank, self.plan.groups), push.options)
         if rank == 0 and push.last and self.final is None:
             # Where updates are made without worker 0, they may be ahead of it.
             clocks = [table.incoming.clock for table in self.tables if not table.spec.state]
@@ -250,12 +250,12 @@ class Steps:
 
     def _aggregate(self, ready: list[int], settings: Settings) -> list[tuple[int, FloatArray | None, tuple[int, ...]]]:
         """Ends the current clock of some tables, and updates the model where that is the server's to do."""
-        assert self._updater is not None
+        assert self._optimizer is not None
         taken = [(index, *self.tables[index].incoming.take(self.plan.reduce)) for index in ready]
         if self.plan.downlink == "delta":
             changed = [(self.tables[index], gradient) for index, gradient, _ in taken if gradient is not None]
-            self._updater.set(settings)
-            self._updater.step([t.values for t, _ in changed], [torch.from_numpy(g) for _, g in changed])
+            self._optimizer.set(settings)
+            self._optimizer.step([t.values for t, _ in changed], [torch.from_numpy(g) for _, g in changed])
         return taken
 
     def _update(self, ready: list[int]) -> list[Word]:

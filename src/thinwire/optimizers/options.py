@@ -1,8 +1,8 @@
 """An optimizer's options as JSON values: which travel, which may change while training runs, and within what bounds.
 
-Schedulers move more than the rate (OneCycleLR cycles a momentum). What changed is said as **changes**: pairs of a
-group's index and the options that differ from what was said last. Only numbers on a list may change; anything that
-decides what an optimizer remembers (`amsgrad`, `centered`) stays as the plan has it.
+Schedulers move more than the learning rate (OneCycleLR cycles a momentum). What moved travels as **changes**: pairs of
+a parameter group's index and the options that differ from what was sent last. Only the numbers listed in `CHANGEABLE`
+may change; an option that decides what an optimizer stores (`amsgrad`, `centered`) stays as the plan has it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from thinwire.errors import ProtocolError
 from thinwire.schema import Changes
 
 LOCAL_OPTIONS = frozenset({"params", "lr", "foreach", "fused", "capturable", "differentiable", "initial_lr"})
-"""Options that do not travel with the plan: how a machine computes, and the rate, which every push brings."""
+"""Options that do not travel with the plan: how a machine computes, and the learning rate, which every push carries."""
 
 CHANGEABLE: Mapping[str, float] = {
     "momentum": math.inf,
@@ -30,24 +30,24 @@ CHANGEABLE: Mapping[str, float] = {
     "lr_decay": math.inf,
     "momentum_decay": math.inf,
 }
-"""Options that may change, and what each number stays below; none is negative."""
+"""Options that may change, each with its exclusive upper bound; the lower bound is 0."""
 
 Options = Mapping[str, Any]
 
 
 def portable_options(group: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a parameter group's options as JSON values, without those of the worker's machine alone.
+    """Returns a parameter group's options as JSON values, without `LOCAL_OPTIONS`.
 
     Args:
         group: of an optimizer's `param_groups`.
-        known: the optimizer's `defaults`; what schedulers and users note in a group besides stays here.
+        known: the optimizer's `defaults`; keys that schedulers and users add to a group are dropped.
 
     Example:
         >>> sgd = torch.optim.SGD([torch.zeros(1)], lr=0.1, momentum=0.9)
         >>> portable_options({**sgd.param_groups[0], "label": "head"}, sgd.defaults)["momentum"]
         0.9
     """
-    return {key: _freeze(value) for key, value in group.items() if key in known and key not in LOCAL_OPTIONS}
+    return {key: _to_json(value) for key, value in group.items() if key in known and key not in LOCAL_OPTIONS}
 
 
 def changes(before: Iterable[Options], after: Iterable[Options]) -> Changes:
@@ -63,23 +63,23 @@ def changes(before: Iterable[Options], after: Iterable[Options]) -> Changes:
     return tuple(found)
 
 
-def changed(optimizer: str, groups: Sequence[Options], said: Changes) -> tuple[Options, ...]:
-    """Returns the groups' options with the changes in them.
+def apply_changes(optimizer: str, groups: Sequence[Options], received: Changes) -> tuple[Options, ...]:
+    """Returns the groups' options with the changes applied.
 
     Args:
-        optimizer: its name.
-        groups: what held so far.
-        said: the changes, which may come from a peer.
+        optimizer: its class name.
+        groups: the options so far.
+        received: the changes, which may come from a peer.
 
     Raises:
-        ProtocolError: a group that is not there, an option that may not change, or a value out of range.
+        ProtocolError: a group that does not exist, an option that may not change, or a value out of range.
 
     Example:
-        >>> changed("SGD", [{"momentum": 0.9}], ((0, {"momentum": 0.85}),))
+        >>> apply_changes("SGD", [{"momentum": 0.9}], ((0, {"momentum": 0.85}),))
         ({'momentum': 0.85},)
     """
     result = [dict(group) for group in groups]
-    for index, options in said:
+    for index, options in received:
         if not 0 <= index < len(result):
             raise ProtocolError(f"options of parameter group {index} changed; there are {len(result)}")
         for key, value in options.items():
@@ -88,8 +88,8 @@ def changed(optimizer: str, groups: Sequence[Options], said: Changes) -> tuple[O
     return tuple(result)
 
 
-def thaw(value: Any) -> Any:
-    """A JSON value as torch wants it: pairs are tuples."""
+def from_json(value: Any) -> Any:
+    """Returns a JSON value as torch expects it: pairs are tuples."""
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -113,7 +113,7 @@ def _numbers(value: Any) -> list[float] | None:
     return None
 
 
-def _freeze(value: Any) -> Any:
+def _to_json(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.item()
-    return [_freeze(each) for each in value] if isinstance(value, tuple | list) else value
+    return [_to_json(each) for each in value] if isinstance(value, tuple | list) else value
