@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+import thinwire as tw
 from tests.hooks.ddp_ranks import batch, ddp, mlp, run_ranks, train, weights
 
 MANY_BUCKETS: dict[str, Any] = {"bucket_cap_mb": 0.002}
@@ -53,23 +54,15 @@ def test_all_ranks_hold_the_same_bits_whatever_the_buckets(codec: dict[str, Any]
 def simulate(rank: int, steps: int) -> dict[str, torch.Tensor]:
     """The same training in one process: every rank's gradient, both passes by hand (rank is not used)."""
     from tests.hooks.test_ddp_exchange import exchange
-    from thinwire.hooks.ddp.choice import choose
     from thinwire.hooks.ddp.exchange import shares
     from thinwire.hooks.ddp.residuals import Residuals, Trained
+    from thinwire.policies.compression import ByShape
+    from thinwire.policies.selection import select
 
     world, model = 3, mlp()
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    choices = choose(
-        shapes,
-        "3lc",
-        {"sparsity": 1.5},
-        codec_down=None,
-        min_numel=128,
-        exclude=None,
-        codecs={},
-        last_layer=None,
-        compression=None,
-    )
+    codec = tw.codec("3lc", sparsity=1.5)
+    choices = select(shapes, ByShape(up=codec, down=codec))
     trained = [Trained(name, p.numel(), p.dtype, choices[name]) for name, p in model.named_parameters()]
     offsets, at = [], 0
     for one in trained:

@@ -121,7 +121,7 @@ def test_sums_of_weights_and_of_votes_are_refused(name: str, text: str) -> None:
 
 def test_a_random_codec_keeps_no_residual_on_pulls() -> None:
     with pytest.raises(
-        ConfigError, match="stoch3 draws random numbers: with a residual on pulls the training diverges"
+        ConfigError, match="'stoch3' draws random numbers; with error feedback on pulls the training diverges"
     ):
         design("stoch3", down=unbiased_with_residual())
     assert design("stoch3", up=unbiased_with_residual()).up.residual_by_default, "on pushes it only warns"

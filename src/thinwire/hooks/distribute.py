@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from thinwire.codecs import Codec
-from thinwire.codecs.registry import codec as make_codec
 from thinwire.errors import ConfigError
 from thinwire.hooks.optimizer import DistributedOptimizer
 from thinwire.hooks.planning import make_plan
@@ -26,6 +25,7 @@ from thinwire.policies.designs import Design
 from thinwire.policies.designs import design as find_design
 from thinwire.policies.placement import Placement
 from thinwire.policies.placement import placement as find_placement
+from thinwire.policies.selection import as_codec
 from thinwire.runtime.connect import connect
 from thinwire.runtime.outlets import Outlet
 from thinwire.runtime.session import Session
@@ -122,11 +122,12 @@ def distribute(
     servers = [server] if isinstance(server, str | Connection) else list(server)
     if not servers:
         raise ConfigError("no server was given")
-    left_alone = _last_layer(model, exclude) if chosen.last_layer == "fp32" else exclude
+    selected = chosen.compress(exclude) if compression is None or isinstance(compression, str) else compression
     planned = make_plan(
         model,
         optimizer,
-        chosen.compress(left_alone) if compression is None or isinstance(compression, str) else compression,
+        selected,
+        last_layer="fp32" if chosen.last_layer == "fp32" and selected is not compression else None,
         workers=workers,
         shards=len(servers),
         placement=placement if isinstance(placement, Placement) else find_placement(chosen.placement),
@@ -154,23 +155,6 @@ def distribute(
 
 
 def _design(codec: str | Codec, codec_down: str | Codec | None, options: dict[str, Any]) -> Design:
-    up = _codec(codec, options)
-    down = up if codec_down is None else _codec(codec_down, options if isinstance(codec_down, str) else {})
+    up = as_codec(codec, options)
+    down = up if codec_down is None else as_codec(codec_down, options if isinstance(codec_down, str) else {})
     return Design(name=up.id, up=up, down=down)
-
-
-def _codec(codec: str | Codec, options: dict[str, Any]) -> Codec:
-    if isinstance(codec, str):
-        return make_codec(codec, **options)
-    if options:
-        raise ConfigError(f"options {sorted(options)} belong to a codec's id; {codec!r} is a codec already")
-    return codec
-
-
-def _last_layer(
-    model: nn.Module, exclude: Callable[[str, tuple[int, ...]], bool] | None
-) -> Callable[[str, tuple[int, ...]], bool]:
-    """Leaves the model's last matrix alone too (TernGrad §4.2, row T-028)."""
-    matrices = [name for name, parameter in model.named_parameters() if parameter.requires_grad and parameter.ndim > 1]
-    last = matrices[-1] if matrices else ""
-    return lambda name, shape: name == last or (exclude is not None and exclude(name, shape))

@@ -22,6 +22,7 @@ from thinwire.policies.assignment import Assignment, Partition, Sized
 from thinwire.policies.compression import PLAIN, Choice, Compression
 from thinwire.policies.consistency import Consistency, name_of
 from thinwire.policies.placement import Placement
+from thinwire.policies.selection import select
 from thinwire.schema import Plan, TableSpec
 
 
@@ -60,6 +61,7 @@ def make_plan(
     optimizer: torch.optim.Optimizer,
     compression: Compression,
     *,
+    last_layer: str | None = None,
     workers: int,
     shards: int,
     placement: Placement,
@@ -77,7 +79,7 @@ def make_plan(
     if ALLOWED.get(name) is not type(optimizer):
         raise ConfigError(f"the server runs {', '.join(ALLOWED)}; {name} is none of them")
     parameters = _trained(model, optimizer)
-    choices = [compression.choose(key, tuple(parameter.shape)) for key, parameter in parameters]
+    choices = select({key: tuple(p.shape) for key, p in parameters}, compression, last_layer=last_layer).values()
     assignment = placement.place([Sized(key, p.numel(), 4.0 * p.numel()) for key, p in parameters], shards)
     codecs = _Codecs()
     tables: list[list[TableSpec]] = [[] for _ in range(shards)]

@@ -21,6 +21,7 @@ from thinwire.policies.consistency import consistency
 from thinwire.policies.naming import parse_name
 from thinwire.policies.placement import placement
 from thinwire.policies.plugins import plugins
+from thinwire.policies.selection import check_pull_codec
 
 Downlink = Literal["delta", "gradient", "weights"]
 
@@ -75,11 +76,7 @@ class Design:
             raise ConfigError(f"downlink {self.downlink!r}; there are delta, gradient and weights")
         if self.transmission not in ("wait-free", "traditional"):
             raise ConfigError(f"transmission {self.transmission!r}; there are wait-free and traditional")
-        if self.down.random and self.down.residual_by_default:
-            raise ConfigError(
-                f"{self.down.id} draws random numbers: with a residual on pulls the training diverges (the loop "
-                "through the optimizer amplifies the noise). Use error_feedback=false on the way down, or another codec"
-            )
+        check_pull_codec(self.down, self.name)
         if self.downlink != "delta" and policy.immediate:
             raise ConfigError(
                 f"{policy.id} applies each push to the server's model, and with downlink={self.downlink} it has none"

@@ -5,6 +5,7 @@ This file leaves out `from __future__ import annotations`: DDP compares the hook
 
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -16,13 +17,13 @@ from torch.nn.parallel import DistributedDataParallel
 import thinwire
 from thinwire.codecs import Codec
 from thinwire.errors import ConfigError
-from thinwire.hooks.ddp.choice import choose
 from thinwire.hooks.ddp.exchange import Share
 from thinwire.hooks.ddp.job import Job, Part
 from thinwire.hooks.ddp.mesh import Mesh
 from thinwire.hooks.ddp.residuals import Residuals, Trained
 from thinwire.hooks.ddp.state import Settings, ThinwireState
-from thinwire.policies.compression import MIN_NUMEL, Compression
+from thinwire.policies.compression import MIN_NUMEL, ByShape, Choice, Compression
+from thinwire.policies.selection import as_codec, select
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 GATHER_MB = 4.0
@@ -99,18 +100,15 @@ def compress(
     if not 0 <= gather_mb < float("inf"):
         raise ConfigError(f"gather_mb={gather_mb!r}; it must be 0 or more megabytes")
     parameters = _parameters(model)
-    choices = choose(
-        {name: tuple(parameter.shape) for name, parameter in parameters.items()},
-        codec,
-        options,
-        codec_down=codec_down,
-        min_numel=min_numel,
-        exclude=exclude,
-        codecs=codecs or {},
-        last_layer=last_layer,
-        compression=compression,
-    )
-    trained = [Trained(name, p.numel(), p.dtype, choices[name], p.device) for name, p in parameters.items()]
+    if compression is None:
+        up = as_codec(codec, options)
+        down = up if codec_down is None else as_codec(codec_down, {})
+        compression = ByShape(up=up, down=down, min_numel=min_numel, exclude=exclude)
+    shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+    choices = select(shapes, compression, codecs=codecs, last_layer=last_layer)
+    trained = [
+        Trained(name, p.numel(), p.dtype, _refuse_nonfinite(choices[name]), p.device) for name, p in parameters.items()
+    ]
     settings = Settings(
         start_step=start_step,
         mean=reduce == "mean",
@@ -228,6 +226,11 @@ def _parameters(model: DistributedDataParallel) -> dict[str, torch.Tensor]:
                 f"parameter {name!r} has dtype {parameter.dtype}; only floating-point tensors are compressed"
             )
     return found
+
+
+def _refuse_nonfinite(choice: Choice) -> Choice:
+    """Returns the codecs with NaN and Inf refused: what then happens is the hook's `nonfinite`, not a codec's."""
+    return Choice(replace(choice.up, nonfinite="raise"), replace(choice.down, nonfinite="raise"))
 
 
 def _to_agree(trained: list[Trained], settings: Settings) -> dict[str, Any]:
