@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from thinwire import kernels
+from thinwire.kernels import numba as kernels
 from thinwire.kernels import reference
 from thinwire.kernels.numba import Workspace
 

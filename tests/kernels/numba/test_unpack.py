@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from thinwire import kernels
 from thinwire.errors import FrameError
+from thinwire.kernels import numba as kernels
 from thinwire.kernels import reference
 from thinwire.kernels.numba import Workspace
 

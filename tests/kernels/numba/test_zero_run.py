@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from thinwire import kernels
 from thinwire.errors import FrameError
+from thinwire.kernels import numba as kernels
 from thinwire.kernels import reference
 from thinwire.kernels.numba import Workspace, zero_run_decode, zero_run_encode
 
