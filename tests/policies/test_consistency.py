@@ -1,4 +1,4 @@
-"""How consistency policies are named, and what is no policy."""
+"""How consistency policies are named, what is no policy, and what a policy means for a number of workers."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from thinwire.errors import ConfigError
 from thinwire.policies.consistency import SHIPPED, Asp, Backup, Bsp, Consistency, Local, Ssp, consistency, name_of
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
+def test_the_full_name_makes_an_equal_policy() -> None:
+    for name in (
         "bsp",
         "asp",
         "ssp[5]",
@@ -21,52 +20,70 @@ from thinwire.policies.consistency import SHIPPED, Asp, Backup, Bsp, Consistency
         "local[k=4]",
         "adaptive[norm,threshold=0.05]",
         "adaptive[time]",
-    ],
-)
-def test_the_full_name_makes_an_equal_policy(name: str) -> None:
-    policy = consistency(name)
-    assert consistency(name_of(policy)) == policy
-    assert consistency(policy) is policy
-    assert name_of(consistency(name_of(policy))) == name_of(policy)
+    ):
+        policy = consistency(name)
+        assert consistency(name_of(policy)) == policy, name
+        assert consistency(policy) is policy
+        assert name_of(consistency(name_of(policy))) == name_of(policy)
 
 
-@pytest.mark.parametrize(
-    ("name", "policy"),
-    [
-        ("bsp", Bsp()),
-        ("asp", Asp()),
-        ("ssp[3]", Ssp(staleness=3)),
-        ("ssp[τ=3,mode=traditional]", Ssp(staleness=3, mode="traditional")),
-        ("backup", Backup(spare=1)),
-        ("local[k=3]", Local(steps=3)),
-    ],
-)
-def test_short_names(name: str, policy: Consistency) -> None:
-    assert consistency(name) == policy
+def test_short_names() -> None:
+    named: dict[str, Consistency] = {
+        "bsp": Bsp(),
+        "asp": Asp(),
+        "ssp[3]": Ssp(staleness=3),
+        "ssp[τ=3,mode=traditional]": Ssp(staleness=3, mode="traditional"),
+        "backup": Backup(spare=1),
+        "local[k=3]": Local(steps=3),
+    }
+    for name, policy in named.items():
+        assert consistency(name) == policy
 
 
-@pytest.mark.parametrize("kind", SHIPPED)
-def test_every_policy_says_what_it_is_and_where_it_comes_from(kind: type[Consistency]) -> None:
-    assert consistency(kind.id).about().endswith(")")
+def test_every_policy_says_what_it_is_and_where_it_comes_from() -> None:
+    for kind in SHIPPED:
+        assert consistency(kind.id).about().endswith(")")
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("psp", "unknown consistency 'psp'; there are bsp, asp, ssp, backup, local, adaptive"),
-        ("ssp[-1]", r"ssp: staleness is -1; it must be a whole number of at least 0"),
-        ("ssp[staleness=true]", "staleness is True"),
-        ("ssp[1.5]", "staleness is 1.5"),
-        ("ssp[2,mode=lazy]", "mode='lazy'; allowed are passive, aggressive and traditional"),
-        ("backup[-1]", "spare is -1"),
-        ("local[0]", "steps is 0; it must be a whole number of at least 1"),
-        ("bsp[staleness=1]", r"consistency bsp: unknown options \['staleness'\]; there are \[\]"),
-        ("bsp[1]", "'1' is not option=value"),
-        ("adaptive[mood]", "unknown criterion 'mood'"),
-        ("adaptive[norm,threshold=-1]", "threshold=-1"),
-        ("adaptive[norm,threshold=nan]", "threshold='nan'"),
-    ],
-)
-def test_what_is_no_policy(name: str, text: str) -> None:
-    with pytest.raises(ConfigError, match=text):
-        consistency(name)
+def test_what_is_no_policy() -> None:
+    refused = {
+        "psp": "unknown consistency 'psp'; there are bsp, asp, ssp, backup, local, adaptive",
+        "ssp[-1]": r"ssp: staleness is -1; it must be a whole number of at least 0",
+        "ssp[staleness=true]": "staleness is True",
+        "ssp[1.5]": "staleness is 1.5",
+        "ssp[2,mode=lazy]": "mode='lazy'; allowed are passive, aggressive and traditional",
+        "backup[-1]": "spare is -1",
+        "local[0]": "steps is 0; it must be a whole number of at least 1",
+        "bsp[staleness=1]": r"consistency bsp: unknown options \['staleness'\]; there are \[\]",
+        "bsp[1]": "'1' is not option=value",
+        "adaptive[mood]": "unknown criterion 'mood'",
+        "adaptive[norm,threshold=-1]": "threshold=-1",
+        "adaptive[norm,threshold=nan]": "threshold='nan'",
+    }
+    for name, text in refused.items():
+        with pytest.raises(ConfigError, match=text):
+            consistency(name)
+
+
+def test_terms() -> None:
+    """(quorum, lead, barrier, partial quorum, lockstep, accepts newer, ranks that own hyperparameters)"""
+    expected = {
+        "bsp": (3, 0, False, False, True, False, [0]),
+        "asp": (1, 0, False, False, False, True, [0, 1, 2]),
+        "ssp[2]": (3, 0, False, False, True, False, [0]),
+        "ssp[2,mode=aggressive]": (3, 2, False, False, False, True, [0]),
+        "ssp[2,mode=traditional]": (3, 2, True, False, False, True, [0]),
+        "ssp[0,mode=traditional]": (3, 0, True, False, True, False, [0]),
+        "backup[1]": (2, 0, False, True, False, True, [0, 1, 2]),
+        "backup[9]": (1, 0, False, True, False, True, [0, 1, 2]),
+        "backup[0]": (3, 0, False, False, True, False, [0]),
+        "local[4]": (3, 0, False, False, True, False, [0]),
+        "adaptive[norm]": (3, 0, False, False, True, False, [0]),
+    }
+    for name, answers in expected.items():
+        terms = consistency(name).terms(3)
+        owners = [rank for rank in range(3) if terms.owns_hyperparameters(rank)]
+        found = (terms.quorum, terms.lead, terms.barrier, terms.partial_quorum, terms.lockstep, terms.accepts_newer)
+        assert (*found, owners) == answers, name
+        assert (terms.workers, terms.immediate) == (3, name == "asp")
+    assert consistency("asp").terms(1).accepts_newer and not consistency("backup[1]").terms(1).partial_quorum

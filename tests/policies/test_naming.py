@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thinwire.errors import ConfigError
@@ -22,6 +22,7 @@ VALUES = st.one_of(
 
 
 @given(options=st.dictionaries(st.from_regex(r"[a-h]{1,6}", fullmatch=True), VALUES, max_size=4))
+@settings(max_examples=50)
 def test_what_is_written_is_read_again(options: dict[str, Any]) -> None:
     name = "policy-1.x[" + ", ".join(f"{key}={value}" for key, value in options.items()) + "]"
     expected = {key: "none" if value is None else value for key, value in options.items()}
@@ -30,54 +31,50 @@ def test_what_is_written_is_read_again(options: dict[str, Any]) -> None:
     assert {key: str(value).lower() if value == "None" else value for key, value in found[1].items()} == expected
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("a", {}),
-        ("a[]", {}),
-        ("a[ x = 1 ]", {"x": 1}),
-        ("a[x=1,,y=2,]", {"x": 1, "y": 2}),
-        ("a[x=1.5e3,y=-2]", {"x": 1500.0, "y": -2}),
-        ("a[x=True,y=FALSE,z=null]", {"x": True, "y": False, "z": None}),
-        ("a[x=zstd,y=]", {"x": "zstd", "y": ""}),
-        ("a[x=b=c]", {"x": "b=c"}),
-        ("a[s=2]", {"sparsity": 2}),
-        ("a[7]", {"lone": 7}),
-        ("a[7,x=1]", {"lone": 7, "x": 1}),
-    ],
-)
-def test_forms(name: str, options: dict[str, Any]) -> None:
-    assert parse_name(name, "thing", short={"s": "sparsity"}, bare="lone") == ("a", options)
+def test_forms() -> None:
+    forms: dict[str, dict[str, Any]] = {
+        "a": {},
+        "a[]": {},
+        "a[ x = 1 ]": {"x": 1},
+        "a[x=1,,y=2,]": {"x": 1, "y": 2},
+        "a[x=1.5e3,y=-2]": {"x": 1500.0, "y": -2},
+        "a[x=True,y=FALSE,z=null]": {"x": True, "y": False, "z": None},
+        "a[x=zstd,y=]": {"x": "zstd", "y": ""},
+        "a[x=b=c]": {"x": "b=c"},
+        "a[s=2]": {"sparsity": 2},
+        "a[7]": {"lone": 7},
+        "a[7,x=1]": {"lone": 7, "x": 1},
+    }
+    for name, options in forms.items():
+        assert parse_name(name, "thing", short={"s": "sparsity"}, bare="lone") == ("a", options), name
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("", "thing ''; expected an id with options in brackets"),
-        ("a b", "expected an id"),
-        ("a[x=1", "expected an id"),
-        ("a[x=[1]]", "expected an id"),
-        ("[x=1]", "expected an id"),
-        ("a[7]", "'7' is not option=value"),
-        ("a[x=1,x=2]", "'x' is given twice"),
-        ("a[s=1,sparsity=2]", "'sparsity' is given twice"),
-        ("a[id=b]", "'id' is given twice"),
-    ],
-)
-def test_what_is_no_name(name: str, text: str) -> None:
-    with pytest.raises(ConfigError, match=text):
-        parse_name(name, "thing", short={"s": "sparsity"})
-
-
-@pytest.mark.parametrize(
-    ("what", "example"),
-    [("design", "3lc[s=1.75]"), ("codec", "topk["), ("placement", "uniform["), ("consistency", "ssp[staleness=5]")],
-)
-def test_the_example_is_of_the_kind_that_was_asked_for(what: str, example: str) -> None:
-    with pytest.raises(ConfigError, match=f"as in {re.escape(example)}"):
-        parse_name("a b", what)
-
-
-def test_two_lone_values_are_one_option_twice() -> None:
+def test_what_is_no_name() -> None:
+    refused = {
+        "": "thing ''; expected an id with options in brackets",
+        "a b": "expected an id",
+        "a[x=1": "expected an id",
+        "a[x=[1]]": "expected an id",
+        "[x=1]": "expected an id",
+        "a[7]": "'7' is not option=value",
+        "a[x=1,x=2]": "'x' is given twice",
+        "a[s=1,sparsity=2]": "'sparsity' is given twice",
+        "a[id=b]": "'id' is given twice",
+    }
+    for name, text in refused.items():
+        with pytest.raises(ConfigError, match=text):
+            parse_name(name, "thing", short={"s": "sparsity"})
     with pytest.raises(ConfigError, match="'spare' is given twice"):
         parse_name("backup[1,2]", "consistency", bare="spare")
+
+
+def test_the_example_is_of_the_kind_that_was_asked_for() -> None:
+    examples = {
+        "design": "3lc[s=1.75]",
+        "codec": "topk[",
+        "placement": "uniform[",
+        "consistency": "ssp[staleness=5]",
+    }
+    for what, example in examples.items():
+        with pytest.raises(ConfigError, match=f"as in {re.escape(example)}"):
+            parse_name("a b", what)

@@ -13,6 +13,7 @@ from tests.pieces import as_frame
 from thinwire.codecs import Codec, codec, decode
 from thinwire.codecs.stochastic import TernGrad
 from thinwire.errors import NonFiniteError
+from thinwire.policies.consistency import Bsp
 from thinwire.schema import TableSpec
 from thinwire.server.downlinks import AverageGradient, AverageWeights, Copies, Downlink, ModelDelta
 from thinwire.server.table import Table
@@ -141,7 +142,7 @@ def test_one_frame_for_all_that_hold_the_same() -> None:
 
 
 def test_a_worker_that_starts_late_lacks_nothing() -> None:
-    table = Table(TableSpec(name="w", shape=SHAPE), PLAIN, codec("3lc"), 2)
+    table = Table(TableSpec(name="w", shape=SHAPE), PLAIN, codec("3lc"), Bsp().terms(2))
     for seed in range(3):
         table.values += torch.from_numpy(noise(seed))
         table.publish(noise(seed), {0})
@@ -151,7 +152,7 @@ def test_a_worker_that_starts_late_lacks_nothing() -> None:
 
 
 def test_a_model_that_overflowed_is_not_sent() -> None:
-    table = Table(TableSpec(name="w", shape=SHAPE), PLAIN, codec("3lc"), 1)
+    table = Table(TableSpec(name="w", shape=SHAPE), PLAIN, codec("3lc"), Bsp().terms(1))
     table.values += float("inf")
     with pytest.raises(NonFiniteError, match="after update 1"):
         table.publish(noise(0))
@@ -186,7 +187,7 @@ def test_doublesqueeze_invariant(name: str) -> None:
 def test_doublesqueeze_worked_example() -> None:
     """Two workers, three values, ‖v‖₂ scale, rate 0.1."""
     made = codec("onebit")
-    table = Table(TableSpec(name="w", shape=(3,)), made, made, 2, None, "gradient")
+    table = Table(TableSpec(name="w", shape=(3,)), made, made, Bsp().terms(2), "gradient")
     contexts = [made.context(np.zeros(3, np.float32)) for _ in range(2)]
     x, broadcasts = np.zeros(3), []
     for gradients in (([1, -2, 0.5], [0, 1, -1.5]), ([0.5, 0.5, 0.5], [-1, 0, 1])):
@@ -211,7 +212,7 @@ def test_votes_arrive_exactly(workers: int) -> None:
     """The mean of trits of one scale is a whole number of s / N (TernGrad §3.1)."""
     made = codec("terngrad")
     assert isinstance(made, TernGrad)
-    table = Table(TableSpec(name="w", shape=SHAPE), made, codec("votes"), workers, None, "gradient")
+    table = Table(TableSpec(name="w", shape=SHAPE), made, codec("votes"), Bsp().terms(workers), "gradient")
     scale = max(made.local_scale(torch.from_numpy(noise(rank))) for rank in range(workers))
     shared = codec(**{**made.config(), "scale": scale})
     trits = np.zeros(SHAPE, np.int64)

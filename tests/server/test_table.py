@@ -11,6 +11,7 @@ from thinwire.codecs import Codec, codec, decode
 from thinwire.codecs.bundle import member
 from thinwire.errors import FrameError, NonFiniteError, ProtocolError
 from thinwire.frames import Frame, pack
+from thinwire.policies.consistency import Bsp
 from thinwire.schema import TableSpec
 from thinwire.server.table import Table
 
@@ -18,7 +19,7 @@ PLAIN = codec("fp32")
 
 
 def make(down: Codec = PLAIN, shape: tuple[int, ...] = (4, 25), workers: int = 1) -> Table:
-    table = Table(TableSpec(name="w", shape=shape), PLAIN, down, workers)
+    table = Table(TableSpec(name="w", shape=shape), PLAIN, down, Bsp().terms(workers))
     table.assign(PLAIN.encode(np.ones(shape, np.float32)), 0)
     return table
 

@@ -62,21 +62,17 @@ class Exchange:
         self._sessions = list(sessions)
         self._design, self._groups, self._counters = design, groups, counters
         self._policy = sessions[0].core.policy
-        short = self._policy.quorum(planned.plans[0].workers) < planned.plans[0].workers
-        self._short = short and not self._policy.immediate
-        self._together = design.transmission == "traditional" or self._policy.together()
+        self._terms = self._policy.terms(planned.plans[0].workers)
+        self._barrier = design.transmission == "traditional" or self._terms.barrier
         # Whoever skips steps together looks at all gradients before any of them is encoded.
         self._skips = design.up.nonfinite == "skip"
-        self._undoable = self._short or self._skips
-        # Where more may have come than must have come, it is taken as well.
-        self._loose = short or self._policy.immediate or self._policy.lead() > 0
+        self._undoable = self._terms.partial_quorum or self._skips
         rank = sessions[0].core.rank
         self._gathering = Gathering(self._send)
         self._gathers = design.downlink != "weights" and self._policy.criterion() is None
         self._announced = -1
         self._resumed = 0
-        # The server asks worker 0 for rates and options, and everybody where updates are made without it.
-        self._decides = rank == 0 or short
+        self._owns_hyperparameters = self._terms.owns_hyperparameters(rank)
         self.tensors = [
             Tensor(
                 tensor, self._sessions, counters, seed=seed * 65_537 + rank, undoable=self._undoable, measures=measures
@@ -100,7 +96,7 @@ class Exchange:
     def start(self) -> None:
         """Joins every shard; worker 0's weights become everybody's."""
         asked = [session.join() for session in self._sessions]
-        check_place(self._sessions, self._resumed, may_be_late=self._short)
+        check_place(self._sessions, self._resumed, may_be_late=self._terms.partial_quorum)
         if self._undoable:  # the others may be in the middle of a step, which all shards will have had before ours
             newest = max(session.core.step for session in self._sessions)
             for session in self._sessions:
@@ -127,7 +123,7 @@ class Exchange:
 
     def settle(self) -> None:
         """Pulls everything at once, in designs where all layers travel together."""
-        if self._together:
+        if self._barrier:
             for tensor in self.tensors:
                 self.pull(tensor)
 
@@ -165,12 +161,12 @@ class Exchange:
                 f"{tensor.name!r} was used before its last update was applied: its module was not "
                 "called through the model. Call opt.sync() before such a forward pass"
             )
-        if self._exchanging and not (self._together or self._skips or self.accumulating):
+        if self._exchanging and not (self._barrier or self._skips or self.accumulating):
             self._push(tensor)
 
     def pull(self, tensor: Tensor, *, fully: bool = False) -> None:
         """Waits until a tensor is recent enough (`fully`: up to date) and applies what has come."""
-        if self._loose or tensor.behind(fully=fully):
+        if self._terms.accepts_newer or tensor.behind(fully=fully):
             step = self.local.step if self.local is not None and self._design.downlink == "gradient" else None
             changed = [slot.pull(step, fully=fully) for slot in tensor.slots]
             if any(changed):
@@ -216,7 +212,7 @@ class Exchange:
     def _announce(self) -> None:
         """Options that a scheduler moved go ahead of the exchange's first gradient, as its rates go with each."""
         self._announced = self.iteration
-        if self._decides and (changes := self._groups.changes()):
+        if self._owns_hyperparameters and (changes := self._groups.changes()):
             for session in self._sessions:
                 session.core.say(changes)
 
@@ -233,11 +229,11 @@ class Exchange:
         digest = self._digest()
         for session in self._sessions:
             session.send(session.core.flush(self._groups.rates, last=self.last, digest=digest))
-        if self._loose:
+        if self._terms.accepts_newer:
             for session in self._sessions:
                 session.drain()
         newest = 0
-        if self._short:
+        if self._terms.partial_quorum:
             newest = min(reached for session in self._sessions if (reached := session.core.reached) is not None)
         for session in self._sessions:
             session.core.advance(newest)

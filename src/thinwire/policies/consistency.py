@@ -1,9 +1,9 @@
-"""When gradients are exchanged, how many make an update, and how far behind a model may be.
+"""When gradients are exchanged, how many complete an update, and how stale a worker's copy may be.
 
-A policy is a few pure answers; the server core and the worker core ask them and keep the books. An **exchange** is one
-push and its pull; a worker's **clock** counts its exchanges. A table's **version** counts its updates. Under every
-policy but `asp`, update v is made of gradients of clock v alone, so that staleness is exact, nothing is counted
-twice, and staleness 0 is bulk-synchronous bit for bit.
+A policy answers a few questions and keeps no state; the server core and the worker core do the bookkeeping. An
+**exchange** is one push and its pull; a worker's **clock** counts its exchanges. A table's **version** counts its
+updates. Under every policy but `asp`, update v is made of gradients of clock v alone, so that staleness is exact,
+nothing is counted twice, and staleness 0 is bulk-synchronous bit for bit.
 """
 
 from __future__ import annotations
@@ -18,9 +18,56 @@ from thinwire.policies.naming import parse_name
 from thinwire.policies.plugins import plugins
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What a policy means for a training of some number of workers: decided once, read by workers and shards alike.
+
+    Args:
+        workers: how many take part.
+        quorum: how many gradients of the current clock complete an update.
+        lead: how many clocks a push may be ahead of its table.
+        immediate: every push is an update of its own, answered to its sender alone.
+        barrier: all layers are pushed and pulled together, at the end of a step.
+
+    Example:
+        >>> terms = consistency("backup[1]").terms(workers=4)
+        >>> terms.quorum, terms.partial_quorum, terms.accepts_newer, terms.owns_hyperparameters(rank=3)
+        (3, True, True, True)
+    """
+
+    workers: int
+    quorum: int
+    lead: int
+    immediate: bool
+    barrier: bool
+
+    @property
+    def partial_quorum(self) -> bool:
+        """Whether an update of a clock may be made without some workers' gradients, which then come too late."""
+        return self.quorum < self.workers and not self.immediate
+
+    @property
+    def lockstep(self) -> bool:
+        """Whether no worker is ever ahead of another by more than the exchange under way."""
+        return self.quorum == self.workers and self.lead == 0
+
+    @property
+    def accepts_newer(self) -> bool:
+        """Whether a copy takes updates that it does not have to wait for."""
+        return self.immediate or not self.lockstep
+
+    def owns_hyperparameters(self, rank: int) -> bool:
+        """Whether the rates and options in this worker's pushes count: worker 0's, or all where updates go without it.
+
+        Args:
+            rank: the worker's number.
+        """
+        return rank == 0 or self.immediate or self.quorum < self.workers
+
+
 @dataclass(frozen=True, kw_only=True)
 class Consistency(ABC):
-    """The answers that the cores ask for. The defaults are those of bulk-synchronous training."""
+    """The questions that the cores ask. The default answers are those of bulk-synchronous training."""
 
     id: ClassVar[str]
     immediate: ClassVar[bool] = False
@@ -29,7 +76,7 @@ class Consistency(ABC):
     """Whether all workers hold the same bits once everybody has every update."""
 
     def exchanges(self, iteration: int) -> bool:
-        """Whether iteration 0, 1, 2, … ends with an exchange; otherwise its gradient is held and added to the next."""
+        """Whether iteration 0, 1, 2, … ends with an exchange; if not, its gradient is accumulated for the next one."""
         return True
 
     def needs(self, clock: int) -> int:
@@ -44,13 +91,23 @@ class Consistency(ABC):
         """How many clocks a worker's push may be ahead of the table."""
         return 0
 
-    def together(self) -> bool:
-        """Whether all layers travel together at the end of a step, whatever the design's transmission is."""
+    def barrier(self) -> bool:
+        """Whether all layers are exchanged together at the end of a step, whatever the design's transmission is."""
         return False
 
     def criterion(self) -> Criterion | None:
-        """What decides, per tensor, whether its pending gradient is worth sending; None sends always."""
+        """Decides, per tensor, whether its pending gradient is worth sending; None sends always."""
         return None
+
+    def terms(self, workers: int) -> Terms:
+        """Returns the answers that stay the same throughout a training of so many workers."""
+        return Terms(
+            workers=workers,
+            quorum=self.quorum(workers),
+            lead=self.lead(),
+            immediate=self.immediate,
+            barrier=self.barrier(),
+        )
 
     @abstractmethod
     def about(self) -> str:
@@ -69,7 +126,7 @@ class Bsp(Consistency):
 
 @dataclass(frozen=True, kw_only=True)
 class Asp(Consistency):
-    """Totally asynchronous: each push is an update; a worker waits for the answer to its own pushes alone.
+    """Totally asynchronous: each push is an update; a worker waits for the answers to its own pushes alone.
 
     Every worker (or group of workers with the same copy) gets deltas of its own: the thesis' per-client sums.
     """
@@ -87,10 +144,10 @@ class Asp(Consistency):
 
 @dataclass(frozen=True, kw_only=True)
 class Ssp(Consistency):
-    """Stale-synchronous with a bound (thesis §2.3.2, code 4.2).
+    """Stale-synchronous with a bound (modularized parameter server thesis §2.3.2, code 4.2).
 
     Args:
-        staleness: τ, how many clocks a model may lack.
+        staleness: τ, how many clocks a copy may lack.
         mode: `passive` exchanges only when the bound would be passed, every τ + 1 iterations, which also saves
             traffic; `aggressive` exchanges in every iteration and waits only at the bound; `traditional` is
             that with all layers together at the end of the step.
@@ -114,7 +171,7 @@ class Ssp(Consistency):
     def lead(self) -> int:
         return 0 if self.mode == "passive" else self.staleness
 
-    def together(self) -> bool:
+    def barrier(self) -> bool:
         return self.mode == "traditional"
 
     def about(self) -> str:
@@ -123,9 +180,9 @@ class Ssp(Consistency):
 
 @dataclass(frozen=True, kw_only=True)
 class Backup(Consistency):
-    """Backup workers (3LC §2.1, row L-010): an update needs all but `spare` gradients of the latest model.
+    """Backup workers (3LC §2.1): an update needs all but `spare` gradients of the latest model.
 
-    A late gradient is discarded; its worker learns so from the update and puts its residual back.
+    A late gradient is discarded; its worker learns so from the update and restores its residual.
     """
 
     id: ClassVar[str] = "backup"
@@ -143,7 +200,7 @@ class Backup(Consistency):
 
 @dataclass(frozen=True, kw_only=True)
 class Local(Consistency):
-    """k local steps: gradients accumulate and every k-th step exchanges them (3LC §4.2, row L-053)."""
+    """k local steps: gradients accumulate and every k-th step exchanges them (3LC §4.2)."""
 
     id: ClassVar[str] = "local"
     steps: int = 2
@@ -160,7 +217,7 @@ class Local(Consistency):
 
 @dataclass(frozen=True, kw_only=True)
 class Adaptive(Consistency):
-    """Adaptive communication: a tensor is sent when its pending gradient is worth it (thesis §2.3.2, row M-16).
+    """Adaptive communication: a tensor is sent when its pending gradient is worth it (thesis §2.3.2).
 
     Args:
         when: the criterion's name: `norm`, `variance`, `period` or `time`.

@@ -1,6 +1,6 @@
-"""Criteria of adaptive communication: is what has piled up for a tensor worth sending now?
+"""Criteria of adaptive communication: is the gradient that accumulated for a tensor worth sending now?
 
-A criterion sees values, the iteration and the time that its caller tells; it keeps nothing itself.
+A criterion computes from what its caller passes, the time included, and keeps no state.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from thinwire.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """What is known of one tensor when its criterion is asked.
+    """The accumulated gradient of one tensor, when its criterion is asked.
 
     Args:
-        gradient: everything that was not sent yet, summed.
-        weights: the tensor itself.
+        gradient: the sum of all gradients that were not sent yet.
+        weights: the worker's copy of the tensor.
         iterations: how many iterations' gradients are in the sum.
         squares: the sum of the squares of those gradients.
-        seconds: since the tensor was sent last.
+        seconds: since the tensor was sent last, in seconds.
     """
 
     gradient: NDArray[Any]

@@ -39,7 +39,7 @@ def catch_up(steps: Steps, rank: int, have: Sequence[int]) -> list[Word]:
                 "comes back late: resume all workers and shards from the same step"
             )
     for index, (table, version) in enumerate(zip(tables, versions, strict=True)):
-        missing = table.since(version) if version >= 0 and not steps.policy.immediate else None
+        missing = table.since(version) if version >= 0 and not steps.terms.immediate else None
         if missing is None:
             whole.append(index)
             continue
@@ -47,7 +47,7 @@ def catch_up(steps: Steps, rank: int, have: Sequence[int]) -> list[Word]:
         for offset, frame in enumerate(missing):
             words.append(Word(Delta(version=first + offset, tables=(index,)), (frame,), rank))
     if whole:
-        give = Table.hand_over if steps.policy.immediate else Table.snapshot
+        give = Table.hand_over if steps.terms.immediate else Table.snapshot
         frames = tuple(give(tables[index], rank) for index in whole)
         message = Values(tables=tuple(whole), versions=tuple(tables[index].version for index in whole))
         words.append(Word(message, frames, rank))

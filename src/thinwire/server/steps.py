@@ -55,11 +55,10 @@ class Steps:
     def __init__(self, plan: Plan) -> None:
         codecs = usable_codecs(plan)
         self.plan = plan
-        self.policy = consistency(plan.consistency)
+        self.terms = consistency(plan.consistency).terms(plan.workers)
         try:
             self.tables = [
-                Table(spec, codecs[spec.up], codecs[spec.down], plan.workers, self.policy, plan.downlink)
-                for spec in plan.tables
+                Table(spec, codecs[spec.up], codecs[spec.down], self.terms, plan.downlink) for spec in plan.tables
             ]
         except (MemoryError, RuntimeError) as error:  # NumPy's and torch's ways to say so
             raise ProtocolError(f"the tables do not fit the server's memory: {error}") from error
@@ -104,14 +103,14 @@ class Steps:
             raise ProtocolError(f"{len(push.tables)} tables and {len(frames)} frames in one push")
         self._hear(rank, push)
         # An update goes by the settings of its own clock, whoever is ahead of it or late for it.
-        settings = self._settings_of(rank, push) if self._decides(rank) else None
+        settings = self._settings_of(rank, push) if self.terms.owns_hyperparameters(rank) else None
         ready: list[int] = []
         relayed: list[tuple[int, Piece]] = []
         for index, frame in zip(push.tables, frames, strict=True):
             table = self._table(index)
             if table.spec.state:
                 relayed.append((index, self._relay(rank, table, push.step, frame)))
-            elif self.policy.immediate:
+            elif self.terms.immediate:
                 table.add(rank, frame, table.incoming.clock)
                 ready.append(index)
             elif not self._seen(rank, table, push.step, repeats=repeats):
@@ -123,7 +122,7 @@ class Steps:
                 elif left and (reason := self._hopeless(table, left)):
                     raise Hopeless(reason)
         words = self._relayed(push.step + 1, relayed)
-        if self.policy.immediate:
+        if self.terms.immediate:
             return words + self._answer(rank, ready, self._settings_of(rank, push))
         while ready:
             words += self._update(ready)
@@ -142,13 +141,13 @@ class Steps:
     def hopeless(self, left: Collection[int]) -> str | None:
         """Why a step that has begun can never be complete without those who left, or None."""
         for table in self.tables:
-            if not self.policy.immediate and table.incoming.started and (reason := self._hopeless(table, left)):
+            if not self.terms.immediate and table.incoming.started and (reason := self._hopeless(table, left)):
                 return reason
         return None
 
     def _hopeless(self, table: Table, left: Collection[int]) -> str | None:
         absent = [rank for rank in left if not table.incoming.has(rank)]
-        if not absent or self.plan.workers - len(absent) >= self.policy.quorum(self.plan.workers):
+        if not absent or self.plan.workers - len(absent) >= self.terms.quorum:
             return None
         return (
             f"worker {absent[0]} has left before step {table.version}, with which the others go on; "
@@ -167,7 +166,7 @@ class Steps:
             ConfigError: updates are made of single pushes, or tables have different versions.
         """
         versions = {table.version for table in self.tables if not table.spec.state}
-        if self.policy.immediate or len(versions) > 1:
+        if self.terms.immediate or len(versions) > 1:
             raise ConfigError(
                 f"consistency {self.plan.consistency}: tables have versions {sorted(versions)}; a checkpoint is taken "
                 "where all have one, which a policy that applies each push by itself does not give"
@@ -194,9 +193,9 @@ class Steps:
 
     def _hear(self, rank: int, push: Push) -> None:
         """Rates and options, worker 0's word on the end, and the digests."""
-        if self._decides(rank) and len(push.rates) != len(self.plan.groups):
+        if self.terms.owns_hyperparameters(rank) and len(push.rates) != len(self.plan.groups):
             raise ProtocolError(f"{len(push.rates)} learning rates came for {len(self.plan.groups)} groups")
-        if push.options and self._decides(rank):
+        if push.options and self.terms.owns_hyperparameters(rank):
             self._said[rank] = apply_changes(self.plan.optimizer, self._said.get(rank, self.plan.groups), push.options)
         if rank == 0 and push.last and self.final is None:
             # Where updates are made without worker 0, they may be ahead of it.
@@ -212,19 +211,15 @@ class Steps:
         while len(self._settings) > 1 and (oldest := min(self._settings)) < self.step:
             del self._settings[oldest]
 
-    def _decides(self, rank: int) -> bool:
-        """Whose rates and options count: worker 0's; anybody's, where updates are made without it."""
-        return rank == 0 or self.policy.immediate or self.policy.quorum(self.plan.workers) < self.plan.workers
-
     def _seen(self, rank: int, table: Table, clock: int, *, repeats: bool) -> bool:
         """Whether this gradient is to be passed over: taken already, or too late for a policy that allows that."""
         name, current = table.spec.name, table.incoming.clock
         taken = table.incoming.has(rank, clock)
         if repeats and (clock < current or taken):
             return True  # a worker that came back repeats its step
-        if clock < current and self.policy.quorum(self.plan.workers) < self.plan.workers:
+        if clock < current and self.terms.quorum < self.terms.workers:
             return True  # the update that was made without it says so
-        if not current <= clock <= current + self.policy.lead():
+        if not current <= clock <= current + self.terms.lead:
             raise ProtocolError(f"a gradient of step {clock} came for {name!r}, which is at step {current}")
         if taken:
             raise ProtocolError(f"{name!r} got two gradients for step {clock}")
@@ -234,7 +229,7 @@ class Steps:
         if rank != 0:
             raise ProtocolError(f"buffer {table.spec.name!r} comes from worker 0 alone")
         newest = max((other.version for other in self.tables if not other.spec.state), default=MAX_STEP)
-        if not table.version <= step <= newest + self.policy.lead() and not self.policy.immediate:
+        if not table.version <= step <= newest + self.terms.lead and not self.terms.immediate:
             raise ProtocolError(f"buffer {table.spec.name!r} of step {step} came between {table.version} and {newest}")
         table.assign(frame, step + 1)
         return frame

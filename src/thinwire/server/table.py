@@ -14,7 +14,7 @@ from thinwire.codecs.decoding import Opened, open_parsed
 from thinwire.codecs.registry import codec as make_codec
 from thinwire.codecs.tensors import FloatArray
 from thinwire.errors import FrameError, NonFiniteError, ProtocolError
-from thinwire.policies.consistency import Bsp, Consistency
+from thinwire.policies.consistency import Terms
 from thinwire.schema import TableSpec
 from thinwire.server.aggregation import NO_GRADIENT, Aggregation
 from thinwire.server.downlinks import FORMS, ModelDelta, diverged
@@ -29,8 +29,7 @@ class Table:
         spec: name, shape, and whether it is a buffer.
         up: codec of the pushes, which a frame must name.
         down: codec of the pulls.
-        workers: how many workers push.
-        consistency: how many gradients make an update.
+        terms: how many workers push, and how many gradients make an update.
         downlink: what travels down, a key of `FORMS`.
     """
 
@@ -39,19 +38,17 @@ class Table:
         spec: TableSpec,
         up: Codec,
         down: Codec,
-        workers: int,
-        consistency: Consistency | None = None,
+        terms: Terms,
         downlink: str = "delta",
     ) -> None:
-        policy = consistency or Bsp()
         self.spec = spec
         self.version = 0
-        self.downlink = FORMS["delta" if spec.state else downlink](spec.name, spec.shape, down, workers)
+        self.downlink = FORMS["delta" if spec.state else downlink](spec.name, spec.shape, down, terms.workers)
         self.values = torch.from_numpy(self.downlink.values)
-        self.incoming = Aggregation(spec.shape, workers, policy.quorum(workers))
-        self.given = [0] * workers
+        self.incoming = Aggregation(spec.shape, terms.workers, terms.quorum)
+        self.given = [0] * terms.workers
         """The version that each worker was led to last."""
-        self._everyone = set(range(workers))
+        self._everyone = set(range(terms.workers))
         self._up = up
         self._bundled = joins(up, spec.shape)
         self._scale: float | None = None
