@@ -1,4 +1,4 @@
-"""The messages between workers and servers, and the plan they agree on. Plain frozen values; no torch.
+"""The messages of both modes, and the plan that workers and servers agree on. Plain frozen values; no torch.
 
 A message is a struct and, beside it, a tuple of frames: big bytes are never copied into the struct.
 `KINDS` gives every message the number that travels; numbers are never reused. Fields are added last, with a
@@ -15,9 +15,9 @@ PROTOCOL = 1
 """Raised when an older peer could misread a conversation; peers of another protocol are refused."""
 
 
-Members: TypeAlias = tuple[int, ...]
-"""Which of a message's tables share its last frame, the bundle: for every table how many float32 values of that frame
-are its own, in order, or 0 where it has a frame of its own. Empty where no table is in a bundle."""
+BatchSizes: TypeAlias = tuple[int, ...]
+"""Which of a message's tables share its last frame, the batch: for every table how many float32 values of that frame
+are its own, in order, or 0 where it has a frame of its own. Empty where no table is in a batch."""
 
 Changes: TypeAlias = tuple[tuple[int, dict[str, Any]], ...]
 """Options of an optimizer that changed: the index of a parameter group, and its new values by name."""
@@ -111,7 +111,7 @@ class Push(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         last: rank 0 ends the training with this step.
         digest: of this worker's replica before this step, where the workers compare theirs; else empty.
         options: of the optimizer, where they differ from what this worker said last (at first: from the plan).
-        members: see `Members`.
+        batch: see `BatchSizes`.
     """
 
     step: int
@@ -120,7 +120,7 @@ class Push(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     last: bool = False
     digest: str = ""
     options: Changes = ()
-    members: Members = ()
+    batch: BatchSizes = ()
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -135,7 +135,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             NaN or Inf, and everybody skips.
         rates: the learning rates of this step, where the workers run the optimizer.
         options: of this step, likewise, where they differ from the plan's.
-        members: see `Members`.
+        batch: see `BatchSizes`.
     """
 
     version: int
@@ -145,7 +145,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ranks: tuple[int, ...] = ()
     rates: tuple[float, ...] = ()
     options: Changes = ()
-    members: Members = ()
+    batch: BatchSizes = ()
 
 
 class Scalars(msgspec.Struct, frozen=True, kw_only=True):
@@ -197,7 +197,34 @@ class Heard(msgspec.Struct, frozen=True, kw_only=True):
     count: int
 
 
-Message = Join | Welcome | Values | Push | Delta | Leave | Refused | Scalars | Open | Opened | Heard
+class Shard(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Between ranks: the frames of one shard of a bucket, to its owner (a gradient) or from it (the average).
+
+    Args:
+        step: of the training, from 0.
+        bucket: its number in the step.
+    """
+
+    step: int
+    bucket: int
+
+
+class Skip(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Between ranks, in place of `Shard`: the sender holds NaN or Inf in this bucket, and nobody takes this step."""
+
+    step: int
+    bucket: int
+
+
+class Abort(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Between ranks, in place of any message: the sender has given up, and why."""
+
+    reason: str
+
+
+Message: TypeAlias = (
+    Join | Welcome | Values | Push | Delta | Leave | Refused | Scalars | Open | Opened | Heard | Shard | Skip | Abort
+)
 
 KINDS: dict[int, type[Message]] = {
     1: Join,
@@ -211,4 +238,7 @@ KINDS: dict[int, type[Message]] = {
     9: Open,
     10: Opened,
     11: Heard,
+    12: Shard,
+    13: Skip,
+    14: Abort,
 }

@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from thinwire.codecs.bundle import Piece
 from thinwire.errors import DeadlineError
+from thinwire.packets import EncodedTensor
 from thinwire.runtime.messages import from_packet
 from thinwire.runtime.serving import serving
 from thinwire.schema import Message
@@ -138,7 +138,7 @@ class Network:
     ) -> None:
         self.cores = [ServerCore() for _ in range(servers)]
         self.heard: list[tuple[int, int, Message]] = []
-        self.said: list[tuple[int, Message, tuple[Piece, ...]]] = []
+        self.said: list[tuple[int, Message, tuple[EncodedTensor, ...]]] = []
         self.over = False
         self._chance = chance
         self._speeds = speeds or [1] * workers

@@ -11,9 +11,9 @@ import torch
 
 from tests.pieces import as_frame
 from thinwire.codecs import Codec, codec, decode
-from thinwire.codecs.bundle import member
 from thinwire.errors import NonFiniteError, ProtocolError
 from thinwire.hooks.slot import NO_GRADIENT, Slot
+from thinwire.packets import BatchedTensor
 from thinwire.policies.criteria import Pending, criterion
 from thinwire.runtime.session import Session
 from thinwire.schema import Plan, TableSpec
@@ -201,11 +201,11 @@ def test_a_state_is_a_copy_and_loading_forgets_what_was_held() -> None:
     assert slot.encode(None, None) == NO_GRADIENT
 
 
-# ---- members of a bundle
+# ---- tensors of a batch
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_a_gradient_that_is_not_finite_does_not_get_into_a_bundle(bad: float) -> None:
+def test_a_gradient_that_is_not_finite_does_not_get_into_a_batch(bad: float) -> None:
     slot, _ = make()
     slot.hold(grad(1))
     poisoned = grad(2)
@@ -217,7 +217,7 @@ def test_a_gradient_that_is_not_finite_does_not_get_into_a_bundle(bad: float) ->
 
 def test_a_member_is_added_or_taken_over() -> None:
     slot, session = make()
-    piece = member(grad(1).numpy().reshape(-1), "w")
+    piece = BatchedTensor.of(grad(1).numpy().reshape(-1), "w")
     session.updates = [Update(1, piece, True), Update(2, piece, False)]
     assert slot.pull(None)
     torch.testing.assert_close(torch.from_numpy(slot.values), 2 * grad(1))
@@ -225,7 +225,7 @@ def test_a_member_is_added_or_taken_over() -> None:
 
 def test_a_member_of_another_size_changes_nothing() -> None:
     slot, session = make()
-    session.updates = [Update(1, member(np.ones(39, np.float32), "w"), False)]
-    with pytest.raises(ProtocolError, match=r"w: 39 values came in a bundle, the table is \(4, 10\)"):
+    session.updates = [Update(1, BatchedTensor.of(np.ones(39, np.float32), "w"), False)]
+    with pytest.raises(ProtocolError, match=r"w: 39 values came in a batch, the table is \(4, 10\)"):
         slot.pull(None)
     assert not slot.values.any()

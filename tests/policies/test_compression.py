@@ -10,8 +10,9 @@ import pytest
 
 from thinwire.codecs import codec
 from thinwire.errors import ConfigError
+from thinwire.packets import MAX_BATCHED_NBYTES
 from thinwire.policies import compression as module
-from thinwire.policies.compression import MIN_NUMEL, PLAIN, ByShape, Choice, compression
+from thinwire.policies.compression import MIN_NUMEL, PLAIN, ByShape, Choice, compression, is_batched
 from thinwire.policies.designs import design
 
 UP, DOWN = codec("3lc", sparsity=1.75), codec("int8")
@@ -87,3 +88,12 @@ def test_a_policy_of_another_package_goes_by_its_name() -> None:
 @pytest.mark.usefixtures("other_package")
 def test_ours_is_not_replaced() -> None:
     assert type(compression("by-shape", up=UP, down=DOWN)) is ByShape
+
+
+def test_what_travels_in_batches() -> None:
+    most = MAX_BATCHED_NBYTES // 4
+    assert is_batched(codec("fp32"), (most,)) and is_batched(codec("fp32"), ())
+    assert not is_batched(codec("fp32"), (most + 1,)) and not is_batched(codec("fp32"), (3, 0))
+    assert not is_batched(codec("fp32", entropy="zstd"), (5,)), "its frames are compressed, each by itself"
+    assert not is_batched(codec("fp32", nonfinite="skip"), (5,)), "its frames may say that a tensor was refused"
+    assert not is_batched(codec("fp16"), (5,))

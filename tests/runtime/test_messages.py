@@ -6,11 +6,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from thinwire.codecs.bundle import Member, join
 from thinwire.errors import ProtocolError
+from thinwire.packets import BatchedTensor
+from thinwire.packets.batch import join
 from thinwire.runtime.messages import from_packet, to_packet
 from thinwire.schema import (
     KINDS,
+    Abort,
     Delta,
     Heard,
     Join,
@@ -22,6 +24,8 @@ from thinwire.schema import (
     Push,
     Refused,
     Scalars,
+    Shard,
+    Skip,
     TableSpec,
     Values,
     Welcome,
@@ -53,6 +57,9 @@ MESSAGES: list[Message] = [
     Open(session="5eed", heard=3, forgotten=2),
     Opened(heard=4, grace_s=60.0),
     Heard(count=64),
+    Shard(step=3, bucket=1),
+    Skip(step=3, bucket=1),
+    Abort(reason="why"),
 ]
 
 
@@ -67,7 +74,7 @@ def test_every_message_survives_the_wire(message: Message) -> None:
 
 def test_the_samples_cover_every_kind_and_numbers_stay() -> None:
     first = (Join, Welcome, Values, Push, Delta, Leave, Refused, Scalars)
-    assert dict(enumerate((*first, Open, Opened, Heard), start=1)) == KINDS
+    assert dict(enumerate((*first, Open, Opened, Heard, Shard, Skip, Abort), start=1)) == KINDS
     assert [type(message) for message in MESSAGES] == list(KINDS.values())
 
 
@@ -84,7 +91,7 @@ def test_an_older_writer_may_leave_out_what_has_a_default() -> None:
 @pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.__name__)
 def test_messages_are_frozen_and_their_fields_named(kind: type[msgspec.Struct]) -> None:
     config = kind.__struct_config__
-    assert config.frozen and not config.forbid_unknown_fields and not config.array_like
+    assert config.frozen and not config.forbid_unknown_fields
 
 
 @pytest.mark.parametrize(
@@ -113,11 +120,11 @@ def test_what_is_no_message(packet: Packet, text: str) -> None:
         from_packet(packet)
 
 
-# ---- bundles
+# ---- batches
 
 
-def ones(count: int) -> Member:
-    return Member(np.full(count, 0.5, np.float32))
+def ones(count: int) -> BatchedTensor:
+    return BatchedTensor(np.full(count, 0.5, np.float32))
 
 
 @pytest.mark.parametrize("kind", [Push(step=3, tables=(4, 1, 0, 7)), Delta(version=3, tables=(4, 1, 0, 7))])
@@ -125,33 +132,33 @@ def test_members_come_back_to_their_tables(kind: Push | Delta) -> None:
     packet = to_packet(kind, (b"frame", ones(2), b"", ones(5)))
     assert len(packet.frames) == 3 and packet.frames[:2] == (b"frame", b"")
     message, pieces = from_packet(packet)
-    assert isinstance(message, Push | Delta) and message.tables == kind.tables and message.members == (0, 2, 0, 5)
+    assert isinstance(message, Push | Delta) and message.tables == kind.tables and message.batch == (0, 2, 0, 5)
     alone, first, empty, second = pieces
     assert (alone, empty) == (b"frame", b"")
-    assert isinstance(first, Member) and isinstance(second, Member)
+    assert isinstance(first, BatchedTensor) and isinstance(second, BatchedTensor)
     assert (first.values.tolist(), second.values.tolist()) == ([0.5] * 2, [0.5] * 5)
 
 
-def test_a_message_without_members_is_what_it_was_before_there_were_bundles() -> None:
-    assert b"members" not in to_packet(Push(step=3, tables=(0,)), (b"f",)).header
+def test_a_message_without_a_batch_is_what_it_was_before_there_were_any() -> None:
+    assert b"batch" not in to_packet(Push(step=3, tables=(0,)), (b"f",)).header
 
 
 @pytest.mark.parametrize(
     ("sizes", "frames", "text"),
     [
-        ((2,), (b"f", join([ones(2)])), "2 tables, 1 sizes of members and 2 frames"),
+        ((2,), (b"f", join([ones(2)])), "2 tables, 1 sizes in the batch and 2 frames"),
         ((0, 2, 3), (b"f", join([ones(5)])), "2 tables, 3 sizes"),
         ((0, -2), (b"f", join([ones(2)])), "do not fit"),
-        ((0, 2), (join([ones(2)]),), "2 tables, 2 sizes of members and 1 frames"),
+        ((0, 2), (join([ones(2)]),), "2 tables, 2 sizes in the batch and 1 frames"),
         ((1, 1), (), "and 0 frames"),
         ((0, 0), (b"f",), "do not fit"),
-        ((0, 3), (b"f", join([ones(2)])), r"the bundle of tables \(0, 1\) …: a bundle of 3 values came as"),
-        ((0, 2**62), (b"f", join([ones(2)])), "a bundle of 4611686018427387904 values"),
-        ((0, 2), (b"f", join([ones(2)])[:-1]), "the bundle of tables"),
-        ((1, 1), (join([Member(np.array([1.0, np.nan], np.float32))]),), "NaN or Inf"),
+        ((0, 3), (b"f", join([ones(2)])), r"the batch of tables \(0, 1\) …: a batch of 3 values came as"),
+        ((0, 2**62), (b"f", join([ones(2)])), "a batch of 4611686018427387904 values"),
+        ((0, 2), (b"f", join([ones(2)])[:-1]), "the batch of tables"),
+        ((1, 1), (join([BatchedTensor(np.array([1.0, np.nan], np.float32))]),), "NaN or Inf"),
     ],
 )
-def test_bundles_that_do_not_fit_their_message(sizes: tuple[int, ...], frames: tuple[bytes, ...], text: str) -> None:
-    header = msgspec.msgpack.encode({"step": 3, "tables": [0, 1], "members": sizes})
+def test_batches_that_do_not_fit_their_message(sizes: tuple[int, ...], frames: tuple[bytes, ...], text: str) -> None:
+    header = msgspec.msgpack.encode({"step": 3, "tables": [0, 1], "batch": sizes})
     with pytest.raises(ProtocolError, match=text):
         from_packet(Packet(4, header, frames))

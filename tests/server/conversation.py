@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tests.pieces import as_frames
 from thinwire.codecs import Codec, codec, decode
-from thinwire.codecs.bundle import Piece, member
+from thinwire.packets import BatchedTensor, EncodedTensor
 from thinwire.schema import Delta, Join, Message, Plan, Push, Refused, TableSpec, Values
 from thinwire.server.core import Close, Effect, Send, ServerCore
 
@@ -80,7 +80,7 @@ class Shard:
                     assert message is None or isinstance(message, Refused)
                     self.ended[peer] = None if message is None else message.reason
 
-    def say(self, peer: int, message: Message, frames: tuple[Piece, ...] = ()) -> None:
+    def say(self, peer: int, message: Message, frames: tuple[EncodedTensor, ...] = ()) -> None:
         self.carry_out(self.core.received(peer, message, frames))
 
     def join(self, rank: int, *, peer: int | None = None, have: tuple[int, ...] = ()) -> None:
@@ -90,7 +90,9 @@ class Shard:
         frames = tuple(PLAIN.encode(gradient(99, 0, table)) for table in range(len(self.plan.tables)))
         self.say(peer, Values(tables=tuple(range(len(frames))), versions=(0,) * len(frames)), frames)
 
-    def push(self, peer: int, step: int, frames: Mapping[int, Piece], *, rate: float = 0.1, last: bool = False) -> None:
+    def push(
+        self, peer: int, step: int, frames: Mapping[int, EncodedTensor], *, rate: float = 0.1, last: bool = False
+    ) -> None:
         rates = (rate,) * len(self.plan.groups)
         self.say(peer, Push(step=step, tables=tuple(frames), rates=rates, last=last), tuple(frames.values()))
 
@@ -102,9 +104,9 @@ class Shard:
             BIAS: PLAIN.encode(gradient(rank, step, BIAS)),
         }
 
-    def pieces(self, rank: int, step: int) -> dict[int, Piece]:
-        """As `frames`, with what travels uncompressed in a bundle."""
-        return {**self.frames(rank, step), BIAS: member(gradient(rank, step, BIAS), "bias")}
+    def pieces(self, rank: int, step: int) -> dict[int, EncodedTensor]:
+        """As `frames`, with what travels uncompressed in a batch."""
+        return {**self.frames(rank, step), BIAS: BatchedTensor.of(gradient(rank, step, BIAS), "bias")}
 
     def step(self, step: int, *, rate: float = 0.1) -> None:
         """All workers push everything, in the order of their ranks."""

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.server.conversation import BIAS, PLAIN, Shard, make_plan
-from thinwire.codecs.bundle import Piece
 from thinwire.errors import ProtocolError
+from thinwire.packets import EncodedTensor
 from thinwire.runtime.messages import from_packet, to_packet
 from thinwire.schema import (
     Delta,
@@ -28,7 +28,7 @@ from thinwire.server.core import ServerCore
 from thinwire.transports.base import Packet
 
 
-def samples() -> list[tuple[Message, tuple[Piece, ...]]]:
+def samples() -> list[tuple[Message, tuple[EncodedTensor, ...]]]:
     shard = Shard(begin=False)
     return [
         (Join(rank=1, plan=make_plan(state=True), have=(1, 2, 3)), ()),

@@ -257,11 +257,11 @@ def test_3lc_frames_of_every_option_are_taken() -> None:
     assert shard.core.failed is None and shard.core.tables[WEIGHT].version == 1
 
 
-def test_a_bundle_changes_nothing_but_the_message() -> None:
-    apart, bundled = Shard(), Shard()
+def test_a_batch_changes_nothing_but_the_message() -> None:
+    apart, batched = Shard(), Shard()
     for step in range(4):
         for rank in range(2):
             apart.push(rank, step, apart.frames(rank, step))
-            bundled.push(rank, step, bundled.pieces(rank, step))
-    assert apart.bits() == bundled.bits()
-    assert apart.told == bundled.told
+            batched.push(rank, step, batched.pieces(rank, step))
+    assert apart.bits() == batched.bits()
+    assert apart.told == batched.told

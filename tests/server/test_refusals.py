@@ -10,9 +10,9 @@ import pytest
 
 from tests.server.conversation import BIAS, PLAIN, STATISTIC, WEIGHT, Shard, gradient, make_plan
 from thinwire.codecs import codec
-from thinwire.codecs.bundle import Piece, member
 from thinwire.errors import ProtocolError
 from thinwire.frames import Frame, pack
+from thinwire.packets import BatchedTensor, EncodedTensor
 from thinwire.schema import (
     PROTOCOL,
     Delta,
@@ -75,7 +75,7 @@ def test_a_stranger_is_turned_away_and_the_training_goes_on(case: str) -> None:
 
 # ---- workers: the training is over for all, with the reason
 
-WORKERS: dict[str, tuple[int, Callable[[Shard], tuple[Message, tuple[Piece, ...]]], str]] = {
+WORKERS: dict[str, tuple[int, Callable[[Shard], tuple[Message, tuple[EncodedTensor, ...]]], str]] = {
     "a second Join": (1, lambda s: (Join(rank=1, plan=s.plan), ()), r"worker 1: a second Join in one session"),
     "what servers say": (1, lambda s: (Delta(version=1, tables=()), ()), r"worker 1: a worker does not send Delta"),
     "values from another": (
@@ -111,15 +111,15 @@ WORKERS: dict[str, tuple[int, Callable[[Shard], tuple[Message, tuple[Piece, ...]
         lambda s: (Push(step=1, tables=(BIAS,)), (PLAIN.encode(np.zeros(6, np.float32)),)),
         r"worker 1: bias: a frame of shape \(6,\) came, the table is \(5,\)",
     ),
-    "a bundle for a compressed table": (
+    "a batch for a compressed table": (
         1,
-        lambda s: (Push(step=1, tables=(WEIGHT,)), (member(gradient(1, 1, WEIGHT).reshape(-1), "w"),)),
-        r"worker 1: weight: 40 values came in a bundle; the table has shape \(8, 5\), and '3lc' was agreed on",
+        lambda s: (Push(step=1, tables=(WEIGHT,)), (BatchedTensor.of(gradient(1, 1, WEIGHT).reshape(-1), "w"),)),
+        r"worker 1: weight: 40 values came in a batch; the table has shape \(8, 5\), and '3lc' was agreed on",
     ),
-    "a bundle with too few values": (
+    "a batch with too few values": (
         1,
-        lambda s: (Push(step=1, tables=(BIAS,)), (member(gradient(1, 1, BIAS)[:4], "b"),)),
-        r"worker 1: bias: 4 values came in a bundle; the table has shape \(5,\)",
+        lambda s: (Push(step=1, tables=(BIAS,)), (BatchedTensor.of(gradient(1, 1, BIAS)[:4], "b"),)),
+        r"worker 1: bias: 4 values came in a batch; the table has shape \(5,\)",
     ),
     "another codec": (
         1,

@@ -8,9 +8,9 @@ import torch
 
 from tests.pieces import as_frame
 from thinwire.codecs import Codec, codec, decode
-from thinwire.codecs.bundle import member
 from thinwire.errors import FrameError, NonFiniteError, ProtocolError
 from thinwire.frames import Frame, pack
+from thinwire.packets import BatchedTensor
 from thinwire.policies.consistency import Bsp
 from thinwire.schema import TableSpec
 from thinwire.server.table import Table
@@ -120,9 +120,9 @@ def test_damaged_gradients_change_nothing() -> None:
     np.testing.assert_array_equal(mean, np.ones((4, 25)))
 
 
-def test_whole_values_do_not_come_in_a_bundle() -> None:
+def test_whole_values_do_not_come_in_a_batch() -> None:
     table = make()
     before = table.values.clone()
-    with pytest.raises(ProtocolError, match="whole values came in a bundle"):
-        table.assign(member(np.zeros(100, np.float32), "w"), 3)
+    with pytest.raises(ProtocolError, match="whole values came in a batch"):
+        table.assign(BatchedTensor.of(np.zeros(100, np.float32), "w"), 3)
     assert table.version == 0 and torch.equal(table.values, before)

@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from thinwire.codecs.bundle import Member, member
 from thinwire.codecs.decoding import open_frame, unpack_flat
 from thinwire.codecs.registry import codec as make_codec
 from thinwire.hooks.distribute import distribute
 from thinwire.jobs.run import choose_links, run_cluster
+from thinwire.packets import BatchedTensor
 from thinwire.runtime.session import Session
 from thinwire.schema import Plan, TableSpec
 from thinwire.transports.base import Connection
@@ -73,7 +73,7 @@ def step_frames(connection: Connection, *, rank: int, workers: int, steps: int, 
     def take() -> None:
         for index, copy in enumerate(values):
             for update in session.take(index, fully=True):
-                if isinstance(update.frame, Member):
+                if isinstance(update.frame, BatchedTensor):
                     update.frame.unpack(copy, accumulate=True)
                 else:
                     unpack_flat(open_frame(update.frame), copy, accumulate=True)
@@ -84,7 +84,7 @@ def step_frames(connection: Connection, *, rank: int, workers: int, steps: int, 
 
     def step() -> None:
         for index in reversed(range(len(SIZES))):  # as gradients become ready
-            session.send(core.push(index, member(gradients[index], plan.tables[index].name), rates))
+            session.send(core.push(index, BatchedTensor.of(gradients[index], plan.tables[index].name), rates))
         session.send(core.flush(rates))
         core.advance()
         take()

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import xxhash
 
-from thinwire.codecs.bundle import Piece
 from thinwire.codecs.registry import codec as make_codec
 from thinwire.codecs.stochastic import TernGrad
 from thinwire.errors import NonFiniteError, ProtocolError
@@ -24,6 +23,7 @@ from thinwire.hooks.resuming import check_place, place_of, take_place
 from thinwire.hooks.slot import Slot
 from thinwire.hooks.tensors import Tensor, part
 from thinwire.optimizers.groups import ParameterGroups
+from thinwire.packets import EncodedTensor
 from thinwire.policies.designs import Design
 from thinwire.runtime.session import Session
 from thinwire.telemetry import Counters
@@ -188,7 +188,7 @@ class Exchange:
                 if self._gathers and slot.gathers and gradient is not None and not refuse:
                     self._gathering.add(slot, part(gradient, slot))
                     continue
-                frame: Piece
+                frame: EncodedTensor
                 if refuse:
                     frame = slot.refusal()
                 elif self._design.downlink == "weights":
@@ -200,7 +200,7 @@ class Exchange:
                 raise NonFiniteError(f"gradient of {error}") from None
             self._send(slot, frame)
 
-    def _send(self, slot: Slot, frame: Piece) -> None:
+    def _send(self, slot: Slot, frame: EncodedTensor) -> None:
         slot.session.send(slot.session.core.push(slot.table, frame, self._groups.rates, last=self.last))
 
     def _finish_gathering(self) -> None:

@@ -13,12 +13,13 @@ import numpy as np
 import torch
 
 from thinwire.codecs import Codec, Context
-from thinwire.codecs.bundle import Member, Piece, joins, member
 from thinwire.codecs.decoding import open_frame, unpack_flat, unpack_into
 from thinwire.codecs.device import say_once
 from thinwire.codecs.tensors import FloatArray, flatten
 from thinwire.errors import NonFiniteError, ProtocolError
 from thinwire.frames import Flags, Frame, pack
+from thinwire.packets import BatchedTensor, EncodedTensor
+from thinwire.policies.compression import is_batched
 from thinwire.policies.criteria import Criterion, Pending
 from thinwire.runtime.session import Session
 from thinwire.schema import TableSpec
@@ -68,7 +69,7 @@ class Slot:
         self.context: Context | None = None
         if codec is not None:
             self.context = codec.context(values, name=self.spec.name, seed=seed)
-        self._bundled = codec is not None and self.on_host and joins(codec, self.spec.shape)
+        self._batched = codec is not None and self.on_host and is_batched(codec, self.spec.shape)
         self.staleness = 0
         self.pushed_nbytes = self.pulled_nbytes = 0
         self.encode_s = self.decode_s = self.wait_s = 0.0
@@ -113,7 +114,7 @@ class Slot:
         self._held_iterations += 1
         self._held_squares += float(np.vdot(_flat(gradient), _flat(gradient)))
 
-    def encode(self, gradient: torch.Tensor | None, criterion: Criterion | None) -> Piece:
+    def encode(self, gradient: torch.Tensor | None, criterion: Criterion | None) -> EncodedTensor:
         """Returns this step's push: everything held, and `gradient`. Empty where there is nothing to send.
 
         Raises:
@@ -136,15 +137,15 @@ class Slot:
         else:
             total = self.prepare(torch.from_numpy(self._held if gradient is None else self._with_held(gradient)))
         begin = time.perf_counter()
-        frame = self._as_member(total, self.context) if self._bundled else self.context.encode(total)
+        frame = self._as_batched(total, self.context) if self._batched else self.context.encode(total)
         self.encoded(time.perf_counter() - begin)
         return frame
 
-    def _as_member(self, total: torch.Tensor, context: Context) -> Member:
-        """What `context.encode` does, for a table that travels in a bundle."""
+    def _as_batched(self, total: torch.Tensor, context: Context) -> BatchedTensor:
+        """What `context.encode` does, for a table that travels in a batch."""
         flat = flatten(total, self.spec.name)
         context.check(flat)
-        piece = member(flat.values, self.spec.name)
+        piece = BatchedTensor.of(flat.values, self.spec.name)
         context.sent(len(piece))
         return piece
 
@@ -227,10 +228,10 @@ class Slot:
             self._counters.add("payload_bytes_pull", nbytes)
             self._counters.add("values_pull", self.home.numel())
 
-    def _decode(self, frame: Piece, out: torch.Tensor, *, accumulate: bool) -> int:
-        """Decodes a frame of this table, or its part of a bundle; returns its payload's size."""
-        if isinstance(frame, Member):
-            return self._take_member(frame, out, accumulate=accumulate)
+    def _decode(self, frame: EncodedTensor, out: torch.Tensor, *, accumulate: bool) -> int:
+        """Decodes a frame of this table, or its values in a batch; returns its payload's size."""
+        if isinstance(frame, BatchedTensor):
+            return self._take_batched(frame, out, accumulate=accumulate)
         opened = open_frame(frame)
         if opened.frame.shape != self.spec.shape:
             raise ProtocolError(
@@ -242,10 +243,10 @@ class Slot:
             unpack_into(opened, out, accumulate=accumulate)
         return opened.payload_nbytes
 
-    def _take_member(self, piece: Member, out: torch.Tensor, *, accumulate: bool) -> int:
+    def _take_batched(self, piece: BatchedTensor, out: torch.Tensor, *, accumulate: bool) -> int:
         if piece.values.size != self.home.numel():
             raise ProtocolError(
-                f"{self.spec.name}: {piece.values.size} values came in a bundle, the table is {self.spec.shape}"
+                f"{self.spec.name}: {piece.values.size} values came in a batch, the table is {self.spec.shape}"
             )
         if self.on_host:
             piece.unpack(out.view(-1).numpy(), accumulate=accumulate)

@@ -14,6 +14,7 @@ from typing import Protocol
 from thinwire.codecs import Codec
 from thinwire.codecs.registry import codec as make_codec
 from thinwire.errors import ConfigError
+from thinwire.packets import MAX_BATCHED_NBYTES
 from thinwire.policies.naming import parse_name
 from thinwire.policies.plugins import plugins
 
@@ -21,6 +22,16 @@ MIN_NUMEL = 128
 """Below it a frame's header weighs as much as the values it would save."""
 
 PLAIN = make_codec("fp32")
+
+
+def is_batched(codec: Codec, shape: tuple[int, ...]) -> bool:
+    """Returns whether tensors of this codec and shape travel in their message's batch.
+
+    >>> is_batched(PLAIN, (20,)), is_batched(PLAIN, (1000, 1000)), is_batched(make_codec("3lc"), (20,))
+    (True, False, False)
+    """
+    return codec == PLAIN and 0 < 4 * math.prod(shape) <= MAX_BATCHED_NBYTES
+
 
 Exclude = Callable[[str, tuple[int, ...]], bool]
 """(name, shape) → whether a tensor is to be left uncompressed."""

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from thinwire.codecs.bundle import Member, Piece, join, split
 from thinwire.errors import FrameError, ProtocolError
+from thinwire.packets import BatchedTensor, EncodedTensor
+from thinwire.packets.batch import join, split
 from thinwire.schema import KINDS, Delta, Message, Push
 from thinwire.transports.base import Packet
 
@@ -16,29 +17,29 @@ _encode = msgspec.msgpack.Encoder().encode
 _decoders = {number: msgspec.msgpack.Decoder(kind) for number, kind in KINDS.items()}
 
 
-def to_packet(message: Message, pieces: Sequence[Piece] = ()) -> Packet:
-    """Returns the packet of a message and its frames, the members of a bundle in one.
+def to_packet(message: Message, pieces: Sequence[EncodedTensor] = ()) -> Packet:
+    """Returns the packet of a message and its frames, batched tensors in one.
 
     >>> from thinwire.schema import Leave
     >>> from_packet(to_packet(Leave()))
     (Leave(), ())
     """
-    members = [piece for piece in pieces if isinstance(piece, Member)]
-    if members:
+    batched = [piece for piece in pieces if isinstance(piece, BatchedTensor)]
+    if batched:
         assert isinstance(message, Push | Delta)  # whole tables keep frames of their own
-        sizes = tuple(piece.values.size if isinstance(piece, Member) else 0 for piece in pieces)
-        message = msgspec.structs.replace(message, members=sizes)
-    frames = [piece for piece in pieces if isinstance(piece, bytes)]
-    if members:
-        frames.append(join(members))
+        sizes = tuple(piece.values.size if isinstance(piece, BatchedTensor) else 0 for piece in pieces)
+        message = msgspec.structs.replace(message, batch=sizes)
+    frames = [bytes(piece) for piece in pieces if not isinstance(piece, BatchedTensor)]
+    if batched:
+        frames.append(join(batched))
     return Packet(_NUMBERS[type(message)], _encode(message), tuple(frames))
 
 
-def from_packet(packet: Packet) -> tuple[Message, tuple[Piece, ...]]:
-    """Returns the message and, for each of its tables, a frame or a member of the bundle.
+def from_packet(packet: Packet) -> tuple[Message, tuple[EncodedTensor, ...]]:
+    """Returns the message and, for each of its tables, a frame or a batched tensor.
 
     Raises:
-        ProtocolError: the packet is not one of the schema's, or its bundle is damaged.
+        ProtocolError: the packet is not one of the schema's, or its batch is damaged.
     """
     decoder = _decoders.get(packet.kind)
     if decoder is None:
@@ -48,19 +49,21 @@ def from_packet(packet: Packet) -> tuple[Message, tuple[Piece, ...]]:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         # The last two leave msgspec for text that is not UTF-8 and for values nested thousands deep.
         raise ProtocolError(f"a message of kind {packet.kind} could not be read: {error}") from error
-    if isinstance(message, Push | Delta) and message.members:
-        return message, _unbundle(message.tables, message.members, packet.frames)
+    if isinstance(message, Push | Delta) and message.batch:
+        return message, _unbatch(message.tables, message.batch, packet.frames)
     return message, packet.frames
 
 
-def _unbundle(tables: tuple[int, ...], sizes: tuple[int, ...], frames: tuple[bytes, ...]) -> tuple[Piece, ...]:
-    """Puts every member in its table's place."""
+def _unbatch(tables: tuple[int, ...], sizes: tuple[int, ...], frames: tuple[bytes, ...]) -> tuple[EncodedTensor, ...]:
+    """Puts every batched tensor in its table's place."""
     inside = [size for size in sizes if size]
     if len(sizes) != len(tables) or min(sizes) < 0 or len(frames) != len(sizes) - len(inside) + 1:
-        raise ProtocolError(f"{len(tables)} tables, {len(sizes)} sizes of members and {len(frames)} frames do not fit")
+        raise ProtocolError(
+            f"{len(tables)} tables, {len(sizes)} sizes in the batch and {len(frames)} frames do not fit"
+        )
     try:
-        members = iter(split(frames[-1], inside))
+        batched = iter(split(frames[-1], inside))
     except FrameError as error:
-        raise ProtocolError(f"the bundle of tables {tables[:8]} …: {error}") from error
+        raise ProtocolError(f"the batch of tables {tables[:8]} …: {error}") from error
     alone = iter(frames)
-    return tuple(next(members) if size else next(alone) for size in sizes)
+    return tuple(next(batched) if size else next(alone) for size in sizes)

@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from thinwire.codecs.bundle import Piece
 from thinwire.errors import ConfigError, FrameError, NonFiniteError, ProtocolError
+from thinwire.packets import EncodedTensor
 from thinwire.schema import PROTOCOL, Join, Leave, Message, Plan, Push, Scalars, Values, Welcome
 from thinwire.server.agreement import check_plan, difference
 from thinwire.server.catching_up import catch_up
@@ -50,7 +50,7 @@ class ServerCore:
 
     # ---- events
 
-    def received(self, peer: int, message: Message, frames: tuple[Piece, ...] = ()) -> list[Effect]:
+    def received(self, peer: int, message: Message, frames: tuple[EncodedTensor, ...] = ()) -> list[Effect]:
         """Takes one message of a peer and returns what to do."""
         if self._failed is not None:
             return [Close(peer, refused(self._failed))]
@@ -84,7 +84,7 @@ class ServerCore:
 
     # ---- the conversation
 
-    def _dispatch(self, peer: int, message: Message, frames: tuple[Piece, ...]) -> list[Effect]:
+    def _dispatch(self, peer: int, message: Message, frames: tuple[EncodedTensor, ...]) -> list[Effect]:
         if isinstance(message, Join):
             return self._join(peer, message)
         if peer not in self._ranks:
@@ -128,7 +128,7 @@ class ServerCore:
         welcome = Welcome(send_values=ask, step=self.step, final=-1 if final is None else final)
         return [Send((peer,), welcome), *self._address(words)]
 
-    def _values(self, peer: int, message: Values, frames: tuple[Piece, ...]) -> list[Effect]:
+    def _values(self, peer: int, message: Values, frames: tuple[EncodedTensor, ...]) -> list[Effect]:
         assert self._steps is not None
         if self._ranks[peer] != 0 or self._initialised:
             raise ProtocolError("only worker 0 sends initial values, and only once")
@@ -138,7 +138,7 @@ class ServerCore:
         down = Values(tables=message.tables, versions=(0,) * len(frames))
         return [Send(others, down, frames)] if others else []
 
-    def _push(self, peer: int, push: Push, frames: tuple[Piece, ...]) -> list[Effect]:
+    def _push(self, peer: int, push: Push, frames: tuple[EncodedTensor, ...]) -> list[Effect]:
         assert self._steps is not None
         if not self._initialised:
             raise ProtocolError("a gradient came before the initial values")

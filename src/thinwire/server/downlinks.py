@@ -18,11 +18,12 @@ import numpy as np
 import torch
 
 from thinwire.codecs import Codec, Context
-from thinwire.codecs.bundle import Piece, joins, member
 from thinwire.codecs.decoding import decode, open_frame, unpack_flat
 from thinwire.codecs.tensors import Flat, FloatArray
 from thinwire.codecs.votes import Votes
 from thinwire.errors import NonFiniteError
+from thinwire.packets import BatchedTensor, EncodedTensor
+from thinwire.policies.compression import is_batched
 
 
 @dataclass
@@ -123,7 +124,7 @@ class Downlink(ABC):
     @abstractmethod
     def publish(
         self, aggregate: FloatArray, version: int, ranks: set[int], scale: float | None
-    ) -> list[tuple[set[int], Piece]]:
+    ) -> list[tuple[set[int], EncodedTensor]]:
         """Encodes an update for some workers; returns, for each group that holds the same copy, its frame."""
 
     @abstractmethod
@@ -161,18 +162,18 @@ class ModelDelta(Downlink):
         super().__init__(name, shape, codec, workers)
         self.copies = Copies(shape, workers, keep_seen=not codec.residual_by_default)
         self._unsent = np.zeros(shape, np.float32)
-        self._bundled = joins(codec, shape)
+        self._batched = is_batched(codec, shape)
 
     def publish(
         self, aggregate: FloatArray, version: int, ranks: set[int], scale: float | None
-    ) -> list[tuple[set[int], Piece]]:
-        sent: list[tuple[set[int], Piece]] = []
+    ) -> list[tuple[set[int], EncodedTensor]]:
+        sent: list[tuple[set[int], EncodedTensor]] = []
         for copy in self.copies.move(ranks):
             base = copy.values if copy.seen is None else copy.seen
             np.subtract(self.values, base, out=self._unsent)
-            frame: Piece
-            if self._bundled:
-                frame = member(self._unsent.reshape(-1), self.name)
+            frame: EncodedTensor
+            if self._batched:
+                frame = BatchedTensor.of(self._unsent.reshape(-1), self.name)
                 copy.values += self._unsent
             else:
                 frame = self.encode(self._unsent, version)
@@ -203,17 +204,17 @@ class AverageGradient(Downlink):
     def __init__(self, name: str, shape: tuple[int, ...], codec: Codec, workers: int) -> None:
         super().__init__(name, shape, codec, workers)
         self.context: Context = codec.context(self.values, name=name)
-        self._bundled = joins(codec, shape)
+        self._batched = is_batched(codec, shape)
 
     def publish(
         self, aggregate: FloatArray, version: int, ranks: set[int], scale: float | None
-    ) -> list[tuple[set[int], Piece]]:
+    ) -> list[tuple[set[int], EncodedTensor]]:
         if isinstance(self.codec, Votes) and scale is not None:
             # The votes of workers that share one scale are whole numbers of it (TernGrad §3.1).
             votes = replace(self.codec, scale=scale, workers=self.workers)
             return [(ranks, votes.encode(aggregate))]
-        if self._bundled:
-            return [(ranks, member(aggregate.reshape(-1), self.name))]
+        if self._batched:
+            return [(ranks, BatchedTensor.of(aggregate.reshape(-1), self.name))]
         return [(ranks, self.context.encode(aggregate))]
 
     def snapshot(self, rank: int) -> FloatArray:
@@ -235,7 +236,7 @@ class AverageWeights(Downlink):
 
     def publish(
         self, aggregate: FloatArray, version: int, ranks: set[int], scale: float | None
-    ) -> list[tuple[set[int], Piece]]:
+    ) -> list[tuple[set[int], EncodedTensor]]:
         frame = self.encode(aggregate, version)
         decode(frame, out=self.values)
         return [(ranks, frame)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from thinwire.codecs.bundle import Piece
+from thinwire.packets import EncodedTensor
 from thinwire.schema import Message, Refused
 
 MAX_REASON = 2000
@@ -17,7 +17,7 @@ class Send:
 
     peers: tuple[int, ...]
     message: Message
-    frames: tuple[Piece, ...] = ()
+    frames: tuple[EncodedTensor, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

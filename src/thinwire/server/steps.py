@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from thinwire.codecs.bundle import Piece
 from thinwire.codecs.tensors import FloatArray
 from thinwire.errors import ConfigError, ProtocolError
 from thinwire.optimizers.options import Options, apply_changes, changes
 from thinwire.optimizers.runner import OptimizerRunner, Settings
+from thinwire.packets import EncodedTensor
 from thinwire.policies.consistency import consistency
 from thinwire.schema import Delta, Message, Plan, Push, Values
 from thinwire.server.agreement import usable_codecs
@@ -38,7 +38,7 @@ class Word:
     """A message for one worker, or (rank None) for everybody who is there."""
 
     message: Message
-    frames: tuple[Piece, ...] = ()
+    frames: tuple[EncodedTensor, ...] = ()
     rank: int | None = None
 
 
@@ -74,7 +74,7 @@ class Steps:
 
     # ---- what workers send
 
-    def assign(self, message: Values, frames: tuple[Piece, ...]) -> None:
+    def assign(self, message: Values, frames: tuple[EncodedTensor, ...]) -> None:
         """Takes the initial values of every table."""
         if message.tables != tuple(range(len(self.tables))) or len(frames) != len(self.tables):
             raise ProtocolError(f"initial values came for {len(frames)} of {len(self.tables)} tables")
@@ -84,7 +84,7 @@ class Steps:
     # A sum that overflows is Inf, and what follows from it is refused when the update is encoded.
     @np.errstate(over="ignore", invalid="ignore")
     def push(
-        self, rank: int, push: Push, frames: tuple[Piece, ...], *, repeats: bool, left: Collection[int]
+        self, rank: int, push: Push, frames: tuple[EncodedTensor, ...], *, repeats: bool, left: Collection[int]
     ) -> list[Word]:
         """Takes one worker's gradients and buffers; returns what is to be said.
 
@@ -105,7 +105,7 @@ class Steps:
         # An update goes by the settings of its own clock, whoever is ahead of it or late for it.
         settings = self._settings_of(rank, push) if self.terms.owns_hyperparameters(rank) else None
         ready: list[int] = []
-        relayed: list[tuple[int, Piece]] = []
+        relayed: list[tuple[int, EncodedTensor]] = []
         for index, frame in zip(push.tables, frames, strict=True):
             table = self._table(index)
             if table.spec.state:
@@ -225,7 +225,7 @@ class Steps:
             raise ProtocolError(f"{name!r} got two gradients for step {clock}")
         return False
 
-    def _relay(self, rank: int, table: Table, step: int, frame: Piece) -> Piece:
+    def _relay(self, rank: int, table: Table, step: int, frame: EncodedTensor) -> EncodedTensor:
         if rank != 0:
             raise ProtocolError(f"buffer {table.spec.name!r} comes from worker 0 alone")
         newest = max((other.version for other in self.tables if not other.spec.state), default=MAX_STEP)
@@ -234,7 +234,7 @@ class Steps:
         table.assign(frame, step + 1)
         return frame
 
-    def _relayed(self, version: int, relayed: list[tuple[int, Piece]]) -> list[Word]:
+    def _relayed(self, version: int, relayed: list[tuple[int, EncodedTensor]]) -> list[Word]:
         """Buffers go to everybody as they came."""
         if not relayed:
             return []
@@ -255,7 +255,7 @@ class Steps:
 
     def _update(self, ready: list[int]) -> list[Word]:
         """One update of each of these tables for everybody; tables that took the same turn share a message."""
-        messages: dict[tuple[int, tuple[int, ...]], list[tuple[int, Piece]]] = {}
+        messages: dict[tuple[int, tuple[int, ...]], list[tuple[int, EncodedTensor]]] = {}
         settings = self._settings[self.tables[ready[0]].incoming.clock]
         here = self.plan.downlink == "delta"  # the optimizer runs here, and nobody else need know
         for index, gradient, ranks in self._aggregate(ready, settings):
@@ -281,7 +281,7 @@ class Steps:
     def _answer(self, rank: int, ready: list[int], settings: Settings) -> list[Word]:
         """One update of each of these tables, and its sender's own way to the new version."""
         bases = {index: self.tables[index].given[rank] for index in ready}
-        messages: dict[tuple[int, int], list[tuple[int, Piece]]] = {}
+        messages: dict[tuple[int, int], list[tuple[int, EncodedTensor]]] = {}
         for index, gradient, _ in self._aggregate(ready, settings):
             table = self.tables[index]
             [(_, frame)] = table.publish(gradient, {rank})

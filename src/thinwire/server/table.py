@@ -9,11 +9,12 @@ import torch
 
 from thinwire import frames
 from thinwire.codecs import Codec, decode
-from thinwire.codecs.bundle import Member, Piece, joins
 from thinwire.codecs.decoding import Opened, open_parsed
 from thinwire.codecs.registry import codec as make_codec
 from thinwire.codecs.tensors import FloatArray
 from thinwire.errors import FrameError, NonFiniteError, ProtocolError
+from thinwire.packets import BatchedTensor, EncodedTensor
+from thinwire.policies.compression import is_batched
 from thinwire.policies.consistency import Terms
 from thinwire.schema import TableSpec
 from thinwire.server.aggregation import NO_GRADIENT, Aggregation
@@ -50,7 +51,7 @@ class Table:
         """The version that each worker was led to last."""
         self._everyone = set(range(terms.workers))
         self._up = up
-        self._bundled = joins(up, spec.shape)
+        self._batched = is_batched(up, spec.shape)
         self._scale: float | None = None
         self._log: deque[bytes] = deque()
         self._log_nbytes = 0
@@ -66,15 +67,15 @@ class Table:
         difference: FloatArray = self.values.numpy() - self.replica
         return difference
 
-    def add(self, rank: int, frame: Piece, clock: int | None = None) -> None:
+    def add(self, rank: int, frame: EncodedTensor, clock: int | None = None) -> None:
         """Takes a worker's gradient of a clock, by default the current one.
 
         Raises:
             ProtocolError: the frame is no gradient of this table, in the codec that was agreed on.
             FrameError: a payload, perhaps of a worker whose frame had waited for its turn, is damaged.
         """
-        opened: Opened | Member | None
-        if isinstance(frame, Member):
+        opened: Opened | BatchedTensor | None
+        if isinstance(frame, BatchedTensor):
             opened = self._checked(frame)
         else:
             opened = None if frame == NO_GRADIENT else self._open(frame, self._up.id)
@@ -88,14 +89,14 @@ class Table:
         except FrameError as error:
             raise FrameError(f"{self.spec.name}: {error}") from error
 
-    def assign(self, frame: Piece, version: int) -> None:
+    def assign(self, frame: EncodedTensor, version: int) -> None:
         """Replaces the table by whole values; the log of deltas starts anew.
 
         Raises:
             ProtocolError: the frame does not hold this table's values, uncompressed; nothing was changed.
         """
-        if isinstance(frame, Member):
-            raise ProtocolError(f"{self.spec.name}: whole values came in a bundle; they have a frame of their own")
+        if isinstance(frame, BatchedTensor):
+            raise ProtocolError(f"{self.spec.name}: whole values came in a batch; they have a frame of their own")
         if self._open(frame, _PLAIN.id) is None:
             raise ProtocolError(f"{self.spec.name}: whole values that are not finite")
         try:
@@ -108,7 +109,9 @@ class Table:
         self._log.clear()
         self._log_nbytes = 0
 
-    def publish(self, aggregate: FloatArray | None, ranks: set[int] | None = None) -> list[tuple[set[int], Piece]]:
+    def publish(
+        self, aggregate: FloatArray | None, ranks: set[int] | None = None
+    ) -> list[tuple[set[int], EncodedTensor]]:
         """Encodes what leads workers (by default all) to the next version, once for each group with the same copy.
 
         An update to which nobody gave a gradient is an empty frame.
@@ -119,7 +122,7 @@ class Table:
         self.version += 1
         targets = self._everyone if ranks is None else ranks
         if aggregate is None:
-            sent: list[tuple[set[int], Piece]] = [(targets, NO_GRADIENT)]
+            sent: list[tuple[set[int], EncodedTensor]] = [(targets, NO_GRADIENT)]
         else:
             try:
                 sent = self.downlink.publish(aggregate, self.version, targets, self._scale)
@@ -168,9 +171,9 @@ class Table:
         self._log_nbytes = sum(map(len, self._log))
         self.incoming.begin_at(self.version)
 
-    def _remember(self, frame: Piece) -> None:
+    def _remember(self, frame: EncodedTensor) -> None:
         # Deltas are worth keeping as long as they are smaller, together, than the table they replace.
-        if isinstance(frame, Member):
+        if not isinstance(frame, bytes):
             self._log.clear()
             self._log_nbytes = 0
             return
@@ -179,16 +182,16 @@ class Table:
         while self._log and self._log_nbytes > self.downlink.values.nbytes:
             self._log_nbytes -= len(self._log.popleft())
 
-    def _checked(self, member: Member) -> Member:
-        """A member of a bundle, if it may be this table's gradient."""
-        if not self._bundled or member.values.size != self.incoming.size:
+    def _checked(self, tensor: BatchedTensor) -> BatchedTensor:
+        """A tensor of a batch, if it may be this table's gradient."""
+        if not self._batched or tensor.values.size != self.incoming.size:
             raise ProtocolError(
-                f"{self.spec.name}: {member.values.size} values came in a bundle; the table has shape "
+                f"{self.spec.name}: {tensor.values.size} values came in a batch; the table has shape "
                 f"{self.spec.shape}, and {self._up.id!r} was agreed on"
             )
-        return member
+        return tensor
 
-    def _open(self, frame: bytes, codec_id: str) -> Opened | None:
+    def _open(self, frame: bytes | memoryview, codec_id: str) -> Opened | None:
         """Checks a frame; None where it says that its sender's tensor was not finite."""
         try:
             parsed = frames.parse(frame, copy=False)

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, replace
 
-from thinwire.codecs.bundle import Piece
 from thinwire.errors import ProtocolError
+from thinwire.packets import EncodedTensor
 from thinwire.policies.consistency import Consistency, consistency
 from thinwire.schema import Changes, Delta, Join, Leave, Message, Plan, Push, Refused, Scalars, Values, Welcome
 
@@ -25,7 +25,7 @@ class Outgoing:
     """A message to send, with its frames."""
 
     message: Message
-    frames: tuple[Piece, ...] = ()
+    frames: tuple[EncodedTensor, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Update:
 
     Args:
         version: that the table has afterwards.
-        frame: what leads there, a frame or a member of a bundle; empty changes nothing.
+        frame: what leads there, a frame or a tensor of a batch; empty changes nothing.
         whole: the frame holds values to take over, not something to add or to step by.
         missed: this worker pushed a gradient that came too late for it.
         rates: of this step, where the workers run the optimizer.
@@ -43,7 +43,7 @@ class Update:
     """
 
     version: int
-    frame: Piece
+    frame: EncodedTensor
     whole: bool
     missed: bool = False
     rates: tuple[float, ...] = ()
@@ -79,7 +79,7 @@ class WorkerCore:
         self.policy = policy or consistency(plan.consistency)
         self._lockstep = self.policy.quorum(plan.workers) == plan.workers and self.policy.lead() == 0
         self._chunk_nbytes = chunk_nbytes
-        self._transmit: list[tuple[int, Piece]] = []
+        self._transmit: list[tuple[int, EncodedTensor]] = []
         self._transmit_nbytes = 0
         self._options: Changes = ()
         self._pushed: set[int] = set()
@@ -100,7 +100,9 @@ class WorkerCore:
         self.versions = [0] * len(self.plan.tables)
         return Outgoing(Values(tables=tuple(range(len(frames))), versions=(0,) * len(frames)), frames)
 
-    def push(self, table: int, frame: Piece, rates: tuple[float, ...], *, last: bool = False) -> Outgoing | None:
+    def push(
+        self, table: int, frame: EncodedTensor, rates: tuple[float, ...], *, last: bool = False
+    ) -> Outgoing | None:
         """Takes this step's frame of a table; returns a message once enough is ready.
 
         Raises:
@@ -173,7 +175,7 @@ class WorkerCore:
 
     # ---- down
 
-    def received(self, message: Message, frames: tuple[Piece, ...]) -> None:
+    def received(self, message: Message, frames: tuple[EncodedTensor, ...]) -> None:
         """Takes one message of the server.
 
         Raises:
@@ -238,7 +240,7 @@ class WorkerCore:
             taken.append(replace(update, missed=True) if self._missed(table, update) else update)
         return taken
 
-    def _update(self, table: int, delta: Delta, frame: Piece) -> Update:
+    def _update(self, table: int, delta: Delta, frame: EncodedTensor) -> Update:
         if delta.base >= 0:
             self._bases[table, delta.version] = delta.base
         whole = self.plan.tables[table].state or (self.plan.downlink == "weights")
@@ -258,7 +260,7 @@ class WorkerCore:
         interval = self.plan.state_interval
         return (self.step - 1) // interval * interval + 1 if self.step else 0
 
-    def _check(self, tables: tuple[int, ...], frames: tuple[Piece, ...]) -> None:
+    def _check(self, tables: tuple[int, ...], frames: tuple[EncodedTensor, ...]) -> None:
         if len(tables) != len(frames):
             raise ProtocolError(f"{len(tables)} tables and {len(frames)} frames in one message")
         if any(not 0 <= table < len(self._apply) for table in tables):

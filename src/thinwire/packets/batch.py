@@ -1,0 +1,115 @@
+"""Small uncompressed tensors of one message share a frame: the batch.
+
+A frame has a head, a checksum, and checks on both sides, which cost more than a bias or a norm layer is worth: thirty
+frames from each of four workers were half of a step in which nothing is computed. So tensors that travel uncompressed
+are concatenated in one `fp32` frame; the message says how many values belong to each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self, TypeAlias
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from thinwire import frames
+from thinwire.errors import FrameError, NonFiniteError
+
+MAX_BATCHED_NBYTES = 32 * 1024
+"""A tensor's size up to which its own frame costs more than copying its values into a shared one."""
+
+CODEC = "fp32"
+"""The codec of the shared frame: values as they are, float32 or float64."""
+
+_DTYPES = {np.dtype(np.float32): "fp32", np.dtype(np.float64): "fp64"}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BatchedTensor:
+    """One tensor's values, before or after their way in a shared frame.
+
+    Args:
+        values: float32[n] or float64[n], n ≥ 1, flat; nobody writes to them.
+    """
+
+    values: NDArray[Any]
+
+    @classmethod
+    def of(cls, values: NDArray[Any], name: str) -> Self:
+        """Returns a copy of float32[n] or float64[n].
+
+        Args:
+            values: flat.
+            name: the tensor's, for the error.
+
+        Raises:
+            NonFiniteError: a value is NaN or Inf.
+        """
+        if not np.isfinite(values).all():
+            raise NonFiniteError(f"{name}: holds NaN or Inf; nothing was encoded and no state was changed")
+        return cls(values.copy())
+
+    def __len__(self) -> int:
+        """Bytes that the values take, as for a frame."""
+        return int(self.values.nbytes)
+
+    def __eq__(self, other: object) -> bool:
+        """Bit for bit."""
+        return isinstance(other, BatchedTensor) and self.values.tobytes() == other.values.tobytes()
+
+    def unpack(self, out: NDArray[Any], *, accumulate: bool) -> None:
+        """Stores the values in an array of n values, or adds them."""
+        if accumulate:
+            out += self.values
+        else:
+            out[:] = self.values
+
+
+EncodedTensor: TypeAlias = bytes | memoryview | BatchedTensor
+"""What a message holds for a table: a frame of its own, or its values in the message's batch."""
+
+
+def join(tensors: Sequence[BatchedTensor]) -> bytes:
+    """Returns one frame with the values of some tensors of one dtype, which are finite.
+
+    >>> import numpy as np
+    >>> frame = join([BatchedTensor(np.ones(2, np.float32)), BatchedTensor(np.zeros(3, np.float32))])
+    >>> [part.values.tolist() for part in split(frame, [2, 3])]
+    [[1.0, 1.0], [0.0, 0.0, 0.0]]
+    """
+    values = np.concatenate([each.values for each in tensors])
+    return frames.write(CODEC, _DTYPES[values.dtype], (values.size,), (), 0, values.data.cast("B"))
+
+
+def split(frame: bytes | memoryview, sizes: Sequence[int], dtype: DTypeLike = np.float32) -> list[BatchedTensor]:
+    """Returns the tensors of a frame, as views of one copy of its values.
+
+    Args:
+        frame: any bytes.
+        sizes: how many values belong to each, each at least 1.
+        dtype: of the values, float32 or float64.
+
+    Raises:
+        FrameError: no valid frame of as many finite values of that dtype.
+    """
+    parsed, count, dtype = frames.parse(frame, copy=False), sum(sizes), np.dtype(dtype)
+    if (parsed.codec, parsed.dtype, parsed.shape, parsed.flags) != (CODEC, _DTYPES[dtype], (count,), 0):
+        raise FrameError(
+            f"a batch of {count} values came as {parsed.codec!r} of {parsed.dtype}, shape {parsed.shape}, flags "
+            f"{parsed.flags:#06x}; it is an {CODEC!r} frame of {_DTYPES[dtype]}, shape ({count},), without flags"
+        )
+    if len(parsed.payload) != count * dtype.itemsize or parsed.scales:
+        raise FrameError(
+            f"a batch of {count} values takes {count * dtype.itemsize} payload bytes and no scales; "
+            f"{len(parsed.payload)} bytes and {len(parsed.scales)} scales came"
+        )
+    values = np.frombuffer(parsed.payload, dtype).copy()  # the payload lies anywhere in the packet: not aligned
+    if not np.isfinite(values).all():  # no sender of ours lets them out, and they would spread over the model
+        raise FrameError("the payload holds NaN or Inf")
+    tensors, begin = [], 0
+    for size in sizes:
+        tensors.append(BatchedTensor(values[begin : begin + size]))
+        begin += size
+    return tensors

@@ -1,0 +1,162 @@
+"""Message and encoded tensors ↔ one packet. The bytes may come from anyone.
+
+`pack` copies every frame once, into the packet. `parse` copies none: frames are views of the packet, which must then
+stay unchanged. Every length is checked before it is used, and any fault is a `ProtocolError`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import msgspec
+
+from thinwire.errors import ConfigError, FrameError, ProtocolError
+from thinwire.packets.batch import BatchedTensor, EncodedTensor, join, split
+from thinwire.packets.layout import (
+    HEAD,
+    HEAD_NBYTES,
+    LENGTH_NBYTES,
+    MAGIC,
+    MAX_FRAME_NBYTES,
+    MAX_FRAMES,
+    MAX_MESSAGE_NBYTES,
+    VERSION,
+)
+from thinwire.schema import KINDS, Delta, Message, Push
+
+_NUMBERS = {kind: number for number, kind in KINDS.items()}
+_encode = msgspec.msgpack.Encoder().encode
+_decoders = {number: msgspec.msgpack.Decoder(kind).decode for number, kind in KINDS.items()}
+
+
+def pack(message: Message, tensors: Sequence[EncodedTensor] = ()) -> bytes:
+    """Returns the packet of a message and its encoded tensors.
+
+    Args:
+        message: one of the schema's.
+        tensors: a frame each; in `Push` and `Delta` also batched tensors, which share one frame.
+
+    Raises:
+        ConfigError: more or larger frames than a packet can hold.
+
+    Example:
+        >>> from thinwire.schema import Shard
+        >>> message, [frame] = parse(pack(Shard(step=7, bucket=0), (b"abc",)))
+        >>> message, bytes(frame)
+        (Shard(step=7, bucket=0), b'abc')
+    """
+    return b"".join(segments(message, tensors))
+
+
+def segments(message: Message, tensors: Sequence[EncodedTensor] = ()) -> list[bytes | memoryview]:
+    """Returns what `pack` joins, for a sender with a buffer of its own: the packet's parts in order."""
+    frames: Sequence[bytes | memoryview]
+    if isinstance(message, Push | Delta):
+        message, frames = _batch(message, tensors)
+    else:
+        frames = tensors  # type: ignore[assignment]  # only pushes and deltas have batched tensors
+    encoded = _encode(message)
+    lengths = list(map(len, frames))
+    count = len(lengths)
+    if count > MAX_FRAMES or len(encoded) > MAX_MESSAGE_NBYTES or max(lengths, default=0) > MAX_FRAME_NBYTES:
+        raise ConfigError(
+            f"{count} frames of at most {max(lengths, default=0)} bytes beside a message of {len(encoded)}; a packet "
+            f"holds {MAX_FRAMES} frames of {MAX_FRAME_NBYTES} bytes and a message of {MAX_MESSAGE_NBYTES}"
+        )
+    nbytes = HEAD_NBYTES + len(encoded) + LENGTH_NBYTES * count + sum(lengths)
+    head = HEAD.pack(MAGIC, VERSION, _NUMBERS[type(message)], count, len(encoded), nbytes)
+    return [head, encoded, struct.pack(f"<{count}I", *lengths), *frames]
+
+
+def parse(data: bytes | bytearray | memoryview, *, exact: bool = True) -> tuple[Message, tuple[EncodedTensor, ...]]:
+    """Reads the packet at the start of `data`.
+
+    Args:
+        data: bytes that stay unchanged for as long as the frames are used.
+        exact: the packet is all of it; False lets bytes follow, as in a receive buffer.
+
+    Returns:
+        The message, and its frames as views of `data`; tensors of a batch, copied, in the place of their table.
+
+    Raises:
+        ProtocolError: anything but a valid packet of this version.
+    """
+    view = memoryview(data)
+    if len(view) < HEAD_NBYTES:
+        raise ProtocolError(f"{len(view)} bytes are too few for a packet, whose head takes {HEAD_NBYTES}")
+    magic, version, kind, count, message_nbytes, nbytes = HEAD.unpack_from(view)
+    if magic != MAGIC:
+        raise ProtocolError(f"a packet begins with {MAGIC!r}, these bytes with {bytes(view[:2])!r}")
+    if version != VERSION:
+        raise ProtocolError(
+            f"packet version {version}; this thinwire speaks version {VERSION}: use one on all machines"
+        )
+    decode = _decoders.get(kind)
+    if decode is None:
+        raise ProtocolError(f"message kind {kind} is unknown; version {VERSION} has {', '.join(map(str, _decoders))}")
+    if nbytes > len(view) or (exact and nbytes != len(view)):
+        raise ProtocolError(f"a packet of {nbytes} bytes is declared and {len(view)} came")
+    if count > MAX_FRAMES or message_nbytes > MAX_MESSAGE_NBYTES:
+        raise ProtocolError(
+            f"{count} frames and a message of {message_nbytes} bytes are declared; at most {MAX_FRAMES} frames and "
+            f"{MAX_MESSAGE_NBYTES} bytes are possible"
+        )
+    lengths_at = HEAD_NBYTES + message_nbytes
+    at = lengths_at + LENGTH_NBYTES * count
+    if at > nbytes:
+        raise ProtocolError(f"a message of {message_nbytes} bytes and {count} frames do not fit {nbytes} bytes")
+    lengths = struct.unpack_from(f"<{count}I", view, lengths_at)
+    if at + sum(lengths) != nbytes:
+        raise ProtocolError(f"a packet of {nbytes} bytes is declared; its parts add up to {at + sum(lengths)}")
+    try:
+        message: Message = decode(view[HEAD_NBYTES:lengths_at])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        # The last two leave msgspec for text that is not UTF-8 and for values nested thousands deep.
+        raise ProtocolError(f"a message of kind {kind} could not be read: {error}") from error
+    frames = []
+    for length in lengths:
+        frames.append(view[at : at + length])
+        at += length
+    if isinstance(message, Push | Delta) and message.batch:
+        return message, _unbatch(message, frames)
+    return message, tuple(frames)
+
+
+def kind_of(data: bytes | memoryview) -> type[Message] | None:
+    """Returns the kind of message that a packet claims to hold, without a look at the rest; None for no packet."""
+    return KINDS.get(data[3]) if len(data) >= HEAD_NBYTES else None
+
+
+def _batch(message: Push | Delta, tensors: Sequence[EncodedTensor]) -> tuple[Push | Delta, list[bytes | memoryview]]:
+    """Puts batched tensors in one last frame, and their sizes in the message."""
+    frames: list[bytes | memoryview] = []
+    batched: list[BatchedTensor] = []
+    sizes: list[int] = []
+    for tensor in tensors:
+        if isinstance(tensor, BatchedTensor):
+            batched.append(tensor)
+            sizes.append(tensor.values.size)
+        else:
+            frames.append(tensor)
+            sizes.append(0)
+    if batched:
+        frames.append(join(batched))
+        message = msgspec.structs.replace(message, batch=tuple(sizes))
+    return message, frames
+
+
+def _unbatch(message: Push | Delta, frames: list[memoryview]) -> tuple[EncodedTensor, ...]:
+    """Puts every batched tensor in its table's place."""
+    tables, sizes = message.tables, message.batch
+    batched = [size for size in sizes if size]
+    if len(sizes) != len(tables) or min(sizes) < 0 or len(frames) != len(sizes) - len(batched) + 1:
+        raise ProtocolError(
+            f"{len(tables)} tables, {len(sizes)} sizes in the batch and {len(frames)} frames do not fit"
+        )
+    try:
+        tensors = iter(split(frames[-1], batched))
+    except FrameError as error:
+        raise ProtocolError(f"the batch of tables {tables[:8]} …: {error}") from error
+    alone = iter(frames)
+    return tuple(next(tensors) if size else next(alone) for size in sizes)
