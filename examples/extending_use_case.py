@@ -1,4 +1,4 @@
-"""The thesis' use case (§4.2): round-robin placement, stale-synchronous training, the top 1 % of every gradient.
+"""The use case of Wu 2018 (§4.2): round-robin placement, stale-synchronous training, the top 1 % of every gradient.
 
 There it is three classes and one line of configuration each; here the parts exist, so it is the configuration.
 With the entry point of docs/extending.md installed: `thinwire train --design use-case --servers 2 --workers 4`.
@@ -19,5 +19,5 @@ def use_case(staleness: int = 5, fraction: float = 0.01) -> Design:
         down=top,
         placement="round-robin",
         consistency=f"ssp[staleness={staleness},mode=passive]",
-        cite="round-robin, top 1 % with residual, passive SSP (thesis §4.2; M-38)",
+        cite="round-robin, top 1 % with residual, passive SSP (Wu 2018, §4.2)",
     )

@@ -125,7 +125,7 @@ def test_every_entry_point_is_ours_to_find() -> None:
         assert name in found
 
 
-# ---- the thesis' use case
+# ---- the use case of Wu 2018, §4.2
 
 
 @pytest.mark.usefixtures("installed")

@@ -65,5 +65,5 @@ def test_payload_bits_and_source_are_told(codec: type[Codec]) -> None:
     section = SECTIONS[codec.id]
     assert "Bits per value:" in section
     assert re.search(r"Payload: .*Scales?: ", section, re.S)
-    assert re.search(r"\((3LC|TernGrad|DoubleSqueeze|Thesis|QSGD|Øland)|DoubleSqueeze|3LC", section)
+    assert re.search(r"\((3LC|TernGrad|DoubleSqueeze|Wu 2018|QSGD|Øland)|DoubleSqueeze|3LC", section)
     assert "- Take it" in section

@@ -17,7 +17,7 @@ from thinwire.policies.designs import design as find_design
 
 SEEDS = (0, 1, 2)
 
-# ---- rows 1 to 3: 3LC and what it is compared with
+# ---- 3LC and what it is compared with
 
 
 @pytest.mark.parametrize("design", ["int8", "3lc[s=1.0]", "3lc[s=1.5]", "local2", "mqe1", "sparse5", "terngrad"])
@@ -41,7 +41,7 @@ def test_3lc_without_a_residual_hurts() -> None:
     assert train("3lc[error_feedback=false]", steps=250).accuracy <= 97
 
 
-# ---- row 4: a residual on a random codec's way down
+# ---- a residual on a random codec's way down
 
 
 def test_a_residual_on_both_ways_of_a_random_codec_is_refused() -> None:
@@ -49,7 +49,7 @@ def test_a_residual_on_both_ways_of_a_random_codec_is_refused() -> None:
         find_design("stoch3[error_feedback=true]")
 
 
-# ---- rows 5 to 7: DoubleSqueeze and what it is compared with
+# ---- DoubleSqueeze and what it is compared with
 
 PLAIN_SGD = "doublesqueeze-1bit"
 FEEDBACK = ["doublesqueeze-1bit", "doublesqueeze-topk", "mem-sgd-1bit", "mem-sgd-topk"]
@@ -88,7 +88,7 @@ def test_the_biased_ternary_is_behind_in_the_loss() -> None:
 EPOCH = "local[steps=42]"
 
 
-# ---- row 14: averages of whole weights
+# ---- averages of whole weights
 
 
 def test_averages_of_coded_weights_are_as_good_as_of_plain_ones() -> None:
@@ -105,7 +105,7 @@ def test_averages_of_coded_weights_are_as_good_as_of_plain_ones() -> None:
     assert eight.bits_up == pytest.approx(8, abs=0.01)
 
 
-# ---- rows 15 and 18: sizes
+# ---- sizes
 
 
 def test_bits_a_value_in_the_papers_layout() -> None:
@@ -131,7 +131,7 @@ def test_zero_runs_stay_within_their_limits() -> None:
             assert 1.6 / 14 <= size <= 1.6, name
 
 
-# ---- rows 19 and 20: the two copies, and the lag
+# ---- the two copies, and the lag
 
 
 def test_the_servers_copy_and_the_workers_agree() -> None:

@@ -24,58 +24,56 @@ SPARSITIES = ("1.0", "1.5", "1.75", "1.9")
 PARTITIONS = {s: f"3lc[s={s},layout=partition]" for s in SPARSITIES}
 
 
-def tell(row: str, text: str) -> None:
-    print(f"\nrow {row}: {text}")
+def tell(text: str) -> None:
+    print(f"\n{text}")
 
 
 def plain_sgd(seed: int) -> Outcome:
     return train_sgd("fp32", recipe_of="doublesqueeze-1bit", seed=seed)
 
 
-# ---- rows 1 and 2
+# ---- 3LC and what it is compared with
 
 AS_ACCURATE = ["int8", *(PARTITIONS[s] for s in SPARSITIES[:3]), "local2", "mqe1", "sparse5", "terngrad"]
 
 
 @pytest.mark.parametrize("design", AS_ACCURATE)
-def test_row_1_as_accurate_as_uncompressed(design: str) -> None:
+def test_as_accurate_as_uncompressed(design: str) -> None:
     plain, found = train("fp32"), train(design)
-    tell("1", f"{design} {found.accuracy:.2f} %, fp32 {plain.accuracy:.2f} %")
+    tell(f"{design} {found.accuracy:.2f} %, fp32 {plain.accuracy:.2f} %")
     assert plain.accuracy >= 97.7
     assert found.accuracy >= 97.5 and found.accuracy >= plain.accuracy - 1.0
 
 
-def test_row_2_a_sparsity_multiplier_of_1_9_lags_and_arrives() -> None:
+def test_a_sparsity_multiplier_of_1_9_lags_and_arrives() -> None:
     plain, found = train("fp32"), train(PARTITIONS["1.9"])
-    tell(
-        "2", f"s = 1.9 {found.early:.2f} % after a quarter, {found.accuracy:.2f} % at the end; fp32 {plain.early:.2f} %"
-    )
+    tell(f"s = 1.9 {found.early:.2f} % after a quarter, {found.accuracy:.2f} % at the end; fp32 {plain.early:.2f} %")
     assert found.early < plain.accuracy - 1.0
     assert found.accuracy >= 97.5
 
 
-# ---- rows 5 to 7
+# ---- DoubleSqueeze and what it is compared with
 
 
 @pytest.mark.parametrize("design", ["doublesqueeze-1bit", "doublesqueeze-topk", "mem-sgd-1bit", "mem-sgd-topk"])
-def test_row_5_error_feedback_keeps_the_accuracy_of_plain_sgd(design: str) -> None:
+def test_error_feedback_keeps_the_accuracy_of_plain_sgd(design: str) -> None:
     differences = [train_sgd(design, seed=seed).accuracy - plain_sgd(seed).accuracy for seed in SEEDS]
-    tell("5", f"{design} − SGD {', '.join(f'{each:+.2f}' for each in differences)}, mean {fmean(differences):+.2f}")
+    tell(f"{design} − SGD {', '.join(f'{each:+.2f}' for each in differences)}, mean {fmean(differences):+.2f}")
     assert min(differences) >= -1.0 and fmean(differences) >= -0.6
 
 
-def test_row_6_top_k_without_error_feedback_loses() -> None:
+def test_top_k_without_error_feedback_loses() -> None:
     found, sgd = ([run(seed) for seed in SEEDS] for run in (partial(_seeded, "topk-sgd"), plain_sgd))
     differences = [one.accuracy - other.accuracy for one, other in zip(found, sgd, strict=True)]
     ratios = [one.loss / other.loss for one, other in zip(found, sgd, strict=True)]
-    tell("6", f"top-k − SGD mean {fmean(differences):+.2f}, loss {', '.join(f'{each:.2f}×' for each in ratios)}")
+    tell(f"top-k − SGD mean {fmean(differences):+.2f}, loss {', '.join(f'{each:.2f}×' for each in ratios)}")
     assert fmean(differences) <= -0.3
     assert fmean(one.loss for one in found) >= 1.7 * fmean(one.loss for one in sgd)
 
 
-def test_row_7_the_biased_ternary_is_behind_in_the_loss() -> None:
+def test_the_biased_ternary_is_behind_in_the_loss() -> None:
     ratios = [train_sgd("qsgd-ds", seed=seed).loss / plain_sgd(seed).loss for seed in SEEDS]
-    tell("7", f"qsgd-ds' loss {', '.join(f'{each:.2f}×' for each in ratios)} SGD's")
+    tell(f"qsgd-ds' loss {', '.join(f'{each:.2f}×' for each in ratios)} SGD's")
     assert fmean(ratios) >= 2
 
 
@@ -83,14 +81,14 @@ def _seeded(design: str, seed: int) -> Outcome:
     return train_sgd(design, seed=seed)
 
 
-# ---- row 14
+# ---- averages of whole weights
 
 needs_images = pytest.mark.skipif(not IMAGES, reason="neither MNIST nor Fashion-MNIST is here")
 
 
 @needs_images
 @pytest.mark.parametrize("seed", SEEDS)
-def test_row_14_averages_of_coded_weights(seed: int) -> None:
+def test_averages_of_coded_weights(seed: int) -> None:
     floats = average_weights("entropy", seed, plain=True)
     accurate, small = average_weights("entropy", seed), average_weights("entropy[preset=size]", seed)
     eight = average_weights("entropy[mode=fixed,bits=8]", seed)
@@ -98,7 +96,7 @@ def test_row_14_averages_of_coded_weights(seed: int) -> None:
     runs = {"c=6": accurate, "c=5": small, "fixed 8": eight, "fixed 4": four}
     against = ", ".join(f"{name} {found.accuracy - floats.accuracy:+.2f}" for name, found in runs.items())
     sizes = ", ".join(f"{name} {runs[name].bits_up:.2f} of {runs[name].raw_bits:.2f} bits" for name in ("c=6", "c=5"))
-    tell("14", f"{IMAGES}, seed {seed}: float {floats.accuracy:.2f} %; against it {against}; after Huffman {sizes}")
+    tell(f"{IMAGES}, seed {seed}: float {floats.accuracy:.2f} %; against it {against}; after Huffman {sizes}")
     for found in (accurate, small, eight):
         assert abs(found.accuracy - floats.accuracy) <= 0.6
     assert four.accuracy <= floats.accuracy - 1
@@ -107,7 +105,7 @@ def test_row_14_averages_of_coded_weights(seed: int) -> None:
         assert 3.5 <= accurate.bits_up <= 4.4 and 3.1 <= small.bits_up <= 3.8
 
 
-# ---- rows 15 and 18 to 20
+# ---- sizes, the two copies, the lag
 
 BITS = {
     "1.0": ((0.60, 0.84), (0.63, 0.87)),
@@ -119,26 +117,25 @@ LAGS = {"1.0": (0, 6), "1.75": (5, 50), "1.9": (15, 130)}
 
 
 @pytest.mark.parametrize("sparsity", SPARSITIES)
-def test_rows_15_and_18_bits_a_value_over_the_whole_run(sparsity: str) -> None:
+def test_bits_a_value_over_the_whole_run(sparsity: str) -> None:
     found = train(PARTITIONS[sparsity])
-    tell("15", f"s = {sparsity}: {found.bits_up:.3f} bits up, {found.bits_down:.3f} down")
+    tell(f"s = {sparsity}: {found.bits_up:.3f} bits up, {found.bits_down:.3f} down")
     for size, (least, most) in zip((found.bits_up, found.bits_down), BITS[sparsity], strict=True):
         assert least <= size <= most
         assert 1.6 / 14 <= size <= 1.6
 
 
-def test_row_18_groups_of_five_are_no_larger_than_five_partitions() -> None:
+def test_groups_of_five_are_no_larger_than_five_partitions() -> None:
     groups, partitions = train("3lc[s=1.0]"), train(PARTITIONS["1.0"])
     shares = groups.bits_up / partitions.bits_up, groups.bits_down / partitions.bits_down
-    tell("18", f"groups of five / five partitions at s = 1.0: {shares[0]:.3f} up, {shares[1]:.3f} down")
+    tell(f"groups of five / five partitions at s = 1.0: {shares[0]:.3f} up, {shares[1]:.3f} down")
     assert groups.bits_up + groups.bits_down <= partitions.bits_up + partitions.bits_down
 
 
 @pytest.mark.parametrize("sparsity", SPARSITIES)
-def test_row_19_the_servers_copy_and_the_workers_agree(sparsity: str) -> None:
+def test_the_servers_copy_and_the_workers_agree(sparsity: str) -> None:
     found = train(PARTITIONS[sparsity])
     tell(
-        "19",
         f"s = {sparsity}: workers {found.accuracy:.2f} %, server {found.server_accuracy:.2f} %, "
         f"|server − workers − residual| ≤ {found.residual_error:.1e}",
     )
@@ -147,8 +144,8 @@ def test_row_19_the_servers_copy_and_the_workers_agree(sparsity: str) -> None:
 
 
 @pytest.mark.parametrize("sparsity", LAGS)
-def test_row_20_the_lag(sparsity: str) -> None:
+def test_the_lag(sparsity: str) -> None:
     lag = train(PARTITIONS[sparsity]).lag
     least, most = LAGS[sparsity]
-    tell("20", f"s = {sparsity}: {lag:.1f} steps' gradients wait")
+    tell(f"s = {sparsity}: {lag:.1f} steps' gradients wait")
     assert least <= lag <= most

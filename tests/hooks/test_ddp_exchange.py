@@ -111,7 +111,7 @@ def test_both_passes_follow_the_equations(world: int) -> None:
 
 
 def test_nothing_is_lost_what_was_not_sent_is_in_the_residuals() -> None:
-    """D-13: the sum of all that was applied, and of what waits, is the sum of all mean gradients."""
+    """DoubleSqueeze §3.3: the sum of all that was applied, and of what waits, is the sum of all mean gradients."""
     world = 3
     residuals, all_shares = ranks(world, tw.codec("3lc", sparsity=1.75))
     applied = np.zeros(sum(SIZES.values()), np.float64)

@@ -37,7 +37,7 @@ def test_asp_applies_every_gradient_exactly_once(case: Case) -> None:
 @given(case=cases())
 @schedules
 def test_asp_each_copy_is_the_servers_values_minus_its_own_residual(case: Case) -> None:
-    """Top-k pulls: what a copy has not been sent waits for it alone (the thesis' per-client sums)."""
+    """Top-k pulls: what a copy has not been sent waits for it alone (the per-client sums of Wu 2018)."""
     diaries, network = play(case, "asp", codec="fp32", codec_down=tw.codec("topk", k=2))
     for rank, diary in enumerate(diaries):
         for index, end in enumerate(diary.end):

@@ -1,4 +1,4 @@
-"""Placement policies: worked vectors, what each promises for any tables, and the thesis' figures for ResNet-110."""
+"""Placement policies: worked vectors, what each promises for any tables, and Wu's figures (2018) for ResNet-110."""
 
 from __future__ import annotations
 
@@ -159,11 +159,11 @@ def test_uniform_makes_no_part_below_the_minimum(tables: list[Sized], servers: i
             assert all(part.stop - part.start >= min(least, table.numel) for part in parts)
 
 
-# The thesis' figures 5.2 and 5.3
+# Figures 5.2 and 5.3 of Wu 2018
 
 
 class SmallestFirst(Greedy):
-    """What the thesis' author published as the heuristic: rising size."""
+    """What Wu published as the heuristic: rising size."""
 
     id = "smallest first, then greedy"
 
@@ -173,7 +173,7 @@ class SmallestFirst(Greedy):
 
 @pytest.fixture(scope="module")
 def resnet() -> list[Sized]:
-    """ResNet-110's trained tensors; the weight is one a value, the thesis' unit."""
+    """ResNet-110's trained tensors; the weight is one a value, Wu's unit."""
     net = model("resnet110", num_classes=10, in_shape=(3, 32, 32), seed=0)
     return [Sized(name, p.numel(), float(p.numel())) for name, p in net.named_parameters()]
 
@@ -200,14 +200,14 @@ def test_figure_5_3_balance_on_four_servers(resnet: list[Sized], policy: Placeme
     assert ours == f"{placed.coefficient_of_variation():.2f} % ({millions:.3f})"
 
 
-def test_the_thesis_heuristic_is_the_one_of_rising_size(resnet: list[Sized]) -> None:
+def test_the_published_heuristic_is_the_one_of_rising_size(resnet: list[Sized]) -> None:
     """Its figure, 2.71 % (.01), comes out to the digit, and our algorithm 2, as printed, is far below."""
     theirs = SmallestFirst().place(resnet, 4)
     assert f"{theirs.coefficient_of_variation():.2f} {theirs.standard_deviation() / 1e6:.2f}" == "2.71 0.01"
     assert Heuristic().place(resnet, 4).coefficient_of_variation() < 0.01
 
 
-def test_the_thesis_round_robin_is_that_of_an_unknown_order(resnet: list[Sized]) -> None:
+def test_the_published_round_robin_is_that_of_an_unknown_order(resnet: list[Sized]) -> None:
     """16.65 % (.07) is what a shuffled order gives, and nothing out of the ordinary among such orders."""
     shuffled, drawn = list(resnet), []
     for seed in range(200):
@@ -224,10 +224,10 @@ def test_the_thesis_round_robin_is_that_of_an_unknown_order(resnet: list[Sized])
 
 def test_every_policy_is_listed_the_default_first_and_documented() -> None:
     assert list(placements()) == ["heuristic", "round-robin", "greedy", "uniform"]
-    documented = re.findall(r"^\| `([\w-]+)(?:\[.*?\])?`(?: \(default\))? \| .* \| thesis", DOC.read_text(), re.M)
+    documented = re.findall(r"^\| `([\w-]+)(?:\[.*?\])?`(?: \(default\))? \| .* \| Wu 2018", DOC.read_text(), re.M)
     assert sorted(documented) == sorted(placements())
     for name in placements():
-        assert "thesis" in placement(name).about()
+        assert "Wu 2018" in placement(name).about()
 
 
 def test_names_and_options() -> None:

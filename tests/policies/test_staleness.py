@@ -103,7 +103,7 @@ def test_staleness_zero_is_bsp_bit_for_bit(codec: str, mode: str, case: Case) ->
                 assert copy.tobytes() == another.tobytes()
 
 
-# ---- a silent worker (checklist, C12)
+# ---- a silent worker
 
 
 def silence(policy: str, silent: int, case: Case) -> list[int]:

@@ -1,6 +1,6 @@
 """`threshold`: all values that reach a magnitude, fixed or found from a sample; the others wait in the residual.
 
-A fixed τ is Strom's and MXNet's, who send ±τ (thesis §2.3.3). The sampled one is 3LC's "5 % sparsification" (§4.2):
+A fixed τ is Strom's and MXNet's, who send ±τ (Wu 2018, §2.3.3). The sampled one is 3LC's "5 % sparsification" (§4.2):
 only sampled magnitudes are sorted, and all values at least as large as the sample's k-th are sent.
 """
 

@@ -28,8 +28,8 @@ class Job:
         eval_every: seconds between evaluations during the run; 0 evaluates at the end alone.
         data_root: where to look for data that is not on its usual place.
         servers: how many shards, each a process of its own.
-        servers_on_workers: a shard on every worker's node, behind the same link, as many as there are workers (the
-            thesis' layout, §4.3); `servers` is left at 1 then.
+        servers_on_workers: a shard on every worker's node, behind the same link, as many as there are workers (Wu
+            2018, §4.3); `servers` is left at 1 then.
         codec_up, codec_down, consistency, placement, compression, transmission: in place of the design's own choices.
     """
 

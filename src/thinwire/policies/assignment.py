@@ -100,14 +100,14 @@ class Assignment:
         return tuple(loads)
 
     def standard_deviation(self) -> float:
-        """Returns the standard deviation of the servers' loads, in bytes (thesis, chapter 5).
+        """Returns the standard deviation of the servers' loads, in bytes (Wu 2018, ch. 5).
 
-        With N − 1 in the denominator: only so are the thesis' own figures reproduced. One server deviates by 0.
+        With N − 1 in the denominator: only so are Wu's own figures reproduced. One server deviates by 0.
         """
         return statistics.stdev(self.loads()) if self.servers > 1 else 0.0
 
     def coefficient_of_variation(self) -> float:
-        """Returns the standard deviation as a percentage of the mean load (thesis, figure 5.3); 0 without any load."""
+        """Returns the standard deviation as a percentage of the mean load (Wu 2018, figure 5.3); 0 without any load."""
         mean = statistics.fmean(self.loads())
         return 100 * self.standard_deviation() / mean if mean else 0.0
 

@@ -128,7 +128,7 @@ class Bsp(Consistency):
 class Asp(Consistency):
     """Totally asynchronous: each push is an update; a worker waits for the answers to its own pushes alone.
 
-    Every worker (or group of workers with the same copy) gets deltas of its own: the thesis' per-client sums.
+    Every worker (or group of workers with the same copy) gets deltas of its own: the per-client sums of Wu 2018.
     """
 
     id: ClassVar[str] = "asp"
@@ -139,12 +139,12 @@ class Asp(Consistency):
         return 1
 
     def about(self) -> str:
-        return "asynchronous: each push is an update, nobody waits for others (thesis §2.3.2)"
+        return "asynchronous: each push is an update, nobody waits for others (Wu 2018, §2.3.2)"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ssp(Consistency):
-    """Stale-synchronous with a bound (modularized parameter server thesis §2.3.2, code 4.2).
+    """Stale-synchronous with a bound (Wu 2018, §2.3.2, code 4.2).
 
     Args:
         staleness: τ, how many clocks a copy may lack.
@@ -175,7 +175,7 @@ class Ssp(Consistency):
         return self.mode == "traditional"
 
     def about(self) -> str:
-        return f"stale-synchronous, {self.mode}: a model lacks at most {self.staleness} clocks (thesis §2.3.2)"
+        return f"stale-synchronous, {self.mode}: a model lacks at most {self.staleness} clocks (Wu 2018, §2.3.2)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,7 +217,7 @@ class Local(Consistency):
 
 @dataclass(frozen=True, kw_only=True)
 class Adaptive(Consistency):
-    """Adaptive communication: a tensor is sent when its pending gradient is worth it (thesis §2.3.2).
+    """Adaptive communication: a tensor is sent when its pending gradient is worth it (Wu 2018, §2.3.2).
 
     Args:
         when: the criterion's name: `norm`, `variance`, `period` or `time`.
@@ -236,7 +236,7 @@ class Adaptive(Consistency):
         return self._criterion
 
     def about(self) -> str:
-        return f"adaptive: a tensor is sent when its {self.when} criterion passes {self.threshold:g} (thesis §2.3.2)"
+        return f"adaptive: a tensor is sent when its {self.when} criterion passes {self.threshold:g} (Wu 2018, §2.3.2)"
 
 
 SHIPPED: tuple[type[Consistency], ...] = (Bsp, Asp, Ssp, Backup, Local, Adaptive)

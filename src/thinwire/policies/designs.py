@@ -207,51 +207,51 @@ _K = 1 / 32
 """DoubleSqueeze's k: 300,000 values, about 1/32 of the parameters (§5.2)."""
 
 _SHIPPED: dict[str, tuple[Callable[..., dict[str, Any]], str]] = {
-    "fp32": (_both("fp32"), "no compression (3LC §4.2, 32-bit float; L-045)"),
+    "fp32": (_both("fp32"), "no compression (3LC §4.2, 32-bit float)"),
     "fp16": (_both("fp16"), "half precision both ways"),
     "bf16": (_both("bf16"), "bfloat16 both ways"),
-    "int8": (_both("int8"), "255 levels (3LC §4.2, 8-bit int; L-046)"),
-    "stoch3": (_both("stoch3"), "stochastic ternary in base-3⁵, no residual (3LC §4.2, Stoch 3-value; L-047)"),
-    "mqe1": (_both("mqe1"), "1 bit, least squared error, residual (3LC §4.2, MQE 1-bit int; L-048)"),
+    "int8": (_both("int8"), "255 levels (3LC §4.2, 8-bit int)"),
+    "stoch3": (_both("stoch3"), "stochastic ternary in base-3⁵, no residual (3LC §4.2, Stoch 3-value)"),
+    "mqe1": (_both("mqe1"), "1 bit, least squared error, residual (3LC §4.2, MQE 1-bit int)"),
     "sparse5": (
         _both("threshold", fraction=0.05, error_feedback=True),
-        "5 % of each tensor by a sampled threshold, residual (3LC §4.2, 5 % sparsification; L-049 … L-052)",
+        "5 % of each tensor by a sampled threshold, residual (3LC §4.2, 5 % sparsification)",
     ),
-    "local2": (_local2, "transmit every 2nd step what accumulated (3LC §4.2, 2 local steps; L-053)"),
+    "local2": (_local2, "transmit every 2nd step what accumulated (3LC §4.2, 2 local steps)"),
     "3lc": (_both("3lc"), "3-value quantisation with sparsity multiplication, base-3⁵, zero runs, residuals (3LC §3)"),
     "terngrad": (
         _terngrad,
-        "clipped stochastic ternary up with shared scalars, exact votes down (TernGrad §3; T-001 … T-019)",
+        "clipped stochastic ternary up with shared scalars, exact votes down (TernGrad §3)",
     ),
     "doublesqueeze-1bit": (
         _average("onebit", "onebit", True, True),
-        "1 bit both passes, residual on both (DoubleSqueeze algorithm 1, §5.1; D-03, D-18)",
+        "1 bit both passes, residual on both (DoubleSqueeze algorithm 1, §5.1)",
     ),
     "doublesqueeze-topk": (
         _average("topk", "topk", True, True, fraction=_K),
-        "top-k both passes, residual on both (DoubleSqueeze §5.1; D-19, D-28)",
+        "top-k both passes, residual on both (DoubleSqueeze §5.1)",
     ),
     "mem-sgd-1bit": (
         _average("onebit", "fp32", True, None),
-        "1 bit with residual up, uncompressed down (DoubleSqueeze §5.1; D-22)",
+        "1 bit with residual up, uncompressed down (DoubleSqueeze §5.1)",
     ),
     "mem-sgd-topk": (
         _average("topk", "fp32", True, None, fraction=_K),
-        "top-k with residual up, uncompressed down (DoubleSqueeze §5.1; D-22)",
+        "top-k with residual up, uncompressed down (DoubleSqueeze §5.1)",
     ),
     "topk-sgd": (
         _average("topk", "fp32", False, None, fraction=_K),
-        "top-k up without residual, uncompressed down (DoubleSqueeze §5.1; D-23)",
+        "top-k up without residual, uncompressed down (DoubleSqueeze §5.1)",
     ),
     "qsgd-ds": (
         _average("qsgd-ds", "fp32", False, None),
-        "DoubleSqueeze's biased ternary up, uncompressed down (DoubleSqueeze §5.1, QSGD; D-20)",
+        "DoubleSqueeze's biased ternary up, uncompressed down (DoubleSqueeze §5.1, QSGD)",
     ),
     "entropy": (
         _entropy,
-        "whole weights after each epoch, adaptive bits and Huffman code (Øland & Raj; O-02, O-08, O-25)",
+        "whole weights after each epoch, adaptive bits and Huffman code (Øland & Raj)",
     ),
-    "mps": (_mps, "heuristic placement, passive SSP 5, top 1 % with residual (thesis ch. 4–5; M-38, M-60)"),
+    "mps": (_mps, "heuristic placement, passive SSP 5, top 1 % with residual (Wu 2018, ch. 4–5)"),
 }
 
 

@@ -40,7 +40,7 @@ class Placement(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class RoundRobin(Placement):
-    """Table i on server i mod N (TensorFlow's default; thesis §2.3.1, code 4.1)."""
+    """Table i on server i mod N (TensorFlow's default; Wu 2018, §2.3.1, code 4.1)."""
 
     id: ClassVar[str] = "round-robin"
 
@@ -49,12 +49,12 @@ class RoundRobin(Placement):
         return _whole(tables, servers, [table % servers for table in range(len(tables))])
 
     def about(self) -> str:
-        return "tables to servers in turn, in the order of the model (thesis §2.3.1)"
+        return "tables to servers in turn, in the order of the model (Wu 2018, §2.3.1)"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Greedy(Placement):
-    """Each table, in the model's order, on the least loaded server (TensorFlow's other strategy; thesis §2.3.1)."""
+    """Each table, in the model's order, on the least loaded server (TensorFlow's other strategy; Wu 2018, §2.3.1)."""
 
     id: ClassVar[str] = "greedy"
 
@@ -63,12 +63,12 @@ class Greedy(Placement):
         return _whole(tables, servers, _least_loaded(tables, range(len(tables)), servers))
 
     def about(self) -> str:
-        return "each table to the least loaded server, in the order of the model (thesis §2.3.1)"
+        return "each table to the least loaded server, in the order of the model (Wu 2018, §2.3.1)"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Heuristic(Placement):
-    """The largest table that is left on the least loaded server (thesis §2.3.1, algorithm 2).
+    """The largest table that is left on the least loaded server (Wu 2018, §2.3.1, algorithm 2).
 
     That is Graham's longest-processing-time rule: the fullest server carries at most 4/3 − 1/(3N) of the best
     placement's fullest ("Bounds on multiprocessing timing anomalies", 1969).
@@ -85,15 +85,15 @@ class Heuristic(Placement):
         return _whole(tables, servers, _least_loaded(tables, _largest_first(tables), servers))
 
     def about(self) -> str:
-        return "the largest table that is left to the least loaded server (thesis §2.3.1, algorithm 2)"
+        return "the largest table that is left to the least loaded server (Wu 2018, §2.3.1, algorithm 2)"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Uniform(Placement):
-    """Every table split evenly over all servers (thesis, chapter 5).
+    """Every table split evenly over all servers (Wu 2018, ch. 5).
 
     Args:
-        min_numel: the fewest values a partition may hold, `min` for short. 0 is the thesis' own split: no bound, and
+        min_numel: the fewest values a partition may hold, `min` for short. 0 is Wu's own split: no bound, and
             a table with fewer values than servers leaves some servers without a part. Otherwise a table gets as
             many parts as there is room for, and the smaller tables go, largest first, to the least loaded servers.
             A bound spares partitions that are smaller than the headers they travel with.
@@ -137,7 +137,7 @@ class Uniform(Placement):
 
     def about(self) -> str:
         least = f", at least {self.min_numel} values a part" if self.min_numel else ""
-        return f"every table evenly over all servers{least} (thesis, chapter 5)"
+        return f"every table evenly over all servers{least} (Wu 2018, ch. 5)"
 
     def _parts(self, table: Sized, servers: int) -> int:
         return min(servers, max(1, table.numel // self.min_numel)) if self.min_numel else servers

@@ -1,6 +1,6 @@
 """Designs × links × seeds × models, in as few seconds as an honest answer takes.
 
-Strategy: 3LC's accelerated measurement (§4.3; rows L-069, L-070). A link changes how long a step takes and not what it
+Strategy: 3LC's accelerated measurement (§4.3). A link changes how long a step takes and not what it
 computes, so a design's accuracy comes from one full run on an unlimited link, and its seconds per step on a thin link
 from a short run there, whose learning rates sweep the whole schedule. Every run is kept in `results.json` as soon as
 it is over, under the job that made it; a run that is there already is not made again. Who trains is told from
@@ -28,7 +28,7 @@ from thinwire.workloads.data import data
 
 SHORT_STEPS = 100
 SWEPT_SHARE = 10
-"""Where frames shrink as training goes on, a short run is at least this part, a tenth, of the full one (L-069)."""
+"""Where frames shrink as training goes on, a short run is at least this part, a tenth, of the full one (3LC §4.3)."""
 _LONGEST_PERIOD = 100_000
 
 Train = Callable[[Job], dict[str, Any]]

@@ -26,7 +26,7 @@ def tabulate(
 
     A standard deviation of fewer than two runs is None, as is a figure whose runs are missing. `accuracy_difference`
     and `speedup` are against the first design, paired by seed. `training_seconds` is extrapolated:
-    t_full · s_short / s_full (L-070). Runs in one process (`in_process`) are not timed.
+    t_full · s_short / s_full (3LC §4.3). Runs in one process (`in_process`) are not timed.
 
     Args:
         cells: of the comparison.
