@@ -163,7 +163,7 @@ def test_a_model_that_overflowed_is_not_sent() -> None:
 
 @pytest.mark.parametrize("name", ["onebit", "topk"])
 def test_doublesqueeze_invariant(name: str) -> None:
-    """broadcast = mean of the gradients + Ω before − Ω after, Ω = server's residual + mean of the workers' (DoubleSqueeze §3.3)."""
+    """broadcast = mean of the gradients + Ω before − Ω after, Ω = server's residual + mean of the workers' (§3.3)."""
     made = codec(name, **({"fraction": 1 / 32} if name == "topk" else {}))
     downlink = AverageGradient("w", SHAPE, made, 3)
     contexts = [made.context(noise(0), name="w") for _ in range(3)]

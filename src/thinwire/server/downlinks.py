@@ -3,8 +3,8 @@
 `delta`: the server keeps the model and, bit for bit, the copy that workers hold; what they lack is encoded once for all
 workers that hold the same copy. In lockstep that is everybody (3LC §3, shared pulls); where each push is an update
 of its own, copies part ways and every group gets its own frame, so what a worker has not been sent adds up for it
-alone (the per-client sums of Wu 2018). `gradient`: the average gradient with a residual at the server (DoubleSqueeze), or
-as whole votes (TernGrad), for workers that run the optimizer. `weights`: the average of whole weights (Øland & Raj).
+alone (the per-client sums of Wu 2018). `gradient`: the average gradient with a residual at the server (DoubleSqueeze),
+or as whole votes (TernGrad), for workers that run the optimizer. `weights`: the average of whole weights (Øland & Raj).
 """
 
 from __future__ import annotations
