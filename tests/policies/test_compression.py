@@ -18,35 +18,24 @@ from thinwire.policies.designs import design
 UP, DOWN = codec("3lc", sparsity=1.75), codec("int8")
 
 
-@pytest.mark.parametrize(
-    ("shape", "compressed"),
-    [
-        ((), False),
-        ((100_000,), False),  # a bias or a norm layer, however wide
-        ((0, 500), False),
-        ((MIN_NUMEL - 1, 1), False),
-        ((MIN_NUMEL, 1), True),
-        ((16, 8), True),
-        ((3, 3, 3, 5), True),
-        ((20, 1, 5, 5), True),
-    ],
-)
-def test_the_shape_decides(shape: tuple[int, ...], compressed: bool) -> None:
+def test_name_and_shape_decide() -> None:
     assert MIN_NUMEL == 128
-    expected = Choice(UP, DOWN) if compressed else Choice(PLAIN, PLAIN)
-    assert ByShape(up=UP, down=DOWN).choose("any", shape) == expected
-
-
-def test_a_smaller_threshold() -> None:
-    policy = ByShape(up=UP, down=DOWN, min_numel=4)
-    assert policy.choose("w", (2, 2)).up is UP
-    assert policy.choose("w", (3, 1)).up is PLAIN
-
-
-def test_further_tensors_may_be_left_alone_by_name_and_shape() -> None:
+    for shape, compressed in {
+        (): False,
+        (100_000,): False,  # a bias or a norm layer, however wide
+        (0, 500): False,
+        (MIN_NUMEL - 1, 1): False,
+        (MIN_NUMEL, 1): True,
+        (16, 8): True,
+        (3, 3, 3, 5): True,
+        (20, 1, 5, 5): True,
+    }.items():
+        expected = Choice(UP, DOWN) if compressed else Choice(PLAIN, PLAIN)
+        assert ByShape(up=UP, down=DOWN).choose("any", shape) == expected, shape
+    small = ByShape(up=UP, down=DOWN, min_numel=4)
+    assert small.choose("w", (2, 2)).up is UP and small.choose("w", (3, 1)).up is PLAIN
     policy = ByShape(up=UP, down=DOWN, exclude=lambda name, shape: name.startswith("embed") or shape[0] == 999)
-    assert policy.choose("embed.weight", (100, 100)) == Choice(PLAIN, PLAIN)
-    assert policy.choose("fc.weight", (999, 100)) == Choice(PLAIN, PLAIN)
+    assert policy.choose("embed.weight", (100, 100)) == policy.choose("fc.weight", (999, 100)) == Choice(PLAIN, PLAIN)
     assert policy.choose("fc.weight", (100, 100)) == Choice(UP, DOWN)
 
 
@@ -81,13 +70,9 @@ def test_a_policy_of_another_package_goes_by_its_name() -> None:
     policy = design("3lc", compression="named[letter=x]").compress(lambda name, shape: name == "x.no")
     assert policy.choose("x.weight", (100, 100)).up.id == "3lc"
     assert policy.choose("y.weight", (100, 100)).up is PLAIN and policy.choose("x.no", (100, 100)).up is PLAIN
+    assert type(compression("by-shape", up=UP, down=DOWN)) is ByShape, "ours is not replaced"
     with pytest.raises(ConfigError, match=r"compression 'named\[colour=red\]': .*colour"):
         design("3lc", compression="named[colour=red]")
-
-
-@pytest.mark.usefixtures("other_package")
-def test_ours_is_not_replaced() -> None:
-    assert type(compression("by-shape", up=UP, down=DOWN)) is ByShape
 
 
 def test_what_travels_in_batches() -> None:

@@ -24,6 +24,19 @@ class Partition:
     start: int
     stop: int
 
+    @property
+    def numel(self) -> int:
+        """Number of values."""
+        return self.stop - self.start
+
+    def label(self, table: str) -> str:
+        """Returns the partition's name, as in messages and random streams.
+
+        >>> Partition(0, 40, 80).label("fc.weight")
+        'fc.weight[40:80]'
+        """
+        return f"{table}[{self.start}:{self.stop}]"
+
 
 @dataclass(frozen=True, slots=True)
 class Sized:
@@ -48,7 +61,7 @@ class Sized:
 
     def share(self, part: Partition) -> float:
         """Returns the weight of one of the table's partitions, in bytes: its part of the values."""
-        return self.nbytes * (part.stop - part.start) / self.numel
+        return self.nbytes * part.numel / self.numel
 
 
 @dataclass(frozen=True)
