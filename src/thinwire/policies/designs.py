@@ -249,7 +249,7 @@ _SHIPPED: dict[str, tuple[Callable[..., dict[str, Any]], str]] = {
     ),
     "entropy": (
         _entropy,
-        "whole weights after each epoch, adaptive bits and Huffman code (Øland & Raj)",
+        "whole weights after each epoch, adaptive bits and Huffman code (Øland & Raj §2, §4)",
     ),
     "mps": (_mps, "heuristic placement, passive SSP 5, top 1 % with residual (Wu 2018, ch. 4–5)"),
 }
