@@ -270,8 +270,8 @@ def test_a_worker_that_goes_away_ends_it_for_the_others() -> None:
     def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> None:
         steps(2)(rank, model, opt)
         if rank == 1:
-            opt._sessions[0]._connection.close()
-            opt._exchange.closed = True
+            opt._driver._connections[0].close()
+            opt._worker.closed = True
             raise Gone
         steps(2)(rank, model, opt)
 
