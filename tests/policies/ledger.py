@@ -142,8 +142,9 @@ def write(
         opt.flush()
     opt.sync()
     diary.end = model.copies()
-    for state in opt.state_dict()["contexts"].values():
-        residual, held = state.get("residual"), state.get("accumulated")
+    for slot in opt._exchange.pushing():
+        state = slot.state_dict()
+        residual, held = state.get("residual"), state.get("held")
         nothing = np.zeros((workers, ITERATIONS), np.float32)
         diary.residuals.append(residual.numpy().copy() if isinstance(residual, torch.Tensor) else nothing)
         diary.held.append(held.numpy().copy() if isinstance(held, torch.Tensor) else nothing)
