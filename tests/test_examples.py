@@ -107,22 +107,19 @@ def train(steps: int, *, workers: int = 2, shards: int = 2, **options: Any) -> t
     return weights, kept["opt"], kept
 
 
-@pytest.mark.parametrize("path", EXTENSIONS, ids=lambda path: path.stem)
-def test_an_extension_is_short_and_told_as_it_is(path: Path) -> None:
-    assert len(path.read_text().splitlines()) < 40
-    assert f"```python\n{path.read_text()}```" in PAGE
+def test_every_extension_is_short_and_the_page_tells_of_it() -> None:
+    for path in EXTENSIONS:
+        assert len(path.read_text().splitlines()) < 40, path
+        assert f"(../examples/{path.name})" in PAGE, path
+    [code] = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+    assert (ROOT / "examples" / "extending_consistency.py").read_text().endswith(code)
 
 
 @pytest.mark.usefixtures("installed")
 def test_every_entry_point_is_ours_to_find() -> None:
-    for group, name in (
-        ("designs", "use-case"),
-        ("consistency", "post-local"),
-        ("placement", "together"),
-        ("compression", "large"),
-    ):
-        found = {point.name for point in plugins(f"thinwire.{group}")}
-        assert name in found
+    groups = {"designs": "use-case", "consistency": "post-local", "placement": "together", "compression": "large"}
+    for group, name in groups.items():
+        assert name in {point.name for point in plugins(f"thinwire.{group}")}, group
 
 
 # ---- the use case of Wu 2018, §4.2

@@ -117,12 +117,12 @@ def test_the_state_holds_what_is_held_back_and_the_own_optimizers_momentum() -> 
     [state, _], _ = run(train, design="mem-sgd-topk", consistency="local[2]")
     assert state["step"] == 3
     for name in ("0.weight", "0.bias", "2.weight", "2.bias"):
-        assert state["contexts"][name]["held"].abs().max() > 0
-        assert state["contexts"][name]["held_iterations"] == 1
+        assert state["contexts"][name]["accumulated"].abs().max() > 0
+        assert state["contexts"][name]["accumulated_iterations"] == 1
     assert state["contexts"]["0.weight"]["residual"].abs().max() > 0
     assert any(buffers["momentum_buffer"] is not None for buffers in state["optimizer"]["state"].values())
     [state, _], _ = run(train, design="3lc")
-    assert "optimizer" not in state and "held" not in state["contexts"]["0.weight"]
+    assert "optimizer" not in state and "accumulated" not in state["contexts"]["0.weight"]
 
 
 def test_rates_and_other_options_of_the_groups_come_back() -> None:
@@ -161,10 +161,10 @@ def test_flush_sends_what_is_held_and_only_that(policy: str) -> None:
         for step in range(4):
             one_step(model, opt, rank, step)
         opt.sync()
-        held.append(any("held" in context for context in opt.state_dict()["contexts"].values()))
+        held.append(any("accumulated" in context for context in opt.state_dict()["contexts"].values()))
         before = weights_of(model)
         opt.flush()
-        held.append(any("held" in context for context in opt.state_dict()["contexts"].values()))
+        held.append(any("accumulated" in context for context in opt.state_dict()["contexts"].values()))
         assert not equal(before, weights_of(model))
         return weights_of(model), held
 

@@ -11,8 +11,8 @@ from torch import nn
 from thinwire.codecs import codec
 from thinwire.errors import ConfigError
 from thinwire.hooks.planning import Planned, make_plan
-from thinwire.policies.compression import ByShape
-from thinwire.policies.consistency import consistency
+from thinwire.policies.assignment import Partition
+from thinwire.policies.designs import Design
 from thinwire.policies.placement import placement
 
 UP, DOWN = codec("3lc", sparsity=1.5), codec("int8")
@@ -26,19 +26,12 @@ class Model(nn.Module):
         self.last = nn.Linear(30, 10)
 
 
+DESIGN = Design(name="mine", up=UP, down=DOWN, min_numel=200, consistency="ssp[2]")
+
+
 def plan(model: nn.Module, optimizer: torch.optim.Optimizer | None = None, **others: Any) -> Planned:
-    arguments: dict[str, Any] = {
-        "workers": 4,
-        "shards": 1,
-        "placement": placement("heuristic"),
-        "consistency": consistency("ssp[2]"),
-        "downlink": "delta",
-        "reduce": "mean",
-        "state_interval": 7,
-        **others,
-    }
     sgd = optimizer or torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
-    return make_plan(model, sgd, ByShape(up=UP, down=DOWN, min_numel=200), **arguments)
+    return make_plan(model, sgd, DESIGN, workers=4, state_interval=7, **others)
 
 
 def test_one_shard_holds_everything_in_the_models_order() -> None:
@@ -66,36 +59,31 @@ def test_codecs_are_listed_once_and_found_by_their_number() -> None:
 def test_a_tensor_in_pieces_is_as_many_tables() -> None:
     planned = plan(Model(), shards=3, placement=placement("uniform[min=16]"))
     first = next(tensor for tensor in planned.tensors if tensor.name == "first.weight")
-    assert [(piece.shard, piece.start, piece.stop) for piece in first.pieces] == [
-        (0, 0, 200),
-        (1, 200, 400),
-        (2, 400, 600),
-    ]
-    for piece in first.pieces:
-        spec = planned.plans[piece.shard].tables[piece.table]
-        assert spec.name == f"first.weight[{piece.start}:{piece.stop}]" and spec.shape == (200,)
-        assert planned.plans[piece.shard].codecs[spec.up]["id"] == "3lc", "chosen by the whole tensor's shape"
+    assert [part for part, _ in first.placed] == [Partition(0, 0, 200), Partition(1, 200, 400), Partition(2, 400, 600)]
+    for part, table in first.placed:
+        spec = planned.plans[part.server].tables[table]
+        assert spec.name == f"first.weight[{part.start}:{part.stop}]" and spec.shape == (200,)
+        assert planned.plans[part.server].codecs[spec.up]["id"] == "3lc", "chosen by the whole tensor's shape"
 
 
-@pytest.mark.parametrize("policy", ["round-robin", "greedy", "heuristic", "uniform[min=8]"])
-@pytest.mark.parametrize("shards", [1, 2, 5, 12])
-def test_every_value_has_one_place_and_buffers_are_on_shard_0(policy: str, shards: int) -> None:
-    model = Model()
-    planned = plan(model, shards=shards, placement=placement(policy))
-    assert len(planned.plans) == shards
-    seen = set()
-    for tensor in planned.tensors:
-        end = 0
-        for piece in tensor.pieces:
-            assert piece.start == end
-            end = piece.stop
-            assert (piece.shard, piece.table) not in seen
-            seen.add((piece.shard, piece.table))
-            assert tensor.state <= (piece.shard == 0)
-        assert end == tensor.tensor.numel()
-    assert len(seen) == sum(len(each.tables) for each in planned.plans)
-    for each in planned.plans:
-        assert each.groups == planned.plans[0].groups
+def test_every_value_has_one_place_and_buffers_are_on_shard_0() -> None:
+    for policy in ("round-robin", "greedy", "heuristic", "uniform[min=8]"):
+        for shards in (1, 2, 5, 12):
+            planned = plan(Model(), shards=shards, placement=placement(policy))
+            assert len(planned.plans) == shards
+            seen = set()
+            for tensor in planned.tensors:
+                end = 0
+                for part, table in tensor.placed:
+                    assert part.start == end
+                    end = part.stop
+                    assert (part.server, table) not in seen
+                    seen.add((part.server, table))
+                    assert tensor.state <= (part.server == 0)
+                assert end == tensor.tensor.numel(), (policy, shards, tensor.name)
+            assert len(seen) == sum(len(each.tables) for each in planned.plans)
+            for each in planned.plans:
+                assert each.groups == planned.plans[0].groups
 
 
 def test_parameter_groups_and_their_options_travel() -> None:
@@ -137,16 +125,14 @@ class MySGD(torch.optim.SGD):
     """Not the one that servers run."""
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "text"),
-    [
+def test_what_cannot_be_planned() -> None:
+    refused: list[tuple[Any, str]] = [
         (lambda m: torch.optim.LBFGS(m.parameters()), "the server runs SGD, .*; LBFGS is none of them"),
         (lambda m: MySGD(m.parameters(), lr=0.1), "MySGD is none of them"),
         (lambda m: torch.optim.SGD(m.first.parameters(), lr=0.1), "'norm.weight' needs a gradient and the optimizer"),
         (frozen, "no parameter that needs a gradient"),
-    ],
-)
-def test_what_cannot_be_planned(optimizer: Any, text: str) -> None:
-    model = Model()
-    with pytest.raises(ConfigError, match=text):
-        plan(model, optimizer(model))
+    ]
+    for optimizer, text in refused:
+        model = Model()
+        with pytest.raises(ConfigError, match=text):
+            plan(model, optimizer(model))

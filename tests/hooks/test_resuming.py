@@ -37,7 +37,7 @@ def again(core: ServerCore) -> ServerCore:
 def test_weights_come_from_whoever_holds_the_model(design: str) -> None:
     """The model is not loaded here: the shard's copy, or the one in the state, must be enough."""
     (weights, state), core = run(None, saved, design=design)
-    assert state["exchange"]["clock"] == 3 and ("values" in state["exchange"]) == (design != "3lc[s=1.0]")
+    assert state["position"]["clock"] == 3 and ("values" in state["position"]) == (design != "3lc[s=1.0]")
 
     def look(_rank: int, model: nn.Module, opt: DistributedOptimizer) -> dict[str, torch.Tensor]:
         assert opt.steps_done == opt.clock == 3
@@ -49,8 +49,8 @@ def test_weights_come_from_whoever_holds_the_model(design: str) -> None:
 
 def test_a_worker_and_a_shard_of_different_steps() -> None:
     (_, state), core = run(None, saved, codec="3lc")
-    with pytest.raises(tw.ConfigError, match="resumes at exchange 3, and the shard at memory is at 0: resume all"):
+    with pytest.raises(tw.ConfigError, match="resumes at exchange 3, and shard 0 is at 0: resume all"):
         run(None, saved, codec="3lc", resume=state)
-    other = {**state, "exchange": {**state["exchange"], "clock": 2}}
-    with pytest.raises(tw.ConfigError, match="resumes at exchange 2, and the shard at memory is at 3"):
+    other = {**state, "position": {**state["position"], "clock": 2}}
+    with pytest.raises(tw.ConfigError, match="resumes at exchange 2, and shard 0 is at 3"):
         run(again(core), saved, codec="3lc", resume=other)

@@ -142,9 +142,8 @@ def write(
         opt.flush()
     opt.sync()
     diary.end = model.copies()
-    for slot in opt._exchange.pushing():
-        state = slot.state_dict()
-        residual, held = state.get("residual"), state.get("held")
+    for state in opt.state_dict()["contexts"].values():
+        residual, held = state.get("residual"), state.get("accumulated")
         nothing = np.zeros((workers, ITERATIONS), np.float32)
         diary.residuals.append(residual.numpy().copy() if isinstance(residual, torch.Tensor) else nothing)
         diary.held.append(held.numpy().copy() if isinstance(held, torch.Tensor) else nothing)

@@ -1,248 +1,234 @@
-"""A worker's buffers: what leaves when, and what may be applied when."""
+"""Workers against server cores: no hooks, threads or transports; a queue for each direction, and chance decides."""
 
 from __future__ import annotations
 
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
 import pytest
+import torch
 
+import thinwire as tw
 from thinwire.errors import ProtocolError
-from thinwire.schema import Delta, Join, Leave, Message, Plan, Push, Refused, TableSpec, Values, Welcome
-from thinwire.worker.core import CHUNK_NBYTES, Outgoing, Update, WorkerCore
+from thinwire.optimizers.groups import ParameterGroups
+from thinwire.policies.assignment import Partition
+from thinwire.policies.consistency import consistency, name_of
+from thinwire.policies.designs import Design, design
+from thinwire.schema import Message, Plan, TableSpec
+from thinwire.server.core import Close, Send, ServerCore
+from thinwire.worker.core import Worker
+from thinwire.worker.effects import Effect, Poll, Procedure, Receive
+from thinwire.worker.effects import Send as Push
+from thinwire.worker.tensor import PlannedTensor
 
-RATES = (0.5,)
+SHARDS, WORKERS, STEPS = 2, 3, 6
+SHAPES = {"weight": (8, 40), "bias": (5,), "statistic": (3,)}
+PLAIN = tw.codec("fp32")
 
 
-def make_plan(tables: int = 3, *, state: bool = False, state_interval: int = 50) -> Plan:
-    specs = [TableSpec(name=f"t{index}", shape=(4,)) for index in range(tables)]
-    if state:
-        specs.append(TableSpec(name="statistic", shape=(2,), state=True))
-    return Plan(
-        workers=2,
-        tables=tuple(specs),
-        codecs=({"id": "fp32"},),
-        optimizer="SGD",
-        groups=({},),
-        state_interval=state_interval,
+@dataclass
+class Player:
+    """A worker with its model, and the messages on their way to it and from it."""
+
+    worker: Worker
+    model: dict[str, torch.Tensor]
+    up: list[deque[Push]] = field(default_factory=lambda: [deque() for _ in range(SHARDS)])
+    down: list[deque[tuple[Message, tuple[Any, ...]]]] = field(default_factory=lambda: [deque() for _ in range(SHARDS)])
+    waiting: Effect | None = None
+    done: bool = False
+
+    def receive(self, shard: int) -> None:
+        self.worker.conversations[shard].received(*self.down[shard].popleft())
+
+
+def make_player(rank: int, chosen: Design, *, chunk_nbytes: int = 100) -> Player:
+    """The weight is in two partitions on two shards, the bias on the second, the buffer on the first."""
+    codecs = (PLAIN.config(), chosen.up.config(), chosen.down.config())
+    first = TableSpec(name="weight[0:100]", shape=(100,), up=1, down=2)
+    second = TableSpec(name="weight[100:320]", shape=(220,), up=1, down=2)
+    buffer = TableSpec(name="statistic", shape=SHAPES["statistic"], state=True)
+    tables = ((first, buffer), (TableSpec(name="bias", shape=SHAPES["bias"]), second))
+    plans = [
+        Plan(
+            workers=WORKERS,
+            tables=each,
+            codecs=codecs,
+            optimizer="SGD",
+            groups=({"momentum": 0.5},),
+            state_interval=2,
+            consistency=name_of(consistency(chosen.consistency)),
+            downlink=chosen.downlink,
+        )
+        for each in tables
+    ]
+    generator = torch.Generator().manual_seed(rank)
+    model = {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+    placed = {
+        "weight": ((Partition(0, 0, 100), 0), (Partition(1, 100, 320), 1)),
+        "bias": ((Partition(1, 0, 5), 0),),
+        "statistic": ((Partition(0, 0, 3), 1),),
+    }
+    tensors = [
+        PlannedTensor(name, tensor, name == "statistic", chosen.up if name == "weight" else PLAIN, placed[name])
+        for name, tensor in model.items()
+    ]
+    groups = ParameterGroups("SGD", [{"lr": 0.1, "momentum": 0.5}], {"momentum": 0})
+    ticks = iter(range(10**9))
+    worker = Worker(
+        plans, tensors, chosen, groups, rank=rank, now=lambda: float(next(ticks)), chunk_nbytes=chunk_nbytes
     )
+    return Player(worker, model)
 
 
-def make(tables: int = 3, *, chunk_nbytes: int = 10, state: bool = False, state_interval: int = 50) -> WorkerCore:
-    plan = make_plan(tables, state=state, state_interval=state_interval)
-    return WorkerCore(1, plan, chunk_nbytes=chunk_nbytes)
+def gradient(rank: int, step: int, name: str) -> torch.Tensor:
+    return torch.randn(SHAPES[name], generator=torch.Generator().manual_seed(100 * step + 10 * rank + len(name)))
 
 
-def begun(core: WorkerCore) -> WorkerCore:
-    """With the initial values applied."""
-    tables = tuple(range(len(core.plan.tables)))
-    core.received(Welcome(send_values=False), ())
-    core.received(Values(tables=tables, versions=(0,) * len(tables)), tuple(b"v" for _ in tables))
-    for table in tables:
-        assert core.take(table) == [Update(0, b"v", True)]
-    return core
+def train(player: Player) -> Procedure[None]:
+    """What hooks and a training loop would call."""
+    worker = player.worker
+    yield from worker.start()
+    while max(worker.iteration, worker.clock) < STEPS:  # a worker may be carried past exchanges
+        step = worker.iteration
+        for tensor in worker.tensors:
+            yield from worker.pull(tensor)
+        player.model["statistic"].add_(1 + worker.rank)
+        for tensor in worker.tensors:
+            if not tensor.state:
+                tensor.parameter.grad = gradient(worker.rank, step, tensor.name)
+                yield from worker.gradient_ready(tensor)
+        yield from worker.end_step()
+        yield from worker.settle()
+    yield from worker.flush()
 
 
-# ---- up
+def play(
+    name: str | Design, *, seed: int = 0, chunk_nbytes: int = 100, program: Callable[[Player], Procedure[None]] = train
+) -> tuple[list[Player], list[ServerCore]]:
+    """Runs every worker's program; chance chooses who moves next and which message arrives."""
+    chosen = design(name)
+    players = [make_player(rank, chosen, chunk_nbytes=chunk_nbytes) for rank in range(WORKERS)]
+    cores = [ServerCore() for _ in range(SHARDS)]
+    programs = [program(player) for player in players]
+    chance = random.Random(seed)
+
+    def move(rank: int) -> None:
+        player = players[rank]
+        if isinstance(player.waiting, Receive):
+            player.receive(player.waiting.shard)
+        try:
+            effect = next(programs[rank])
+        except StopIteration:
+            player.waiting, player.done = None, True
+            return
+        player.waiting = effect
+        if isinstance(effect, Push):
+            player.up[effect.shard].append(effect)
+        elif isinstance(effect, Poll):
+            while player.down[effect.shard]:
+                player.receive(effect.shard)
+
+    def deliver(rank: int, shard: int) -> None:
+        sent = players[rank].up[shard].popleft()
+        for effect in cores[shard].received(rank, sent.message, sent.frames):
+            assert not isinstance(effect, Close), effect
+            assert isinstance(effect, Send)
+            for peer in effect.peers:
+                players[peer].down[shard].append((effect.message, effect.frames))
+
+    while True:
+        moves: list[Callable[[], None]] = []
+        for rank, player in enumerate(players):
+            blocked = isinstance(player.waiting, Receive) and not player.down[player.waiting.shard]
+            if not (player.done or blocked):
+                moves.append(partial(move, rank))
+            moves += [partial(deliver, rank, shard) for shard in range(SHARDS) if player.up[shard]]
+        if not moves:
+            assert all(player.done for player in players), "somebody waits for ever"
+            return players, cores
+        chance.choice(moves)()
 
 
-def test_it_joins_with_what_it_has() -> None:
-    core = make()
-    assert core.join() == Outgoing(Join(rank=1, plan=core.plan))
-    begun(core)
-    assert core.join() == Outgoing(Join(rank=1, plan=core.plan, have=(0, 0, 0)))
-    core.advance()
-    core.received(Delta(version=1, tables=(1,)), (b"d",))
-    core.take(1)
-    assert core.join() == Outgoing(Join(rank=1, plan=core.plan, have=(0, 1, 0)))
+def expected(every: int = 1) -> dict[str, torch.Tensor]:
+    """The same training in plain torch: the mean of what accumulated over `every` steps."""
+    model = make_player(0, design("fp32")).model
+    names = ("weight", "bias")
+    optimizer = torch.optim.SGD([model[name] for name in names], lr=0.1, momentum=0.5)
+    for step in range(every - 1, STEPS, every):
+        for name in names:
+            model[name].grad = sum(
+                gradient(rank, earlier, name)
+                for earlier in range(step - every + 1, step + 1)
+                for rank in range(WORKERS)
+            ).div(WORKERS)  # type: ignore[union-attr]
+        optimizer.step()
+    return {name: model[name] for name in names}
 
 
-def test_initial_values_are_version_zero_of_everything() -> None:
-    core = make()
-    assert core.initial((b"a", b"b", b"c")) == Outgoing(
-        Values(tables=(0, 1, 2), versions=(0, 0, 0)), (b"a", b"b", b"c")
-    )
-    assert not any(core.wants(table) for table in range(3))
+def test_uncompressed_training_is_plain_torch() -> None:
+    for name, every in (("fp32", 1), ("local2", 2), ("local2[steps=3]", 3)):
+        players, cores = play(name)
+        for player in players:
+            for key, value in expected(every).items():
+                torch.testing.assert_close(player.model[key], value, rtol=1e-4, atol=1e-5, msg=f"{name}: {key}")
+        assert [core.step for core in cores] == [STEPS // every] * SHARDS
 
 
-def test_a_push_leaves_when_enough_bytes_are_ready() -> None:
-    core = begun(make(4))
-    assert core.push(2, b"1234", RATES) is None
-    assert core.push(0, b"12345", RATES) is None, "9 of 10 bytes"
-    assert core.push(3, b"1", RATES) == Outgoing(Push(step=0, tables=(2, 0, 3), rates=RATES), (b"1234", b"12345", b"1"))
-    assert core.push(1, b"x" * 99, RATES) == Outgoing(Push(step=0, tables=(1,), rates=RATES), (b"x" * 99,))
-    assert core.flush(RATES) is None, "nothing waits"
+def test_bits_do_not_depend_on_the_schedule_or_on_the_chunks() -> None:
+    for name in ("3lc", "stoch3", "terngrad", "doublesqueeze-1bit", "entropy", "mem-sgd-topk"):
+        players, cores = play(name)
+        for seed, chunk_nbytes in ((1, 1), (2, 1 << 20)):
+            others, _ = play(name, seed=seed, chunk_nbytes=chunk_nbytes)
+            for player, other in zip(players, others, strict=True):
+                for key in ("weight", "bias"):
+                    assert torch.equal(player.model[key], other.model[key]), (name, key)
+        assert torch.equal(players[0].model["weight"], players[1].model["weight"])
+        if name == "3lc":
+            assert abs(cores[0].tables[0].residual).max() > 0, "what was not sent waits at the shard"
 
 
-def test_a_flush_sends_what_is_left_once() -> None:
-    core = begun(make())
-    core.push(0, b"a", RATES)
-    core.push(1, b"", RATES)
-    assert core.flush((0.25,), last=True) == Outgoing(
-        Push(step=0, tables=(0, 1), rates=(0.25,), last=True), (b"a", b"")
-    )
-    assert core.flush(RATES) is None
+def test_worker_0s_buffers_reach_the_others() -> None:
+    """They travel with exchanges 0, 2, 4; afterwards each worker counts on by itself."""
+    players, _ = play("fp32")
+    start = make_player(0, design("fp32")).model["statistic"]
+    for rank, player in enumerate(players):
+        assert torch.allclose(player.model["statistic"], start + 5 + (1 + rank), atol=1e-5), rank
 
 
-def test_the_default_chunk_is_a_few_messages_a_step() -> None:
-    core = WorkerCore(0, make_plan(30))
-    sent = [core.push(table, b"x" * 8192, RATES) for table in range(30)]
-    chunks = [outgoing for outgoing in sent if outgoing is not None]
-    assert CHUNK_NBYTES == 4 * 8192
-    assert [len(outgoing.frames) for outgoing in chunks] == [4] * 7
-    rest = core.flush(RATES)
-    assert rest is not None and len(rest.frames) == 2
+def test_every_policy_comes_to_its_end() -> None:
+    for policy in ("ssp[2]", "ssp[1,mode=aggressive]", "ssp[2,mode=traditional]", "backup[1]", "asp", "adaptive[norm]"):
+        for seed in range(3):
+            players, cores = play(design("3lc", consistency=policy), seed=seed)
+            clocks = [player.worker.clock for player in players]
+            assert min(clocks) >= STEPS // 3 and all(core.failed is None for core in cores), (policy, clocks)
 
 
-def test_steps_follow_each_other() -> None:
-    core = begun(make(2, state=True))
-    assert core.unpushed() == [0, 1], "a buffer is not expected in every step"
-    core.push(1, b"g", RATES)
-    assert core.unpushed() == [0]
-    core.push(0, b"g", RATES)
-    core.flush(RATES)
-    core.advance()
-    assert core.unpushed() == [0, 1]
-    core.push(0, b"h", RATES)
-    outgoing = core.flush(RATES)
-    assert outgoing is not None and outgoing.message == Push(step=1, tables=(0,), rates=RATES)
+def test_it_tells_what_it_waits_for() -> None:
+    player = make_player(1, design("fp32"))
+    starting = player.worker.start()
+    assert isinstance(next(starting), Push)
+    assert next(starting) == Receive(0, "the server's welcome")
 
 
-def test_one_table_twice_in_a_step_names_it_and_the_way_out() -> None:
-    core = begun(make())
-    core.push(1, b"g", RATES)
-    with pytest.raises(ProtocolError, match=r"'t1' was pushed twice in step 0: .*no_sync"):
-        core.push(1, b"g", RATES)
+def test_a_tensor_is_used_when_it_is_up_to_date_and_nothing_is_done_after_leaving() -> None:
+    def hasty(player: Player) -> Procedure[None]:
+        worker = player.worker
+        yield from worker.start()
+        [weight, bias, _] = worker.tensors
+        for tensor in (weight, bias):
+            tensor.parameter.grad = gradient(worker.rank, 0, tensor.name)
+            yield from worker.gradient_ready(tensor)
+        yield from worker.end_step()
+        with pytest.raises(ProtocolError, match="'weight' was used before its last update was applied"):
+            yield from worker.gradient_ready(weight)
+        yield from worker.sync()
+        worker.closed = True
+        for procedure in (worker.end_step, worker.sync):
+            with pytest.raises(ProtocolError, match="has left the training"):
+                yield from procedure()
 
-
-def test_the_last_word() -> None:
-    assert make().leave() == Outgoing(Leave())
-
-
-# ---- down
-
-
-def test_the_step_to_begin_with_is_the_servers() -> None:
-    core = make()
-    core.received(Welcome(send_values=False, step=17), ())
-    assert core.step == 17
-    core.advance()
-    core.received(Welcome(send_values=False, step=3), ())
-    assert core.step == 18, "one that comes back knows better"
-
-
-def test_before_any_values_everything_is_wanted() -> None:
-    core = make()
-    assert all(core.wants(table) for table in range(3))
-    assert core.take(0) == []
-
-
-def test_a_step_wants_one_version_more_of_each_table() -> None:
-    core = begun(make())
-    core.advance()
-    assert all(core.wants(table) for table in range(3))
-    core.received(Delta(version=1, tables=(2, 0)), (b"d2", b""))
-    assert core.take(2) == [Update(1, b"d2", False)]
-    assert core.take(0) == [Update(1, b"", False)], "an empty frame is a version, too"
-    assert [core.wants(table) for table in range(3)] == [False, True, False]
-    assert core.newest == 1
-
-
-def test_what_comes_early_waits_for_its_step() -> None:
-    """The server may be a step ahead with a table that this worker has not used yet."""
-    core = begun(make())
-    core.advance()
-    core.received(Delta(version=1, tables=(0,)), (b"d1",))
-    core.received(Delta(version=2, tables=(0,)), (b"d2",))
-    assert core.take(0) == [Update(1, b"d1", False)]
-    core.advance()
-    assert core.take(0) == [Update(2, b"d2", False)]
-    assert core.take(0) == []
-
-
-def test_versions_that_pile_up_are_applied_in_order() -> None:
-    core = begun(make())
-    for version in (1, 2, 3):
-        core.advance()
-        core.received(Delta(version=version, tables=(1,)), (b"%d" % version,))
-    assert [update.frame for update in core.take(1)] == [b"1", b"2", b"3"]
-    assert core.versions == [0, 3, 0]
-
-
-@pytest.mark.parametrize("version", [0, 2, 3])
-def test_a_missing_or_repeated_version_is_refused(version: int) -> None:
-    core = begun(make())
-    for _ in range(5):
-        core.advance()
-    core.received(Delta(version=version, tables=(1,)), (b"d",))
-    with pytest.raises(ProtocolError, match=rf"'t1': version {version} came after 0"):
-        core.take(1)
-
-
-def test_whole_values_replace_what_waits() -> None:
-    core = begun(make())
-    core.advance()
-    core.received(Delta(version=1, tables=(0, 1)), (b"d", b"d"))
-    core.received(Values(tables=(0,), versions=(1,)), (b"whole",))
-    assert core.take(0) == [Update(1, b"whole", True)]
-    assert core.take(1) == [Update(1, b"d", False)]
-
-
-def test_a_late_comer_takes_values_of_the_step_after() -> None:
-    """A table may be one version ahead of the others when a worker joins."""
-    core = make()
-    core.received(Welcome(send_values=False, step=4), ())
-    core.received(Values(tables=(0, 1, 2), versions=(4, 5, 4)), (b"a", b"b", b"c"))
-    assert [core.take(table)[0].version for table in range(3)] == [4, 5, 4]
-    assert not any(core.wants(table) for table in range(3))
-
-
-@pytest.mark.parametrize(
-    ("interval", "expected"),
-    [
-        (1, [0, 1, 2, 3, 4, 5, 6, 7]),
-        (3, [0, 1, 1, 1, 4, 4, 4, 7]),
-        (50, [0, 1, 1, 1, 1, 1, 1, 1]),
-    ],
-)
-def test_buffers_are_wanted_after_the_steps_that_send_them(interval: int, expected: list[int]) -> None:
-    """Worker 0 sends them in steps 0, k, 2k, …; in the step after, everyone waits for them."""
-    core = begun(make(1, state=True, state_interval=interval))
-    buffer = 1
-    held = 0
-    for step, version in enumerate(expected):
-        assert core.step == step
-        assert core.wants(buffer) == (version > held)
-        if version > held:
-            core.received(Delta(version=version, tables=(buffer,)), (b"s",))
-            assert core.take(buffer) == [Update(version, b"s", True)], "values, not a difference"
-            held = version
-        assert not core.wants(buffer)
-        core.advance()
-
-
-def test_the_end_is_noted() -> None:
-    core = begun(make())
-    core.received(Delta(version=1, tables=(0,)), (b"",))
-    assert not core.last_version
-    core.received(Delta(version=2, tables=(0,), last=True), (b"",))
-    core.received(Delta(version=2, tables=(1,), last=True), (b"",))
-    assert (core.last_version, core.newest) == (2, 2)
-
-
-@pytest.mark.parametrize(
-    ("message", "frames", "text"),
-    [
-        (Refused(reason="rank 1 is taken"), (), "the server ended the session: rank 1 is taken"),
-        (Leave(), (), "a server does not send Leave"),
-        (Push(step=0, tables=()), (), "a server does not send Push"),
-        (Delta(version=1, tables=(0, 1)), (b"",), "2 tables and 1 frames in one message"),
-        (Delta(version=1, tables=(3,)), (b"",), r"tables \(3,\); there are 3"),
-        (Delta(version=1, tables=(-1,)), (b"",), r"tables \(-1,\); there are 3"),
-        (Values(tables=(0,), versions=(0,)), (), "1 tables and 0 frames in one message"),
-        (Values(tables=(0,), versions=()), (b"",), "0 versions and 1 frames in one message"),
-        (Values(tables=(9,), versions=(0,)), (b"",), r"tables \(9,\); there are 3"),
-    ],
-)
-def test_what_a_server_may_not_say(message: Message, frames: tuple[bytes, ...], text: str) -> None:
-    core = begun(make())
-    with pytest.raises(ProtocolError, match=text):
-        core.received(message, frames)
-    assert core.versions == [0, 0, 0] and not any(core.take(table) for table in range(3))
+    play("fp32", program=hasty)

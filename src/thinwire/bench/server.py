@@ -22,16 +22,15 @@ from thinwire.hooks.planning import Planned, make_plan
 from thinwire.jobs.job import Job
 from thinwire.jobs.run import choose_links, run_cluster
 from thinwire.jobs.training import warm_up
-from thinwire.policies.consistency import consistency
+from thinwire.policies.consistency import Bsp
 from thinwire.policies.designs import design as find_design
-from thinwire.policies.placement import placement
 from thinwire.runtime.connect import connect
+from thinwire.runtime.driver import WorkerDriver
 from thinwire.runtime.serving import serving
-from thinwire.runtime.session import Session
 from thinwire.server.core import ServerCore
 from thinwire.transports import grpc
 from thinwire.transports.base import HandlerFactory, Packet, Sender, Server
-from thinwire.worker.core import WorkerCore
+from thinwire.worker.conversation import Conversation
 from thinwire.workloads.batches import Batches
 from thinwire.workloads.data import data
 from thinwire.workloads.evaluate import cross_entropy
@@ -185,28 +184,33 @@ def run_load(server: str, *, design: str, workers: int, model: str, data: str, s
     torch.set_num_threads(1)
     planned, sets = make_frames(design, model=model, data=data, workers=workers)
     [plan] = planned.plans
-    sessions = [Session(connect(server, connect_timeout_s=60), WorkerCore(rank, plan)) for rank in range(workers)]
-    for session in sessions:
-        if session.join():
+    conversations = [Conversation(0, plan, rank=rank) for rank in range(workers)]
+    drivers = [WorkerDriver([each], [connect(server, connect_timeout_s=60)]) for each in conversations]
+    playing = list(zip(conversations, drivers, strict=True))
+    for conversation, driver in playing:
+        driver.run(conversation.join())
+        if conversation.asked_for_values:
             first = find_design("fp32").up
-            session.send(session.core.initial(tuple(first.encode(each.tensor.detach()) for each in planned.tensors)))
+            values = tuple(first.encode(each.tensor.detach()) for each in planned.tensors)
+            driver.run(conversation.send_values(values))
     rates = tuple(1e-3 for _ in plan.groups)
     tables = range(len(plan.tables))
-    for session in sessions[1:]:  # their initial values; worker 0 has its own
+    for conversation, driver in playing[1:]:  # their initial values; worker 0 has its own
         for table in tables:
-            session.take(table)
+            driver.run(conversation.pull(table, 0))
     for step in range(steps):
-        for session in sessions:
-            frames = sets[(step + session.core.rank) % SETS]
+        for conversation, driver in playing:
+            frames = sets[(step + conversation.rank) % SETS]
             for table in reversed(tables):  # as a backward pass would
-                session.send(session.core.push(table, frames[table], rates))
-            session.send(session.core.flush(rates))
-            session.core.advance()
-        for session in sessions:
+                if conversation.push(step, table, frames[table]):
+                    driver.run(conversation.flush(step, rates))
+            driver.run(conversation.flush(step, rates))
+            conversation.end_step()
+        for conversation, driver in playing:
             for table in tables:
-                session.take(table)
-    for session in sessions:
-        session.close()
+                driver.run(conversation.pull(table, step + 1))
+    for driver in drivers:
+        driver.close()
     report({"event": "done", "rank": 0})
 
 
@@ -228,14 +232,9 @@ def make_frames(design: str, *, model: str, data: str, workers: int) -> tuple[Pl
     planned = make_plan(
         network,
         optimizer,
-        made.compress(),
+        made,
         workers=workers,
-        shards=1,
-        placement=placement(made.placement),
-        consistency=consistency("bsp"),
-        downlink=made.downlink,
-        reduce="mean",
-        state_interval=1,
+        consistency=Bsp(),
     )
     if any(tensor.state for tensor in planned.tensors):
         raise ConfigError(f"{model} has buffers, which travel by other rules; measure a model without them")

@@ -17,15 +17,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from thinwire.codecs import open_frame
+from thinwire.codecs.decoding import open_frame, unpack_flat
 from thinwire.codecs.registry import codec as make_codec
 from thinwire.hooks.distribute import distribute
 from thinwire.jobs.run import choose_links, run_cluster
 from thinwire.packets import BatchedTensor
-from thinwire.runtime.session import Session
+from thinwire.runtime.driver import WorkerDriver
 from thinwire.schema import Plan, TableSpec
 from thinwire.transports.base import Connection
-from thinwire.worker.core import WorkerCore
+from thinwire.worker.conversation import Conversation
 
 WHOLE_STEP = 1 << 40
 CHUNKS = {"a message per tensor": 1, "chunks of 32 kB": 32 * 1024, "one message": WHOLE_STEP}
@@ -67,30 +67,35 @@ def step_frames(connection: Connection, *, rank: int, workers: int, steps: int, 
     )
     values = [np.ones(size, np.float32) for size in SIZES]
     gradients = [np.full(size, 1e-3, np.float32) for size in SIZES]
-    session = Session(connection, WorkerCore(rank, plan, chunk_nbytes=chunk_nbytes))
-    core, rates = session.core, (1e-2,)
+    conversation = Conversation(0, plan, rank=rank, chunk_nbytes=chunk_nbytes)
+    driver = WorkerDriver([conversation], [connection])
+    clock, rates = 0, (1e-2,)
 
-    def take() -> None:
+    def pull() -> None:
         for index, copy in enumerate(values):
-            for update in session.take(index, fully=True):
+            for update in driver.run(conversation.pull(index, clock)):
                 if isinstance(update.frame, BatchedTensor):
                     update.frame.unpack(copy, accumulate=True)
                 else:
-                    open_frame(update.frame).decode_flat(copy, accumulate=True)
+                    unpack_flat(open_frame(update.frame), copy, accumulate=True)
 
-    if session.join():
-        session.send(core.initial(tuple(codec.encode(copy.reshape(-1, 1)) for copy in values)))
-    take()
+    driver.run(conversation.join())
+    if conversation.asked_for_values:
+        driver.run(conversation.send_values(tuple(codec.encode(copy.reshape(-1, 1)) for copy in values)))
+    pull()
 
     def step() -> None:
+        nonlocal clock
         for index in reversed(range(len(SIZES))):  # as gradients become ready
-            session.send(core.push(index, BatchedTensor.of(gradients[index], plan.tables[index].name), rates))
-        session.send(core.flush(rates))
-        core.advance()
-        take()
+            if conversation.push(clock, index, BatchedTensor.of(gradients[index], plan.tables[index].name)):
+                driver.run(conversation.flush(clock, rates))
+        driver.run(conversation.flush(clock, rates))
+        conversation.end_step()
+        clock += 1
+        pull()
 
     seconds = _median_seconds(step, steps)
-    session.close()
+    driver.close()
     return seconds
 
 

@@ -13,10 +13,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from thinwire.codecs.scheme import Explained, Payload, Scheme, Step, no_scales
+from thinwire.codecs.base import Draws, Explained, Packed
+from thinwire.codecs.randomness import Randomised, key_of
 from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.tensors import Flat, FloatArray, compute_dtype
-from thinwire.errors import FrameError, NonFiniteError
+from thinwire.errors import ConfigError, FrameError, NonFiniteError
 from thinwire.frames import Frame
 from thinwire.kernels.numba.magnitude import max_magnitude
 from thinwire.kernels.numba.moments import largest_of, require_finite_magnitude
@@ -31,7 +32,7 @@ _HEAD = struct.Struct("<III")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RandomK(Scheme):
+class RandomK(Randomised):
     """32·p bits a value.
 
     Args:
@@ -40,24 +41,23 @@ class RandomK(Scheme):
     """
 
     id: ClassVar[str] = "randomk"
-    random: ClassVar[bool] = True
 
     p: float = 0.1
     scaled: bool = True
 
     def __post_init__(self) -> None:
-        self.check_number("p", MIN_P, 1)
-        self.check_choice("scaled", (True, False))
+        super().__post_init__()
+        if not isinstance(self.p, int | float) or isinstance(self.p, bool) or not MIN_P <= self.p <= 1:
+            raise ConfigError(f"randomk: p={self.p!r}; allowed are numbers from {MIN_P:g} (2**-12) to 1")
+        if self.scaled not in (True, False):
+            raise ConfigError(f"randomk: scaled={self.scaled!r}; allowed are True and False")
+        if self.scaled and self.error_feedback:
+            raise ConfigError(
+                "randomk: error_feedback=True with scaled=True diverges: what is sent as x / p leaves a residual of "
+                "-x·(1/p - 1), which grows at every step. Set scaled=False, or leave error feedback off"
+            )
 
-    def why_no_residual(self) -> str | None:
-        if not self.scaled:
-            return None
-        return (
-            "with scaled=True it diverges: what is sent as x / p leaves a residual of -x·(1/p - 1), which grows at "
-            "every step. Set scaled=False, or leave error feedback off"
-        )
-
-    def encode(self, flat: Flat, step: Step, space: Scratch) -> Payload:
+    def pack(self, flat: Flat, space: Scratch, draws: Draws | None) -> Packed:
         largest = largest_of(flat.values, None, 1.0)
         require_finite_magnitude(largest)
         kind = flat.values.dtype.type
@@ -66,7 +66,7 @@ class RandomK(Scheme):
         with np.errstate(over="ignore"):
             if not np.isfinite(kind(largest) * factor):
                 raise NonFiniteError(f"{largest:g} / p overflows; nothing was changed. Set scaled=False")
-        key = step.key
+        key = key_of(draws)
         size, itemsize = flat.values.size, flat.values.itemsize
         for room in (_most_kept(size, kept), size + 1):
             # The values begin where their type may, the head before them.
@@ -77,11 +77,12 @@ class RandomK(Scheme):
                 break
         payload = held[16 - _HEAD.size : 16 + count * itemsize]
         payload[: _HEAD.size] = np.frombuffer(_HEAD.pack(*key, kept), np.uint8)
-        return Payload(payload)
+        return Packed(payload)
 
     @classmethod
-    def decode(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
-        no_scales(frame)
+    def unpack(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
+        if frame.scales:
+            raise FrameError(f"randomk sends no scales, {len(frame.scales)} came")
         low, high, kept = _HEAD.unpack_from(frame.payload)
         received = np.frombuffer(frame.payload, np.uint8)[_HEAD.size :]
         count, left = divmod(received.size, out.itemsize)
@@ -97,7 +98,7 @@ class RandomK(Scheme):
         scatter(values, positions[:count], out, accumulate)
 
     @classmethod
-    def explain(cls, frame: Frame, space: Scratch) -> Explained:
+    def explain(cls, frame: Frame) -> Explained:
         low, high, kept = _HEAD.unpack_from(frame.payload)
         sent = (len(frame.payload) - _HEAD.size) // np.dtype(compute_dtype(frame.dtype)).itemsize
         return {

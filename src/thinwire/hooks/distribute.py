@@ -7,6 +7,7 @@ pass first reaches that layer (3LC §4.1, "incremental pull"). So communication 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal
@@ -18,19 +19,20 @@ from thinwire.codecs import Codec
 from thinwire.errors import ConfigError
 from thinwire.hooks.optimizer import DistributedOptimizer
 from thinwire.hooks.planning import make_plan
+from thinwire.optimizers.groups import ParameterGroups
 from thinwire.policies.compression import Compression
 from thinwire.policies.consistency import Consistency
 from thinwire.policies.consistency import consistency as find_consistency
 from thinwire.policies.designs import Design
 from thinwire.policies.designs import design as find_design
 from thinwire.policies.placement import Placement
-from thinwire.policies.placement import placement as find_placement
 from thinwire.policies.selection import as_codec
 from thinwire.runtime.connect import connect
+from thinwire.runtime.driver import WorkerDriver
 from thinwire.runtime.outlets import Outlet
-from thinwire.runtime.session import Session
 from thinwire.transports.base import Connection
-from thinwire.worker.core import CHUNK_NBYTES, WorkerCore
+from thinwire.worker.conversation import CHUNK_NBYTES
+from thinwire.worker.core import Worker
 
 __all__ = ["DistributedOptimizer", "distribute"]
 
@@ -122,30 +124,38 @@ def distribute(
     servers = [server] if isinstance(server, str | Connection) else list(server)
     if not servers:
         raise ConfigError("no server was given")
-    selected = chosen.compress(exclude) if compression is None or isinstance(compression, str) else compression
     planned = make_plan(
         model,
         optimizer,
-        selected,
-        last_layer="fp32" if chosen.last_layer == "fp32" and selected is not compression else None,
+        chosen,
         workers=workers,
         shards=len(servers),
-        placement=placement if isinstance(placement, Placement) else find_placement(chosen.placement),
-        consistency=policy or find_consistency(chosen.consistency),
-        downlink=chosen.downlink,
+        compression=None if isinstance(compression, str) else compression,
+        exclude=exclude,
+        consistency=policy,
+        placement=placement if isinstance(placement, Placement) else None,
         reduce=reduce,
         state_interval=state_interval,
+    )
+    worker = Worker(
+        planned.plans,
+        planned.tensors,
+        chosen,
+        ParameterGroups(type(optimizer).__name__, optimizer.param_groups, optimizer.defaults),
+        rank=rank,
+        now=time.perf_counter,
+        policy=policy,
+        chunk_nbytes=chunk_nbytes,
+        seed=seed,
+        measures=bool(outlets),
     )
     connections: list[Connection] = []
     try:
         for address in servers:  # one by one, so that those which opened are closed where the next does not
             connections += [connect(address, connect_timeout_s=connect_timeout_s, reconnect_s=reconnect_s)]
-        sessions = [
-            Session(connection, WorkerCore(rank, plan, chunk_nbytes=chunk_nbytes, policy=policy), timeout_s=timeout_s)
-            for connection, plan in zip(connections, planned.plans, strict=True)
-        ]
+        driver = WorkerDriver(worker.conversations, connections, timeout_s=timeout_s, counters=worker.counters)
         return DistributedOptimizer(
-            model, optimizer, planned, sessions, chosen, seed=seed, outlets=outlets, resume=resume
+            model, optimizer, worker, driver, assignment=planned.assignment, outlets=outlets, resume=resume
         )
     except BaseException:
         for connection in connections:

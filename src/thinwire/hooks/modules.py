@@ -1,6 +1,6 @@
-"""Hooks on a torch model: a layer's update is applied before its forward pass, a gradient leaves when it exists.
+"""Hooks on a torch model: a layer's update is applied before its forward pass, a gradient is pushed when it exists.
 
-This file knows when torch calls; what is then sent and applied is the exchange's.
+This file knows when torch calls; the worker decides what is then sent and applied.
 """
 
 from __future__ import annotations
@@ -11,21 +11,23 @@ from typing import Any
 import torch
 from torch import nn
 
-from thinwire.hooks.exchange import Exchange
-from thinwire.hooks.tensors import Tensor
+from thinwire.runtime.driver import WorkerDriver
+from thinwire.worker.core import Worker
+from thinwire.worker.tensor import WorkerTensor
 
 
 class ModelHooks:
     """The hooks on one model, from the moment this is made until `remove`.
 
     Args:
-        model: whose parameters and buffers the exchange's tensors are.
-        exchange: what the hooks call.
+        model: whose parameters and buffers the worker's tensors are.
+        worker: whose procedures the hooks run.
+        driver: runs them.
     """
 
-    def __init__(self, model: nn.Module, exchange: Exchange) -> None:
-        self._exchange = exchange
-        self._tensors = exchange.tensors
+    def __init__(self, model: nn.Module, worker: Worker, driver: WorkerDriver) -> None:
+        self._worker, self._driver = worker, driver
+        self._tensors = worker.tensors
         self._index = {id(tensor.parameter): index for index, tensor in enumerate(self._tensors)}
         self._reached: set[int] = set()
         self._unreached: list[int] | None = None
@@ -42,7 +44,7 @@ class ModelHooks:
                 self._handles.append(register(self._after_gradient(tensor)))
 
     def remove(self) -> None:
-        """Leaves the model as it was found."""
+        """Removes every hook."""
         for handle in self._handles:
             handle.remove()
 
@@ -53,7 +55,7 @@ class ModelHooks:
         def before_forward(_module: nn.Module, _inputs: Any) -> None:
             self._reached.update(indices)
             for index in indices:
-                self._exchange.pull(self._tensors[index])
+                self._driver.run(self._worker.pull(self._tensors[index]))
 
         return before_forward
 
@@ -61,15 +63,15 @@ class ModelHooks:
         def before_forward(_module: nn.Module, _inputs: Any) -> None:
             # Some modules use another's parameters without calling it (attention does). The first forward pass
             # shows which tables no call announces; from the second on, the model's own call waits for them.
-            if self._exchange.began and self._unreached is None:
+            if self._worker.began and self._unreached is None:
                 self._unreached = [index for index in range(len(self._tensors)) if index not in self._reached]
             for index in {*own, *(self._unreached or ())}:
-                self._exchange.pull(self._tensors[index])
+                self._driver.run(self._worker.pull(self._tensors[index]))
 
         return before_forward
 
-    def _after_gradient(self, tensor: Tensor) -> Callable[[torch.Tensor], None]:
+    def _after_gradient(self, tensor: WorkerTensor) -> Callable[[torch.Tensor], None]:
         def after_accumulate(_parameter: torch.Tensor) -> None:
-            self._exchange.gradient_ready(tensor)
+            self._driver.run(self._worker.gradient_ready(tensor))
 
         return after_accumulate

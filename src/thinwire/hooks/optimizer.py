@@ -10,15 +10,12 @@ import torch
 from torch import nn
 
 from thinwire.errors import ConfigError
-from thinwire.hooks.exchange import Exchange
 from thinwire.hooks.modules import ModelHooks
-from thinwire.hooks.planning import Planned
 from thinwire.hooks.records import Recorder, residual_ratios
-from thinwire.optimizers.groups import ParameterGroups
-from thinwire.policies.designs import Design
+from thinwire.policies.assignment import Assignment
+from thinwire.runtime.driver import WorkerDriver
 from thinwire.runtime.outlets import Outlet
-from thinwire.runtime.session import Session
-from thinwire.telemetry import Counters
+from thinwire.worker.core import Worker
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -40,28 +37,25 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        planned: Planned,
-        sessions: Sequence[Session],
-        design: Design,
+        worker: Worker,
+        driver: WorkerDriver,
         *,
-        seed: int,
+        assignment: Assignment,
         outlets: Sequence[Outlet] = (),
         resume: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__([{"params": list(group["params"])} for group in optimizer.param_groups], optimizer.defaults)
         # One list for both, so that a scheduler made for either moves the rate of both.
         self.param_groups = optimizer.param_groups
-        self.counters = Counters()
-        self.assignment = planned.assignment
-        self._sessions = list(sessions)
-        self._recorder = Recorder(outlets, self.rank)
-        groups = ParameterGroups(type(optimizer).__name__, self.param_groups, optimizer.defaults)
-        self._exchange = Exchange(planned, sessions, design, groups, self.counters, seed=seed, measures=bool(outlets))
+        self.counters = worker.counters
+        self.assignment = assignment
+        self._worker, self._driver = worker, driver
+        self._recorder = Recorder(outlets, worker.rank)
         if resume is not None:
             self.load_state_dict(resume)
-            self._exchange.resume(resume["exchange"])
-        self._exchange.start()
-        self._hooks = ModelHooks(model, self._exchange)
+            worker.restore_position(resume["position"])
+        driver.run(worker.start())
+        self._hooks = ModelHooks(model, worker, driver)
 
     # ---- the optimizer's interface
 
@@ -71,59 +65,58 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._exchange.end_step()
-        self._recorder.record(self._exchange.iteration - 1, self._exchange.tensors)
-        self._exchange.settle()
+        self._driver.run(self._worker.end_step())
+        self._recorder.record(self._worker.iteration - 1, self._worker.tensors)
+        self._driver.run(self._worker.settle())
         return loss
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backward passes inside only accumulate gradients; the next one outside pushes the sum."""
-        self._exchange.accumulating = True
+        self._worker.accumulating = True
         try:
             yield
         finally:
-            self._exchange.accumulating = False
+            self._worker.accumulating = False
 
     def sync(self) -> None:
         """Waits for, and applies, everything up to the last step: call it before evaluating or saving the model."""
-        self._exchange.sync()
+        self._driver.run(self._worker.sync())
 
     def flush(self) -> None:
-        """Exchanges what a policy still holds back; all workers call it after the same step, at the end."""
-        self._exchange.flush()
+        """Exchanges what a policy has accumulated; all workers call it after the same step, at the end."""
+        self._driver.run(self._worker.flush())
 
     def stop_after_this_step(self) -> None:
         """Worker 0 says, before a step's backward pass, that this step is the last for everyone."""
-        self._exchange.last = True
+        self._worker.last = True
 
     @property
     def finished(self) -> bool:
         """Whether worker 0 ended the training with the last step. Waits for the server's word on that step."""
-        return self._sessions[0].core.step > 0 and self._sessions[0].is_last()
+        return self._driver.run(self._worker.finished())
 
     @property
     def rank(self) -> int:
         """This worker's number."""
-        return self._sessions[0].core.rank
+        return self._worker.rank
 
     @property
     def steps_done(self) -> int:
         """Steps taken so far, exchanged or not."""
-        return self._exchange.iteration
+        return self._worker.iteration
 
     @property
     def clock(self) -> int:
         """Exchanges that this worker has taken part in, or was carried past."""
-        return self._sessions[0].core.step
+        return self._worker.clock
 
     def close(self) -> None:
         """Leaves the training in good order. The model stays usable; further steps are refused."""
-        if not self._exchange.closed:
-            self._exchange.closed = True
+        if not self._worker.closed:
+            self._worker.closed = True
             self._hooks.remove()
-            for session in self._sessions:
-                session.close()
+            self._driver.close()
             self._recorder.close()
 
     def __enter__(self) -> DistributedOptimizer:
@@ -135,52 +128,49 @@ class DistributedOptimizer(torch.optim.Optimizer):
     # ---- its state
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns this worker's residuals, held gradients, random streams, options and its own optimizer's state.
+        """Returns the residuals, accumulated gradients, random streams, options and the worker's own optimizer's state.
 
         After `sync()`, together with the model's state and the shards' checkpoints of the same step, it is all that
         `distribute(…, resume=state)` needs to go on bit for bit.
         """
         state: dict[str, Any] = {
-            "step": self._exchange.iteration,
-            "exchange": self._exchange.state_dict(),
-            "contexts": {slot.spec.name: slot.state_dict() for slot in self._exchange.pushing()},
+            "step": self._worker.iteration,
+            "position": self._worker.position(),
+            "contexts": {table.spec.name: table.state_dict() for table in self._worker.trained_tables()},
             "param_groups": [
                 {key: value for key, value in group.items() if key != "params"} for group in self.param_groups
             ],
         }
-        if self._exchange.local is not None:
-            state["optimizer"] = self._exchange.local.state_dict()
+        if self._worker.local_optimizer is not None:
+            state["optimizer"] = self._worker.local_optimizer.state_dict()
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Takes back what `state_dict` gave, by parameter name: all but the place in a training that shards resume.
+        """Restores what `state_dict` returned, by parameter name: all but the position, which `distribute` restores.
 
         Raises:
             ConfigError: a parameter of this model is missing in the state.
         """
         contexts = state_dict["contexts"]
-        for slot in self._exchange.pushing():
-            if slot.spec.name not in contexts:
-                raise ConfigError(f"the state has no residual for {slot.spec.name!r}; it has {sorted(contexts)[:8]} …")
-        for slot in self._exchange.pushing():
-            slot.load_state_dict(contexts[slot.spec.name])
-        self._exchange.iteration = int(state_dict["step"])  # which decides when an exchange is due
+        tables = list(self._worker.trained_tables())
+        for table in tables:
+            if table.spec.name not in contexts:
+                raise ConfigError(f"the state has no residual for {table.spec.name!r}; it has {sorted(contexts)[:8]} …")
+        for table in tables:
+            table.load_state_dict(contexts[table.spec.name])
+        self._worker.iteration = int(state_dict["step"])  # which decides when an exchange is due
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group.update(saved)
-        if self._exchange.local is not None and "optimizer" in state_dict:
-            self._exchange.local.load_state_dict(state_dict["optimizer"])
+        if self._worker.local_optimizer is not None and "optimizer" in state_dict:
+            self._worker.local_optimizer.load_state_dict(state_dict["optimizer"])
 
     # ---- what it measured
 
     def traffic(self) -> dict[str, float]:
         """Returns this worker's sums so far: payload and wire bytes and values each way, and seconds by purpose."""
-        sums = dict(self.counters.snapshot())
-        for session in self._sessions:
-            for name, amount in session.counters.snapshot().items():
-                sums[name] = sums.get(name, 0) + amount
-        sent, received = zip(*(session.wire_nbytes for session in self._sessions), strict=True)
-        return {**sums, "wire_bytes_push": sum(sent), "wire_bytes_pull": sum(received)}
+        sent, received = self._driver.wire_nbytes
+        return {**self.counters.snapshot(), "wire_bytes_push": sent, "wire_bytes_pull": received}
 
     def residual_ratios(self) -> dict[str, float]:
         """Returns, per table, ‖residual‖ in units of a gradient's norm: how many steps are waiting."""
-        return residual_ratios(self._exchange.tensors)
+        return residual_ratios(self._worker.tensors)

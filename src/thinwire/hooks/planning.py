@@ -6,10 +6,8 @@ table of its own on one shard, with its own context and scale. A tensor in one p
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -19,32 +17,15 @@ from thinwire.errors import ConfigError
 from thinwire.optimizers.options import portable_options
 from thinwire.optimizers.runner import ALLOWED
 from thinwire.policies.assignment import Assignment, Partition, Sized
-from thinwire.policies.compression import PLAIN, Choice, Compression
+from thinwire.policies.compression import PLAIN, Choice, Compression, Exclude
 from thinwire.policies.consistency import Consistency, name_of
+from thinwire.policies.consistency import consistency as find_consistency
+from thinwire.policies.designs import Design
 from thinwire.policies.placement import Placement
+from thinwire.policies.placement import placement as find_placement
 from thinwire.policies.selection import select
 from thinwire.schema import Plan, TableSpec
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Where one partition of a tensor lives, and which of its values it holds."""
-
-    shard: int
-    table: int
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedTensor:
-    """A tensor of the model, how it is encoded on its way up, and its pieces in order."""
-
-    name: str
-    tensor: torch.Tensor
-    state: bool
-    up: Codec
-    pieces: tuple[Piece, ...]
+from thinwire.worker.tensor import PlannedTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,41 +40,71 @@ class Planned:
 def make_plan(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    compression: Compression,
+    design: Design,
     *,
-    last_layer: str | None = None,
     workers: int,
-    shards: int,
-    placement: Placement,
-    consistency: Consistency,
-    downlink: str,
-    reduce: str,
-    state_interval: int,
+    shards: int = 1,
+    compression: Compression | None = None,
+    exclude: Exclude | None = None,
+    consistency: Consistency | None = None,
+    placement: Placement | None = None,
+    reduce: Literal["mean", "sum"] = "mean",
+    state_interval: int = 50,
 ) -> Planned:
-    """Lists the model's trained parameters, places them, and adds its floating-point buffers to the first shard.
+    """Places the model's trained parameters on the shards, and its floating-point buffers on the first of them.
+
+    Args:
+        model: any module.
+        optimizer: over its parameters, one that servers run.
+        design: names every choice that is not given below.
+        workers: how many workers train together.
+        shards: how many servers there are.
+        compression: in place of the design's.
+        exclude: tensors to leave uncompressed besides those of the design's compression.
+        consistency: in place of the design's.
+        placement: in place of the design's.
+        reduce: how gradients are aggregated.
+        state_interval: buffers travel after every so many exchanges.
 
     Raises:
-        ConfigError: an optimizer that servers do not run, or a parameter that it does not know.
+        ConfigError: an optimizer that servers do not run, or a parameter that it does not hold.
     """
     name = type(optimizer).__name__
     if ALLOWED.get(name) is not type(optimizer):
         raise ConfigError(f"the server runs {', '.join(ALLOWED)}; {name} is none of them")
     parameters = _trained(model, optimizer)
-    choices = select({key: tuple(p.shape) for key, p in parameters}, compression, last_layer=last_layer).values()
-    assignment = placement.place([Sized(key, p.numel(), 4.0 * p.numel()) for key, p in parameters], shards)
+    choices = select(
+        {key: tuple(parameter.shape) for key, parameter in parameters},
+        compression or design.compress(exclude),
+        last_layer="fp32" if design.last_layer == "fp32" and compression is None else None,
+    )
+    placing = placement or find_placement(design.placement)
+    assignment = placing.place([Sized(key, p.numel(), 4.0 * p.numel()) for key, p in parameters], shards)
     codecs = _Codecs()
     tables: list[list[TableSpec]] = [[] for _ in range(shards)]
     tensors = []
     group_of = {id(p): index for index, group in enumerate(optimizer.param_groups) for p in group["params"]}
-    for (key, parameter), choice, parts in zip(parameters, choices, assignment.partitions, strict=True):
-        pieces = _place(tables, key, parameter, parts or (Partition(0, 0, 0),), codecs.of(choice), group_of)
-        tensors.append(PlannedTensor(key, parameter, False, choice.up, pieces))
-    plain = codecs.of(Choice(PLAIN, PLAIN))
+    for (key, parameter), partitions in zip(parameters, assignment.partitions, strict=True):
+        up, down = codecs.of(choices[key])
+        placed = []
+        for part in partitions or (Partition(0, 0, 0),):
+            whole = part.stop - part.start == parameter.numel()
+            spec = TableSpec(
+                name=key if whole else f"{key}[{part.start}:{part.stop}]",
+                shape=tuple(parameter.shape) if whole else (part.stop - part.start,),
+                up=up,
+                down=down,
+                group=group_of[id(parameter)],
+            )
+            placed.append((part, len(tables[part.server])))
+            tables[part.server].append(spec)
+        tensors.append(PlannedTensor(key, parameter, False, choices[key].up, tuple(placed)))
+    up, down = codecs.of(Choice(PLAIN, PLAIN))
     for key, buffer in model.named_buffers():
         if buffer.is_floating_point():
-            spec = TableSpec(name=key, shape=tuple(buffer.shape), up=plain[0], down=plain[1], state=True)
-            tensors.append(PlannedTensor(key, buffer, True, PLAIN, (Piece(0, len(tables[0]), 0, buffer.numel()),)))
-            tables[0].append(spec)
+            placed = [(Partition(0, 0, buffer.numel()), len(tables[0]))]
+            tables[0].append(TableSpec(name=key, shape=tuple(buffer.shape), up=up, down=down, state=True))
+            tensors.append(PlannedTensor(key, buffer, True, PLAIN, tuple(placed)))
     plans = tuple(
         Plan(
             workers=workers,
@@ -101,10 +112,10 @@ def make_plan(
             codecs=tuple(codecs.configs),
             optimizer=name,
             groups=tuple(portable_options(group, optimizer.defaults) for group in optimizer.param_groups),
-            reduce=reduce,  # type: ignore[arg-type]  # checked by distribute
+            reduce=reduce,
             state_interval=state_interval,
-            consistency=name_of(consistency),
-            downlink=downlink,  # type: ignore[arg-type]  # a design checks it
+            consistency=name_of(consistency or find_consistency(design.consistency)),
+            downlink=design.downlink,
         )
         for specs in tables
     )
@@ -140,26 +151,3 @@ def _trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[s
         if parameter.layout != torch.strided:
             raise ConfigError(f"parameter {key!r} is sparse; dense tensors alone are supported")
     return trained
-
-
-def _place(
-    tables: list[list[TableSpec]],
-    name: str,
-    parameter: nn.Parameter,
-    parts: Sequence[Partition],
-    codecs: tuple[int, int],
-    group_of: dict[int, int],
-) -> tuple[Piece, ...]:
-    pieces = []
-    for part in parts:
-        whole = part.stop - part.start == math.prod(parameter.shape)
-        spec = TableSpec(
-            name=name if whole else f"{name}[{part.start}:{part.stop}]",
-            shape=tuple(parameter.shape) if whole else (part.stop - part.start,),
-            up=codecs[0],
-            down=codecs[1],
-            group=group_of[id(parameter)],
-        )
-        pieces.append(Piece(part.server, len(tables[part.server]), part.start, part.stop))
-        tables[part.server].append(spec)
-    return tuple(pieces)

@@ -1,30 +1,31 @@
-"""What is told of a step: how far residuals lag, and a record of every table for the outlets."""
+"""What is recorded of a step: how far residuals lag, and what every table cost, for the outlets."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import asdict
 
-from thinwire.hooks.tensors import Tensor, part
 from thinwire.runtime.outlets import Outlet
 from thinwire.telemetry import StepRecord
+from thinwire.worker.table import StepCost
+from thinwire.worker.tensor import WorkerTensor
 
 LAG_WARNING = 100.0
 """Steps of updates waiting in a residual: 2–4 are normal at s = 1, 11–31 at 1.75; far more is a rate too high."""
 
 
-def residual_ratios(tensors: Sequence[Tensor]) -> dict[str, float]:
+def residual_ratios(tensors: Sequence[WorkerTensor]) -> dict[str, float]:
     """Returns, per table, ‖residual‖ in units of a gradient's norm: how many steps are waiting.
 
     The unit is the running mean of the gradients' norms, so that one easy batch does not look like a lag.
     """
     ratios = {}
-    for tensor in tensors:
-        for slot in tensor.slots:
-            residual = None if slot.context is None else slot.context.residual
-            if residual is not None and tensor.parameter.grad is not None:
-                unit = slot.gradient_norm or float(part(tensor.parameter.grad, slot).float().norm())
-                ratios[slot.spec.name] = float(residual.norm()) / unit if unit else 0.0
+    for table, gradient in (pair for tensor in tensors for pair in tensor.gradients()):
+        residual = None if table.context is None else table.context.residual
+        if residual is not None:
+            unit = table.gradient_norm or float(gradient.float().norm())
+            ratios[table.spec.name] = float(residual.norm()) / unit if unit else 0.0
     return ratios
 
 
@@ -41,32 +42,28 @@ class Recorder:
         self._rank = rank
         self._warned = False
 
-    def record(self, step: int, tensors: Sequence[Tensor]) -> None:
-        """Records one step, and starts the slots' books of the next."""
+    def record(self, step: int, tensors: Sequence[WorkerTensor]) -> None:
+        """Records one step, and resets the tables' costs for the next."""
         if not self._outlets:
             return
         ratios = residual_ratios(tensors)
         self._warn_of_lag(ratios)
-        for slot in (slot for tensor in tensors if not tensor.state for slot in tensor.slots):
-            residual = slot.context.residual if slot.context is not None else None
+        for table in (table for tensor in tensors if not tensor.state for table in tensor.tables):
+            residual = table.context.residual if table.context is not None else None
             record = StepRecord(
                 step=step,
-                table=slot.spec.name,
-                numel=slot.home.numel(),
+                table=table.spec.name,
+                numel=table.values.numel(),
                 rank=self._rank,
-                payload_bytes_push=slot.pushed_nbytes,
-                payload_bytes_pull=slot.pulled_nbytes,
-                encode_s=slot.encode_s,
-                decode_s=slot.decode_s,
-                wait_s=slot.wait_s,
-                staleness=slot.staleness,
+                staleness=table.staleness,
                 residual_norm=None if residual is None else float(residual.norm()),
-                residual_lag=ratios.get(slot.spec.name),
-                skipped=slot.pushed_nbytes == 0,
+                residual_lag=ratios.get(table.spec.name),
+                skipped=table.cost.payload_bytes_push == 0,
+                **asdict(table.cost),
             )
             for outlet in self._outlets:
                 outlet.record(record)
-            slot.forget_step()
+            table.cost = StepCost()
 
     def close(self) -> None:
         """Closes the outlets."""

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from thinwire.codecs import Codec, Context, decode, open_frame
-from thinwire.codecs.tensors import FloatArray
+from thinwire.codecs import Codec, Context
+from thinwire.codecs.decoding import decode, open_frame, unpack_flat
+from thinwire.codecs.tensors import Flat, FloatArray
 from thinwire.codecs.votes import Votes
 from thinwire.errors import NonFiniteError
 from thinwire.packets import BatchedTensor, EncodedTensor
@@ -144,7 +145,8 @@ class Downlink(ABC):
 
     def encode(self, values: FloatArray, version: int) -> bytes:
         """One frame of `values` by the codec, without a residual."""
-        return self.codec.encode(values, name=self.name, key=self.codec.key(0, self.name, version))
+        flat = Flat(values.reshape(-1), "fp32", self.shape)
+        return self.codec.encode_flat(flat, self.name, None, self.codec.draws(0, self.name, version)).frame
 
 
 class ModelDelta(Downlink):
@@ -175,7 +177,7 @@ class ModelDelta(Downlink):
                 copy.values += self._unsent
             else:
                 frame = self.encode(self._unsent, version)
-                open_frame(frame).decode_flat(copy.values.reshape(-1), accumulate=True)
+                unpack_flat(open_frame(frame), copy.values.reshape(-1), accumulate=True)
             if copy.seen is not None:
                 copy.seen[...] = self.values
             sent.append((copy.owners, frame))
@@ -207,9 +209,10 @@ class AverageGradient(Downlink):
     def publish(
         self, aggregate: FloatArray, version: int, ranks: set[int], scale: float | None
     ) -> list[tuple[set[int], EncodedTensor]]:
-        if isinstance(self.codec.scheme, Votes) and scale is not None:
+        if isinstance(self.codec, Votes) and scale is not None:
             # The votes of workers that share one scale are whole numbers of it (TernGrad §3.1).
-            return [(ranks, self.codec.encode(aggregate, scale=scale, workers=self.workers))]
+            votes = replace(self.codec, scale=scale, workers=self.workers)
+            return [(ranks, votes.encode(aggregate))]
         if self._batched:
             return [(ranks, BatchedTensor.of(aggregate.reshape(-1), self.name))]
         return [(ranks, self.context.encode(aggregate))]

@@ -1,267 +1,372 @@
-"""A worker's side of the conversation as a pure state machine: what to send, and what may be applied when.
+"""One worker of a training: what it pushes and when, what it waits for, and when its clock moves; for all shards.
 
-Two buffers. The transmit buffer gathers encoded gradients until they are worth a message: a message per tensor
-costs more than the tensor (30 calls cost 44 ms a step, one batch 1.3 ms), and one message per step would leave a
-slow link idle during the backward pass. The apply buffer keeps what came down until the model wants it.
-It owns no socket, thread or clock, and touches no tensor.
+It knows tensors with gradients, tables and conversations, and nothing of torch's hooks, connections, threads or clocks.
+Its methods that talk to shards are procedures (`effects.py`), so that a thread, a simulator or a test can run it.
+Whatever depends on design or policy is decided once, in the constructor.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
-from thinwire.errors import ProtocolError
+import torch
+import xxhash
+
+from thinwire.codecs.registry import codec as make_codec
+from thinwire.codecs.stochastic import TernGrad
+from thinwire.errors import NonFiniteError, ProtocolError
+from thinwire.optimizers.groups import ParameterGroups
 from thinwire.packets import EncodedTensor
 from thinwire.policies.consistency import Consistency, consistency
-from thinwire.schema import Changes, Delta, Join, Leave, Message, Plan, Push, Refused, Scalars, Values, Welcome
+from thinwire.policies.designs import Design
+from thinwire.schema import Plan
+from thinwire.telemetry import Counters
+from thinwire.worker.batching import Batching
+from thinwire.worker.conversation import CHUNK_NBYTES, Conversation
+from thinwire.worker.effects import Poll, Procedure
+from thinwire.worker.local_optimizer import LocalOptimizer
+from thinwire.worker.resuming import check_position, position, restore_position
+from thinwire.worker.table import WorkerTable
+from thinwire.worker.tensor import PlannedTensor, WorkerTensor
 
-CHUNK_NBYTES = 32 * 1024
-"""A push leaves as soon as this much is ready: 3 ms at 100 Mbit/s, and a few chunks a step for small models."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outgoing:
-    """A message to send, with its frames."""
-
-    message: Message
-    frames: tuple[EncodedTensor, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Update:
-    """One step of a table.
-
-    Args:
-        version: that the table has afterwards.
-        frame: what leads there, a frame or a tensor of a batch; empty changes nothing.
-        whole: the frame holds values to take over, not something to add or to step by.
-        missed: this worker pushed a gradient that came too late for it.
-        rates: of this step, where the workers run the optimizer.
-        options: of this step, likewise, where they differ from the plan's.
-        ranks: whose gradients are in it, where some may be missing.
-    """
-
-    version: int
-    frame: EncodedTensor
-    whole: bool
-    missed: bool = False
-    rates: tuple[float, ...] = ()
-    ranks: tuple[int, ...] = ()
-    options: Changes = ()
+PLAIN = make_codec("fp32")
 
 
-class WorkerCore:
-    """One worker's session with one shard.
+class Worker:
+    """A model's tensors at one worker, and its conversations with the shards.
 
     Args:
+        plans: one for each shard.
+        tensors: the model's tensors as planned.
+        design: what is sent, both ways.
+        groups: rates and options, read at every step.
         rank: this worker's number, 0 … workers − 1.
-        plan: what it brings to the shard.
+        now: returns a time in seconds.
+        policy: of consistency; by default the plans'.
         chunk_nbytes: how many bytes of frames make a push leave.
-        policy: of consistency; by default the plan's.
+        seed: of random codecs; each rank derives its own stream.
+        measures: whether the norm of every gradient is computed.
+        counters: for bytes, steps and seconds.
 
     Attributes:
-        step: this worker's clock: how many exchanges it has taken part in.
-        versions: of the model's copy, per table; −1 before the initial values.
+        iteration: steps taken so far, exchanged or not.
+        clock: exchanges that this worker has taken part in, or was carried past.
+        began: whether a step was taken here: a resumed worker has an iteration before it has one.
+        last: whether the step under way is the last for everyone; worker 0 may set it.
+        accumulating: whether gradients that are ready stay with their parameters for now.
+        closed: whether this worker has left.
     """
 
     def __init__(
-        self, rank: int, plan: Plan, *, chunk_nbytes: int = CHUNK_NBYTES, policy: Consistency | None = None
+        self,
+        plans: Sequence[Plan],
+        tensors: Sequence[PlannedTensor],
+        design: Design,
+        groups: ParameterGroups,
+        *,
+        rank: int,
+        now: Callable[[], float],
+        policy: Consistency | None = None,
+        chunk_nbytes: int = CHUNK_NBYTES,
+        seed: int = 0,
+        measures: bool = False,
+        counters: Counters | None = None,
     ) -> None:
-        self.rank = rank
-        self.plan = plan
-        self.step = 0
-        self.versions = [-1] * len(plan.tables)
-        self.welcome: Welcome | None = None
-        self.last_version: int | None = None
-        self.newest = 0
-        self.maxima: dict[int, tuple[float, ...]] = {}
-        self.policy = policy or consistency(plan.consistency)
-        self._lockstep = self.policy.quorum(plan.workers) == plan.workers and self.policy.lead() == 0
-        self._chunk_nbytes = chunk_nbytes
-        self._transmit: list[tuple[int, EncodedTensor]] = []
-        self._transmit_nbytes = 0
-        self._options: Changes = ()
-        self._pushed: set[int] = set()
-        self._pushed_at = [-1] * len(plan.tables)
-        self._answered = [0] * len(plan.tables)
-        self._bases: dict[tuple[int, int], int] = {}
-        self._apply: list[deque[Update]] = [deque() for _ in plan.tables]
+        self.rank, self.iteration, self.clock = rank, 0, 0
+        self.began = self.last = self.accumulating = self.closed = False
+        self.counters = counters or Counters()
+        self._design, self._groups, self._now = design, groups, now
+        self._policy = policy or consistency(plans[0].consistency)
+        self._terms = self._policy.terms(plans[0].workers)
+        self._criterion = self._policy.criterion()
+        self._barrier = design.transmission == "traditional" or self._terms.barrier
+        # Whoever skips steps with everybody looks at all gradients before any of them is encoded.
+        self._skips = design.up.nonfinite == "skip"
+        self._revocable = self._terms.partial_quorum or self._skips
+        self._batching = Batching(now)
+        self._batches = design.downlink != "weights" and self._criterion is None
+        self._announced = -1
+        self.conversations = [
+            Conversation(shard, plan, rank=rank, policy=self._policy, chunk_nbytes=chunk_nbytes)
+            for shard, plan in enumerate(plans)
+        ]
+        self.tensors = [self._tensor(each, seed=seed * 65_537 + rank, measures=measures) for each in tensors]
+        self.local_optimizer: LocalOptimizer | None = None
+        if design.downlink != "delta":
+            self.local_optimizer = LocalOptimizer(plans[0], list(self.trained_tables()))
+
+    def _tensor(self, planned: PlannedTensor, *, seed: int, measures: bool) -> WorkerTensor:
+        tensor = WorkerTensor(planned)
+        for partition, index in planned.placed:
+            spec = self.conversations[partition.server].plan.tables[index]
+            table = WorkerTable(
+                partition,
+                index,
+                spec,
+                tensor.values[partition.start : partition.stop].view(spec.shape),
+                None if planned.state else planned.up,
+                self.counters,
+                self._now,
+                seed=seed,
+                revocable=self._revocable,
+                measures=measures,
+            )
+            tensor.tables.append(table)
+        return tensor
+
+    # ---- the training
+
+    def start(self) -> Procedure[None]:
+        """Joins every shard; worker 0's weights become everybody's."""
+        for conversation in self.conversations:
+            yield from conversation.join()
+        check_position(self.clock, self.conversations, may_be_late=self._terms.partial_quorum)
+        if self.clock == 0 and not self._terms.immediate:  # there, everybody counts their own exchanges
+            # The others may be in the middle of a step, which all shards will have had before ours.
+            self.clock = max(conversation.joined_at for conversation in self.conversations)
+        for conversation in self.conversations:
+            if conversation.asked_for_values:
+                tables = [t for tensor in self.tensors for t in tensor.tables if t.shard == conversation.shard]
+                tables.sort(key=lambda table: table.index)
+                yield from conversation.send_values(tuple(PLAIN.encode(table.array) for table in tables))
+        yield from self.sync()
+
+    def gradient_ready(self, tensor: WorkerTensor) -> Procedure[None]:
+        """Pushes a gradient that the backward pass has produced, unless the design or the policy has it wait.
+
+        Raises:
+            ProtocolError: the parameter was used before its last update was applied.
+        """
+        if self._is_stale(tensor):
+            raise ProtocolError(
+                f"{tensor.name!r} was used before its last update was applied: its module was not "
+                "called through the model. Call opt.sync() before such a forward pass"
+            )
+        if self._exchanging and not (self._barrier or self._skips or self.accumulating):
+            yield from self._push(tensor)
+
+    def end_step(self) -> Procedure[None]:
+        """Pushes what has not left yet, and moves the clock."""
+        self.check_open()
+        if self._design.downlink == "weights":
+            self._step_locally()
+        if self._exchanging:
+            yield from self._exchange()
+        else:
+            self._accumulate_all()
+        self.iteration += 1
+        self.began = True
+        self.counters.add("steps", 1)
+
+    def pull(self, tensor: WorkerTensor, *, strict: bool = False) -> Procedure[None]:
+        """Waits until a tensor is as recent as the policy asks for (`strict`: up to date); applies what has come."""
+        if not (self._terms.accepts_newer or self._is_stale(tensor, strict=strict)):
+            return
+        by_gradient = self.local_optimizer is not None and self._design.downlink == "gradient"
+        local_step = self.local_optimizer.step if self.local_optimizer is not None and by_gradient else None
+        applied = False
+        for table in tensor.tables:
+            conversation = self.conversations[table.shard]
+            asked = self._now()
+            updates = yield from conversation.pull(table.index, self.clock, strict=strict)
+            table.cost.wait_s = self._now() - asked
+            table.apply(updates, local_step, step=self.iteration - 1)
+            table.staleness = 0 if tensor.state else max(0, self.clock - conversation.versions[table.index])
+            applied = applied or bool(updates)
+        if applied:
+            tensor.write()
+
+    def settle(self) -> Procedure[None]:
+        """Pulls everything at once, in designs where all layers travel together."""
+        if self._barrier:
+            for tensor in self.tensors:
+                yield from self.pull(tensor)
+
+    def sync(self) -> Procedure[None]:
+        """Waits for, and applies, everything up to the last step."""
+        self.check_open()
+        for tensor in self.tensors:
+            yield from self.pull(tensor, strict=True)
+
+    def flush(self) -> Procedure[None]:
+        """Exchanges what a policy has accumulated."""
+        accumulates = self._criterion is not None or not self._policy.exchanges(self.iteration - 1)
+        if self.iteration and accumulates:
+            yield from self.sync()  # no forward pass came in between
+            yield from self._exchange(accumulated_only=True)
+        yield from self.sync()
+
+    def finished(self) -> Procedure[bool]:
+        """Whether worker 0 ended the training with the last exchange. Waits for the shard's answer to it."""
+        return self.clock > 0 and (yield from self.conversations[0].ended(self.clock))
+
+    def check_open(self) -> None:
+        """Raises ProtocolError once this worker has left."""
+        if self.closed:
+            raise ProtocolError("this worker has left the training; close() was called")
+
+    def trained_tables(self) -> Iterator[WorkerTable]:
+        """The tables of all parameters, in the model's order."""
+        for tensor in self.tensors:
+            if not tensor.state:
+                yield from tensor.tables
+
+    # ---- its state
+
+    def position(self) -> dict[str, Any]:
+        """Returns this worker's place in the training; see `resuming.py`."""
+        values = self._design.downlink == "gradient"
+        return position(self.clock, self.conversations, self.tensors, with_values=values)
+
+    def restore_position(self, state: Mapping[str, Any]) -> None:
+        """Restores what `position` returned, before `start`: the shards must be at the same step."""
+        self.clock = restore_position(state, self.conversations, self.tensors)
 
     # ---- up
 
-    def join(self) -> Outgoing:
-        """The first message; with the versions it already has, where this worker comes back."""
-        have = tuple(self.versions) if min(self.versions, default=-1) >= 0 else ()
-        return Outgoing(Join(rank=self.rank, plan=self.plan, have=have))
-
-    def initial(self, frames: tuple[bytes, ...]) -> Outgoing:
-        """The initial values of every table, uncompressed, in the plan's order."""
-        self.versions = [0] * len(self.plan.tables)
-        return Outgoing(Values(tables=tuple(range(len(frames))), versions=(0,) * len(frames)), frames)
-
-    def push(
-        self, table: int, frame: EncodedTensor, rates: tuple[float, ...], *, last: bool = False
-    ) -> Outgoing | None:
-        """Takes this step's frame of a table; returns a message once enough is ready.
-
-        Raises:
-            ProtocolError: the table was already pushed in this step.
-        """
-        if table in self._pushed:
-            raise ProtocolError(
-                f"{self.plan.tables[table].name!r} was pushed twice in step {self.step}: several backward passes "
-                "before one step() need `with opt.no_sync():` around all but the last"
-            )
-        self._pushed.add(table)
-        if frame:
-            self._pushed_at[table] = self.step
-        self._transmit.append((table, frame))
-        self._transmit_nbytes += len(frame)
-        return self.flush(rates, last=last) if self._transmit_nbytes >= self._chunk_nbytes else None
-
-    def say(self, options: Changes) -> None:
-        """These options changed: the next push says so, before its gradients count."""
-        self._options = options
-
-    def flush(self, rates: tuple[float, ...], *, last: bool = False, digest: str = "") -> Outgoing | None:
-        """Returns what waits in the transmit buffer as one message; None where nothing waits."""
-        if not self._transmit and not digest:
-            return None
-        tables = tuple(table for table, _ in self._transmit)
-        frames = tuple(frame for _, frame in self._transmit)
-        self._transmit, self._transmit_nbytes = [], 0
-        options, self._options = self._options, ()
-        push = Push(step=self.step, tables=tables, rates=rates, last=last, digest=digest, options=options)
-        return Outgoing(push, frames)
-
-    def unpushed(self) -> list[int]:
-        """Tables (not buffers) that have no frame in this step yet."""
-        return [index for index, spec in enumerate(self.plan.tables) if not spec.state and index not in self._pushed]
-
-    def scalars(self, values: tuple[float, ...]) -> Outgoing:
-        """One number per table, of which everybody gets the largest."""
-        return Outgoing(Scalars(step=self.step, values=values))
-
     @property
-    def ended(self) -> bool:
-        """Whether worker 0 ended the training with the last exchange; where clocks are everyone's own, with any."""
-        return self.last_version is not None and (self.policy.immediate or self.step >= self.last_version)
+    def _exchanging(self) -> bool:
+        return self._policy.exchanges(self.iteration)
 
-    @property
-    def reached(self) -> int | None:
-        """The newest version of which every parameter's update is here, applied or not; None without parameters."""
-        versions = [
-            self._apply[table][-1].version if self._apply[table] else self.versions[table]
-            for table, spec in enumerate(self.plan.tables)
-            if not spec.state
-        ]
-        return min(versions, default=None)
+    def _is_stale(self, tensor: WorkerTensor, *, strict: bool = False) -> bool:
+        return any(
+            self.conversations[table.shard].is_stale(table.index, self.clock, strict=strict) for table in tensor.tables
+        )
 
-    def advance(self, newest: int = 0) -> None:
-        """Ends the exchange: from now on the model wants every table as far as the policy says.
+    def _exchange(self, *, accumulated_only: bool = False) -> Procedure[None]:
+        refuse = self._skips and not self._gradients_are_finite()
+        if self._design.share_scales:
+            yield from self._share_scales(refuse=refuse)
+        yield from self._push_encoded(self._batching.finish())
+        for tensor in self.tensors:
+            if not tensor.state and not all(self.conversations[t.shard].pushed(t.index) for t in tensor.tables):
+                yield from self._push(tensor, accumulated_only=accumulated_only, refuse=refuse)
+        yield from self._push_encoded(self._batching.finish())
+        yield from self._push_buffers()
+        digest = self._digest()
+        for conversation in self.conversations:
+            yield from self._flush(conversation, digest)
+        if self._terms.accepts_newer:
+            for conversation in self.conversations:
+                yield Poll(conversation.shard)
+        self._advance()
 
-        Args:
-            newest: where updates are made without this worker, the version with which it goes on: the newest that
-                all tables of all shards have reached. One clock for all shards: were each to go on with its own,
-                workers could end up waiting for each other.
+    def _advance(self) -> None:
+        """Ends the exchange: from now on the model needs every table as far as the policy says.
+
+        Where updates are made without this worker, it continues with the newest version that all tables of all shards
+        have reached. There is one clock for all shards: were each to continue with its own, workers could end up
+        waiting for each other.
         """
-        self.step = max(self.step + 1, newest)
-        self._pushed.clear()
+        self.clock += 1
+        if self._terms.partial_quorum:
+            reached = [each.reached() for each in self.conversations]
+            self.clock = max(self.clock, min(version for version in reached if version is not None))
+        for conversation in self.conversations:
+            conversation.end_step()
 
-    def leave(self) -> Outgoing:
-        """The last message."""
-        return Outgoing(Leave())
+    def _push(self, tensor: WorkerTensor, *, accumulated_only: bool = False, refuse: bool = False) -> Procedure[None]:
+        self.check_open()
+        self._announce_options()
+        gradient = None if accumulated_only else tensor.parameter.grad
+        for table in tensor.tables:
+            part = None if gradient is None else table.part_of(gradient)
+            if self._batches and table.encodes_in_batches and part is not None and not refuse:
+                yield from self._push_encoded(self._batching.add(table, part))
+            else:
+                yield from self._push_frame(table, table.refusal() if refuse else self._encode(table, part))
 
-    # ---- down
+    def _encode(self, table: WorkerTable, gradient: torch.Tensor | None) -> EncodedTensor:
+        try:
+            if self._design.downlink == "weights":
+                return table.encode(table.values, None)
+            return table.encode(gradient, self._criterion)
+        except NonFiniteError as error:
+            raise NonFiniteError(f"gradient of {error}") from None
 
-    def received(self, message: Message, frames: tuple[EncodedTensor, ...]) -> None:
-        """Takes one message of the server.
+    def _push_encoded(self, encoded: Iterator[tuple[WorkerTable, bytes]]) -> Procedure[None]:
+        try:
+            for table, frame in encoded:
+                yield from self._push_frame(table, frame)
+        except NonFiniteError as error:
+            raise NonFiniteError(f"gradient of {error}") from None
 
-        Raises:
-            ProtocolError: the server refused us, or said something it may not say.
-        """
-        match message:
-            case Welcome():
-                self.welcome = message
-                if self.step == 0 and not self.policy.immediate:  # there, everybody counts their own exchanges
-                    self.step = message.step
-                if message.final >= 0:
-                    self.last_version = message.final
-            case Values():
-                self._check(message.tables, frames)
-                if len(message.versions) != len(frames):
-                    raise ProtocolError(f"{len(message.versions)} versions and {len(frames)} frames in one message")
-                for table, version, frame in zip(message.tables, message.versions, frames, strict=True):
-                    self.newest = max(self.newest, version)
-                    self._apply[table].clear()
-                    self._apply[table].append(Update(version, frame, True))
-            case Delta():
-                self._check(message.tables, frames)
-                self.newest = max(self.newest, message.version)
-                if message.last and self.last_version is None:
-                    self.last_version = message.version
-                for table, frame in zip(message.tables, frames, strict=True):
-                    self._apply[table].append(self._update(table, message, frame))
-            case Scalars():
-                self.maxima[message.step] = message.values
-            case Refused():
-                raise ProtocolError(f"the server ended the session: {message.reason}")
-            case _:
-                raise ProtocolError(f"a server does not send {type(message).__name__}")
+    def _push_frame(self, table: WorkerTable, frame: EncodedTensor) -> Procedure[None]:
+        conversation = self.conversations[table.shard]
+        if conversation.push(self.clock, table.index, frame):
+            yield from self._flush(conversation)
 
-    def wants(self, table: int, *, fully: bool = False) -> bool:
-        """Whether the model's copy of a table is further behind than the policy allows, so that forward must wait.
+    def _flush(self, conversation: Conversation, digest: str = "") -> Procedure[None]:
+        yield from conversation.flush(self.clock, self._groups.rates, last=self.last, digest=digest)
 
-        With `fully`, whether it lacks anything at all that this worker's exchanges led to.
-        """
-        if self.plan.tables[table].state:
-            # Where workers may run apart, nobody waits for worker 0's statistics.
-            return self.versions[table] < (self._state_version() if self._lockstep else 0)
-        if self.policy.immediate:
-            return self.versions[table] < 0 or self._answered[table] < self.step
-        return self.versions[table] < (self.step if fully else self.policy.needs(self.step))
+    def _announce_options(self) -> None:
+        """Options that a scheduler moved go ahead of the exchange's first gradient, as its rates go with each."""
+        if self._announced == self.iteration:
+            return
+        self._announced = self.iteration
+        if self._terms.owns_hyperparameters(self.rank) and (changes := self._groups.changes()):
+            for conversation in self.conversations:
+                conversation.announce(changes)
 
-    def take(self, table: int) -> list[Update]:
-        """Returns, and forgets, what has come for a table up to the current step, oldest first.
+    def _push_buffers(self) -> Procedure[None]:
+        """Pushes worker 0's buffers (batch-norm statistics), every so many exchanges."""
+        for tensor in self.tensors:
+            if not tensor.state or self.rank:
+                continue
+            [table] = tensor.tables
+            if self.clock % self.conversations[table.shard].plan.state_interval == 0:
+                tensor.read()
+                table.count_push(table.values.nbytes, 0.0)
+                yield from self._push_frame(table, PLAIN.encode(table.array))
 
-        Raises:
-            ProtocolError: a version is missing in between.
-        """
-        waiting, taken = self._apply[table], []
-        while waiting and (waiting[0].version <= self.step or self.policy.immediate or self.versions[table] < 0):
-            update = waiting.popleft()
-            if not update.whole and self._base(table, update) != self.versions[table]:
-                raise ProtocolError(
-                    f"{self.plan.tables[table].name!r}: version {update.version} came after {self.versions[table]}"
-                )
-            self.versions[table] = update.version
-            self._answered[table] += not update.whole
-            taken.append(replace(update, missed=True) if self._missed(table, update) else update)
-        return taken
+    def _share_scales(self, *, refuse: bool) -> Procedure[None]:
+        """One round trip for all tables: everybody encodes with the largest scale (TernGrad §3.1, equation 5)."""
+        for conversation in self.conversations:
+            mine = [0.0] * len(conversation.plan.tables)
+            shared = []
+            for table, gradient in self._gradients():
+                codec = None if table.context is None else table.context.codec
+                if table.shard == conversation.shard and isinstance(codec, TernGrad) and not refuse:
+                    mine[table.index] = codec.local_scale(gradient)
+                    shared.append((table, codec))
+            largest = yield from conversation.share_maxima(self.clock, tuple(mine))
+            for table, codec in shared:
+                assert table.context is not None
+                table.context.codec = replace(codec, scale=largest[table.index])
 
-    def _update(self, table: int, delta: Delta, frame: EncodedTensor) -> Update:
-        if delta.base >= 0:
-            self._bases[table, delta.version] = delta.base
-        whole = self.plan.tables[table].state or (self.plan.downlink == "weights")
-        return Update(delta.version, frame, whole, rates=delta.rates, ranks=delta.ranks, options=delta.options)
+    # ---- without an exchange
 
-    def _missed(self, table: int, update: Update) -> bool:
-        """Whether our gradient came too late for an update. The update may have come before we pushed."""
-        took_part = not update.ranks or self.rank in update.ranks
-        return not took_part and self._pushed_at[table] == update.version - 1
+    def _accumulate_all(self) -> None:
+        """An iteration without an exchange: its gradients are added to the next push."""
+        if self._design.downlink == "weights" or (self._skips and not self._gradients_are_finite()):
+            return
+        for table, gradient in self._gradients():
+            table.accumulate(gradient)
 
-    def _base(self, table: int, update: Update) -> int:
-        """The version that an update leads from."""
-        return self._bases.pop((table, update.version), update.version - 1)
+    def _step_locally(self) -> None:
+        """Between exchanges of whole weights, every worker trains by itself."""
+        assert self.local_optimizer is not None
+        gradients = list(self._gradients())
+        self.local_optimizer.step_all(gradients, self._groups.settings)
+        for table, _ in gradients:
+            table.changed_in.add(self.iteration)
+        for tensor in self.tensors:
+            tensor.write()
 
-    def _state_version(self) -> int:
-        """Version that buffers have in the current step: they travel at steps 0, k, 2k, …"""
-        interval = self.plan.state_interval
-        return (self.step - 1) // interval * interval + 1 if self.step else 0
+    def _gradients(self) -> Iterator[tuple[WorkerTable, torch.Tensor]]:
+        for tensor in self.tensors:
+            yield from tensor.gradients()
 
-    def _check(self, tables: tuple[int, ...], frames: tuple[EncodedTensor, ...]) -> None:
-        if len(tables) != len(frames):
-            raise ProtocolError(f"{len(tables)} tables and {len(frames)} frames in one message")
-        if any(not 0 <= table < len(self._apply) for table in tables):
-            raise ProtocolError(f"tables {tables}; there are {len(self._apply)}")
+    def _gradients_are_finite(self) -> bool:
+        return all(bool(torch.isfinite(gradient).all()) for _, gradient in self._gradients())
+
+    def _digest(self) -> str:
+        """A hash of the model that this step's gradients were taken from, where the design compares replicas."""
+        if not self._design.digest_every or self.iteration % self._design.digest_every:
+            return ""
+        digest = xxhash.xxh3_64()
+        for table in self.trained_tables():
+            digest.update(table.array.data)
+        return digest.hexdigest()

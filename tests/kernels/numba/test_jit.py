@@ -46,7 +46,7 @@ def test_works_where_no_cache_can_be_written(tmp_path: Path) -> None:
     # the same for every user, root included.
     source = Path(thinwire.__file__).parent
     package = tmp_path / "thinwire"
-    for part in ("__init__.py", "errors.py", "executor.py", "kernels"):
+    for part in ("__init__.py", "errors.py", "executor.py", "kernels", "runtime"):
         (shutil.copytree if (source / part).is_dir() else shutil.copy)(source / part, _made(package) / part)
     cache = package / "kernels" / "numba" / "__pycache__"
     shutil.rmtree(cache, ignore_errors=True)

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thinwire.errors import ConfigError, FrameError, NonFiniteError
-from thinwire.executor import InTurn, Threads
+from thinwire.executor import InTurn
 from thinwire.kernels import reference
 from thinwire.kernels.numba import Workspace, decode_ternary, encode_ternary
 from thinwire.kernels.numba.ternary_slices import canonical_cuts, decode_slices, encode_runs, encode_slices
+from thinwire.runtime.threads import Threads
 
 EXECUTORS = [InTurn(), Threads()]
 ONE = Workspace()

@@ -10,16 +10,16 @@ import torch
 from torch import nn
 
 import thinwire as tw
-from thinwire.codecs import Encoding, tensors
 from thinwire.codecs import device as dispatch
-from thinwire.hooks import gathering
+from thinwire.codecs import tensors
 from thinwire.hooks.ddp.exchange import Share, shares
 from thinwire.hooks.ddp.residuals import Residuals, Trained
-from thinwire.hooks.replica import Replica
 from thinwire.policies.compression import PLAIN, Choice
 from thinwire.runtime.serving import serving
 from thinwire.server.core import ServerCore
 from thinwire.transports.memory import MemoryServer
+from thinwire.worker import batching
+from thinwire.worker.tensor import PlannedTensor, WorkerTensor
 
 pytestmark = pytest.mark.gpu
 
@@ -133,7 +133,7 @@ def train(where: torch.device, **options: Any) -> tuple[list[Any], list[bool]]:
                 model(x.to(where)).square().mean().backward()
                 opt.step()
             opt.sync()
-            sides = [context.on_host for slot in opt._exchange.pushing() if (context := slot.context) is not None]
+            sides = [context.on_host for slot in opt._worker.trained_tables() if (context := slot.context) is not None]
     return [parameter.detach().cpu().numpy().tobytes() for parameter in model.parameters()], sides
 
 
@@ -155,13 +155,13 @@ def test_gradients_are_encoded_in_batches_of_any_size(
 ) -> None:
     batches: list[int] = []
 
-    class Counted(Encoding):
-        def __init__(self, contexts: Any, tensors: Any, options: Any) -> None:
+    class Counted(dispatch.Encoding):
+        def __init__(self, contexts: Any, tensors: Any) -> None:
             batches.append(len(contexts))
-            super().__init__(contexts, tensors, options)
+            super().__init__(contexts, tensors)
 
-    monkeypatch.setattr(gathering, "Encoding", Counted)
-    monkeypatch.setattr(gathering, "BATCH_NUMEL", numel)
+    monkeypatch.setattr(batching, "Encoding", Counted)
+    monkeypatch.setattr(batching, "BATCH_NUMEL", numel)
     train(device, codec="3lc")
     # Backward shows the last layer's bias (4) and weight (48), then the first's (12 and 240), in one order or another.
     expected = {1: [1, 1, 1, 1], 60: None, 1000: [4]}[numel]
@@ -180,8 +180,11 @@ def test_a_gradient_that_is_not_finite_is_named(device: torch.device) -> None:
         opt.close()
 
 
-def test_a_policy_that_holds_gradients_back_says_what_that_costs(device: torch.device, on_host: Any) -> None:
-    with pytest.warns(UserWarning, match="holds gradients back, which it does in the host's memory: every gradient"):
+def test_a_policy_that_holds_gradients_back_says_what_that_costs(
+    device: torch.device, on_host: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "_said", set())
+    with pytest.warns(UserWarning, match="accumulates gradients, which it does in the host's memory: every gradient"):
         ours, _ = train(device, codec="3lc", consistency="local[k=2]")
     scope = on_host()
     theirs, _ = train(HOST, codec="3lc", consistency="local[k=2]")
@@ -190,15 +193,15 @@ def test_a_policy_that_holds_gradients_back_says_what_that_costs(device: torch.d
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_a_replica_lies_where_its_tensor_does(dtype: torch.dtype, device: torch.device) -> None:
+def test_a_workers_copy_is_where_its_tensor_is(dtype: torch.dtype, device: torch.device) -> None:
     tensor = torch.arange(6.0, device=device).to(dtype).reshape(2, 3)
-    replica = Replica(tensor)
-    piece = replica.piece(2, 5, (3,))
-    assert isinstance(piece, torch.Tensor) and piece.dtype == torch.float32 and piece.device.type == device.type
+    copy = WorkerTensor(PlannedTensor("w", tensor, False, PLAIN, ()))
+    piece = copy.values[2:5]
+    assert piece.dtype == torch.float32 and piece.device.type == device.type
     assert (piece.data_ptr() == tensor.data_ptr() + 8) == (dtype == torch.float32)
     piece += 1
-    replica.show()
+    copy.write()
     assert tensor.tolist() == [[0, 1, 3], [4, 5, 5]]
     tensor.zero_()
-    replica.refresh()
+    copy.read()
     assert piece.tolist() == [0, 0, 0]

@@ -1,24 +1,27 @@
-"""A session on a connection: it waits, it gives up in time, and it says why it ended."""
+"""A driver on connections: it waits, it gives up in time, and it says why a session ended."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
 from thinwire.codecs import codec
 from thinwire.errors import DeadlineError, ProtocolError, TransportError
+from thinwire.runtime.driver import WorkerDriver
 from thinwire.runtime.messages import to_packet
 from thinwire.runtime.serving import serving
-from thinwire.runtime.session import Session
 from thinwire.schema import Delta, Leave, Message, Plan, Refused, TableSpec, Values, Welcome
 from thinwire.server.core import ServerCore
+from thinwire.telemetry import Counters
 from thinwire.transports import grpc
 from thinwire.transports.base import Connection, Packet, Sender, Server
 from thinwire.transports.memory import MemoryServer
-from thinwire.worker.core import Update, WorkerCore
+from thinwire.worker.conversation import Conversation, Update
+from thinwire.worker.effects import Poll, Procedure
 
 PLAIN = codec("fp32")
 VALUES = np.arange(4, dtype=np.float32)
@@ -78,67 +81,92 @@ class Script:
         pass
 
 
+@dataclass
+class Session:
+    """One worker's conversation with one shard, and what runs it."""
+
+    connection: Connection
+    rank: int = 0
+    workers: int = 1
+    timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        self.counters = Counters()
+        self.conversation = Conversation(0, make_plan(self.workers), rank=self.rank)
+        self.driver = WorkerDriver(
+            [self.conversation], [self.connection], timeout_s=self.timeout_s, counters=self.counters
+        )
+        self.clock = 0
+
+    def join(self) -> bool:
+        self.driver.run(self.conversation.join())
+        return self.conversation.asked_for_values
+
+    def push_all(self, value: float) -> None:
+        for table in (0, 1):
+            assert not self.conversation.push(self.clock, table, PLAIN.encode(np.full(4, value, np.float32)))
+        self.driver.run(self.conversation.flush(self.clock, (0.5,)))
+        self.conversation.end_step()
+        self.clock += 1
+
+    def pull(self, table: int) -> list[Update]:
+        return self.driver.run(self.conversation.pull(table, self.clock))
+
+    def ended(self) -> bool:
+        return self.driver.run(self.conversation.ended(self.clock))
+
+
 def scripted(*messages: Message | None, timeout_s: float = 30.0) -> Session:
-    server = MemoryServer(Script(*messages), address="memory://here")
-    return Session(server.connect(), WorkerCore(0, make_plan()), timeout_s=timeout_s)
-
-
-def push_all(session: Session, value: float) -> None:
-    for table in (0, 1):
-        session.send(session.core.push(table, PLAIN.encode(np.full(4, value, np.float32)), (0.5,)))
-    session.send(session.core.flush((0.5,)))
-    session.core.advance()
+    return Session(MemoryServer(Script(*messages), address="memory://here").connect(), timeout_s=timeout_s)
 
 
 def push_for_ever(session: Session) -> None:
     while True:
-        push_all(session, 1.0)
+        session.push_all(1.0)
         time.sleep(0.01)
 
 
 def test_a_whole_conversation(serve: Serve) -> None:
     core = ServerCore()
     _, connect = serve(core)
-    session = Session(connect(), WorkerCore(0, make_plan()), timeout_s=30)
+    session = Session(connect())
     assert session.join(), "the first worker is asked for the values"
-    session.send(session.core.initial((PLAIN.encode(VALUES), PLAIN.encode(VALUES))))
-    push_all(session, 1.0)
-    assert [update.version for update in session.take(0)] == [1]
-    assert not session.is_last()
-    assert [update.version for update in session.take(1)] == [1]
-    sent, received = session.wire_nbytes
+    session.driver.run(session.conversation.send_values((PLAIN.encode(VALUES), PLAIN.encode(VALUES))))
+    session.push_all(1.0)
+    assert [update.version for update in session.pull(0)] == [1]
+    assert not session.ended()
+    assert [update.version for update in session.pull(1)] == [1]
+    sent, received = session.driver.wire_nbytes
     assert sent > 4 * 16 and received > 2 * 16
     assert session.counters["wait_seconds"] >= 0
-    session.close()
+    session.driver.close()
     assert core.finished and core.failed is None
     np.testing.assert_array_equal(core.tables[0].values.numpy(), VALUES - 0.5)
 
 
 def test_a_refusal_is_heard_while_waiting(serve: Serve) -> None:
     _, connect = serve(ServerCore())
-    first = Session(connect(), WorkerCore(0, make_plan(2)), timeout_s=30)
+    first, second = Session(connect(), workers=2), Session(connect(), workers=2)
     assert first.join()
-    second = Session(connect(), WorkerCore(0, make_plan(2)), timeout_s=30)
     with pytest.raises(ProtocolError, match="the server ended the session: rank 0 is taken"):
         second.join()
-    second.close()
-    first.close()
+    second.driver.close()
+    first.driver.close()
 
 
 def test_a_refusal_is_heard_by_one_that_only_sends(serve: Serve) -> None:
     """In the middle of its backward pass a worker sends, and finds the session ended: it is told why."""
     core = ServerCore()
     _, connect = serve(core)
-    session = Session(connect(), WorkerCore(0, make_plan(2)), timeout_s=30)
-    other = Session(connect(), WorkerCore(1, make_plan(2)), timeout_s=30)
+    session, other = Session(connect(), workers=2), Session(connect(), rank=1, workers=2)
     assert session.join()
     assert not other.join()
-    other._connection.abort()
+    other.connection.abort()
     while core.failed is None:
         time.sleep(0.01)
     with pytest.raises(ProtocolError, match="worker 1 went away at step 0"):
         push_for_ever(session)
-    session.close()
+    session.driver.close()
 
 
 def test_patience_ends() -> None:
@@ -147,40 +175,36 @@ def test_patience_ends() -> None:
     with pytest.raises(
         DeadlineError, match=r"memory://here: waited 0.05 s for 'b' of step 0. Another worker may be stuck"
     ):
-        session.take(1)
+        session.pull(1)
     with pytest.raises(DeadlineError, match="`timeout_s` sets how long to wait"):
-        session.take(0)
+        session.pull(0)
     assert session.counters["wait_seconds"] > 0.05
-
-
-def test_a_server_that_never_answers_the_join() -> None:
     with pytest.raises(DeadlineError, match=r"memory://here: waited 0.02 s for the server's welcome"):
         scripted(timeout_s=0.02).join()
 
 
-@pytest.mark.parametrize("table", [0, 1])
-def test_a_server_that_ends_early_is_named(table: int) -> None:
-    session = scripted(Welcome(send_values=False), Values(tables=(0, 1), versions=(0, 0)), None)
-    session.join()
-    assert session.take(table) == [Update(0, b"", True)]
-    session.core.advance()
-    name = "wb"[table]
-    with pytest.raises(
-        TransportError, match=f"memory://here: the server ended the session while we waited for '{name}' of step 1"
-    ):
-        session.take(table)
-    session.close()
+def test_a_server_that_ends_early_is_named() -> None:
+    for table, name in enumerate("wb"):
+        session = scripted(Welcome(send_values=False), Values(tables=(0, 1), versions=(0, 0)), None)
+        session.join()
+        assert session.pull(table) == [Update(0, b"", True)]
+        session.clock += 1
+        with pytest.raises(
+            TransportError, match=f"memory://here: the server ended the session while we waited for '{name}' of step 1"
+        ):
+            session.pull(table)
+        session.driver.close()
 
 
 def test_a_server_that_goes_away_is_named(serve: Serve) -> None:
     server, connect = serve(ServerCore())
-    session = Session(connect(), WorkerCore(1, make_plan(2)), timeout_s=30)
+    session = Session(connect(), rank=1, workers=2)
     session.join()
     server.stop(grace_s=0)
     address = server.address.removeprefix("grpc://")
     with pytest.raises(TransportError, match=address):
-        session.take(0)
-    session.close()
+        session.pull(0)
+    session.driver.close()
 
 
 def test_the_end_of_the_training_is_asked_of_the_server() -> None:
@@ -192,10 +216,22 @@ def test_the_end_of_the_training_is_asked_of_the_server() -> None:
         Delta(version=2, tables=(0,), last=True),
     )
     session.join()
-    session.core.advance()
-    assert not session.is_last()
-    session.core.advance()
-    assert session.is_last()
+    session.clock = 1
+    assert not session.ended()
+    session.clock = 2
+    assert session.ended()
+
+
+def test_what_has_arrived_is_taken_without_waiting() -> None:
+    session = scripted(Welcome(send_values=False), Values(tables=(0,), versions=(3,)))
+    session.join()
+
+    def poll() -> Procedure[list[Update]]:
+        yield Poll(0)
+        return session.conversation.take(0, 0)
+
+    assert [update.version for update in session.driver.run(poll())] == [3]
+    assert session.driver.run(poll()) == []
 
 
 def test_nonsense_from_a_server_is_a_protocol_error() -> None:
@@ -206,7 +242,7 @@ def test_nonsense_from_a_server_is_a_protocol_error() -> None:
 
 def test_leaving_waits_for_the_server_and_a_broken_session_is_dropped() -> None:
     script = Script(None)
-    session = Session(MemoryServer(script).connect(), WorkerCore(0, make_plan()), timeout_s=5)
-    session.close()
+    session = Session(MemoryServer(script).connect(), timeout_s=5)
+    session.driver.close()
     assert [packet.kind for packet in script.heard] == [6]
-    session.close()
+    session.driver.close()

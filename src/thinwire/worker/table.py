@@ -1,0 +1,263 @@
+"""One table of one shard at a worker: encodes what is pushed, and applies the updates that come.
+
+Both happen on the device where the tensor is. Only gradients that accumulate for a later push wait in the host's
+memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from thinwire.codecs import Codec, Context
+from thinwire.codecs.decoding import open_frame, unpack_flat, unpack_into
+from thinwire.codecs.device import say_once
+from thinwire.codecs.tensors import FloatArray, flatten, off_host
+from thinwire.errors import ProtocolError
+from thinwire.frames import Flags, Frame, pack
+from thinwire.packets import BatchedTensor, EncodedTensor
+from thinwire.policies.assignment import Partition
+from thinwire.policies.compression import is_batched
+from thinwire.policies.criteria import Criterion
+from thinwire.schema import TableSpec
+from thinwire.telemetry import Counters
+from thinwire.worker.accumulator import Accumulator
+from thinwire.worker.conversation import Update
+
+NO_GRADIENT = b""
+NORM_EVERY = 8
+"""The norm of every so many gradients is computed, where nobody records that of each: it costs a pass over them."""
+
+LocalStep = Callable[["WorkerTable", torch.Tensor, Update], None]
+"""Runs the worker's own optimizer on one table: the average gradient, and the update that brought it, for its rates."""
+
+
+@dataclass(slots=True)
+class StepCost:
+    """What one table cost in one step; the fields are those of `telemetry.StepRecord`."""
+
+    payload_bytes_push: int = 0
+    payload_bytes_pull: int = 0
+    encode_s: float = 0.0
+    decode_s: float = 0.0
+    wait_s: float = 0.0
+
+
+class WorkerTable:
+    """A table of one shard at a worker.
+
+    Args:
+        partition: which values of the tensor they are, and the shard that holds them.
+        index: the table's, in the shard's plan.
+        spec: name and shape.
+        values: the worker's copy, float32 in the table's shape, a view of the tensor's.
+        codec: of the pushes; None for buffers, which travel as they are.
+        counters: for bytes and seconds.
+        now: returns a time in seconds.
+        seed: of the codec's random stream.
+        revocable: whether a push may have no effect, so that its residual must be restored.
+        measures: whether the norm of every gradient is computed.
+    """
+
+    def __init__(
+        self,
+        partition: Partition,
+        index: int,
+        spec: TableSpec,
+        values: torch.Tensor,
+        codec: Codec | None,
+        counters: Counters,
+        now: Callable[[], float],
+        *,
+        seed: int,
+        revocable: bool,
+        measures: bool,
+    ) -> None:
+        self.shard, self.index, self.spec, self.values = partition.server, index, spec, values
+        self._span = slice(partition.start, partition.stop)
+        self.on_host = not off_host(values)
+        self.context: Context | None = None
+        if codec is not None:
+            self.context = codec.context(values, name=spec.name, seed=seed)
+        self.accumulator = Accumulator(spec.name, spec.shape)
+        self.cost = StepCost()
+        self.staleness = 0
+        self.gradient_norm = 0.0
+        self.changed_in: set[int] = set()
+        """The steps that changed the copy, until they are recorded."""
+        self._batched = codec is not None and self.on_host and is_batched(codec, spec.shape)
+        self._counters, self._now = counters, now
+        self._revocable, self._measures = revocable, measures
+        self._pushed_at = now()
+        self._residual_before: torch.Tensor | None = None
+
+    @property
+    def array(self) -> FloatArray:
+        """The worker's copy in the host's memory: a view, or a copy where it is on a GPU."""
+        array: FloatArray = self.values.cpu().numpy()
+        return array
+
+    def part_of(self, gradient: torch.Tensor) -> torch.Tensor:
+        """This table's values of a tensor's gradient, in the table's shape."""
+        if tuple(gradient.shape) == self.spec.shape:
+            return gradient
+        return gradient.reshape(-1)[self._span].reshape(self.spec.shape)
+
+    # ---- up
+
+    def accumulate(self, gradient: torch.Tensor) -> None:
+        """Adds a gradient to a later push. Raises NonFiniteError before anything is changed."""
+        if not self.on_host:
+            say_once(
+                "the consistency policy accumulates gradients, which it does in the host's memory: every gradient on "
+                f"{self.values.device.type} is copied there whole (4 bytes a value), and the sum back to be encoded"
+            )
+        self.accumulator.add(gradient)
+
+    def encode(self, gradient: torch.Tensor | None, criterion: Criterion | None) -> EncodedTensor:
+        """Returns this step's push: what accumulated, and `gradient`. Empty where there is nothing to send.
+
+        Raises:
+            NonFiniteError: NaN or Inf; the residual and the accumulated gradients are unchanged.
+        """
+        assert self.context is not None
+        if gradient is None and self.accumulator.sum is None:
+            return NO_GRADIENT
+        if criterion is not None and gradient is not None:
+            self.accumulate(gradient)
+            gradient = None
+            if not criterion.send(self.accumulator.pending(self.array, self._now() - self._pushed_at)):
+                return NO_GRADIENT
+        total = gradient
+        if self.accumulator.sum is not None:
+            total = torch.from_numpy(self.accumulator.sum if gradient is None else self.accumulator.plus(gradient))
+        assert total is not None
+        total = self.prepare(total)
+        begin = self._now()
+        frame = self._encode_batched(total, self.context) if self._batched else self.context.encode(total)
+        self.encoded(self._now() - begin)
+        return frame
+
+    def _encode_batched(self, total: torch.Tensor, context: Context) -> BatchedTensor:
+        """What `context.encode` does, for a table that travels in a batch."""
+        flat = flatten(total, self.spec.name)
+        context.check(flat)
+        batched = BatchedTensor.of(flat.values, self.spec.name)
+        context.sent(len(batched))
+        return batched
+
+    @property
+    def encodes_in_batches(self) -> bool:
+        """Whether its gradients are encoded together with others': those on a GPU, where nothing accumulated."""
+        return not self.on_host and self.accumulator.sum is None
+
+    def prepare(self, total: torch.Tensor) -> torch.Tensor:
+        """Notes the norm and the residual before a push is encoded; returns what to encode."""
+        assert self.context is not None
+        if self._measures or self.context.step % NORM_EVERY == 0:
+            norm = float(total.float().norm())
+            self.gradient_norm = norm if not self.gradient_norm else 0.9 * self.gradient_norm + 0.1 * norm
+        if self._revocable and self.context.residual is not None:
+            self._residual_before = self.context.residual.clone()
+        return total.float() if total.dtype == torch.float64 else total  # tables are float32
+
+    def encoded(self, seconds: float) -> None:
+        """Counts a push that was encoded in so many seconds; nothing is accumulated any more."""
+        assert self.context is not None
+        self.accumulator.clear()
+        self._pushed_at = self._now()
+        self.count_push(self.context.payload_nbytes, seconds)
+
+    def refusal(self) -> bytes:
+        """The frame that says: this worker's gradients are not finite, so everybody skips this step."""
+        assert self.context is not None
+        self._residual_before = None  # nothing was encoded, so there is nothing to restore
+        return pack(Frame(self.context.codec.id, "fp32", self.spec.shape, flags=int(Flags.NON_FINITE)))
+
+    def count_push(self, payload_nbytes: int, seconds: float) -> None:
+        """Counts one push."""
+        self.cost.payload_bytes_push, self.cost.encode_s = payload_nbytes, seconds
+        self._counters.add("payload_bytes_push", payload_nbytes)
+        self._counters.add("values_push", self.values.numel())
+        self._counters.add("encode_seconds", seconds)
+
+    # ---- down
+
+    def apply(self, updates: Sequence[Update], local_step: LocalStep | None, step: int) -> None:
+        """Applies updates to the copy, in order.
+
+        Args:
+            updates: what `Conversation.pull` returned.
+            local_step: runs the optimizer where the updates are average gradients; None where they are deltas.
+            step: which step they belong to, for the records.
+        """
+        begin = self._now()
+        for update in updates:
+            self._apply(update, local_step)
+            if update.frame:
+                self.changed_in.add(step)
+        self.cost.decode_s = self._now() - begin
+        self._counters.add("decode_seconds", self.cost.decode_s)
+
+    def _apply(self, update: Update, local_step: LocalStep | None) -> None:
+        if update.missed:
+            self._counters.add("late_pushes", 1 if update.frame else 0)
+            if self._residual_before is not None and self.context is not None and self.context.residual is not None:
+                # The update was made without our gradient: what encoding that left in the residual goes with it.
+                self.context.residual.copy_(self._residual_before)
+        if not update.frame:
+            self._counters.add("skipped_updates", 1)
+            return
+        if update.version == 0 or update.whole or local_step is None:
+            nbytes = self._decode(update.frame, self.values, accumulate=not update.whole)
+        else:
+            gradient = torch.empty_like(self.values)
+            nbytes = self._decode(update.frame, gradient, accumulate=False)
+            local_step(self, gradient, update)
+        if update.version > 0:
+            self.cost.payload_bytes_pull = nbytes
+            self._counters.add("payload_bytes_pull", nbytes)
+            self._counters.add("values_pull", self.values.numel())
+
+    def _decode(self, frame: EncodedTensor, out: torch.Tensor, *, accumulate: bool) -> int:
+        """Decodes a frame of this table, or its values in a batch; returns its payload's size in bytes."""
+        if isinstance(frame, BatchedTensor):
+            return self._take_batched(frame, out, accumulate=accumulate)
+        opened = open_frame(frame)
+        if opened.frame.shape != self.spec.shape:
+            raise ProtocolError(
+                f"{self.spec.name}: a frame of shape {opened.frame.shape}, the table is {self.spec.shape}"
+            )
+        if self.on_host:
+            unpack_flat(opened, out.view(-1).numpy(), accumulate=accumulate)
+        else:
+            unpack_into(opened, out, accumulate=accumulate)
+        return opened.payload_nbytes
+
+    def _take_batched(self, batched: BatchedTensor, out: torch.Tensor, *, accumulate: bool) -> int:
+        if batched.values.size != self.values.numel():
+            raise ProtocolError(
+                f"{self.spec.name}: {batched.values.size} values came in a batch, the table is {self.spec.shape}"
+            )
+        if self.on_host:
+            batched.unpack(out.view(-1).numpy(), accumulate=accumulate)
+        else:
+            values = torch.from_numpy(batched.values).view(out.shape).to(out.device)
+            out.add_(values) if accumulate else out.copy_(values)
+        return len(batched)
+
+    # ---- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """The context's state, and what accumulated."""
+        assert self.context is not None
+        return self.context.state_dict() | self.accumulator.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores what `state_dict` returned."""
+        assert self.context is not None
+        self.context.load_state_dict(dict(state))
+        self.accumulator.load_state_dict(state)

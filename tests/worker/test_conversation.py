@@ -1,0 +1,206 @@
+"""A worker's buffers towards one shard: what leaves when, and what may be applied when."""
+
+from __future__ import annotations
+
+import pytest
+
+from thinwire.errors import ProtocolError
+from thinwire.schema import Delta, Join, Leave, Message, Plan, Push, Refused, TableSpec, Values, Welcome
+from thinwire.worker.conversation import CHUNK_NBYTES, Conversation, Update
+from thinwire.worker.effects import Receive, Send
+
+RATES = (0.5,)
+SHARD = 3
+
+
+def make_plan(tables: int = 3, *, state: bool = False, state_interval: int = 50) -> Plan:
+    specs = [TableSpec(name=f"t{index}", shape=(4,)) for index in range(tables)]
+    if state:
+        specs.append(TableSpec(name="statistic", shape=(2,), state=True))
+    return Plan(
+        workers=2,
+        tables=tuple(specs),
+        codecs=({"id": "fp32"},),
+        optimizer="SGD",
+        groups=({},),
+        state_interval=state_interval,
+    )
+
+
+def make(tables: int = 3, *, chunk_nbytes: int = 10, state: bool = False, state_interval: int = 50) -> Conversation:
+    plan = make_plan(tables, state=state, state_interval=state_interval)
+    return Conversation(SHARD, plan, rank=1, chunk_nbytes=chunk_nbytes)
+
+
+def begun(one: Conversation) -> Conversation:
+    """With the initial values applied."""
+    tables = tuple(range(len(one.plan.tables)))
+    one.received(Welcome(send_values=False), ())
+    one.received(Values(tables=tables, versions=(0,) * len(tables)), tuple(b"v" for _ in tables))
+    for table in tables:
+        assert one.take(table, 0) == [Update(0, b"v", True)]
+    return one
+
+
+# ---- up
+
+
+def test_it_joins_with_the_versions_that_it_has() -> None:
+    one = make()
+    joining = one.join()
+    assert next(joining) == Send(SHARD, Join(rank=1, plan=one.plan))
+    assert next(joining) == Receive(SHARD, "the server's welcome")
+    one.received(Welcome(send_values=True, step=17), ())
+    assert list(joining) == [] and one.asked_for_values and one.joined_at == 17
+    begun(one)
+    one.received(Delta(version=1, tables=(1,)), (b"d",))
+    one.take(1, 1)
+    assert next(one.join()) == Send(SHARD, Join(rank=1, plan=one.plan, have=(0, 1, 0)))
+
+
+def test_initial_values_are_version_zero_of_everything() -> None:
+    one = make()
+    assert all(one.is_stale(table, 0) for table in range(3)) and one.take(0, 0) == []
+    values = Values(tables=(0, 1, 2), versions=(0, 0, 0))
+    assert list(one.send_values((b"a", b"b", b"c"))) == [Send(SHARD, values, (b"a", b"b", b"c"))]
+    assert not any(one.is_stale(table, 0) for table in range(3))
+
+
+def test_a_push_leaves_when_enough_bytes_are_ready() -> None:
+    one = begun(make(4))
+    assert not one.push(0, 2, b"1234")
+    assert not one.push(0, 0, b"12345"), "9 of 10 bytes"
+    assert one.push(0, 3, b"1")
+    expected = Send(SHARD, Push(step=0, tables=(2, 0, 3), rates=RATES), (b"1234", b"12345", b"1"))
+    assert list(one.flush(0, RATES)) == [expected]
+    assert one.push(0, 1, b"x" * 99)
+    last = Push(step=0, tables=(1,), rates=(0.25,), last=True, options=((0, {"momentum": 0.5}),))
+    one.announce(((0, {"momentum": 0.5}),))
+    assert list(one.flush(0, (0.25,), last=True)) == [Send(SHARD, last, (b"x" * 99,))]
+    assert list(one.flush(0, RATES)) == [], "nothing waits"
+    digest = Push(step=0, tables=(), rates=RATES, digest="d")
+    assert list(one.flush(0, RATES, digest="d")) == [Send(SHARD, digest)], "options are sent once"
+
+
+def test_the_default_chunk_is_a_few_messages_a_step() -> None:
+    one = Conversation(SHARD, make_plan(30), rank=0)
+    assert CHUNK_NBYTES == 4 * 8192
+    sizes = []
+    for table in range(30):
+        if one.push(0, table, b"x" * 8192):
+            sizes += [len(send.frames) for send in one.flush(0, RATES) if isinstance(send, Send)]
+    sizes += [len(send.frames) for send in one.flush(0, RATES) if isinstance(send, Send)]
+    assert sizes == [4] * 7 + [2]
+
+
+def test_a_table_is_pushed_once_a_step() -> None:
+    one = begun(make(2, state=True))
+    one.push(0, 1, b"g")
+    assert [one.pushed(table) for table in (0, 1)] == [False, True]
+    with pytest.raises(ProtocolError, match=r"'t1' was pushed twice in step 0: .*no_sync"):
+        one.push(0, 1, b"g")
+    list(one.flush(0, RATES))
+    one.end_step()
+    one.push(1, 1, b"h")
+    assert list(one.flush(1, RATES)) == [Send(SHARD, Push(step=1, tables=(1,), rates=RATES), (b"h",))]
+    assert list(one.leave()) == [Send(SHARD, Leave())]
+
+
+# ---- down
+
+
+def test_a_step_needs_one_version_more_of_each_table() -> None:
+    one = begun(make())
+    assert all(one.is_stale(table, 1) for table in range(3))
+    one.received(Delta(version=1, tables=(2, 0)), (b"d2", b""))
+    assert one.take(2, 1) == [Update(1, b"d2", False)]
+    assert one.take(0, 1) == [Update(1, b"", False)], "an empty frame is a version, too"
+    assert [one.is_stale(table, 1) for table in range(3)] == [False, True, False]
+    pulling = one.pull(1, 1)
+    assert next(pulling) == Receive(SHARD, "'t1' of step 1")
+    one.received(Delta(version=1, tables=(1,)), (b"d1",))
+    with pytest.raises(StopIteration) as end:
+        next(pulling)
+    assert end.value.value == [Update(1, b"d1", False)]
+
+
+def test_updates_are_applied_in_order_and_not_before_their_step() -> None:
+    one = begun(make())
+    for version in (1, 2, 3):  # the shard may be ahead with a table that this worker has not used yet
+        one.received(Delta(version=version, tables=(0, 1)), (b"%d" % version,) * 2)
+    assert one.take(0, 1) == [Update(1, b"1", False)]
+    assert one.take(0, 2) == [Update(2, b"2", False)] and one.take(0, 2) == []
+    assert [update.frame for update in one.take(1, 3)] == [b"1", b"2", b"3"]
+    assert one.versions == [2, 3, 0]
+    assert one.reached() == 0
+    for version in (0, 2, 3):
+        other = begun(make())
+        other.received(Delta(version=version, tables=(1,)), (b"d",))
+        with pytest.raises(ProtocolError, match=rf"'t1': version {version} came after 0"):
+            other.take(1, 5)
+
+
+def test_whole_values_replace_what_waits() -> None:
+    one = begun(make())
+    one.received(Delta(version=1, tables=(0, 1)), (b"d", b"d"))
+    one.received(Values(tables=(0,), versions=(1,)), (b"whole",))
+    assert one.take(0, 1) == [Update(1, b"whole", True)]
+    assert one.take(1, 1) == [Update(1, b"d", False)]
+
+
+def test_a_late_comer_takes_values_of_the_step_after() -> None:
+    """A table may be one version ahead of the others when a worker joins."""
+    one = make()
+    one.received(Welcome(send_values=False, step=4), ())
+    one.received(Values(tables=(0, 1, 2), versions=(4, 5, 4)), (b"a", b"b", b"c"))
+    assert [one.take(table, 4)[0].version for table in range(3)] == [4, 5, 4]
+    assert not any(one.is_stale(table, 4) for table in range(3))
+
+
+def test_buffers_are_needed_after_the_steps_that_send_them() -> None:
+    """Worker 0 sends them in steps 0, k, 2k, …; in the step after, everyone waits for them."""
+    versions = {1: [0, 1, 2, 3, 4, 5, 6, 7], 3: [0, 1, 1, 1, 4, 4, 4, 7], 50: [0, 1, 1, 1, 1, 1, 1, 1]}
+    for interval, expected in versions.items():
+        one = begun(make(1, state=True, state_interval=interval))
+        buffer, held = 1, 0
+        for clock, version in enumerate(expected):
+            assert one.is_stale(buffer, clock) == (version > held), (interval, clock)
+            if version > held:
+                one.received(Delta(version=version, tables=(buffer,)), (b"s",))
+                assert one.take(buffer, clock) == [Update(version, b"s", True)], "values, not a difference"
+                held = version
+            assert not one.is_stale(buffer, clock)
+
+
+def test_the_end_is_noted() -> None:
+    one = begun(make())
+    asking = one.ended(1)
+    assert next(asking) == Receive(SHARD, "step 1")
+    one.received(Delta(version=1, tables=(0,)), (b"",))
+    with pytest.raises(StopIteration) as end:
+        next(asking)
+    assert end.value.value is False and one.last_version is None
+    one.received(Delta(version=2, tables=(0,), last=True), (b"",))
+    one.received(Delta(version=2, tables=(1,), last=True), (b"",))
+    with pytest.raises(StopIteration) as end:
+        next(one.ended(2))
+    assert end.value.value is True and one.last_version == 2
+
+
+def test_what_a_server_may_not_say() -> None:
+    refused: list[tuple[Message, tuple[bytes, ...], str]] = [
+        (Refused(reason="rank 1 is taken"), (), "the server ended the session: rank 1 is taken"),
+        (Leave(), (), "a server does not send Leave"),
+        (Push(step=0, tables=()), (), "a server does not send Push"),
+        (Delta(version=1, tables=(0, 1)), (b"",), "2 tables and 1 frames in one message"),
+        (Delta(version=1, tables=(3,)), (b"",), r"tables \(3,\); there are 3"),
+        (Delta(version=1, tables=(-1,)), (b"",), r"tables \(-1,\); there are 3"),
+        (Values(tables=(0,), versions=(0,)), (), "1 tables and 0 frames in one message"),
+        (Values(tables=(0,), versions=()), (b"",), "0 versions and 1 frames in one message"),
+        (Values(tables=(9,), versions=(0,)), (b"",), r"tables \(9,\); there are 3"),
+    ]
+    for message, frames, text in refused:
+        one = begun(make())
+        with pytest.raises(ProtocolError, match=text):
+            one.received(message, frames)
+        assert one.versions == [0, 0, 0] and not any(one.take(table, 1) for table in range(3)), message

@@ -1,0 +1,193 @@
+"""One table at a worker: what is sent, what accumulates, what is restored."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import numpy as np
+import pytest
+import torch
+
+from tests.pieces import as_frame
+from thinwire.codecs import Codec, codec, decode
+from thinwire.errors import NonFiniteError, ProtocolError
+from thinwire.packets import BatchedTensor
+from thinwire.policies.assignment import Partition
+from thinwire.policies.criteria import Pending, criterion
+from thinwire.schema import TableSpec
+from thinwire.telemetry import Counters
+from thinwire.worker.conversation import Update
+from thinwire.worker.table import NO_GRADIENT, WorkerTable
+
+SHAPE = (4, 10)
+PLAIN = codec("fp32")
+
+
+def make(made: Codec | None = None, *, revocable: bool = False) -> WorkerTable:
+    seconds = iter(range(1000))
+    return WorkerTable(
+        Partition(0, 0, 40),
+        0,
+        TableSpec(name="w", shape=SHAPE),
+        torch.zeros(SHAPE),
+        made or PLAIN,
+        Counters(),
+        lambda: float(next(seconds)),
+        seed=5,
+        revocable=revocable,
+        measures=False,
+    )
+
+
+def grad(seed: int) -> torch.Tensor:
+    return torch.randn(SHAPE, generator=torch.Generator().manual_seed(seed))
+
+
+def residual_of(table: WorkerTable) -> torch.Tensor:
+    assert table.context is not None and table.context.residual is not None
+    return table.context.residual.clone()
+
+
+def sent(table: WorkerTable, gradient: torch.Tensor | None) -> torch.Tensor:
+    return decode(as_frame(table.encode(gradient, None), SHAPE))
+
+
+# ---- up
+
+
+def test_what_accumulated_goes_with_the_next_push() -> None:
+    table = make()
+    mine = grad(1)
+    table.accumulate(mine)
+    mine.zero_()  # it was copied
+    table.accumulate(grad(2))
+    torch.testing.assert_close(sent(table, grad(3)), grad(1) + grad(2) + grad(3))
+    torch.testing.assert_close(sent(table, grad(4)), grad(4))
+    table.accumulate(grad(5))
+    torch.testing.assert_close(sent(table, None), grad(5))
+    assert table.encode(None, None) == NO_GRADIENT
+
+
+def test_a_criterion_accumulates_until_it_is_met_and_nothing_is_lost() -> None:
+    table = make()
+    every = criterion("period", 3)
+    frames = [table.encode(grad(step), every) for step in range(7)]
+    assert [bool(frame) for frame in frames] == [False, False, True, False, False, True, False]
+    torch.testing.assert_close(decode(as_frame(frames[2], SHAPE)), grad(0) + grad(1) + grad(2))
+    torch.testing.assert_close(decode(as_frame(frames[5], SHAPE)), grad(3) + grad(4) + grad(5))
+    torch.testing.assert_close(sent(table, None), grad(6))
+
+
+def test_a_criterion_is_told_all_that_it_may_ask() -> None:
+    asked: list[Pending] = []
+
+    class Never:
+        def send(self, pending: Pending) -> bool:
+            asked.append(pending)
+            return False
+
+    table = make()
+    table.values.fill_(2)
+    for step in range(3):
+        table.encode(grad(step), Never())
+    last = asked[-1]
+    np.testing.assert_allclose(last.gradient, sum(grad(step) for step in range(3)), rtol=1e-5, atol=1e-6)
+    assert last.iterations == 3 and (last.weights == 2).all() and [each.seconds for each in asked] == [1, 2, 3]
+    assert last.squares == pytest.approx(sum(float(grad(step).square().sum()) for step in range(3)), rel=1e-5)
+
+
+def test_nan_changes_nothing() -> None:
+    for made in (codec("3lc"), PLAIN):  # PLAIN travels in a batch
+        for bad in (float("nan"), float("inf"), -float("inf")):
+            table = make(made)
+            table.encode(grad(0), None)
+            table.accumulate(grad(1))
+            before = table.state_dict()
+            broken = grad(2)
+            broken[1, 2] = bad
+            with pytest.raises(NonFiniteError, match="w: holds NaN or Inf"):
+                table.accumulate(broken)
+            with pytest.raises(NonFiniteError, match="w: holds NaN or Inf"):
+                table.encode(broken, None)
+            with pytest.raises(NonFiniteError, match="w: holds NaN or Inf"):
+                table.encode(broken, criterion("norm", 0.1))
+            after = table.state_dict()
+            assert before.keys() == after.keys()
+            for key, value in before.items():
+                same = torch.equal(value, after[key]) if isinstance(value, torch.Tensor) else value == after[key]
+                assert same, (made.id, bad, key)
+
+
+# ---- down
+
+
+def test_a_late_push_leaves_the_residual_bit_for_bit_what_it_was() -> None:
+    for missed in (True, False):
+        table = make(codec("3lc", sparsity=1.5), revocable=True)
+        table.encode(grad(0), None)
+        before = residual_of(table)
+        table.encode(grad(1), None)
+        after = residual_of(table)
+        assert not torch.equal(before, after)
+        table.apply([Update(1, PLAIN.encode(np.ones(SHAPE, np.float32)), False, missed=missed)], None, step=0)
+        assert torch.equal(residual_of(table), before if missed else after)
+        assert bool((table.values == 1).all()), "the update itself is applied"
+
+
+def test_updates_are_added_taken_over_or_stepped_by() -> None:
+    table = make()
+    stepped: list[tuple[torch.Tensor, tuple[float, ...]]] = []
+    ones = np.ones(SHAPE, np.float32)
+
+    def local_step(_: WorkerTable, gradient: torch.Tensor, update: Update) -> None:
+        stepped.append((gradient, update.rates))
+
+    batched = BatchedTensor.of(ones.reshape(-1), "w")
+    table.apply([Update(0, PLAIN.encode(5 * ones), True), Update(1, batched, False)], None, step=-1)
+    assert bool((table.values == 6).all())
+    table.apply([Update(2, b"", False)], None, step=0)
+    table.apply([], None, step=1)
+    assert table.changed_in == {-1}, "an empty update changes nothing"
+    table.apply([Update(3, PLAIN.encode(ones), False, rates=(0.5,))], local_step, step=2)
+    assert bool((table.values == 6).all() and (stepped[0][0] == 1).all()) and stepped[0][1] == (0.5,)
+    table.apply([Update(4, PLAIN.encode(9 * ones), True), Update(5, batched, True)], local_step, step=3)
+    assert bool((table.values == 1).all()) and len(stepped) == 1, "whole values are nobody's gradient"
+    assert table.changed_in == {-1, 2, 3}
+
+
+def test_an_update_of_another_shape_changes_nothing() -> None:
+    table = make()
+    with pytest.raises(ProtocolError, match=r"w: 39 values came in a batch, the table is \(4, 10\)"):
+        table.apply([Update(1, BatchedTensor.of(np.ones(39, np.float32), "w"), False)], None, step=0)
+    with pytest.raises(ProtocolError, match=r"w: a frame of shape \(10, 4\), the table is \(4, 10\)"):
+        table.apply([Update(1, PLAIN.encode(np.ones((10, 4), np.float32)), False)], None, step=0)
+    assert not table.values.any()
+
+
+# ---- state
+
+
+def test_a_resumed_table_sends_the_same_bytes() -> None:
+    for name in ("3lc", "stoch3", "fp32"):
+        table, other = make(codec(name)), make(codec(name))
+        for step in range(3):
+            table.encode(grad(step), None)
+        table.accumulate(grad(3))
+        other.load_state_dict(table.state_dict())
+        variance = criterion("variance", 0.1)
+        for each in (table, other):
+            each.accumulate(grad(4))
+        first, again = (as_frame(each.encode(grad(5), variance), SHAPE) for each in (table, other))
+        assert first == again != b"", name
+        assert table.encode(grad(6), None) == other.encode(grad(6), None), name
+
+
+def test_a_state_is_a_copy_and_loading_forgets_what_accumulated() -> None:
+    table = make()
+    empty = table.state_dict()
+    table.accumulate(grad(0))
+    state = table.state_dict()
+    table.accumulate(grad(1))
+    assert torch.equal(cast(torch.Tensor, state["accumulated"]), grad(0))
+    table.load_state_dict(empty)
+    assert table.encode(None, None) == NO_GRADIENT
