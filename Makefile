@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-long test-gpu bench proto clean
+.PHONY: demo test test-long test-gpu bench clean
 
 $(VENV)/.base: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -35,9 +35,6 @@ test-gpu: $(VENV)/.dev  ## the kernels' suite on a CUDA device
 
 bench: $(VENV)/.base  ## codec speed beside this machine's own limits
 	$(BIN)/thinwire bench codecs $(ARGS)
-
-proto: $(VENV)/.dev  ## regenerate the gRPC code from transports/wire.proto
-	cd src && ../$(BIN)/python -m grpc_tools.protoc -I. --python_out=. thinwire/transports/wire.proto
 
 clean:
 	rm -rf $(VENV) build dist out .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,8 +1,8 @@
 """The messages of both modes, and the plan that workers and servers agree on. Plain frozen values; no torch.
 
-A message is a struct and, beside it, a tuple of frames: big bytes are never copied into the struct.
-`KINDS` gives every message the number that travels; numbers are never reused. Fields are added last, with a
-default, so that an older reader skips what it does not know.
+A message is a struct and, beside it, a tuple of frames: big bytes are never copied into the struct. It travels as an
+array of its fields in this order. `KINDS` gives every message the number that travels; numbers are never reused.
+Fields are added last, with a default, so that an older reader skips what it does not know.
 """
 
 from __future__ import annotations
@@ -10,10 +10,6 @@ from __future__ import annotations
 from typing import Any, Literal, TypeAlias
 
 import msgspec
-
-PROTOCOL = 1
-"""Raised when an older peer could misread a conversation; peers of another protocol are refused."""
-
 
 BatchSizes: TypeAlias = tuple[int, ...]
 """Which of a message's tables share its last frame, the batch: for every table how many float32 values of that frame
@@ -70,16 +66,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     downlink: Literal["delta", "gradient", "weights"] = "delta"
 
 
-class Join(msgspec.Struct, frozen=True, kw_only=True):
-    """Worker → server, first. `have` holds the table versions of a worker that comes back, else nothing."""
+class Join(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Worker → server, first. `have` holds the table versions of a worker that resumes, else nothing."""
 
     rank: int
     plan: Plan
-    protocol: int = PROTOCOL
     have: tuple[int, ...] = ()
 
 
-class Welcome(msgspec.Struct, frozen=True, kw_only=True):
+class Welcome(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Server → worker. `send_values` asks this worker (rank 0) for the initial values of every table.
 
     Args:
@@ -93,7 +88,7 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True):
     final: int = -1
 
 
-class Values(msgspec.Struct, frozen=True, kw_only=True):
+class Values(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Whole tables, uncompressed: initial weights up, and down to workers that start or are too far behind.
 
     `versions[i]` belongs to `tables[i]` and to frame i.
@@ -103,7 +98,7 @@ class Values(msgspec.Struct, frozen=True, kw_only=True):
     versions: tuple[int, ...]
 
 
-class Push(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Push(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Worker → server: gradients of `tables` at `step`, one frame each; an empty frame says "no gradient this step".
 
     Args:
@@ -123,7 +118,7 @@ class Push(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     batch: BatchSizes = ()
 
 
-class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Delta(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Server → worker: what leads `tables` to `version`, one frame each; empty: unchanged.
 
     Args:
@@ -148,24 +143,24 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     batch: BatchSizes = ()
 
 
-class Scalars(msgspec.Struct, frozen=True, kw_only=True):
+class Scalars(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Both ways: one number for each table at `step`; down comes the largest over all workers (TernGrad §3.1)."""
 
     step: int
     values: tuple[float, ...]
 
 
-class Leave(msgspec.Struct, frozen=True, kw_only=True):
+class Leave(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Worker → server: done, in good order."""
 
 
-class Refused(msgspec.Struct, frozen=True, kw_only=True):
+class Refused(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Server → worker: the conversation is over, and why."""
 
     reason: str
 
 
-class Open(msgspec.Struct, frozen=True, kw_only=True):
+class Open(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Worker → server, before anything else on every connection of a session that may outlive its connections.
 
     Args:
@@ -179,7 +174,7 @@ class Open(msgspec.Struct, frozen=True, kw_only=True):
     forgotten: int = 0
 
 
-class Opened(msgspec.Struct, frozen=True, kw_only=True):
+class Opened(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Server → worker: the answer to `Open`. What the other end has not heard follows, on both sides.
 
     Args:
@@ -191,7 +186,7 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True):
     grace_s: float
 
 
-class Heard(msgspec.Struct, frozen=True, kw_only=True):
+class Heard(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Both ways, now and then: so many messages have been heard in this session and need not be kept."""
 
     count: int

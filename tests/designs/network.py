@@ -14,12 +14,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from thinwire.errors import DeadlineError
-from thinwire.packets import EncodedTensor
-from thinwire.runtime.messages import from_packet
+from thinwire.packets import EncodedTensor, parse
 from thinwire.runtime.serving import serving
 from thinwire.schema import Message
 from thinwire.server.core import ServerCore
-from thinwire.transports.base import Connection, Handler, Packet, Sender
+from thinwire.transports.base import Connection, Handler, Sender
 
 Work = Callable[["Actor"], Any]
 
@@ -74,17 +73,17 @@ class Wire(Connection):
 
     def __init__(self, network: Network, actor: Actor, shard: int, peer: int) -> None:
         self.address, self.shard, self.peer = f"shard {shard}", shard, peer
-        self.up: deque[Packet] = deque()
-        self.down: deque[Packet | None] = deque()
-        self.inbox: deque[Packet] = deque()
+        self.up: deque[bytes] = deque()
+        self.down: deque[bytes | None] = deque()
+        self.inbox: deque[bytes] = deque()
         self.ended = False
         self._network, self._actor = network, actor
 
-    def send(self, packet: Packet) -> None:
+    def send(self, packet: bytes) -> None:
         self.up.append(packet)
         self._actor.pause()
 
-    def receive(self, timeout_s: float | None = None) -> Packet | None:
+    def receive(self, timeout_s: float | None = None) -> bytes | None:
         while not self.inbox:
             if self.ended:
                 return None
@@ -106,10 +105,10 @@ class _Outbox(Sender):
     def __init__(self, wires: list[Wire]) -> None:
         self._wires = wires
 
-    def send(self, peer: int, packet: Packet) -> None:
+    def send(self, peer: int, packet: bytes) -> None:
         self._wires[peer].down.append(packet)
 
-    def close(self, peer: int, packet: Packet | None = None) -> None:
+    def close(self, peer: int, packet: bytes | None = None) -> None:
         if packet is not None:
             self.send(peer, packet)
         self._wires[peer].down.append(None)
@@ -198,18 +197,18 @@ class Network:
 
     def _deliver_up(self, wire: Wire) -> None:
         packet = wire.up.popleft()
-        message, _ = from_packet(packet)
+        message, _ = parse(packet)
         self.heard.append((wire.shard, wire._actor.rank, message))
         handler = self._handlers[wire.shard]
         before = [len(other.down) for other in self._wires[wire.shard]]
         handler.received(wire.peer, packet)
-        fresh: dict[int, Packet] = {}
+        fresh: dict[int, bytes] = {}
         for other, known in zip(self._wires[wire.shard], before, strict=True):
             for sent in list(other.down)[known:]:
                 if sent is not None:
                     fresh[id(sent)] = sent
         for sent in fresh.values():
-            answer, frames = from_packet(sent)
+            answer, frames = parse(sent)
             self.said.append((wire.shard, answer, frames))
 
     def _deliver_down(self, wire: Wire) -> None:

@@ -12,12 +12,12 @@ import thinwire as tw
 from tests.hooks.cluster import run_cluster
 from tests.hooks.test_distribute import batch, equal, mlp
 from thinwire.hooks.distribute import DistributedOptimizer
+from thinwire.packets import parse
 from thinwire.policies.designs import Design
-from thinwire.runtime.messages import from_packet
 from thinwire.runtime.serving import serving
 from thinwire.schema import Push
 from thinwire.server.core import ServerCore
-from thinwire.transports.base import Packet, Sender
+from thinwire.transports.base import Sender
 from thinwire.transports.memory import MemoryServer
 
 torch.set_num_threads(1)
@@ -128,8 +128,8 @@ def pushes_of(scheduler_moves: bool) -> list[Push]:
         def opened(self, peer: int) -> None:
             self._inner.opened(peer)
 
-        def received(self, peer: int, packet: Packet) -> None:
-            message, _ = from_packet(packet)
+        def received(self, peer: int, packet: bytes) -> None:
+            message, _ = parse(packet)
             if isinstance(message, Push):
                 heard.append(message)
             self._inner.received(peer, packet)

@@ -105,7 +105,7 @@ def test_trailing_bytes() -> None:
     refused(packet(after=b"x"), "a packet of 40 bytes is declared and 41 came")
 
 
-def test_a_packet_length_that_is_not_the_packet_s() -> None:
+def test_the_packet_length() -> None:
     refused(packet(nbytes=39, after=b"x"), "a packet of 39 bytes is declared; its parts add up to 40", exact=False)
     refused(packet(nbytes=0), "is declared and", exact=True)
     refused(packet(nbytes=0), "do not fit 0 bytes", exact=False)
@@ -145,7 +145,7 @@ def test_bytes_that_are_no_message() -> None:
         refused(packet(kind=kind, message=message), text)
 
 
-def test_every_bit_flipped_is_a_packet_or_a_protocol_error() -> None:
+def test_every_flipped_bit() -> None:
     for bit in range(8 * len(packet())):
         mutated = bytearray(packet())
         mutated[bit // 8] ^= 1 << bit % 8

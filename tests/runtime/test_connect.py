@@ -8,8 +8,8 @@ import pytest
 
 from tests.server.conversation import make_plan
 from thinwire.errors import ConfigError, DeadlineError
+from thinwire.packets import pack
 from thinwire.runtime.connect import connect
-from thinwire.runtime.messages import to_packet
 from thinwire.runtime.serving import serving
 from thinwire.schema import Join
 from thinwire.server.core import ServerCore
@@ -40,7 +40,7 @@ def test_a_connection_is_taken_as_it_is() -> None:
 def test_an_address_leads_to_its_server() -> None:
     core = ServerCore()
     with grpc.serve(serving(core), "127.0.0.1:0") as server, connect(f"grpc://{server.address}") as connection:
-        connection.send(to_packet(Join(rank=0, plan=make_plan(1))))
+        connection.send(pack(Join(rank=0, plan=make_plan(1))))
         assert connection.receive(30) is not None
     assert core.plan == make_plan(1)
 

@@ -11,14 +11,14 @@ import pytest
 
 from thinwire.codecs import codec
 from thinwire.errors import DeadlineError, ProtocolError, TransportError
+from thinwire.packets import kind_of, pack
 from thinwire.runtime.driver import WorkerDriver
-from thinwire.runtime.messages import to_packet
 from thinwire.runtime.serving import serving
 from thinwire.schema import Delta, Leave, Message, Plan, Refused, TableSpec, Values, Welcome
 from thinwire.server.core import ServerCore
 from thinwire.telemetry import Counters
 from thinwire.transports import grpc
-from thinwire.transports.base import Connection, Packet, Sender, Server
+from thinwire.transports.base import Connection, Sender, Server
 from thinwire.transports.memory import MemoryServer
 from thinwire.worker.conversation import Conversation, Update
 from thinwire.worker.effects import Poll, Procedure
@@ -58,7 +58,7 @@ class Script:
 
     def __init__(self, *messages: Message | None) -> None:
         self.messages = messages
-        self.heard: list[Packet] = []
+        self.heard: list[bytes] = []
 
     def __call__(self, sender: Sender) -> Script:
         self.sender = sender
@@ -67,15 +67,15 @@ class Script:
     def opened(self, peer: int) -> None:
         pass
 
-    def received(self, peer: int, packet: Packet) -> None:
+    def received(self, peer: int, packet: bytes) -> None:
         self.heard.append(packet)
         if len(self.heard) == 1:
             for message in self.messages:
                 if message is None or isinstance(message, Refused):
-                    self.sender.close(peer, None if message is None else to_packet(message))
+                    self.sender.close(peer, None if message is None else pack(message))
                 else:
                     frames = tuple(b"" for _ in getattr(message, "tables", ()))
-                    self.sender.send(peer, to_packet(message, frames))
+                    self.sender.send(peer, pack(message, frames))
 
     def closed(self, peer: int, error: str | None) -> None:
         pass
@@ -244,5 +244,5 @@ def test_leaving_waits_for_the_server_and_a_broken_session_is_dropped() -> None:
     script = Script(None)
     session = Session(MemoryServer(script).connect(), timeout_s=5)
     session.driver.close()
-    assert [packet.kind for packet in script.heard] == [6]
+    assert [kind_of(packet) for packet in script.heard] == [Leave]
     session.driver.close()

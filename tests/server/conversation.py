@@ -60,9 +60,9 @@ def gradient(rank: int, step: int, table: int) -> Array:
 class Shard:
     """A server core, and a list of what it said to each peer. Peer r is the worker of rank r, unless said otherwise."""
 
-    def __init__(self, plan: Plan | None = None, *, rejoin: bool = False, begin: bool = True) -> None:
+    def __init__(self, plan: Plan | None = None, *, begin: bool = True) -> None:
         self.plan = plan or make_plan()
-        self.core = ServerCore(rejoin=rejoin)
+        self.core = ServerCore()
         self.told: dict[int, list[tuple[Message, tuple[bytes, ...]]]] = defaultdict(list)
         self.ended: dict[int, str | None] = {}
         if begin:

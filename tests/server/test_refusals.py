@@ -14,7 +14,6 @@ from thinwire.errors import ProtocolError
 from thinwire.frames import Frame, pack
 from thinwire.packets import BatchedTensor, EncodedTensor
 from thinwire.schema import (
-    PROTOCOL,
     Delta,
     Join,
     Leave,
@@ -40,10 +39,6 @@ def flipped(frame: bytes) -> bytes:
 # ---- strangers: turned away, and the training goes on
 
 STRANGERS: dict[str, tuple[Callable[[Shard], Message], str]] = {
-    "another protocol": (
-        lambda s: Join(rank=1, plan=s.plan, protocol=PROTOCOL + 1),
-        rf"the worker speaks protocol {PROTOCOL + 1}, this server {PROTOCOL}",
-    ),
     "a taken rank": (lambda s: Join(rank=1, plan=s.plan), r"rank 1 is taken"),
     "no such rank": (lambda s: Join(rank=2, plan=s.plan), r"rank 2; this training has ranks 0 … 1"),
     "a negative rank": (lambda s: Join(rank=-1, plan=s.plan), r"rank -1; this training has ranks 0 … 1"),

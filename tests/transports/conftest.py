@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from thinwire.transports import Connection, Packet, Sender, Server
+from thinwire.transports import Connection, Sender, Server
 from thinwire.transports.grpc import GrpcOptions, connect, serve
 from thinwire.transports.memory import MemoryServer
-from thinwire.transports.shaped import Shaping
 
 PATIENCE_S = 20.0  # for what must happen; never waited for in a test that passes
 
-React = Callable[[Sender, int, Packet], None]
+React = Callable[[Sender, int, bytes], None]
 
 
 class Recorder:
@@ -32,14 +31,14 @@ class Recorder:
     def opened(self, peer: int) -> None:
         self._log("opened", peer)
 
-    def received(self, peer: int, packet: Packet) -> None:
+    def received(self, peer: int, packet: bytes) -> None:
         self._log("received", peer, packet)
         self._react(self.sender, peer, packet)
 
     def closed(self, peer: int, error: str | None) -> None:
         self._log("closed", peer, error)
 
-    def packets(self, peer: int = 0) -> list[Packet]:
+    def packets(self, peer: int = 0) -> list[bytes]:
         return [event[2] for event in list(self.events) if event[:2] == ("received", peer)]
 
     def wait_closed(self, peer: int = 0) -> str | None:
@@ -60,14 +59,14 @@ class Recorder:
             self._changed.notify_all()
 
 
-def echo(sender: Sender, peer: int, packet: Packet) -> None:
+def echo(sender: Sender, peer: int, packet: bytes) -> None:
     sender.send(peer, packet)
 
 
 class Cluster:
     """One server and its workers over the transport of that name. To enrol a transport, add a line here."""
 
-    TRANSPORTS = ("memory", "grpc", "grpc-shaped")
+    TRANSPORTS = ("memory", "grpc")
 
     def __init__(self, transport: str) -> None:
         self.transport = transport
@@ -86,8 +85,6 @@ class Cluster:
         if self.transport == "memory":
             self.server = MemoryServer(factory, **options)
         else:
-            if self.transport == "grpc-shaped":
-                self.options["shaping"] = Shaping.symmetric(10e9)
             self.server = serve(factory, "127.0.0.1:0", options=GrpcOptions(**self.options))
         made[0].server = self.server
         return made[0]

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from thinwire.errors import TransportError
-from thinwire.transports import Packet, Sender
+from thinwire.transports import Sender
 from thinwire.transports.memory import MemoryServer
 
 
@@ -21,13 +21,13 @@ class Log:
     def opened(self, peer: int) -> None:
         self.lines.append(f"open {peer}")
 
-    def received(self, peer: int, packet: Packet) -> None:
-        self.lines.append(f"begin {peer}:{packet.kind}")
+    def received(self, peer: int, packet: bytes) -> None:
+        self.lines.append(f"begin {peer}:{packet[0]}")
         self.sender.send(peer, packet)
-        self.sender.call(lambda: self.lines.append(f"called by {peer}:{packet.kind}"))
-        if packet.kind == 9:
+        self.sender.call(lambda: self.lines.append(f"called by {peer}:{packet[0]}"))
+        if packet[0] == 9:
             self.sender.close(peer)
-        self.lines.append(f"end {peer}:{packet.kind}")
+        self.lines.append(f"end {peer}:{packet[0]}")
 
     def closed(self, peer: int, error: str | None) -> None:
         self.lines.append(f"close {peer} {error}")
@@ -42,8 +42,8 @@ def test_one_thread_sees_everything_in_the_order_of_the_program() -> None:
 
     server = MemoryServer(factory)
     first, second = server.connect(), server.connect()
-    first.send(Packet(kind=1))
-    second.send(Packet(kind=9))
+    first.send(b"\x01")
+    second.send(b"\x09")
     first.close()
     assert logs[0].lines == [
         "open 0",
@@ -57,17 +57,16 @@ def test_one_thread_sees_everything_in_the_order_of_the_program() -> None:
         "close 1 None",
         "close 0 None",
     ]
-    assert second.receive(timeout_s=0) == Packet(kind=9)
+    assert second.receive(timeout_s=0) == b"\x09"
     assert second.receive(timeout_s=0) is None
 
 
 def test_a_packet_is_handed_over_and_not_copied() -> None:
     server = MemoryServer(Log)
     connection = server.connect()
-    packet = Packet(kind=1, frames=(bytes(100),))
+    packet = bytes(100)
     connection.send(packet)
     assert connection.receive(timeout_s=0) is packet
-    assert packet.wire is None
 
 
 def test_the_handler_is_never_entered_twice() -> None:
@@ -76,7 +75,7 @@ def test_the_handler_is_never_entered_twice() -> None:
     total = 0
 
     class Counter(Log):
-        def received(self, peer: int, packet: Packet) -> None:
+        def received(self, peer: int, packet: bytes) -> None:
             nonlocal total
             if not inside.acquire(blocking=False):
                 collisions.append(peer)
@@ -89,7 +88,7 @@ def test_the_handler_is_never_entered_twice() -> None:
 
     def send_many(worker: int) -> None:
         for _ in range(500):
-            connections[worker].send(Packet(kind=1))
+            connections[worker].send(b"\x01")
 
     threads = [threading.Thread(target=send_many, args=(worker,)) for worker in range(4)]
     for thread in threads:

@@ -89,22 +89,18 @@ def test_both_directions_are_separate() -> None:
     assert link.ingress.delay(4_096, now=0.0) == 0.0
 
 
-@pytest.mark.parametrize("rate_bps", [1e6, 10e6, 20e6, 50e6, 200e6, 500e6, 2e9, 10e9])
-def test_bursts_between_the_measured_points_stay_near_a_millisecond(rate_bps: float) -> None:
-    burst = burst_nbytes(rate_bps)
-    assert burst >= 2 * 1514
-    assert burst == 4096 or 0.8e-3 <= burst * 8 / rate_bps <= 3.5e-3
+def test_bursts_between_the_measured_points_stay_near_a_millisecond() -> None:
+    for rate_bps in (1e6, 10e6, 20e6, 50e6, 200e6, 500e6, 2e9, 10e9):
+        burst = burst_nbytes(rate_bps)
+        assert burst >= 2 * 1514
+        assert burst == 4096 or 0.8e-3 <= burst * 8 / rate_bps <= 3.5e-3, rate_bps
 
 
-@pytest.mark.parametrize("rate", [0, -1, math.nan, math.inf])
-def test_impossible_rates_are_refused(rate: float) -> None:
-    with pytest.raises(ConfigError, match="bits per second > 0"):
-        TokenBucket(rate, 0)
-    with pytest.raises(ConfigError, match="bits per second > 0"):
-        Shaping.symmetric(rate)
-
-
-def test_impossible_bursts_and_sizes_are_refused() -> None:
+def test_impossible_rates_bursts_and_sizes_are_refused() -> None:
+    for rate in (0, -1, math.nan, math.inf):
+        for make in (lambda rate: TokenBucket(rate, 0), Shaping.symmetric):
+            with pytest.raises(ConfigError, match="bits per second > 0"):
+                make(rate)
     with pytest.raises(ConfigError, match="burst_bytes is -1"):
         TokenBucket(1, -1)
     with pytest.raises(ConfigError, match="cannot send -5 bytes"):

@@ -29,7 +29,7 @@ from thinwire.runtime.driver import WorkerDriver
 from thinwire.runtime.serving import serving
 from thinwire.server.core import ServerCore
 from thinwire.transports import grpc
-from thinwire.transports.base import HandlerFactory, Packet, Sender, Server
+from thinwire.transports.base import HandlerFactory, Sender, Server
 from thinwire.worker.conversation import Conversation
 from thinwire.workloads.batches import Batches
 from thinwire.workloads.data import data
@@ -160,7 +160,7 @@ class _Marking:
         self._inner, self._mark = inner, mark
         self.opened, self.closed = inner.opened, inner.closed
 
-    def received(self, peer: int, packet: Packet) -> None:
+    def received(self, peer: int, packet: bytes) -> None:
         self._inner.received(peer, packet)
         self._mark()
 

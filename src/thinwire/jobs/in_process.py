@@ -19,7 +19,7 @@ from thinwire.jobs.run import Links, OnEvent, summarise
 from thinwire.jobs.training import run_worker
 from thinwire.runtime.serving import serving
 from thinwire.server.core import ServerCore
-from thinwire.transports.base import Connection, Packet
+from thinwire.transports.base import Connection
 from thinwire.transports.memory import MemoryServer
 
 
@@ -80,11 +80,11 @@ class _InTurn(Connection):
         self._inner, self._turn = inner, turn
         self.address = inner.address
 
-    def send(self, packet: Packet) -> None:
+    def send(self, packet: bytes) -> None:
         self._inner.send(packet)
         self.bytes_sent = self._inner.bytes_sent
 
-    def receive(self, timeout_s: float | None = None) -> Packet | None:
+    def receive(self, timeout_s: float | None = None) -> bytes | None:
         try:
             packet = self._inner.receive(0)
         except DeadlineError:
@@ -100,7 +100,7 @@ class _InTurn(Connection):
     def abort(self) -> None:
         self._inner.abort()
 
-    def _wait(self, timeout_s: float | None) -> Packet | None:
+    def _wait(self, timeout_s: float | None) -> bytes | None:
         self._turn.release()
         try:
             return self._inner.receive(timeout_s)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 
 from thinwire.errors import DeadlineError, ProtocolError, TransportError
-from thinwire.runtime.messages import from_packet, to_packet
+from thinwire.packets import pack, parse
 from thinwire.telemetry import Counters
 from thinwire.transports.base import Connection
 from thinwire.worker.conversation import Conversation
@@ -83,7 +83,7 @@ class WorkerDriver:
 
     def _send(self, effect: Send) -> None:
         try:
-            self._connections[effect.shard].send(to_packet(effect.message, effect.frames))
+            self._connections[effect.shard].send(pack(effect.message, effect.frames))
         except TransportError:
             # A server that ends a session says why: better raised than that nothing can be sent any more.
             with contextlib.suppress(TransportError):
@@ -106,9 +106,9 @@ class WorkerDriver:
             raise TransportError(
                 f"{connection.address}: the server ended the session while we waited for {effect.awaited}"
             )
-        self._conversations[effect.shard].received(*from_packet(packet))
+        self._conversations[effect.shard].received(*parse(packet))
 
     def _receive_arrived(self, shard: int) -> None:
         """Takes every message that has arrived; raises DeadlineError after the last."""
         while (packet := self._connections[shard].receive(0)) is not None:
-            self._conversations[shard].received(*from_packet(packet))
+            self._conversations[shard].received(*parse(packet))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 
 from thinwire.errors import ProtocolError
-from thinwire.transports.base import Packet
+from thinwire.transports.base import wire_nbytes
 
 HEARD_MESSAGES = 64
 HEARD_NBYTES = 2**20
@@ -26,27 +26,27 @@ class Lane:
     Example:
         >>> lane = Lane()
         >>> for kind in (1, 2, 3):
-        ...     lane.say(Packet(kind))
+        ...     lane.say(bytes(kind))
         >>> lane.acknowledge(2)
         >>> lane.unheard
-        (Packet(kind=3, header=b'', frames=()),)
+        (b'\x00\x00\x00',)
     """
 
     def __init__(self) -> None:
         self.heard = self.forgotten = self.kept_nbytes = 0
-        self._kept: deque[Packet] = deque()
+        self._kept: deque[bytes] = deque()
         self._told_messages = self._told_nbytes = 0
 
-    def say(self, packet: Packet) -> None:
+    def say(self, packet: bytes) -> None:
         """Keeps a message that is sent."""
         self._kept.append(packet)
-        self.kept_nbytes += packet.nbytes
+        self.kept_nbytes += wire_nbytes(packet)
 
-    def hear(self, packet: Packet) -> bool:
+    def hear(self, packet: bytes) -> bool:
         """Counts a message that came; returns whether it is time to say so."""
         self.heard += 1
         self._told_messages += 1
-        self._told_nbytes += packet.nbytes
+        self._told_nbytes += wire_nbytes(packet)
         if self._told_messages < HEARD_MESSAGES and self._told_nbytes < HEARD_NBYTES:
             return False
         self._told_messages = self._told_nbytes = 0
@@ -64,10 +64,10 @@ class Lane:
                 f"{self.forgotten + len(self._kept)} are possible"
             )
         while self.forgotten < count:
-            self.kept_nbytes -= self._kept.popleft().nbytes
+            self.kept_nbytes -= wire_nbytes(self._kept.popleft())
             self.forgotten += 1
 
     @property
-    def unheard(self) -> tuple[Packet, ...]:
+    def unheard(self) -> tuple[bytes, ...]:
         """What the other end may not have heard, in order."""
         return tuple(self._kept)

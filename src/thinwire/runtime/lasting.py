@@ -11,13 +11,11 @@ from collections.abc import Callable
 from functools import partial
 
 from thinwire.errors import ProtocolError
+from thinwire.packets import kind_of, pack, parse
 from thinwire.runtime.lane import Lane
-from thinwire.runtime.messages import from_packet, to_packet
 from thinwire.schema import Heard, Open, Opened, Refused
-from thinwire.transports.base import MAX_PENDING_NBYTES, Handler, HandlerFactory, Packet, Sender
+from thinwire.transports.base import MAX_PENDING_NBYTES, Handler, HandlerFactory, Sender
 
-_OPEN = to_packet(Open(session="")).kind
-_HEARD = to_packet(Heard(count=0)).kind
 MAX_NAME = 64
 MAX_KEPT_NBYTES = 2 * MAX_PENDING_NBYTES
 """What may wait for a worker's word that it was heard: twice what the transport lets wait to be sent to it."""
@@ -31,7 +29,7 @@ class _Session:
         self.peer: int | None = None
         self.lane = Lane()
         self.ended = False
-        self.last: Packet | None = None
+        self.last: bytes | None = None
         self.timer: threading.Timer | None = None
         self.breaks = 0
 
@@ -58,27 +56,27 @@ class LastingHandler:
     def opened(self, peer: int) -> None:
         """Nothing yet: the first packet says whose connection it is."""
 
-    def received(self, peer: int, packet: Packet) -> None:
+    def received(self, peer: int, packet: bytes) -> None:
         if peer in self._replaced:
             return  # its session goes on on another connection, which repeats this
         session = self._of_peer.get(peer)
         try:
-            if session is None and packet.kind == _OPEN:
-                message, _ = from_packet(packet)
+            if session is None and kind_of(packet) is Open:
+                message, _ = parse(packet)
                 assert isinstance(message, Open)
                 self._open(peer, message)
                 return
             session = session or self._begin(peer, None)
-            if packet.kind == _HEARD:
-                message, _ = from_packet(packet)
+            if kind_of(packet) is Heard:
+                message, _ = parse(packet)
                 assert isinstance(message, Heard)
                 session.lane.acknowledge(message.count)
                 return
         except ProtocolError as error:
-            self._sender.close(peer, to_packet(Refused(reason=str(error))))
+            self._sender.close(peer, pack(Refused(reason=str(error))))
             return
         if session.lane.hear(packet) and session.name is not None and self._grace_s > 0:
-            self._sender.send(peer, to_packet(Heard(count=session.lane.heard)))
+            self._sender.send(peer, pack(Heard(count=session.lane.heard)))
         self._inner.received(session.number, packet)
 
     def closed(self, peer: int, error: str | None) -> None:
@@ -98,7 +96,7 @@ class LastingHandler:
 
     # ---- what the handler says
 
-    def send(self, number: int, packet: Packet) -> None:
+    def send(self, number: int, packet: bytes) -> None:
         """To a session: now where it is connected, and again later where that does not arrive."""
         session = self._numbered.get(number)
         if session is None or session.ended:
@@ -112,7 +110,7 @@ class LastingHandler:
         if session.peer is not None:
             self._sender.send(session.peer, packet)
 
-    def close(self, number: int, packet: Packet | None) -> None:
+    def close(self, number: int, packet: bytes | None) -> None:
         """Ends a session; one that is not connected hears the last word when it comes back."""
         session = self._numbered.get(number)
         if session is None or session.ended:
@@ -146,7 +144,7 @@ class LastingHandler:
                     "Resume all workers and shards from checkpoints of one step"
                 )
             self._begin(peer, said.session)
-            self._sender.send(peer, to_packet(Opened(heard=0, grace_s=self._grace_s)))
+            self._sender.send(peer, pack(Opened(heard=0, grace_s=self._grace_s)))
             return
         if session.ended:
             self._sender.close(peer, session.last)
@@ -162,7 +160,7 @@ class LastingHandler:
             self._sender.close(old)
         session.peer = peer
         self._of_peer[peer] = session
-        self._sender.send(peer, to_packet(Opened(heard=session.lane.heard, grace_s=self._grace_s)))
+        self._sender.send(peer, pack(Opened(heard=session.lane.heard, grace_s=self._grace_s)))
         for packet in session.lane.unheard:
             self._sender.send(peer, packet)
 
@@ -175,7 +173,7 @@ class LastingHandler:
         if session.peer is not None:
             del self._of_peer[session.peer]
             self._replaced.add(session.peer)
-            self._sender.close(session.peer, to_packet(Refused(reason=error)))
+            self._sender.close(session.peer, pack(Refused(reason=error)))
             session.peer = None
         self._end(session, error)
 
@@ -195,10 +193,10 @@ class _SessionSender(Sender):
     def __init__(self, lasting: LastingHandler, sender: Sender) -> None:
         self._lasting, self._sender = lasting, sender
 
-    def send(self, peer: int, packet: Packet) -> None:
+    def send(self, peer: int, packet: bytes) -> None:
         self._lasting.send(peer, packet)
 
-    def close(self, peer: int, packet: Packet | None = None) -> None:
+    def close(self, peer: int, packet: bytes | None = None) -> None:
         self._lasting.close(peer, packet)
 
     def call(self, callback: Callable[[], None]) -> None:

@@ -14,18 +14,15 @@ import time
 from collections.abc import Callable
 
 from thinwire.errors import DeadlineError, ProtocolError, TransportError
+from thinwire.packets import kind_of, pack, parse
 from thinwire.runtime.lane import Lane
-from thinwire.runtime.messages import from_packet, to_packet
 from thinwire.schema import Heard, Leave, Open, Opened, Refused
-from thinwire.transports.base import MAX_MESSAGE_NBYTES, Connection, Packet, check_message
+from thinwire.transports.base import MAX_MESSAGE_NBYTES, Connection, check_packet
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 3.0
 LEAVING_S = 5.0
 """How long one that has said goodbye tries to hear the answer."""
-
-_LEAVE = to_packet(Leave()).kind
-_REFUSED = to_packet(Refused(reason="")).kind
 
 Connect = Callable[[float], Connection]
 """Opens a connection, waiting so many seconds for the server at most."""
@@ -76,11 +73,11 @@ class Reconnecting(Connection):
         """See `Connection`."""
         return self._received + self._connection.bytes_received
 
-    def send(self, packet: Packet) -> None:
-        check_message(packet, self._max_message_nbytes)
+    def send(self, packet: bytes) -> None:
+        check_packet(packet, self._max_message_nbytes)
         with self._lock:
             self._check()
-            self._left = self._left or packet.kind == _LEAVE
+            self._left = self._left or kind_of(packet) is Leave
             if self._lasts:
                 self._lane.say(packet)
             try:
@@ -88,7 +85,7 @@ class Reconnecting(Connection):
             except TransportError as error:
                 self._mend(self._connection, error)
 
-    def receive(self, timeout_s: float | None = None) -> Packet | None:
+    def receive(self, timeout_s: float | None = None) -> bytes | None:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             self._check()
@@ -112,9 +109,9 @@ class Reconnecting(Connection):
                 with self._lock:
                     self._lane.acknowledge(message.count)
             else:
-                if packet.kind != _REFUSED and self._lane.hear(packet) and self._lasts:
+                if kind_of(packet) is not Refused and self._lane.hear(packet) and self._lasts:
                     with contextlib.suppress(TransportError):  # noticed by whoever sends or receives next
-                        connection.send(to_packet(Heard(count=self._lane.heard)))
+                        connection.send(pack(Heard(count=self._lane.heard)))
                 return packet
 
     def close(self, timeout_s: float = 30.0) -> None:
@@ -129,14 +126,14 @@ class Reconnecting(Connection):
         if self._over is not None:
             raise TransportError(self._over)
 
-    def _opening(self) -> Packet:
-        return to_packet(Open(session=self._session, heard=self._lane.heard, forgotten=self._lane.forgotten))
+    def _opening(self) -> bytes:
+        return pack(Open(session=self._session, heard=self._lane.heard, forgotten=self._lane.forgotten))
 
-    def _ours(self, packet: Packet) -> Opened | Heard | None:
+    def _ours(self, packet: bytes) -> Opened | Heard | None:
         """The message of a packet that is about the session itself."""
-        if packet.kind not in (_OPENED, _HEARD):
+        if kind_of(packet) not in (Opened, Heard):
             return None
-        message, _ = from_packet(packet)
+        message, _ = parse(packet)
         assert isinstance(message, Opened | Heard)
         return message
 
@@ -169,8 +166,8 @@ class Reconnecting(Connection):
         """A server that ended the session said so: nobody is there to go back to. Anything else will be repeated."""
         with contextlib.suppress(TransportError):
             while (packet := broken.receive(0)) is not None:
-                if packet.kind == _REFUSED:
-                    message, _ = from_packet(packet)
+                if kind_of(packet) is Refused:
+                    message, _ = parse(packet)
                     assert isinstance(message, Refused)
                     self._over = f"the server ended the session: {message.reason}"
                     raise ProtocolError(self._over)
@@ -183,7 +180,7 @@ class Reconnecting(Connection):
         try:
             connection.send(self._opening())
             packet = connection.receive(left)
-            message = None if packet is None else from_packet(packet)[0]
+            message = None if packet is None else parse(packet)[0]
             if packet is None or not isinstance(message, Opened | Refused):
                 raise TransportError(f"{self.address} did not take the session up again")
             if isinstance(message, Refused):
@@ -201,7 +198,3 @@ class Reconnecting(Connection):
             self._connection.abort()
         self._connection = connection
         self.reconnections += 1
-
-
-_OPENED = to_packet(Opened(heard=0, grace_s=0.0)).kind
-_HEARD = to_packet(Heard(count=0)).kind

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from thinwire.errors import ProtocolError
+from thinwire.packets import pack, parse
 from thinwire.runtime.keeping import Keeper
 from thinwire.runtime.lasting import lasting
-from thinwire.runtime.messages import from_packet, to_packet
 from thinwire.server.core import Close, Effect, Send, ServerCore
-from thinwire.transports.base import HandlerFactory, Packet, Sender
+from thinwire.transports.base import HandlerFactory, Sender
 
 
 class ServerHandler:
@@ -33,9 +33,9 @@ class ServerHandler:
     def opened(self, peer: int) -> None:
         """Nothing to do: a worker speaks first."""
 
-    def received(self, peer: int, packet: Packet) -> None:
+    def received(self, peer: int, packet: bytes) -> None:
         try:
-            message, frames = from_packet(packet)
+            message, frames = parse(packet)
         except ProtocolError as error:
             self._do(self._core.broke(peer, str(error)))
             return
@@ -50,11 +50,11 @@ class ServerHandler:
         for effect in effects:
             match effect:
                 case Send(peers, message, frames):
-                    packet = to_packet(message, frames)
+                    packet = pack(message, frames)
                     for peer in peers:
                         self._sender.send(peer, packet)
                 case Close(peer, message):
-                    self._sender.close(peer, None if message is None else to_packet(message))
+                    self._sender.close(peer, None if message is None else pack(message))
         if self._on_end is not None and (self._core.finished or self._core.failed is not None):
             ended, self._on_end = self._on_end, None
             ended()

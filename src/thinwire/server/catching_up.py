@@ -1,17 +1,17 @@
-"""What leads a worker that joins late, or comes back, from the versions it has to the shard's."""
+"""What leads a worker that joins late, or resumes, from the versions it has to the shard's."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from thinwire.errors import ProtocolError
-from thinwire.schema import Delta, Values
+from thinwire.schema import Values
 from thinwire.server.steps import Steps, Word
 from thinwire.server.table import Table
 
 
 def catch_up(steps: Steps, rank: int, have: Sequence[int]) -> list[Word]:
-    """Returns deltas where the tables' logs have them, else whole tables.
+    """Returns the whole tables that a worker lacks.
 
     Args:
         steps: the shard's tables.
@@ -23,8 +23,6 @@ def catch_up(steps: Steps, rank: int, have: Sequence[int]) -> list[Word]:
     """
     tables = steps.tables
     versions = have if len(have) == len(tables) else (-1,) * len(tables)
-    words: list[Word] = []
-    whole = []
     for table, version in zip(tables, versions, strict=True):
         if version > table.version:
             raise ProtocolError(
@@ -38,17 +36,9 @@ def catch_up(steps: Steps, rank: int, have: Sequence[int]) -> list[Word]:
                 "under this design the workers hold the model, and the server cannot give it to one that begins or "
                 "comes back late: resume all workers and shards from the same step"
             )
-    for index, (table, version) in enumerate(zip(tables, versions, strict=True)):
-        missing = table.since(version) if version >= 0 and not steps.terms.immediate else None
-        if missing is None:
-            whole.append(index)
-            continue
-        first = table.version - len(missing) + 1
-        for offset, frame in enumerate(missing):
-            words.append(Word(Delta(version=first + offset, tables=(index,)), (frame,), rank))
-    if whole:
-        give = Table.hand_over if steps.terms.immediate else Table.snapshot
-        frames = tuple(give(tables[index], rank) for index in whole)
-        message = Values(tables=tuple(whole), versions=tuple(tables[index].version for index in whole))
-        words.append(Word(message, frames, rank))
-    return words
+    lacks = [i for i, table in enumerate(tables) if versions[i] < table.version or steps.terms.immediate]
+    if not lacks:
+        return []
+    give = Table.hand_over if steps.terms.immediate else Table.snapshot
+    frames = tuple(give(tables[index], rank) for index in lacks)
+    return [Word(Values(tables=tuple(lacks), versions=tuple(tables[i].version for i in lacks)), frames, rank)]

@@ -16,7 +16,7 @@ import msgspec
 
 from thinwire.errors import ConfigError, FrameError, NonFiniteError, ProtocolError
 from thinwire.packets import EncodedTensor
-from thinwire.schema import PROTOCOL, Join, Leave, Message, Plan, Push, Scalars, Values, Welcome
+from thinwire.schema import Join, Leave, Message, Plan, Push, Scalars, Values, Welcome
 from thinwire.server.agreement import check_plan, difference
 from thinwire.server.catching_up import catch_up
 from thinwire.server.effects import Close, Effect, Send, refused
@@ -29,20 +29,13 @@ __all__ = ["Close", "Effect", "Send", "ServerCore"]
 
 
 class ServerCore:
-    """One shard.
+    """One shard."""
 
-    Args:
-        rejoin: whether the shard waits for a worker that went away (it comes back with `Join.have`), or
-            ends the training at once.
-    """
-
-    def __init__(self, *, rejoin: bool = False) -> None:
+    def __init__(self) -> None:
         self.counters = Counters()
         self.finished = False
-        self._rejoin = rejoin
         self._steps: Steps | None = None
         self._ranks: dict[int, int] = {}
-        self._came_back: set[int] = set()
         self._left: set[int] = set()
         self._initialised = False
         self._failed: str | None = None
@@ -73,12 +66,9 @@ class ServerCore:
         return self._fail(f"worker {rank}: {reason}")
 
     def closed(self, peer: int, error: str | None) -> list[Effect]:
-        """A session is over. In the middle of training that ends it for all, unless the shard waits for rejoins."""
+        """A session is over. In the middle of training that ends it for all."""
         rank = self._ranks.pop(peer, None)
         if rank is None or self._failed is not None:
-            return []
-        if self._rejoin:
-            self._came_back.add(rank)
             return []
         return self._fail(f"worker {rank} went away at step {self.step}: {error or 'it closed its session'}")
 
@@ -102,8 +92,6 @@ class ServerCore:
                 raise ProtocolError(f"a worker does not send {type(message).__name__}")
 
     def _join(self, peer: int, join: Join) -> list[Effect]:
-        if join.protocol != PROTOCOL:
-            raise ProtocolError(f"the worker speaks protocol {join.protocol}, this server {PROTOCOL}")
         if peer in self._ranks:
             raise ProtocolError("a second Join in one session")
         if self.plan is None:
@@ -142,8 +130,7 @@ class ServerCore:
         assert self._steps is not None
         if not self._initialised:
             raise ProtocolError("a gradient came before the initial values")
-        rank = self._ranks[peer]
-        words = self._steps.push(rank, push, frames, repeats=rank in self._came_back, left=self._left)
+        words = self._steps.push(self._ranks[peer], push, frames, left=self._left)
         self.counters.add("payload_frames_push", len(frames))
         return self._address(words)
 

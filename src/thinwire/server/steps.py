@@ -83,16 +83,13 @@ class Steps:
 
     # A sum that overflows is Inf, and what follows from it is refused when the update is encoded.
     @np.errstate(over="ignore", invalid="ignore")
-    def push(
-        self, rank: int, push: Push, frames: tuple[EncodedTensor, ...], *, repeats: bool, left: Collection[int]
-    ) -> list[Word]:
+    def push(self, rank: int, push: Push, frames: tuple[EncodedTensor, ...], *, left: Collection[int]) -> list[Word]:
         """Takes one worker's gradients and buffers; returns what is to be said.
 
         Args:
             rank: whose.
             push: the message.
             frames: one for each of its tables.
-            repeats: whether this worker came back, and may say again what was taken before.
             left: ranks that have left the training.
 
         Raises:
@@ -113,7 +110,7 @@ class Steps:
             elif self.terms.immediate:
                 table.add(rank, frame, table.incoming.clock)
                 ready.append(index)
-            elif not self._seen(rank, table, push.step, repeats=repeats):
+            elif not self._late(rank, table, push.step):
                 table.add(rank, frame, push.step)
                 if settings is not None:
                     self._settings.setdefault(push.step, settings)
@@ -211,17 +208,14 @@ class Steps:
         while len(self._settings) > 1 and (oldest := min(self._settings)) < self.step:
             del self._settings[oldest]
 
-    def _seen(self, rank: int, table: Table, clock: int, *, repeats: bool) -> bool:
-        """Whether this gradient is to be passed over: taken already, or too late for a policy that allows that."""
+    def _late(self, rank: int, table: Table, clock: int) -> bool:
+        """Whether this gradient came too late, under a policy that allows that. Raises ProtocolError where none may."""
         name, current = table.spec.name, table.incoming.clock
-        taken = table.incoming.has(rank, clock)
-        if repeats and (clock < current or taken):
-            return True  # a worker that came back repeats its step
         if clock < current and self.terms.quorum < self.terms.workers:
             return True  # the update that was made without it says so
         if not current <= clock <= current + self.terms.lead:
             raise ProtocolError(f"a gradient of step {clock} came for {name!r}, which is at step {current}")
-        if taken:
+        if table.incoming.has(rank, clock):
             raise ProtocolError(f"{name!r} got two gradients for step {clock}")
         return False
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any
 
 import torch
@@ -53,8 +52,6 @@ class Table:
         self._up = up
         self._batched = is_batched(up, spec.shape)
         self._scale: float | None = None
-        self._log: deque[bytes] = deque()
-        self._log_nbytes = 0
 
     @property
     def replica(self) -> FloatArray:
@@ -90,7 +87,7 @@ class Table:
             raise FrameError(f"{self.spec.name}: {error}") from error
 
     def assign(self, frame: EncodedTensor, version: int) -> None:
-        """Replaces the table by whole values; the log of deltas starts anew.
+        """Replaces the table by whole values.
 
         Raises:
             ProtocolError: the frame does not hold this table's values, uncompressed; nothing was changed.
@@ -106,8 +103,6 @@ class Table:
         self.downlink.assign(values)
         self.version = version
         self.given = [version] * len(self.given)
-        self._log.clear()
-        self._log_nbytes = 0
 
     def publish(
         self, aggregate: FloatArray | None, ranks: set[int] | None = None
@@ -130,17 +125,8 @@ class Table:
                 raise diverged(error, self.version) from None
         for rank in targets:
             self.given[rank] = self.version
-        if ranks is None and len(sent) == 1:
-            self._remember(sent[0][1])
         self.incoming.resume()
         return sent
-
-    def since(self, version: int) -> list[bytes] | None:
-        """Returns the frames that lead from `version` to now, oldest first; None where the log no longer has them."""
-        lacking = self.version - version
-        if not 0 <= lacking <= len(self._log):
-            return None
-        return list(self._log)[len(self._log) - lacking :]
 
     def snapshot(self, rank: int = 0) -> bytes:
         """Returns a worker's copy as one uncompressed frame; it now has the current version."""
@@ -159,7 +145,6 @@ class Table:
             "version": self.version,
             "given": list(self.given),
             "scale": self._scale,
-            "log": list(self._log),
             "downlink": self.downlink.state_dict(),
         }
 
@@ -167,20 +152,7 @@ class Table:
         """Takes back what `state_dict` gave."""
         self.downlink.load_state_dict(state["downlink"])
         self.version, self.given, self._scale = int(state["version"]), list(state["given"]), state["scale"]
-        self._log = deque(state["log"])
-        self._log_nbytes = sum(map(len, self._log))
         self.incoming.begin_at(self.version)
-
-    def _remember(self, frame: EncodedTensor) -> None:
-        # Deltas are worth keeping as long as they are smaller, together, than the table they replace.
-        if not isinstance(frame, bytes):
-            self._log.clear()
-            self._log_nbytes = 0
-            return
-        self._log.append(frame)
-        self._log_nbytes += len(frame)
-        while self._log and self._log_nbytes > self.downlink.values.nbytes:
-            self._log_nbytes -= len(self._log.popleft())
 
     def _checked(self, tensor: BatchedTensor) -> BatchedTensor:
         """A tensor of a batch, if it may be this table's gradient."""

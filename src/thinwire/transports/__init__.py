@@ -1,4 +1,4 @@
-"""Moves packets between processes and knows nothing of their meaning.
+"""Moves packets, which are bytes, between processes and knows nothing of their meaning.
 
 `base` is the contract. `memory` runs a whole cluster in one process, `grpc` crosses machines, `shaped`
 makes a link thin on purpose.
@@ -8,9 +8,8 @@ from thinwire.transports.base import (
     Connection,
     Handler,
     HandlerFactory,
-    Packet,
     Sender,
     Server,
 )
 
-__all__ = ["Connection", "Handler", "HandlerFactory", "Packet", "Sender", "Server"]
+__all__ = ["Connection", "Handler", "HandlerFactory", "Sender", "Server"]

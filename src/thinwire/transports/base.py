@@ -1,22 +1,20 @@
 """The contract of every transport: packets in order between one server and its peers, and nothing more.
 
-A worker holds a `Connection`; a server offers a `Handler` and is given a `Sender`. A transport moves a
-`Packet` without reading it: what `kind` and `header` mean is the schema's business, what is inside a
-frame is the codec's. Packets of one session arrive whole, once and in order, or the session breaks and
-says so; a transport never reconnects, because only the caller knows what would have to be said again.
+A worker holds a `Connection`; a server offers a `Handler` and is given a `Sender`. A packet is bytes, at least one, and
+a transport does not read them: what they mean is for `packets/` to say. The packets of one session arrive whole, once
+and in order, or the session breaks and says so; a transport never reconnects, because only the caller knows what would
+have to be sent again.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self
 
 from thinwire.errors import ConfigError, TransportError
 
-MAX_KIND = 255
 # Room for one fp32 table of 67 million values; a larger one wants partitions, which also overlap better.
 MAX_MESSAGE_NBYTES = 256 * 2**20
 # Room for one packet of that size. A peer that cannot take what waits for it must not fill our memory.
@@ -26,74 +24,29 @@ HTTP2_FRAME_HEADER_NBYTES = 9
 GRPC_PREFIX_NBYTES = 5  # compression flag and message length
 
 
-@dataclass(frozen=True, slots=True)
-class Packet:
-    """One message between a worker and a server.
+def wire_nbytes(packet: bytes) -> int:
+    """Returns what a packet takes on an HTTP/2 stream, in bytes.
 
-    A packet is immutable, so one object may be sent to any number of peers; it is then serialised once.
-
-    Attributes:
-        kind: What the packet is, 0 to 255. The schema gives the numbers a meaning.
-        header: A small part that the caller encoded.
-        frames: Encoded tensors, in the caller's order.
-        body_nbytes: Size of the protobuf message alone, in bytes: what message limits are compared with.
-        nbytes: Bytes that the packet takes on a wire, above TCP: see `wire_nbytes`.
-
-    >>> packet = Packet(kind=3, header=b"step 7", frames=(b"abc", b""))
-    >>> packet.nbytes
-    31
-    """
-
-    kind: int
-    header: bytes = b""
-    frames: tuple[bytes, ...] = ()
-    # Filled by the first transport that serialises the packet; every later send reuses it.
-    wire: bytes | None = field(default=None, init=False, repr=False, compare=False)
-    # Counted once: senders, queues and receivers ask for them several times each.
-    body_nbytes: int = field(init=False, repr=False, compare=False)
-    nbytes: int = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.kind <= MAX_KIND:
-            raise ConfigError(f"packet kind {self.kind} does not fit a byte; give 0 to {MAX_KIND}")
-        # A field is one tag byte, then a varint or (length varint, bytes). proto3 leaves out a scalar
-        # that is zero or empty, but keeps the empty members of a repeated field.
-        total = 1 + _varint_nbytes(self.kind) if self.kind else 0
-        if self.header:
-            total += 1 + _varint_nbytes(len(self.header)) + len(self.header)
-        for frame in self.frames:
-            nbytes = len(frame)
-            total += nbytes + (2 if nbytes < 0x80 else 3 if nbytes < 0x4000 else 1 + _varint_nbytes(nbytes))
-        object.__setattr__(self, "body_nbytes", total)
-        object.__setattr__(self, "nbytes", wire_nbytes(total))
-
-
-def wire_nbytes(body_nbytes: int) -> int:
-    """Returns what a message of `body_nbytes` takes on an HTTP/2 stream, in bytes.
-
-    With m = body + 5 (gRPC's prefix), it is m + 9·⌈m / 16384⌉: nine bytes of header for each DATA frame.
+    With m = its length + 5 (gRPC's prefix), it is m + 9·⌈m / 16384⌉: nine bytes of header for each DATA frame.
     TCP, IP and TLS overhead, acknowledgements and keepalive pings are not in it. Every transport counts
     by this formula, the in-memory one too, so that their figures compare.
 
-    >>> wire_nbytes(0), wire_nbytes(16_379), wire_nbytes(16_380)
-    (14, 16393, 16403)
+    >>> wire_nbytes(b"x"), wire_nbytes(bytes(16_379)), wire_nbytes(bytes(16_380))
+    (15, 16393, 16403)
     """
-    message_nbytes = body_nbytes + GRPC_PREFIX_NBYTES
+    message_nbytes = len(packet) + GRPC_PREFIX_NBYTES
     return message_nbytes + HTTP2_FRAME_HEADER_NBYTES * -(-message_nbytes // HTTP2_FRAME_NBYTES)
 
 
-def check_message(packet: Packet, limit_nbytes: int) -> None:
-    """Raises `TransportError` if a packet's protobuf message is larger than `limit_nbytes` bytes."""
-    if packet.body_nbytes > limit_nbytes:
+def check_packet(packet: bytes, limit_nbytes: int) -> None:
+    """Raises `TransportError` where a packet is larger than `limit_nbytes` bytes, `ConfigError` where it is empty."""
+    if not packet:
+        raise ConfigError("an empty packet cannot be sent: on a gRPC stream it is the worker's goodbye")
+    if len(packet) > limit_nbytes:
         raise TransportError(
-            f"a packet of {packet.body_nbytes} bytes (kind {packet.kind}, {len(packet.frames)} frames) is "
-            f"over the message limit of {limit_nbytes} bytes; send fewer frames in it or raise "
-            f"max_message_nbytes on both sides"
+            f"a packet of {len(packet)} bytes is over the message limit of {limit_nbytes} bytes; send fewer frames in "
+            f"it or raise max_message_nbytes on both sides"
         )
-
-
-def _varint_nbytes(value: int) -> int:
-    return max(1, (value.bit_length() + 6) // 7)
 
 
 class Connection(ABC):
@@ -104,8 +57,8 @@ class Connection(ABC):
 
     Attributes:
         address: The server's address, for messages to people.
-        bytes_sent: Sum of `Packet.nbytes` over the packets handed to the wire.
-        bytes_received: Sum of `Packet.nbytes` over the packets that arrived.
+        bytes_sent: Sum of `wire_nbytes` over the packets handed to the wire.
+        bytes_received: Sum of `wire_nbytes` over the packets that arrived.
     """
 
     address: str
@@ -113,7 +66,7 @@ class Connection(ABC):
     bytes_received: int = 0
 
     @abstractmethod
-    def send(self, packet: Packet) -> None:
+    def send(self, packet: bytes) -> None:
         """Queues a packet; blocks only while too many bytes are pending.
 
         Raises:
@@ -122,7 +75,7 @@ class Connection(ABC):
         """
 
     @abstractmethod
-    def receive(self, timeout_s: float | None = None) -> Packet | None:
+    def receive(self, timeout_s: float | None = None) -> bytes | None:
         """Returns the next packet, or None when the server has ended the session in good order.
 
         Args:
@@ -174,7 +127,7 @@ class Handler(Protocol):
     def opened(self, peer: int) -> None:
         """A session began. Peers are numbered 0, 1, 2, … in the order of arrival; no number returns."""
 
-    def received(self, peer: int, packet: Packet) -> None:
+    def received(self, peer: int, packet: bytes) -> None:
         """A packet came from a peer, after all that it sent before."""
 
     def closed(self, peer: int, error: str | None) -> None:
@@ -193,7 +146,7 @@ class Sender(ABC):
     """
 
     @abstractmethod
-    def send(self, peer: int, packet: Packet) -> None:
+    def send(self, peer: int, packet: bytes) -> None:
         """Queues a packet for a peer. A peer that has left is ignored: `closed` tells of it.
 
         A peer for which too many bytes are pending loses its session, with an error.
@@ -203,7 +156,7 @@ class Sender(ABC):
         """
 
     @abstractmethod
-    def close(self, peer: int, packet: Packet | None = None) -> None:
+    def close(self, peer: int, packet: bytes | None = None) -> None:
         """Ends a peer's session in good order, after what is pending and an optional last packet."""
 
     @abstractmethod
@@ -219,8 +172,8 @@ class Server(ABC):
 
     Attributes:
         address: Where it is reached; of port 0, the port that was found.
-        bytes_sent: Sum of `Packet.nbytes` over the packets handed to the wire, all peers together.
-        bytes_received: Sum of `Packet.nbytes` over the packets that arrived.
+        bytes_sent: Sum of `wire_nbytes` over the packets handed to the wire, all peers together.
+        bytes_received: Sum of `wire_nbytes` over the packets that arrived.
     """
 
     address: str

@@ -3,7 +3,7 @@
 Strategy: a packet is handed over as the object it is. What happens at the server is a queue of calls;
 whichever thread adds to an idle queue works it off, so the handler needs no thread of its own and is
 never entered twice. With one thread everything happens in the order of the program, so a run repeats
-exactly. Nothing is serialised; bytes are counted as if it were.
+exactly. Bytes are counted as if they had travelled over gRPC.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from thinwire.transports.base import (
     Connection,
     Handler,
     HandlerFactory,
-    Packet,
     Sender,
     Server,
-    check_message,
+    check_packet,
+    wire_nbytes,
 )
 
 
@@ -33,7 +33,7 @@ class MemoryServer(Server):
     Args:
         handler_factory: Called once with the sender; returns the handler.
         address: A name for messages to people.
-        max_message_nbytes: Largest protobuf message that a packet may make.
+        max_message_nbytes: Largest packet, in bytes.
         max_pending_nbytes: Bytes that may wait for one peer before its session breaks.
 
     >>> class Echo:
@@ -42,9 +42,9 @@ class MemoryServer(Server):
     ...     def received(self, peer, packet): self.sender.send(peer, packet)
     ...     def closed(self, peer, error): pass
     >>> with MemoryServer(Echo) as server, server.connect() as connection:
-    ...     connection.send(Packet(kind=1, frames=(b"abc",)))
+    ...     connection.send(b"abc")
     ...     connection.receive(timeout_s=1)
-    Packet(kind=1, header=b'', frames=(b'abc',))
+    b'abc'
     """
 
     def __init__(
@@ -135,10 +135,10 @@ class MemoryServer(Server):
         """Returns the open session of a peer, if there is one."""
         return self._sessions.get(peer)
 
-    def deliver(self, peer: int, packet: Packet) -> None:
+    def deliver(self, peer: int, packet: bytes) -> None:
         """Hands a packet from a peer to the handler, unless its session is over."""
         if peer in self._sessions:
-            self.bytes_received += packet.nbytes
+            self.bytes_received += wire_nbytes(packet)
             self._handler.received(peer, packet)
 
     def end(self, peer: int, error: str | None) -> None:
@@ -163,18 +163,18 @@ class _MemorySender(Sender):
     def __init__(self, server: MemoryServer) -> None:
         self._server = server
 
-    def send(self, peer: int, packet: Packet) -> None:
-        check_message(packet, self._server.max_message_nbytes)
+    def send(self, peer: int, packet: bytes) -> None:
+        check_packet(packet, self._server.max_message_nbytes)
         connection = self._server.session(peer)
         if connection is None:
             return
         if connection.offer(packet):
-            self._server.bytes_sent += packet.nbytes
+            self._server.bytes_sent += wire_nbytes(packet)
         else:
             limit = self._server.max_pending_nbytes
             self._server.end(peer, f"peer {peer} does not read: over {limit} bytes pending")
 
-    def close(self, peer: int, packet: Packet | None = None) -> None:
+    def close(self, peer: int, packet: bytes | None = None) -> None:
         if packet is not None:
             self.send(peer, packet)
         self._server.end(peer, None)
@@ -190,28 +190,28 @@ class MemoryConnection(Connection):
         self.address = server.address
         self.peer = -1  # given when the server opens the session
         self._server = server
-        self._inbox: deque[Packet] = deque()
+        self._inbox: deque[bytes] = deque()
         self._pending_nbytes = 0
         self._changed = threading.Condition()
         self._ended = False
         self._error: str | None = None
 
-    def send(self, packet: Packet) -> None:
-        check_message(packet, self._server.max_message_nbytes)
+    def send(self, packet: bytes) -> None:
+        check_packet(packet, self._server.max_message_nbytes)
         with self._changed:
             if self._ended:
                 raise TransportError(self._error or f"the session with {self.address} has ended")
-            self.bytes_sent += packet.nbytes
+            self.bytes_sent += wire_nbytes(packet)
         self._server.post(lambda: self._server.deliver(self.peer, packet))
 
-    def receive(self, timeout_s: float | None = None) -> Packet | None:
+    def receive(self, timeout_s: float | None = None) -> bytes | None:
         with self._changed:
             if not self._changed.wait_for(lambda: self._inbox or self._ended, timeout_s):
                 raise DeadlineError(f"nothing came from {self.address} within {timeout_s} s")
             if self._inbox:
                 packet = self._inbox.popleft()
-                self._pending_nbytes -= packet.nbytes
-                self.bytes_received += packet.nbytes
+                self._pending_nbytes -= wire_nbytes(packet)
+                self.bytes_received += wire_nbytes(packet)
                 return packet
             if self._error is not None:
                 raise TransportError(self._error)
@@ -233,16 +233,16 @@ class MemoryConnection(Connection):
         if not was_over:
             self._server.post(lambda: self._server.end(self.peer, error))
 
-    def offer(self, packet: Packet) -> bool:
+    def offer(self, packet: bytes) -> bool:
         """Queues a packet for this peer; returns False if too much is pending."""
         with self._changed:
             if self._ended:
                 return True  # it has left; its goodbye is on the way
-            full = self._pending_nbytes + packet.nbytes > self._server.max_pending_nbytes
+            full = self._pending_nbytes + wire_nbytes(packet) > self._server.max_pending_nbytes
             if full and self._inbox:
                 return False
             self._inbox.append(packet)
-            self._pending_nbytes += packet.nbytes
+            self._pending_nbytes += wire_nbytes(packet)
             self._changed.notify_all()
             return True
 

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent import futures
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,8 +17,9 @@ import grpc
 import pytest
 
 from thinwire.errors import ConfigError, DeadlineError, TransportError
-from thinwire.transports import Packet, Sender
+from thinwire.transports import Sender
 from thinwire.transports.grpc import GrpcOptions, Tls, connect, serve
+from thinwire.transports.grpc.options import GOODBYE, GREETING, METHOD, SERVICE
 
 if TYPE_CHECKING:
     from tests.transports.conftest import Cluster
@@ -31,7 +33,7 @@ class Echo:
 
     def opened(self, peer: int) -> None: ...
 
-    def received(self, peer: int, packet: Packet) -> None:
+    def received(self, peer: int, packet: bytes) -> None:
         self.sender.send(peer, packet)
 
     def closed(self, peer: int, error: str | None) -> None: ...
@@ -63,13 +65,27 @@ class TestConnecting:
             connect(f"127.0.0.1:{port}", connect_timeout_s=WAIT_S)
         other.stop(None).wait()
 
+    def test_a_goodbye_from_a_server_breaks_the_session(self) -> None:
+        def greet_and_leave(requests: object, context: grpc.ServicerContext) -> Iterator[bytes]:
+            context.send_initial_metadata((GREETING,))
+            yield GOODBYE
+
+        method = grpc.stream_stream_rpc_method_handler(greet_and_leave)
+        other = grpc.server(futures.ThreadPoolExecutor(1))
+        other.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: method}),))
+        address = f"127.0.0.1:{other.add_insecure_port('127.0.0.1:0')}"
+        other.start()
+        with pytest.raises(TransportError, match="broke the conversation: the worker's goodbye came from a server"):
+            connect(address, connect_timeout_s=WAIT_S).receive(WAIT_S)
+        other.stop(None).wait()
+
     def test_a_server_that_starts_late_is_waited_for(self) -> None:
         port = free_port()
-        reached: list[Packet | None] = []
+        reached: list[bytes | None] = []
 
         def work() -> None:
             with connect(f"127.0.0.1:{port}", connect_timeout_s=WAIT_S) as connection:
-                connection.send(Packet(kind=4))
+                connection.send(b"4")
                 reached.append(connection.receive(WAIT_S))
 
         worker = threading.Thread(target=work)
@@ -77,7 +93,7 @@ class TestConnecting:
         worker.join(0.2)
         with serve(Echo, f"127.0.0.1:{port}"):
             worker.join(WAIT_S)
-        assert reached == [Packet(kind=4)]
+        assert reached == [b"4"]
 
     def test_port_zero_cannot_be_connected_to(self) -> None:
         with pytest.raises(ConfigError, match="connect to the port that the server reports"):
@@ -100,14 +116,14 @@ class TestServerGone:
                 assert process.stdout is not None
                 address = process.stdout.readline().strip()
                 connection = connect(address, options=GrpcOptions(keepalive_s=1.0))
-                connection.send(Packet(kind=1))
+                connection.send(b"1")
                 process.send_signal(end)
                 with pytest.raises(TransportError, match=f"lost the server at {address}"):
                     connection.receive(WAIT_S)
             finally:
                 process.kill()
         with pytest.raises(TransportError, match=f"lost the server at {address}"):
-            connection.send(Packet(kind=1))
+            connection.send(b"1")
         connection.close()
 
 
@@ -115,12 +131,12 @@ class TestPending:
     def test_send_blocks_while_the_server_does_not_read(self, grpc_cluster: Cluster) -> None:
         gate = threading.Event()
 
-        def wait_at_the_gate(sender: Sender, peer: int, packet: Packet) -> None:
+        def wait_at_the_gate(sender: Sender, peer: int, packet: bytes) -> None:
             assert gate.wait(WAIT_S)
 
         recorder = grpc_cluster.serve(wait_at_the_gate, max_pending_nbytes=2_000_000)
         connection = grpc_cluster.connect()
-        packet = Packet(kind=1, frames=(bytes(1_000_000),))
+        packet = bytes(1_000_000)
 
         def send_all() -> None:
             for _ in range(64):
@@ -139,7 +155,7 @@ class TestPending:
     def test_a_sender_that_waits_is_woken_by_the_end(self, grpc_cluster: Cluster) -> None:
         gate = threading.Event()
 
-        def wait_at_the_gate(sender: Sender, peer: int, packet: Packet) -> None:
+        def wait_at_the_gate(sender: Sender, peer: int, packet: bytes) -> None:
             assert gate.wait(WAIT_S)
 
         grpc_cluster.serve(wait_at_the_gate, max_pending_nbytes=2_000_000)
@@ -149,7 +165,7 @@ class TestPending:
         def send_all() -> None:
             try:
                 for _ in range(64):
-                    connection.send(Packet(kind=1, frames=(bytes(1_000_000),)))
+                    connection.send(bytes(1_000_000))
             except TransportError as error:
                 errors.append(str(error))
 
@@ -164,12 +180,12 @@ class TestPending:
     def test_an_end_that_nobody_confirms_is_a_deadline_error(self, grpc_cluster: Cluster) -> None:
         gate = threading.Event()
 
-        def wait_at_the_gate(sender: Sender, peer: int, packet: Packet) -> None:
+        def wait_at_the_gate(sender: Sender, peer: int, packet: bytes) -> None:
             assert gate.wait(WAIT_S)
 
         grpc_cluster.serve(wait_at_the_gate)
         connection = grpc_cluster.connect()
-        connection.send(Packet(kind=1))
+        connection.send(b"1")
         with pytest.raises(DeadlineError, match=r"did not confirm the end of the session within 0\.1 s"):
             connection.close(timeout_s=0.1)
         gate.set()
@@ -195,7 +211,7 @@ class TestTls:
     def test_a_worker_that_knows_the_root_is_served(self, tls: Tls) -> None:
         at_server = GrpcOptions(tls=Tls(certificate=tls.certificate, key=tls.key))
         at_worker = GrpcOptions(tls=Tls(root=tls.root))
-        packet = Packet(kind=1, frames=(bytes(range(256)) * 1000,))
+        packet = bytes(range(256)) * 1000
         with serve(Echo, "127.0.0.1:0", options=at_server) as server:
             with connect(server.address, options=at_worker) as connection:
                 connection.send(packet)
@@ -206,8 +222,8 @@ class TestTls:
     def test_a_server_may_demand_certificates_of_its_workers(self, tls: Tls) -> None:
         with serve(Echo, "127.0.0.1:0", options=GrpcOptions(tls=tls)) as server:
             with connect(server.address, options=GrpcOptions(tls=tls)) as connection:
-                connection.send(Packet(kind=1))
-                assert connection.receive(WAIT_S) == Packet(kind=1)
+                connection.send(b"1")
+                assert connection.receive(WAIT_S) == b"1"
             nameless = GrpcOptions(tls=Tls(root=tls.root))
             with pytest.raises(DeadlineError, match="no server answered"):
                 connect(server.address, connect_timeout_s=0.3, options=nameless)

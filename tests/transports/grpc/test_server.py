@@ -14,11 +14,11 @@ import grpc
 import pytest
 
 from thinwire.errors import ConfigError, TransportError
-from thinwire.transports import Packet, Sender, Server
+from thinwire.transports import Sender, Server
+from thinwire.transports.base import wire_nbytes
 from thinwire.transports.grpc import GrpcOptions, Tls, connect, serve
-from thinwire.transports.grpc import server as server_module
+from thinwire.transports.grpc.options import GOODBYE, METHOD, SERVICE
 from thinwire.transports.shaped import Shaping, TokenBucket
-from thinwire.transports.wire import END, encode
 
 if TYPE_CHECKING:
     from tests.transports.conftest import Cluster
@@ -26,10 +26,9 @@ if TYPE_CHECKING:
 WAIT_S = 20.0
 WORKER = """
 import sys, time
-from thinwire.transports import Packet
 from thinwire.transports.grpc import connect
 connection = connect(sys.argv[1])
-connection.send(Packet(kind=1))
+connection.send(b"1")
 time.sleep(60)
 """
 
@@ -40,7 +39,7 @@ class Idle:
 
     def opened(self, peer: int) -> None: ...
 
-    def received(self, peer: int, packet: Packet) -> None: ...
+    def received(self, peer: int, packet: bytes) -> None: ...
 
     def closed(self, peer: int, error: str | None) -> None: ...
 
@@ -48,9 +47,7 @@ class Idle:
 def speak(address: str, messages: list[bytes]) -> grpc.RpcError | None:
     """Says `messages` in one session and returns how the server took it."""
     with grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
-        session = channel.stream_stream(
-            "/thinwire.v1.Exchange/Session", request_serializer=bytes, response_deserializer=bytes
-        )
+        session = channel.stream_stream(f"/{SERVICE}/{METHOD}", request_serializer=bytes, response_deserializer=bytes)
         try:
             list(session(iter(messages), timeout=WAIT_S))
         except grpc.RpcError as error:
@@ -111,27 +108,17 @@ class TestPeers:
             finally:
                 worker.kill()
 
-    def test_bytes_that_are_no_packet_end_only_that_session(self, grpc_cluster: Cluster) -> None:
-        recorder = grpc_cluster.serve()
-        error = speak(grpc_cluster.server.address, [encode(Packet(kind=1)), b"\xff\xff\xff"])
-        assert error is not None and "3 bytes came that are no thinwire packet" in str(error)
-        assert "no thinwire packet" in (recorder.wait_closed(0) or "")
-        assert recorder.packets(0) == [Packet(kind=1)]
-        connection = grpc_cluster.connect()
-        connection.send(Packet(kind=2))
-        assert connection.receive(WAIT_S) == Packet(kind=2)
-
     def test_a_stream_that_ends_without_a_goodbye_is_a_crash(self, grpc_cluster: Cluster) -> None:
         recorder = grpc_cluster.serve()
-        assert speak(grpc_cluster.server.address, [encode(Packet(kind=1))]) is not None
+        assert speak(grpc_cluster.server.address, [b"1"]) is not None
         assert recorder.wait_closed(0) == "the worker went away"
-        assert speak(grpc_cluster.server.address, [encode(Packet(kind=1)), END]) is None
+        assert speak(grpc_cluster.server.address, [b"1", GOODBYE]) is None
         assert recorder.wait_closed(1) is None
 
     def test_a_message_over_the_servers_limit_is_refused_by_it(self, grpc_cluster: Cluster) -> None:
         recorder = grpc_cluster.serve(max_message_nbytes=1000)
         connection = connect(grpc_cluster.server.address)  # with the default limit
-        connection.send(Packet(kind=1, frames=(bytes(5000),)))
+        connection.send(bytes(5000))
         with pytest.raises(TransportError, match=r"broke the session off: .*larger than max"):
             connection.receive(WAIT_S)
         connection.close()
@@ -139,30 +126,6 @@ class TestPeers:
 
 
 class TestSending:
-    def test_a_shared_packet_is_the_same_bytes_down_to_grpc(
-        self, grpc_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        handed_over: list[bytes] = []
-
-        def encode_and_note(packet: Packet) -> bytes:
-            handed_over.append(encode(packet))
-            return handed_over[-1]
-
-        monkeypatch.setattr(server_module, "encode", encode_and_note)
-        shared = Packet(kind=1, frames=(bytes(50_000),))
-
-        def broadcast(sender: Sender, peer: int, packet: Packet) -> None:
-            for other in range(3):
-                sender.send(other, shared)
-
-        grpc_cluster.serve(broadcast)
-        connections = [grpc_cluster.connect() for _ in range(3)]
-        connections[0].send(Packet(kind=2))
-        for connection in connections:
-            assert connection.receive(WAIT_S) == shared
-        assert len(handed_over) == 3
-        assert all(wire is shared.wire for wire in handed_over)
-
     def test_every_packet_passes_the_buckets_of_both_ends(self) -> None:
         class Meter(TokenBucket):
             def __init__(self) -> None:
@@ -179,13 +142,13 @@ class TestSending:
                 return super().arrival_delay(nbytes, now)
 
         class Echo(Idle):
-            def received(self, peer: int, packet: Packet) -> None:
+            def received(self, peer: int, packet: bytes) -> None:
                 self.sender.send(peer, packet)
 
         meters = [Meter() for _ in range(4)]
         at_server = GrpcOptions(shaping=Shaping(egress=meters[0], ingress=meters[1]))
         at_worker = GrpcOptions(shaping=Shaping(egress=meters[2], ingress=meters[3]))
-        packets = [Packet(kind=1, frames=(bytes(size),)) for size in (0, 100, 40_000)]
+        packets = [bytes(size) for size in (1, 100, 40_000)]
         with (
             serve(Echo, "127.0.0.1:0", options=at_server) as server,
             connect(server.address, options=at_worker) as connection,
@@ -193,22 +156,22 @@ class TestSending:
             for packet in packets:
                 connection.send(packet)
                 assert connection.receive(WAIT_S) == packet
-            sizes = [packet.nbytes for packet in packets]
+            sizes = [wire_nbytes(packet) for packet in packets]
             assert meters[0].sent == meters[3].arrived == sizes
             assert meters[2].sent == meters[1].arrived == sizes
             assert meters[0].arrived == meters[1].sent == meters[2].arrived == meters[3].sent == []
 
     def test_several_servers_in_one_process_log_no_error(self, caplog: pytest.LogCaptureFixture) -> None:
         class Echo(Idle):
-            def received(self, peer: int, packet: Packet) -> None:
+            def received(self, peer: int, packet: bytes) -> None:
                 self.sender.send(peer, packet)
 
         servers: list[Server] = [serve(Echo, "127.0.0.1:0") for _ in range(3)]
         with caplog.at_level(logging.WARNING):
             connections = [connect(server.address) for server in servers for _ in range(2)]
-            for number in range(100):
+            for _ in range(100):
                 for connection in connections:
-                    connection.send(Packet(kind=number, frames=(bytes(1000),)))
+                    connection.send(bytes(1000))
                 for connection in connections:
                     assert connection.receive(WAIT_S) is not None
             for connection in connections:

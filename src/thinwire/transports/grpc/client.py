@@ -16,9 +16,8 @@ from collections.abc import Iterator
 import grpc
 
 from thinwire.errors import ConfigError, DeadlineError, ProtocolError, TransportError
-from thinwire.transports.base import Connection, Packet, check_message, wire_nbytes
-from thinwire.transports.grpc.options import GREETING, METHOD, SERVICE, GrpcOptions, parse_address
-from thinwire.transports.wire import END, decode, encode
+from thinwire.transports.base import Connection, check_packet, wire_nbytes
+from thinwire.transports.grpc.options import GOODBYE, GREETING, METHOD, SERVICE, GrpcOptions, parse_address
 
 
 def connect(address: str, *, connect_timeout_s: float = 10.0, options: GrpcOptions | None = None) -> Connection:
@@ -46,17 +45,17 @@ class GrpcConnection(Connection):
         self.address = f"{host}:{port}"
         self._options = options
         self._channel = self._open_channel()
-        self._outbox: deque[Packet] = deque()
+        self._outbox: deque[bytes] = deque()
         self._outbox_nbytes = 0
         self._out = threading.Condition()
-        self._inbox: deque[Packet] = deque()
+        self._inbox: deque[bytes] = deque()
         self._inbox_nbytes = 0
         self._in = threading.Condition()
         self._ready = False  # the server has answered
         self._closing = False  # this end wants to leave
         self._over = False  # the stream has ended, for whatever reason
         self._error: str | None = None  # why, where that was not good order; written once
-        # Messages are bytes already: `bytes` returns the same object, so that a shared packet stays one.
+        # Messages are bytes already: `bytes` returns the same object.
         open_stream = self._channel.stream_stream(
             f"/{SERVICE}/{METHOD}", request_serializer=bytes, response_deserializer=bytes
         )
@@ -65,8 +64,8 @@ class GrpcConnection(Connection):
         self._reader.start()
         self._await_server(connect_timeout_s)
 
-    def send(self, packet: Packet) -> None:
-        check_message(packet, self._options.max_message_nbytes)
+    def send(self, packet: bytes) -> None:
+        check_packet(packet, self._options.max_message_nbytes)
         limit = self._options.max_pending_nbytes
         with self._out:
             self._out.wait_for(
@@ -74,22 +73,22 @@ class GrpcConnection(Connection):
                     self._over
                     or self._closing
                     or self._outbox_nbytes == 0
-                    or self._outbox_nbytes + packet.nbytes <= limit
+                    or self._outbox_nbytes + wire_nbytes(packet) <= limit
                 )
             )
             if self._over or self._closing:
                 raise TransportError(self._error or f"the session with {self.address} has ended")
             self._outbox.append(packet)
-            self._outbox_nbytes += packet.nbytes
+            self._outbox_nbytes += wire_nbytes(packet)
             self._out.notify_all()
 
-    def receive(self, timeout_s: float | None = None) -> Packet | None:
+    def receive(self, timeout_s: float | None = None) -> bytes | None:
         with self._in:
             if not self._in.wait_for(lambda: self._inbox or self._over or self._closing, timeout_s):
                 raise DeadlineError(f"nothing came from {self.address} within {timeout_s} s")
             if self._inbox:
                 packet = self._inbox.popleft()
-                self._inbox_nbytes -= packet.nbytes
+                self._inbox_nbytes -= wire_nbytes(packet)
                 self._in.notify_all()
                 return packet
             if self._error is not None:
@@ -145,15 +144,15 @@ class GrpcConnection(Connection):
                 if not self._outbox:
                     break
                 packet = self._outbox.popleft()
-            nbytes = packet.nbytes
+            nbytes = wire_nbytes(packet)
             if shaping is not None:
                 time.sleep(shaping.egress.delay(nbytes, time.monotonic()))
             self.bytes_sent += nbytes
-            yield encode(packet)
+            yield packet
             with self._out:
                 self._outbox_nbytes -= nbytes
                 self._out.notify_all()
-        yield END
+        yield GOODBYE
 
     def _read(self) -> None:
         error: str | None = None
@@ -172,10 +171,9 @@ class GrpcConnection(Connection):
         self._finish(error)
 
     def _arrived(self, message: bytes) -> None:
-        packet = decode(message)
-        if packet is None:
+        if message == GOODBYE:
             raise ProtocolError("the worker's goodbye came from a server")
-        nbytes = wire_nbytes(len(message))
+        nbytes = wire_nbytes(message)
         if self._options.shaping is not None:
             time.sleep(self._options.shaping.ingress.arrival_delay(nbytes, time.monotonic()))
         with self._in:
@@ -183,7 +181,7 @@ class GrpcConnection(Connection):
             self._in.wait_for(lambda: self._inbox_nbytes < limit or self._closing)
             self.bytes_received += nbytes
             if not self._closing:
-                self._inbox.append(packet)
+                self._inbox.append(message)
                 self._inbox_nbytes += nbytes
                 self._in.notify_all()
 
@@ -191,7 +189,7 @@ class GrpcConnection(Connection):
         # What a stream raises is the call itself, which carries code and details.
         code, details = self._call.code(), self._call.details()
         if code is grpc.StatusCode.UNIMPLEMENTED:
-            return f"what listens at {self.address} is no thinwire server: {details}"
+            return f"what listens at {self.address} is no thinwire server of this version: {details}"
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
             return f"lost the server at {self.address}: {details}"
         return f"the server at {self.address} broke the session off: {details}"

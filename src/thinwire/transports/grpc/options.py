@@ -8,15 +8,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from thinwire.errors import ConfigError
-from thinwire.transports import wire_pb2
 from thinwire.transports.base import MAX_MESSAGE_NBYTES, MAX_PENDING_NBYTES
 from thinwire.transports.shaped import Shaping
 
 SCHEME = "grpc://"
-SERVICE: str = wire_pb2.DESCRIPTOR.services_by_name["Exchange"].full_name
+SERVICE = "thinwire.v2.Exchange"
 METHOD = "Session"
-GREETING = ("thinwire-session", "1")  # the metadata with which a server accepts a session
-MAX_PROTOBUF_NBYTES = 2**31 - 1  # protobuf's own limit of one message
+GREETING = ("thinwire-session", "2")  # the metadata with which a server accepts a session
+GOODBYE = b""
+"""The worker's last message, when it leaves in good order; not a packet, and not counted as one. A stream that ends
+without it has crashed, which HTTP/2 alone does not tell apart."""
+MAX_GRPC_NBYTES = 2**31 - 1  # gRPC's own limit of one message
 MAX_PORT = 65_535
 
 
@@ -46,7 +48,7 @@ class GrpcOptions:
     """How a session behaves; give both ends the same limits.
 
     Attributes:
-        max_message_nbytes: Largest protobuf message that a packet may make, in bytes.
+        max_message_nbytes: Largest packet, in bytes.
         max_pending_nbytes: Bytes that may wait to be sent to one peer. A worker's `send` blocks at it; a
             server ends the session of a peer that does not read.
         keepalive_s: After so many quiet seconds the other end is asked for a sign of life, and after
@@ -65,8 +67,8 @@ class GrpcOptions:
     tls: Tls | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.max_message_nbytes <= MAX_PROTOBUF_NBYTES:
-            raise ConfigError(f"max_message_nbytes is {self.max_message_nbytes}; give 1 to {MAX_PROTOBUF_NBYTES}")
+        if not 0 < self.max_message_nbytes <= MAX_GRPC_NBYTES:
+            raise ConfigError(f"max_message_nbytes is {self.max_message_nbytes}; give 1 to {MAX_GRPC_NBYTES}")
         if self.max_pending_nbytes <= 0:
             raise ConfigError(f"max_pending_nbytes is {self.max_pending_nbytes}; give a positive number")
         if not 1 <= self.keepalive_s <= 86_400:

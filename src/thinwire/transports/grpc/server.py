@@ -20,18 +20,16 @@ from typing import Any
 
 import grpc
 
-from thinwire.errors import ConfigError, ProtocolError, TransportError
+from thinwire.errors import ConfigError, TransportError
 from thinwire.transports.base import (
     Handler,
     HandlerFactory,
-    Packet,
     Sender,
     Server,
-    check_message,
+    check_packet,
     wire_nbytes,
 )
-from thinwire.transports.grpc.options import GREETING, METHOD, SERVICE, GrpcOptions, parse_address
-from thinwire.transports.wire import decode, encode
+from thinwire.transports.grpc.options import GOODBYE, GREETING, METHOD, SERVICE, GrpcOptions, parse_address
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 
@@ -197,33 +195,28 @@ class GrpcServer(Server):
     async def _read(self, peer: int, session: _Session, context: Context) -> None:
         shaping = self.options.shaping
         while True:
-            message: Any = await context.read()
+            message: Any = await context.read()  # bytes, or the end of the stream
             if message is grpc.aio.EOF:  # type: ignore[attr-defined]
                 session.end(self._why_lost())
                 return
-            try:
-                packet = decode(message)
-            except ProtocolError as error:
-                session.end(str(error))
-                return
-            nbytes = wire_nbytes(len(message))
+            nbytes = wire_nbytes(message)
             if shaping is not None:
                 await asyncio.sleep(shaping.ingress.arrival_delay(nbytes, time.monotonic()))
-            if packet is None:
+            if message == GOODBYE:
                 session.end(None)
                 return
             self.bytes_received += nbytes
             if not session.closing and not session.over.done():
-                self.tell(partial(self._handler.received, peer, packet))
+                self.tell(partial(self._handler.received, peer, message))
 
     async def _write(self, session: _Session, context: Context) -> None:
         shaping = self.options.shaping
         while (packet := await session.next()) is not None:
-            nbytes = packet.nbytes
+            nbytes = wire_nbytes(packet)
             if shaping is not None:
                 await asyncio.sleep(shaping.egress.delay(nbytes, time.monotonic()))
             self.bytes_sent += nbytes
-            await context.write(encode(packet))
+            await context.write(packet)
             session.pending_nbytes -= nbytes
         session.end(None)
 
@@ -236,12 +229,12 @@ class _Session:
         self.closing = False
         self.pending_nbytes = 0
         self._max_pending_nbytes = max_pending_nbytes
-        self._outbox: deque[Packet] = deque()
+        self._outbox: deque[bytes] = deque()
         self._changed = asyncio.Event()
 
-    def put(self, packet: Packet) -> None:
+    def put(self, packet: bytes) -> None:
         """Queues a packet, or ends the session if too much is pending."""
-        nbytes = packet.nbytes
+        nbytes = wire_nbytes(packet)
         if self.pending_nbytes and self.pending_nbytes + nbytes > self._max_pending_nbytes:
             self.end(f"the worker does not read: over {self._max_pending_nbytes} bytes pending")
             return
@@ -249,7 +242,7 @@ class _Session:
         self.pending_nbytes += nbytes
         self._changed.set()
 
-    async def next(self) -> Packet | None:
+    async def next(self) -> bytes | None:
         """Returns the next packet to send, or None when the session is closing and all is sent."""
         while not self._outbox:
             if self.closing:
@@ -273,13 +266,13 @@ class _GrpcSender(Sender):
     def __init__(self, server: GrpcServer) -> None:
         self._server = server
 
-    def send(self, peer: int, packet: Packet) -> None:
-        check_message(packet, self._server.options.max_message_nbytes)
+    def send(self, peer: int, packet: bytes) -> None:
+        check_packet(packet, self._server.options.max_message_nbytes)
         session = self._server.session(peer)
         if session is not None:
             session.put(packet)
 
-    def close(self, peer: int, packet: Packet | None = None) -> None:
+    def close(self, peer: int, packet: bytes | None = None) -> None:
         if packet is not None:
             self.send(peer, packet)
         session = self._server.session(peer)

@@ -1,0 +1,53 @@
+"""One message of every kind, in the order of their numbers."""
+
+from __future__ import annotations
+
+from thinwire.schema import (
+    Abort,
+    Delta,
+    Heard,
+    Join,
+    Leave,
+    Message,
+    Open,
+    Opened,
+    Plan,
+    Push,
+    Refused,
+    Scalars,
+    Shard,
+    Skip,
+    TableSpec,
+    Values,
+    Welcome,
+)
+
+PLAN = Plan(
+    workers=3,
+    tables=(
+        TableSpec(name="fc.weight", shape=(3, 4), up=1, down=2, group=1),
+        TableSpec(name="größe", shape=(), state=True),
+    ),
+    codecs=({"id": "fp32"}, {"id": "3lc", "sparsity": 1.75}, {"id": "3lc", "entropy": None}),
+    optimizer="AdamW",
+    groups=({}, {"betas": [0.9, 0.999], "amsgrad": True}),
+    reduce="sum",
+    state_interval=7,
+)
+
+MESSAGES: list[Message] = [
+    Join(rank=2, plan=PLAN, have=(4, 5)),
+    Welcome(send_values=True, step=9),
+    Values(tables=(0, 1), versions=(3, 3)),
+    Push(step=2**40, tables=(1, 0), rates=(0.1, 1e-30), last=True),
+    Delta(version=4, tables=(0, 1), last=True, base=1, ranks=(0, 2), rates=(0.5,)),
+    Leave(),
+    Refused(reason="ein Grund — mit Umlauten: äöü"),
+    Scalars(step=3, values=(0.5, 1.25)),
+    Open(session="5eed", heard=3, forgotten=2),
+    Opened(heard=4, grace_s=60.0),
+    Heard(count=64),
+    Shard(step=2**40, bucket=3),
+    Skip(step=0, bucket=0),
+    Abort(reason="FrameError: why"),
+]

@@ -1,0 +1,102 @@
+"""Who may join when, and what one that joins late or resumes is given."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.server.conversation import BIAS, PLAIN, STATISTIC, WEIGHT, Shard, gradient, make_plan
+from thinwire.codecs import codec
+from thinwire.schema import Leave, Push, Values, Welcome
+
+LATE = 7
+
+
+def without_worker_one(down: str = "3lc", downlink: str = "delta") -> Shard:
+    """Three workers of whom two are enough, and the third has not come: three steps later it joins."""
+    plan = make_plan(3, state=True, consistency="backup[b=1]", down=codec(down), downlink=downlink)
+    shard = Shard(plan, begin=False)
+    shard.join(0)
+    shard.join(2)
+    shard.give_values(0)
+    for step in range(3):
+        for rank in (0, 2):
+            shard.push(rank, step, shard.frames(rank, step))
+    assert shard.core.step == 3 and not shard.ended
+    return shard
+
+
+def test_one_that_joins_late_gets_whole_tables_and_goes_on_with_the_others() -> None:
+    shard = without_worker_one()
+    shard.join(1, peer=LATE)
+    (welcome, _), (values, _) = shard.told[LATE]
+    assert welcome == Welcome(send_values=False, step=3)
+    assert values == Values(tables=(WEIGHT, BIAS, STATISTIC), versions=(3, 3, 0))
+    for rank, peer in ((0, 0), (1, LATE), (2, 2)):
+        shard.push(peer, 3, shard.frames(rank, 3))
+    assert shard.core.step == 4
+    for table in (WEIGHT, BIAS):
+        version, copy = shard.copy_of(LATE)[table]
+        assert version == 4
+        np.testing.assert_array_equal(copy, shard.copy_of(0)[table][1])
+        np.testing.assert_array_equal(copy, shard.core.tables[table].replica)
+
+
+def test_one_that_resumes_gets_what_it_lacks() -> None:
+    for have, given in (
+        ((3, 3, 0), None),
+        ((3, 3, -1), Values(tables=(STATISTIC,), versions=(0,))),
+        ((2, 3, 0), Values(tables=(WEIGHT,), versions=(3,))),
+        ((), Values(tables=(WEIGHT, BIAS, STATISTIC), versions=(3, 3, 0))),
+        ((3,), Values(tables=(WEIGHT, BIAS, STATISTIC), versions=(3, 3, 0))),
+        ((0,) * 50, Values(tables=(WEIGHT, BIAS, STATISTIC), versions=(3, 3, 0))),
+        ((-1, -1, -1), Values(tables=(WEIGHT, BIAS, STATISTIC), versions=(3, 3, 0))),
+    ):
+        shard = without_worker_one()
+        shard.join(1, peer=LATE, have=have)
+        assert [message for message, _ in shard.told[LATE][1:]] == ([] if given is None else [given]), have
+
+
+def test_a_buffer_that_changed_meanwhile_comes_whole() -> None:
+    shard = without_worker_one()
+    statistic = gradient(0, 0, STATISTIC)
+    shard.say(0, Push(step=3, tables=(STATISTIC,), rates=(0.1,)), (PLAIN.encode(statistic),))
+    shard.join(1, peer=LATE, have=(3, 3, 0))
+    version, values = shard.copy_of(LATE)[STATISTIC]
+    assert version == 4
+    np.testing.assert_array_equal(values, statistic)
+
+
+def test_one_that_is_ahead_is_refused_and_the_training_goes_on() -> None:
+    """Its shard was resumed from an older step; to go back alone would break the worker's residuals."""
+    shard = without_worker_one()
+    shard.join(1, peer=LATE, have=(4, 3, 0))
+    assert "worker 1 has version 4 of 'weight', and this shard was resumed at version 3" in str(shard.ended[LATE])
+    assert shard.core.failed is None
+
+
+def test_where_the_workers_hold_the_model_nobody_joins_late() -> None:
+    shard = without_worker_one(down="onebit", downlink="gradient")
+    for have, came in (((), 0), ((2, 3, 0), 2)):
+        shard.join(1, peer=LATE, have=have)
+        assert f"worker 1 has version {came} of 'weight' and the others 3" in str(shard.ended.pop(LATE))
+    shard.join(1, peer=LATE, have=(3, 3, 0))
+    assert not shard.ended and shard.core.failed is None
+
+
+def test_one_that_went_away_ends_the_training_and_the_others_are_told() -> None:
+    shard = Shard(make_plan(3, state=True))
+    for step in range(2):
+        shard.step(step)
+    shard.carry_out(shard.core.closed(2, "reset by peer"))
+    assert shard.ended == dict.fromkeys((0, 1), "worker 2 went away at step 2: reset by peer")
+    shard.join(2, peer=LATE)
+    assert shard.ended[LATE] == "worker 2 went away at step 2: reset by peer"
+
+
+def test_one_that_has_left_does_not_join_again() -> None:
+    shard = Shard()
+    shard.step(0)
+    shard.say(1, Leave())
+    shard.join(1, peer=LATE)
+    assert "worker 1 has left this training" in str(shard.ended[LATE])
+    assert shard.core.failed is None
