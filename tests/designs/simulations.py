@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.kernels.oracle import uniforms
 from thinwire.codecs.randomness import key_of, stream
-from thinwire.kernels.numba.uniform import uniforms
 
 Array = NDArray[np.float32]
 Weights = dict[str, Array]

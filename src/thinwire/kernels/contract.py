@@ -1,6 +1,6 @@
-"""What every implementation of the 3LC arithmetic agrees on: the numbers of the code, and what is refused.
+"""What all implementations of the codecs' arithmetic agree on: the numbers of the codes, and what is refused.
 
-The reference and the fast kernels import these, so that they cannot disagree about a limit or about a message.
+Both backends import these, so that they cannot disagree about a limit or about a message.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.errors import ConfigError, FrameError
+from thinwire.errors import ConfigError, FrameError, NonFiniteError
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[Any]  # float32 or float64, flat
@@ -20,6 +20,15 @@ ZERO_CODE = 121  # five quantised zeros: 81 + 27 + 9 + 3 + 1
 FIRST_RUN = 243  # base-3^5 ends at 242; the bytes above mean runs of zero codes
 LONGEST_RUN = 14  # zero codes in one byte: 255 = 243 + (14 - 2)
 LAYOUTS = ("stride", "partition")
+DIGITS_PER_CODE = {"base243": 5, "2bit": 4}
+"""Trits in a byte, by packing."""
+
+Key = tuple[int, int]
+"""Of random numbers: two 32-bit words."""
+UNIT = 2.0**-24
+"""Uniform numbers are multiples of it: the 24 high bits of a draw, exact in float32."""
+
+_NON_FINITE = "the values (with their residual) hold NaN or Inf; nothing was changed: skip this step or mend the loss"
 
 
 def num_codes_of(num_values: int) -> int:
@@ -74,4 +83,10 @@ def non_finite(magnitude: float, sparsity: float) -> str:
             f"the scale overflows: largest magnitude {magnitude:g} times sparsity {sparsity:g}; "
             "nothing was changed: scale the values down"
         )
-    return "the values (with their residual) hold NaN or Inf; nothing was changed: skip this step or mend the loss"
+    return _NON_FINITE
+
+
+def require_finite_magnitude(largest: float) -> None:
+    """Refuse values whose largest magnitude is NaN or Inf (`NonFiniteError`)."""
+    if not math.isfinite(largest):
+        raise NonFiniteError(_NON_FINITE)

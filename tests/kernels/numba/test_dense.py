@@ -1,21 +1,21 @@
-"""Kernels of the dense codecs (255 levels, signs, sums): equal to their plain NumPy forms bit for bit."""
+"""Kernels of the dense codecs (255 levels, signs, sums): equal to the oracle bit for bit."""
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.kernels import oracle
 from thinwire.errors import NonFiniteError
-from thinwire.kernels import plain
 from thinwire.kernels.numba.moments import moments
 from thinwire.kernels.numba.rounding import round_to_int8, scale_levels
 from thinwire.kernels.numba.signs import pack_signs, unpack_signs
 
 SIZES = [1, 2, 7, 8, 9, 63, 64, 65, 319, 1000, 1023, 1024, 1025, 8191, 8192, 8193, 100_003]
-every_size = pytest.mark.parametrize("size", SIZES)
-every_dtype = pytest.mark.parametrize("dtype", [np.float32, np.float64])
+DTYPES: tuple[Any, ...] = (np.float32, np.float64)
 
 
 def gradient(size: int, dtype: Any, seed: int = 0) -> Any:
@@ -26,49 +26,48 @@ def gradient(size: int, dtype: Any, seed: int = 0) -> Any:
 
 
 def both(size: int, dtype: Any) -> list[tuple[Any, Any]]:
-    """A residual for the kernel and an equal one for its plain form; or neither."""
+    """A residual for the kernel and an equal one for the oracle; or neither."""
     residual = gradient(size, dtype, seed=1)
     return [(None, None), (residual, residual.copy())]
 
 
-@every_size
-@every_dtype
-def test_255_levels(size: int, dtype: Any) -> None:
-    values = gradient(size, dtype)
-    for ours, theirs in both(size, dtype):
-        got, wanted = np.empty(size, np.int8), np.empty(size, np.int8)
-        round_to_int8(values, scale=0.037, levels=got, residual=ours, residual_scale=0.7)
-        plain.round_to_int8(values, scale=0.037, levels=wanted, residual=theirs, residual_scale=0.7)
-        assert np.array_equal(got, wanted)
-        if ours is not None:
-            assert ours.tobytes() == theirs.tobytes()
-        out = np.full(size, 0.25, dtype)
-        scale_levels(got, scale=0.037, out=out, accumulate=False)
-        assert out.tobytes() == (got * dtype(0.037)).tobytes()
-        scale_levels(got, scale=0.037, out=out, accumulate=True)
-        assert out.tobytes() == (got * dtype(0.037) + got * dtype(0.037)).tobytes()
+def test_255_levels() -> None:
+    for size, dtype in product(SIZES, DTYPES):
+        values = gradient(size, dtype)
+        for ours, theirs in both(size, dtype):
+            got, wanted = np.empty(size, np.int8), np.empty(size, np.int8)
+            round_to_int8(values, scale=0.037, levels=got, residual=ours, residual_scale=0.7)
+            oracle.round_to_int8(values, scale=0.037, levels=wanted, residual=theirs, residual_scale=0.7)
+            assert np.array_equal(got, wanted), (size, dtype)
+            if ours is not None:
+                assert ours.tobytes() == theirs.tobytes(), (size, dtype)
+            out = np.full(size, 0.25, dtype)
+            scale_levels(got, scale=0.037, out=out, accumulate=False)
+            assert out.tobytes() == (got * dtype(0.037)).tobytes(), (size, dtype)
+            scale_levels(got, scale=0.037, out=out, accumulate=True)
+            assert out.tobytes() == (got * dtype(0.037) + got * dtype(0.037)).tobytes(), (size, dtype)
 
 
-@every_dtype
-def test_255_levels_round_half_to_even(dtype: Any) -> None:
-    values = np.array([0.5, 1.5, 2.5, -0.5, -1.5, 126.5, 127.49, -300.0, 1e30], dtype)
-    levels = np.empty(values.size, np.int8)
-    round_to_int8(values, scale=1.0, levels=levels)
-    assert levels.tolist() == [0, 2, 2, 0, -2, 126, 127, -127, 127]
+def test_255_levels_round_half_to_even() -> None:
+    for dtype in DTYPES:
+        values = np.array([0.5, 1.5, 2.5, -0.5, -1.5, 126.5, 127.49, -300.0, 1e30], dtype)
+        levels = np.empty(values.size, np.int8)
+        round_to_int8(values, scale=1.0, levels=levels)
+        assert levels.tolist() == [0, 2, 2, 0, -2, 126, 127, -127, 127], dtype
 
 
-@every_size
-@every_dtype
-def test_sums(size: int, dtype: Any) -> None:
-    values = gradient(size, dtype)
-    residual = gradient(size, dtype, seed=1)
-    for options in ({}, {"residual": residual, "residual_scale": 0.3}):
-        got = moments(values, **options)
-        assert got == plain.moments(values, **options, unit=got.unit)
-        v = plain.with_residual(values, options.get("residual"), 0.3)
-        assert got.squares * got.unit**2 == pytest.approx(float((v.astype(np.float64) ** 2).sum()), rel=1e-12)
-        assert moments(values, **options, signed=False).squares == got.squares
-        assert moments(values, **options, squares=False)[:2] == got[:2]
+def test_sums() -> None:
+    for size, dtype in product(SIZES, DTYPES):
+        case = size, dtype
+        values = gradient(size, dtype)
+        residual = gradient(size, dtype, seed=1)
+        for options in ({}, {"residual": residual, "residual_scale": 0.3}):
+            got = moments(values, **options)
+            assert got == oracle.moments(values, **options, unit=got.unit), case
+            v = oracle.with_residual(values, options.get("residual"), 0.3)
+            assert got.squares * got.unit**2 == pytest.approx(float((v.astype(np.float64) ** 2).sum()), rel=1e-12), case
+            assert moments(values, **options, signed=False).squares == got.squares, case
+            assert moments(values, **options, squares=False)[:2] == got[:2], case
 
 
 def test_sums_of_numbers_whose_squares_overflow() -> None:
@@ -79,31 +78,29 @@ def test_sums_of_numbers_whose_squares_overflow() -> None:
     assert (tiny.positive * tiny.unit, tiny.negative * tiny.unit, tiny.num_nonnegative) == (5e-324, -5e-324, 2)
 
 
-@every_dtype
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_sums_refuse_what_is_not_finite(dtype: Any, bad: float) -> None:
-    values = gradient(5000, dtype)
-    values[4321] = bad
-    with pytest.raises(NonFiniteError, match="NaN or Inf"):
-        moments(values)
-    with pytest.raises(NonFiniteError, match="NaN or Inf"):
-        moments(gradient(5000, dtype), residual=values)
+def test_sums_refuse_what_is_not_finite() -> None:
+    for dtype, bad in product(DTYPES, (np.nan, np.inf, -np.inf)):
+        values = gradient(5000, dtype)
+        values[4321] = bad
+        with pytest.raises(NonFiniteError, match="NaN or Inf"):
+            moments(values)
+        with pytest.raises(NonFiniteError, match="NaN or Inf"):
+            moments(gradient(5000, dtype), residual=values)
 
 
-@every_size
-@every_dtype
-def test_signs(size: int, dtype: Any) -> None:
-    values = gradient(size, dtype)
-    for ours, theirs in both(size, dtype):
-        got, wanted = np.full(-(-size // 8), 255, np.uint8), np.empty(-(-size // 8), np.uint8)
-        options: dict[str, Any] = {"residual_scale": 0.9, "low": -0.3, "high": 0.4}
-        pack_signs(values, bits=got, residual=ours, **options)
-        plain.pack_signs(values, bits=wanted, residual=theirs, **options)
-        assert np.array_equal(got, wanted)
-        if ours is not None:
-            assert ours.tobytes() == theirs.tobytes()
-        for accumulate in (False, True):
-            out, expected = values.copy(), values.copy()
-            unpack_signs(got, low=-0.3, high=0.4, out=out, accumulate=accumulate)
-            plain.unpack_signs(got, low=-0.3, high=0.4, out=expected, accumulate=accumulate)
-            assert out.tobytes() == expected.tobytes()
+def test_signs() -> None:
+    for size, dtype in product(SIZES, DTYPES):
+        values = gradient(size, dtype)
+        for ours, theirs in both(size, dtype):
+            got, wanted = np.full(-(-size // 8), 255, np.uint8), np.empty(-(-size // 8), np.uint8)
+            options: dict[str, Any] = {"residual_scale": 0.9, "low": -0.3, "high": 0.4}
+            pack_signs(values, bits=got, residual=ours, **options)
+            oracle.pack_signs(values, bits=wanted, residual=theirs, **options)
+            assert np.array_equal(got, wanted), (size, dtype)
+            if ours is not None:
+                assert ours.tobytes() == theirs.tobytes(), (size, dtype)
+            for accumulate in (False, True):
+                out, expected = values.copy(), values.copy()
+                unpack_signs(got, low=-0.3, high=0.4, out=out, accumulate=accumulate)
+                oracle.unpack_signs(got, low=-0.3, high=0.4, out=expected, accumulate=accumulate)
+                assert out.tobytes() == expected.tobytes(), (size, dtype)

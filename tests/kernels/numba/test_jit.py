@@ -1,4 +1,4 @@
-"""Compiled kernels in awkward processes: no cache folder, after a fork, from two threads at once, on import."""
+"""Compiled kernels in awkward processes: without a cache folder or with an old one, after a fork, from two threads."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numba
 import numpy as np
 
 import thinwire
+from tests.kernels import oracle
 from thinwire.kernels.numba import Workspace, decode_ternary, encode_ternary
 from thinwire.kernels.numba.jit import wide_vectors
 
@@ -41,34 +42,72 @@ def run_python(script: str, **environment: str) -> str:
     return finished.stdout
 
 
+def copy_of_the_package(folder: Path) -> Path:
+    """What kernels need of thinwire, without anything compiled; returns where the Numba kernels are."""
+    source = Path(thinwire.__file__).parent
+    (folder / "thinwire").mkdir()
+    (folder / "thinwire" / "__init__.py").touch()
+    for name in ("errors.py", "executor.py"):
+        shutil.copy(source / name, folder / "thinwire" / name)
+    shutil.copytree(source / "kernels", folder / "thinwire" / "kernels", ignore=shutil.ignore_patterns("__pycache__"))
+    return folder / "thinwire" / "kernels" / "numba"
+
+
 def test_works_where_no_cache_can_be_written(tmp_path: Path) -> None:
     # A copy of the package whose cache folder's place is taken by a file, and no home to fall back to:
     # the same for every user, root included.
-    source = Path(thinwire.__file__).parent
-    package = tmp_path / "thinwire"
-    for part in ("__init__.py", "errors.py", "executor.py", "kernels", "runtime"):
-        (shutil.copytree if (source / part).is_dir() else shutil.copy)(source / part, _made(package) / part)
-    cache = package / "kernels" / "numba" / "__pycache__"
-    shutil.rmtree(cache, ignore_errors=True)
-    cache.touch()
-    script = (
-        ROUND_TRIP + "import thinwire.kernels.numba.pack as pack; print(pack.__file__, type(pack._pack_values._cache))"
-    )
+    package = copy_of_the_package(tmp_path)
+    (package / "__pycache__").touch()
     printed = run_python(
-        script,
+        """
+import numpy as np
+from thinwire.kernels.numba import magnitude
+print(magnitude.__file__, magnitude.max_magnitude(np.array([1.0, -3.0])), type(magnitude.largest_magnitude._cache))
+""",
         PYTHONPATH=str(tmp_path),
         PYTHONDONTWRITEBYTECODE="1",
         HOME="/dev/null",
         XDG_CACHE_HOME="/dev/null/cache",
         NUMBA_CACHE_DIR="",
     )
-    assert str(package) in printed
+    assert str(package) in printed and " 3.0 " in printed
     assert "NullCache" in printed
 
 
-def _made(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+def test_a_change_in_any_file_of_the_package_makes_new_machine_code(tmp_path: Path) -> None:
+    """`thinning` compiles the mixer of `uniform` into its kernels."""
+    package = copy_of_the_package(tmp_path)
+
+    def compiled() -> tuple[str, str]:
+        """The positions that a kernel finds, and where its machine code came from."""
+        printed = run_python(
+            """
+import numpy as np
+from thinwire.kernels.numba import thinning
+positions = np.empty(101, np.int32)
+count = thinning.kept_positions(100, key=(1, 2), kept=1 << 22, positions=positions)
+stats = thinning._positions.stats
+print(positions[:count].tolist(), "|", "compiled" if stats.cache_misses else "loaded", len(stats.cache_hits))
+""",
+            PYTHONPATH=str(tmp_path),
+            NUMBA_CACHE_DIR="",
+        )
+        positions, origin = printed.split(" | ")
+        return positions, origin.strip()
+
+    wanted = str(oracle.kept_positions(100, key=(1, 2), kept=1 << 22).tolist())
+    assert compiled() == (wanted, "compiled 0")
+    assert compiled() == (wanted, "loaded 1")  # a second process does not compile again
+    mixer = package / "uniform.py"
+    times = mixer.stat()
+    mixer.write_text(mixer.read_text().replace("0x31848BAB", "0x31848BAD"))
+    os.utime(mixer, ns=(times.st_atime_ns, times.st_mtime_ns))  # an installer may give new files old times
+    changed, origin = compiled()
+    assert changed != wanted and origin == "compiled 0"
+    assert compiled() == (changed, "loaded 1")
+    shared = package.parent / "contract.py"
+    shared.write_text(shared.read_text() + "\n")
+    assert compiled() == (changed, "compiled 0")
 
 
 def test_works_after_a_fork() -> None:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from thinwire.kernels import numba as kernels
-from thinwire.kernels import reference
-from thinwire.kernels.numba import Workspace
+from thinwire.kernels.numba import Workspace, decode_ternary, encode_ternary
 
 
 def test_a_workspace_grows_once_and_is_used_again() -> None:
     workspace = Workspace()
     values = np.ones(50_000, dtype=np.float32)
-    kernels.encode_ternary(values, sparsity=1.0, workspace=workspace)
+    encode_ternary(values, sparsity=1.0, workspace=workspace)
     buffer, held = workspace.payload.bytes, workspace.nbytes
     for size in (50_000, 10, 49_999):
-        _, payload = kernels.encode_ternary(values[:size], sparsity=1.0, workspace=workspace)
+        _, payload = encode_ternary(values[:size], sparsity=1.0, workspace=workspace)
         assert np.shares_memory(payload, buffer)
     assert workspace.nbytes == held
 
@@ -23,12 +21,6 @@ def test_a_workspace_grows_once_and_is_used_again() -> None:
 def test_a_payload_decodes_in_the_workspace_that_made_it() -> None:
     values = np.where(np.arange(3000) % 3, 0.0, 1.0).astype(np.float32)
     workspace, out = Workspace(), np.empty(3000, dtype=np.float32)
-    scale, payload = kernels.encode_ternary(values, sparsity=1.0, workspace=workspace)
-    kernels.decode_ternary(payload, scale=scale, out=out, workspace=workspace)
+    scale, payload = encode_ternary(values, sparsity=1.0, workspace=workspace)
+    decode_ternary(payload, scale=scale, out=out, workspace=workspace)
     assert np.array_equal(out, values)
-
-
-def test_the_surface_is_what_the_package_lists() -> None:
-    public = {name for name in kernels.__all__ if name != "Workspace"}
-    for name in public:
-        assert callable(getattr(reference, name)), f"the reference lacks {name}"

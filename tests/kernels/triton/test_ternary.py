@@ -1,4 +1,4 @@
-"""3LC on the device beside the plain reference: every byte, every bit of residual and output."""
+"""3LC on the device beside the oracle: every byte, every bit of residual and output."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from tests.kernels import oracle
 from thinwire.errors import ConfigError, FrameError
-from thinwire.kernels import reference
-from thinwire.kernels.numba import Workspace
 from thinwire.kernels.triton import batch
 from thinwire.kernels.triton.ternary import decode_ternary, encode_ternary
 from thinwire.kernels.triton.workspace import DeviceWorkspace
@@ -22,7 +21,6 @@ Floats = NDArray[Any]
 # Around groups of five, runs of fourteen, and blocks (of 512 codes; under the interpreter of 64, so 320 values).
 SIZES = (1, 2, 4, 5, 6, 63, 70, 71, 319, 320, 321, 640, 1500)
 ZERO_FRACTIONS = (0.0, 0.6, 0.9, 0.99, 0.999, 1.0)
-CPU = Workspace()
 
 
 @pytest.fixture
@@ -46,7 +44,7 @@ def check(values: list[Floats], residuals: list[Floats] | None, space: DeviceWor
     payloads = [bytes(sent.payload) for sent in sents]
     for at, (value, sent) in enumerate(zip(values, sents, strict=True)):
         residual = None if residuals is None else residuals[at].copy()
-        scale, payload = reference.encode_ternary(value, residual=residual, workspace=CPU, **options)
+        scale, payload = oracle.encode_ternary(value, residual=residual, **options)
         assert sent.finite and sent.scale == scale
         assert payloads[at] == payload.tobytes()
         assert on_device[at].cpu().numpy().tobytes() == value.tobytes()
@@ -57,7 +55,7 @@ def check(values: list[Floats], residuals: list[Floats] | None, space: DeviceWor
         expected = np.linspace(-1, 1, value.size).astype(value.dtype)
         expected[::3] = -0.0
         out = torch.from_numpy(expected.copy()).to(space.device)
-        reference.decode_ternary(payload, scale=scale, out=expected, workspace=CPU, **form)
+        oracle.decode_ternary(payload, scale=scale, out=expected, **form)
         space.synchronize()
         decode_ternary(payloads[at], scale=scale, out=out, workspace=space, **form)
         assert out.cpu().numpy().tobytes() == expected.tobytes()
@@ -66,7 +64,7 @@ def check(values: list[Floats], residuals: list[Floats] | None, space: DeviceWor
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("layout", ["stride", "partition"])
-def test_bytes_residuals_and_values_are_the_references(space: DeviceWorkspace, dtype: str, layout: str) -> None:
+def test_bytes_residuals_and_values_are_the_oracles(space: DeviceWorkspace, dtype: str, layout: str) -> None:
     # One batch, so that tensors of every size and share of zeros are neighbours.
     drawn = [
         draw(size, ZERO_FRACTIONS[(at + turn) % 6], dtype, turn) for turn in (0, 2) for at, size in enumerate(SIZES)
@@ -154,7 +152,7 @@ def test_any_split_of_a_run_is_understood(space: DeviceWorkspace) -> None:
         expected = np.ones(out.numel(), np.float32)
         space.synchronize()
         decode_ternary(bytes(payload), scale=0.5, out=out, workspace=space)
-        reference.decode_ternary(bytes(payload), scale=0.5, out=expected, workspace=CPU)
+        oracle.decode_ternary(bytes(payload), scale=0.5, out=expected)
         assert out.cpu().numpy().tobytes() == expected.tobytes()
 
 

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.kernels.numba.jit import jit
-from thinwire.kernels.numba.magnitude import frozen
+from thinwire.kernels.numba.jit import frozen, jit
 
 
 def bin_values(values: Any, *, low: float, high: float, num_bits: int, out: NDArray[Any]) -> None:
@@ -31,7 +30,7 @@ def bin_values(values: Any, *, low: float, high: float, num_bits: int, out: NDAr
 
 def value_of_bins(bins: NDArray[Any], *, low: float, high: float, num_bits: int, out: Any, accumulate: bool) -> None:
     """``out`` = the middle of each bin, or ``out +=``."""
-    (_add if accumulate else _store)(frozen(bins), float(low), float(high), 2.0**num_bits, out)
+    _middles(frozen(bins), float(low), float(high), 2.0**num_bits, accumulate, out)
 
 
 def entropy_of(bins: NDArray[Any]) -> float:
@@ -61,15 +60,9 @@ def _bins(values: Any, half: float, low: float, high: float, count: float, out: 
 
 
 @jit
-def _store(bins: Any, low: float, high: float, count: float, out: Any) -> None:
-    for i in range(bins.size):
-        share = (np.float64(bins[i]) + 0.5) / count
-        out[i] = low * (1.0 - share) + high * share
-
-
-@jit
-def _add(bins: Any, low: float, high: float, count: float, out: Any) -> None:
+def _middles(bins: Any, low: float, high: float, count: float, accumulate: bool, out: Any) -> None:
     kind = out.dtype.type
     for i in range(bins.size):
         share = (np.float64(bins[i]) + 0.5) / count
-        out[i] += kind(low * (1.0 - share) + high * share)
+        value = kind(low * (1.0 - share) + high * share)
+        out[i] = out[i] + value if accumulate else value

@@ -1,4 +1,4 @@
-"""Positions as one bit each, the first in the highest bit of the first byte, and back."""
+"""Flags and positions as one bit each, the first in the highest bit of the first byte, and back."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.kernels.contract import Bytes
-from thinwire.kernels.numba.jit import jit
-from thinwire.kernels.numba.magnitude import frozen
+from thinwire.kernels.numba.jit import frozen, jit, wide_vectors
+
+_GATHER, _56 = np.uint64(0x8040201008040201), np.uint64(56)
 
 
 def set_bits(positions: NDArray[np.int64], bitmap: Bytes) -> None:
@@ -31,6 +32,21 @@ def positions_of(bitmap: Bytes) -> NDArray[np.int64]:
     positions = np.empty(count + 1, np.int64)
     _positions(frozen(bitmap), positions)
     return positions[:count]
+
+
+@jit
+def gather(flags: Any, words: Any, known: int, bits: Any) -> None:
+    """In a kernel: eight flags, read as one of `words`, to a byte by one multiplication.
+
+    Args:
+        flags: uint8, 0 or 1 each; those behind the first `known` are cleared.
+        words: the same memory as uint64.
+        bits: uint8[ceil(known / 8)], filled.
+    """
+    wide_vectors()
+    flags[known : 8 * bits.size] = 0
+    for i in range(bits.size):
+        bits[i] = np.uint8((words[i] * _GATHER) >> _56)
 
 
 @jit

@@ -1,8 +1,8 @@
 """Floats in 16 bits, and back: IEEE half precision, and the upper half of a float32 (bfloat16), rounded or cut off.
 
 Integer arithmetic on the bits, which compilers turn into vector code on any machine, where a conversion instruction may
-not exist. Each pass also finds the largest magnitude (as bits), so that one comparison afterwards tells NaN, Inf and
-overflow. Payloads may lie at any address: they are read through a small block that stays in the cache.
+not exist. Encoding finds the largest magnitude (as bits) in the same pass, so that one comparison afterwards tells NaN,
+Inf and overflow: that makes it quicker than torch's cast and a pass of its own.
 """
 
 from __future__ import annotations
@@ -14,19 +14,18 @@ from numpy.typing import NDArray
 
 from thinwire.errors import FrameError
 from thinwire.kernels.contract import Floats
-from thinwire.kernels.numba.jit import jit
-from thinwire.kernels.numba.magnitude import frozen
+from thinwire.kernels.numba.jit import frozen, jit
+from thinwire.kernels.numba.magnitude import float_of_bits, magnitude_bits, max_magnitude
 
 Halves = NDArray[np.uint16]
 
-_BLOCK = 1 << 13
 _MAGNITUDE, _SIGN = np.int32(0x7FFF), np.int32(0x8000)
 _INFINITE = {"half": 0x7C00, "bfloat": 0x7F80}
 
 # float32 → half: below 2**-14 halves are multiples of 2**-24, which is what adding 0.5 rounds to.
-_BITS_32, _HALF_NORMAL = np.int32(0x7FFFFFFF), np.int32((127 - 14) << 23)
+_HALF_NORMAL = np.int32((127 - 14) << 23)
 _HALF_ROUND = np.int32(((15 - 127) << 23) + 0xFFF)  # the exponent's new bias, and just under half a unit
-_BITS_64, _HALF_NORMAL_64 = np.int64(0x7FFFFFFFFFFFFFFF), np.int64((1023 - 14) << 52)
+_HALF_NORMAL_64 = np.int64((1023 - 14) << 52)
 _HALF_ROUND_64, _2_TO_28 = np.int64(((15 - 1023) << 52) + (1 << 41) - 1), np.int64((1023 + 28) << 52)
 # half → float32: below 2**-14 the digits are put behind 2**-14, which is then taken away.
 _TO_FLOAT_REBIAS, _2_TO_M14 = np.int32((127 - 15) << 23), np.int32((127 - 14) << 23)
@@ -46,9 +45,8 @@ def to_half(values: Floats, halves: Halves) -> float:
         >>> to_half(np.array([1.0, -0.1, 2.0**-24], np.float32), halves), halves.view(np.float16).tolist()[:2]
         (1.0, [1.0, -0.0999755859375])
     """
-    if values.dtype == np.float32:
-        return float(np.int32(_to_half_32(frozen(values), halves)).view(np.float32))
-    return float(np.int64(_to_half_64(frozen(values), halves)).view(np.float64))
+    kernel = _to_half_32 if values.dtype == np.float32 else _to_half_64
+    return kernel(frozen(values), halves)  # type: ignore[no-any-return]
 
 
 def to_bfloat(values: Floats, halves: Halves) -> float:
@@ -57,7 +55,7 @@ def to_bfloat(values: Floats, halves: Halves) -> float:
     Where that is above `BFLOAT_MAX`, Inf or NaN, the halves mean nothing: the caller refuses them. float64 values are
     rounded to float32 first.
     """
-    return float(np.int32(_to_bfloat(frozen(values), halves)).view(np.float32))
+    return _to_bfloat(frozen(values), halves)  # type: ignore[no-any-return]
 
 
 BFLOAT_MAX = float(np.int32(0x7F7F7FFF).view(np.float32))
@@ -87,23 +85,18 @@ def widen(payload: Any, *, kind: str, out: Floats, accumulate: bool) -> None:
         >>> out.tolist()
         [1.0, -2.0]
     """
-    received = frozen(np.frombuffer(payload, np.uint8))
-    if received.size != 2 * out.size:
-        raise FrameError(f"{out.size} values take {2 * out.size} bytes, {received.size} came")
-    block = np.empty(_BLOCK, np.uint16)
-    if _largest_16(received, block.view(np.uint8), block) >= _INFINITE[kind]:
+    nbytes = memoryview(payload).nbytes
+    if nbytes != 2 * out.size:
+        raise FrameError(f"{out.size} values take {2 * out.size} bytes, {nbytes} came")
+    halves = frozen(np.frombuffer(payload, np.uint16))
+    if _largest_16(halves) >= _INFINITE[kind]:
         raise FrameError("the payload holds NaN or Inf")
-    wide = np.empty(_BLOCK, np.float32)
-    _widen(received, block.view(np.uint8), block, wide, kind == "half", accumulate, out)
+    (_widen_half if kind == "half" else _widen_bfloat)(halves, accumulate, out)
 
 
 def largest_float(payload: Any, dtype: Any) -> float:
     """The largest magnitude of the floats in a buffer at any address; NaN or Inf where one is."""
-    received = frozen(np.frombuffer(payload, np.uint8))
-    block = np.empty(_BLOCK, dtype)
-    kernel = _largest_32 if block.dtype == np.float32 else _largest_64
-    bits = kernel(received, block.view(np.uint8), block.view(np.int32 if block.dtype == np.float32 else np.int64))
-    return float(np.array(bits, np.int32 if block.dtype == np.float32 else np.int64).view(dtype))
+    return max_magnitude(np.frombuffer(payload, dtype))
 
 
 # Numba adds two int32 as int64: every step is cast back, so that compilers see the narrow arithmetic.
@@ -116,14 +109,14 @@ def _to_half_32(values: Any, halves: Any) -> Any:
     magic_bits = magic.view(np.int32)
     for i in range(values.size):
         bits = np.float32(values[i]).view(np.int32)
-        x = np.int32(bits & _BITS_32)
+        x = magnitude_bits(values[i])
         largest = max(largest, x)
         odd = np.int32(np.int32(x >> np.int32(13)) & np.int32(1))
         normal = np.int32(np.int32(np.int32(x + _HALF_ROUND) + odd) >> np.int32(13))
-        subnormal = np.int32(np.float32(x.view(np.float32) + magic).view(np.int32) - magic_bits)
+        subnormal = np.int32(np.float32(float_of_bits(x) + magic).view(np.int32) - magic_bits)
         half = normal if x >= _HALF_NORMAL else subnormal
         halves[i] = np.uint16(half | np.int32(np.int32(bits >> np.int32(16)) & _SIGN))
-    return largest
+    return float_of_bits(largest)
 
 
 @jit
@@ -132,24 +125,25 @@ def _to_half_64(values: Any, halves: Any) -> Any:
     magic = np.int64(_2_TO_28).view(np.float64)
     for i in range(values.size):
         bits = np.float64(values[i]).view(np.int64)
-        x = np.int64(bits & _BITS_64)
+        x = magnitude_bits(values[i])
         largest = max(largest, x)
         normal = (x + _HALF_ROUND_64 + ((x >> np.int64(42)) & np.int64(1))) >> np.int64(42)
-        subnormal = np.float64(x.view(np.float64) + magic).view(np.int64) - _2_TO_28
+        subnormal = np.float64(float_of_bits(x) + magic).view(np.int64) - _2_TO_28
         half = normal if x >= _HALF_NORMAL_64 else subnormal
         halves[i] = np.uint16(half | ((bits >> np.int64(48)) & np.int64(0x8000)))
-    return largest
+    return float_of_bits(largest)
 
 
 @jit
 def _to_bfloat(values: Any, halves: Any) -> Any:
     largest = np.int32(0)
     for i in range(values.size):
-        bits = np.float32(values[i]).view(np.uint32)
-        largest = max(largest, np.int32(bits & _BITS_32))
+        value = np.float32(values[i])
+        bits = value.view(np.uint32)
+        largest = max(largest, magnitude_bits(value))
         odd = np.uint32(np.uint32(bits >> np.uint32(16)) & np.uint32(1))
         halves[i] = np.uint16(np.uint32(np.uint32(bits + np.uint32(0x7FFF)) + odd) >> np.uint32(16))
-    return largest
+    return float_of_bits(largest)
 
 
 @jit
@@ -159,83 +153,29 @@ def _upper_halves(bits: Any, halves: Any) -> None:
 
 
 @jit
-def _copy(source: Any, target: Any) -> None:
-    for i in range(source.size):
-        target[i] = source[i]
-
-
-@jit
-def _largest_16(payload: Any, block_bytes: Any, block: Any) -> Any:
-    largest = np.int32(0)
-    for start in range(0, payload.size, block_bytes.size):
-        size = min(block_bytes.size, payload.size - start)
-        _copy(payload[start : start + size], block_bytes)
-        for i in range(size // 2):
-            largest = max(largest, np.int32(np.int32(block[i]) & _MAGNITUDE))
+def _largest_16(halves: Any) -> Any:
+    largest = np.uint16(0)
+    for i in range(halves.size):
+        largest = max(largest, np.uint16(halves[i] & np.uint16(0x7FFF)))
     return largest
 
 
 @jit
-def _largest_32(payload: Any, block_bytes: Any, block: Any) -> Any:
-    largest = np.int32(0)
-    for start in range(0, payload.size, block_bytes.size):
-        size = min(block_bytes.size, payload.size - start)
-        _copy(payload[start : start + size], block_bytes)
-        for i in range(size // 4):
-            largest = max(largest, np.int32(block[i] & _BITS_32))
-    return largest
-
-
-@jit
-def _largest_64(payload: Any, block_bytes: Any, block: Any) -> Any:
-    largest = np.int64(0)
-    for start in range(0, payload.size, block_bytes.size):
-        size = min(block_bytes.size, payload.size - start)
-        _copy(payload[start : start + size], block_bytes)
-        for i in range(size // 8):
-            largest = max(largest, block[i] & _BITS_64)
-    return largest
-
-
-@jit
-def _widen(payload: Any, block_bytes: Any, block: Any, wide: Any, half: bool, accumulate: bool, out: Any) -> None:
-    for start in range(0, out.size, block.size):
-        size = min(block.size, out.size - start)
-        _copy(payload[2 * start : 2 * (start + size)], block_bytes)
-        if half:
-            _widen_half(block[:size], wide)
-        else:
-            _widen_bfloat(block[:size], wide)
-        if accumulate:
-            _add(wide, out[start : start + size])
-        else:
-            _store(wide, out[start : start + size])
-
-
-@jit
-def _widen_half(halves: Any, wide: Any) -> None:
+def _widen_half(halves: Any, accumulate: bool, out: Any) -> None:
+    kind = out.dtype.type
     for i in range(halves.size):
         half = np.int32(halves[i])
         x = np.int32(np.int32(half & _MAGNITUDE) << np.int32(13))
         normal = np.int32(x + _TO_FLOAT_REBIAS)
         below = np.float32(np.int32(x + _2_TO_M14).view(np.float32) - np.int32(_2_TO_M14).view(np.float32))
         bits = normal if x >= np.int32(0x400 << 13) else below.view(np.int32)
-        wide[i] = np.int32(bits | np.int32(np.int32(half & _SIGN) << np.int32(16))).view(np.float32)
+        value = kind(np.int32(bits | np.int32(np.int32(half & _SIGN) << np.int32(16))).view(np.float32))
+        out[i] = out[i] + value if accumulate else value
 
 
 @jit
-def _widen_bfloat(halves: Any, wide: Any) -> None:
+def _widen_bfloat(halves: Any, accumulate: bool, out: Any) -> None:
+    kind = out.dtype.type
     for i in range(halves.size):
-        wide[i] = np.int32(np.int32(halves[i]) << np.int32(16)).view(np.float32)
-
-
-@jit
-def _store(wide: Any, out: Any) -> None:
-    for i in range(out.size):
-        out[i] = wide[i]
-
-
-@jit
-def _add(wide: Any, out: Any) -> None:
-    for i in range(out.size):
-        out[i] += wide[i]
+        value = kind(np.int32(np.int32(halves[i]) << np.int32(16)).view(np.float32))
+        out[i] = out[i] + value if accumulate else value

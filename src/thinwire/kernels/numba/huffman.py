@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from thinwire.errors import FrameError
 from thinwire.kernels.contract import Bytes
-from thinwire.kernels.numba.jit import jit
-from thinwire.kernels.numba.magnitude import frozen
+from thinwire.kernels.numba.jit import frozen, jit
 from thinwire.kernels.numba.workspace import words_apart
 
 MAX_BITS = 13

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from thinwire.errors import FrameError
 from thinwire.kernels.contract import Bytes
-from thinwire.kernels.numba.jit import jit
-from thinwire.kernels.numba.magnitude import frozen
+from thinwire.kernels.numba.jit import frozen, jit
 from thinwire.kernels.numba.workspace import words_apart
 
 MAX_WIDTH = 32
@@ -89,7 +88,7 @@ def round_to_integers(values: Any, *, scale: float, top: int, out: NDArray[np.in
 
 def scale_integers(numbers: NDArray[Any], *, scale: float, top: int, out: Any, accumulate: bool) -> None:
     """``out = scale · numbers / top``, computed in float64; or added."""
-    (_add if accumulate else _store)(frozen(numbers), float(scale), float(top), out)
+    _scale(frozen(numbers), float(scale), float(top), accumulate, out)
 
 
 @jit
@@ -217,13 +216,8 @@ def _round(values: Any, scale: float, top: float, rounds: float, out: Any) -> No
 
 
 @jit
-def _store(numbers: Any, scale: float, top: float, out: Any) -> None:
-    for i in range(numbers.size):
-        out[i] = scale * (np.float64(numbers[i]) / top)
-
-
-@jit
-def _add(numbers: Any, scale: float, top: float, out: Any) -> None:
+def _scale(numbers: Any, scale: float, top: float, accumulate: bool, out: Any) -> None:
     kind = out.dtype.type
     for i in range(numbers.size):
-        out[i] += kind(scale * (np.float64(numbers[i]) / top))
+        value = kind(scale * (np.float64(numbers[i]) / top))
+        out[i] = out[i] + value if accumulate else value

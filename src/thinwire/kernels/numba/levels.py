@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.kernels.numba.jit import jit
-from thinwire.kernels.numba.magnitude import frozen
-from thinwire.kernels.numba.uniform import UNIT, Key, high_bits
+from thinwire.kernels.contract import UNIT, Key
+from thinwire.kernels.numba.jit import frozen, jit
+from thinwire.kernels.numba.magnitude import float_of_bits, magnitude_bits
+from thinwire.kernels.numba.uniform import high_bits
 
 MAX_LEVELS = 1 << 14
 MAX_NATURAL_LEVELS = 64
 _BLOCK = 1 << 12
-_BITS_32, _BITS_64 = np.int32(0x7FFFFFFF), np.int64(0x7FFFFFFFFFFFFFFF)  # all but the sign
 
 
 def round_to_levels(
@@ -68,8 +68,7 @@ def bucket_norms(values: Any, *, bucket: int, largest: float) -> NDArray[np.floa
 def bucket_largest(values: Any, *, bucket: int) -> Any:
     """The largest magnitude of each bucket, in the type of the values; NaN or Inf where one is."""
     largest = np.empty(-(-values.size // bucket), values.dtype)
-    kernel = _largest_32 if values.dtype == np.float32 else _largest_64
-    kernel(frozen(values), bucket, largest)
+    _largest(frozen(values), bucket, largest)
     return largest
 
 
@@ -85,12 +84,10 @@ def value_of_levels(
 ) -> None:
     """``out = norm · worth[level]``, computed in float64; or added."""
     table = worth(top, natural)
-    if min(bucket, levels.size) < 2 * table.size:
-        kernel = _add_few if accumulate else _store_few
-    else:
-        kernel = _add if accumulate else _store
+    # Buckets that are smaller than the table of all levels: multiplying each value is less work.
+    kernel = _multiply if min(bucket, levels.size) < 2 * table.size else _look_up
     scaled = np.empty(table.size, out.dtype)  # what levels are worth under one norm, rounded as each value would be
-    kernel(frozen(levels), norms.astype(np.float64), bucket, top, table, scaled, out)
+    kernel(frozen(levels), norms.astype(np.float64), bucket, top, table, scaled, accumulate, out)
 
 
 @jit
@@ -131,21 +128,12 @@ def _norms(values: Any, bucket: int, unit: float, norms: Any) -> None:
 
 
 @jit
-def _largest_32(values: Any, bucket: int, largest: Any) -> None:
+def _largest(values: Any, bucket: int, largest: Any) -> None:
     for k in range(largest.size):
-        top = np.int32(0)
+        top = magnitude_bits(values.dtype.type(0))
         for i in range(k * bucket, min(values.size, (k + 1) * bucket)):
-            top = max(top, np.int32(np.float32(values[i]).view(np.int32) & _BITS_32))
-        largest[k] = np.int32(top).view(np.float32)
-
-
-@jit
-def _largest_64(values: Any, bucket: int, largest: Any) -> None:
-    for k in range(largest.size):
-        top = np.int64(0)
-        for i in range(k * bucket, min(values.size, (k + 1) * bucket)):
-            top = max(top, np.int64(np.float64(values[i]).view(np.int64) & _BITS_64))
-        largest[k] = np.int64(top).view(np.float64)
+            top = max(top, magnitude_bits(values[i]))
+        largest[k] = float_of_bits(top)
 
 
 @jit
@@ -190,56 +178,31 @@ def _natural(values: Any, norms: Any, bucket: int, first: int, top: int, unit: f
 
 
 @jit
-def _store(levels: Any, norms: Any, bucket: int, top: int, table: Any, scaled: Any, out: Any) -> None:
+def _look_up(
+    levels: Any, norms: Any, bucket: int, top: int, table: Any, scaled: Any, accumulate: bool, out: Any
+) -> None:
     for k in range(norms.size):
         first = k * bucket
         last = min(levels.size, first + bucket)
-        _scale(norms[k], table, scaled)
-        _store_part(levels[first:last], scaled, top, out[first:last])
+        for j in range(table.size):
+            scaled[j] = norms[k] * table[j]
+        _put(levels[first:last], scaled, top, accumulate, out[first:last])
 
 
 @jit
-def _add(levels: Any, norms: Any, bucket: int, top: int, table: Any, scaled: Any, out: Any) -> None:
-    for k in range(norms.size):
-        first = k * bucket
-        last = min(levels.size, first + bucket)
-        _scale(norms[k], table, scaled)
-        _add_part(levels[first:last], scaled, top, out[first:last])
-
-
-@jit
-def _scale(norm: float, table: Any, scaled: Any) -> None:
-    for j in range(table.size):
-        scaled[j] = norm * table[j]
-
-
-@jit
-def _store_part(levels: Any, scaled: Any, top: int, out: Any) -> None:
+def _put(levels: Any, scaled: Any, top: int, accumulate: bool, out: Any) -> None:
     for i in range(levels.size):
-        out[i] = scaled[levels[i] + top]
+        value = scaled[levels[i] + top]
+        out[i] = out[i] + value if accumulate else value
 
 
 @jit
-def _add_part(levels: Any, scaled: Any, top: int, out: Any) -> None:
-    for i in range(levels.size):
-        out[i] += scaled[levels[i] + top]
-
-
-# Buckets that are smaller than the table of all levels: multiplying each value is less work.
-
-
-@jit
-def _store_few(levels: Any, norms: Any, bucket: int, top: int, table: Any, scaled: Any, out: Any) -> None:
-    for k in range(norms.size):
-        norm = norms[k]
-        for i in range(k * bucket, min(levels.size, (k + 1) * bucket)):
-            out[i] = norm * table[levels[i] + top]
-
-
-@jit
-def _add_few(levels: Any, norms: Any, bucket: int, top: int, table: Any, scaled: Any, out: Any) -> None:
+def _multiply(
+    levels: Any, norms: Any, bucket: int, top: int, table: Any, scaled: Any, accumulate: bool, out: Any
+) -> None:
     kind = out.dtype.type
     for k in range(norms.size):
         norm = norms[k]
         for i in range(k * bucket, min(levels.size, (k + 1) * bucket)):
-            out[i] += kind(norm * table[levels[i] + top])
+            value = kind(norm * table[levels[i] + top])
+            out[i] = out[i] + value if accumulate else value

@@ -7,82 +7,62 @@ maximum and answers "is everything finite?" with one comparison afterwards.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
+from numba.core import types
+from numba.extending import intrinsic
 
 from thinwire.kernels.contract import Floats
-from thinwire.kernels.numba.jit import jit, wide_vectors
-
-_BITS_32, _BITS_64 = np.int32(0x7FFFFFFF), np.int64(0x7FFFFFFFFFFFFFFF)  # all but the sign
-_FLOAT32 = np.dtype(np.float32)
+from thinwire.kernels.numba.jit import frozen, jit, wide_vectors
 
 
-def max_magnitude(values: Floats) -> float:
-    """The largest absolute value of float32[n] or float64[n]; 0.0 when empty.
+def max_magnitude(values: Floats, residual: Floats | None = None, residual_scale: float = 1.0) -> float:
+    """The largest absolute value of v = values, or residual_scale·residual + values; 0.0 when empty.
 
     Infinite or NaN as soon as one value is infinite or NaN: the caller decides what to raise.
 
+    Args:
+        values: float32[n] or float64[n].
+        residual: of the same type and size; only read.
+        residual_scale: what the residual is multiplied by.
+
     Example:
+        >>> import numpy as np
         >>> max_magnitude(np.array([1.0, -3.0, 2.0], dtype=np.float32))
         3.0
     """
-    return max_of_frozen(frozen(values))
+    return largest_magnitude(frozen(values), residual, values.dtype.type(residual_scale))  # type: ignore[no-any-return]
 
 
-def frozen(array: Any) -> Any:
-    """A read-only view. Kernels see every input as read-only, so that they are compiled once, not twice."""
-    view = array.view()
-    view.setflags(write=False)
-    return view
+@intrinsic
+def magnitude_bits(typing_context: Any, value: Any) -> tuple[Any, Callable[..., Any]]:
+    """In a kernel: the bits of a float32 or float64 without its sign, as int32 or int64."""
+    bits_type: Any = types.int32 if value == types.float32 else types.int64
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        bits = builder.bitcast(arguments[0], context.get_value_type(bits_type))
+        return builder.and_(bits, bits.type((1 << (bits_type.bitwidth - 1)) - 1))
+
+    return bits_type(value), generate
 
 
-def max_of_frozen(values: Any) -> float:
-    """`max_magnitude` of a read-only view."""
-    kernel = _max_32 if values.dtype == _FLOAT32 else _max_64
-    return kernel(values)  # type: ignore[no-any-return]
+@intrinsic
+def float_of_bits(typing_context: Any, bits: Any) -> tuple[Any, Callable[..., Any]]:
+    """In a kernel: the float32 or float64 of these bits, int32 or int64."""
+    value_type = types.float32 if bits == types.int32 else types.float64
 
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], context.get_value_type(value_type))
 
-def max_of_sum(residual: Any, residual_scale: Any, values: Any) -> float:
-    """`max_magnitude` of ``residual_scale * residual + values``, which is not stored; `values` is a read-only view."""
-    kernel = _max_of_sum_32 if values.dtype == _FLOAT32 else _max_of_sum_64
-    return kernel(residual, residual_scale, values)  # type: ignore[no-any-return]
-
-
-# One kernel per type, because Numba reads a number's bits only where its type is spelled out.
-
-
-@jit
-def _max_32(values: Any) -> Any:
-    wide_vectors()
-    largest = np.int32(0)
-    for i in range(values.size):
-        largest = max(largest, np.float32(values[i]).view(np.int32) & _BITS_32)
-    return np.int32(largest).view(np.float32)
+    return value_type(bits), generate
 
 
 @jit
-def _max_64(values: Any) -> Any:
+def largest_magnitude(values: Any, residual: Any, scale: Any) -> Any:
+    """`max_magnitude` of a read-only view, with the scale in the type of the values."""
     wide_vectors()
-    largest = np.int64(0)
+    largest = magnitude_bits(values.dtype.type(0))
     for i in range(values.size):
-        largest = max(largest, np.float64(values[i]).view(np.int64) & _BITS_64)
-    return np.int64(largest).view(np.float64)
-
-
-@jit
-def _max_of_sum_32(residual: Any, scale: Any, values: Any) -> Any:
-    wide_vectors()
-    largest = np.int32(0)
-    for i in range(values.size):
-        largest = max(largest, np.float32(scale * residual[i] + values[i]).view(np.int32) & _BITS_32)
-    return np.int32(largest).view(np.float32)
-
-
-@jit
-def _max_of_sum_64(residual: Any, scale: Any, values: Any) -> Any:
-    wide_vectors()
-    largest = np.int64(0)
-    for i in range(values.size):
-        largest = max(largest, np.float64(scale * residual[i] + values[i]).view(np.int64) & _BITS_64)
-    return np.int64(largest).view(np.float64)
+        largest = max(largest, magnitude_bits(values[i] if residual is None else scale * residual[i] + values[i]))
+    return float_of_bits(largest)

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from thinwire.errors import NonFiniteError
-from thinwire.kernels.numba.jit import jit, wide_vectors
-from thinwire.kernels.numba.magnitude import frozen, max_magnitude, max_of_sum
+from thinwire.kernels.contract import require_finite_magnitude as require_finite_magnitude
+from thinwire.kernels.numba.jit import frozen, jit, wide_vectors
+from thinwire.kernels.numba.magnitude import max_magnitude
 
 LANES = 1024
 _BLOCK = 4 * LANES
@@ -64,7 +64,7 @@ def moments(
     unit, largest = 1.0, 0.0
     magnitude: Any = np.int32(0x7FFFFFFF)
     if kind is np.float64:
-        largest = largest_of(values, residual, residual_scale)
+        largest = max_magnitude(values, residual, residual_scale)
         unit, magnitude = _unit(largest), None
     sums = np.zeros((3, LANES))
     bits, num_nonnegative = _moments(
@@ -89,17 +89,7 @@ def moments(
 
 def largest_of(values: Any, residual: Any, residual_scale: float) -> float:
     """The largest magnitude of values, or of residual_scale·residual + values."""
-    if residual is None:
-        return max_magnitude(values)
-    return float(max_of_sum(residual, values.dtype.type(residual_scale), frozen(values)))
-
-
-def require_finite_magnitude(largest: float) -> None:
-    """Raises NonFiniteError where a largest magnitude is NaN or Inf."""
-    if not math.isfinite(largest):
-        raise NonFiniteError(
-            "the values (with their residual) hold NaN or Inf; nothing was changed: skip this step or mend the loss"
-        )
+    return max_magnitude(values, residual, residual_scale)
 
 
 def _unit(largest: float) -> float:

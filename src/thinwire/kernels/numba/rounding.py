@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.kernels.numba.jit import jit, wide_vectors
-from thinwire.kernels.numba.magnitude import frozen
+from thinwire.kernels.numba.jit import frozen, jit, wide_vectors
 
 _ROUNDS: dict[Any, float] = {np.float32: 1.5 * 2**23, np.float64: 1.5 * 2**52}
 
@@ -36,50 +35,31 @@ def round_to_int8(
         [2, -1, 0]
     """
     kind = values.dtype.type
-    rounds = kind(_ROUNDS[kind])
-    if residual is None:
-        _levels_of_values(frozen(values), kind(scale), rounds, levels)
-    else:
-        _levels_of_sums(frozen(values), residual, kind(residual_scale), kind(scale), rounds, levels)
+    _round(frozen(values), residual, kind(residual_scale), kind(scale), kind(_ROUNDS[kind]), levels)
 
 
 def scale_levels(levels: NDArray[np.int8], *, scale: float, out: Any, accumulate: bool) -> None:
     """``out = scale * levels``, or ``out += scale * levels``."""
-    (_add if accumulate else _store)(frozen(levels), out.dtype.type(scale), out)
+    _scale(frozen(levels), out.dtype.type(scale), accumulate, out)
 
 
 @jit
-def _levels_of_values(values: Any, scale: Any, rounds: Any, levels: Any) -> None:
+def _round(values: Any, residual: Any, residual_scale: Any, scale: Any, rounds: Any, levels: Any) -> None:
     wide_vectors()
     top = values.dtype.type(127)
     for i in range(values.size):
-        q = values[i] / scale
-        q = q if q < top else top
-        q = q if q > -top else -top
-        levels[i] = np.int8(np.int32((q + rounds) - rounds))
-
-
-@jit
-def _levels_of_sums(values: Any, residual: Any, residual_scale: Any, scale: Any, rounds: Any, levels: Any) -> None:
-    wide_vectors()
-    top = values.dtype.type(127)
-    for i in range(values.size):
-        v = residual_scale * residual[i] + values[i]
+        v = values[i] if residual is None else residual_scale * residual[i] + values[i]
         q = v / scale
         q = q if q < top else top
         q = q if q > -top else -top
         q = (q + rounds) - rounds
-        residual[i] = v - q * scale
+        if residual is not None:
+            residual[i] = v - q * scale
         levels[i] = np.int8(np.int32(q))
 
 
 @jit
-def _store(levels: Any, scale: Any, out: Any) -> None:
+def _scale(levels: Any, scale: Any, accumulate: bool, out: Any) -> None:
     for i in range(levels.size):
-        out[i] = out.dtype.type(levels[i]) * scale
-
-
-@jit
-def _add(levels: Any, scale: Any, out: Any) -> None:
-    for i in range(levels.size):
-        out[i] += out.dtype.type(levels[i]) * scale
+        value = out.dtype.type(levels[i]) * scale
+        out[i] = out[i] + value if accumulate else value

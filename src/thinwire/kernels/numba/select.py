@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.kernels import plain
 from thinwire.kernels.contract import Bytes
-from thinwire.kernels.numba.jit import jit, wide_vectors
-from thinwire.kernels.numba.magnitude import frozen
+from thinwire.kernels.numba.bitmap import gather
+from thinwire.kernels.numba.jit import frozen, jit, wide_vectors
 from thinwire.kernels.numba.uniform import high_bits
 
 _SMALL = 1 << 14
@@ -27,7 +26,6 @@ _SAMPLE = 1 << 17
 _BLOCK = 1 << 12  # values, their copies and flags stay in the first-level cache
 _NEAR = 1 << 16
 _SPARE = 4  # places behind the last that `_compact` writes and does not count
-_GATHER, _56 = np.uint64(0x8040201008040201), np.uint64(56)
 _MARKED = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1)
 _PLACES = np.argsort(1 - _MARKED.astype(np.int64), axis=1, kind="stable").astype(np.uint64)
 """Of every byte, the places of its bits that are set, from the highest on, and then of the others."""
@@ -50,16 +48,27 @@ def select_top(values: Any, k: int) -> NDArray[np.int64]:
         [0, 1]
     """
     if values.size <= _SMALL:
-        return plain.select_top(values, k)
+        return _partitioned(values, k)
     smallest = float(np.finfo(values.dtype).smallest_subnormal)
     bound = max(smallest, _likely_bound(values, k))
     count = count_from(values, bound)
     if count < k and bound == smallest:
         return select_from(values, bound, count)
     if not k <= count <= 2 * k + _SMALL:
-        return plain.select_top(values, k)
+        return _partitioned(values, k)
     candidates = select_from(values, bound, count)
-    return candidates[plain.select_top(values[candidates], k)]
+    return candidates[_partitioned(values[candidates], k)]
+
+
+def _partitioned(values: Any, k: int) -> NDArray[np.int64]:
+    """`select_top` by partitioning all magnitudes."""
+    magnitudes = np.abs(values)
+    threshold = np.partition(magnitudes, values.size - k)[values.size - k]
+    above = np.flatnonzero(magnitudes > threshold)
+    ties = np.flatnonzero(magnitudes == threshold)[: k - above.size]
+    chosen = np.sort(np.concatenate((above, ties)))
+    nonzero: NDArray[np.int64] = chosen[values[chosen] != 0]
+    return nonzero
 
 
 def count_from(values: Any, bound: float) -> int:
@@ -222,7 +231,7 @@ def _positions(values: Any, bound: Any, flags: Any, words: Any, bits: Any, posit
         block = values[start : start + _BLOCK]
         _sift(block, None, bound, bound, None, flags, None)
         num_bytes = (block.size + 7) // 8
-        _gather(flags, words, block.size, bits[:num_bytes])
+        gather(flags, words, block.size, bits[:num_bytes])
         at = _compact(bits[:num_bytes], None, np.uint64(start), positions, at)
 
 
@@ -245,7 +254,7 @@ def _take(
         held = None if residual is None else residual[start:stop]
         _sift(values[start:stop], held, scale, bound, tau, flags, block)
         bits = bitmap[start // 8 : (stop + 7) // 8]
-        _gather(flags, words, stop - start, bits)
+        gather(flags, words, stop - start, bits)
         at = _compact(bits, block, np.uint64(0), taken, at)
     return at
 
@@ -266,15 +275,6 @@ def _sift(values: Any, residual: Any, scale: Any, bound: Any, tau: Any, flags: A
                 residual[i] = zero if reaches else v
             else:
                 residual[i] = v - (tau if v > 0 else -tau) if reaches else v
-
-
-@jit
-def _gather(flags: Any, words: Any, known: int, bits: Any) -> None:
-    """Eight flags to a byte, the first in the highest bit; those behind the last known are cleared."""
-    wide_vectors()
-    flags[known : 8 * bits.size] = 0
-    for i in range(bits.size):
-        bits[i] = np.uint8((words[i] * _GATHER) >> _56)
 
 
 @jit

@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 
 from thinwire.errors import FrameError
-from thinwire.kernels.contract import Bytes
-from thinwire.kernels.numba.jit import jit, wide_vectors
-from thinwire.kernels.numba.magnitude import frozen
-from thinwire.kernels.numba.uniform import UNIT, Key
+from thinwire.kernels.contract import DIGITS_PER_CODE as DIGITS_PER_CODE
+from thinwire.kernels.contract import UNIT, Bytes, Key
+from thinwire.kernels.numba.jit import frozen, jit, wide_vectors
+from thinwire.kernels.numba.uniform import draw, start_of
 from thinwire.kernels.numba.workspace import words_apart
 
-DIGITS_PER_CODE = {"base243": 5, "2bit": 4}
 _BLOCK_CODES = 2048
 _PLACES = {
     "base243": (np.uint64(1 + (3 << 8) + (9 << 16) + (27 << 24) + (81 << 32)), np.uint64(32)),
@@ -61,8 +60,7 @@ def pack_stochastic(values: Any, *, scale: float, limit: float, key: Key, packin
         kind(limit),
         kind(lift),
         kind(step),
-        np.uint32(key[0]),
-        np.uint32(key[1]),
+        *start_of(key),
         digits,
         words_apart(digits, per_code),
         per_code,
@@ -113,16 +111,7 @@ def _digits(values: Any, first: int, key0: Any, key1: Any, limit: Any, lift: Any
     start = np.uint32(np.uint32(first) + key0)
     num_nonzero = np.int32(0)
     for i in range(values.size):
-        # The 24 high bits of `uniform.draws`: the same lines.
-        x = np.uint32(start + np.uint32(i))
-        x = np.uint32((x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D))
-        x = np.uint32((x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B))
-        x = np.uint32(x ^ (x >> np.uint32(16)) ^ key1)
-        x = np.uint32((x ^ (x >> np.uint32(17))) * np.uint32(0xED5AD4BB))
-        x = np.uint32((x ^ (x >> np.uint32(11))) * np.uint32(0xAC4C1B51))
-        x = np.uint32((x ^ (x >> np.uint32(15))) * np.uint32(0x31848BAB))
-        x = np.uint32(x ^ (x >> np.uint32(14)))
-        u = kind(np.int32(x >> np.uint32(8))) * step
+        u = kind(draw(np.uint32(start + np.uint32(i)), key1)) * step
         v = values[i]
         v = v if v < limit else limit
         v = (v if v > -limit else -limit) * lift
@@ -149,30 +138,19 @@ def unpack_two_bit(codes: Bytes, *, scale: float, out: Any, accumulate: bool) ->
     zero = out.dtype.type(-0.0 if accumulate else 0.0)
     worth = np.array([-scale, zero, scale, zero], out.dtype)
     table = worth[np.arange(256)[:, None] >> np.array([0, 2, 4, 6]) & 3]
-    (_add_rows if accumulate else _store_rows)(frozen(codes), table, out)
+    _unpack(frozen(codes), table, accumulate, out)
 
 
 @jit
-def _store_rows(codes: Any, table: Any, out: Any) -> None:
+def _unpack(codes: Any, table: Any, accumulate: bool, out: Any) -> None:
+    """A byte is one row of the table, read whole before any of it is written (see `signs`)."""
     whole = out.size // 4
     for i in range(whole):
         code, at = codes[i], 4 * i
         v0, v1, v2, v3 = table[code, 0], table[code, 1], table[code, 2], table[code, 3]
+        if accumulate:
+            v0, v1, v2, v3 = v0 + out[at], v1 + out[at + 1], v2 + out[at + 2], v3 + out[at + 3]
         out[at], out[at + 1], out[at + 2], out[at + 3] = v0, v1, v2, v3
     for at in range(4 * whole, out.size):
-        out[at] = table[codes[whole], at % 4]
-
-
-@jit
-def _add_rows(codes: Any, table: Any, out: Any) -> None:
-    whole = out.size // 4
-    for i in range(whole):
-        code, at = codes[i], 4 * i
-        v0, v1, v2, v3 = out[at], out[at + 1], out[at + 2], out[at + 3]
-        v0 += table[code, 0]
-        v1 += table[code, 1]
-        v2 += table[code, 2]
-        v3 += table[code, 3]
-        out[at], out[at + 1], out[at + 2], out[at + 3] = v0, v1, v2, v3
-    for at in range(4 * whole, out.size):
-        out[at] += table[codes[whole], at % 4]
+        value = table[codes[whole], at % 4]
+        out[at] = out[at] + value if accumulate else value

@@ -24,7 +24,8 @@ from thinwire.kernels.contract import (
     non_finite,
     num_codes_of,
 )
-from thinwire.kernels.numba.magnitude import frozen, max_of_frozen, max_of_sum
+from thinwire.kernels.numba.jit import frozen
+from thinwire.kernels.numba.magnitude import largest_magnitude
 from thinwire.kernels.numba.pack import quantise
 from thinwire.kernels.numba.unpack import add_sparse, dequantise
 from thinwire.kernels.numba.workspace import Workspace
@@ -77,16 +78,11 @@ def encode_ternary(
         (0.7, [202, 40], [-0.30000001192092896, 0.10000000149011612])
     """
     check_layout(layout)
-    given = frozen(values)
-    pad = 0 if paper_literal else 1
-    if residual is None:
-        m = scale_of(max_of_frozen(given), sparsity, values.dtype)
-        codes = quantise(given, m, layout=layout, pad=pad, workspace=workspace)
-    else:
+    if residual is not None:
         check_residual(residual, values)
-        r = _rounded(residual_scale, values.dtype)
-        m = scale_of(max_of_sum(residual, r, given), sparsity, values.dtype)
-        codes = quantise(given, m, residual=residual, residual_scale=r, layout=layout, pad=pad, workspace=workspace)
+    given, r, pad = frozen(values), _rounded(residual_scale, values.dtype), 0 if paper_literal else 1
+    m = scale_of(largest_magnitude(given, residual, r), sparsity, values.dtype)
+    codes = quantise(given, m, residual=residual, residual_scale=r, layout=layout, pad=pad, workspace=workspace)
     return float(m), zero_run_encode(codes, workspace=workspace) if zero_run else codes
 
 

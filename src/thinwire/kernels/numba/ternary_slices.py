@@ -32,7 +32,8 @@ from thinwire.kernels.contract import (
     check_scale,
     num_codes_of,
 )
-from thinwire.kernels.numba.magnitude import frozen, max_of_frozen, max_of_sum
+from thinwire.kernels.numba.jit import frozen
+from thinwire.kernels.numba.magnitude import largest_magnitude
 from thinwire.kernels.numba.pack import quantise
 from thinwire.kernels.numba.ternary import SPARSE_BELOW, scale_of
 from thinwire.kernels.numba.unpack import add_sparse, dequantise
@@ -235,9 +236,8 @@ def _largest(given: Any, residual: Floats | None, residual_scale: Any, slices: i
     found = np.zeros(slices)
 
     def look(begin: int, end: int, which: int) -> None:
-        part = given[begin:end]
-        largest = max_of_frozen(part) if residual is None else max_of_sum(residual[begin:end], residual_scale, part)
-        found[which] = largest
+        held = None if residual is None else residual[begin:end]
+        found[which] = largest_magnitude(given[begin:end], held, residual_scale)
 
     _each(executor, _equal_parts(given.size, slices), look, range(slices))
     return float(found.max())  # NaN where one is

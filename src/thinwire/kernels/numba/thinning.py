@@ -1,8 +1,7 @@
 """Values kept by chance: which of n values a key keeps, collected for sending and put back in their places.
 
-The random numbers are those of `kernels.numba.uniform` (the same lines, because a cached kernel calls none of another
-file; tests compare). A block of them is drawn in vector code; then every value is written and the position moves on
-only where it is kept, which leaves nothing to mispredict.
+A block of random numbers is drawn in vector code; then every value is written and the position moves on only where it
+is kept, which leaves nothing to mispredict.
 """
 
 from __future__ import annotations
@@ -12,10 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.kernels.contract import Floats
-from thinwire.kernels.numba.jit import jit
-from thinwire.kernels.numba.magnitude import frozen
-from thinwire.kernels.numba.uniform import Key
+from thinwire.kernels.contract import Floats, Key
+from thinwire.kernels.numba.jit import frozen, jit
+from thinwire.kernels.numba.uniform import fill_draws, start_of
 
 _BLOCK = 1 << 12
 
@@ -39,8 +37,7 @@ def collect_kept(values: Floats, *, key: Key, kept: int, factor: Any, sent: Floa
         >>> sent[:3].tolist()
         [2.0, 4.0, 6.0]
     """
-    start, key1 = _words(key)
-    return int(_collect(frozen(values), start, key1, np.int32(kept), factor, np.empty(_BLOCK, np.int32), sent))
+    return int(_collect(frozen(values), *start_of(key), np.int32(kept), factor, np.empty(_BLOCK, np.int32), sent))
 
 
 def kept_positions(size: int, *, key: Key, kept: int, positions: NDArray[Any]) -> int:
@@ -48,35 +45,14 @@ def kept_positions(size: int, *, key: Key, kept: int, positions: NDArray[Any]) -
 
     `positions` is never written past its end, whatever the key. It is int32, or int64 for 2**31 values and more.
     """
-    start, key1 = _words(key)
-    return int(_positions(size, start, key1, np.int32(kept), np.empty(_BLOCK, np.int32), positions))
+    return int(_positions(size, *start_of(key), np.int32(kept), np.empty(_BLOCK, np.int32), positions))
 
 
 def scatter(values: Floats, positions: NDArray[Any], out: Floats, accumulate: bool) -> None:
     """``out`` = 0 but for ``out[positions] = values``; or ``out[positions] += values``. Positions are in range."""
-    if accumulate:
-        _add(frozen(values), frozen(positions), out)
-    else:
+    if not accumulate:
         out.fill(0)
-        _store(frozen(values), frozen(positions), out)
-
-
-def _words(key: Key) -> tuple[Any, Any]:
-    return np.uint32(key[0]), np.uint32(key[1])
-
-
-@jit
-def _draw(start: Any, key1: Any, out: Any) -> None:
-    for i in range(out.size):
-        x = np.uint32(start + np.uint32(i))
-        x = np.uint32((x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D))
-        x = np.uint32((x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B))
-        x = np.uint32(x ^ (x >> np.uint32(16)) ^ key1)
-        x = np.uint32((x ^ (x >> np.uint32(17))) * np.uint32(0xED5AD4BB))
-        x = np.uint32((x ^ (x >> np.uint32(11))) * np.uint32(0xAC4C1B51))
-        x = np.uint32((x ^ (x >> np.uint32(15))) * np.uint32(0x31848BAB))
-        x = np.uint32(x ^ (x >> np.uint32(14)))
-        out[i] = np.int32(x >> np.uint32(8))
+    _scatter(frozen(values), frozen(positions), accumulate, out)
 
 
 @jit
@@ -85,7 +61,7 @@ def _collect(values: Any, start: Any, key1: Any, kept: Any, factor: Any, block: 
     last = sent.size - 1
     for first in range(0, values.size, block.size):
         size = min(block.size, values.size - first)
-        _draw(np.uint32(start + np.uint32(first)), key1, block)
+        fill_draws(np.uint32(start + np.uint32(first)), key1, block)
         for i in range(size):
             sent[min(count, last)] = values[first + i] * factor
             count += np.int64(block[i] < kept)
@@ -97,7 +73,7 @@ def _positions(size: int, start: Any, key1: Any, kept: Any, block: Any, position
     count: Any = 0
     last = positions.size - 1
     for first in range(0, size, block.size):
-        _draw(np.uint32(start + np.uint32(first)), key1, block)
+        fill_draws(np.uint32(start + np.uint32(first)), key1, block)
         for i in range(min(block.size, size - first)):
             positions[min(count, last)] = first + i
             count += np.int64(block[i] < kept)
@@ -105,12 +81,6 @@ def _positions(size: int, start: Any, key1: Any, kept: Any, block: Any, position
 
 
 @jit
-def _store(values: Any, positions: Any, out: Any) -> None:
+def _scatter(values: Any, positions: Any, accumulate: bool, out: Any) -> None:
     for i in range(positions.size):
-        out[positions[i]] = values[i]
-
-
-@jit
-def _add(values: Any, positions: Any, out: Any) -> None:
-    for i in range(positions.size):
-        out[positions[i]] += values[i]
+        out[positions[i]] = out[positions[i]] + values[i] if accumulate else values[i]

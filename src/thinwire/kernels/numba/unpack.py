@@ -1,4 +1,4 @@
-"""Base-3^5 codes back into floats or trits: the store, the dense addition, and the addition that skips zeros.
+"""Base-3^5 codes back into floats: the store, the dense addition, and the addition that skips zeros.
 
 With the stride layout a table holds, for each code, its five values already multiplied by the scale; a code is one
 table row, written at its place (the three fillers behind it are overwritten by the next row). With the partition
@@ -13,11 +13,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from thinwire.kernels.contract import FIRST_RUN, LONGEST_RUN, ZERO_CODE, Bytes, Floats, check_codes, check_layout
-from thinwire.kernels.numba.jit import jit
-from thinwire.kernels.numba.magnitude import frozen
+from thinwire.kernels.contract import FIRST_RUN, LONGEST_RUN, ZERO_CODE, Bytes, Floats
+from thinwire.kernels.numba.jit import frozen, jit
 from thinwire.kernels.numba.workspace import BLOCK_CODES, Workspace
 
 _PLACES = np.array([81, 27, 9, 3, 1, 1, 1, 1])
@@ -27,28 +25,6 @@ _TRITS = (_DIGITS.ravel() - 1).astype(np.int8)
 _ADVANCE = np.array([5] * FIRST_RUN + [5 * k for k in range(2, LONGEST_RUN + 1)], dtype=np.uint8)
 _SENT = np.array([b < FIRST_RUN and b != ZERO_CODE for b in range(256)], dtype=np.uint8)
 _SPREAD = _DIGITS.view(np.uint64).ravel()  # the digits of a code as the bytes of one word
-
-
-def unpack_base243(
-    codes: Bytes, *, out: NDArray[np.int8], layout: str = "stride", workspace: Workspace
-) -> NDArray[np.int8]:
-    """The trits of `pack_base243`, written into `out` (int8[n]) and returned; padding is cut off.
-
-    Raises:
-        FrameError: the number of codes is not ceil(n / 5), or a code is above 242. `out` is untouched.
-
-    Example:
-        >>> codes = np.array([202], dtype=np.uint8)
-        >>> unpack_base243(codes, out=np.empty(5, dtype=np.int8), workspace=Workspace()).tolist()
-        [1, 0, 0, 0, 0]
-    """
-    check_layout(layout)
-    check_codes(codes, out.size)
-    if layout == "partition":
-        _store_partition(frozen(codes), 0, codes.size, np.int8(1), np.int8(0), out)
-    else:
-        _store_stride(frozen(codes), _TRITS, out)
-    return out
 
 
 def dequantise(
@@ -71,8 +47,9 @@ def dequantise(
     zero = dtype.type(-0.0 if accumulate else 0.0)
     m = dtype.type(scale)
     if layout == "partition":
-        kernel = _add_partition if accumulate else _store_partition
-        kernel(frozen(codes), first, codes.size if num_codes is None else num_codes, m, zero, out)
+        _unpack_partition(
+            frozen(codes), first, codes.size if num_codes is None else num_codes, m, zero, accumulate, out
+        )
     elif accumulate:
         _add_stride(frozen(codes), m, zero, workspace.digits, workspace.groups, out)
     else:
@@ -161,33 +138,19 @@ def _add_found(found: Any, table: Any, out: Any) -> None:
 
 
 @jit
-def _store_partition(codes: Any, first: int, num_codes: int, m: Any, zero: Any, out: Any) -> None:
+def _unpack_partition(codes: Any, first: int, num_codes: int, m: Any, zero: Any, accumulate: bool, out: Any) -> None:
     for place in range(5):
         begin = min(place * num_codes + first, out.size)
         end = min(begin + codes.size, out.size)
-        _store_place(codes[: end - begin], 3**place, m, zero, out[begin:end])
+        _unpack_place(codes[: end - begin], 3**place, m, zero, accumulate, out[begin:end])
 
 
 @jit
-def _store_place(codes: Any, power: int, m: Any, zero: Any, out: Any) -> None:
+def _unpack_place(codes: Any, power: int, m: Any, zero: Any, accumulate: bool, out: Any) -> None:
     for i in range(codes.size):
         digit = _digit(codes[i], power)
-        out[i] = m if digit == 2 else (-m if digit == 0 else zero)
-
-
-@jit
-def _add_partition(codes: Any, first: int, num_codes: int, m: Any, zero: Any, out: Any) -> None:
-    for place in range(5):
-        begin = min(place * num_codes + first, out.size)
-        end = min(begin + codes.size, out.size)
-        _add_place(codes[: end - begin], 3**place, m, zero, out[begin:end])
-
-
-@jit
-def _add_place(codes: Any, power: int, m: Any, zero: Any, out: Any) -> None:
-    for i in range(codes.size):
-        digit = _digit(codes[i], power)
-        out[i] += m if digit == 2 else (-m if digit == 0 else zero)
+        value = m if digit == 2 else (-m if digit == 0 else zero)
+        out[i] = out[i] + value if accumulate else value
 
 
 @jit

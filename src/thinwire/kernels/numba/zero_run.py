@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from thinwire.kernels.contract import FIRST_RUN, LONGEST_RUN, ZERO_CODE, Bytes, check_length
-from thinwire.kernels.numba.jit import jit, wide_vectors
-from thinwire.kernels.numba.magnitude import frozen
+from thinwire.kernels.numba.jit import frozen, jit, wide_vectors
 from thinwire.kernels.numba.workspace import Workspace
 
 _ONES = np.uint64(0x0101010101010101)

@@ -17,9 +17,7 @@ import triton
 import triton.language as tl
 
 from thinwire.errors import FrameError
-from thinwire.kernels.contract import check_scale
-from thinwire.kernels.numba.stochastic import DIGITS_PER_CODE
-from thinwire.kernels.numba.uniform import UNIT, Key
+from thinwire.kernels.contract import DIGITS_PER_CODE, UNIT, Key, check_scale
 from thinwire.kernels.triton.batch import Batch, byte_span, find_block, find_values, load_sum, store_residual
 from thinwire.kernels.triton.dense import Given, Scaled, decode_dense, encode_dense
 from thinwire.kernels.triton.moments import moments, root
@@ -118,7 +116,7 @@ def _steps(scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 @triton.jit
 def draw(counter: tl.tensor, key0: tl.tensor, key1: tl.tensor) -> tl.tensor:
-    """The 24 high bits of `uniform.draws`: the same lines."""
+    """The 24 high bits of one draw, int32. `numba.uniform.draw` has the same lines."""
     x = (counter + key0).to(tl.uint32)
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15)) * 0x846CA68B

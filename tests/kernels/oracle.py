@@ -1,0 +1,376 @@
+"""The arithmetic of all codecs in plain NumPy: slow, short, and the judge of both backends, byte for byte.
+
+Each function follows the papers' formulas one after the other with whole-array operations; no blocks, no tricks. A
+function has the name of the kernel that it judges. Flat float32 or float64 arrays in, bytes out, and back.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thinwire.errors import NonFiniteError
+from thinwire.kernels.contract import (
+    LONGEST_RUN,
+    UNIT,
+    ZERO_CODE,
+    Bytes,
+    Floats,
+    Key,
+    check_codes,
+    check_layout,
+    check_length,
+    check_residual,
+    check_scale,
+    non_finite,
+)
+from thinwire.kernels.numba.moments import LANES, Moments
+
+WEIGHTS = np.array([81, 27, 9, 3, 1], dtype=np.uint8)
+
+
+def max_magnitude(values: Floats) -> float:
+    """The largest absolute value; infinite or NaN as soon as one value is. 0.0 for an empty array."""
+    return float(np.max(np.abs(values))) if values.size else 0.0
+
+
+def pack_base243(trits: NDArray[np.int8], *, layout: str = "stride", pad: int = 1) -> Bytes:
+    """Five trits to a byte, ``81*d0 + 27*d1 + 9*d2 + 3*d3 + d4`` with d = trit + 1 (3LC, section 3.2).
+
+    Args:
+        trits: int8[n] of -1, 0, 1.
+        layout: "stride" groups five neighbours; "partition" takes one trit from each fifth of the array.
+        pad: the digit that fills the last group(s); 1 is a quantised zero, the paper's text says 0.
+
+    Returns:
+        uint8[ceil(n / 5)], every byte at most 242.
+    """
+    check_layout(layout)
+    num_codes = -(-trits.size // 5)
+    digits = np.full(5 * num_codes, pad, dtype=np.uint8)
+    digits[: trits.size] = trits + 1
+    groups = digits.reshape(5, num_codes).T if layout == "partition" else digits.reshape(num_codes, 5)
+    packed: Bytes = (groups * WEIGHTS).sum(axis=1, dtype=np.uint8)
+    return packed
+
+
+def unpack_base243(codes: Bytes, *, out: NDArray[np.int8], layout: str = "stride") -> NDArray[np.int8]:
+    """The trits of `pack_base243`, written into `out` (int8[n]) and returned; padding is cut off.
+
+    Raises:
+        FrameError: the number of codes is not ceil(n / 5), or a code is above 242. `out` is untouched.
+    """
+    check_layout(layout)
+    check_codes(codes, out.size)
+    digits = codes[:, None] // WEIGHTS % 3
+    flat = digits.T.reshape(-1) if layout == "partition" else digits.reshape(-1)
+    out[:] = flat[: out.size].astype(np.int8) - 1
+    return out
+
+
+def zero_run_encode(codes: Bytes) -> Bytes:
+    """Zero-run encoding: k codes of 121 in a row, 2 <= k <= 14, become the byte 243 + (k - 2).
+
+    Longer runs are cut greedily into fourteens, remainder last: the canonical, shortest form (3LC, section 3.3).
+    """
+    encoded: list[int] = []
+    run = 0
+    for code in [*codes.tolist(), -1]:
+        if code == ZERO_CODE:
+            run += 1
+            continue
+        while run >= 2:
+            piece = min(run, LONGEST_RUN)
+            encoded.append(243 + piece - 2)
+            run -= piece
+        encoded += [ZERO_CODE] * run + ([code] if code >= 0 else [])
+        run = 0
+    return np.array(encoded, dtype=np.uint8)
+
+
+def zero_run_decode(payload: Any, num_codes: int) -> Bytes:
+    """The codes that `zero_run_encode` was given; any split of a run is understood.
+
+    Raises:
+        FrameError: the payload does not expand to exactly `num_codes` codes.
+    """
+    received = np.frombuffer(payload, dtype=np.uint8)
+    counts = np.where(received >= 243, received.astype(np.int64) - 241, 1)
+    check_length(int(counts.sum()), num_codes)
+    return np.repeat(np.where(received >= 243, ZERO_CODE, received).astype(np.uint8), counts)
+
+
+def encode_ternary(
+    values: Floats,
+    *,
+    sparsity: float,
+    layout: str = "stride",
+    zero_run: bool = True,
+    paper_literal: bool = False,
+    residual: Floats | None = None,
+    residual_scale: float = 1.0,
+) -> tuple[float, Bytes]:
+    """3LC of one flat array: see `kernels.numba.ternary`."""
+    check_layout(layout)
+    if residual is not None:
+        check_residual(residual, values)
+    dtype = values.dtype.type
+    with np.errstate(over="ignore", invalid="ignore"):
+        v = values if residual is None else dtype(residual_scale) * residual + values
+        m = dtype(max_magnitude(v)) * dtype(sparsity)
+    if not np.isfinite(m):
+        raise NonFiniteError(non_finite(max_magnitude(v), sparsity))
+    # The threshold form of round(v / m): equal to rounding half to even, with no division and no 0/0.
+    q = (v > m / dtype(2)).astype(np.int8) - (v < -m / dtype(2)).astype(np.int8)
+    if residual is not None:
+        residual[:] = v - m * q.astype(values.dtype)
+    codes = pack_base243(q, layout=layout, pad=0 if paper_literal else 1)
+    return float(m), zero_run_encode(codes) if zero_run else codes
+
+
+def decode_ternary(
+    payload: Any,
+    *,
+    scale: float,
+    out: Floats,
+    layout: str = "stride",
+    zero_run: bool = True,
+    accumulate: bool = False,
+) -> None:
+    """The inverse of `encode_ternary`: see `kernels.numba.ternary`."""
+    check_scale(scale, out.dtype)
+    codes = np.frombuffer(payload, dtype=np.uint8)
+    if zero_run:
+        codes = zero_run_decode(payload, -(-out.size // 5))
+    q = unpack_base243(codes, out=np.empty(out.size, dtype=np.int8), layout=layout)
+    m = out.dtype.type(scale)
+    if accumulate:
+        with np.errstate(over="ignore", invalid="ignore"):
+            out[q != 0] += m * q[q != 0].astype(out.dtype)
+    else:
+        out[:] = np.where(q == 0, out.dtype.type(0), m * q.astype(out.dtype))
+
+
+def zero_run_encode_parts(codes: Bytes, cuts: Sequence[int]) -> Bytes:
+    """The paper's parallel encoding (3LC, section 3.3): parts encoded serially, then coalesced at their borders.
+
+    The last byte of one part and the first of the next become one byte where both stand for zeros, together for at
+    most fourteen; `kernels.numba.ternary_slices` with ``coalesce="paper"`` must give the same bytes.
+    """
+
+    def zeros(byte: int) -> int:
+        return byte - 241 if byte >= 243 else int(byte == ZERO_CODE)
+
+    encoded: list[int] = []
+    for begin, end in itertools.pairwise(cuts):
+        part = zero_run_encode(codes[begin:end]).tolist()
+        if encoded and part and zeros(encoded[-1]) and zeros(part[0]):
+            both = zeros(encoded[-1]) + zeros(part[0])
+            if both <= LONGEST_RUN:
+                encoded[-1] = 243 + both - 2
+                del part[0]
+        encoded += part
+    return np.array(encoded, dtype=np.uint8)
+
+
+def with_residual(values: Any, residual: Any, residual_scale: float) -> Any:
+    """v = residual_scale·residual + values; values where there is no residual."""
+    return values if residual is None else values.dtype.type(residual_scale) * residual + values
+
+
+def draws(key: Key, size: int, first: int = 0) -> NDArray[np.uint32]:
+    """The draws of values first, first + 1, …: `lowbias32` and `triple32` (Wellons), a word of the key before each."""
+    x = (np.arange(first, first + size, dtype=np.int64) + key[0]).astype(np.uint32)
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+        x = (x ^ (x >> np.uint32(shift))) * np.uint32(factor)
+    x = x ^ (x >> np.uint32(16)) ^ np.uint32(key[1])
+    for shift, factor in ((17, 0xED5AD4BB), (11, 0xAC4C1B51), (15, 0x31848BAB)):
+        x = (x ^ (x >> np.uint32(shift))) * np.uint32(factor)
+    mixed: NDArray[np.uint32] = x ^ (x >> np.uint32(14))
+    return mixed
+
+
+def uniforms(key: Key, size: int) -> NDArray[np.float32]:
+    """float32[size] in [0, 1), multiples of 2**-24."""
+    return (draws(key, size) >> np.uint32(8)).astype(np.float32) * np.float32(UNIT)
+
+
+def round_to_int8(
+    values: Any, *, scale: float, levels: NDArray[np.int8], residual: Any = None, residual_scale: float = 1.0
+) -> None:
+    v = with_residual(values, residual, residual_scale)
+    m = values.dtype.type(scale)
+    levels[:] = np.clip(np.rint(v / m), -127, 127)
+    if residual is not None:
+        residual[:] = v - levels * m
+
+
+def moments(values: Any, *, residual: Any = None, residual_scale: float = 1.0, unit: float = 1.0) -> Moments:
+    """The unit is given. Value i goes to running sum i mod 1,024."""
+    v = with_residual(values, residual, residual_scale)
+    lifted = v.astype(np.float64) * (1.0 / unit)
+
+    def total(terms: Any) -> float:
+        lanes = np.zeros(LANES)
+        for start in range(0, terms.size, LANES):
+            row = terms[start : start + LANES]
+            lanes[: row.size] += row
+        while lanes.size > 1:
+            lanes = lanes[: lanes.size // 2] + lanes[lanes.size // 2 :]
+        return float(lanes[0])
+
+    positive, negative = total(np.where(lifted > 0, lifted, 0.0)), total(np.where(lifted < 0, lifted, 0.0))
+    largest = float(np.abs(v).max(initial=0.0))
+    return Moments(positive, negative, total(lifted * lifted), int((v >= 0).sum()), largest, unit)
+
+
+def pack_signs(
+    values: Any,
+    *,
+    bits: Bytes,
+    residual: Any = None,
+    residual_scale: float = 1.0,
+    low: float = 0.0,
+    high: float = 0.0,
+) -> None:
+    v = with_residual(values, residual, residual_scale)
+    bits[:] = np.packbits(v >= 0)
+    if residual is not None:
+        kind = values.dtype.type
+        residual[:] = v - np.where(v >= 0, kind(high), kind(low))
+
+
+def unpack_signs(bits: Bytes, *, low: float, high: float, out: Any, accumulate: bool) -> None:
+    kind = out.dtype.type
+    values = np.where(np.unpackbits(bits, count=out.size), kind(high), kind(low))
+    out[:] = out + values if accumulate else values
+
+
+def pack_stochastic(values: Any, *, scale: float, limit: float, key: Key, packing: str, codes: Bytes) -> int:
+    trits = ternarise(values, scale=scale, limit=limit, uniforms=uniforms(key, values.size))
+    codes[:] = pack_trits(trits, packing)
+    return int(np.count_nonzero(trits))
+
+
+def ternarise(values: Any, *, scale: float, limit: float, uniforms: Any) -> NDArray[np.int8]:
+    """TernGrad's t for given uniform numbers: sign(v) where u·scale < min(|v|, limit), else 0."""
+    kind = values.dtype.type
+    kept = uniforms.astype(kind) * kind(scale) < np.minimum(np.abs(values), kind(limit))
+    trits: NDArray[np.int8] = (np.sign(values) * kept).astype(np.int8)
+    return trits
+
+
+def pack_trits(trits: NDArray[np.int8], packing: str) -> Bytes:
+    """Trits as base-3^5 codes, or as two bits each, four to a byte, the first in the low bits; padded with zeros."""
+    if packing == "base243":
+        return pack_base243(trits)
+    digits = np.ones(-(-trits.size // 4) * 4, np.int64)
+    digits[: trits.size] += trits
+    codes: Bytes = (digits.reshape(-1, 4) << np.array([0, 2, 4, 6])).sum(axis=1).astype(np.uint8)
+    return codes
+
+
+def pack_integers(values: Any, *, offset: int = 0, width: int) -> Bytes:
+    bits = (values.astype(np.int64)[:, None] + offset) >> np.arange(width) & 1
+    return np.packbits(bits.astype(np.uint8).reshape(-1), bitorder="little")
+
+
+def round_to_integers(values: Any, *, scale: float, top: int) -> NDArray[np.int32]:
+    numbers: NDArray[np.int32] = np.clip(np.rint(values.astype(np.float64) / scale * top), -top, top).astype(np.int32)
+    return numbers
+
+
+def scale_integers(numbers: Any, *, scale: float, top: int, dtype: Any) -> Any:
+    return (scale * (numbers.astype(np.float64) / top)).astype(dtype)
+
+
+def to_half(values: Any) -> NDArray[np.uint16]:
+    halves: NDArray[np.uint16] = values.astype(np.float16).view(np.uint16)
+    return halves
+
+
+def to_bfloat(values: Any) -> NDArray[np.uint16]:
+    """Half of a unit is added, and a little less where that is a tie."""
+    bits = values.astype(np.float32).view(np.uint32)
+    odd = (bits >> np.uint32(16)) & np.uint32(1)
+    halves: NDArray[np.uint16] = ((bits + (np.uint32(0x7FFF) + odd)) >> np.uint32(16)).astype(np.uint16)
+    return halves
+
+
+def widen(halves: NDArray[np.uint16], kind: str) -> NDArray[np.float32]:
+    if kind == "half":
+        return halves.view(np.float16).astype(np.float32)
+    wide: NDArray[np.float32] = (halves.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return wide
+
+
+def kept_positions(size: int, *, key: Key, kept: int) -> NDArray[np.int64]:
+    return np.flatnonzero(draws(key, size) >> np.uint32(8) < kept)
+
+
+def bucket_norms(values: Any, *, bucket: int, unit: float = 1.0) -> NDArray[np.float64]:
+    """The unit is given. Squares are added up in order."""
+    squares = (values.astype(np.float64) / unit) ** 2
+    sums = [squares[start : start + bucket].cumsum()[-1] for start in range(0, values.size, bucket)]
+    norms: NDArray[np.float64] = np.sqrt(np.array(sums)) * unit
+    return norms
+
+
+def value_of_levels(levels: Any, *, norms: Any, bucket: int, worth: Any, dtype: Any) -> Any:
+    norm = np.repeat(norms.astype(np.float64), bucket)[: levels.size]
+    return (norm * worth[levels + worth.size // 2]).astype(dtype)
+
+
+def select_top(values: Any, k: int) -> NDArray[np.int64]:
+    chosen = np.sort(np.argsort(-np.abs(values), kind="stable")[:k])
+    nonzero: NDArray[np.int64] = chosen[values[chosen] != 0]
+    return nonzero
+
+
+def round_to_levels(values: Any, *, norms: Any, bucket: int, top: int, natural: bool, key: Key) -> NDArray[np.int16]:
+    """The level below, and one more with the right probability."""
+    norm = np.repeat(norms.astype(np.float64), bucket)[: values.size]
+    a = np.divide(np.abs(values.astype(np.float64)), norm, out=np.zeros(values.size), where=norm > 0)
+    grid = np.ldexp(1.0, np.arange(1, top + 1) - top) if natural else np.arange(1, top + 1) / top
+    if natural:
+        below = np.searchsorted(grid, a, side="right")
+        floor = np.concatenate(([0.0], grid))[below]
+        step = np.where(below == 0, grid[0], floor)
+        share = (a - floor) / step
+    else:
+        below = np.floor(a * top)
+        share = a * top - below
+    level = np.minimum(below + (uniforms(key, values.size).astype(np.float64) < share), top)
+    signed: NDArray[np.int16] = np.where(values > 0, level, -level).astype(np.int16)
+    return signed
+
+
+def bits_of_elias_gamma(levels: Any) -> str:
+    """Elias-gamma of |level| + 1 and, unless the level is 0, a sign bit: as text, in stream order."""
+    words = []
+    for level in levels.tolist():
+        number = abs(level) + 1
+        low = [str(number >> i & 1) for i in range(number.bit_length() - 1)]
+        words.append("0" * len(low) + "1" + "".join(low) + ("" if level == 0 else "01"[level < 0]))
+    return "".join(words)
+
+
+def bin_values(values: Any, *, low: float, high: float, num_bits: int) -> NDArray[np.int32]:
+    """For ranges that do not overflow."""
+    place = (values.astype(np.float64) - low) / (high - low) * 2.0**num_bits
+    bins: NDArray[np.int32] = np.minimum(np.floor(place), 2.0**num_bits - 1).astype(np.int32)
+    return bins
+
+
+def bits_of_symbols(symbols: Any, lengths: Any) -> str:
+    """Canonical Huffman codes one after the other, as text: shortest codes first, then by symbol."""
+    codes, code, last = {}, 0, 0
+    for length, symbol in sorted((int(length), s) for s, length in enumerate(lengths) if length):
+        code <<= length - last
+        codes[symbol] = f"{code:0{length}b}"
+        code, last = code + 1, length
+    return "".join(codes[symbol] for symbol in symbols.tolist())
