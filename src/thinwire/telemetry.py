@@ -1,7 +1,6 @@
-"""Counters that every station may bump, and the record of one table's step.
+"""Named sums that any station may add to, and the record of one table's step.
 
-A `Counters` is a plain bag of named sums, a `StepRecord` plain numbers. Neither knows of processes or files: whoever
-owns them decides where the numbers go.
+Both are plain numbers and know nothing of processes or files: whoever owns them decides where the numbers go.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class StepRecord:
         staleness: how many updates the model lacked that the gradient was taken from.
         residual_norm: 2-norm of what was not sent; None where the push keeps no residual.
         residual_lag: that norm in units of one step's update; None likewise.
-        skipped: the step did not change the table.
+        skipped: the step did not change the table: nobody pushed a gradient of it, or everybody skipped it.
 
     Example:
         >>> record = StepRecord(step=7, table="fc.weight", numel=1000, payload_bytes_push=200, payload_bytes_pull=50)

@@ -46,7 +46,7 @@ def average_weights(name: str, seed: int, *, plain: bool = False) -> WeightsOutc
     """Trains with the design `name`; `plain` exchanges the same weights as floats."""
     torch.set_num_threads(1)
     steps = TRAIN // WORKERS // BATCH
-    design = replace(find_design(name), consistency=f"local[steps={steps}]")
+    design = find_design(name, consistency=f"local[steps={steps}]")
     if plain:
         design = replace(design, up=tw.codec("fp32"), down=tw.codec("fp32"))
     dataset = data(IMAGES)

@@ -51,7 +51,7 @@ def run_cluster(
             with building:
                 model = make_model(rank)
             opt = tw.distribute(
-                model, optimizer(model), server=address(), rank=rank, workers=workers, timeout_s=30, **options
+                model, optimizer(model), server=address(), rank=rank, workers=workers, **{"timeout_s": 30, **options}
             )
             with opt:
                 results[rank] = train(rank, model, opt)

@@ -12,6 +12,7 @@ from torch import nn
 import thinwire as tw
 from tests.hooks.cluster import run_cluster
 from thinwire.hooks.distribute import DistributedOptimizer
+from thinwire.policies.consistency import consistency
 
 torch.set_num_threads(1)
 
@@ -69,30 +70,24 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_uncompressed_training_equals_training_alone(name: str) -> None:
-    results, core = run_cluster(mlp, steps(12), workers=3, codec="fp32", optimizer=OPTIMIZERS[name])
-    expected = alone(12, 3, OPTIMIZERS[name])
-    for result in results:
-        for key in expected:
-            torch.testing.assert_close(result[key], expected[key], rtol=1e-4, atol=1e-5)
-    assert core.finished
+def test_uncompressed_training_equals_training_alone() -> None:
+    for name, make in OPTIMIZERS.items():
+        results, core = run_cluster(mlp, steps(12), workers=3, codec="fp32", optimizer=make)
+        expected = alone(12, 3, make)
+        for result in results:
+            for key in expected:
+                torch.testing.assert_close(result[key], expected[key], rtol=1e-4, atol=1e-5, msg=f"{name}: {key}")
+        assert core.finished
 
 
-@pytest.mark.parametrize("codec", ["fp32", "3lc", "int8"])
-def test_transports_give_the_same_bits(codec: str) -> None:
-    memory, _ = run_cluster(mlp, steps(6), workers=2, codec=codec, transport="memory")
-    grpc, _ = run_cluster(mlp, steps(6), workers=2, codec=codec, transport="grpc")
-    for a, b in zip(memory, grpc, strict=True):
-        assert equal(a, b)
-
-
-@pytest.mark.parametrize("codec", ["fp32", "3lc", "int8"])
-def test_every_worker_holds_the_servers_replica(codec: str) -> None:
-    results, core = run_cluster(mlp, steps(9), workers=3, codec=codec)
-    for result in results:
-        for table in core.tables:
-            assert torch.equal(result[table.spec.name], torch.from_numpy(table.replica))
+def test_transports_give_the_same_bits_and_workers_hold_the_servers_replica() -> None:
+    for codec in ("fp32", "3lc", "int8"):
+        memory, core = run_cluster(mlp, steps(6), workers=3, codec=codec, transport="memory")
+        grpc, _ = run_cluster(mlp, steps(6), workers=3, codec=codec, transport="grpc")
+        for a, b in zip(memory, grpc, strict=True):
+            assert equal(a, b), codec
+            for table in core.tables:
+                assert torch.equal(a[table.spec.name], torch.from_numpy(table.replica)), (codec, table.spec.name)
 
 
 def test_3lc_keeps_what_was_not_sent() -> None:
@@ -206,9 +201,9 @@ def test_parameters_in_odd_places_and_batch_norm() -> None:
     assert torch.equal(results[0]["norm.running_mean"], results[1]["norm.running_mean"])
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_other_dtypes_keep_replicas_equal(dtype: torch.dtype) -> None:
+def test_other_dtypes_keep_replicas_equal() -> None:
     def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> dict[str, torch.Tensor]:
+        dtype = next(model.parameters()).dtype
         for step in range(4):
             x, y = batch(rank, step)
             opt.zero_grad()
@@ -217,10 +212,16 @@ def test_other_dtypes_keep_replicas_equal(dtype: torch.dtype) -> None:
         opt.sync()
         return {name: p.detach().clone() for name, p in model.named_parameters()}
 
-    results, _ = run_cluster(lambda rank: mlp(rank).to(dtype), train, workers=2, codec="3lc")
-    assert equal(results[0], results[1])
-    assert results[0]["0.weight"].dtype == dtype
-    assert not torch.equal(results[0]["0.weight"], dict(mlp(0).to(dtype).named_parameters())["0.weight"])
+    makes: dict[torch.dtype, Callable[[int], nn.Module]] = {
+        torch.bfloat16: lambda rank: mlp(rank).bfloat16(),
+        torch.float16: lambda rank: mlp(rank).half(),
+        torch.float64: lambda rank: mlp(rank).double(),
+    }
+    for dtype, make in makes.items():
+        results, _ = run_cluster(make, train, workers=2, codec="3lc")
+        assert equal(results[0], results[1]), dtype
+        assert results[0]["0.weight"].dtype == dtype
+        assert not torch.equal(results[0]["0.weight"], dict(make(0).named_parameters())["0.weight"])
 
 
 def test_nan_names_the_parameter_and_keeps_the_residual() -> None:
@@ -244,7 +245,7 @@ def test_another_shape_is_refused_by_name() -> None:
         return mlp(rank) if rank == 0 else nn.Sequential(nn.Linear(12, 41), nn.ReLU(), nn.Linear(41, 3))
 
     with pytest.raises(tw.ProtocolError, match=r"0\.weight.*\(4[01], 12\)"):
-        run_cluster(make, steps(2), workers=2)
+        run_cluster(make, steps(2), workers=2, timeout_s=0.5)  # the other one waits in vain
 
 
 def test_worker_zero_ends_the_training_for_all() -> None:
@@ -297,22 +298,49 @@ def test_state_travels_with_the_checkpoint() -> None:
     run_cluster(mlp, train, workers=1)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+# ---- once an epoch
+
+
+def test_a_design_that_exchanges_once_an_epoch_is_told_how_long_that_is() -> None:
+    def clocks(rank: int, model: nn.Module, opt: DistributedOptimizer) -> list[int]:
+        found = []
+        for step in range(6):
+            x, y = batch(rank, step)
+            opt.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+            opt.step()
+            found.append(opt.clock)
+        return found
+
+    with pytest.raises(tw.ConfigError, match=r"design 'entropy' exchanges once an epoch: pass steps_per_epoch=…"):
+        run_cluster(mlp, clocks, design="entropy")
+    results, _ = run_cluster(mlp, clocks, design="entropy", steps_per_epoch=3)
+    assert results == [[0, 0, 1, 1, 1, 2]] * 2
+    for given in ("local[steps=2]", consistency("local[steps=2]")):
+        results, _ = run_cluster(mlp, clocks, design="entropy", consistency=given, steps_per_epoch=3)
+        assert results == [[0, 1, 1, 2, 2, 3]] * 2, "a consistency of one's own counts for more"
+
+
+# ---- what is refused
+
+
+def test_arguments_that_cannot_be() -> None:
+    refused: list[tuple[dict[str, Any], str]] = [
         ({"codec": "4lc"}, "unknown codec"),
         ({"sparsity": 2.0}, "sparsity"),
         ({"sparsty": 1.0}, "did you mean 'sparsity'"),
         ({"reduce": "max"}, "reduce"),
         ({"rank": 4, "workers": 4}, "rank"),
         ({"server": "http://127.0.0.1:1"}, "grpc://"),
-    ],
-)
-def test_arguments_that_cannot_be(arguments: dict[str, Any], message: str) -> None:
-    model = mlp(0)
-    options = {"server": "grpc://127.0.0.1:1", **arguments}
-    with pytest.raises(tw.ConfigError, match=message):
-        tw.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), **options)
+        ({"design": "entropy", "steps_per_epoch": 0}, "steps is 0"),
+    ]
+    for arguments, message in refused:
+        model = mlp(0)
+        options = {"server": "grpc://127.0.0.1:1", **arguments}
+        with pytest.raises(tw.ConfigError, match=message):
+            tw.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), **options)
+    with pytest.raises(tw.ConfigError, match="LBFGS"):
+        tw.distribute(model, torch.optim.LBFGS(model.parameters()), server="grpc://127.0.0.1:9")
 
 
 def test_a_server_that_is_not_there() -> None:
@@ -321,9 +349,3 @@ def test_a_server_that_is_not_there() -> None:
         tw.distribute(
             model, torch.optim.SGD(model.parameters(), lr=0.1), server="grpc://127.0.0.1:9", connect_timeout_s=0.5
         )
-
-
-def test_an_optimizer_that_servers_do_not_run() -> None:
-    model = mlp(0)
-    with pytest.raises(tw.ConfigError, match="LBFGS"):
-        tw.distribute(model, torch.optim.LBFGS(model.parameters()), server="grpc://127.0.0.1:9")

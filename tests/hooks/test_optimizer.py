@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import thinwire as tw
 from tests.designs.network import Actor, Network
 from thinwire.hooks import records as module
 from thinwire.hooks.distribute import DistributedOptimizer
+from thinwire.policies.designs import Design
+from thinwire.runtime.outlets import Outlet
 from thinwire.telemetry import StepRecord
 
 torch.set_num_threads(1)
 
 WORKERS = 2
 Weights = dict[str, torch.Tensor]
+FP32 = tw.codec("fp32")
 
 
 def make(rank: int) -> nn.Module:
@@ -40,6 +45,16 @@ def one_step(model: nn.Module, opt: DistributedOptimizer, rank: int, step: int) 
     opt.step()
 
 
+def steps(count: int) -> Callable[[int, nn.Module, DistributedOptimizer], Weights]:
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> Weights:
+        for step in range(count):
+            one_step(model, opt, rank, step)
+        opt.sync()
+        return weights_of(model)
+
+    return train
+
+
 def weights_of(model: nn.Module) -> Weights:
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
@@ -51,32 +66,35 @@ def equal(a: Weights, b: Weights) -> bool:
 def run(
     train: Callable[[int, nn.Module, DistributedOptimizer], Any],
     *,
+    model: Callable[[int], nn.Module] = make,
     start: list[Weights] | None = None,
     workers: int = WORKERS,
+    outlets: Sequence[Outlet] = (),
     **options: Any,
 ) -> tuple[list[Any], Network]:
+    """Trains; `outlets` has one for each worker."""
+
     def work(actor: Actor) -> Any:
-        model = make(actor.rank)
+        net = model(actor.rank)
         if start is not None:
-            model.load_state_dict(start[actor.rank])
+            net.load_state_dict(start[actor.rank])
         opt = tw.distribute(
-            model,
-            torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3),
+            net,
+            torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3),
             server=actor.network.connect(actor),
             rank=actor.rank,
             workers=workers,
+            outlets=outlets[actor.rank : actor.rank + 1],
             **options,
         )
         with opt:
-            return train(actor.rank, model, opt)
+            return train(actor.rank, net, opt)
 
     network = Network(work, workers=workers, chance=random.Random(1))
     return network.run(), network
 
 
-@pytest.mark.parametrize("policy", ["bsp", "local[2]", "ssp[2]", "adaptive[period,threshold=2]"])
-@pytest.mark.parametrize("design", ["mem-sgd-1bit", "mem-sgd-topk", "qsgd-ds"])
-def test_a_resumed_run_is_bit_for_bit_the_run_that_was_not_interrupted(design: str, policy: str) -> None:
+def test_a_resumed_run_is_bit_for_bit_the_run_that_was_not_interrupted() -> None:
     """Where the workers run the optimizer and pulls carry no residual, all state is the workers'."""
 
     def whole(rank: int, model: nn.Module, opt: DistributedOptimizer) -> Weights:
@@ -91,9 +109,6 @@ def test_a_resumed_run_is_bit_for_bit_the_run_that_was_not_interrupted(design: s
         opt.sync()
         return weights_of(model), opt.state_dict()
 
-    expected, _ = run(whole, design=design, consistency=policy)
-    saved, _ = run(first, design=design, consistency=policy)
-
     def second(rank: int, model: nn.Module, opt: DistributedOptimizer) -> Weights:
         opt.load_state_dict(saved[rank][1])
         assert opt.steps_done == 3
@@ -102,9 +117,17 @@ def test_a_resumed_run_is_bit_for_bit_the_run_that_was_not_interrupted(design: s
         opt.flush()
         return weights_of(model)
 
-    resumed, _ = run(second, start=[weights for weights, _ in saved], design=design, consistency=policy)
-    for found, wanted in zip(resumed, expected, strict=True):
-        assert equal(found, wanted)
+    for design, policy in (
+        ("mem-sgd-1bit", "bsp"),
+        ("mem-sgd-topk", "local[2]"),
+        ("qsgd-ds", "ssp[2]"),
+        ("mem-sgd-topk", "adaptive[period,threshold=2]"),
+    ):
+        expected, _ = run(whole, design=design, consistency=policy)
+        saved, _ = run(first, design=design, consistency=policy)
+        resumed, _ = run(second, start=[weights for weights, _ in saved], design=design, consistency=policy)
+        for found, wanted in zip(resumed, expected, strict=True):
+            assert equal(found, wanted), (design, policy)
 
 
 def test_the_state_holds_what_is_held_back_and_the_own_optimizers_momentum() -> None:
@@ -154,27 +177,26 @@ def test_a_state_of_another_model_is_refused_before_anything_changes() -> None:
     run(train, codec="3lc")
 
 
-@pytest.mark.parametrize("policy", ["local[3]", "ssp[2]", "adaptive[period,threshold=3]"])
-def test_flush_sends_what_is_held_and_only_that(policy: str) -> None:
+def test_flush_sends_what_accumulated_and_only_that() -> None:
     def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> tuple[Weights, list[bool]]:
-        held = []
+        accumulated = []
         for step in range(4):
             one_step(model, opt, rank, step)
         opt.sync()
-        held.append(any("accumulated" in context for context in opt.state_dict()["contexts"].values()))
+        accumulated.append(any("accumulated" in context for context in opt.state_dict()["contexts"].values()))
         before = weights_of(model)
         opt.flush()
-        held.append(any("accumulated" in context for context in opt.state_dict()["contexts"].values()))
+        accumulated.append(any("accumulated" in context for context in opt.state_dict()["contexts"].values()))
         assert not equal(before, weights_of(model))
-        return weights_of(model), held
+        return weights_of(model), accumulated
 
-    results, _ = run(train, codec="fp32", consistency=policy)
-    assert equal(results[0][0], results[1][0])
-    assert [held for _, held in results] == [[True, False]] * WORKERS
+    for policy in ("local[3]", "ssp[2]", "adaptive[period,threshold=3]"):
+        results, _ = run(train, codec="fp32", consistency=policy)
+        assert equal(results[0][0], results[1][0]), policy
+        assert [accumulated for _, accumulated in results] == [[True, False]] * WORKERS, policy
 
 
-@pytest.mark.parametrize("policy", ["bsp", "asp", "backup[1]", "ssp[2,mode=aggressive]"])
-def test_flush_of_a_policy_that_holds_nothing_is_a_sync(policy: str) -> None:
+def test_flush_of_a_policy_that_accumulates_nothing_is_a_sync() -> None:
     def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> None:
         for step in range(3):
             one_step(model, opt, rank, step)
@@ -183,7 +205,8 @@ def test_flush_of_a_policy_that_holds_nothing_is_a_sync(policy: str) -> None:
         opt.flush()
         assert opt.clock == clock
 
-    run(train, codec="fp32", consistency=policy)
+    for policy in ("bsp", "asp", "backup[1]", "ssp[2,mode=aggressive]"):
+        run(train, codec="fp32", consistency=policy)
 
 
 def test_replicas_that_differ_are_noticed() -> None:
@@ -200,16 +223,126 @@ def test_replicas_that_differ_are_noticed() -> None:
         run(train, design="terngrad")
 
 
+# ---- averaged weights
+
+
+def make_norm(rank: int) -> nn.Module:
+    first, relu, last = make(rank).children()
+    return nn.Sequential(first, nn.BatchNorm1d(40), relu, last)
+
+
+def test_averaged_weights_are_those_of_torchs_averaged_model() -> None:
+    """Statistics of batch norms too; a checkpoint holds the average."""
+    average: Callable[[float], Any] = get_ema_multi_avg_fn  # untyped in torch
+
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> tuple[Weights, Weights]:
+        expected = AveragedModel(make_norm(0), multi_avg_fn=average(0.75), use_buffers=True)
+        for step in range(5):
+            if step == 3:
+                with opt.averaged_weights():
+                    model.eval()(torch.zeros(2, 12))
+                model.train()
+                state = opt.state_dict()
+                opt.load_state_dict({**state, "averages": {}})
+                opt.load_state_dict(state)
+            generator = torch.Generator().manual_seed(1000 * step + rank)
+            x = torch.randn(16, 12, generator=generator)
+            opt.zero_grad()
+            loss = nn.functional.cross_entropy(model(x), (x[:, :3] + x[:, 3:6]).argmax(1))
+            expected.update_parameters(model)
+            loss.backward()  # type: ignore[no-untyped-call]
+            opt.step()
+        opt.sync()
+        trained = weights_of(model)
+        expected.update_parameters(model)
+        model.eval()
+        with opt.averaged_weights():
+            averaged = weights_of(model)
+            with pytest.raises(tw.ProtocolError, match="averaged weights are for evaluation"):
+                model(torch.zeros(2, 12)).sum().backward()
+        assert equal(weights_of(model), trained)
+        for name, value in expected.module.state_dict().items():
+            assert torch.equal(value, averaged[name]) or name.endswith("num_batches_tracked"), name
+        assert not torch.equal(averaged["0.weight"], trained["0.weight"])
+        return trained, averaged
+
+    for policy in ("bsp", "ssp[2,mode=aggressive]"):
+        averages = Design(name="fp32", up=FP32, down=FP32, ema=0.75, consistency=policy)
+        results, _ = run(train, model=make_norm, design=averages)
+        plain, _ = run(steps(5), model=make_norm, design=replace(averages, ema=0.0))
+        if policy == "bsp":
+            assert equal(results[0][0], plain[0]), "the training does not notice"
+
+    def without(rank: int, model: nn.Module, opt: DistributedOptimizer) -> None:
+        with pytest.raises(tw.ConfigError, match="design '3lc' averages no weights"), opt.averaged_weights():
+            pass
+
+    run(without, workers=1, design="3lc")
+
+
+# ---- records
+
+
+@dataclass
+class Listener:
+    """An outlet that keeps what it is given."""
+
+    records: list[StepRecord] = field(default_factory=list)
+    closed: bool = False
+
+    def record(self, record: StepRecord) -> None:
+        self.records.append(record)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def skipped(self, table: str = "0.weight") -> list[bool]:
+        assert [record.step for record in self.records if record.table == table] == list(range(6))
+        return [record.skipped for record in self.records if record.table == table]
+
+
+def test_skipped_steps_are_those_that_did_not_change_the_table() -> None:
+    """Whether this worker pushed something does not decide it."""
+
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> None:
+        nan = opt._worker.model.tensors[0].parameter
+        for step in range(6):
+            generator = torch.Generator().manual_seed(1000 * step + rank)
+            x = torch.randn(16, 12, generator=generator)
+            opt.zero_grad()
+            loss = nn.functional.cross_entropy(model(x), (x[:, :3] + x[:, 3:6]).argmax(1))
+            if rank == 1 and step == 2 and skips:
+                loss = loss + nan.sum() * float("nan")
+            if rank == 0 and alone:
+                loss = loss.detach() + 0 * model[2].bias.sum()  # type: ignore[index]
+            loss.backward()  # type: ignore[no-untyped-call]
+            opt.step()
+        opt.sync()
+
+    cases: list[tuple[dict[str, Any], list[int]]] = [
+        ({"codec": "fp32"}, []),
+        ({"codec": "fp32", "consistency": "local[2]"}, [0, 2, 4]),
+        ({"codec": "fp32", "consistency": "adaptive[period,threshold=3]"}, [0, 1, 3, 4]),
+        ({"codec": tw.codec("3lc", nonfinite="skip")}, [2]),
+        ({"design": "entropy", "steps_per_epoch": 4}, []),
+        ({"design": "mem-sgd-topk"}, []),
+    ]
+    for options, expected in cases:
+        skips, alone = expected == [2], False
+        listeners = [Listener(), Listener()]
+        run(train, outlets=listeners, **options)
+        for listener in listeners:
+            assert [step for step, skipped in enumerate(listener.skipped()) if skipped] == expected, options
+            assert listener.closed
+    skips, alone, listeners = False, True, [Listener(), Listener()]
+    run(train, outlets=listeners, codec="fp32")
+    assert not any(listeners[0].skipped()), "worker 0 pushed nothing, and the table changed"
+    assert all(record.payload_bytes_push == 0 for record in listeners[0].records if record.table == "0.weight")
+
+
 def test_a_lag_of_many_steps_is_warned_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LAG_WARNING", 2.0)
-    records: list[StepRecord] = []
-
-    class Listener:
-        def record(self, record: StepRecord) -> None:
-            records.append(record)
-
-        def close(self) -> None:
-            records.append(records[-1])
+    listener = Listener()
 
     def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> dict[str, float]:
         for step in range(12):
@@ -224,13 +357,13 @@ def test_a_lag_of_many_steps_is_warned_of_once(monkeypatch: pytest.MonkeyPatch) 
             workers=1,
             codec=tw.codec("topk", fraction=0.01),
             codec_down="fp32",
-            outlets=[Listener()],
+            outlets=[listener],
             min_numel=100,
         )
     lags = [str(warning.message) for warning in caught if "wait in its residual" in str(warning.message)]
     assert len(lags) == 1 and "steps of updates wait" in lags[0]
     assert max(ratios.values()) > 2
-    weight = [record for record in records[:-1] if record.table == "0.weight"]
+    weight = [record for record in listener.records if record.table == "0.weight"]
     assert [record.step for record in weight] == list(range(12))
     assert weight[-1].residual_lag == pytest.approx(ratios["0.weight"])
     assert weight[-1].residual_norm is not None and weight[-1].payload_bytes_push > 0

@@ -94,10 +94,10 @@ def train(player: Player) -> Procedure[None]:
     yield from worker.start()
     while max(worker.iteration, worker.clock) < STEPS:  # a worker may be carried past exchanges
         step = worker.iteration
-        for tensor in worker.tensors:
+        for tensor in worker.model.tensors:
             yield from worker.pull(tensor)
         player.model["statistic"].add_(1 + worker.rank)
-        for tensor in worker.tensors:
+        for tensor in worker.model.tensors:
             if not tensor.state:
                 tensor.parameter.grad = gradient(worker.rank, step, tensor.name)
                 yield from worker.gradient_ready(tensor)
@@ -218,7 +218,7 @@ def test_a_tensor_is_used_when_it_is_up_to_date_and_nothing_is_done_after_leavin
     def hasty(player: Player) -> Procedure[None]:
         worker = player.worker
         yield from worker.start()
-        [weight, bias, _] = worker.tensors
+        [weight, bias, _] = worker.model.tensors
         for tensor in (weight, bias):
             tensor.parameter.grad = gradient(worker.rank, 0, tensor.name)
             yield from worker.gradient_ready(tensor)

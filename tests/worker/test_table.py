@@ -35,7 +35,7 @@ def make(made: Codec | None = None, *, revocable: bool = False) -> WorkerTable:
         lambda: float(next(seconds)),
         seed=5,
         revocable=revocable,
-        measures=False,
+        measures=True,
     )
 
 

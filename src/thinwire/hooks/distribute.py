@@ -62,6 +62,7 @@ def distribute(
     reconnect_s: float = 60.0,
     outlets: Sequence[Outlet] = (),
     resume: Mapping[str, Any] | None = None,
+    steps_per_epoch: int | None = None,
     **options: Any,
 ) -> DistributedOptimizer:
     """Joins a training and returns an optimizer to use in place of `optimizer`.
@@ -96,10 +97,11 @@ def distribute(
         outlets: take a record of every table at every step; closed with the optimizer.
         resume: what `opt.state_dict()` returned after `opt.sync()`; the model has its weights of then, and the shards
             were started with their checkpoints of the same step.
+        steps_per_epoch: how many steps every worker takes in an epoch, for designs that exchange once an epoch.
         **options: of the codec, such as `sparsity=1.75`.
 
     Raises:
-        ConfigError: arguments that cannot be.
+        ConfigError: arguments that cannot be; a design that exchanges once an epoch, without `steps_per_epoch`.
         DeadlineError: no server at that address.
         ProtocolError: the server refuses this worker, for instance for a tensor of another shape.
     """
@@ -118,6 +120,8 @@ def distribute(
         placement=placement if isinstance(placement, str) else None,
         compression=compression if isinstance(compression, str) else None,
     )
+    if policy is None:
+        chosen = chosen.with_epoch(steps_per_epoch)
     chosen.check_reduce(reduce)
     if design is not None and (options or codec_down is not None):
         raise ConfigError(f"design={design!r} brings its codecs; {sorted(options) or 'codec_down'} would change them")

@@ -27,7 +27,7 @@ class ModelHooks:
 
     def __init__(self, model: nn.Module, worker: Worker, driver: WorkerDriver) -> None:
         self._worker, self._driver = worker, driver
-        self._tensors = worker.tensors
+        self._tensors = worker.model.tensors
         self._index = {id(tensor.parameter): index for index, tensor in enumerate(self._tensors)}
         self._reached: set[int] = set()
         self._unreached: list[int] | None = None

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from thinwire.errors import ConfigError
 from thinwire.hooks.modules import ModelHooks
 from thinwire.hooks.records import Recorder, residual_ratios
 from thinwire.policies.assignment import Assignment
@@ -66,7 +65,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._driver.run(self._worker.end_step())
-        self._recorder.record(self._worker.iteration - 1, self._worker.tensors)
+        self._recorder.record(self._worker.iteration - 1, self._worker.model.tensors)
         self._driver.run(self._worker.settle())
         return loss
 
@@ -86,6 +85,25 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def flush(self) -> None:
         """Exchanges what a policy has accumulated; all workers call it after the same step, at the end."""
         self._driver.run(self._worker.flush())
+
+    @contextmanager
+    def averaged_weights(self) -> Iterator[None]:
+        """Inside the block the model has the moving average of its weights, for evaluation; then the trained ones.
+
+        The average is over the weights of all steps so far, as the design's `ema` says; it includes the last step's
+        update, which is waited for.
+
+        Raises:
+            ConfigError: the design averages no weights.
+
+        Example::
+
+            with opt.averaged_weights():
+                accuracy = evaluate(model)
+        """
+        self.sync()
+        with self._worker.model.averaged_weights():
+            yield
 
     def stop_after_this_step(self) -> None:
         """Worker 0 says, before a step's backward pass, that this step is the last for everyone."""
@@ -133,17 +151,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         After `sync()`, together with the model's state and the shards' checkpoints of the same step, it is all that
         `distribute(…, resume=state)` needs to go on bit for bit.
         """
-        state: dict[str, Any] = {
+        return {
             "step": self._worker.iteration,
             "position": self._worker.position(),
-            "contexts": {table.spec.name: table.state_dict() for table in self._worker.trained_tables()},
+            **self._worker.model.state_dict(),
             "param_groups": [
                 {key: value for key, value in group.items() if key != "params"} for group in self.param_groups
             ],
         }
-        if self._worker.local_optimizer is not None:
-            state["optimizer"] = self._worker.local_optimizer.state_dict()
-        return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restores what `state_dict` returned, by parameter name: all but the position, which `distribute` restores.
@@ -151,18 +166,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Raises:
             ConfigError: a parameter of this model is missing in the state.
         """
-        contexts = state_dict["contexts"]
-        tables = list(self._worker.trained_tables())
-        for table in tables:
-            if table.spec.name not in contexts:
-                raise ConfigError(f"the state has no residual for {table.spec.name!r}; it has {sorted(contexts)[:8]} …")
-        for table in tables:
-            table.load_state_dict(contexts[table.spec.name])
+        self._worker.model.load_state_dict(state_dict)
         self._worker.iteration = int(state_dict["step"])  # which decides when an exchange is due
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group.update(saved)
-        if self._worker.local_optimizer is not None and "optimizer" in state_dict:
-            self._worker.local_optimizer.load_state_dict(state_dict["optimizer"])
 
     # ---- what it measured
 
@@ -173,4 +180,4 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def residual_ratios(self) -> dict[str, float]:
         """Returns, per table, ‖residual‖ in units of a gradient's norm: how many steps are waiting."""
-        return residual_ratios(self._worker.tensors)
+        return residual_ratios(self._worker.model.tensors)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from thinwire.runtime.outlets import Outlet
 from thinwire.telemetry import StepRecord
-from thinwire.worker.table import StepCost
+from thinwire.worker.table import StepCost, WorkerTable
 from thinwire.worker.tensor import WorkerTensor
 
 LAG_WARNING = 100.0
@@ -32,6 +32,8 @@ def residual_ratios(tensors: Sequence[WorkerTensor]) -> dict[str, float]:
 class Recorder:
     """Gives every outlet a record of every table at every step, and warns once of a lag that is too long.
 
+    Whether a step changed a table is known when its update has come: records leave when the next step ends.
+
     Args:
         outlets: closed with the recorder; without any, nothing is recorded.
         rank: of this worker.
@@ -41,11 +43,13 @@ class Recorder:
         self._outlets = outlets
         self._rank = rank
         self._warned = False
+        self._waiting: list[tuple[WorkerTable, StepRecord]] = []
 
     def record(self, step: int, tensors: Sequence[WorkerTensor]) -> None:
         """Records one step, and resets the tables' costs for the next."""
         if not self._outlets:
             return
+        self._send()
         ratios = residual_ratios(tensors)
         self._warn_of_lag(ratios)
         for table in (table for tensor in tensors if not tensor.state for table in tensor.tables):
@@ -58,17 +62,24 @@ class Recorder:
                 staleness=table.staleness,
                 residual_norm=None if residual is None else float(residual.norm()),
                 residual_lag=ratios.get(table.spec.name),
-                skipped=table.cost.payload_bytes_push == 0,
                 **asdict(table.cost),
             )
-            for outlet in self._outlets:
-                outlet.record(record)
+            self._waiting.append((table, record))
             table.cost = StepCost()
 
     def close(self) -> None:
-        """Closes the outlets."""
+        """Sends what waits and closes the outlets."""
+        self._send()
         for outlet in self._outlets:
             outlet.close()
+
+    def _send(self) -> None:
+        for table, record in self._waiting:
+            record = replace(record, skipped=record.step not in table.changed_in)
+            table.changed_in = {step for step in table.changed_in if step > record.step}
+            for outlet in self._outlets:
+                outlet.record(record)
+        self._waiting.clear()
 
     def _warn_of_lag(self, ratios: dict[str, float]) -> None:
         if not self._warned and any(ratio > LAG_WARNING for ratio in ratios.values()):

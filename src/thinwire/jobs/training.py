@@ -9,13 +9,11 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 import xxhash
 from torch import nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from thinwire.codecs import Codec, decode
 from thinwire.hooks.distribute import DistributedOptimizer, distribute
@@ -57,8 +55,6 @@ def run_worker(
     model = make_model(job.model, num_classes=dataset.num_classes, in_shape=dataset.in_shape, seed=job.seed)
     recipe = job.recipe()
     design = job.full_design()
-    if design.every == "epoch":
-        design = replace(design, consistency=f"local[steps={len(dataset.train_x) // job.workers // recipe.batch}]")
     optimizer = build_optimizer(model, recipe)
     batches = Batches(
         dataset, rank=rank, workers=job.workers, batch=recipe.batch, seed=job.seed, augment=recipe.augment
@@ -79,6 +75,7 @@ def run_worker(
         connect_timeout_s=connect_timeout_s,
         outlets=outlets,
         resume=None if saved is None else saved["optimizer"],
+        steps_per_epoch=len(dataset.train_x) // job.workers // recipe.batch,
     )
     with opt:
         loop = _Loop(job, rank, model, opt, dataset, report)
@@ -107,9 +104,6 @@ def warm_up(codec: Codec) -> None:
         decode(codec.encode(values), out=out, accumulate=True)
 
 
-_ema: Callable[[float], Any] = get_ema_multi_avg_fn  # untyped in torch
-
-
 class _Loop:
     """The state of one worker's run."""
 
@@ -125,9 +119,6 @@ class _Loop:
         self._began = time.perf_counter()
         self._reported = self._evaluated = self._began
         self._ending = False
-        decay = job.full_design().ema
-        # Statistics of batch norms belong to the weights they were taken with: they are averaged as well.
-        self._averaged = AveragedModel(model, multi_avg_fn=_ema(decay), use_buffers=True) if decay else None
 
     def over(self) -> bool:
         if self._steps is not None:
@@ -148,9 +139,6 @@ class _Loop:
         inputs, targets = next(batches)
         self._opt.zero_grad()
         loss = cross_entropy(self._model(inputs), targets)
-        if self._averaged is not None:
-            # Only now is every layer's last update in: each was waited for when the forward pass came to it.
-            self._averaged.update_parameters(self._model)
         loss.backward()  # type: ignore[no-untyped-call]
         self._opt.step()
         self._losses.append(float(loss.detach()))
@@ -183,26 +171,20 @@ class _Loop:
                 "test_loss": score.loss,
                 "residual_ratio": self._opt.residual_ratios(),
             }
-            if self._averaged is not None:
-                self._averaged.update_parameters(self._model)
-                outcome["test_accuracy_ema"] = evaluate(self._averaged, self._dataset).accuracy
+            if self._job.full_design().ema:
+                with self._opt.averaged_weights():
+                    outcome["test_accuracy_ema"] = evaluate(self._model, self._dataset).accuracy
             self._report({"event": "accuracy", "step": steps, "seconds": seconds, "accuracy": score.accuracy})
         return outcome
 
     def state_dict(self) -> dict[str, Any]:
-        """What the loop itself keeps between steps: chance, recent losses, averaged weights."""
-        return {
-            "random": torch.get_rng_state(),
-            "losses": list(self._losses),
-            "averaged": None if self._averaged is None else self._averaged.state_dict(),
-        }
+        """What the loop itself keeps between steps: chance and recent losses."""
+        return {"random": torch.get_rng_state(), "losses": list(self._losses)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes back what `state_dict` gave."""
         torch.set_rng_state(state["random"])
         self._losses.extend(state["losses"])
-        if self._averaged is not None:
-            self._averaged.load_state_dict(state["averaged"])
 
     def _progress(self) -> float:
         """Share of the run that is over, by steps or by the clock."""

@@ -43,9 +43,10 @@ class Design:
         min_numel: tensors with fewer values travel uncompressed, as do biases and norm layers.
         last_layer: `fp32` leaves the last layer's weights uncompressed.
         share_scales: every tensor is encoded with the largest of all workers' scales (one more round trip a step).
-        every: `step`, or `epoch` where workers exchange once an epoch.
+        every: `epoch` where workers exchange once an epoch; `consistency` says it in steps once that is known, see
+            `with_epoch`.
         digest_every: replicas are compared by hash every so many steps; 0: never.
-        ema: decay of the averaged parameters that are evaluated beside the model; 0: none.
+        ema: decay of the moving average of the weights, for evaluation (`opt.averaged_weights()`); 0: none.
         cite: what it is, and where it comes from.
 
     Raises:
@@ -104,6 +105,28 @@ class Design:
             exclude: tensors to leave uncompressed besides, by name and shape.
         """
         return find_compression(self.compression, up=self.up, down=self.down, min_numel=self.min_numel, exclude=exclude)
+
+    def with_epoch(self, steps: int | None) -> Design:
+        """Returns the design with its exchanges counted in steps.
+
+        Args:
+            steps: that every worker takes in an epoch.
+
+        Raises:
+            ConfigError: the design exchanges once an epoch, and `steps` is None.
+
+        Example:
+            >>> design("entropy").with_epoch(steps=40).consistency
+            'local[steps=40]'
+        """
+        if self.every == "step":
+            return self
+        if steps is None:
+            raise ConfigError(
+                f"design {self.name!r} exchanges once an epoch: pass steps_per_epoch=…, the number of steps that every "
+                "worker takes in an epoch (or a consistency of your own, such as 'local[steps=100]')"
+            )
+        return replace(self, every="step", consistency=f"local[steps={steps}]")
 
     def check_reduce(self, reduce: str) -> None:
         """Raises ConfigError for gradients that are to be summed where it is no gradient that travels down."""
@@ -268,7 +291,7 @@ def design(name: str | Design, **replacements: Any) -> Design:
 
     Args:
         name: as in `3lc[s=1.75,entropy=zstd]`; a Design is taken as it is.
-        **replacements: fields to replace, where not None: `consistency="ssp[5]"`, …
+        **replacements: fields to replace, where not None: `consistency="ssp[5]"`, …; that replaces `every`, too.
 
     Raises:
         ConfigError: an unknown design or option, or choices that do not go together.
@@ -280,7 +303,10 @@ def design(name: str | Design, **replacements: Any) -> Design:
         'backup[1]'
     """
     made = name if isinstance(name, Design) else _make(name)
-    return replace(made, **{key: value for key, value in replacements.items() if value is not None})
+    given = {key: value for key, value in replacements.items() if value is not None}
+    if "consistency" in given:
+        given.setdefault("every", "step")
+    return replace(made, **given)
 
 
 def codec_by_name(name: str) -> Codec:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, replace
 
-from thinwire.errors import ProtocolError
+from thinwire.errors import ConfigError, ProtocolError
 from thinwire.packets import EncodedTensor
 from thinwire.policies.consistency import Consistency, consistency
 from thinwire.schema import Changes, Delta, Join, Leave, Message, Plan, Push, Refused, Scalars, Values, Welcome
@@ -105,6 +105,20 @@ class Conversation:
     def joined_at(self) -> int:
         """The step that the shard was at when this worker joined."""
         return 0 if self.welcome is None else self.welcome.step
+
+    def check_position(self, clock: int) -> None:
+        """Compares a resumed worker's clock with the shard's, once it has answered.
+
+        Raises:
+            ConfigError: the shard holds parameters and is at another step.
+        """
+        ahead = self._terms.partial_quorum and self.joined_at > clock  # updates were made without this worker
+        parameters = any(not spec.state for spec in self.plan.tables)
+        if parameters and self.joined_at != clock and not ahead:
+            raise ConfigError(
+                f"this worker resumes at exchange {clock}, and shard {self.shard} is at {self.joined_at}: "
+                "resume all workers and shards from the same step"
+            )
 
     def send_values(self, frames: tuple[bytes, ...]) -> Procedure[None]:
         """Sends the initial values of every table, uncompressed, in the plan's order."""

@@ -12,9 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import xxhash
 
-from thinwire.codecs.registry import codec as make_codec
 from thinwire.codecs.stochastic import TernGrad
 from thinwire.errors import NonFiniteError, ProtocolError
 from thinwire.optimizers.groups import ParameterGroups
@@ -26,12 +24,9 @@ from thinwire.telemetry import Counters
 from thinwire.worker.batching import Batching
 from thinwire.worker.conversation import CHUNK_NBYTES, Conversation
 from thinwire.worker.effects import Poll, Procedure
-from thinwire.worker.local_optimizer import LocalOptimizer
-from thinwire.worker.resuming import check_position, position, restore_position
+from thinwire.worker.model import PLAIN, WorkerModel
 from thinwire.worker.table import WorkerTable
 from thinwire.worker.tensor import PlannedTensor, WorkerTensor
-
-PLAIN = make_codec("fp32")
 
 
 class Worker:
@@ -47,7 +42,7 @@ class Worker:
         policy: of consistency; by default the plans'.
         chunk_nbytes: how many bytes of frames make a push leave.
         seed: of random codecs; each rank derives its own stream.
-        measures: whether the norm of every gradient is computed.
+        measures: whether steps are recorded; see `WorkerTable`.
         counters: for bytes, steps and seconds.
 
     Attributes:
@@ -57,6 +52,7 @@ class Worker:
         last: whether the step under way is the last for everyone; worker 0 may set it.
         accumulating: whether gradients that are ready stay with their parameters for now.
         closed: whether this worker has left.
+        model: every tensor's copy.
     """
 
     def __init__(
@@ -84,7 +80,6 @@ class Worker:
         self._barrier = design.transmission == "traditional" or self._terms.barrier
         # Whoever skips steps with everybody looks at all gradients before any of them is encoded.
         self._skips = design.up.nonfinite == "skip"
-        self._revocable = self._terms.partial_quorum or self._skips
         self._batching = Batching(now)
         self._batches = design.downlink != "weights" and self._criterion is None
         self._announced = -1
@@ -92,29 +87,16 @@ class Worker:
             Conversation(shard, plan, rank=rank, policy=self._policy, chunk_nbytes=chunk_nbytes)
             for shard, plan in enumerate(plans)
         ]
-        self.tensors = [self._tensor(each, seed=seed * 65_537 + rank, measures=measures) for each in tensors]
-        self.local_optimizer: LocalOptimizer | None = None
-        if design.downlink != "delta":
-            self.local_optimizer = LocalOptimizer(plans[0], list(self.trained_tables()))
-
-    def _tensor(self, planned: PlannedTensor, *, seed: int, measures: bool) -> WorkerTensor:
-        tensor = WorkerTensor(planned)
-        for partition, index in planned.placed:
-            spec = self.conversations[partition.server].plan.tables[index]
-            table = WorkerTable(
-                partition,
-                index,
-                spec,
-                tensor.values[partition.start : partition.stop].view(spec.shape),
-                None if planned.state else planned.up,
-                self.counters,
-                self._now,
-                seed=seed,
-                revocable=self._revocable,
-                measures=measures,
-            )
-            tensor.tables.append(table)
-        return tensor
+        self.model = WorkerModel(
+            plans,
+            tensors,
+            design,
+            self.counters,
+            now,
+            seed=seed * 65_537 + rank,
+            revocable=self._terms.partial_quorum or self._skips,
+            measures=measures,
+        )
 
     # ---- the training
 
@@ -122,23 +104,24 @@ class Worker:
         """Joins every shard; worker 0's weights become everybody's."""
         for conversation in self.conversations:
             yield from conversation.join()
-        check_position(self.clock, self.conversations, may_be_late=self._terms.partial_quorum)
+            if self.clock:
+                conversation.check_position(self.clock)
         if self.clock == 0 and not self._terms.immediate:  # there, everybody counts their own exchanges
             # The others may be in the middle of a step, which all shards will have had before ours.
             self.clock = max(conversation.joined_at for conversation in self.conversations)
         for conversation in self.conversations:
             if conversation.asked_for_values:
-                tables = [t for tensor in self.tensors for t in tensor.tables if t.shard == conversation.shard]
-                tables.sort(key=lambda table: table.index)
-                yield from conversation.send_values(tuple(PLAIN.encode(table.array) for table in tables))
+                yield from conversation.send_values(self.model.initial_frames(conversation.shard))
         yield from self.sync()
 
     def gradient_ready(self, tensor: WorkerTensor) -> Procedure[None]:
         """Pushes a gradient that the backward pass has produced, unless the design or the policy has it wait.
 
         Raises:
-            ProtocolError: the parameter was used before its last update was applied.
+            ProtocolError: the parameter was used before its last update was applied, or holds averaged weights.
         """
+        if self.model.evaluating:
+            raise ProtocolError("averaged weights are for evaluation; run backward passes outside the block")
         if self._is_stale(tensor):
             raise ProtocolError(
                 f"{tensor.name!r} was used before its last update was applied: its module was not "
@@ -150,29 +133,29 @@ class Worker:
     def end_step(self) -> Procedure[None]:
         """Pushes what has not left yet, and moves the clock."""
         self.check_open()
-        if self._design.downlink == "weights":
-            self._step_locally()
+        # Every layer's last update is in: each was waited for when the forward pass came to it.
+        self.model.update_average()
+        if self._design.downlink == "weights":  # between exchanges, every worker trains by itself
+            self.model.step_locally(self._groups.settings, self.iteration)
         if self._exchanging:
             yield from self._exchange()
-        else:
-            self._accumulate_all()
+        elif self._design.downlink != "weights" and not (self._skips and not self.model.gradients_are_finite()):
+            self.model.accumulate_gradients()
         self.iteration += 1
         self.began = True
         self.counters.add("steps", 1)
 
     def pull(self, tensor: WorkerTensor, *, strict: bool = False) -> Procedure[None]:
         """Waits until a tensor is as recent as the policy asks for (`strict`: up to date); applies what has come."""
-        if not (self._terms.accepts_newer or self._is_stale(tensor, strict=strict)):
+        if self.model.evaluating or not (self._terms.accepts_newer or self._is_stale(tensor, strict=strict)):
             return
-        by_gradient = self.local_optimizer is not None and self._design.downlink == "gradient"
-        local_step = self.local_optimizer.step if self.local_optimizer is not None and by_gradient else None
         applied = False
         for table in tensor.tables:
             conversation = self.conversations[table.shard]
             asked = self._now()
             updates = yield from conversation.pull(table.index, self.clock, strict=strict)
             table.cost.wait_s = self._now() - asked
-            table.apply(updates, local_step, step=self.iteration - 1)
+            table.apply(updates, self.model.local_step, step=self.iteration - 1)
             table.staleness = 0 if tensor.state else max(0, self.clock - conversation.versions[table.index])
             applied = applied or bool(updates)
         if applied:
@@ -181,13 +164,13 @@ class Worker:
     def settle(self) -> Procedure[None]:
         """Pulls everything at once, in designs where all layers travel together."""
         if self._barrier:
-            for tensor in self.tensors:
+            for tensor in self.model.tensors:
                 yield from self.pull(tensor)
 
     def sync(self) -> Procedure[None]:
         """Waits for, and applies, everything up to the last step."""
         self.check_open()
-        for tensor in self.tensors:
+        for tensor in self.model.tensors:
             yield from self.pull(tensor, strict=True)
 
     def flush(self) -> Procedure[None]:
@@ -207,22 +190,26 @@ class Worker:
         if self.closed:
             raise ProtocolError("this worker has left the training; close() was called")
 
-    def trained_tables(self) -> Iterator[WorkerTable]:
-        """The tables of all parameters, in the model's order."""
-        for tensor in self.tensors:
-            if not tensor.state:
-                yield from tensor.tables
-
     # ---- its state
 
     def position(self) -> dict[str, Any]:
-        """Returns this worker's place in the training; see `resuming.py`."""
-        values = self._design.downlink == "gradient"
-        return position(self.clock, self.conversations, self.tensors, with_values=values)
+        """Returns the clock and the versions of all tables; and the parameters, where no shard has them."""
+        state: dict[str, Any] = {"clock": self.clock, "versions": [list(each.versions) for each in self.conversations]}
+        if self._design.downlink == "gradient":
+            state["values"] = {each.name: each.values.clone() for each in self.model.tensors if not each.state}
+        return state
 
     def restore_position(self, state: Mapping[str, Any]) -> None:
         """Restores what `position` returned, before `start`: the shards must be at the same step."""
-        self.clock = restore_position(state, self.conversations, self.tensors)
+        self.clock = int(state["clock"])
+        if "values" not in state:  # the shards send all values again, which cannot be wrong
+            return
+        for conversation, versions in zip(self.conversations, state["versions"], strict=True):
+            conversation.versions = list(versions)
+        for tensor in self.model.tensors:
+            if not tensor.state:
+                tensor.values.copy_(state["values"][tensor.name].view(-1))
+                tensor.write()
 
     # ---- up
 
@@ -236,16 +223,17 @@ class Worker:
         )
 
     def _exchange(self, *, accumulated_only: bool = False) -> Procedure[None]:
-        refuse = self._skips and not self._gradients_are_finite()
+        refuse = self._skips and not self.model.gradients_are_finite()
         if self._design.share_scales:
             yield from self._share_scales(refuse=refuse)
         yield from self._push_encoded(self._batching.finish())
-        for tensor in self.tensors:
+        for tensor in self.model.tensors:
             if not tensor.state and not all(self.conversations[t.shard].pushed(t.index) for t in tensor.tables):
                 yield from self._push(tensor, accumulated_only=accumulated_only, refuse=refuse)
         yield from self._push_encoded(self._batching.finish())
         yield from self._push_buffers()
-        digest = self._digest()
+        compares = self._design.digest_every and self.iteration % self._design.digest_every == 0
+        digest = self.model.digest() if compares else ""  # of the model that this step's gradients were taken from
         for conversation in self.conversations:
             yield from self._flush(conversation, digest)
         if self._terms.accepts_newer:
@@ -312,7 +300,7 @@ class Worker:
 
     def _push_buffers(self) -> Procedure[None]:
         """Pushes worker 0's buffers (batch-norm statistics), every so many exchanges."""
-        for tensor in self.tensors:
+        for tensor in self.model.tensors:
             if not tensor.state or self.rank:
                 continue
             [table] = tensor.tables
@@ -326,7 +314,7 @@ class Worker:
         for conversation in self.conversations:
             mine = [0.0] * len(conversation.plan.tables)
             shared = []
-            for table, gradient in self._gradients():
+            for table, gradient in self.model.gradients():
                 codec = None if table.context is None else table.context.codec
                 if table.shard == conversation.shard and isinstance(codec, TernGrad) and not refuse:
                     mine[table.index] = codec.local_scale(gradient)
@@ -335,38 +323,3 @@ class Worker:
             for table, codec in shared:
                 assert table.context is not None
                 table.context.codec = replace(codec, scale=largest[table.index])
-
-    # ---- without an exchange
-
-    def _accumulate_all(self) -> None:
-        """An iteration without an exchange: its gradients are added to the next push."""
-        if self._design.downlink == "weights" or (self._skips and not self._gradients_are_finite()):
-            return
-        for table, gradient in self._gradients():
-            table.accumulate(gradient)
-
-    def _step_locally(self) -> None:
-        """Between exchanges of whole weights, every worker trains by itself."""
-        assert self.local_optimizer is not None
-        gradients = list(self._gradients())
-        self.local_optimizer.step_all(gradients, self._groups.settings)
-        for table, _ in gradients:
-            table.changed_in.add(self.iteration)
-        for tensor in self.tensors:
-            tensor.write()
-
-    def _gradients(self) -> Iterator[tuple[WorkerTable, torch.Tensor]]:
-        for tensor in self.tensors:
-            yield from tensor.gradients()
-
-    def _gradients_are_finite(self) -> bool:
-        return all(bool(torch.isfinite(gradient).all()) for _, gradient in self._gradients())
-
-    def _digest(self) -> str:
-        """A hash of the model that this step's gradients were taken from, where the design compares replicas."""
-        if not self._design.digest_every or self.iteration % self._design.digest_every:
-            return ""
-        digest = xxhash.xxh3_64()
-        for table in self.trained_tables():
-            digest.update(table.array.data)
-        return digest.hexdigest()

@@ -59,7 +59,7 @@ class WorkerTable:
         now: returns a time in seconds.
         seed: of the codec's random stream.
         revocable: whether a push may have no effect, so that its residual must be restored.
-        measures: whether the norm of every gradient is computed.
+        measures: whether steps are recorded: the norm of every gradient, and which steps changed the copy.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class WorkerTable:
         self.staleness = 0
         self.gradient_norm = 0.0
         self.changed_in: set[int] = set()
-        """The steps that changed the copy, until they are recorded."""
+        """The steps that changed the copy, until they are recorded; kept only where steps are."""
         self._batched = codec is not None and self.on_host and is_batched(codec, spec.shape)
         self._counters, self._now = counters, now
         self._revocable, self._measures = revocable, measures
@@ -198,9 +198,14 @@ class WorkerTable:
         for update in updates:
             self._apply(update, local_step)
             if update.frame:
-                self.changed_in.add(step)
+                self.note_change(step)
         self.cost.decode_s = self._now() - begin
         self._counters.add("decode_seconds", self.cost.decode_s)
+
+    def note_change(self, step: int) -> None:
+        """Notes for the records that a step changed the copy."""
+        if self._measures:
+            self.changed_in.add(step)
 
     def _apply(self, update: Update, local_step: LocalStep | None) -> None:
         if update.missed:

@@ -133,7 +133,9 @@ def train(where: torch.device, **options: Any) -> tuple[list[Any], list[bool]]:
                 model(x.to(where)).square().mean().backward()
                 opt.step()
             opt.sync()
-            sides = [context.on_host for slot in opt._worker.trained_tables() if (context := slot.context) is not None]
+            sides = [
+                context.on_host for slot in opt._worker.model.trained_tables() if (context := slot.context) is not None
+            ]
     return [parameter.detach().cpu().numpy().tobytes() for parameter in model.parameters()], sides
 
 
