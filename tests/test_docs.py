@@ -48,12 +48,14 @@ def test_links_lead_somewhere() -> None:
 
 
 def test_files_in_the_text_are_there() -> None:
-    """`codecs/int8.py` is looked for in the package, in the repository and beside the page."""
+    """`codecs/int8.py` is looked for in the package, in the repository, among the tests and beside the page."""
     for name, text in PAGES.items():
         if name == "CHANGELOG.md":
             continue  # it tells of what was
         for file in re.findall(r"(?<![\w/.*-])((?:[\w-]+/)+[\w-]+\.(?:py|md|proto|json|toml|yml))\b", text):
-            assert any((folder / file).is_file() for folder in (SOURCE, ROOT, ROOT / "docs")), f"{name}: {file}"
+            assert any((folder / file).is_file() for folder in (SOURCE, ROOT, ROOT / "docs", ROOT / "tests")), (
+                f"{name}: {file}"
+            )
 
 
 def test_every_type_of_the_glossary_is_there() -> None:
