@@ -14,7 +14,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from thinwire import executor
 from thinwire.errors import (
     ConfigError,
     DataError,
@@ -26,20 +25,17 @@ from thinwire.errors import (
     ThinwireError,
     TransportError,
 )
-from thinwire.runtime.threads import Threads
 
 if TYPE_CHECKING:
     from thinwire import codecs, frames
-    from thinwire.codecs import codec, decode
-    from thinwire.codecs.base import Codec
-    from thinwire.codecs.context import Context
+    from thinwire.codecs import Codec, Context, codec, decode
     from thinwire.hooks.distribute import distribute
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "Codec": "thinwire.codecs.base",
-    "Context": "thinwire.codecs.context",
+    "Codec": "thinwire.codecs",
+    "Context": "thinwire.codecs",
     "codec": "thinwire.codecs",
     "decode": "thinwire.codecs",
     "distribute": "thinwire.hooks.distribute",
@@ -64,9 +60,6 @@ __all__ = [
     "distribute",
     "frames",
 ]
-
-
-executor.provide(Threads())  # makes no thread before a tensor is shared between several
 
 
 def __getattr__(name: str) -> Any:

@@ -1,13 +1,17 @@
-"""Who runs the slices of one large tensor side by side: an interface, and who has it. Knows no threads itself.
+"""Who runs the slices of one large tensor side by side: an interface, and two that have it.
 
-Codecs and kernels cut a tensor into slices and hand over one task for each; they must not start threads. The package
-provides `thinwire.runtime.threads` when it is imported; without it tasks run one after another, with the same results.
+Codecs and kernels cut a tensor into slices and hand over one task for each; they start no threads. An executor comes
+with the memory that they work in (`thinwire.codecs.scratch`).
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
 
 Task = Callable[[], object]
 
@@ -17,7 +21,7 @@ class Executor(Protocol):
 
     @property
     def width(self) -> int:
-        """How many tasks run at once: one for each core that the process may use."""
+        """How many tasks run at once."""
 
     def run(self, tasks: Sequence[Task]) -> None:
         """Runs all tasks and returns when the last has ended; raises what the first of them raised."""
@@ -41,15 +45,45 @@ class InTurn:
             task()
 
 
-_provided: Executor = InTurn()
+class Threads:
+    """Runs the first task in the caller's thread and the others in a pool, which is made when it is first needed.
 
+    Tasks are slices in compiled kernels, which release the interpreter lock. They never wait for one another, so
+    callers in several threads may share the pool. A forked child has none of its parent's threads and makes its own.
 
-def provide(executor: Executor) -> None:
-    """Makes `executor` the one that codecs use from now on, in the whole process."""
-    global _provided
-    _provided = executor
+    Example:
+        >>> seen = []
+        >>> Threads().run([lambda: seen.append(1), lambda: seen.append(2)])
+        >>> sorted(seen)
+        [1, 2]
+    """
 
+    def __init__(self) -> None:
+        self._pool: ThreadPoolExecutor | None = None
+        self._process = 0
 
-def current() -> Executor:
-    """Returns the executor that codecs use."""
-    return _provided
+    @property
+    def width(self) -> int:
+        """The cores that this process may use."""
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+    def run(self, tasks: Sequence[Task]) -> None:
+        """Runs all tasks; the first failure in their order is raised when all have ended."""
+        if not tasks:
+            return
+        others = [self._threads().submit(task) for task in tasks[1:]]
+        try:
+            tasks[0]()
+        finally:
+            failures = [other.exception() for other in others]
+        for failure in failures:
+            if failure is not None:
+                raise failure
+
+    def _threads(self) -> ThreadPoolExecutor:
+        if self._pool is None or self._process != os.getpid():
+            from concurrent.futures import ThreadPoolExecutor  # a tenth of a second that most processes never need
+
+            self._pool = ThreadPoolExecutor(max(1, self.width - 1), thread_name_prefix="thinwire-slice")
+            self._process = os.getpid()
+        return self._pool

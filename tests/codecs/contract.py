@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -49,12 +49,7 @@ class Enrolled:
     @property
     def label(self) -> str:
         """The codec's id and the options that are not the defaults."""
-        changed = {
-            field.name: getattr(self.codec, field.name)
-            for field in fields(self.codec)
-            if getattr(self.codec, field.name) != field.default
-        }
-        return self.codec.id + (f"[{','.join(f'{k}={v}' for k, v in changed.items())}]" if changed else "")
+        return str(self.codec)
 
     def with_options(self, **options: Any) -> tw.Codec:
         """The codec with some options changed; what it warns about is its own business."""

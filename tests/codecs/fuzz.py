@@ -25,7 +25,7 @@ import thinwire as tw
 from tests.codecs import samples
 from tests.codecs.contract import ENROLLED, Enrolled
 from thinwire import frames
-from thinwire.codecs import entropy_stage
+from thinwire.codecs.entropy_stage import EntropyStage
 from thinwire.frames import Frame
 from thinwire.frames.layout import CHECKSUM_NBYTES, CODEC_NUMBERS, DTYPE_NUMBERS
 
@@ -106,7 +106,7 @@ def _other_payload(parsed: Frame, dice: random.Random) -> bytes:
     payload = bytes(parsed.payload)
     if parsed.zstd and dice.random() < 0.8:  # behind the second stage, where the codec reads
         try:
-            payload = entropy_stage.decompress(payload, 1 << 20)
+            payload = EntropyStage().decompress(payload, 1 << 20)
         except tw.FrameError:
             return payload
         return _compress(_changed(payload, dice))

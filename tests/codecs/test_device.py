@@ -1,9 +1,11 @@
-"""What happens to tensors on a GPU that no kernel takes: it works, and is said once (`tests/kernels/triton` has more).
+"""What happens to tensors on a GPU that no kernel takes: it works, and it warns (`tests/kernels/triton` has the rest).
 
 The CPU stands for a GPU here, so that this runs anywhere: tensors count as lying off the host.
 """
 
 from __future__ import annotations
+
+import warnings
 
 import numpy as np
 import pytest
@@ -11,7 +13,6 @@ import torch
 
 import thinwire as tw
 from thinwire.codecs import device, tensors
-from thinwire.codecs.device import encode_all
 from thinwire.kernels import triton
 
 VALUES = torch.linspace(-1, 1, 100)
@@ -20,17 +21,26 @@ VALUES = torch.linspace(-1, 1, 100)
 @pytest.fixture(autouse=True)
 def _off_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensors, "HOST_DEVICES", frozenset())
-    monkeypatch.setattr(device, "_said", set())
 
 
-def test_a_device_without_kernels_is_named_once_and_the_cpu_encodes() -> None:
+def test_a_device_without_kernels_is_named_and_the_cpu_encodes() -> None:
     codec = tw.codec("3lc")
-    with pytest.warns(UserWarning, match="no kernels for cpu devices: .* copies the whole tensor to the host"):
-        context = codec.context(VALUES)
     expected = codec.encode(VALUES.numpy())
-    for _ in range(2):  # warnings are errors, so these show that nothing is said again
+    with pytest.warns(UserWarning, match="no kernels for cpu devices: .* copies the whole tensor to the host") as seen:
         assert codec.encode(VALUES) == expected
+    assert seen[0].filename == __file__, "a warning names the caller's line"
+    with pytest.warns(UserWarning, match="no kernels for cpu devices") as seen:
+        context = codec.context(VALUES)
+    assert seen[0].filename == __file__
     assert context.encode(VALUES) == expected and context.on_host
+
+
+def test_a_loop_warns_once() -> None:
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("default")
+        for _ in range(3):
+            tw.codec("3lc").encode(VALUES)
+    assert len(seen) == 1
 
 
 def test_missing_triton_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,8 +58,9 @@ def test_a_codec_without_kernels_is_named(codec: tw.Codec, monkeypatch: pytest.M
         frame = codec.encode(VALUES)
     assert frame == codec.encode(VALUES.numpy())
     out, beside = torch.zeros(100), np.zeros(100, np.float32)
-    with pytest.warns(UserWarning, match="frames are decoded on the CPU, and the whole tensor is copied"):
+    with pytest.warns(UserWarning, match="frames are decoded on the CPU, and the whole tensor is copied") as seen:
         tw.decode(frame, out=out)
+    assert seen[0].filename == __file__
     tw.decode(frame, out=beside)
     assert out.numpy().tobytes() == beside.tobytes()
 
@@ -66,12 +77,3 @@ def test_a_context_made_on_the_host_says_what_it_costs(monkeypatch: pytest.Monke
     with pytest.warns(UserWarning, match="made for a tensor on the CPU and gets one on cpu"):
         frame = context.encode(VALUES)
     assert frame == tw.codec("3lc").context(VALUES.numpy()).encode(VALUES.numpy())
-
-
-def test_a_list_on_the_host_is_encoded_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensors, "HOST_DEVICES", frozenset({"cpu"}))
-    codec = tw.codec("3lc")
-    contexts = [codec.context(VALUES), codec.context(VALUES)]
-    assert encode_all(contexts, [VALUES, 2 * VALUES]) == [codec.encode(VALUES), codec.encode(2 * VALUES)]
-    with pytest.raises(tw.ConfigError, match="2 contexts for 1 tensors; there must be one for each"):
-        encode_all(contexts, [VALUES])

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from thinwire.codecs import registry
-from thinwire.codecs.base import Codec
+from thinwire.codecs import Scheme, registry
+from thinwire.codecs.base import WRAPPER_OPTIONS, Codec
 from thinwire.frames import Flags
 
 PAGE = (Path(__file__).parents[2] / "docs" / "codecs.md").read_text()
 SECTIONS = dict(re.findall(r"^## `?([^`\n]+)`?\n(.*?)(?=^## |\Z)", PAGE, re.M | re.S))
-COMMON = {field.name for field in fields(Codec)}
 
 every_codec = pytest.mark.parametrize("codec", registry.SHIPPED, ids=lambda codec: codec.id)
 
@@ -24,9 +23,11 @@ def options(section: str) -> dict[str, str]:
     return dict(re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", section, re.M))
 
 
-def defaults(codec: type[Codec], common: bool) -> dict[str, str]:
+def defaults(kind: type[Scheme] | type[Codec]) -> dict[str, str]:
     return {
-        field.name: repr(field.default).replace("'", '"') for field in fields(codec) if (field.name in COMMON) is common
+        field.name: repr(field.default).replace("'", '"')
+        for field in fields(kind)
+        if kind is not Codec or field.name in WRAPPER_OPTIONS
     }
 
 
@@ -46,22 +47,22 @@ def test_the_overview_lists_every_codec() -> None:
 
 
 def test_the_common_options() -> None:
-    assert options(SECTIONS["Options of every codec"]) == defaults(registry.SHIPPED[0], common=True)
+    assert options(SECTIONS["Options of every codec"]) == defaults(Codec)
 
 
 @every_codec
-def test_options_and_defaults(codec: type[Codec]) -> None:
-    assert options(SECTIONS[codec.id]) == defaults(codec, common=False)
+def test_options_and_defaults(codec: type[Scheme]) -> None:
+    assert options(SECTIONS[codec.id]) == defaults(codec)
 
 
 @every_codec
-def test_flags(codec: type[Codec]) -> None:
+def test_flags(codec: type[Scheme]) -> None:
     named = {f"OPTION_{letter}" for letter in "ABCD" if f"OPTION_{letter}" in SECTIONS[codec.id]}
     assert named == {flag.name for flag in Flags if int(flag) & codec.option_flags}
 
 
 @every_codec
-def test_payload_bits_and_source_are_told(codec: type[Codec]) -> None:
+def test_payload_bits_and_source_are_told(codec: type[Scheme]) -> None:
     section = SECTIONS[codec.id]
     assert "Bits per value:" in section
     assert re.search(r"Payload: .*Scales?: ", section, re.S)

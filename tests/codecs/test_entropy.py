@@ -66,6 +66,8 @@ def test_bits_follow_the_gradient() -> None:
     for rms in (0.0, 1.0, 3.0, 100.0):
         frame = tw.codec("entropy", mode="rms", gradient_rms=rms).encode(tensor)
         assert num_bits(frame) == math.ceil(math.log2(rms + 1) + 6)
+        said = tw.codec("entropy", mode="rms").encode(tensor, rms=rms)
+        assert said == frame, "what is said of the step is what the option says of all"
     own = float(tensor.double().square().mean().sqrt())
     assert num_bits(tw.codec("entropy", mode="rms", c=3).encode(tensor)) == math.ceil(math.log2(own + 1) + 3)
 

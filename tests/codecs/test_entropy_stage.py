@@ -15,6 +15,7 @@ from tests.codecs import samples
 from tests.codecs.contract import ENROLLED, Enrolled
 from thinwire import frames
 from thinwire.codecs import entropy_stage
+from thinwire.codecs.entropy_stage import EntropyStage
 from thinwire.frames import Flags, Frame
 
 MIB = 1 << 20
@@ -116,16 +117,16 @@ def test_a_small_stage_cannot_declare_a_large_payload_even_for_a_large_shape() -
 def test_the_limit_lets_every_honest_payload_through() -> None:
     """All zeros shrink most; the densest that zstd gets is what a receiver must still take."""
     for nbytes in (1 << 10, 1 << 17, 1 << 24):
-        packed = entropy_stage.compress(bytes(nbytes))
+        packed = EntropyStage().compress(bytes(nbytes))
         assert packed is not None
         assert nbytes <= len(packed) * entropy_stage.MAX_EXPANSION
-        assert entropy_stage.decompress(packed, nbytes) == bytes(nbytes)
+        assert EntropyStage().decompress(packed, nbytes) == bytes(nbytes)
 
 
 def test_a_dictionary_or_a_giant_window_is_refused() -> None:
     with_dictionary = b"\x28\xb5\x2f\xfd" + bytes([0x61]) + b"\x07" + (100).to_bytes(2, "little") + b"\x01\x00\x00"
     with pytest.raises(tw.FrameError, match="dictionary"):
-        entropy_stage.decompress(with_dictionary, 4000)
+        EntropyStage().decompress(with_dictionary, 4000)
     giant_window = b"\x28\xb5\x2f\xfd" + bytes([0x40, 0xA8]) + (100).to_bytes(2, "little") + b"\x01\x00\x00"
     with pytest.raises(tw.FrameError, match="window"):
-        entropy_stage.decompress(giant_window, 4000)
+        EntropyStage().decompress(giant_window, 4000)

@@ -9,15 +9,12 @@ import pytest
 import torch
 
 import thinwire as tw
-from thinwire.codecs.stochastic import TernGrad
 from thinwire.codecs.votes import width_of
 from thinwire.frames import Frame
 
 
-def terngrad(**options: Any) -> TernGrad:
-    codec = tw.codec("terngrad", **options)
-    assert isinstance(codec, TernGrad)
-    return codec
+def terngrad(**options: Any) -> tw.Codec:
+    return tw.codec("terngrad", **options)
 
 
 def mean_of(codec: tw.Codec, tensor: torch.Tensor, draws: int) -> torch.Tensor:
@@ -87,6 +84,27 @@ def test_votes_carry_the_mean_of_shared_scale_trits_exactly() -> None:
     counts = tw.decode(frame) * 5 / scale
     assert torch.allclose(counts, counts.round(), atol=1e-5)
     assert len(tw.frames.parse(frame).payload) == -(-1001 * 4 // 8)
+
+
+def test_a_scale_may_be_said_of_a_step() -> None:
+    """The same bytes as with the option, from one codec: what was shared at this step is no configuration."""
+    tensor = torch.linspace(-1, 1, 101)
+    for context in (terngrad().context(tensor), terngrad(scale=9.0).context(tensor)):
+        for scale in (2.0, 3.0):
+            expected = terngrad(scale=scale).context(tensor)
+            expected.step = context.step
+            assert context.encode(tensor, scale=scale) == expected.encode(tensor)
+    mean = tw.decode(terngrad(clip=0, scale=1.0).encode(tensor))
+    said = tw.codec("votes").encode(mean, scale=1.0, workers=7)
+    assert said == tw.codec("votes", scale=1.0, workers=7).encode(mean)
+
+
+def test_what_a_codec_cannot_be_told_of_a_step_is_refused() -> None:
+    values = torch.ones(3)
+    with pytest.raises(tw.ConfigError, match="3lc: scale cannot be said of a step; allowed are: none"):
+        tw.codec("3lc").encode(values, scale=1.0)
+    with pytest.raises(tw.ConfigError, match="terngrad: rms cannot be said of a step; allowed are: scale"):
+        terngrad().context(values).encode(values, rms=1.0)
 
 
 def test_the_width_of_votes() -> None:

@@ -66,10 +66,10 @@ def test_configuration() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"threads": -1}, "allowed are 0"),
-        ({"threads": 257}, "allowed are 0"),
-        ({"threads": True}, "allowed are 0"),
-        ({"threads": 1.5}, "allowed are 0"),
+        ({"threads": -1}, "allowed are whole numbers from 0 to 256"),
+        ({"threads": 257}, "allowed are whole numbers from 0 to 256"),
+        ({"threads": True}, "allowed are whole numbers from 0 to 256"),
+        ({"threads": 1.5}, "allowed are whole numbers from 0 to 256"),
         ({"coalesce": "greedy"}, "allowed are 'canonical' and 'paper'"),
         ({"coalesce": "paper", "threads": 0}, "say how many"),
     ],

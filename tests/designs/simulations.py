@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.kernels.oracle import uniforms
-from thinwire.codecs.randomness import key_of, stream
+from thinwire.codecs.randomness import random_key
 
 Array = NDArray[np.float32]
 Weights = dict[str, Array]
@@ -144,7 +144,7 @@ class Way:
         """What arrives. `count` is the number of the draw, by default how often this was called."""
         v = (values + self.waiting).astype(np.float32)
         draw = self.count if count is None else count
-        u = uniforms(key_of(stream(self.seed, self.name, draw)), v.size).reshape(v.shape)
+        u = uniforms(random_key(self.seed, self.name, draw), v.size).reshape(v.shape)
         sent = self.rule(v, u)
         if self.residual:
             self.waiting = v - sent
@@ -271,7 +271,7 @@ def terngrad(s: Setting, clip: float = 2.5) -> Course:
             scale = np.float32(max(limits))
             votes = np.zeros(mine[0].shape, np.int64)
             for rank, (gradient, limit) in enumerate(zip(mine, limits, strict=True)):
-                u = uniforms(key_of(stream(rank, name, iteration)), gradient.size).reshape(gradient.shape)
+                u = uniforms(random_key(rank, name, iteration), gradient.size).reshape(gradient.shape)
                 kept = u * scale < np.minimum(np.abs(gradient), limit)
                 votes += (np.sign(gradient) * kept).astype(np.int64)
             sgd.step(name, model[name], (scale * votes / s.workers).astype(np.float32))

@@ -92,8 +92,8 @@ def average_weights(name: str, seed: int, *, plain: bool = False) -> WeightsOutc
                 loss = (model(pixels[rows]).tanh() - targets[rows]).square().sum(1).mean() / 2 + L1 * penalty
                 loss.backward()
                 opt.step()
-        if isinstance(design.up, Entropy):
-            raw.append(raw_bits(design.up, workers[0][0]))
+        if isinstance(design.up.scheme, Entropy):
+            raw.append(raw_bits(design.up.scheme, workers[0][0]))
         for _, opt, _ in workers:
             opt.sync()
         model = workers[0][0]

@@ -98,6 +98,24 @@ def test_3lc_keeps_what_was_not_sent() -> None:
     assert abs(weight.residual).max() < abs(weight.values).max()
 
 
+def test_gradients_and_not_weights_decide_about_the_bits_of_entropys_rms_mode() -> None:
+    """A gradient of 200 everywhere asks for 14 bits; the weights, which are all below 1, would ask for 7."""
+
+    def make(rank: int) -> nn.Module:
+        torch.manual_seed(rank)
+        return nn.Linear(20, 20, bias=False)
+
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> int:
+        for scale in (120.0, 256.0):  # whose root mean square is 200
+            opt.zero_grad()
+            (scale * model(torch.ones(1, 20))).sum().backward()
+            opt.step()
+        return int(opt.traffic()["payload_bytes_push"])
+
+    pushed, _ = run_cluster(make, train, design="entropy[mode=rms]", steps_per_epoch=2)
+    assert pushed == [1 + 400 * 14 // 8] * 2
+
+
 def test_overlap_does_not_change_the_weights() -> None:
     early, _ = run_cluster(mlp, steps(6), workers=2, codec="3lc", chunk_nbytes=1)
     late, _ = run_cluster(mlp, steps(6), workers=2, codec="3lc", overlap=False)

@@ -7,8 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from thinwire.codecs import codec
-from thinwire.codecs.decoding import Opened, open_frame
+from thinwire.codecs import CheckedFrame, codec, open_frame
 from thinwire.server.aggregation import Aggregation
 
 PLAIN = codec("fp32")
@@ -16,7 +15,7 @@ PLAIN = codec("fp32")
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 
 
-def frame(values: Floats) -> Opened:
+def frame(values: Floats) -> CheckedFrame:
     return open_frame(PLAIN.encode(values))
 
 

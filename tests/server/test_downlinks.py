@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from tests.pieces import as_frame
 from thinwire.codecs import Codec, codec, decode
-from thinwire.codecs.stochastic import TernGrad
 from thinwire.errors import NonFiniteError
 from thinwire.policies.consistency import Bsp
 from thinwire.schema import TableSpec
@@ -211,7 +210,6 @@ def test_doublesqueeze_worked_example() -> None:
 def test_votes_arrive_exactly(workers: int) -> None:
     """The mean of trits of one scale is a whole number of s / N (TernGrad §3.1)."""
     made = codec("terngrad")
-    assert isinstance(made, TernGrad)
     table = Table(TableSpec(name="w", shape=SHAPE), made, codec("votes"), Bsp().terms(workers), "gradient")
     scale = max(made.local_scale(torch.from_numpy(noise(rank))) for rank in range(workers))
     shared = codec(**{**made.config(), "scale": scale})

@@ -11,6 +11,7 @@ import torch
 from tests.pieces import as_frame
 from thinwire.codecs import Codec, codec, decode
 from thinwire.errors import NonFiniteError, ProtocolError
+from thinwire.frames import parse
 from thinwire.packets import BatchedTensor
 from thinwire.policies.assignment import Partition
 from thinwire.policies.criteria import Pending, criterion
@@ -53,6 +54,21 @@ def sent(table: WorkerTable, gradient: torch.Tensor | None) -> torch.Tensor:
 
 
 # ---- up
+
+
+def test_gradients_decide_about_the_bits_of_values() -> None:
+    """G of `entropy[mode=rms]` is the root mean square over the local steps since the last push (Øland & Raj §3.2)."""
+    table = make(codec("entropy", mode="rms"))
+    table.values.copy_(grad(0))
+    for scales, rms in (((3.0, 4.0), 12.5**0.5), ((100.0,), 100.0), ((), 0.0)):
+        for scale in scales:
+            table.observe(scale * torch.ones(SHAPE))
+        resumed = make(codec("entropy", mode="rms"))
+        resumed.load_state_dict(table.state_dict())
+        resumed.values.copy_(grad(0))
+        frame = table.encode_values()
+        assert isinstance(frame, bytes) and parse(frame).payload[0] == np.ceil(np.log2(rms + 1) + 6)
+        assert resumed.encode_values() == frame
 
 
 def test_what_accumulated_goes_with_the_next_push() -> None:

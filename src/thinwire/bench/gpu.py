@@ -19,10 +19,10 @@ import torch
 
 from thinwire.bench import torch_ternary
 from thinwire.bench.codecs import draw
+from thinwire.codecs import Codec, Step, decode, encode_all
 from thinwire.codecs import codec as make_codec
-from thinwire.codecs import decode
-from thinwire.codecs.base import Codec
-from thinwire.codecs.device import encode_all
+from thinwire.codecs.device import Entry, coders
+from thinwire.codecs.tensors import DeviceFlat
 from thinwire.errors import ConfigError
 from thinwire.frames import parse
 from thinwire.jobs.results import machine
@@ -82,11 +82,9 @@ def bench(
 
 def measure(codec: Codec, size: int, zero_fraction: float, turns: int, device: torch.device) -> dict[str, Any]:
     """One codec at one size: encode, decode and accumulate, beside the copy and (for 3lc) torch's operators."""
-    from thinwire.codecs import device_coders
-
     inputs = [_inputs(size, zero_fraction, seed, device) for seed in range(ROTATION)]
     kept = [residual.clone() for _, residual in inputs]
-    workspace = DeviceWorkspace(device)
+    workspace, coder = DeviceWorkspace(device), coders()[type(codec.scheme)]
     frame = codec.context(inputs[0][0]).encode(inputs[0][0])
     outs = [torch.zeros(size, device=device) for _ in range(ROTATION)]
 
@@ -95,7 +93,8 @@ def measure(codec: Codec, size: int, zero_fraction: float, turns: int, device: t
 
     def encode(turn: int) -> Any:
         gradient, residual = inputs[turn % ROTATION]
-        pending = device_coders.start([codec], [gradient], [residual], [None], workspace)
+        flat = DeviceFlat(gradient, "fp32", (size,))
+        pending = coder.start(codec.scheme, [Entry(codec.scheme, flat, residual, 1.0, True, Step())], workspace)
         workspace.join()
         return pending.finish  # waits, so it comes after the clock was read
 

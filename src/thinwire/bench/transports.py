@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from thinwire.codecs.decoding import open_frame, unpack_flat
+from thinwire.codecs import open_frame
 from thinwire.codecs.registry import codec as make_codec
 from thinwire.hooks.distribute import distribute
 from thinwire.jobs.run import choose_links, run_cluster
@@ -77,7 +77,7 @@ def step_frames(connection: Connection, *, rank: int, workers: int, steps: int, 
                 if isinstance(update.frame, BatchedTensor):
                     update.frame.unpack(copy, accumulate=True)
                 else:
-                    unpack_flat(open_frame(update.frame), copy, accumulate=True)
+                    open_frame(update.frame).decode_flat(copy, accumulate=True)
 
     driver.run(conversation.join())
     if conversation.asked_for_values:

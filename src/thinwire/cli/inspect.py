@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,8 +13,8 @@ from rich.table import Table
 from thinwire import frames
 from thinwire.cli import options
 from thinwire.cli.console import console, write_json
-from thinwire.codecs import decode, registry
-from thinwire.codecs.decoding import open_parsed
+from thinwire.codecs import codec as make_codec
+from thinwire.codecs import decode, find, ids, open_parsed
 from thinwire.errors import ConfigError
 from thinwire.frames import CODEC_NUMBERS, Flags
 from thinwire.workloads.data import cache_folder, datasets
@@ -83,7 +82,7 @@ def _frame(file: Path) -> dict[str, Any]:
         if parsed.zstd:
             rows.append(("payload_before_zstd", len(opened.frame.payload), "bytes; the codec's fields are in these"))
         values = decode(data).double()
-        for name, (value, meaning) in opened.kind.explain(opened.frame).items():
+        for name, (value, meaning) in opened.explain().items():
             fields.append({"name": name, "value": value, "meaning": meaning})
         rows += [
             ("decoded_min", float(values.min()), "the smallest decoded value"),
@@ -118,10 +117,10 @@ def _text(value: Any) -> str:
 def _codecs() -> list[dict[str, Any]]:
     table = Table("codec", "what it is", "options")
     rows = []
-    for codec_id in registry.ids():
-        kind = registry.find(codec_id)
-        about = (kind.__doc__ or "").strip().splitlines()[0]
-        defaults = {field.name: None if field.default is MISSING else field.default for field in fields(kind)}
+    for codec_id in ids():
+        about = (find(codec_id).__doc__ or "").strip().splitlines()[0]
+        defaults = make_codec(codec_id).config()
+        del defaults["id"]
         rows.append({"id": codec_id, "about": about, "options": defaults})
         table.add_row(codec_id, about, ", ".join(f"{name}={value}" for name, value in defaults.items()))
     console.print(table)

@@ -1,4 +1,8 @@
-"""Tensor ↔ payload ↔ frame. One file per family; `registry` lists them; `context` keeps a residual around any codec.
+"""Tensor ↔ payload ↔ frame.
+
+`scheme.py` is the contract of what turns values into a payload, and one file per family fulfils it; `base.py` has the
+codec around a scheme and the context of one tensor; `registry.py` lists them, `encoding.py` and `decoding.py` are the
+two directions.
 
 `thinwire.codecs` is a package and, called, the list of codec ids: `tw.codecs()`.
 """
@@ -8,12 +12,30 @@ from __future__ import annotations
 import sys
 from types import ModuleType
 
-from thinwire.codecs.base import Codec
-from thinwire.codecs.context import Context
-from thinwire.codecs.decoding import decode
-from thinwire.codecs.registry import codec, ids, register
+from thinwire.codecs.base import Codec, Context
+from thinwire.codecs.decoding import CheckedFrame
+from thinwire.codecs.encoding import Encoding, encode_all
+from thinwire.codecs.registry import codec, decode, find, ids, open_frame, open_parsed, register
+from thinwire.codecs.scheme import Payload, Scheme, Step, StepOptions
 
-__all__ = ["Codec", "Context", "codec", "decode", "ids", "register"]
+__all__ = [
+    "CheckedFrame",
+    "Codec",
+    "Context",
+    "Encoding",
+    "Payload",
+    "Scheme",
+    "Step",
+    "StepOptions",
+    "codec",
+    "decode",
+    "encode_all",
+    "find",
+    "ids",
+    "open_frame",
+    "open_parsed",
+    "register",
+]
 
 
 class _CodecsPackage(ModuleType):

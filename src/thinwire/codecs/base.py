@@ -1,84 +1,66 @@
-"""The contract of a codec: tensor ↔ frame.
+"""Codec and Context: tensor ↔ frame.
 
-A codec is a frozen dataclass; its fields are its whole configuration, `config()` is that as JSON and
-`tw.codec(**config)` an equal codec. It has no state: what one tensor needs between steps (the residual, the
-random stream) lives in a `Context`. A new codec writes `pack` and `unpack` on flat arrays, and registers.
+A codec is a scheme (`scheme.py`) with three things around it that any scheme takes: error feedback (`feedback.py`), the
+zstd stage (`entropy_stage.py`), and what becomes of NaN and Inf. It is a frozen value: `config()` is all of it as JSON
+and `tw.codec(**config)` an equal codec. What one tensor needs between steps (the residual, how far its random numbers
+have come) lives in a `Context`.
 
-Decoding needs nothing but the frame, so `unpack` and `max_payload_nbytes` are class methods.
+Tensors on a GPU are encoded there where their scheme has kernels (`device.py`).
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
+import warnings
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeGuard, Unpack
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from thinwire import frames
-from thinwire.codecs import entropy_stage
-from thinwire.codecs.scratch import Scratch, scratch
-from thinwire.codecs.tensors import Flat, FloatArray, flatten, flatten_on_device, off_host
-from thinwire.errors import ConfigError, FrameError, NonFiniteError
+from thinwire.codecs import device, feedback
+from thinwire.codecs.entropy_stage import EntropyStage
+from thinwire.codecs.randomness import random_key
+from thinwire.codecs.scheme import Key, Payload, Scheme, Step, StepOptions
+from thinwire.codecs.scratch import ScratchPool
+from thinwire.codecs.tensors import DeviceFlat, Flat, FloatArray, aligned_zeros, flatten, flatten_on_device, off_host
+from thinwire.errors import ConfigError, NonFiniteError
 from thinwire.frames import Flags, Frame
-from thinwire.frames.layout import OPTION_MASK
-
-if TYPE_CHECKING:
-    from thinwire.codecs.context import Context
 
 Tensor: TypeAlias = torch.Tensor | NDArray[Any]
-Draws: TypeAlias = np.random.Generator
-Explained: TypeAlias = dict[str, tuple[Any, str]]
-"""The fields of a frame by name: what each holds, as a JSON value, and what that means."""
-
 
 _ZSTD, _NON_FINITE = int(Flags.ZSTD), int(Flags.NON_FINITE)  # plain integers: an IntFlag costs ten times as much
 
 
-class Packed(NamedTuple):
-    """What a codec makes of a tensor. `payload` may be a view into the workspace, valid until its next use."""
-
-    payload: bytes | memoryview | NDArray[np.uint8]
-    scales: tuple[float, ...] = ()
-    flags: int = 0
-
-
 class Encoded(NamedTuple):
-    """A frame, and how many of its bytes are the codec's payload: what the papers count."""
+    """A frame, and how many of its bytes are the payload: what the papers count."""
 
     frame: bytes
     payload_nbytes: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Codec(ABC):
-    """Turns tensors into frames and back.
+@dataclass(frozen=True)
+class Codec:
+    """Turns tensors into frames.
 
     Args:
+        scheme: how values become a payload; its fields are the options of one codec id.
         entropy: `"zstd"` adds a second stage over the payload, kept where it shrinks; None does not.
         error_feedback: whether a context keeps what was not sent and adds it to the next tensor;
-            None means the codec's own default.
+            None means the scheme's own default.
         error_scale: the residual is multiplied by it before it is added (1: keep all; 0.1: ECQ-SGD's, 3LC §5).
         nonfinite: `"raise"` refuses NaN and Inf with NonFiniteError; `"skip"` sends a frame that says so,
             for training loops whose loss scaler then makes every worker skip the step.
+        pool: lends the memory to work in; codecs made by `tw.codec` share one.
     """
 
-    id: ClassVar[str]
-    keeps_residual: ClassVar[bool] = False
-    """Whether contexts keep a residual unless told otherwise."""
-    random: ClassVar[bool] = False
-    """Whether `pack` draws random numbers."""
-    private_options: ClassVar[frozenset[str]] = frozenset()
-    """Options that concern one machine alone: peers may differ in them."""
-    option_flags: ClassVar[int] = 0
-    """The high-byte flags (`Flags.OPTION_A` …) that this codec's frames may carry."""
-
-    entropy: Literal["zstd"] | None = None
-    error_feedback: bool | None = None
-    error_scale: float = 1.0
-    nonfinite: Literal["raise", "skip"] = "raise"
+    scheme: Scheme
+    entropy: Literal["zstd"] | None = field(default=None, kw_only=True)
+    error_feedback: bool | None = field(default=None, kw_only=True)
+    error_scale: float = field(default=1.0, kw_only=True)
+    nonfinite: Literal["raise", "skip"] = field(default="raise", kw_only=True)
+    pool: ScratchPool = field(default_factory=ScratchPool, kw_only=True, compare=False)
 
     def __post_init__(self) -> None:
         if self.entropy not in (None, "zstd"):
@@ -89,157 +71,304 @@ class Codec(ABC):
             raise ConfigError(f"error_feedback={self.error_feedback!r}; allowed are None, True and False")
         if not 0.0 <= self.error_scale <= 1.0:
             raise ConfigError(f"error_scale={self.error_scale!r}; it must lie in [0, 1]")
+        if self.error_feedback:
+            if reason := self.scheme.why_no_residual():
+                raise ConfigError(f"{self.id}: error_feedback=True: {reason}")
+            if self.scheme.unbiased:
+                warnings.warn(
+                    f"{self.id} is unbiased: with error feedback its rounding noise, which would average out, is kept "
+                    "and sent again (3LC §3.1 reports that stochastic 3-value quantisation then failed to converge)",
+                    UserWarning,
+                    stacklevel=4,  # who called tw.codec
+                )
 
-    # ---- what users call
+    @property
+    def id(self) -> str:
+        """The codec's id, one of `tw.codecs()`."""
+        return self.scheme.id
+
+    @property
+    def random(self) -> bool:
+        """Whether it draws random numbers."""
+        return self.scheme.random
+
+    @property
+    def residual_by_default(self) -> bool:
+        """Whether this codec's contexts keep a residual."""
+        return self.scheme.keeps_residual if self.error_feedback is None else self.error_feedback
 
     def config(self) -> dict[str, Any]:
         """Returns the codec as JSON values, with its id; `tw.codec(**config)` is an equal codec."""
-        return {"id": self.id, **{field.name: getattr(self, field.name) for field in fields(self)}}
+        own = {name: getattr(self, name) for name in WRAPPER_OPTIONS}
+        return {"id": self.id, **own, **{each.name: getattr(self.scheme, each.name) for each in fields(self.scheme)}}
 
-    def encode(self, tensor: Tensor) -> bytes:
+    def __repr__(self) -> str:
+        """The call that makes it, as in `tw.codec('3lc', sparsity=1.75)`."""
+        return f"tw.codec({', '.join([repr(self.id), *(f'{name}={value!r}' for name, value in self._changed())])})"
+
+    def __str__(self) -> str:
+        """The name by which a design takes it, as in `3lc[sparsity=1.75]`."""
+        changed = ",".join(f"{name}={value}" for name, value in self._changed())
+        return f"{self.id}[{changed}]" if changed else self.id
+
+    def _changed(self) -> list[tuple[str, Any]]:
+        """The options that do not have their defaults, in the order of `config()`."""
+        defaults = {each.name: each.default for owner in (self, self.scheme) for each in fields(owner)}
+        return [(name, value) for name, value in self.config().items() if name != "id" and value != defaults[name]]
+
+    # ---- what users call
+
+    def encode(
+        self, tensor: Tensor, *, key: Key | None = None, name: str = "the tensor", **options: Unpack[StepOptions]
+    ) -> bytes:
         """Returns one self-describing frame. Keeps nothing: for a residual, use a context.
+
+        Args:
+            tensor: any shape; float16, bfloat16, float32 or float64; on the host or on a GPU. Only read.
+            key: of the random numbers; by default always the same. See `key`.
+            name: used in error messages.
+            **options: what is known of this tensor at this step; see `StepOptions`.
 
         Raises:
             NonFiniteError: NaN or Inf in the tensor (unless `nonfinite="skip"`), or a scale that overflows.
             TypeError: not a floating-point tensor.
+            ConfigError: step options that this codec does not take.
         """
-        if off_host(tensor):
-            from thinwire.codecs import device
-
-            if device.takes(self, tensor.device):
-                return device.encode(self, tensor)
-        return self.encode_flat(flatten(tensor), "the tensor", None, self.draws(0, "", 0)).frame
+        step = Step(key=key or self.key(0, "", 0), **self._checked(options))
+        if self._on_device(tensor):
+            flat = flatten_on_device(tensor, name)
+            entry = device.Entry(self.scheme, flat, None, 1.0, self.nonfinite == "raise", step)
+            return device.Batch([entry], self.pool).finish(lambda _, made: self.framed(made, flat, name))[0].frame
+        return self.encode_flat(flatten(tensor, name), step, name).frame
 
     def context(self, tensor: Tensor, *, name: str = "the tensor", seed: int = 0) -> Context:
         """Returns the state for one tensor in one direction, with a zero residual of the tensor's shape.
 
         Args:
             tensor: an example; only its shape, dtype and device matter. On a GPU, the residual lives there.
-            name: used in error messages, and to give every tensor a random stream of its own.
-            seed: of the random stream; workers that average their results must have different ones.
+            name: used in error messages, and to give every tensor random numbers of its own.
+            seed: of the random numbers; workers that average their results must have different ones.
         """
-        from thinwire.codecs.context import Context
+        like = flatten_on_device(tensor) if self._on_device(tensor) else flatten(tensor)
+        return Context(self, like, name=name, seed=seed)
 
-        if off_host(tensor):
-            from thinwire.codecs import device
+    def key(self, seed: int, name: str, step: int) -> Key:
+        """Returns the key of one tensor's random numbers at one step; always the same for a codec that draws none."""
+        return random_key(seed, name, step) if self.scheme.random else (0, 0)
 
-            if device.takes(self, tensor.device):
-                return Context(self, flatten_on_device(tensor), name=name, seed=seed)
-        return Context(self, flatten(tensor), name=name, seed=seed)
+    def local_scale(self, tensor: Tensor) -> float:
+        """Returns the scale that `tensor` asks for by itself: workers that share scales take the largest of theirs.
+
+        Raises:
+            ConfigError: a codec whose workers share no scale.
+            NonFiniteError: NaN or Inf in the tensor.
+
+        Example:
+            >>> import torch, thinwire as tw
+            >>> tw.codec("terngrad", clip=0).local_scale(torch.tensor([0.5, -2.0]))
+            2.0
+        """
+        if self._on_device(tensor) and tensor.numel():
+            return device.local_scale(self.scheme, flatten_on_device(tensor).values, self.pool)
+        return self.scheme.local_scale(flatten(tensor).values)
+
+    # ---- what contexts and servers call
+
+    def encode_flat(self, flat: Flat, step: Step, name: str) -> Encoded:
+        """Encodes values in the host's memory into a frame; with a residual in `step`, updates it."""
+        made: Payload | NonFiniteError
+        with self.pool.lend() as space:
+            try:
+                made = feedback.encode(self.scheme, flat, step, space) if flat.values.size else Payload(b"")
+            except NonFiniteError as error:
+                made = error
+            return self.framed(made, flat, name, space.entropy_stage if self.entropy else None)
+
+    def framed(
+        self, made: Payload | NonFiniteError, flat: Flat | DeviceFlat, name: str, stage: EntropyStage | None = None
+    ) -> Encoded:
+        """Returns the frame of what a scheme made of a tensor, through the zstd stage where there is one.
+
+        Args:
+            made: a payload, or the reason why there is none.
+            flat: the tensor.
+            name: of the tensor, for the error.
+            stage: of the caller's scratch; by default one is lent.
+
+        Raises:
+            NonFiniteError: there is no payload, and the codec does not skip.
+        """
+        if isinstance(made, NonFiniteError):
+            if self.nonfinite == "skip":
+                return Encoded(frames.pack(Frame(self.id, flat.dtype, flat.shape, flags=_NON_FINITE)), 0)
+            raise NonFiniteError(f"{name}: {made}") from None
+        data: bytes | memoryview = made.data.data if isinstance(made.data, np.ndarray) else made.data
+        flags = made.flags
+        if self.entropy:
+            if stage is None:
+                with self.pool.lend() as space:
+                    return self.framed(made, flat, name, space.entropy_stage)
+            shrunk = stage.compress(data)
+            if shrunk is not None:
+                flags, data = flags | _ZSTD, shrunk
+        return Encoded(frames.write(self.id, flat.dtype, flat.shape, made.scales, flags, data), len(data))
+
+    def _checked(self, options: StepOptions) -> StepOptions:
+        """The options of one step. Raises ConfigError for one that the scheme does not take."""
+        if options and not self.scheme.step_options.issuperset(options):
+            allowed = ", ".join(sorted(self.scheme.step_options)) or "none"
+            raise ConfigError(f"{self.id}: {', '.join(options)} cannot be said of a step; allowed are: {allowed}")
+        return options
+
+    def _on_device(self, tensor: Tensor) -> TypeGuard[torch.Tensor]:
+        """Whether a tensor is encoded on its own device, where it is not the host's; warns of what it costs if not."""
+        if not off_host(tensor):
+            return False
+        reason = device.why_not_encoded(self.scheme, tensor.device)
+        if reason and self.id not in device.NOTHING_LOST:
+            warnings.warn(
+                f"{reason}: tensors on {tensor.device.type} are encoded on the CPU. Every encode copies the whole "
+                "tensor to the host (4 bytes a value, where the frame holds far fewer) and waits for it",
+                UserWarning,
+                stacklevel=3,
+            )
+        return reason is None
+
+
+WRAPPER_OPTIONS = ("entropy", "error_feedback", "error_scale", "nonfinite")
+"""The options of every codec, in the order of `config()`."""
+
+
+class Context:
+    """What one tensor needs between steps: the residual, and how many steps it has come (3LC §3, figure 1).
+
+    Made for a tensor on a GPU, by a codec with kernels for it, a context keeps the residual there and encodes there
+    (`thinwire.codecs.encoding` encodes many tensors at once); else in the host's memory.
+
+    Example:
+        >>> import torch, thinwire as tw
+        >>> codec = tw.codec("3lc", sparsity=1.0)
+        >>> context = codec.context(torch.zeros(3))
+        >>> sent = tw.decode(context.encode(torch.tensor([1.0, 0.25, -0.125])))
+        >>> sent + context.residual
+        tensor([ 1.0000,  0.2500, -0.1250])
+    """
+
+    def __init__(self, codec: Codec, like: Flat | DeviceFlat, *, name: str, seed: int) -> None:
+        self.codec = codec
+        self.name = name
+        self.seed = seed
+        self.step = 0
+        self.payload_nbytes = 0
+        """Payload size of the frame that was encoded last, in bytes."""
+        values = like.values if isinstance(like, DeviceFlat) else torch.from_numpy(like.values)
+        self.device = values.device
+        """Where the residual is, and where tensors are encoded."""
+        self.on_host = isinstance(like, Flat)
+        self._dtype = like.dtype
+        self._wide = values.dtype
+        self._shape = like.shape
+        self._residual: torch.Tensor | None = None
+        self._residual_array: FloatArray | None = None
+        if codec.residual_by_default and isinstance(like, Flat):
+            self._residual_array = aligned_zeros(like.values.size, like.values.dtype)
+            self._residual = torch.from_numpy(self._residual_array)
+        elif codec.residual_by_default:
+            self._residual = torch.zeros_like(values)
 
     @property
-    def residual_by_default(self) -> bool:
-        """Whether this codec's contexts keep a residual."""
-        return self.keeps_residual if self.error_feedback is None else self.error_feedback
+    def residual(self) -> torch.Tensor | None:
+        """What was not sent yet, shape of the tensor, float32 (float64 for float64 tensors); a view, not a copy.
 
-    # ---- what a codec writes
-
-    @abstractmethod
-    def pack(self, flat: Flat, space: Scratch, draws: Draws | None) -> Packed:
-        """Encodes `flat.values`. Raises NonFiniteError before anything is changed."""
-
-    @classmethod
-    @abstractmethod
-    def unpack(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
-        """Fills (or adds into) flat `out` of `frame.size` values. Raises FrameError before `out` is touched."""
-
-    @classmethod
-    @abstractmethod
-    def max_payload_nbytes(cls, frame: Frame) -> int:
-        """Most bytes a payload of this shape can have before the zstd stage."""
-
-    @classmethod
-    @abstractmethod
-    def min_payload_nbytes(cls, frame: Frame) -> int:
-        """Fewest bytes a payload of this shape can have before the zstd stage: what a short frame may not claim."""
-
-    @classmethod
-    def explain(cls, frame: Frame) -> Explained:
-        """Says what the codec's own fields of a checked, non-empty frame mean: scales, option flags, payload.
-
-        For people (`thinwire inspect FRAME`); a codec without it is explained by its header alone. The payload is that
-        before the zstd stage. Raises FrameError where decoding would.
+        None where the codec runs without error feedback.
         """
-        del frame
-        return {}
+        return None if self._residual is None else self._residual.view(self._shape)
 
-    def pack_residual(self, flat: Flat, residual: FloatArray, space: Scratch, draws: Draws | None) -> Packed:
-        """Encodes residual + values and leaves in `residual` what was not sent.
+    def encode(self, tensor: Tensor, **options: Unpack[StepOptions]) -> bytes:
+        """Encodes residual + tensor into a frame; what was not sent stays in `residual`.
 
-        Any codec: the sum is encoded, decoded and subtracted. Codecs with a fused kernel override it.
+        Args:
+            tensor: of the shape that the context was made for.
+            **options: what is known of this tensor at this step; see `StepOptions`.
+
+        Raises:
+            NonFiniteError: NaN or Inf; the residual is then bit for bit what it was.
+            ConfigError: another shape or dtype class than the context was made for, or step options that the codec
+                does not take.
         """
-        total = space.array("feedback.sum", flat.values.size, flat.values.dtype)
-        np.multiply(residual, residual.dtype.type(self.error_scale), out=total)
-        total += flat.values
-        packed = self.pack(Flat(total, flat.dtype, flat.shape), space, draws)
-        payload = bytes(packed.payload)
-        frame = Frame(self.id, flat.dtype, flat.shape, packed.scales, packed.flags, payload)
-        sent = space.array("feedback.sent", flat.values.size, flat.values.dtype)
-        self.unpack(frame, sent, False, space)
-        np.subtract(total, sent, out=residual)
-        return Packed(payload, packed.scales, packed.flags)
+        if not self.on_host:
+            entry = self.entry(tensor, options)
+            batch = device.Batch([entry], self.codec.pool)
+            [encoded] = batch.finish(lambda _, made: self.codec.framed(made, entry.flat, self.name))
+            self.sent(encoded.payload_nbytes)
+            return encoded.frame
+        if off_host(tensor) and device.why_not_encoded(self.codec.scheme, tensor.device) is None:
+            warnings.warn(
+                f"a context of {self.codec.id} was made for a tensor on the CPU and gets one on {tensor.device.type}: "
+                "every encode copies the whole tensor to the host and waits for it. Make contexts from tensors on the "
+                "GPU",
+                UserWarning,
+                stacklevel=2,
+            )
+        flat = flatten(tensor, self.name)
+        self.check(flat)
+        step = Step(self._residual_array, self.codec.error_scale, self._key(), **self.codec._checked(options))
+        encoded = self.codec.encode_flat(flat, step, self.name)
+        self.sent(encoded.payload_nbytes)
+        return encoded.frame
 
-    # ---- shared machinery
+    def entry(self, tensor: Tensor, options: StepOptions) -> device.Entry:
+        """Returns what a batch on the context's device needs of this tensor. Raises ConfigError as `encode`."""
+        if isinstance(tensor, torch.Tensor):
+            flat = flatten_on_device(tensor.to(self.device), self.name)
+        else:
+            on_host = flatten(tensor, self.name)
+            flat = DeviceFlat(torch.from_numpy(on_host.values).to(self.device), on_host.dtype, on_host.shape)
+        self.check(flat)
+        step = Step(key=self._key(), **self.codec._checked(options))
+        together = self.codec.nonfinite == "raise"
+        return device.Entry(self.codec.scheme, flat, self._residual, self.codec.error_scale, together, step)
 
-    def draws(self, seed: int, name: str, step: int) -> Draws | None:
-        """The random numbers for one tensor at one step, or None for a codec that draws none."""
-        del seed, name, step
-        return None
+    def check(self, flat: Flat | DeviceFlat) -> None:
+        """Raises ConfigError where a tensor is not of the shape and dtype class that the context was made for."""
+        if flat.shape != self._shape:
+            raise ConfigError(f"{self.name} has shape {flat.shape}; this context is for {self._shape}")
+        if self._residual is not None and (flat.dtype == "fp64") != (self._dtype == "fp64"):
+            raise ConfigError(
+                f"{self.name} has dtype {flat.dtype}; this context was made for {self._dtype} "
+                f"and keeps its residual as {str(self._wide).removeprefix('torch.')}"
+            )
 
-    def encode_flat(self, flat: Flat, name: str, residual: FloatArray | None, draws: Draws | None) -> Encoded:
-        """Encodes into a frame; with a residual, updates it."""
-        with scratch() as space:
-            try:
-                if flat.values.size == 0:
-                    packed = Packed(b"")
-                elif residual is None:
-                    packed = self.pack(flat, space, draws)
-                else:
-                    packed = self.pack_residual(flat, residual, space, draws)
-            except NonFiniteError as error:
-                return self.refused(error, name, flat.dtype, flat.shape)
-            return self.framed(packed, flat.dtype, flat.shape)
+    def sent(self, payload_nbytes: int) -> None:
+        """Counts a tensor that was encoded."""
+        self.payload_nbytes = payload_nbytes
+        self.step += 1
 
-    def framed(self, packed: Packed, dtype: str, shape: tuple[int, ...]) -> Encoded:
-        """What was packed, through the zstd stage where there is one, in a frame."""
-        flags = packed.flags
-        payload: bytes | memoryview
-        payload = packed.payload.data if isinstance(packed.payload, np.ndarray) else packed.payload
-        if self.entropy and (shrunk := entropy_stage.compress(payload)) is not None:
-            flags, payload = flags | _ZSTD, shrunk
-        return Encoded(frames.write(self.id, dtype, shape, packed.scales, flags, payload), len(payload))
+    def _key(self) -> Key:
+        return self.codec.key(self.seed, self.name, self.step)
 
-    def refused(self, error: NonFiniteError, name: str, dtype: str, shape: tuple[int, ...]) -> Encoded:
-        """What becomes of a tensor with NaN or Inf: a frame that says so, or the error, with the tensor's name."""
-        if self.nonfinite == "skip":
-            return Encoded(frames.pack(Frame(self.id, dtype, shape, flags=_NON_FINITE)), 0)
-        raise NonFiniteError(f"{name}: {error}") from None
+    def state_dict(self) -> dict[str, Any]:
+        """Returns a copy of the state, for an exact resume: `step`, `seed` and, where there is one, `residual`."""
+        state: dict[str, Any] = {"step": self.step, "seed": self.seed}
+        if self.residual is not None:
+            state["residual"] = self.residual.clone()
+        return state
 
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes the state back.
 
-def check_payload(codec: type[Codec], frame: Frame) -> Frame:
-    """Undoes the zstd stage and checks the payload's length against the shape, before the shape is allocated.
-
-    Raises:
-        FrameError: the payload cannot hold a tensor of this shape, or the sender refused its tensor.
-    """
-    flags = frame.flags
-    if flags:
-        if flags & _NON_FINITE:
-            raise FrameError("the sender's tensor held NaN or Inf; this frame only says so (frame.non_finite)")
-        unknown = flags & OPTION_MASK & ~codec.option_flags
-        if unknown:
-            raise FrameError(f"{frame.codec}: flags {unknown:#06x} mean nothing to this codec")
-    if frame.size == 0:
-        if frame.payload or frame.zstd or frame.scales:
-            raise FrameError(f"shape {frame.shape} is empty and the payload is not")
-        return frame
-    most = codec.max_payload_nbytes(frame)
-    if flags & _ZSTD:
-        raw = entropy_stage.decompress(frame.payload, most)
-        frame = Frame(frame.codec, frame.dtype, frame.shape, frame.scales, flags & ~_ZSTD, raw)
-    least = codec.min_payload_nbytes(frame)
-    if not least <= len(frame.payload) <= most:
-        raise FrameError(
-            f"{frame.codec}: shape {frame.shape} takes {least} … {most} payload bytes, {len(frame.payload)} came"
-        )
-    return frame
+        Raises:
+            ConfigError: the state is of another shape, or of a codec with (or without) error feedback.
+        """
+        residual = state.get("residual")
+        if (residual is None) != (self._residual is None):
+            kept = "keeps" if self._residual is not None else "does not keep"
+            raise ConfigError(f"{self.name}: this context {kept} a residual and the state says otherwise")
+        if residual is not None and self._residual is not None:
+            if tuple(residual.shape) != self._shape:
+                raise ConfigError(
+                    f"{self.name}: the state's residual has shape {tuple(residual.shape)}, not {self._shape}"
+                )
+            self._residual.copy_(torch.as_tensor(residual).reshape(-1))
+        self.step = int(state["step"])
+        self.seed = int(state["seed"])

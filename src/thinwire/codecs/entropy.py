@@ -19,11 +19,11 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.codecs.base import Codec, Draws, Explained, Packed
+from thinwire.codecs.scheme import Explained, Payload, Scheme, Step
 from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.sparse import VALUES_PER_BYTE
 from thinwire.codecs.tensors import Flat, FloatArray
-from thinwire.errors import ConfigError, FrameError
+from thinwire.errors import FrameError
 from thinwire.frames import Flags, Frame, varint
 from thinwire.kernels.numba.bins import bin_values, entropy_of, value_of_bins
 from thinwire.kernels.numba.huffman import (
@@ -53,7 +53,7 @@ PRESETS = {"accuracy": 6.0, "size": 5.0}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entropy(Codec):
+class Entropy(Scheme):
     """About H + 0…2 bits a value for a layer whose bins have entropy H; error at most half a bin.
 
     Args:
@@ -65,7 +65,8 @@ class Entropy(Codec):
         histogram_bits: M, the bins of that entropy: 1 … 10.
         rounding: `"ceil"` or `"round"`, of N.
         bits: N of the fixed mode, 1 … 30.
-        gradient_rms: G; None takes the tensor's own, as for gradients.
+        gradient_rms: G for every tensor; None takes what is said of the step (`rms`), which workers in training say
+            where weights travel, and where nothing is said the tensor's own, as for gradients.
     """
 
     id: ClassVar[str] = "entropy"
@@ -81,34 +82,26 @@ class Entropy(Codec):
     gradient_rms: float | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check_choice("preset", self.preset, tuple(PRESETS))
-        self._check_choice("mode", self.mode, ("entropy", "rms", "fixed"))
-        self._check_choice("rounding", self.rounding, ("ceil", "round"))
-        self._check_range("histogram_bits", self.histogram_bits, 1, 10, whole=True)
-        self._check_range("bits", self.bits, 1, MOST_FIXED_BITS, whole=True)
-        self._check_range("sample", self.sample, 0, 1)
-        if self.c is not None:
-            self._check_range("c", self.c, 0, MOST_BITS)
-        if self.gradient_rms is not None:
-            self._check_range("gradient_rms", self.gradient_rms, 0, math.inf)
+        self.check_choice("preset", tuple(PRESETS))
+        self.check_choice("mode", ("entropy", "rms", "fixed"))
+        self.check_choice("rounding", ("ceil", "round"))
+        self.check_number("histogram_bits", 1, 10, whole=True)
+        self.check_number("bits", 1, MOST_FIXED_BITS, whole=True)
+        self.check_number("sample", 0, 1)
+        self.check_number("c", 0, MOST_BITS, optional=True)
+        self.check_number("gradient_rms", 0, optional=True)
 
-    def _check_choice(self, name: str, value: object, allowed: tuple[str, ...]) -> None:
-        if value not in allowed:
-            raise ConfigError(f"entropy: {name}={value!r}; allowed are {', '.join(map(repr, allowed))}")
+    @property
+    def step_options(self) -> frozenset[str]:
+        return frozenset({"rms"}) if self.mode == "rms" and self.gradient_rms is None else frozenset()
 
-    def _check_range(self, name: str, value: object, least: float, most: float, whole: bool = False) -> None:
-        kind = int if whole else int | float
-        if not isinstance(value, kind) or isinstance(value, bool) or not least <= float(value) <= most:
-            raise ConfigError(f"entropy: {name}={value!r}; allowed are numbers from {least:g} to {most:g}")
-
-    def num_bits(self, values: FloatArray) -> int:
-        """N for a flat layer whose values are finite and not all equal."""
+    def num_bits(self, values: FloatArray, rms: float | None = None) -> int:
+        """N for a flat layer whose values are finite and not all equal; `rms` is G, where it is known."""
         if self.mode == "fixed":
             return self.bits
         c = PRESETS[self.preset] if self.c is None else self.c
         if self.mode == "rms":
-            target = math.log2(self._gradient_rms(values) + 1) + c
+            target = math.log2(self._gradient_rms(values, rms) + 1) + c
         else:
             sample = sample_of(values, max(MIN_SAMPLE, math.ceil(self.sample * values.size)))
             bins = np.empty(sample.size, np.int32)
@@ -119,35 +112,37 @@ class Entropy(Codec):
         num_bits = math.ceil(target - 1e-9) if self.rounding == "ceil" else round(target)
         return min(max(1, num_bits), MOST_BITS)
 
-    def _gradient_rms(self, values: FloatArray) -> float:
+    def _gradient_rms(self, values: FloatArray, rms: float | None) -> float:
         if self.gradient_rms is not None:
             return self.gradient_rms
+        if rms is not None:
+            return rms
         sums = moments(values, signed=False)
         return math.sqrt(sums.squares / values.size) * sums.unit
 
-    def pack(self, flat: Flat, space: Scratch, draws: Draws | None) -> Packed:
+    def encode(self, flat: Flat, step: Step, space: Scratch) -> Payload:
         values = flat.values
         low, high = float(values.min()), float(values.max())
         require_finite_magnitude(max(abs(low), abs(high)) if low <= high else math.nan)
         if low == high:
             payload = space.array("entropy.payload", values.size // VALUES_PER_BYTE, np.uint8)
             payload.fill(0)
-            return Packed(payload, (low, high))
-        num_bits = self.num_bits(values)
+            return Payload(payload, (low, high))
+        num_bits = self.num_bits(values, step.rms)
         bins = space.array("entropy.bins", values.size, _dtype(num_bits))
         bin_values(values, low=low, high=high, num_bits=num_bits, out=bins)
         coded = None if self.mode == "fixed" or num_bits > MAX_BITS else _code(bins, num_bits, space)
         raw_nbytes = 1 + packed_nbytes(values.size, num_bits)
         if coded is not None and 1 + len(coded) < raw_nbytes:
-            return Packed(bytes((num_bits,)) + coded, (low, high), int(HUFFMAN))
+            return Payload(bytes((num_bits,)) + coded, (low, high), int(HUFFMAN))
         words = space.array("entropy.words", -(-values.size * num_bits // 32), np.uint32)
         payload = space.array("entropy.payload", raw_nbytes, np.uint8)
         payload[0] = num_bits
         payload[1:] = pack_integers(bins, width=num_bits, words=words)
-        return Packed(payload, (low, high))
+        return Payload(payload, (low, high))
 
     @classmethod
-    def unpack(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
+    def decode(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
         low, high = _range(frame)
         if low == high:
             if frame.flags & HUFFMAN or len(frame.payload) != frame.size // VALUES_PER_BYTE or any(frame.payload):
@@ -168,7 +163,7 @@ class Entropy(Codec):
         value_of_bins(bins, low=low, high=high, num_bits=num_bits, out=out, accumulate=accumulate)
 
     @classmethod
-    def explain(cls, frame: Frame) -> Explained:
+    def explain(cls, frame: Frame, space: Scratch) -> Explained:
         low, high = _range(frame)
         explained: Explained = {
             "low": (low, "the smallest value"),

@@ -10,62 +10,52 @@ import zstandard
 
 from thinwire.errors import FrameError
 
-LEVEL = 1
 MIN_NBYTES = 64
 """Shorter payloads never shrink: the zstd header and block header alone cost about a dozen bytes."""
 
 MAX_EXPANSION = 1 << 15
 """A zstd block gives at most 128 KiB and takes at least 4 bytes; who declares more would be lying."""
 
-_compressors: list[zstandard.ZstdCompressor] = []
-_decompressors: list[zstandard.ZstdDecompressor] = []
-# Each object serves one thread at a time and is costly to make: taken from the list, put back after use.
 
+class EntropyStage:
+    """Compresses and decompresses payloads. zstd's objects are costly to make and serve one thread at a time."""
 
-def compress(payload: bytes | memoryview) -> bytes | None:
-    """Returns the compressed payload, or None where that would not be smaller."""
-    if len(payload) < MIN_NBYTES:
-        return None
-    try:
-        compressor = _compressors.pop()
-    except IndexError:
-        compressor = zstandard.ZstdCompressor(level=LEVEL, write_content_size=True, write_checksum=False)
-    packed = compressor.compress(payload)
-    _compressors.append(compressor)
-    return packed if len(packed) < len(payload) else None
+    def __init__(self) -> None:
+        self._compressor = zstandard.ZstdCompressor(level=1, write_content_size=True, write_checksum=False)
+        self._decompressor = zstandard.ZstdDecompressor()
 
+    def compress(self, payload: bytes | memoryview) -> bytes | None:
+        """Returns the compressed payload, or None where that would not be smaller."""
+        if len(payload) < MIN_NBYTES:
+            return None
+        compressed = self._compressor.compress(payload)
+        return compressed if len(compressed) < len(payload) else None
 
-def decompress(payload: bytes | memoryview, max_nbytes: int) -> bytes:
-    """Returns the payload before compression.
+    def decompress(self, payload: bytes | memoryview, max_nbytes: int) -> bytes:
+        """Returns the payload before compression.
 
-    Args:
-        payload: one zstd frame that states its content size.
-        max_nbytes: what the codec can need for the frame's shape; more is refused before it is allocated.
+        Args:
+            payload: one zstd frame that states its content size.
+            max_nbytes: what the codec can need for the frame's shape; more is refused before it is allocated.
 
-    Raises:
-        FrameError: not such a frame.
-    """
-    try:
-        parameters = zstandard.get_frame_parameters(payload)
-    except zstandard.ZstdError as error:
-        raise FrameError(f"the zstd stage is damaged: {error}") from error
-    size = parameters.content_size
-    if size == zstandard.CONTENTSIZE_UNKNOWN or size > max_nbytes:
-        raise FrameError(f"the zstd stage declares {size} bytes; this shape needs at most {max_nbytes}")
-    if size > len(payload) * MAX_EXPANSION:
-        raise FrameError(f"the zstd stage declares {size} bytes, more than its {len(payload)} can expand to")
-    if parameters.dict_id or parameters.window_size > max(1 << 23, max_nbytes):
-        raise FrameError("the zstd stage asks for a dictionary or a window that thinwire never writes")
-    try:
-        decompressor = _decompressors.pop()
-    except IndexError:
-        decompressor = zstandard.ZstdDecompressor()
-    try:
-        out = decompressor.decompress(payload, max_output_size=max_nbytes, allow_extra_data=False)
-    except zstandard.ZstdError as error:
-        raise FrameError(f"the zstd stage is damaged: {error}") from error
-    finally:
-        _decompressors.append(decompressor)
-    if len(out) != size:
-        raise FrameError(f"the zstd stage gave {len(out)} bytes and declares {size}")
-    return out
+        Raises:
+            FrameError: not such a frame.
+        """
+        try:
+            parameters = zstandard.get_frame_parameters(payload)
+        except zstandard.ZstdError as error:
+            raise FrameError(f"the zstd stage is damaged: {error}") from error
+        size = parameters.content_size
+        if size == zstandard.CONTENTSIZE_UNKNOWN or size > max_nbytes:
+            raise FrameError(f"the zstd stage declares {size} bytes; this shape needs at most {max_nbytes}")
+        if size > len(payload) * MAX_EXPANSION:
+            raise FrameError(f"the zstd stage declares {size} bytes, more than its {len(payload)} can expand to")
+        if parameters.dict_id or parameters.window_size > max(1 << 23, max_nbytes):
+            raise FrameError("the zstd stage asks for a dictionary or a window that thinwire never writes")
+        try:
+            out = self._decompressor.decompress(payload, max_output_size=max_nbytes, allow_extra_data=False)
+        except zstandard.ZstdError as error:
+            raise FrameError(f"the zstd stage is damaged: {error}") from error
+        if len(out) != size:
+            raise FrameError(f"the zstd stage gave {len(out)} bytes and declares {size}")
+        return out

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from thinwire.codecs.base import Codec, Draws, Explained, Packed
+from thinwire.codecs.scheme import Explained, Payload, Scheme, Step, no_scales
 from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.tensors import Flat, FloatArray
 from thinwire.errors import FrameError, NonFiniteError
@@ -31,15 +31,15 @@ def require_finite(values: FloatArray) -> float:
     return largest
 
 
-class _Cast(Codec):
-    """A codec whose payload is the values in another dtype."""
+class _Cast(Scheme):
+    """A scheme whose payload is the values in another dtype."""
 
     width: ClassVar[int]
     precision: ClassVar[str]
     """What a value keeps, for people."""
 
     @classmethod
-    def explain(cls, frame: Frame) -> Explained:
+    def explain(cls, frame: Frame, space: Scratch) -> Explained:
         return {"bytes per value": (cls._width(frame), cls.precision)}
 
     @classmethod
@@ -47,17 +47,12 @@ class _Cast(Codec):
         return frame.size * cls._width(frame)
 
     @classmethod
-    def min_payload_nbytes(cls, frame: Frame) -> int:
-        return frame.size * cls._width(frame)
-
-    @classmethod
     def _width(cls, frame: Frame) -> int:
         return cls.width
 
     @classmethod
-    def unpack(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
-        if frame.scales:
-            raise FrameError(f"{cls.id} sends no scales, {len(frame.scales)} came")
+    def decode(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
+        no_scales(frame)
         cls._widen(frame, out, accumulate)
 
     @classmethod
@@ -78,9 +73,9 @@ class FP32(_Cast):
     def _width(cls, frame: Frame) -> int:
         return 8 if frame.dtype == "fp64" else 4
 
-    def pack(self, flat: Flat, space: Scratch, draws: Draws | None) -> Packed:
+    def encode(self, flat: Flat, step: Step, space: Scratch) -> Payload:
         require_finite(flat.values)
-        return Packed(flat.values.data.cast("B"))
+        return Payload(flat.values.data.cast("B"))
 
     @classmethod
     def _widen(cls, frame: Frame, out: FloatArray, accumulate: bool) -> None:
@@ -102,7 +97,7 @@ class FP16(_Cast):
     width: ClassVar[int] = 2
     precision: ClassVar[str] = "IEEE half precision: 1 sign, 5 exponent, 10 mantissa bits; at most 65,504"
 
-    def pack(self, flat: Flat, space: Scratch, draws: Draws | None) -> Packed:
+    def encode(self, flat: Flat, step: Step, space: Scratch) -> Payload:
         halves = space.array("floats.halves", flat.values.size, np.uint16)
         largest = to_half(flat.values, halves)
         if not largest < _FP16_ROUNDS_TO_INF:
@@ -110,7 +105,7 @@ class FP16(_Cast):
             raise NonFiniteError(
                 f"has a value of magnitude {largest:g}; float16 ends at {_FP16_MAX:g}. Use bf16 or fp32"
             )
-        return Packed(halves.view(np.uint8))
+        return Payload(halves.view(np.uint8))
 
     @classmethod
     def _widen(cls, frame: Frame, out: FloatArray, accumulate: bool) -> None:
@@ -125,12 +120,12 @@ class BF16(_Cast):
     width: ClassVar[int] = 2
     precision: ClassVar[str] = "the upper half of a float32: 1 sign, 8 exponent, 7 mantissa bits"
 
-    def pack(self, flat: Flat, space: Scratch, draws: Draws | None) -> Packed:
+    def encode(self, flat: Flat, step: Step, space: Scratch) -> Payload:
         halves = space.array("floats.halves", flat.values.size, np.uint16)
         if not to_bfloat(flat.values, halves) <= BFLOAT_MAX:
             require_finite(flat.values)
             raise NonFiniteError("has a value that rounds to Inf in bfloat16. Use fp32")
-        return Packed(halves.view(np.uint8))
+        return Payload(halves.view(np.uint8))
 
     @classmethod
     def _widen(cls, frame: Frame, out: FloatArray, accumulate: bool) -> None:

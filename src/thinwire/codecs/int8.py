@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.codecs.base import Codec, Draws, Explained, Packed
+from thinwire.codecs.scheme import Explained, Payload, Scheme, Step
 from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.tensors import Flat, FloatArray, compute_dtype
 from thinwire.errors import FrameError
@@ -36,7 +36,7 @@ def levels_of(frame: Frame, dtype: np.dtype[Any]) -> tuple[NDArray[np.int8], flo
 
 
 @dataclass(frozen=True, kw_only=True)
-class Int8(Codec):
+class Int8(Scheme):
     """8 bits a value: scale = max|x| / 127, q = round(x / scale). No residual unless asked for.
 
     Error at most scale / 2 for every value.
@@ -44,34 +44,34 @@ class Int8(Codec):
 
     id: ClassVar[str] = "int8"
 
-    def pack(self, flat: Flat, space: Scratch, draws: Draws | None) -> Packed:
-        return self._pack(flat, None, space)
+    def fuses_residual(self, shape: tuple[int, ...]) -> bool:
+        return True
 
-    def pack_residual(self, flat: Flat, residual: FloatArray, space: Scratch, draws: Draws | None) -> Packed:
-        return self._pack(flat, residual, space)
-
-    def _pack(self, flat: Flat, residual: FloatArray | None, space: Scratch) -> Packed:
+    def encode(self, flat: Flat, step: Step, space: Scratch) -> Payload:
         kind = flat.values.dtype.type
-        largest = largest_of(flat.values, residual, self.error_scale)
+        residual = step.residual
+        largest = largest_of(flat.values, residual, step.residual_scale)
         require_finite_magnitude(largest)
         scale = min(kind(largest) / kind(TOP_LEVEL), largest_scale(flat.values.dtype))
         levels = space.array("int8.levels", flat.values.size, np.dtype(np.int8))
         if scale == 0:
             levels[:] = 0
             if residual is not None:
-                residual *= kind(self.error_scale)
+                residual *= kind(step.residual_scale)
                 residual += flat.values
         else:
-            round_to_int8(flat.values, scale=scale, levels=levels, residual=residual, residual_scale=self.error_scale)
-        return Packed(levels.view(np.uint8), (float(scale),))
+            round_to_int8(
+                flat.values, scale=scale, levels=levels, residual=residual, residual_scale=step.residual_scale
+            )
+        return Payload(levels.view(np.uint8), (float(scale),))
 
     @classmethod
-    def unpack(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
+    def decode(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
         levels, scale = levels_of(frame, out.dtype)
         scale_levels(levels, scale=scale, out=out, accumulate=accumulate)
 
     @classmethod
-    def explain(cls, frame: Frame) -> Explained:
+    def explain(cls, frame: Frame, space: Scratch) -> Explained:
         levels, scale = levels_of(frame, np.dtype(compute_dtype(frame.dtype)))
         return {
             "scale": (scale, "max|v| / 127: decoded values are scale · q"),
@@ -80,8 +80,4 @@ class Int8(Codec):
 
     @classmethod
     def max_payload_nbytes(cls, frame: Frame) -> int:
-        return frame.size
-
-    @classmethod
-    def min_payload_nbytes(cls, frame: Frame) -> int:
         return frame.size

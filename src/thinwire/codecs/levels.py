@@ -14,8 +14,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from thinwire.codecs.base import Draws, Explained, Packed
-from thinwire.codecs.randomness import Unbiased, key_of
+from thinwire.codecs.scheme import Explained, Payload, Scheme, Step
 from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.tensors import Flat, FloatArray
 from thinwire.codecs.votes import width_of
@@ -40,7 +39,7 @@ MAX_BUCKET = 1 << 31
 
 
 @dataclass(frozen=True, kw_only=True)
-class QSGD(Unbiased):
+class QSGD(Scheme):
     """1–4 bits a value and 32 a bucket, unbiased (QSGD; TernGrad §3.3 on buckets).
 
     The payload is s (2 bytes), the bucket's size (4 bytes), and Elias-gamma coded levels.
@@ -52,19 +51,19 @@ class QSGD(Unbiased):
     """
 
     id: ClassVar[str] = "qsgd"
+    random: ClassVar[bool] = True
+    unbiased: ClassVar[bool] = True
 
     levels: int = 4
     bucket: int = 512
     norm: Literal["l2", "max"] = "l2"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        check_count(self.id, "levels", self.levels, MAX_LEVELS)
-        check_count(self.id, "bucket", self.bucket, MAX_BUCKET)
-        if self.norm not in ("l2", "max"):
-            raise ConfigError(f"qsgd: norm={self.norm!r}; allowed are 'l2' and 'max'")
+        self.check_number("levels", 1, MAX_LEVELS, whole=True)
+        self.check_number("bucket", 1, MAX_BUCKET, whole=True)
+        self.check_choice("norm", ("l2", "max"))
 
-    def pack(self, flat: Flat, space: Scratch, draws: Draws | None) -> Packed:
+    def encode(self, flat: Flat, step: Step, space: Scratch) -> Payload:
         values = flat.values
         num_buckets = -(-values.size // self.bucket)
         if num_buckets > MAX_SCALES:
@@ -74,14 +73,14 @@ class QSGD(Unbiased):
         norms = self._norms(values, largest)
         levels = space.array("levels.levels", values.size, np.int16)
         round_to_levels(
-            values, norms=norms, bucket=self.bucket, top=self.levels, natural=False, key=key_of(draws), out=levels
+            values, norms=norms, bucket=self.bucket, top=self.levels, natural=False, key=step.key, out=levels
         )
         words = space.array("levels.words", -(-values.size * longest(self.levels) // 32) + 1, np.uint32)
         coded = encode_levels(levels, top=self.levels, words=words)
         payload = space.array("levels.payload", _HEAD.size + coded.size, np.uint8)
         payload[: _HEAD.size] = np.frombuffer(_HEAD.pack(self.levels, self.bucket), np.uint8)
         payload[_HEAD.size :] = coded
-        return Packed(payload, tuple(norms.tolist()))
+        return Payload(payload, tuple(norms.tolist()))
 
     def _norms(self, values: FloatArray, largest: Any) -> Any:
         """One norm for each bucket, in the type of the values; the largest number where it would overflow."""
@@ -91,7 +90,7 @@ class QSGD(Unbiased):
         return np.clip(norms, largest, np.finfo(values.dtype).max).astype(values.dtype)
 
     @classmethod
-    def unpack(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
+    def decode(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
         top, bucket = _head(frame)
         levels = space.array("levels.levels", out.size, np.int16)
         decode_levels(memoryview(frame.payload)[_HEAD.size :], top=top, out=levels)
@@ -106,7 +105,7 @@ class QSGD(Unbiased):
         )
 
     @classmethod
-    def explain(cls, frame: Frame) -> Explained:
+    def explain(cls, frame: Frame, space: Scratch) -> Explained:
         top, bucket = _head(frame)
         norms = [min(frame.scales), max(frame.scales)]
         coded = 8 * (len(frame.payload) - _HEAD.size) / frame.size
@@ -143,7 +142,7 @@ def _head(frame: Frame) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dithering(Unbiased):
+class Dithering(Scheme):
     """ceil(log2(2s + 1)) bits a value, unbiased: one norm, levels on a grid, no entropy code.
 
     Args:
@@ -153,6 +152,8 @@ class Dithering(Unbiased):
     """
 
     id: ClassVar[str] = "dithering"
+    random: ClassVar[bool] = True
+    unbiased: ClassVar[bool] = True
     option_flags: ClassVar[int] = int(NATURAL)
 
     levels: int = 7
@@ -160,14 +161,11 @@ class Dithering(Unbiased):
     norm: Literal["max", "l2"] = "max"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.grid not in ("linear", "natural"):
-            raise ConfigError(f"dithering: grid={self.grid!r}; allowed are 'linear' and 'natural'")
-        check_count(self.id, "levels", self.levels, MAX_NATURAL_LEVELS if self.grid == "natural" else MAX_LEVELS)
-        if self.norm not in ("l2", "max"):
-            raise ConfigError(f"dithering: norm={self.norm!r}; allowed are 'max' and 'l2'")
+        self.check_choice("grid", ("linear", "natural"))
+        self.check_number("levels", 1, MAX_NATURAL_LEVELS if self.grid == "natural" else MAX_LEVELS, whole=True)
+        self.check_choice("norm", ("max", "l2"))
 
-    def pack(self, flat: Flat, space: Scratch, draws: Draws | None) -> Packed:
+    def encode(self, flat: Flat, step: Step, space: Scratch) -> Payload:
         values, natural = flat.values, self.grid == "natural"
         sums = moments(values, signed=False, squares=self.norm == "l2")
         norm = sums.largest
@@ -177,15 +175,15 @@ class Dithering(Unbiased):
         levels = space.array("levels.levels", values.size, np.int16)
         norms = np.array([norm], values.dtype)
         round_to_levels(
-            values, norms=norms, bucket=values.size, top=self.levels, natural=natural, key=key_of(draws), out=levels
+            values, norms=norms, bucket=values.size, top=self.levels, natural=natural, key=step.key, out=levels
         )
         width = width_of(self.levels)
         words = space.array("levels.words", -(-values.size * width // 32), np.uint32)
         payload = pack_integers(levels, offset=self.levels, width=width, words=words)
-        return Packed(payload, (norm, float(self.levels)), int(NATURAL) if natural else 0)
+        return Payload(payload, (norm, float(self.levels)), int(NATURAL) if natural else 0)
 
     @classmethod
-    def unpack(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
+    def decode(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
         top = _top(frame)
         numbers = space.array("levels.numbers", out.size, np.int32)
         largest = unpack_integers(frame.payload, offset=top, width=width_of(top), out=numbers)
@@ -202,7 +200,7 @@ class Dithering(Unbiased):
         )
 
     @classmethod
-    def explain(cls, frame: Frame) -> Explained:
+    def explain(cls, frame: Frame, space: Scratch) -> Explained:
         top = _top(frame)
         return {
             "norm": (frame.scales[0], "what the last level is worth"),
@@ -217,16 +215,6 @@ class Dithering(Unbiased):
     @classmethod
     def max_payload_nbytes(cls, frame: Frame) -> int:
         return packed_nbytes(frame.size, width_of(_top(frame)))
-
-    @classmethod
-    def min_payload_nbytes(cls, frame: Frame) -> int:
-        return cls.max_payload_nbytes(frame)
-
-
-def check_count(id: str, name: str, count: Any, most: int) -> None:
-    """Raises ConfigError where an option is no whole number from 1 to `most`."""
-    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= most:
-        raise ConfigError(f"{id}: {name}={count!r}; allowed are whole numbers from 1 to {most}")
 
 
 def _top(frame: Frame) -> int:

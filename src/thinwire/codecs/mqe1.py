@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from thinwire.codecs.base import Codec, Draws, Explained, Packed
+from thinwire.codecs.scheme import Explained, Payload, Scheme, Step
 from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.tensors import Flat, FloatArray
 from thinwire.errors import ConfigError, FrameError
@@ -27,7 +27,7 @@ PER_INDEX = int(Flags.OPTION_A)
 
 
 @dataclass(frozen=True, kw_only=True)
-class MQE1(Codec):
+class MQE1(Scheme):
     """1 bit a value and two means, with a residual.
 
     Args:
@@ -43,38 +43,34 @@ class MQE1(Codec):
     axis: int | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        whole = self.axis is None or (isinstance(self.axis, int) and not isinstance(self.axis, bool))
-        if not whole or not -MAX_RANK <= (self.axis or 0) < MAX_RANK:
-            raise ConfigError(f"mqe1: axis={self.axis!r}; allowed are None and {-MAX_RANK} … {MAX_RANK - 1}")
+        self.check_number("axis", -MAX_RANK, MAX_RANK - 1, whole=True, optional=True)
 
-    def pack(self, flat: Flat, space: Scratch, draws: Draws | None) -> Packed:
+    def fuses_residual(self, shape: tuple[int, ...]) -> bool:
+        return self._axis_of(shape) is None
+
+    def encode(self, flat: Flat, step: Step, space: Scratch) -> Payload:
         axis = self._axis_of(flat.shape)
-        return self._pack(flat, None, space) if axis is None else self._pack_axis(flat, axis, space)
-
-    def pack_residual(self, flat: Flat, residual: FloatArray, space: Scratch, draws: Draws | None) -> Packed:
-        if self._axis_of(flat.shape) is not None:
-            return super().pack_residual(flat, residual, space, draws)
-        return self._pack(flat, residual, space)
+        return self._of_tensor(flat, step, space) if axis is None else self._of_axis(flat, axis, space)
 
     def _axis_of(self, shape: tuple[int, ...]) -> int | None:
         if self.axis is None or not -len(shape) <= self.axis < len(shape):
             return None
         return self.axis % len(shape)
 
-    def _pack(self, flat: Flat, residual: FloatArray | None, space: Scratch) -> Packed:
+    def _of_tensor(self, flat: Flat, step: Step, space: Scratch) -> Payload:
         values = flat.values
-        sums = moments(values, residual=residual, residual_scale=self.error_scale, squares=False)
+        residual, factor = step.residual, step.residual_scale
+        sums = moments(values, residual=residual, residual_scale=factor, squares=False)
         kind = values.dtype.type
         num_negative = values.size - sums.num_nonnegative
         high = float(kind(sums.positive / max(1, sums.num_nonnegative) * sums.unit))
         low = float(kind(sums.negative / max(1, num_negative) * sums.unit))
         high, low = min(high, sums.largest), max(low, -sums.largest)
         bits = space.array("mqe1.bits", -(-values.size // 8), np.uint8)
-        pack_signs(values, bits=bits, residual=residual, residual_scale=self.error_scale, low=low, high=high)
-        return Packed(bits, (low, high))
+        pack_signs(values, bits=bits, residual=residual, residual_scale=factor, low=low, high=high)
+        return Payload(bits, (low, high))
 
-    def _pack_axis(self, flat: Flat, axis: int, space: Scratch) -> Packed:
+    def _of_axis(self, flat: Flat, axis: int, space: Scratch) -> Payload:
         """Column means in plain NumPy, in float64, in units that cannot overflow."""
         if 2 * flat.shape[axis] > MAX_SCALES:
             raise ConfigError(f"mqe1: axis {axis} of shape {flat.shape} takes more than {MAX_SCALES} scales")
@@ -91,10 +87,10 @@ class MQE1(Codec):
         payload = space.array("mqe1.payload", 1 - (-flat.values.size // 8), np.uint8)
         payload[0] = axis
         pack_signs(flat.values, bits=payload[1:])
-        return Packed(payload, tuple(np.stack((low, high), axis=1).reshape(-1).tolist()), int(PER_INDEX))
+        return Payload(payload, tuple(np.stack((low, high), axis=1).reshape(-1).tolist()), int(PER_INDEX))
 
     @classmethod
-    def unpack(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
+    def decode(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
         payload = np.frombuffer(frame.payload, np.uint8)
         axis = None
         if frame.flags & PER_INDEX:
@@ -120,7 +116,7 @@ class MQE1(Codec):
             target[:] = values
 
     @classmethod
-    def explain(cls, frame: Frame) -> Explained:
+    def explain(cls, frame: Frame, space: Scratch) -> Explained:
         axis = frame.payload[0] if frame.flags & PER_INDEX else None
         means = [list(frame.scales[i : i + 2]) for i in range(0, min(len(frame.scales), 8), 2)]
         return {
@@ -133,10 +129,6 @@ class MQE1(Codec):
     @classmethod
     def max_payload_nbytes(cls, frame: Frame) -> int:
         return -(-frame.size // 8) + (1 if frame.flags & PER_INDEX else 0)
-
-    @classmethod
-    def min_payload_nbytes(cls, frame: Frame) -> int:
-        return cls.max_payload_nbytes(frame)
 
 
 def _cube(shape: tuple[int, ...], axis: int) -> tuple[int, int, int]:

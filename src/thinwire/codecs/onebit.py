@@ -13,10 +13,10 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from thinwire.codecs.base import Codec, Draws, Explained, Packed
+from thinwire.codecs.scheme import Explained, Payload, Scheme, Step, one_scale
 from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.tensors import Flat, FloatArray
-from thinwire.errors import ConfigError, FrameError
+from thinwire.errors import FrameError
 from thinwire.frames import Flags, Frame
 from thinwire.kernels.numba.moments import moments
 from thinwire.kernels.numba.signs import pack_signs, unpack_signs
@@ -25,15 +25,8 @@ ZEROS_KEPT = int(Flags.OPTION_A)
 """Two bit planes: which values are not zero, and which are positive."""
 
 
-def scale_of(frame: Frame) -> float:
-    """The frame's one scale (`FrameError` where it is another number of scales, or negative)."""
-    if len(frame.scales) != 1 or frame.scales[0] < 0:
-        raise FrameError(f"onebit sends one scale of at least 0; {list(frame.scales)[:4]} came")
-    return frame.scales[0]
-
-
 @dataclass(frozen=True, kw_only=True)
-class OneBit(Codec):
+class OneBit(Scheme):
     """1 bit a value (2 where zeros are kept), with a residual.
 
     Args:
@@ -50,56 +43,50 @@ class OneBit(Codec):
     zeros: Literal["plus", "keep"] = "plus"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.norm not in ("l2", "l1"):
-            raise ConfigError(f"onebit: norm={self.norm!r}; allowed are 'l2' and 'l1'")
-        if self.zeros not in ("plus", "keep"):
-            raise ConfigError(f"onebit: zeros={self.zeros!r}; allowed are 'plus' and 'keep'")
+        self.check_choice("norm", ("l2", "l1"))
+        self.check_choice("zeros", ("plus", "keep"))
 
-    def pack(self, flat: Flat, space: Scratch, draws: Draws | None) -> Packed:
-        if self.zeros == "keep":
-            return self._pack_planes(flat, space)
-        return self._pack_signs(flat, None, space)
+    def fuses_residual(self, shape: tuple[int, ...]) -> bool:
+        return self.zeros == "plus"
 
-    def pack_residual(self, flat: Flat, residual: FloatArray, space: Scratch, draws: Draws | None) -> Packed:
-        if self.zeros == "keep":
-            return super().pack_residual(flat, residual, space, draws)
-        return self._pack_signs(flat, residual, space)
-
-    def _pack_signs(self, flat: Flat, residual: FloatArray | None, space: Scratch) -> Packed:
+    def encode(self, flat: Flat, step: Step, space: Scratch) -> Payload:
         size = flat.values.size
-        scale = self._scale(flat.values, size, residual)
+        if self.zeros == "keep":
+            return self._planes(flat, space)
+        scale = self._scale(flat.values, size, step)
         bits = space.array("onebit.bits", -(-size // 8), np.uint8)
         pack_signs(
             flat.values,
             bits=bits,
-            residual=residual,
-            residual_scale=self.error_scale,
+            residual=step.residual,
+            residual_scale=step.residual_scale,
             low=0.0 - scale,
             high=scale,
         )
-        return Packed(bits, (scale,))
+        return Payload(bits, (scale,))
 
-    def _pack_planes(self, flat: Flat, space: Scratch) -> Packed:
+    def _planes(self, flat: Flat, space: Scratch) -> Payload:
+        """The payload with zeros kept."""
         plane = -(-flat.values.size // 8)
-        scale = self._scale(flat.values, int(np.count_nonzero(flat.values)), None)
+        scale = self._scale(flat.values, int(np.count_nonzero(flat.values)), Step())
         bits = space.array("onebit.bits", 2 * plane, np.uint8)
         bits[:plane] = np.packbits(flat.values != 0)
         bits[plane:] = np.packbits(flat.values > 0)
-        return Packed(bits, (scale,), int(ZEROS_KEPT))
+        return Payload(bits, (scale,), int(ZEROS_KEPT))
 
-    def _scale(self, values: FloatArray, count: int, residual: FloatArray | None) -> float:
+    def _scale(self, values: FloatArray, count: int, step: Step) -> float:
         """The scale over `count` values, in their type, never above the largest magnitude."""
         l1 = self.norm == "l1"
-        sums = moments(values, residual=residual, residual_scale=self.error_scale, signed=l1, squares=not l1)
+        residual, factor = step.residual, step.residual_scale
+        sums = moments(values, residual=residual, residual_scale=factor, signed=l1, squares=not l1)
         if count == 0:
             return 0.0
         mean = (sums.positive - sums.negative) / count if l1 else math.sqrt(sums.squares / count)
         return min(float(values.dtype.type(mean * sums.unit)), sums.largest)
 
     @classmethod
-    def unpack(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
-        scale = scale_of(frame)
+    def decode(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
+        scale = one_scale(frame)
         bits = np.frombuffer(frame.payload, np.uint8)
         if not frame.flags & ZEROS_KEPT:
             unpack_signs(bits, low=0.0 - scale, high=scale, out=out, accumulate=accumulate)
@@ -118,10 +105,10 @@ class OneBit(Codec):
             np.copyto(out, values, where=nonzero)
 
     @classmethod
-    def explain(cls, frame: Frame) -> Explained:
+    def explain(cls, frame: Frame, space: Scratch) -> Explained:
         keeps = bool(frame.flags & ZEROS_KEPT)
         return {
-            "scale": (scale_of(frame), "the 2-norm of v over the root of n, or mean|v|: decoded as +scale and -scale"),
+            "scale": (one_scale(frame), "the 2-norm of v over the root of n, or mean|v|: decoded as +scale and -scale"),
             "zeros kept": (keeps, "OPTION_A: a plane of bits for what is not zero, then one for what is positive"),
             "bits": ("positive where set", "without OPTION_A zeros count as positive; first value, highest bit"),
         }
@@ -129,7 +116,3 @@ class OneBit(Codec):
     @classmethod
     def max_payload_nbytes(cls, frame: Frame) -> int:
         return -(-frame.size // 8) * (2 if frame.flags & ZEROS_KEPT else 1)
-
-    @classmethod
-    def min_payload_nbytes(cls, frame: Frame) -> int:
-        return cls.max_payload_nbytes(frame)

@@ -13,11 +13,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from thinwire.codecs.base import Draws, Explained, Packed
-from thinwire.codecs.randomness import Randomised, key_of
+from thinwire.codecs.scheme import Explained, Payload, Scheme, Step, no_scales
 from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.tensors import Flat, FloatArray, compute_dtype
-from thinwire.errors import ConfigError, FrameError, NonFiniteError
+from thinwire.errors import FrameError, NonFiniteError
 from thinwire.frames import Frame
 from thinwire.kernels.numba.magnitude import max_magnitude
 from thinwire.kernels.numba.moments import largest_of, require_finite_magnitude
@@ -32,7 +31,7 @@ _HEAD = struct.Struct("<III")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RandomK(Randomised):
+class RandomK(Scheme):
     """32·p bits a value.
 
     Args:
@@ -41,23 +40,24 @@ class RandomK(Randomised):
     """
 
     id: ClassVar[str] = "randomk"
+    random: ClassVar[bool] = True
 
     p: float = 0.1
     scaled: bool = True
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if not isinstance(self.p, int | float) or isinstance(self.p, bool) or not MIN_P <= self.p <= 1:
-            raise ConfigError(f"randomk: p={self.p!r}; allowed are numbers from {MIN_P:g} (2**-12) to 1")
-        if self.scaled not in (True, False):
-            raise ConfigError(f"randomk: scaled={self.scaled!r}; allowed are True and False")
-        if self.scaled and self.error_feedback:
-            raise ConfigError(
-                "randomk: error_feedback=True with scaled=True diverges: what is sent as x / p leaves a residual of "
-                "-x·(1/p - 1), which grows at every step. Set scaled=False, or leave error feedback off"
-            )
+        self.check_number("p", MIN_P, 1)
+        self.check_choice("scaled", (True, False))
 
-    def pack(self, flat: Flat, space: Scratch, draws: Draws | None) -> Packed:
+    def why_no_residual(self) -> str | None:
+        if not self.scaled:
+            return None
+        return (
+            "with scaled=True it diverges: what is sent as x / p leaves a residual of -x·(1/p - 1), which grows at "
+            "every step. Set scaled=False, or leave error feedback off"
+        )
+
+    def encode(self, flat: Flat, step: Step, space: Scratch) -> Payload:
         largest = largest_of(flat.values, None, 1.0)
         require_finite_magnitude(largest)
         kind = flat.values.dtype.type
@@ -66,7 +66,7 @@ class RandomK(Randomised):
         with np.errstate(over="ignore"):
             if not np.isfinite(kind(largest) * factor):
                 raise NonFiniteError(f"{largest:g} / p overflows; nothing was changed. Set scaled=False")
-        key = key_of(draws)
+        key = step.key
         size, itemsize = flat.values.size, flat.values.itemsize
         for room in (_most_kept(size, kept), size + 1):
             # The values begin where their type may, the head before them.
@@ -77,12 +77,11 @@ class RandomK(Randomised):
                 break
         payload = held[16 - _HEAD.size : 16 + count * itemsize]
         payload[: _HEAD.size] = np.frombuffer(_HEAD.pack(*key, kept), np.uint8)
-        return Packed(payload)
+        return Payload(payload)
 
     @classmethod
-    def unpack(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
-        if frame.scales:
-            raise FrameError(f"randomk sends no scales, {len(frame.scales)} came")
+    def decode(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
+        no_scales(frame)
         low, high, kept = _HEAD.unpack_from(frame.payload)
         received = np.frombuffer(frame.payload, np.uint8)[_HEAD.size :]
         count, left = divmod(received.size, out.itemsize)
@@ -98,7 +97,7 @@ class RandomK(Randomised):
         scatter(values, positions[:count], out, accumulate)
 
     @classmethod
-    def explain(cls, frame: Frame) -> Explained:
+    def explain(cls, frame: Frame, space: Scratch) -> Explained:
         low, high, kept = _HEAD.unpack_from(frame.payload)
         sent = (len(frame.payload) - _HEAD.size) // np.dtype(compute_dtype(frame.dtype)).itemsize
         return {

@@ -1,13 +1,18 @@
-"""Codec ids → classes: an explicit list, plus what other packages offer under the entry point `thinwire.codecs`."""
+"""Codec ids → schemes: an explicit list, plus what other packages offer under the entry point `thinwire.codecs`.
+
+The package makes one registry, behind `tw.codec` and `tw.decode`; its codecs and its decoder share memory to work in.
+"""
 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 from dataclasses import fields
 from importlib.metadata import entry_points
 from typing import Any
 
-from thinwire.codecs.base import Codec
+from thinwire.codecs.base import WRAPPER_OPTIONS, Codec
+from thinwire.codecs.decoding import Decoder
 from thinwire.codecs.entropy import Entropy
 from thinwire.codecs.floats import BF16, FP16, FP32
 from thinwire.codecs.int8 import Int8
@@ -15,6 +20,8 @@ from thinwire.codecs.levels import QSGD, Dithering
 from thinwire.codecs.mqe1 import MQE1
 from thinwire.codecs.onebit import OneBit
 from thinwire.codecs.randomk import RandomK
+from thinwire.codecs.scheme import Scheme
+from thinwire.codecs.scratch import ScratchPool
 from thinwire.codecs.stochastic import QSGDDoubleSqueeze, Stoch3, TernGrad
 from thinwire.codecs.threelc import ThreeLC
 from thinwire.codecs.threshold import Threshold
@@ -23,7 +30,7 @@ from thinwire.codecs.truncate import Truncate
 from thinwire.codecs.votes import Votes
 from thinwire.errors import ConfigError
 
-SHIPPED: tuple[type[Codec], ...] = (
+SHIPPED: tuple[type[Scheme], ...] = (
     FP32,
     FP16,
     BF16,
@@ -44,65 +51,81 @@ SHIPPED: tuple[type[Codec], ...] = (
     Entropy,
 )
 
-_classes: dict[str, type[Codec]] = {}
 
-
-def register(codec: type[Codec]) -> type[Codec]:
-    """Adds a codec class under its id.
-
-    Raises:
-        ConfigError: the id is taken by another class, or cannot travel in a frame.
-    """
-    if not (0 < len(codec.id) < 256 and codec.id.isascii() and codec.id.isprintable()):
-        raise ConfigError(f"codec id {codec.id!r}; it must be 1 to 255 printable ASCII characters")
-    if _classes.setdefault(codec.id, codec) is not codec:
-        raise ConfigError(f"codec id {codec.id!r} is taken by {_classes[codec.id].__name__}")
-    return codec
-
-
-for _codec in SHIPPED:
-    register(_codec)
-
-
-def ids() -> list[str]:
-    """Returns the ids of all codecs, the shipped ones first."""
-    _load_plugins()
-    return list(_classes)
-
-
-def find(codec_id: str) -> type[Codec]:
-    """Returns the class of a codec id. Raises ConfigError listing the ids where there is none."""
-    if codec_id not in _classes:
-        _load_plugins()
-    if codec_id not in _classes:
-        raise ConfigError(f"unknown codec {codec_id!r}{_guess(codec_id, list(_classes))}; there are {ids()}")
-    return _classes[codec_id]
-
-
-def codec(id: str, **options: Any) -> Codec:
-    """Returns a codec.
+class Registry:
+    """Makes codecs by id, and finds the schemes of the frames that come.
 
     Args:
-        id: one of `tw.codecs()`.
-        **options: the codec's own (see `docs/codecs.md`) and those of every codec: `entropy`, `error_feedback`,
-            `error_scale`, `nonfinite`.
-
-    Raises:
-        ConfigError: an unknown id or option, or a value that is not allowed; the message lists what is.
-
-    Example:
-        >>> codec("3lc", sparsity=1.75).config()["sparsity"]
-        1.75
+        schemes: the first of them.
+        pool: lends the memory that its codecs and its decoder work in.
+        group: the entry points under which other packages offer schemes; they are loaded when first needed.
     """
-    kind = find(id)
-    allowed = [field.name for field in fields(kind)]
-    for name in options:
-        if name not in allowed:
-            raise ConfigError(f"{id}: unknown option {name!r}{_guess(name, allowed)}; there are {allowed}")
-    try:
-        return kind(**options)
-    except TypeError as error:
-        raise ConfigError(f"{id}: {error}") from error
+
+    def __init__(self, schemes: Sequence[type[Scheme]], pool: ScratchPool, group: str = "thinwire.codecs") -> None:
+        self._schemes: dict[str, type[Scheme]] = {}
+        self._pool, self._group, self._loaded = pool, group, False
+        self.decoder = Decoder(self.find, pool)
+        for scheme in schemes:
+            self.register(scheme)
+
+    def register(self, scheme: type[Scheme]) -> type[Scheme]:
+        """Adds a scheme under its id.
+
+        Raises:
+            ConfigError: the id is taken by another class, or cannot travel in a frame.
+        """
+        if not (0 < len(scheme.id) < 256 and scheme.id.isascii() and scheme.id.isprintable()):
+            raise ConfigError(f"codec id {scheme.id!r}; it must be 1 to 255 printable ASCII characters")
+        if self._schemes.setdefault(scheme.id, scheme) is not scheme:
+            raise ConfigError(f"codec id {scheme.id!r} is taken by {self._schemes[scheme.id].__name__}")
+        return scheme
+
+    def ids(self) -> list[str]:
+        """Returns the ids of all codecs, the shipped ones first."""
+        self._load_plugins()
+        return list(self._schemes)
+
+    def find(self, codec_id: str) -> type[Scheme]:
+        """Returns the scheme of a codec id. Raises ConfigError listing the ids where there is none."""
+        if codec_id not in self._schemes:
+            self._load_plugins()
+        if codec_id not in self._schemes:
+            guess = _guess(codec_id, list(self._schemes))
+            raise ConfigError(f"unknown codec {codec_id!r}{guess}; there are {self.ids()}")
+        return self._schemes[codec_id]
+
+    def codec(self, id: str, **options: Any) -> Codec:
+        """Returns a codec.
+
+        Args:
+            id: one of `tw.codecs()`.
+            **options: the codec's own (see `docs/codecs.md`) and those of every codec: `entropy`, `error_feedback`,
+                `error_scale`, `nonfinite`.
+
+        Raises:
+            ConfigError: an unknown id or option, or a value that is not allowed; the message lists what is.
+
+        Example:
+            >>> import thinwire as tw
+            >>> tw.codec("3lc", sparsity=1.75).config()["sparsity"]
+            1.75
+        """
+        scheme = self.find(id)
+        allowed = [*WRAPPER_OPTIONS, *(field.name for field in fields(scheme))]
+        for name in options:
+            if name not in allowed:
+                raise ConfigError(f"{id}: unknown option {name!r}{_guess(name, allowed)}; there are {allowed}")
+        around = {name: options.pop(name) for name in WRAPPER_OPTIONS if name in options}
+        try:
+            return Codec(scheme(**options), pool=self._pool, **around)
+        except TypeError as error:
+            raise ConfigError(f"{id}: {error}") from error
+
+    def _load_plugins(self) -> None:
+        if not self._loaded:
+            self._loaded = True
+            for point in entry_points(group=self._group):
+                self.register(point.load())
 
 
 def _guess(word: str, allowed: list[str]) -> str:
@@ -110,12 +133,6 @@ def _guess(word: str, allowed: list[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-_plugins_loaded = False
-
-
-def _load_plugins() -> None:
-    global _plugins_loaded
-    if not _plugins_loaded:
-        _plugins_loaded = True
-        for point in entry_points(group="thinwire.codecs"):
-            register(point.load())
+_ours = Registry(SHIPPED, ScratchPool())
+codec, find, ids, register = _ours.codec, _ours.find, _ours.ids, _ours.register
+decode, open_frame, open_parsed = _ours.decoder.decode, _ours.decoder.open_frame, _ours.decoder.open_parsed

@@ -1,23 +1,33 @@
-"""Memory that codecs use between calls, lent to one thread at a time.
+"""Memory that codecs use between calls, lent to one thread at a time, and the executor of large tensors' slices.
 
-Fresh pages cost more than the arithmetic: a new 100 MB tensor takes five times as long as decoding it. So buffers
-only grow and are used again; there are as many sets as threads that encode at one moment, and no lock.
+Fresh pages cost more than the arithmetic: a new 100 MB tensor takes five times as long as decoding it. So buffers only
+grow and are used again; a pool holds as many sets as threads that encode at one moment, and takes no lock.
 """
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import DTypeLike, NDArray
 
+from thinwire.codecs.entropy_stage import EntropyStage
+from thinwire.executor import Executor, Threads
 from thinwire.kernels.numba import Workspace
+from thinwire.kernels.triton.workspace import DeviceWorkspace
 
 
 class Scratch:
-    """The kernels' workspace, and named arrays of any size beside it."""
+    """What one call of a codec works with: the kernels' workspace, named arrays of any size, the zstd stage's objects.
 
-    def __init__(self) -> None:
+    Args:
+        pool: where it comes from, and where slices of a large tensor get theirs.
+    """
+
+    def __init__(self, pool: ScratchPool) -> None:
+        self.pool = pool
         self.kernel = Workspace()
         self.threads = 1
         """How many threads the borrower lets a decoder use; 0 means one for each core."""
@@ -31,30 +41,69 @@ class Scratch:
             held = self._arrays[key] = np.empty(size, dtype)
         return held[:size]
 
-
-_idle: list[Scratch] = []
+    @cached_property
+    def entropy_stage(self) -> EntropyStage:
+        """The zstd stage, made when first needed."""
+        return EntropyStage()
 
 
 class _Loan:
     """A class of its own, because a generator's context manager costs as much as encoding a small tensor."""
 
-    __slots__ = ("_lent",)
+    __slots__ = ("_lent", "_pool", "_threads")
+
+    def __init__(self, pool: ScratchPool, threads: int) -> None:
+        self._pool, self._threads = pool, threads
 
     def __enter__(self) -> Scratch:
         try:
-            self._lent = _idle.pop()
+            self._lent = self._pool.idle.pop()
         except IndexError:
-            self._lent = Scratch()
+            self._lent = Scratch(self._pool)
+        self._lent.threads = self._threads
         return self._lent
 
     def __exit__(self, *_: object) -> None:
-        self._lent.threads = 1
-        _idle.append(self._lent)
+        self._pool.idle.append(self._lent)
 
 
-def scratch() -> _Loan:
-    """Lends a scratch, as in `with scratch() as space`.
+class ScratchPool:
+    """Lends scratch memory: on the host, and on each GPU. Its owner hands it to the codecs that share it.
 
-    Taking from and putting back to a list is atomic, so threads never share one.
+    Taking from and adding to a list is atomic, so threads never share what was lent.
+
+    Args:
+        executor: runs the slices of large tensors; by default threads, which are made when first needed.
+
+    Example:
+        >>> pool = ScratchPool()
+        >>> with pool.lend() as space:
+        ...     space.array("numbers", 3, np.int32).size
+        3
     """
-    return _Loan()
+
+    def __init__(self, executor: Executor | None = None) -> None:
+        self.executor: Executor = Threads() if executor is None else executor
+        self.idle: list[Scratch] = []
+        self._idle_on: dict[torch.device, list[DeviceWorkspace]] = {}
+
+    def __reduce__(self) -> tuple[type[ScratchPool], tuple[()]]:
+        """A copy, in this process or another, starts empty."""
+        return ScratchPool, ()
+
+    def lend(self, threads: int = 1) -> _Loan:
+        """Lends a scratch, as in `with pool.lend() as space`."""
+        return _Loan(self, threads)
+
+    def take_on(self, device: torch.device) -> DeviceWorkspace:
+        """Returns a workspace on a GPU that nothing uses any more."""
+        try:
+            workspace = self._idle_on.setdefault(device, []).pop()
+        except IndexError:
+            return DeviceWorkspace(device)
+        workspace.synchronize()  # a decode that was not waited for may still read what was uploaded
+        return workspace
+
+    def give_back_on(self, workspace: DeviceWorkspace) -> None:
+        """Lends this workspace to others again."""
+        self._idle_on[workspace.device].append(workspace)

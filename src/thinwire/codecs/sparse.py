@@ -18,8 +18,8 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.codecs.base import Codec, Explained, Packed
-from thinwire.codecs.scratch import Scratch, scratch
+from thinwire.codecs.scheme import Explained, Payload, Scheme
+from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.tensors import FloatArray, compute_dtype
 from thinwire.errors import ConfigError, FrameError
 from thinwire.frames import Flags, Frame, varint
@@ -38,8 +38,8 @@ Positions = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sparse(Codec):
-    """A codec that sends some of the values and keeps the others. Scales are the ±τ that stand for the values.
+class Sparse(Scheme):
+    """A scheme that sends some of the values and keeps the others. Scales are the ±τ that stand for the values.
 
     Args:
         positions: `"bitmap"`, `"index"` (tensors of up to 2**32 values), or `"auto"`, the shorter of the two.
@@ -51,9 +51,7 @@ class Sparse(Codec):
     positions: Literal["auto", "bitmap", "index"] = "auto"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.positions not in ("auto", "bitmap", "index"):
-            raise ConfigError(f"{self.id}: positions={self.positions!r}; allowed are 'auto', 'bitmap' and 'index'")
+        self.check_choice("positions", ("auto", "bitmap", "index"))
 
     @property
     def sends_signs(self) -> bool:
@@ -72,16 +70,16 @@ class Sparse(Codec):
         shorter = bitmap_nbytes < index_nbytes or index_width(size) > MAX_WIDTH
         return self.positions == "bitmap" or (self.positions == "auto" and shorter)
 
-    def with_bitmap(self, bitmap: Bytes, body: Bytes, scales: tuple[float, ...], space: Scratch) -> Packed:
+    def with_bitmap(self, bitmap: Bytes, body: Bytes, scales: tuple[float, ...], space: Scratch) -> Payload:
         """What is sent where the positions are a bitmap."""
         payload = space.array("sparse.payload", bitmap.size + body.size, np.uint8)
         payload[: bitmap.size] = bitmap
         payload[bitmap.size :] = body
-        return Packed(payload, scales, int(BITMAP | SIGNS if scales else BITMAP))
+        return Payload(payload, scales, int(BITMAP | SIGNS if scales else BITMAP))
 
     def with_indices(
         self, size: int, positions: Positions, body: Bytes, scales: tuple[float, ...], space: Scratch
-    ) -> Packed:
+    ) -> Payload:
         """What is sent where the positions, of a tensor of `size` values, are indices."""
         count = positions.size
         words = space.array("sparse.words", -(-count * index_width(size) // 32), np.uint32)
@@ -90,10 +88,10 @@ class Sparse(Codec):
         told = np.concatenate((np.frombuffer(varint.write(count), np.uint8), packed, body))
         payload[: told.size] = told
         payload[told.size :] = 0
-        return Packed(payload, scales, int(SIGNS) if scales else 0)
+        return Payload(payload, scales, int(SIGNS) if scales else 0)
 
     @classmethod
-    def unpack(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
+    def decode(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
         positions, values = read(frame, space)
         if accumulate:
             out[positions] += values
@@ -102,10 +100,9 @@ class Sparse(Codec):
             out[positions] = values
 
     @classmethod
-    def explain(cls, frame: Frame) -> Explained:
+    def explain(cls, frame: Frame, space: Scratch) -> Explained:
         bitmap, signs = bool(frame.flags & BITMAP), bool(frame.flags & SIGNS)
-        with scratch() as space:
-            positions, values = read(frame, space)
+        positions, values = read(frame, space)
         explained: Explained = {
             "positions": (
                 "bitmap" if bitmap else "index",

@@ -14,11 +14,10 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from thinwire.codecs.base import Codec, Draws, Explained, Packed, Tensor
-from thinwire.codecs.randomness import Randomised, Unbiased, key_of
+from thinwire.codecs.scheme import Explained, Payload, Scheme, Step, one_scale
 from thinwire.codecs.scratch import Scratch
-from thinwire.codecs.tensors import Flat, FloatArray, flatten, off_host
-from thinwire.errors import ConfigError, FrameError
+from thinwire.codecs.tensors import Flat, FloatArray
+from thinwire.errors import ConfigError
 from thinwire.frames import Flags, Frame
 from thinwire.kernels.numba import decode_ternary
 from thinwire.kernels.numba.moments import largest_of, moments, require_finite_magnitude
@@ -31,13 +30,6 @@ MIN_SPREAD = 1e-6
 """Below this share of the largest magnitude σ is rounding noise, and a constant tensor is not clipped to nothing."""
 
 
-def scale_of(frame: Frame) -> float:
-    """The frame's one scale (`FrameError` where it is another number of scales, or negative)."""
-    if len(frame.scales) != 1 or frame.scales[0] < 0:
-        raise FrameError(f"{frame.codec} sends one scale of at least 0; {list(frame.scales)[:4]} came")
-    return frame.scales[0]
-
-
 def check_covers(asked: float | None, scale: float, limit: float) -> None:
     """Raises ConfigError where the scale that `terngrad` was given (here in the type of the values) is too small."""
     if scale < limit:
@@ -47,30 +39,35 @@ def check_covers(asked: float | None, scale: float, limit: float) -> None:
         )
 
 
-class _Trits(Codec):
+class Trits(Scheme):
     """The packed form that the three share."""
 
+    random: ClassVar[bool] = True
     option_flags: ClassVar[int] = int(TWO_BIT)
-    packing: Literal["base243", "2bit"]
     scale_is: ClassVar[str] = "max|v|"
     """Where the scale comes from, for people."""
 
-    def _check_packing(self) -> None:
-        if self.packing not in DIGITS_PER_CODE:
-            raise ConfigError(f"{self.id}: packing={self.packing!r}; allowed are 'base243' and '2bit'")
+    packing: Literal["base243", "2bit"]
 
-    def _trits(self, flat: Flat, scale: float, limit: float, space: Scratch, draws: Draws | None) -> tuple[Packed, int]:
+    def __post_init__(self) -> None:
+        self.check_choice("packing", tuple(DIGITS_PER_CODE))
+
+    @property
+    def flags(self) -> int:
+        """The flags of its frames."""
+        return TWO_BIT if self.packing == "2bit" else 0
+
+    def _trits(self, flat: Flat, scale: float, limit: float, step: Step, space: Scratch) -> tuple[Payload, int]:
         """The payload with `scale`, and how many trits are not zero."""
         codes = space.array("trits.codes", -(-flat.values.size // DIGITS_PER_CODE[self.packing]), np.uint8)
         num_nonzero = pack_stochastic(
-            flat.values, scale=scale, limit=limit, key=key_of(draws), packing=self.packing, codes=codes
+            flat.values, scale=scale, limit=limit, key=step.key, packing=self.packing, codes=codes
         )
-        flags = int(TWO_BIT) if self.packing == "2bit" else 0
-        return Packed(codes, (scale,), flags), num_nonzero
+        return Payload(codes, (scale,), self.flags), num_nonzero
 
     @classmethod
-    def unpack(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
-        scale = scale_of(frame)
+    def decode(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
+        scale = one_scale(frame)
         if frame.flags & TWO_BIT:
             unpack_two_bit(np.frombuffer(frame.payload, np.uint8), scale=scale, out=out, accumulate=accumulate)
         else:
@@ -79,10 +76,10 @@ class _Trits(Codec):
             )
 
     @classmethod
-    def explain(cls, frame: Frame) -> Explained:
+    def explain(cls, frame: Frame, space: Scratch) -> Explained:
         packing = "2bit" if frame.flags & TWO_BIT else "base243"
         return {
-            "scale": (scale_of(frame), f"{cls.scale_is}: decoded values are -scale, 0 and scale"),
+            "scale": (one_scale(frame), f"{cls.scale_is}: decoded values are -scale, 0 and scale"),
             "packing": (packing, "OPTION_A: four trits to a byte, t + 1 in two bits; without it, five in base 3"),
             "values per byte": (DIGITS_PER_CODE[packing], "the first in the lowest bits, or the highest place"),
         }
@@ -91,13 +88,9 @@ class _Trits(Codec):
     def max_payload_nbytes(cls, frame: Frame) -> int:
         return -(-frame.size // DIGITS_PER_CODE["2bit" if frame.flags & TWO_BIT else "base243"])
 
-    @classmethod
-    def min_payload_nbytes(cls, frame: Frame) -> int:
-        return cls.max_payload_nbytes(frame)
-
 
 @dataclass(frozen=True, kw_only=True)
-class Stoch3(Unbiased, _Trits):
+class Stoch3(Trits):
     """1.6 bits a value, unbiased: the "Stoch 3-value" design that 3LC compares with (§4.2). No zero runs.
 
     Args:
@@ -105,21 +98,18 @@ class Stoch3(Unbiased, _Trits):
     """
 
     id: ClassVar[str] = "stoch3"
+    unbiased: ClassVar[bool] = True
 
     packing: Literal["base243", "2bit"] = "base243"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check_packing()
-
-    def pack(self, flat: Flat, space: Scratch, draws: Draws | None) -> Packed:
+    def encode(self, flat: Flat, step: Step, space: Scratch) -> Payload:
         largest = largest_of(flat.values, None, 1.0)
         require_finite_magnitude(largest)
-        return self._trits(flat, largest, largest, space, draws)[0]
+        return self._trits(flat, largest, largest, step, space)[0]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TernGrad(Unbiased, _Trits):
+class TernGrad(Trits):
     """2 bits a value (or 1.6), unbiased with respect to the clipped tensor (TernGrad §3.1, §3.3).
 
     Args:
@@ -127,10 +117,12 @@ class TernGrad(Unbiased, _Trits):
         sigma: σ about the `"mean"` (the paper) or about zero (`"rms"`, which keeps tensors whose mean is large).
         packing: `"2bit"` packs four trits to a byte, `"base243"` five.
         scale: s given from outside, as scalar sharing does (§3.1 equation 5): the largest of the workers'
-            `local_scale`; then their trits can be added as integers. None takes the tensor's own.
+            `local_scale`; then their trits can be added as integers. None takes what is said of the step, and where
+            nothing is said the tensor's own.
     """
 
     id: ClassVar[str] = "terngrad"
+    unbiased: ClassVar[bool] = True
     scale_is: ClassVar[str] = "max|v| after clipping, or the scale that the workers share"
 
     clip: float = 2.5
@@ -140,36 +132,25 @@ class TernGrad(Unbiased, _Trits):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_packing()
-        if not isinstance(self.clip, int | float) or not 0 <= self.clip < math.inf:
-            raise ConfigError(f"terngrad: clip={self.clip!r}; allowed are 0 (no clipping) and positive numbers")
-        if self.sigma not in ("mean", "rms"):
-            raise ConfigError(f"terngrad: sigma={self.sigma!r}; allowed are 'mean' and 'rms'")
-        if self.scale is not None and not (isinstance(self.scale, int | float) and 0 <= self.scale < math.inf):
-            raise ConfigError(f"terngrad: scale={self.scale!r}; allowed are None and finite numbers of at least 0")
+        self.check_number("clip", 0)
+        self.check_choice("sigma", ("mean", "rms"))
+        self.check_number("scale", 0, optional=True)
 
-    def local_scale(self, tensor: Tensor) -> float:
-        """Returns the tensor's own s, the largest magnitude after clipping: what scalar sharing takes the maximum of.
+    @property
+    def step_options(self) -> frozenset[str]:
+        return frozenset({"scale"})
 
-        Example:
-            >>> import torch, thinwire as tw
-            >>> tw.codec("terngrad", clip=0).local_scale(torch.tensor([0.5, -2.0]))
-            2.0
-        """
-        if off_host(tensor):
-            from thinwire.codecs import device
+    def asked_scale(self, step: Step) -> float | None:
+        """The scale that was given from outside, for this step or for all."""
+        return self.scale if step.scale is None else step.scale
 
-            if tensor.numel() and device.takes(self, tensor.device):
-                return device.local_scale(self, tensor)
-        return self._limit(flatten(tensor).values)
+    def encode(self, flat: Flat, step: Step, space: Scratch) -> Payload:
+        limit, asked = self.local_scale(flat.values), self.asked_scale(step)
+        scale = limit if asked is None else float(flat.values.dtype.type(asked))
+        check_covers(asked, scale, limit)
+        return self._trits(flat, scale, limit, step, space)[0]
 
-    def pack(self, flat: Flat, space: Scratch, draws: Draws | None) -> Packed:
-        limit = self._limit(flat.values)
-        scale = limit if self.scale is None else float(flat.values.dtype.type(self.scale))
-        check_covers(self.scale, scale, limit)
-        return self._trits(flat, scale, limit, space, draws)[0]
-
-    def _limit(self, values: FloatArray) -> float:
+    def local_scale(self, values: FloatArray) -> float:
         """c·σ or the largest magnitude, whichever is smaller, in the type of the values."""
         if values.size == 0:
             return 0.0
@@ -186,7 +167,7 @@ class TernGrad(Unbiased, _Trits):
 
 
 @dataclass(frozen=True, kw_only=True)
-class QSGDDoubleSqueeze(Randomised, _Trits):
+class QSGDDoubleSqueeze(Trits):
     """1.6 bits a value: what DoubleSqueeze §5.1 calls QSGD. s = max|x|, but scale = ‖x‖₂ / ‖t‖₂, so it is biased.
 
     The multi-level unbiased scheme of the QSGD paper is `qsgd`.
@@ -200,16 +181,12 @@ class QSGDDoubleSqueeze(Randomised, _Trits):
 
     packing: Literal["base243", "2bit"] = "base243"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check_packing()
-
-    def pack(self, flat: Flat, space: Scratch, draws: Draws | None) -> Packed:
+    def encode(self, flat: Flat, step: Step, space: Scratch) -> Payload:
         sums = moments(flat.values, signed=False)
-        packed, num_nonzero = self._trits(flat, sums.largest, sums.largest, space, draws)
+        payload, num_nonzero = self._trits(flat, sums.largest, sums.largest, step, space)
         if num_nonzero == 0:
-            return Packed(packed.payload, (0.0,), packed.flags)
+            return payload._replace(scales=(0.0,))
         # Few trits of a tensor near the end of its type need a scale beyond it; the largest finite number then.
         most = float(np.finfo(flat.values.dtype).max)
         scale = math.sqrt(sums.squares / num_nonzero) * sums.unit
-        return Packed(packed.payload, (float(flat.values.dtype.type(min(scale, most))),), packed.flags)
+        return payload._replace(scales=(float(flat.values.dtype.type(min(scale, most))),))

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from thinwire import executor
-from thinwire.codecs.base import Codec, Draws, Explained, Packed
-from thinwire.codecs.scratch import Scratch, scratch
+from thinwire.codecs.scheme import Explained, Payload, Scheme, Step, one_scale
+from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.tensors import Flat, FloatArray
-from thinwire.errors import ConfigError, FrameError
+from thinwire.errors import ConfigError
+from thinwire.executor import Executor, InTurn
 from thinwire.frames import Flags, Frame
 from thinwire.kernels.contract import FIRST_RUN
 from thinwire.kernels.numba import Workspace, decode_ternary, encode_ternary
@@ -37,15 +37,8 @@ MIN_SLICE = 1 << 20
 MAX_THREADS = 256
 
 
-def scale_of(frame: Frame) -> float:
-    """The frame's one scale, m (`FrameError` where it is another number of scales, or negative)."""
-    if len(frame.scales) != 1 or frame.scales[0] < 0:
-        raise FrameError(f"3lc sends one scale of at least 0; {list(frame.scales)[:4]} came")
-    return frame.scales[0]
-
-
 @dataclass(frozen=True, kw_only=True)
-class ThreeLC(Codec):
+class ThreeLC(Scheme):
     """0.1–1.6 bits a value, with a residual that carries what was not sent to the next step.
 
     Args:
@@ -74,7 +67,6 @@ class ThreeLC(Codec):
     coalesce: Literal["canonical", "paper"] = "canonical"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         try:
             inside = float(self.sparsity) >= 1.0 and np.float32(self.sparsity) < np.float32(2.0)
         except (TypeError, ValueError):
@@ -84,55 +76,43 @@ class ThreeLC(Codec):
                 f"3lc: sparsity={self.sparsity!r}; it must lie in [1, 2) as a float32 "
                 "(at 2 every value would round to zero and nothing would ever be sent)"
             )
-        if self.layout not in ("stride", "partition"):
-            raise ConfigError(f"3lc: layout={self.layout!r}; allowed are 'stride' and 'partition'")
-        if not isinstance(self.threads, int) or isinstance(self.threads, bool) or not 0 <= self.threads <= MAX_THREADS:
-            raise ConfigError(f"3lc: threads={self.threads!r}; allowed are 0 (one for each core) … {MAX_THREADS}")
-        if self.coalesce not in COALESCE:
-            raise ConfigError(f"3lc: coalesce={self.coalesce!r}; allowed are 'canonical' and 'paper'")
+        self.check_choice("layout", ("stride", "partition"))
+        self.check_number("threads", 0, MAX_THREADS, whole=True)
+        self.check_choice("coalesce", COALESCE)
         if self.coalesce == "paper" and self.threads == 0:
             raise ConfigError(
                 "3lc: coalesce='paper' with threads=0 would make other bytes on other machines; say how many"
             )
 
-    def pack(self, flat: Flat, space: Scratch, draws: Draws | None) -> Packed:
-        return self._pack(flat, None, space)
+    def fuses_residual(self, shape: tuple[int, ...]) -> bool:
+        return True
 
-    def pack_residual(self, flat: Flat, residual: FloatArray, space: Scratch, draws: Draws | None) -> Packed:
-        return self._pack(flat, residual, space)
-
-    def _pack(self, flat: Flat, residual: FloatArray | None, space: Scratch) -> Packed:
-        size = flat.values.size
-        slices = 1 if self.threads == 1 else num_slices(size, self.threads)
+    def encode(self, flat: Flat, step: Step, space: Scratch) -> Payload:
+        size, executor = flat.values.size, space.pool.executor
+        options: dict[str, Any] = {
+            "sparsity": self.sparsity,
+            "layout": self.layout,
+            "zero_run": self.zero_run,
+            "paper_literal": self.paper_literal,
+            "residual": step.residual,
+            "residual_scale": step.residual_scale,
+        }
+        slices = 1 if self.threads == 1 else num_slices(size, self.threads, executor)
         if self.coalesce == "paper":
             slices = self.threads
         if slices == 1:
-            scale, payload = encode_ternary(
-                flat.values,
-                sparsity=self.sparsity,
-                layout=self.layout,
-                zero_run=self.zero_run,
-                paper_literal=self.paper_literal,
-                residual=residual,
-                residual_scale=self.error_scale,
-                workspace=space.kernel,
-            )
-            return Packed(payload, (scale,), self.flags)
-        crew = executor.current() if num_slices(size, slices) > 1 else executor.InTurn()
+            scale, payload = encode_ternary(flat.values, workspace=space.kernel, **options)
+            return Payload(payload, (scale,), self.flags)
+        worth = num_slices(size, slices, executor) > 1
         with ExitStack() as loans:
             scale, payload = encode_slices(
                 flat.values,
-                sparsity=self.sparsity,
-                layout=self.layout,
-                zero_run=self.zero_run,
-                paper_literal=self.paper_literal,
-                residual=residual,
-                residual_scale=self.error_scale,
                 coalesce=self.coalesce,
                 workspaces=_workspaces(space, slices, loans),
-                executor=crew,
+                executor=executor if worth else InTurn(),
+                **options,
             )
-        return Packed(payload, (scale,), self.flags)
+        return Payload(payload, (scale,), self.flags)
 
     @property
     def flags(self) -> int:
@@ -140,40 +120,30 @@ class ThreeLC(Codec):
         return (ZERO_RUN if self.zero_run else 0) | (PARTITION if self.layout == "partition" else 0)
 
     @classmethod
-    def unpack(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
-        scale, layout = scale_of(frame), "partition" if frame.flags & PARTITION else "stride"
-        zero_run = frame.flags & ZERO_RUN != 0
-        slices = 1 if space.threads == 1 else num_slices(out.size, space.threads)
+    def decode(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
+        executor = space.pool.executor
+        options: dict[str, Any] = {
+            "scale": one_scale(frame),
+            "out": out,
+            "layout": "partition" if frame.flags & PARTITION else "stride",
+            "zero_run": frame.flags & ZERO_RUN != 0,
+            "accumulate": accumulate,
+        }
+        slices = 1 if space.threads == 1 else num_slices(out.size, space.threads, executor)
         if slices == 1:
-            decode_ternary(
-                frame.payload,
-                scale=scale,
-                out=out,
-                layout=layout,
-                zero_run=zero_run,
-                accumulate=accumulate,
-                workspace=space.kernel,
-            )
+            decode_ternary(frame.payload, workspace=space.kernel, **options)
             return
         with ExitStack() as loans:
-            decode_slices(
-                frame.payload,
-                scale=scale,
-                out=out,
-                layout=layout,
-                zero_run=zero_run,
-                accumulate=accumulate,
-                workspaces=_workspaces(space, slices, loans),
-                executor=executor.current(),
-            )
+            workspaces = _workspaces(space, slices, loans)
+            decode_slices(frame.payload, workspaces=workspaces, executor=executor, **options)
 
     @classmethod
-    def explain(cls, frame: Frame) -> Explained:
+    def explain(cls, frame: Frame, space: Scratch) -> Explained:
         groups = -(-frame.size // TRITS_PER_BYTE)
         partition, zero_run = bool(frame.flags & PARTITION), bool(frame.flags & ZERO_RUN)
         runs = int(np.count_nonzero(np.frombuffer(frame.payload, np.uint8) >= FIRST_RUN)) if zero_run else 0
         return {
-            "m": (scale_of(frame), "max|v| · sparsity: decoded values are -m, 0 and m"),
+            "m": (one_scale(frame), "max|v| · sparsity: decoded values are -m, 0 and m"),
             "zero runs": (zero_run, "OPTION_A: a byte of 243 … 255 stands for 2 … 14 groups of five zeros"),
             "layout": (
                 "partition" if partition else "stride",
@@ -193,16 +163,16 @@ class ThreeLC(Codec):
         return -(-groups // MAX_RUN) if frame.flags & ZERO_RUN else groups
 
 
-def num_slices(size: int, threads: int) -> int:
+def num_slices(size: int, threads: int, executor: Executor) -> int:
     """How many slices of a tensor of `size` values are worth a thread each; `threads` = 0 means one for each core.
 
     Example:
-        >>> [num_slices(size, 4) for size in (1_000_000, 2_500_000, 25_600_000)]
+        >>> [num_slices(size, 4, InTurn()) for size in (1_000_000, 2_500_000, 25_600_000)]
         [1, 2, 4]
     """
-    return max(1, min(threads or executor.current().width, size // MIN_SLICE))
+    return max(1, min(threads or executor.width, size // MIN_SLICE))
 
 
 def _workspaces(space: Scratch, slices: int, loans: ExitStack) -> list[Workspace]:
     """One workspace for each slice, the caller's own first; the others go back with `loans`."""
-    return [space.kernel, *(loans.enter_context(scratch()).kernel for _ in range(slices - 1))]
+    return [space.kernel, *(loans.enter_context(space.pool.lend()).kernel for _ in range(slices - 1))]

@@ -12,12 +12,10 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from thinwire.codecs.base import Draws, Packed
+from thinwire.codecs.scheme import Payload, Step
 from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.sparse import BITMAP, SIGNS, Sparse
 from thinwire.codecs.tensors import Flat, FloatArray
-from thinwire.codecs.topk import check_fraction
-from thinwire.errors import ConfigError
 from thinwire.kernels.numba.bitmap import positions_of
 from thinwire.kernels.numba.moments import largest_of, require_finite_magnitude
 from thinwire.kernels.numba.select import checked_sample_of, take
@@ -48,32 +46,26 @@ class Threshold(Sparse):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_fraction(self.id, self.fraction)
-        whole = isinstance(self.sample, int) and not isinstance(self.sample, bool)
-        if self.sample is not None and (not whole or self.sample < 1):
-            raise ConfigError(f"threshold: sample={self.sample!r}; allowed are None and whole numbers from 1")
-        if self.tau is not None and not (isinstance(self.tau, int | float) and 0 < self.tau < math.inf):
-            raise ConfigError(f"threshold: tau={self.tau!r}; allowed are None (sampled) and finite numbers above 0")
-        if self.send not in ("values", "tau"):
-            raise ConfigError(f"threshold: send={self.send!r}; allowed are 'values' and 'tau'")
+        self.check_number("fraction", 0, 1, above=True)
+        self.check_number("sample", 1, whole=True, optional=True)
+        self.check_number("tau", 0, above=True, optional=True)
+        self.check_choice("send", ("values", "tau"))
 
     @property
     def sends_signs(self) -> bool:
         return self.send == "tau"
 
-    def pack(self, flat: Flat, space: Scratch, draws: Draws | None) -> Packed:
-        return self._pack(flat.values, None, space)
+    def fuses_residual(self, shape: tuple[int, ...]) -> bool:
+        return True
 
-    def pack_residual(self, flat: Flat, residual: FloatArray, space: Scratch, draws: Draws | None) -> Packed:
-        return self._pack(flat.values, residual, space)
-
-    def _pack(self, values: FloatArray, residual: FloatArray | None, space: Scratch) -> Packed:
-        size, signs = values.size, self.sends_signs
+    def encode(self, flat: Flat, step: Step, space: Scratch) -> Payload:
+        values, signs = flat.values, self.sends_signs
+        size = values.size
         self.check_positions(size)
         if self.tau is None:
-            bound = self._sampled(values, residual)
+            bound = self._sampled(values, step)
         else:
-            require_finite_magnitude(largest_of(values, residual, self.error_scale))
+            require_finite_magnitude(largest_of(values, step.residual, step.residual_scale))
             bound = self.least(values.dtype)
         # The values are gathered right behind the bitmap, where most payloads have them.
         nbytes, wide = -(-size // 8), values.dtype.itemsize
@@ -85,15 +77,15 @@ class Threshold(Sparse):
             bound,
             bitmap=bitmap,
             room=whole[lead:].view(values.dtype),
-            residual=residual,
-            residual_scale=self.error_scale,
+            residual=step.residual,
+            residual_scale=step.residual_scale,
             tau=bound if signs else None,
         )
         body = np.packbits(taken > 0) if signs else taken.view(np.uint8)
         scales = (bound,) if signs else ()
         if self.takes_bitmap(size, taken.size, body.size):
             if not signs:
-                return Packed(whole[lead - nbytes : lead + body.size], (), BITMAP)
+                return Payload(whole[lead - nbytes : lead + body.size], (), BITMAP)
             return self.with_bitmap(bitmap, body, scales, space)
         return self.with_indices(size, positions_of(bitmap), body, scales, space)
 
@@ -106,10 +98,11 @@ class Threshold(Sparse):
         assert self.tau is not None
         return float(max(dtype.type(self.tau), np.finfo(dtype).smallest_subnormal))
 
-    def _sampled(self, values: FloatArray, residual: FloatArray | None) -> float:
+    def _sampled(self, values: FloatArray, step: Step) -> float:
         """The magnitude that the given fraction of a sample reaches; all values are checked."""
         size = self.sample_size(values.size)
-        sample, finite = checked_sample_of(values, size, residual=residual, residual_scale=self.error_scale)
+        kept, factor = step.residual, step.residual_scale
+        sample, finite = checked_sample_of(values, size, residual=kept, residual_scale=factor)
         require_finite_magnitude(0.0 if finite else math.nan)
         magnitudes = np.abs(sample)
         k = max(1, round(self.fraction * magnitudes.size))

@@ -11,11 +11,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from thinwire.codecs.base import Draws, Packed
+from thinwire.codecs.scheme import Payload, Step
 from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.sparse import Positions, Sparse
 from thinwire.codecs.tensors import Flat, FloatArray
-from thinwire.errors import ConfigError
 from thinwire.kernels.numba.bitmap import set_bits
 from thinwire.kernels.numba.moments import largest_of, require_finite_magnitude
 from thinwire.kernels.numba.select import select_top
@@ -37,25 +36,27 @@ class TopK(Sparse):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_fraction(self.id, self.fraction)
-        if self.k is not None and (not isinstance(self.k, int) or isinstance(self.k, bool) or self.k < 1):
-            raise ConfigError(f"topk: k={self.k!r}; allowed are None (then `fraction` counts) and whole numbers from 1")
+        self.check_number("fraction", 0, 1, above=True)
+        self.check_number("k", 1, whole=True, optional=True)
 
-    def pack(self, flat: Flat, space: Scratch, draws: Draws | None) -> Packed:
-        require_finite_magnitude(largest_of(flat.values, None, 1.0))
-        return self._pack(flat.values, select_top(flat.values, self.count(flat.values.size)), space)
+    def fuses_residual(self, shape: tuple[int, ...]) -> bool:
+        return True
 
-    def pack_residual(self, flat: Flat, residual: FloatArray, space: Scratch, draws: Draws | None) -> Packed:
-        require_finite_magnitude(largest_of(flat.values, residual, self.error_scale))
-        if self.error_scale != 1:
-            residual *= residual.dtype.type(self.error_scale)
-        residual += flat.values
-        positions = select_top(residual, self.count(residual.size))
-        packed = self._pack(residual, positions, space)
-        residual[positions] = 0
-        return packed
+    def encode(self, flat: Flat, step: Step, space: Scratch) -> Payload:
+        values, residual = flat.values, step.residual
+        require_finite_magnitude(largest_of(values, residual, step.residual_scale))
+        if residual is not None:
+            if step.residual_scale != 1:
+                residual *= residual.dtype.type(step.residual_scale)
+            residual += values
+            values = residual
+        positions = select_top(values, self.count(values.size))
+        payload = self._payload(values, positions, space)
+        if residual is not None:
+            residual[positions] = 0
+        return payload
 
-    def _pack(self, values: FloatArray, positions: Positions, space: Scratch) -> Packed:
+    def _payload(self, values: FloatArray, positions: Positions, space: Scratch) -> Payload:
         size, body = values.size, values[positions].view(np.uint8)
         if not self.takes_bitmap(size, positions.size, body.size):
             return self.with_indices(size, positions, body, (), space)
@@ -68,9 +69,3 @@ class TopK(Sparse):
         # Rounding to a billionth first: 0.07 · 100 is 7.000000000000001 in floats, and means 7.
         k = self.k or math.ceil(round(self.fraction * size, 9))
         return min(max(1, k), size)
-
-
-def check_fraction(id: str, fraction: float) -> None:
-    """Raises ConfigError where `fraction` is not in (0, 1]."""
-    if not isinstance(fraction, int | float) or isinstance(fraction, bool) or not 0 < fraction <= 1:
-        raise ConfigError(f"{id}: fraction={fraction!r}; allowed are numbers above 0 and up to 1")

@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from thinwire.codecs.base import Codec, Draws, Explained, Packed
+from thinwire.codecs.scheme import Explained, Payload, Scheme, Step, no_scales
 from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.tensors import Flat, FloatArray
-from thinwire.errors import ConfigError, FrameError
+from thinwire.errors import FrameError
 from thinwire.frames import Frame
 from thinwire.kernels.numba.casts import upper_halves, widen
 from thinwire.kernels.numba.integers import pack_integers, packed_nbytes, unpack_integers
@@ -27,7 +27,7 @@ HALF = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Truncate(Codec):
+class Truncate(Scheme):
     """32 − k bits a value (64 − k for float64 tensors).
 
     The payload is k (1 byte), then the remaining bits; for float64 tensors their lower 32, then the others.
@@ -41,11 +41,9 @@ class Truncate(Codec):
     bits: int = 16
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if not isinstance(self.bits, int) or isinstance(self.bits, bool) or not 0 <= self.bits <= MANTISSA_BITS:
-            raise ConfigError(f"truncate: bits={self.bits!r}; allowed are whole numbers from 0 to {MANTISSA_BITS}")
+        self.check_number("bits", 0, MANTISSA_BITS, whole=True)
 
-    def pack(self, flat: Flat, space: Scratch, draws: Draws | None) -> Packed:
+    def encode(self, flat: Flat, step: Step, space: Scratch) -> Payload:
         values = flat.values
         require_finite_magnitude(largest_of(values, None, 1.0))
         # One byte is left out in front, so that what follows k begins at an even address.
@@ -53,19 +51,18 @@ class Truncate(Codec):
         payload[0] = self.bits
         if values.itemsize == 4 and self.bits == HALF:
             upper_halves(values, payload[1:].view(np.uint16))
-            return Packed(payload)
+            return Payload(payload)
         at = 1
         for (word, shift), width in zip(_words(values, self.bits), _widths(values.itemsize, self.bits), strict=True):
             room = space.array("truncate.words", -(-values.size * width // 32), np.uint32)
             packed = pack_integers(word, shift=shift, width=width, words=room)
             payload[at : at + packed.size] = packed
             at += packed.size
-        return Packed(payload)
+        return Payload(payload)
 
     @classmethod
-    def unpack(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
-        if frame.scales:
-            raise FrameError(f"truncate sends no scales, {len(frame.scales)} came")
+    def decode(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
+        no_scales(frame)
         dropped, payload = frame.payload[0], memoryview(frame.payload)[1:]
         if dropped > MANTISSA_BITS or len(frame.payload) != _nbytes(out.size, out.itemsize, dropped):
             raise FrameError(f"truncate: {len(frame.payload)} bytes for {out.size} values without {dropped} bits")
@@ -92,7 +89,7 @@ class Truncate(Codec):
             out[:] = values
 
     @classmethod
-    def explain(cls, frame: Frame) -> Explained:
+    def explain(cls, frame: Frame, space: Scratch) -> Explained:
         dropped, width = frame.payload[0], 64 if frame.dtype == "fp64" else 32
         return {
             "bits dropped": (dropped, "k, the payload's first byte: low bits of the mantissa, zero when decoded"),

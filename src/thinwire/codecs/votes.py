@@ -6,13 +6,12 @@ is rounded to the nearest of the 2N + 1 levels.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from thinwire.codecs.base import Codec, Draws, Explained, Packed
+from thinwire.codecs.scheme import Explained, Payload, Scheme, Step
 from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.tensors import Flat, FloatArray
 from thinwire.errors import ConfigError, FrameError
@@ -33,8 +32,10 @@ SLACK = 1e-5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Votes(Codec):
+class Votes(Scheme):
     """ceil(log2(2N + 1)) bits a value; error at most s / 2N, and none for means of N trits of scale s.
+
+    Both options may be said of each step instead.
 
     Args:
         workers: N, how many trits were added.
@@ -47,32 +48,34 @@ class Votes(Codec):
     scale: float | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        whole = isinstance(self.workers, int) and not isinstance(self.workers, bool)
-        if not whole or not 1 <= self.workers <= MAX_WORKERS:
-            raise ConfigError(f"votes: workers={self.workers!r}; allowed are 1 … {MAX_WORKERS}")
-        if self.scale is not None and not (isinstance(self.scale, int | float) and 0 <= self.scale < math.inf):
-            raise ConfigError(f"votes: scale={self.scale!r}; allowed are None and finite numbers of at least 0")
+        self.check_number("workers", 1, MAX_WORKERS, whole=True)
+        self.check_number("scale", 0, optional=True)
 
-    def pack(self, flat: Flat, space: Scratch, draws: Draws | None) -> Packed:
+    @property
+    def step_options(self) -> frozenset[str]:
+        return frozenset({"scale", "workers"})
+
+    def encode(self, flat: Flat, step: Step, space: Scratch) -> Payload:
         size = flat.values.size
         largest = largest_of(flat.values, None, 1.0)
         require_finite_magnitude(largest)
-        scale = largest if self.scale is None else float(flat.values.dtype.type(self.scale))
+        workers = self.workers if step.workers is None else step.workers
+        asked = self.scale if step.scale is None else step.scale
+        scale = largest if asked is None else float(flat.values.dtype.type(asked))
         if largest > scale * (1 + SLACK):
-            raise ConfigError(f"votes: scale={self.scale!r} is below {largest:g}, the tensor's largest magnitude")
+            raise ConfigError(f"votes: scale={asked!r} is below {largest:g}, the tensor's largest magnitude")
         counts = space.array("votes.counts", size, np.int32)
         if scale == 0:
             counts[:] = 0
         else:
-            round_to_integers(flat.values, scale=scale, top=self.workers, out=counts)
-        width = width_of(self.workers)
+            round_to_integers(flat.values, scale=scale, top=workers, out=counts)
+        width = width_of(workers)
         words = space.array("votes.words", -(-size * width // 32), np.uint32)
-        payload = pack_integers(counts, offset=self.workers, width=width, words=words)
-        return Packed(payload, (scale, float(self.workers)))
+        payload = pack_integers(counts, offset=workers, width=width, words=words)
+        return Payload(payload, (scale, float(workers)))
 
     @classmethod
-    def unpack(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
+    def decode(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
         workers = _workers(frame)
         counts = space.array("votes.counts", out.size, np.int32)
         largest = unpack_integers(frame.payload, offset=workers, width=width_of(workers), out=counts)
@@ -81,7 +84,7 @@ class Votes(Codec):
         scale_integers(counts, scale=frame.scales[0], top=workers, out=out, accumulate=accumulate)
 
     @classmethod
-    def explain(cls, frame: Frame) -> Explained:
+    def explain(cls, frame: Frame, space: Scratch) -> Explained:
         workers = _workers(frame)
         return {
             "scale": (frame.scales[0], "s, what all workers' votes are worth: decoded values are s · k / N"),
@@ -92,10 +95,6 @@ class Votes(Codec):
     @classmethod
     def max_payload_nbytes(cls, frame: Frame) -> int:
         return packed_nbytes(frame.size, width_of(_workers(frame)))
-
-    @classmethod
-    def min_payload_nbytes(cls, frame: Frame) -> int:
-        return cls.max_payload_nbytes(frame)
 
 
 def width_of(top: int) -> int:

@@ -86,9 +86,9 @@ class Design:
             raise ConfigError("an average of weights needs every worker's; backup workers would drop some")
         if self.downlink == "weights" and (self.up.residual_by_default or self.down.residual_by_default):
             raise ConfigError("whole weights carry no residual; use error_feedback=false with downlink=weights")
-        if isinstance(self.down, Votes) and not (self.downlink == "gradient" and self.share_scales):
+        if isinstance(self.down.scheme, Votes) and not (self.downlink == "gradient" and self.share_scales):
             raise ConfigError("votes are counted trits of one scale: they need downlink=gradient and share_scales")
-        if self.share_scales and not isinstance(self.up, TernGrad):
+        if self.share_scales and not isinstance(self.up.scheme, TernGrad):
             raise ConfigError(f"scales are shared by terngrad alone; the pushes are {self.up.id}")
         if self.share_scales and (self.transmission == "wait-free" or policy.id != "bsp"):
             raise ConfigError(
@@ -134,7 +134,7 @@ class Design:
             raise ConfigError(
                 "reduce='sum' with downlink=weights: the sum of the workers' weights is no model; use reduce='mean'"
             )
-        if reduce == "sum" and isinstance(self.down, Votes):
+        if reduce == "sum" and isinstance(self.down.scheme, Votes):
             raise ConfigError(
                 "reduce='sum' with votes: votes are counted and their mean is what travels; use reduce='mean', and a "
                 "learning rate that is larger by the number of workers"

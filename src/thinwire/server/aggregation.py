@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from thinwire.codecs.decoding import Opened, unpack_flat
+from thinwire.codecs import CheckedFrame
 from thinwire.codecs.tensors import FloatArray
 from thinwire.errors import FrameError
 from thinwire.packets import BatchedTensor
@@ -37,7 +37,7 @@ class Aggregation:
         self._eager = self._quorum == workers
         self._sum = np.zeros(shape, np.float32)
         self._flat = self._sum.reshape(-1)
-        self._arrived: dict[int, dict[int, Opened | BatchedTensor | None]] = {0: {}}
+        self._arrived: dict[int, dict[int, CheckedFrame | BatchedTensor | None]] = {0: {}}
         self._refused: set[int] = set()
         self._next = 0
         self._given = 0
@@ -56,7 +56,7 @@ class Aggregation:
         """Whether any worker's gradient of the current clock, or of a later one, is in."""
         return any(self._arrived.values())
 
-    def add(self, rank: int, frame: Opened | BatchedTensor | None, clock: int | None = None) -> None:
+    def add(self, rank: int, frame: CheckedFrame | BatchedTensor | None, clock: int | None = None) -> None:
         """Takes a worker's gradient, already checked against the table; None says that it has none.
 
         Raises:
@@ -125,14 +125,14 @@ class Aggregation:
             arrived[rank] = None  # it is in the sum; its bytes may go
             self._next += 1
 
-    def _add_to_sum(self, rank: int, frame: Opened | BatchedTensor | None) -> None:
+    def _add_to_sum(self, rank: int, frame: CheckedFrame | BatchedTensor | None) -> None:
         if frame is None:
             return
         try:
             if isinstance(frame, BatchedTensor):
                 frame.unpack(self._flat, accumulate=self._given > 0)
             else:
-                unpack_flat(frame, self._flat, accumulate=self._given > 0)
+                frame.decode_flat(self._flat, accumulate=self._given > 0)
         except FrameError as error:
             raise FrameError(f"the gradient of worker {rank}: {error}") from error
         self._given += 1

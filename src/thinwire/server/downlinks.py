@@ -11,15 +11,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from thinwire.codecs import Codec, Context
-from thinwire.codecs.decoding import decode, open_frame, unpack_flat
-from thinwire.codecs.tensors import Flat, FloatArray
+from thinwire.codecs import Codec, Context, decode, open_frame
+from thinwire.codecs.tensors import FloatArray
 from thinwire.codecs.votes import Votes
 from thinwire.errors import NonFiniteError
 from thinwire.packets import BatchedTensor, EncodedTensor
@@ -145,8 +144,7 @@ class Downlink(ABC):
 
     def encode(self, values: FloatArray, version: int) -> bytes:
         """One frame of `values` by the codec, without a residual."""
-        flat = Flat(values.reshape(-1), "fp32", self.shape)
-        return self.codec.encode_flat(flat, self.name, None, self.codec.draws(0, self.name, version)).frame
+        return self.codec.encode(values, name=self.name, key=self.codec.key(0, self.name, version))
 
 
 class ModelDelta(Downlink):
@@ -177,7 +175,7 @@ class ModelDelta(Downlink):
                 copy.values += self._unsent
             else:
                 frame = self.encode(self._unsent, version)
-                unpack_flat(open_frame(frame), copy.values.reshape(-1), accumulate=True)
+                open_frame(frame).decode_flat(copy.values.reshape(-1), accumulate=True)
             if copy.seen is not None:
                 copy.seen[...] = self.values
             sent.append((copy.owners, frame))
@@ -209,10 +207,9 @@ class AverageGradient(Downlink):
     def publish(
         self, aggregate: FloatArray, version: int, ranks: set[int], scale: float | None
     ) -> list[tuple[set[int], EncodedTensor]]:
-        if isinstance(self.codec, Votes) and scale is not None:
+        if isinstance(self.codec.scheme, Votes) and scale is not None:
             # The votes of workers that share one scale are whole numbers of it (TernGrad §3.1).
-            votes = replace(self.codec, scale=scale, workers=self.workers)
-            return [(ranks, votes.encode(aggregate))]
+            return [(ranks, self.codec.encode(aggregate, scale=scale, workers=self.workers))]
         if self._batched:
             return [(ranks, BatchedTensor.of(aggregate.reshape(-1), self.name))]
         return [(ranks, self.context.encode(aggregate))]

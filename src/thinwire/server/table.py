@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from thinwire import frames
-from thinwire.codecs import Codec, decode
-from thinwire.codecs.decoding import Opened, open_parsed
+from thinwire.codecs import CheckedFrame, Codec, decode, open_parsed
 from thinwire.codecs.registry import codec as make_codec
 from thinwire.codecs.tensors import FloatArray
 from thinwire.errors import FrameError, NonFiniteError, ProtocolError
@@ -71,7 +70,7 @@ class Table:
             ProtocolError: the frame is no gradient of this table, in the codec that was agreed on.
             FrameError: a payload, perhaps of a worker whose frame had waited for its turn, is damaged.
         """
-        opened: Opened | BatchedTensor | None
+        opened: CheckedFrame | BatchedTensor | None
         if isinstance(frame, BatchedTensor):
             opened = self._checked(frame)
         else:
@@ -163,7 +162,7 @@ class Table:
             )
         return tensor
 
-    def _open(self, frame: bytes | memoryview, codec_id: str) -> Opened | None:
+    def _open(self, frame: bytes | memoryview, codec_id: str) -> CheckedFrame | None:
         """Checks a frame; None where it says that its sender's tensor was not finite."""
         try:
             parsed = frames.parse(frame, copy=False)

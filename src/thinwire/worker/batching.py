@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from thinwire.codecs.device import Encoding
+from thinwire.codecs import Encoding
 from thinwire.worker.table import WorkerTable
 
 BATCH_NUMEL = 1 << 20
@@ -55,7 +55,7 @@ class Batching:
         if collected:
             totals = [table.prepare(gradient) for table, gradient in collected]
             contexts = [table.context for table, _ in collected if table.context is not None]
-            encoding = Encoding(contexts, totals)
+            encoding = Encoding(contexts, totals, [table.step_options for table, _ in collected])
             self._started = [table for table, _ in collected], encoding, self._now() - begin
         if started is not None:
             tables, encoding, seconds = started

@@ -8,7 +8,6 @@ Whatever depends on design or policy is decided once, in the constructor.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -269,7 +268,7 @@ class Worker:
     def _encode(self, table: WorkerTable, gradient: torch.Tensor | None) -> EncodedTensor:
         try:
             if self._design.downlink == "weights":
-                return table.encode(table.values, None)
+                return table.encode_values()
             return table.encode(gradient, self._criterion)
         except NonFiniteError as error:
             raise NonFiniteError(f"gradient of {error}") from None
@@ -316,10 +315,9 @@ class Worker:
             shared = []
             for table, gradient in self.model.gradients():
                 codec = None if table.context is None else table.context.codec
-                if table.shard == conversation.shard and isinstance(codec, TernGrad) and not refuse:
+                if table.shard == conversation.shard and codec and isinstance(codec.scheme, TernGrad) and not refuse:
                     mine[table.index] = codec.local_scale(gradient)
-                    shared.append((table, codec))
+                    shared.append(table)
             largest = yield from conversation.share_maxima(self.clock, tuple(mine))
-            for table, codec in shared:
-                assert table.context is not None
-                table.context.codec = replace(codec, scale=largest[table.index])
+            for table in shared:
+                table.step_options = {"scale": largest[table.index]}

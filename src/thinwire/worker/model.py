@@ -124,6 +124,7 @@ class WorkerModel:
         for table, gradient in self.gradients():
             values.append(table.values)
             grads.append(gradient.detach().to(device=table.values.device, dtype=table.values.dtype))
+            table.observe(gradient)
             table.note_change(step)
         self._optimizer.set(settings)
         self._optimizer.step(values, grads)

@@ -6,15 +6,15 @@ memory.
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from thinwire.codecs import Codec, Context
-from thinwire.codecs.decoding import open_frame, unpack_flat, unpack_into
-from thinwire.codecs.device import say_once
+from thinwire.codecs import Codec, Context, StepOptions, open_frame
 from thinwire.codecs.tensors import FloatArray, flatten, off_host
 from thinwire.errors import ProtocolError
 from thinwire.frames import Flags, Frame, pack
@@ -82,6 +82,10 @@ class WorkerTable:
         self.context: Context | None = None
         if codec is not None:
             self.context = codec.context(values, name=spec.name, seed=seed)
+        self.step_options: StepOptions = {}
+        """What the codec is to know of this step: the scale that workers share, or the gradients' root mean square."""
+        self._observes = codec is not None and "rms" in codec.scheme.step_options
+        self._squares, self._num_observed = 0.0, 0
         self.accumulator = Accumulator(spec.name, spec.shape)
         self.cost = StepCost()
         self.staleness = 0
@@ -111,9 +115,11 @@ class WorkerTable:
     def accumulate(self, gradient: torch.Tensor) -> None:
         """Adds a gradient to a later push. Raises NonFiniteError before anything is changed."""
         if not self.on_host:
-            say_once(
+            warnings.warn(
                 "the consistency policy accumulates gradients, which it does in the host's memory: every gradient on "
-                f"{self.values.device.type} is copied there whole (4 bytes a value), and the sum back to be encoded"
+                f"{self.values.device.type} is copied there whole (4 bytes a value), and the sum back to be encoded",
+                UserWarning,
+                stacklevel=2,
             )
         self.accumulator.add(gradient)
 
@@ -137,8 +143,25 @@ class WorkerTable:
         assert total is not None
         total = self.prepare(total)
         begin = self._now()
-        frame = self._encode_batched(total, self.context) if self._batched else self.context.encode(total)
+        if self._batched:
+            frame: EncodedTensor = self._encode_batched(total, self.context)
+        else:
+            frame = self.context.encode(total, **self.step_options)
         self.encoded(self._now() - begin)
+        return frame
+
+    def observe(self, gradient: torch.Tensor) -> None:
+        """Takes the gradient of a local step, where gradients decide about the bits of weights (Øland & Raj §3.2)."""
+        if self._observes:
+            self._squares += float(gradient.detach().double().square().sum())
+            self._num_observed += gradient.numel()
+
+    def encode_values(self) -> EncodedTensor:
+        """Returns the push of the values themselves, after any number of local steps."""
+        if self._observes:
+            self.step_options = {"rms": math.sqrt(self._squares / max(1, self._num_observed))}
+        frame = self.encode(self.values, None)
+        self._squares, self._num_observed = 0.0, 0
         return frame
 
     def _encode_batched(self, total: torch.Tensor, context: Context) -> BatchedTensor:
@@ -237,9 +260,9 @@ class WorkerTable:
                 f"{self.spec.name}: a frame of shape {opened.frame.shape}, the table is {self.spec.shape}"
             )
         if self.on_host:
-            unpack_flat(opened, out.view(-1).numpy(), accumulate=accumulate)
+            opened.decode_flat(out.view(-1).numpy(), accumulate=accumulate)
         else:
-            unpack_into(opened, out, accumulate=accumulate)
+            opened.decode(out, accumulate=accumulate)
         return opened.payload_nbytes
 
     def _take_batched(self, batched: BatchedTensor, out: torch.Tensor, *, accumulate: bool) -> int:
@@ -259,10 +282,12 @@ class WorkerTable:
     def state_dict(self) -> dict[str, Any]:
         """The context's state, and what accumulated."""
         assert self.context is not None
-        return self.context.state_dict() | self.accumulator.state_dict()
+        state = self.context.state_dict() | self.accumulator.state_dict()
+        return state | ({"squares": self._squares, "num_observed": self._num_observed} if self._num_observed else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores what `state_dict` returned."""
         assert self.context is not None
         self.context.load_state_dict(dict(state))
         self.accumulator.load_state_dict(state)
+        self._squares, self._num_observed = float(state.get("squares", 0.0)), int(state.get("num_observed", 0))

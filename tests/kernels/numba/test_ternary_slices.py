@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from tests.kernels import oracle
 from thinwire.errors import ConfigError, FrameError, NonFiniteError
-from thinwire.executor import InTurn
+from thinwire.executor import InTurn, Threads
 from thinwire.kernels.numba import Workspace, decode_ternary, encode_ternary
 from thinwire.kernels.numba.ternary_slices import canonical_cuts, decode_slices, encode_runs, encode_slices
-from thinwire.runtime.threads import Threads
 
 ONE = Workspace()
 CREW = [Workspace() for _ in range(7)]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import thinwire as tw
-from thinwire.codecs.device import Encoding, encode_all
+from thinwire.codecs import Encoding, encode_all
 
 pytestmark = pytest.mark.gpu
 

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import thinwire as tw
+from thinwire.codecs import Encoding, tensors
 from thinwire.codecs import device as dispatch
-from thinwire.codecs import tensors
 from thinwire.hooks.ddp.exchange import Share, shares
 from thinwire.hooks.ddp.residuals import Residuals, Trained
 from thinwire.policies.compression import PLAIN, Choice
@@ -157,10 +157,10 @@ def test_gradients_are_encoded_in_batches_of_any_size(
 ) -> None:
     batches: list[int] = []
 
-    class Counted(dispatch.Encoding):
-        def __init__(self, contexts: Any, tensors: Any) -> None:
+    class Counted(Encoding):
+        def __init__(self, contexts: Any, tensors: Any, options: Any) -> None:
             batches.append(len(contexts))
-            super().__init__(contexts, tensors)
+            super().__init__(contexts, tensors, options)
 
     monkeypatch.setattr(batching, "Encoding", Counted)
     monkeypatch.setattr(batching, "BATCH_NUMEL", numel)
@@ -182,10 +182,7 @@ def test_a_gradient_that_is_not_finite_is_named(device: torch.device) -> None:
         opt.close()
 
 
-def test_a_policy_that_holds_gradients_back_says_what_that_costs(
-    device: torch.device, on_host: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dispatch, "_said", set())
+def test_a_policy_that_holds_gradients_back_says_what_that_costs(device: torch.device, on_host: Any) -> None:
     with pytest.warns(UserWarning, match="accumulates gradients, which it does in the host's memory: every gradient"):
         ours, _ = train(device, codec="3lc", consistency="local[k=2]")
     scope = on_host()

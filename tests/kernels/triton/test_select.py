@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import thinwire as tw
-from thinwire.codecs.device import encode_all
+from thinwire.codecs import encode_all
 from thinwire.kernels.triton import batch
 from thinwire.kernels.triton.batch import Batch
 from thinwire.kernels.triton.order import kth_largest

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 import thinwire as tw
-from thinwire.codecs.device import encode_all
-from thinwire.codecs.stochastic import TernGrad
+from thinwire.codecs import encode_all
 
 pytestmark = pytest.mark.gpu
 
@@ -25,11 +24,8 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture
-def terngrad() -> TernGrad:
-    codec = tw.codec("terngrad")
-    assert isinstance(codec, TernGrad)
-    return codec
+def terngrad(**options: Any) -> tw.Codec:
+    return tw.codec("terngrad", **options)
 
 
 def check(codec: tw.Codec, values: list[Any], device: torch.device, *, steps: int = 2) -> None:
@@ -81,11 +77,10 @@ def test_a_constant_tensor_is_not_clipped_to_nothing(device: torch.device) -> No
     check(tw.codec("terngrad"), [np.full(9, -0.1, np.float32), np.zeros(9, np.float32)], device)
 
 
-def test_shared_scales_travel_in_one_batch(terngrad: TernGrad, device: torch.device) -> None:
+def test_shared_scales_travel_in_one_batch(device: torch.device) -> None:
     values = [np.array([0.5, -2.0], np.float32), np.array([3.0, 1.0, 0.0], np.float32), np.ones(3, np.float32)]
     ours = [
-        replace(terngrad, scale=s).context(torch.from_numpy(v).to(device))
-        for s, v in zip((4, 3, None), values, strict=True)
+        terngrad(scale=s).context(torch.from_numpy(v).to(device)) for s, v in zip((4, 3, None), values, strict=True)
     ]
     theirs = [context.codec.context(v) for context, v in zip(ours, values, strict=True)]
     frames = encode_all(ours, [torch.from_numpy(v).to(device) for v in values])
@@ -94,12 +89,12 @@ def test_shared_scales_travel_in_one_batch(terngrad: TernGrad, device: torch.dev
 
 
 @pytest.mark.filterwarnings("ignore:.* is unbiased")
-def test_a_shared_scale_that_is_too_small_changes_nothing(terngrad: TernGrad, device: torch.device) -> None:
-    codec = replace(terngrad, error_feedback=True, nonfinite="skip", clip=0)
+def test_a_shared_scale_that_is_too_small_changes_nothing(device: torch.device) -> None:
+    codec = terngrad(error_feedback=True, nonfinite="skip", clip=0)
     values = [torch.tensor([1.0, 0.5], device=device), torch.tensor([1.0, 2.0], device=device)]
-    contexts = [codec.context(values[0]), replace(codec, scale=1.5).context(values[1])]
+    contexts = [codec.context(value) for value in values]
     with pytest.raises(tw.ConfigError, match=r"scale=1\.5 is below 2, the tensor's largest magnitude after clipping"):
-        encode_all(contexts, values)
+        encode_all(contexts, values, [{}, {"scale": 1.5}])
     for context in contexts:
         assert context.residual is not None and not context.residual.any()
 
@@ -118,10 +113,8 @@ def test_what_is_not_finite_is_refused(bad: float, device: torch.device) -> None
 
 @pytest.mark.parametrize("clip", [0, 2.5])
 @pytest.mark.parametrize("sigma", ["mean", "rms"])
-def test_the_local_scale_is_found_on_the_device(
-    clip: float, sigma: Any, terngrad: TernGrad, device: torch.device
-) -> None:
-    codec = replace(terngrad, clip=clip, sigma=sigma)
+def test_the_local_scale_is_found_on_the_device(clip: float, sigma: Any, device: torch.device) -> None:
+    codec = terngrad(clip=clip, sigma=sigma)
     values = np.random.default_rng(3).standard_normal(1500).astype(np.float32)
     assert codec.local_scale(torch.from_numpy(values).to(device)) == codec.local_scale(values)
     assert codec.local_scale(torch.zeros(0, device=device)) == 0.0

@@ -19,8 +19,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from thinwire.codecs import Context, decode
-from thinwire.codecs.device import encode_all
+from thinwire.codecs import Context, decode, encode_all
 from thinwire.codecs.tensors import FloatArray
 from thinwire.errors import NonFiniteError
 from thinwire.hooks.ddp.message import HEAD_NBYTES, TEXT_NBYTES

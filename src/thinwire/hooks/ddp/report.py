@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-from thinwire.codecs import Codec
 from thinwire.hooks.ddp.state import ThinwireState
 
 
@@ -100,9 +99,7 @@ def report(state: ThinwireState) -> Report:
     sent = counters.get("wire_bytes", 0) * per
     uncompressed = 2 * (world - 1) / world * 4 * values
     codecs = {
-        _short(one.choice.up)
-        if one.choice.up == one.choice.down
-        else f"{_short(one.choice.up)} up and {_short(one.choice.down)} down"
+        str(one.choice.up) if one.choice.up == one.choice.down else f"{one.choice.up!s} up and {one.choice.down!s} down"
         for one in state.residuals.trained.values()
     }
     return Report(
@@ -120,12 +117,6 @@ def report(state: ThinwireState) -> Report:
         link_bps=state.link_bps,
         resumed=state.resumed,
     )
-
-
-def _short(codec: Codec) -> str:
-    """The codec as a design is written: its id, and the options that are not the default."""
-    options = [f"{f.name}={getattr(codec, f.name)}" for f in fields(codec) if getattr(codec, f.name) != f.default]
-    return f"{codec.id}[{','.join(options)}]" if options else codec.id
 
 
 def _ms(seconds: float) -> str:

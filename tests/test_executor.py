@@ -10,16 +10,18 @@ from functools import partial
 
 import pytest
 
-from thinwire import executor
-from thinwire.runtime.threads import Threads
+from thinwire.executor import Threads
 
 
-def test_the_package_provides_it_and_starts_no_thread_before_it_is_used() -> None:
+def test_codecs_use_threads_and_start_none_before_a_tensor_is_large() -> None:
     script = """
-import threading, thinwire as tw
-from thinwire import executor
-assert type(executor.current()).__name__ == "Threads", executor.current()
+import threading, numpy as np, thinwire as tw
+values, small = np.ones(3 << 20, np.float32), np.ones(1000, np.float32)
+codec = tw.codec("3lc", threads=3)
+tw.decode(codec.encode(small), threads=3)
 assert threading.active_count() == 1
+tw.decode(codec.encode(values))
+assert threading.active_count() > 1
 print("ok")
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
@@ -52,7 +54,7 @@ def test_the_first_failure_is_raised_after_all_have_ended() -> None:
 def test_a_forked_child_makes_its_own_threads() -> None:
     script = """
 import os
-from thinwire.runtime.threads import Threads
+from thinwire.executor import Threads
 threads, seen = Threads(), []
 threads.run([lambda: seen.append(1), lambda: seen.append(2)])
 child = os.fork()
@@ -70,10 +72,3 @@ def test_width_is_the_cores_of_this_process(monkeypatch: pytest.MonkeyPatch) -> 
     assert 1 <= Threads().width <= (os.cpu_count() or 1)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 5}, raising=False)
     assert Threads().width == 3
-
-
-def test_another_executor_can_be_provided(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executor, "_provided", executor.current())
-    mine = executor.InTurn()
-    executor.provide(mine)
-    assert executor.current() is mine

@@ -1,0 +1,95 @@
+"""Many tensors at once: one after the other on the host, in batches of few launches on a GPU.
+
+On a GPU encoding starts on a stream of its own and goes on while the caller computes: `Encoding(…)` queues the work,
+`.frames()` waits for it. Between the two the tensors must not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from thinwire.codecs import device
+from thinwire.codecs.base import Context, Encoded, Tensor
+from thinwire.codecs.scheme import Payload, StepOptions
+from thinwire.errors import ConfigError, NonFiniteError
+
+
+def encode_all(
+    contexts: Sequence[Context], tensors: Sequence[Tensor], options: Sequence[StepOptions] | None = None
+) -> list[bytes]:
+    """Encodes many tensors, each with its context; on a GPU by few launches and with one wait for all of them.
+
+    Args:
+        contexts: on the host or on GPUs, of any codecs.
+        tensors: one for each context.
+        options: what is known of each tensor at this step, as for `context.encode`; None: nothing of any.
+
+    Returns:
+        Their frames, equal to those of `context.encode(tensor)` one after the other.
+
+    Raises:
+        NonFiniteError: NaN or Inf in one of them. On a GPU then no residual changes of a tensor encoded with it.
+        ConfigError: a tensor does not fit its context, or there are more of the one than of the other.
+
+    Example:
+        >>> import torch, thinwire as tw
+        >>> codec, tensors = tw.codec("3lc"), [torch.ones(3), torch.zeros(4)]
+        >>> frames = encode_all([codec.context(t) for t in tensors], tensors)
+        >>> [tw.decode(frame).tolist() for frame in frames]
+        [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0]]
+    """
+    return Encoding(contexts, tensors, options).frames()
+
+
+class Encoding:
+    """Tensors on their way to frames: queued by the constructor, waited for by `frames`.
+
+    Tensors on the host are encoded at once. Args and errors as for `encode_all`; NonFiniteError of tensors on a GPU
+    comes from `frames`.
+    """
+
+    def __init__(
+        self, contexts: Sequence[Context], tensors: Sequence[Tensor], options: Sequence[StepOptions] | None = None
+    ) -> None:
+        if len(contexts) != len(tensors):
+            raise ConfigError(f"{len(contexts)} contexts for {len(tensors)} tensors; there must be one for each")
+        self._frames = [b""] * len(tensors)
+        self._batches: list[_Batch] = []
+        alike: dict[tuple[object, ...], tuple[list[int], list[device.Entry]]] = {}
+        for place, (context, tensor) in enumerate(zip(contexts, tensors, strict=True)):
+            known = StepOptions() if options is None else options[place]
+            if context.on_host:
+                self._frames[place] = context.encode(tensor, **known)
+            else:
+                entry = context.entry(tensor, known)
+                places, entries = alike.setdefault(entry.alike, ([], []))
+                places.append(place)
+                entries.append(entry)
+        self._batches = [
+            _Batch([contexts[place] for place in places], places, entries) for places, entries in alike.values()
+        ]
+
+    def frames(self) -> list[bytes]:
+        """Waits for the compressed bytes and returns the frames, in the order of the tensors. Call once."""
+        for batch in self._batches:
+            for place, frame in batch.finish():
+                self._frames[place] = frame
+        return self._frames
+
+
+class _Batch:
+    """Tensors that the same launches encode, their contexts, and where their frames belong."""
+
+    def __init__(self, contexts: Sequence[Context], places: Sequence[int], entries: Sequence[device.Entry]) -> None:
+        self._contexts, self._places, self._entries = contexts, places, entries
+        self._batch = device.Batch(entries, contexts[0].codec.pool)
+
+    def finish(self) -> list[tuple[int, bytes]]:
+        encoded = self._batch.finish(self._framed)
+        for context, one in zip(self._contexts, encoded, strict=True):
+            context.sent(one.payload_nbytes)
+        return [(place, one.frame) for place, one in zip(self._places, encoded, strict=True)]
+
+    def _framed(self, index: int, made: Payload | NonFiniteError) -> Encoded:
+        context = self._contexts[index]
+        return context.codec.framed(made, self._entries[index].flat, context.name)
