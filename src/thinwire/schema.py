@@ -160,34 +160,34 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     reason: str
 
 
-class Open(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class SessionOpen(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Worker → server, before anything else on every connection of a session that may outlive its connections.
 
     Args:
         session: a random name, the same on each of them.
-        heard: messages of the server that the worker has had in this session.
-        forgotten: messages of its own that it can no longer repeat, because the server said that it had them.
+        received: messages of the server that the worker has received in this session.
+        acknowledged: messages of its own that the server has acknowledged, which the worker cannot repeat.
     """
 
     session: str
-    heard: int = 0
-    forgotten: int = 0
+    received: int = 0
+    acknowledged: int = 0
 
 
-class Opened(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Server → worker: the answer to `Open`. What the other end has not heard follows, on both sides.
+class SessionAccepted(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Server → worker: the answer to `SessionOpen`. What the other end has not received follows, on both sides.
 
     Args:
-        heard: messages of the worker that the server has had in this session.
+        received: messages of the worker that the server has received in this session.
         grace_s: how long the server waits for a worker whose connection broke, in seconds; 0: not at all.
     """
 
-    heard: int
+    received: int
     grace_s: float
 
 
-class Heard(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Both ways, now and then: so many messages have been heard in this session and need not be kept."""
+class Acknowledged(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Both ways, now and then: so many messages have been received in this session and need not be kept."""
 
     count: int
 
@@ -218,7 +218,20 @@ class Abort(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 Message: TypeAlias = (
-    Join | Welcome | Values | Push | Delta | Leave | Refused | Scalars | Open | Opened | Heard | Shard | Skip | Abort
+    Join
+    | Welcome
+    | Values
+    | Push
+    | Delta
+    | Leave
+    | Refused
+    | Scalars
+    | SessionOpen
+    | SessionAccepted
+    | Acknowledged
+    | Shard
+    | Skip
+    | Abort
 )
 
 KINDS: dict[int, type[Message]] = {
@@ -230,9 +243,9 @@ KINDS: dict[int, type[Message]] = {
     6: Leave,
     7: Refused,
     8: Scalars,
-    9: Open,
-    10: Opened,
-    11: Heard,
+    9: SessionOpen,
+    10: SessionAccepted,
+    11: Acknowledged,
     12: Shard,
     13: Skip,
     14: Abort,

@@ -18,7 +18,7 @@ from tests.designs.network import Actor, Network
 from thinwire.hooks import records as module
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.policies.designs import Design
-from thinwire.runtime.outlets import Outlet
+from thinwire.runtime.metrics import MetricsWriter
 from thinwire.telemetry import StepRecord
 
 torch.set_num_threads(1)
@@ -69,10 +69,10 @@ def run(
     model: Callable[[int], nn.Module] = make,
     start: list[Weights] | None = None,
     workers: int = WORKERS,
-    outlets: Sequence[Outlet] = (),
+    metrics: Sequence[MetricsWriter] = (),
     **options: Any,
 ) -> tuple[list[Any], Network]:
-    """Trains; `outlets` has one for each worker."""
+    """Trains; `metrics` has one for each worker."""
 
     def work(actor: Actor) -> Any:
         net = model(actor.rank)
@@ -84,7 +84,7 @@ def run(
             server=actor.network.connect(actor),
             rank=actor.rank,
             workers=workers,
-            outlets=outlets[actor.rank : actor.rank + 1],
+            metrics=metrics[actor.rank : actor.rank + 1],
             **options,
         )
         with opt:
@@ -285,7 +285,7 @@ def test_averaged_weights_are_those_of_torchs_averaged_model() -> None:
 
 @dataclass
 class Listener:
-    """An outlet that keeps what it is given."""
+    """A metrics writer that keeps what it is given."""
 
     records: list[StepRecord] = field(default_factory=list)
     closed: bool = False
@@ -330,12 +330,12 @@ def test_skipped_steps_are_those_that_did_not_change_the_table() -> None:
     for options, expected in cases:
         skips, alone = expected == [2], False
         listeners = [Listener(), Listener()]
-        run(train, outlets=listeners, **options)
+        run(train, metrics=listeners, **options)
         for listener in listeners:
             assert [step for step, skipped in enumerate(listener.skipped()) if skipped] == expected, options
             assert listener.closed
     skips, alone, listeners = False, True, [Listener(), Listener()]
-    run(train, outlets=listeners, codec="fp32")
+    run(train, metrics=listeners, codec="fp32")
     assert not any(listeners[0].skipped()), "worker 0 pushed nothing, and the table changed"
     assert all(record.payload_bytes_push == 0 for record in listeners[0].records if record.table == "0.weight")
 
@@ -357,7 +357,7 @@ def test_a_lag_of_many_steps_is_warned_of_once(monkeypatch: pytest.MonkeyPatch) 
             workers=1,
             codec=tw.codec("topk", fraction=0.01),
             codec_down="fp32",
-            outlets=[listener],
+            metrics=[listener],
             min_numel=100,
         )
     lags = [str(warning.message) for warning in caught if "wait in its residual" in str(warning.message)]

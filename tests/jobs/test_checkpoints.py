@@ -13,7 +13,7 @@ from thinwire.jobs.checkpoints import RunCheckpoints, WorkerCheckpoint
 from thinwire.jobs.job import Job
 from thinwire.jobs.training import run_worker
 from thinwire.runtime import checkpoint
-from thinwire.runtime.keeping import Keeper
+from thinwire.runtime.checkpointing import Checkpointer
 from thinwire.runtime.serving import serving
 from thinwire.server.core import ServerCore
 from thinwire.transports.base import Connection
@@ -33,10 +33,10 @@ def run(job: Job, keep: RunCheckpoints, *, stop: int | None = None) -> list[dict
     servers = []
     for index in range(job.servers):
         core = ServerCore()
-        keeper = Keeper(core, keep.server(index), keep.every)
+        checkpointer = Checkpointer(core, keep.server(index), keep.every)
         if step is not None:
-            keeper.resume(step)
-        servers.append(MemoryServer(serving(core, keeper=keeper)))
+            checkpointer.resume(step)
+        servers.append(MemoryServer(serving(core, checkpointer=checkpointer)))
     results: list[Any] = [None] * job.workers
     # torch has one random generator in a process, and models are built with it: worker 0, whose weights become
     # everybody's, builds its own before the other threads may touch the generator.

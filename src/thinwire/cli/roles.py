@@ -17,9 +17,9 @@ from thinwire.errors import ConfigError, ProtocolError
 from thinwire.jobs.checkpoints import WorkerCheckpoint
 from thinwire.jobs.job import Job
 from thinwire.jobs.training import run_worker
+from thinwire.runtime.checkpointing import Checkpointer
 from thinwire.runtime.connect import connect
-from thinwire.runtime.keeping import Keeper
-from thinwire.runtime.outlets import JsonLines, Outlet, Prometheus, TensorBoard
+from thinwire.runtime.metrics import JsonLines, MetricsWriter, Prometheus, TensorBoard
 from thinwire.runtime.serving import serving
 from thinwire.server.core import ServerCore
 from thinwire.transports.grpc import GrpcOptions, serve
@@ -50,15 +50,15 @@ def server(
 ) -> None:
     """Serve one training: the first worker brings the model and the optimizer; ends when all workers have left."""
     core = ServerCore()
-    keeper = None if checkpoint is None else Keeper(core, checkpoint, checkpoint_every)
+    checkpointer = None if checkpoint is None else Checkpointer(core, checkpoint, checkpoint_every)
     if resume:
-        if keeper is None:
+        if checkpointer is None:
             raise ConfigError("--resume goes on from a checkpoint: say which with --checkpoint FILE")
-        keeper.resume(resume_step)
+        checkpointer.resume(resume_step)
     ended = threading.Event()
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, lambda *_: ended.set())
-    handler = serving(core, ended.set, keeper, grace_s=rejoin_grace_s if rejoin else 0.0)
+    handler = serving(core, ended.set, checkpointer, grace_s=rejoin_grace_s if rejoin else 0.0)
     with serve(handler, listen, options=grpc_options(shape)) as running:
         if events:
             console.event({"event": "listening", "address": running.address})
@@ -111,7 +111,7 @@ def worker(
             connect(each, connect_timeout_s=connect_timeout, reconnect_s=reconnect_s, options=transport)
             for each in server
         ],
-        outlets=open_outlets(rank, telemetry, metrics_port, tensorboard),
+        metrics=open_metrics(rank, telemetry, metrics_port, tensorboard),
         report=console.event if events else _tell,
         connect_timeout_s=connect_timeout,
         keep=keep,
@@ -119,16 +119,18 @@ def worker(
     console.write_json(json, outcome)
 
 
-def open_outlets(rank: int, telemetry: Path | None, metrics_port: int | None, tensorboard: Path | None) -> list[Outlet]:
+def open_metrics(
+    rank: int, telemetry: Path | None, metrics_port: int | None, tensorboard: Path | None
+) -> list[MetricsWriter]:
     """Opens what was asked for. Workers of one machine share the file of JSON lines; the others are worker 0's."""
-    outlets: list[Outlet] = []
+    metrics: list[MetricsWriter] = []
     if telemetry is not None:
-        outlets.append(JsonLines(telemetry))
+        metrics.append(JsonLines(telemetry))
     if metrics_port is not None and rank == 0:
-        outlets.append(Prometheus(metrics_port))
+        metrics.append(Prometheus(metrics_port))
     if tensorboard is not None and rank == 0:
-        outlets.append(TensorBoard(tensorboard))
-    return outlets
+        metrics.append(TensorBoard(tensorboard))
+    return metrics
 
 
 def _tell(event: dict[str, Any]) -> None:

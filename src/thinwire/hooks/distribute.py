@@ -29,7 +29,7 @@ from thinwire.policies.placement import Placement
 from thinwire.policies.selection import as_codec
 from thinwire.runtime.connect import connect
 from thinwire.runtime.driver import WorkerDriver
-from thinwire.runtime.outlets import Outlet
+from thinwire.runtime.metrics import MetricsWriter
 from thinwire.transports.base import Connection
 from thinwire.worker.conversation import CHUNK_NBYTES
 from thinwire.worker.core import Worker
@@ -60,7 +60,7 @@ def distribute(
     timeout_s: float = 600.0,
     connect_timeout_s: float = 30.0,
     reconnect_s: float = 60.0,
-    outlets: Sequence[Outlet] = (),
+    metrics: Sequence[MetricsWriter] = (),
     resume: Mapping[str, Any] | None = None,
     steps_per_epoch: int | None = None,
     **options: Any,
@@ -94,7 +94,7 @@ def distribute(
         timeout_s: how long the slowest worker may keep the others waiting, in seconds.
         connect_timeout_s: how long the server may take to appear, in seconds.
         reconnect_s: for how long a broken connection to an address is tried to be replaced, in seconds; 0 turns it off.
-        outlets: take a record of every table at every step; closed with the optimizer.
+        metrics: take a record of every table at every step; closed with the optimizer.
         resume: what `opt.state_dict()` returned after `opt.sync()`; the model has its weights of then, and the shards
             were started with their checkpoints of the same step.
         steps_per_epoch: how many steps every worker takes in an epoch, for designs that exchange once an epoch.
@@ -151,7 +151,7 @@ def distribute(
         policy=policy,
         chunk_nbytes=chunk_nbytes,
         seed=seed,
-        measures=bool(outlets),
+        measures=bool(metrics),
     )
     connections: list[Connection] = []
     try:
@@ -159,7 +159,7 @@ def distribute(
             connections += [connect(address, connect_timeout_s=connect_timeout_s, reconnect_s=reconnect_s)]
         driver = WorkerDriver(worker.conversations, connections, timeout_s=timeout_s, counters=worker.counters)
         return DistributedOptimizer(
-            model, optimizer, worker, driver, assignment=planned.assignment, outlets=outlets, resume=resume
+            model, optimizer, worker, driver, assignment=planned.assignment, metrics=metrics, resume=resume
         )
     except BaseException:
         for connection in connections:

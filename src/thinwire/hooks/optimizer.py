@@ -13,7 +13,7 @@ from thinwire.hooks.modules import ModelHooks
 from thinwire.hooks.records import Recorder, residual_ratios
 from thinwire.policies.assignment import Assignment
 from thinwire.runtime.driver import WorkerDriver
-from thinwire.runtime.outlets import Outlet
+from thinwire.runtime.metrics import MetricsWriter
 from thinwire.worker.core import Worker
 
 
@@ -40,7 +40,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         driver: WorkerDriver,
         *,
         assignment: Assignment,
-        outlets: Sequence[Outlet] = (),
+        metrics: Sequence[MetricsWriter] = (),
         resume: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__([{"params": list(group["params"])} for group in optimizer.param_groups], optimizer.defaults)
@@ -49,7 +49,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.counters = worker.counters
         self.assignment = assignment
         self._worker, self._driver = worker, driver
-        self._recorder = Recorder(outlets, worker.rank)
+        self._recorder = Recorder(metrics, worker.rank)
         if resume is not None:
             self.load_state_dict(resume)
             worker.restore_position(resume["position"])

@@ -1,4 +1,4 @@
-"""What is recorded of a step: how far residuals lag, and what every table cost, for the outlets."""
+"""What is recorded of a step: how far residuals lag, and what every table cost, for the metrics writers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
-from thinwire.runtime.outlets import Outlet
+from thinwire.runtime.metrics import MetricsWriter
 from thinwire.telemetry import StepRecord
 from thinwire.worker.table import StepCost, WorkerTable
 from thinwire.worker.tensor import WorkerTensor
@@ -30,24 +30,24 @@ def residual_ratios(tensors: Sequence[WorkerTensor]) -> dict[str, float]:
 
 
 class Recorder:
-    """Gives every outlet a record of every table at every step, and warns once of a lag that is too long.
+    """Gives every metrics writer a record of every table at every step, and warns once of a lag that is too long.
 
     Whether a step changed a table is known when its update has come: records leave when the next step ends.
 
     Args:
-        outlets: closed with the recorder; without any, nothing is recorded.
+        metrics: closed with the recorder; without any, nothing is recorded.
         rank: of this worker.
     """
 
-    def __init__(self, outlets: Sequence[Outlet], rank: int) -> None:
-        self._outlets = outlets
+    def __init__(self, metrics: Sequence[MetricsWriter], rank: int) -> None:
+        self._metrics = metrics
         self._rank = rank
         self._warned = False
         self._waiting: list[tuple[WorkerTable, StepRecord]] = []
 
     def record(self, step: int, tensors: Sequence[WorkerTensor]) -> None:
         """Records one step, and resets the tables' costs for the next."""
-        if not self._outlets:
+        if not self._metrics:
             return
         self._send()
         ratios = residual_ratios(tensors)
@@ -68,17 +68,17 @@ class Recorder:
             table.cost = StepCost()
 
     def close(self) -> None:
-        """Sends what waits and closes the outlets."""
+        """Sends what waits and closes the metrics writers."""
         self._send()
-        for outlet in self._outlets:
-            outlet.close()
+        for writer in self._metrics:
+            writer.close()
 
     def _send(self) -> None:
         for table, record in self._waiting:
             record = replace(record, skipped=record.step not in table.changed_in)
             table.changed_in = {step for step in table.changed_in if step > record.step}
-            for outlet in self._outlets:
-                outlet.record(record)
+            for writer in self._metrics:
+                writer.record(record)
         self._waiting.clear()
 
     def _warn_of_lag(self, ratios: dict[str, float]) -> None:

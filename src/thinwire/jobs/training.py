@@ -19,7 +19,7 @@ from thinwire.codecs import Codec, decode
 from thinwire.hooks.distribute import DistributedOptimizer, distribute
 from thinwire.jobs.checkpoints import WorkerCheckpoint
 from thinwire.jobs.job import Job
-from thinwire.runtime.outlets import Outlet
+from thinwire.runtime.metrics import MetricsWriter
 from thinwire.transports.base import Connection
 from thinwire.workloads.batches import Batches
 from thinwire.workloads.data import data
@@ -41,7 +41,7 @@ def run_worker(
     servers: Sequence[str | Connection] | Callable[[], Sequence[str | Connection]],
     report: Report,
     connect_timeout_s: float = 60.0,
-    outlets: Sequence[Outlet] = (),
+    metrics: Sequence[MetricsWriter] = (),
     keep: WorkerCheckpoint | None = None,
 ) -> dict[str, Any]:
     """Trains as worker `rank` and returns (and reports) the outcome.
@@ -73,7 +73,7 @@ def run_worker(
         design=design,
         seed=job.seed,
         connect_timeout_s=connect_timeout_s,
-        outlets=outlets,
+        metrics=metrics,
         resume=None if saved is None else saved["optimizer"],
         steps_per_epoch=len(dataset.train_x) // job.workers // recipe.batch,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from thinwire.errors import ConfigError
-from thinwire.runtime.reconnecting import Reconnecting
+from thinwire.runtime.reconnecting import ReconnectingConnection
 from thinwire.transports import grpc
 from thinwire.transports.base import Connection
 from thinwire.transports.grpc import GrpcOptions
@@ -35,7 +35,7 @@ def connect(
         raise ConfigError(f"server={server!r}; expected grpc://host:port")
     if reconnect_s <= 0:
         return grpc.connect(rest, connect_timeout_s=connect_timeout_s, options=options)
-    return Reconnecting(
+    return ReconnectingConnection(
         lambda timeout_s: grpc.connect(rest, connect_timeout_s=timeout_s, options=options),
         connect_timeout_s=connect_timeout_s,
         reconnect_s=reconnect_s,

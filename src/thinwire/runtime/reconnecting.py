@@ -1,8 +1,8 @@
-"""The worker's end of a session that outlives its connections: to its user, one connection that takes its time.
+"""The worker's end of a session that outlives its connections: to its user, one connection that is slow at times.
 
 A connection that breaks is replaced by another, with growing pauses between the attempts; both ends then repeat what
-the other has not heard, so that nothing is lost and nothing comes twice. The cores never learn of it. Without a server
-that waits (`Opened.grace_s`), a break is the end, at once.
+the other has not received, so that every message arrives once. The cores are not told. Without a server that waits
+(`SessionAccepted.grace_s`), a break is the end, at once.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from collections.abc import Callable
 
 from thinwire.errors import DeadlineError, ProtocolError, TransportError
 from thinwire.packets import kind_of, pack, parse
-from thinwire.runtime.lane import Lane
-from thinwire.schema import Heard, Leave, Open, Opened, Refused
+from thinwire.runtime.replay_buffer import ReplayBuffer
+from thinwire.schema import Acknowledged, Leave, Message, Refused, SessionAccepted, SessionOpen
 from thinwire.transports.base import MAX_MESSAGE_NBYTES, Connection, check_packet
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 3.0
 LEAVING_S = 5.0
-"""How long one that has said goodbye tries to hear the answer."""
+"""For how long one that has sent its `Leave` tries to receive the answer."""
 
 Connect = Callable[[float], Connection]
 """Opens a connection, waiting so many seconds for the server at most."""
 
 
-class Reconnecting(Connection):
-    """A connection that mends itself.
+class ReconnectingConnection(Connection):
+    """A connection that is replaced where it breaks.
 
     Args:
         connect: opens a connection to the server, always the same one.
         connect_timeout_s: how long the server may take to appear at first, in seconds.
         reconnect_s: for how long a broken connection is tried to be replaced, in seconds.
-        max_message_nbytes: largest message that the transport takes.
+        max_message_nbytes: largest packet that the transport takes.
 
     Raises:
         DeadlineError: nobody answers.
@@ -51,14 +51,20 @@ class Reconnecting(Connection):
     ) -> None:
         self._connect, self._reconnect_s, self._max_message_nbytes = connect, reconnect_s, max_message_nbytes
         self._session = secrets.token_hex(8)
-        self._lane = Lane()
-        self._lock = threading.RLock()
-        self._lasts = True  # until the server says otherwise
+        # Held while a packet is sent, so that packets leave in the order in which they are kept, and while the
+        # connection is replaced.
+        self._sending = threading.RLock()
+        # Held for moments only: the buffer, and whose packets count.
+        self._counting = threading.Lock()
+        self._buffer = ReplayBuffer()
+        self._server_waits = True  # until the server says otherwise
         self._left = False
         self._over: str | None = None
         self.reconnections = 0
         """How often a connection was replaced."""
         self._connection = connect(connect_timeout_s)
+        self._counted: Connection | None = self._connection
+        """The connection whose packets count; None while another is sought, on which the server repeats them."""
         self.address = self._connection.address
         self._sent = self._received = 0
         self._connection.send(self._opening())
@@ -75,15 +81,16 @@ class Reconnecting(Connection):
 
     def send(self, packet: bytes) -> None:
         check_packet(packet, self._max_message_nbytes)
-        with self._lock:
+        with self._sending:
             self._check()
             self._left = self._left or kind_of(packet) is Leave
-            if self._lasts:
-                self._lane.say(packet)
+            with self._counting:
+                if self._server_waits:
+                    self._buffer.append(packet)
             try:
                 self._connection.send(packet)
             except TransportError as error:
-                self._mend(self._connection, error)
+                self._replace(self._connection, error)
 
     def receive(self, timeout_s: float | None = None) -> bytes | None:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -96,22 +103,20 @@ class Reconnecting(Connection):
             except DeadlineError:
                 raise
             except TransportError as error:
-                self._mend(connection, error)
+                self._replace(connection, error)
                 continue
-            if packet is None:
-                return None
-            message = self._ours(packet)
-            if isinstance(message, Opened):
-                self._lasts = message.grace_s > 0
-                if not self._lasts:
-                    self._lane = Lane()
-            elif isinstance(message, Heard):
-                with self._lock:
-                    self._lane.acknowledge(message.count)
-            else:
-                if kind_of(packet) is not Refused and self._lane.hear(packet) and self._lasts:
-                    with contextlib.suppress(TransportError):  # noticed by whoever sends or receives next
-                        connection.send(pack(Heard(count=self._lane.heard)))
+            kind = None if packet is None else kind_of(packet)
+            if packet is None or kind is Refused:
+                return packet
+            with self._counting:
+                if connection is not self._counted:
+                    continue  # another thread is replacing it, or has: the server repeats this packet
+                due, ours = self._record(kind, packet)
+                received = self._buffer.received
+            if due:
+                with contextlib.suppress(TransportError):  # noticed by whoever sends or receives next
+                    connection.send(pack(Acknowledged(count=received)))
+            if not ours:
                 return packet
 
     def close(self, timeout_s: float = 30.0) -> None:
@@ -127,25 +132,32 @@ class Reconnecting(Connection):
             raise TransportError(self._over)
 
     def _opening(self) -> bytes:
-        return pack(Open(session=self._session, heard=self._lane.heard, forgotten=self._lane.forgotten))
+        with self._counting:
+            received, acknowledged = self._buffer.received, self._buffer.acknowledged
+        return pack(SessionOpen(session=self._session, received=received, acknowledged=acknowledged))
 
-    def _ours(self, packet: bytes) -> Opened | Heard | None:
-        """The message of a packet that is about the session itself."""
-        if kind_of(packet) not in (Opened, Heard):
-            return None
-        message, _ = parse(packet)
-        assert isinstance(message, Opened | Heard)
-        return message
+    def _record(self, kind: type[Message] | None, packet: bytes) -> tuple[bool, bool]:
+        """Counts a packet; returns whether it is time to acknowledge, and whether it is about the session itself."""
+        if kind is SessionAccepted or kind is Acknowledged:
+            message, _ = parse(packet)
+            if isinstance(message, Acknowledged):
+                self._buffer.acknowledge(message.count)
+            elif isinstance(message, SessionAccepted) and message.grace_s <= 0:
+                self._server_waits, self._buffer = False, ReplayBuffer()
+            return False, True
+        return self._buffer.record(packet) and self._server_waits, False
 
-    def _mend(self, broken: Connection, error: TransportError) -> None:
+    def _replace(self, broken: Connection, error: TransportError) -> None:
         """Replaces a broken connection, unless another thread has done so. Raises what broke it where it cannot."""
-        with self._lock:
+        with self._sending:
             if self._connection is not broken:
                 return
             self._check()
-            if not self._lasts:
+            if not self._server_waits:
                 raise error
-            self._hear_last_words(broken, error)
+            with self._counting:
+                self._counted = None
+            self._look_for_refusal(broken, error)
             patience = min(self._reconnect_s, LEAVING_S) if self._left else self._reconnect_s
             deadline, pause, last = time.monotonic() + patience, FIRST_PAUSE_S, str(error)
             while (left := deadline - time.monotonic()) > 0:
@@ -162,8 +174,8 @@ class Reconnecting(Connection):
             self._over = f"{error}; no way back to {self.address} within {patience:g} s: {last}"
             raise TransportError(self._over) from error
 
-    def _hear_last_words(self, broken: Connection, error: TransportError) -> None:
-        """A server that ended the session said so: nobody is there to go back to. Anything else will be repeated."""
+    def _look_for_refusal(self, broken: Connection, error: TransportError) -> None:
+        """Raises the server's reason where it has ended the session. Anything else that came will be repeated."""
         with contextlib.suppress(TransportError):
             while (packet := broken.receive(0)) is not None:
                 if kind_of(packet) is Refused:
@@ -176,18 +188,21 @@ class Reconnecting(Connection):
             raise error
 
     def _resume(self, left: float) -> None:
+        """Opens another connection, within `left` seconds, and repeats what the server has not received."""
         connection = self._connect(left)
         try:
             connection.send(self._opening())
             packet = connection.receive(left)
             message = None if packet is None else parse(packet)[0]
-            if packet is None or not isinstance(message, Opened | Refused):
-                raise TransportError(f"{self.address} did not take the session up again")
             if isinstance(message, Refused):
                 raise ProtocolError(f"the server ended the session: {message.reason}")
-            self._lane.acknowledge(message.heard)
-            for kept in self._lane.unheard:
-                connection.send(kept)
+            if not isinstance(message, SessionAccepted):
+                raise TransportError(f"{self.address} did not take the session up again")
+            with self._counting:
+                self._buffer.acknowledge(message.received)
+                unacknowledged = self._buffer.unacknowledged
+            for sent in unacknowledged:
+                connection.send(sent)
         except BaseException:
             with contextlib.suppress(TransportError):
                 connection.abort()
@@ -196,5 +211,6 @@ class Reconnecting(Connection):
         self._received += self._connection.bytes_received
         with contextlib.suppress(TransportError):
             self._connection.abort()
-        self._connection = connection
+        with self._counting:
+            self._connection = self._counted = connection
         self.reconnections += 1

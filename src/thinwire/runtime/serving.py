@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from thinwire.errors import ProtocolError
 from thinwire.packets import pack, parse
-from thinwire.runtime.keeping import Keeper
-from thinwire.runtime.lasting import lasting
+from thinwire.runtime.checkpointing import Checkpointer
+from thinwire.runtime.session_server import session_server
 from thinwire.server.core import Close, Effect, Send, ServerCore
 from thinwire.transports.base import HandlerFactory, Sender
 
@@ -19,15 +19,15 @@ class ServerHandler:
         core: the shard.
         sender: the transport's sending half.
         on_end: called once, when every worker has left or the training has failed.
-        keeper: writes the shard's checkpoints.
+        checkpointer: writes the shard's checkpoints.
     """
 
     def __init__(
-        self, core: ServerCore, sender: Sender, on_end: Callable[[], None], keeper: Keeper | None = None
+        self, core: ServerCore, sender: Sender, on_end: Callable[[], None], checkpointer: Checkpointer | None = None
     ) -> None:
         self._core = core
         self._sender = sender
-        self._keeper = keeper
+        self._checkpointer = checkpointer
         self._on_end: Callable[[], None] | None = on_end
 
     def opened(self, peer: int) -> None:
@@ -40,8 +40,8 @@ class ServerHandler:
             self._do(self._core.broke(peer, str(error)))
             return
         self._do(self._core.received(peer, message, frames))
-        if self._keeper is not None:
-            self._keeper.look()
+        if self._checkpointer is not None:
+            self._checkpointer.write_if_due()
 
     def closed(self, peer: int, error: str | None) -> None:
         self._do(self._core.closed(peer, error))
@@ -61,14 +61,18 @@ class ServerHandler:
 
 
 def serving(
-    core: ServerCore, on_end: Callable[[], None] = lambda: None, keeper: Keeper | None = None, *, grace_s: float = 0.0
+    core: ServerCore,
+    on_end: Callable[[], None] = lambda: None,
+    checkpointer: Checkpointer | None = None,
+    *,
+    grace_s: float = 0.0,
 ) -> HandlerFactory:
     """Returns what a transport's server needs to serve `core`.
 
     Args:
         core: the shard.
         on_end: called once, when every worker has left or the training has failed.
-        keeper: writes the shard's checkpoints.
+        checkpointer: writes the shard's checkpoints.
         grace_s: how long a worker whose connection broke may take to come back, in seconds; 0 ends the training.
     """
-    return lasting(lambda sender: ServerHandler(core, sender, on_end, keeper), grace_s)
+    return session_server(lambda sender: ServerHandler(core, sender, on_end, checkpointer), grace_s)

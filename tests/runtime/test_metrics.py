@@ -1,4 +1,4 @@
-"""Outlets: what comes out is what went in, and what they open they close."""
+"""Metrics writers: what comes out is what went in, and what they open they close."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from thinwire.errors import ConfigError, TransportError
-from thinwire.runtime.outlets import JsonLines, Outlet, Prometheus, TensorBoard
+from thinwire.runtime.metrics import JsonLines, MetricsWriter, Prometheus, TensorBoard
 from thinwire.telemetry import StepRecord
 
 RECORD = StepRecord(
@@ -43,10 +43,10 @@ def test_bits_per_value() -> None:
 
 
 def test_json_lines_hold_every_field(tmp_path: Path) -> None:
-    outlet = JsonLines(tmp_path / "steps.jsonl")
-    outlet.record(RECORD)
-    outlet.record(PLAIN)
-    outlet.close()
+    writer = JsonLines(tmp_path / "steps.jsonl")
+    writer.record(RECORD)
+    writer.record(PLAIN)
+    writer.close()
     first, second = (json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines())
     extra = {"bits_per_value_push": 1.6, "bits_per_value_pull": 0.4}
     assert first == {name: getattr(RECORD, name) for name in StepRecord.__slots__} | extra
@@ -70,9 +70,9 @@ def test_json_lines_are_there_at_once_and_are_appended(tmp_path: Path) -> None:
 
 
 def test_json_lines_stay_json_where_a_norm_is_not_finite(tmp_path: Path) -> None:
-    outlet = JsonLines(tmp_path / "steps.jsonl")
-    outlet.record(replace(RECORD, residual_norm=math.nan, residual_lag=math.inf, table='a "quoted"\nname'))
-    outlet.close()
+    writer = JsonLines(tmp_path / "steps.jsonl")
+    writer.record(replace(RECORD, residual_norm=math.nan, residual_lag=math.inf, table='a "quoted"\nname'))
+    writer.close()
     (line,) = (tmp_path / "steps.jsonl").read_text().splitlines()
     read = json.loads(line, parse_constant=lambda word: pytest.fail(word))
     assert (read["residual_norm"], read["residual_lag"], read["table"]) == (None, None, 'a "quoted"\nname')
@@ -83,9 +83,9 @@ def test_json_lines_need_a_folder(tmp_path: Path) -> None:
         JsonLines(tmp_path / "missing" / "steps.jsonl")
 
 
-def scrape(outlet: Prometheus) -> dict[tuple[str, ...], float]:
+def scrape(writer: Prometheus) -> dict[tuple[str, ...], float]:
     """What the endpoint serves: (name, table, rank, direction or phase) → value."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{outlet.port}/metrics", timeout=30) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{writer.port}/metrics", timeout=30) as answer:
         text = answer.read().decode()
     return {
         (
@@ -99,15 +99,15 @@ def scrape(outlet: Prometheus) -> dict[tuple[str, ...], float]:
 
 
 def test_prometheus_serves_sums_and_latest_values() -> None:
-    outlet = Prometheus(0)
+    writer = Prometheus(0)
     try:
-        assert scrape(outlet) == {}
-        outlet.record(RECORD)
-        outlet.record(replace(RECORD, step=4, payload_bytes_push=100, staleness=0, residual_norm=5.0))
-        outlet.record(PLAIN)
-        served = scrape(outlet)
+        assert scrape(writer) == {}
+        writer.record(RECORD)
+        writer.record(replace(RECORD, step=4, payload_bytes_push=100, staleness=0, residual_norm=5.0))
+        writer.record(PLAIN)
+        served = scrape(writer)
     finally:
-        outlet.close()
+        writer.close()
     weight = ("fc.weight", "1")
     assert {key: value for key, value in served.items() if key[1:3] == weight} == {
         ("thinwire_payload_bytes_total", *weight, "push"): 300,
@@ -127,9 +127,10 @@ def test_prometheus_serves_sums_and_latest_values() -> None:
     assert ("thinwire_residual_norm", "fc.bias", "0") not in served
 
 
-def test_prometheus_endpoints_do_not_share_and_leave_nothing() -> None:
+def test_prometheus_endpoints_do_not_share_listen_to_this_machine_alone_and_leave_nothing() -> None:
     before = set(threading.enumerate())
     one, two = Prometheus(0), Prometheus(0)
+    assert one._server.server_address[0] == "127.0.0.1"
     one.record(RECORD)
     assert scrape(one)
     assert scrape(two) == {}
@@ -140,15 +141,6 @@ def test_prometheus_endpoints_do_not_share_and_leave_nothing() -> None:
     assert set(threading.enumerate()) <= before
     with pytest.raises(urllib.error.URLError, match="refused"):
         urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30)
-    Prometheus(port).close()
-
-
-def test_prometheus_listens_to_this_machine_alone() -> None:
-    outlet = Prometheus(0)
-    try:
-        assert outlet._server.server_address[0] == "127.0.0.1"
-    finally:
-        outlet.close()
 
 
 def test_prometheus_names_the_port_it_cannot_have() -> None:
@@ -164,12 +156,12 @@ def test_prometheus_names_the_port_it_cannot_have() -> None:
 
 def test_tensorboard_reads_back_what_was_recorded(tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    outlet = TensorBoard(tmp_path / "run")
-    outlet.record(RECORD)
-    outlet.record(replace(RECORD, step=4, payload_bytes_push=100))
-    outlet.record(PLAIN)
-    outlet.close()
-    outlet.close()
+    writer = TensorBoard(tmp_path / "run")
+    writer.record(RECORD)
+    writer.record(replace(RECORD, step=4, payload_bytes_push=100))
+    writer.record(PLAIN)
+    writer.close()
+    writer.close()
     events = accumulator.EventAccumulator(str(tmp_path / "run"))
     events.Reload()
     tags = set(events.Tags()["scalars"])
@@ -197,10 +189,12 @@ def test_tensorboard_needs_a_folder(tmp_path: Path) -> None:
         TensorBoard(tmp_path / "file" / "run")
 
 
-def test_all_are_outlets(tmp_path: Path) -> None:
-    outlets: list[Outlet] = [JsonLines(tmp_path / "a"), Prometheus(0)]
-    for outlet in outlets:
-        outlet.record(RECORD)
-        outlet.close()
-        outlet.close()
-    assert cast(JsonLines, outlets[0])._file.closed
+def test_all_are_metrics_writers(tmp_path: Path) -> None:
+    writers: list[MetricsWriter] = [JsonLines(tmp_path / "a"), TensorBoard(tmp_path / "b")]
+    kinds: list[type[MetricsWriter]] = [JsonLines, TensorBoard, Prometheus]
+    assert all(hasattr(kind, "record") and hasattr(kind, "close") for kind in kinds)
+    for writer in writers:
+        writer.record(RECORD)
+        writer.close()
+        writer.close()
+    assert cast(JsonLines, writers[0])._file.closed

@@ -1,7 +1,7 @@
 """Where step records go: a file of JSON lines, a Prometheus endpoint, TensorBoard.
 
-An outlet takes one record at a time, from one thread, and is closed when training ends. It passes numbers on and does
-nothing else: what is measured, and how often, is for whoever makes the records. The libraries behind an outlet are
+A metrics writer takes one record at a time, from one thread, and is closed when training ends. It passes numbers on and
+does nothing else: what is measured, and how often, is for whoever makes the records. The libraries behind a writer are
 imported when it is made, so that those who use none pay for none.
 """
 
@@ -25,15 +25,15 @@ _GAUGES = {
 _SECONDS = ("encode_s", "decode_s", "wait_s")
 
 
-class Outlet(Protocol):
-    """What takes step records."""
+class MetricsWriter(Protocol):
+    """Takes step records."""
 
     def record(self, record: StepRecord) -> None:
         """Takes one table's step."""
         ...
 
     def close(self) -> None:
-        """Lets out what is left and releases files and ports. Closing again does nothing."""
+        """Writes what is left and releases files and ports. Closing again does nothing."""
         ...
 
 
@@ -52,9 +52,9 @@ class JsonLines:
     Example:
         >>> import tempfile
         >>> path = Path(tempfile.mkdtemp()) / "steps.jsonl"
-        >>> outlet = JsonLines(path)
-        >>> outlet.record(StepRecord(step=0, table="fc.weight", numel=1000, payload_bytes_push=200))
-        >>> outlet.close()
+        >>> writer = JsonLines(path)
+        >>> writer.record(StepRecord(step=0, table="fc.weight", numel=1000, payload_bytes_push=200))
+        >>> writer.close()
         >>> path.read_text()[:71]
         '{"step":0,"table":"fc.weight","numel":1000,"rank":0,"payload_bytes_push'
     """
@@ -78,7 +78,7 @@ class Prometheus:
 
     All names begin with `thinwire_` and carry the labels `table` and `rank`: the counters `payload_bytes_total`
     (`direction` push or pull), `seconds_total` (`phase` encode, decode or wait), `steps_total` and
-    `skipped_steps_total`; gauges are named as in `StepRecord`. The registry is this outlet's own.
+    `skipped_steps_total`; gauges are named as in `StepRecord`. The registry is this writer's own.
 
     Args:
         port: TCP port; 0 takes a free one, see `port`.

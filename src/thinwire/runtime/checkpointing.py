@@ -11,7 +11,7 @@ from thinwire.server.core import ServerCore
 KIND = "server"
 
 
-class Keeper:
+class Checkpointer:
     """Writes a shard's state to a file at every so many steps, and reads it back.
 
     Args:
@@ -38,7 +38,7 @@ class Keeper:
         self._core.load_state_dict(checkpoint.read(self._path, KIND, step))
         self._step = self._core.step
 
-    def look(self) -> None:
+    def write_if_due(self) -> None:
         """Writes a checkpoint where one is due; called after every message, when its answers are on their way.
 
         Raises:

@@ -1,0 +1,158 @@
+"""Sessions that outlive their connections: every message once, in order, whatever breaks when."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import pytest
+
+from tests.runtime.sessions import Cluster, number_in, numbered
+from thinwire.errors import ProtocolError, TransportError
+from thinwire.packets import pack
+from thinwire.runtime import replay_buffer
+from thinwire.runtime.reconnecting import ReconnectingConnection
+from thinwire.schema import Leave, Refused
+from thinwire.transports.base import Connection, wire_nbytes
+
+
+def drain(worker: ReconnectingConnection) -> None:
+    while True:
+        worker.receive(5)
+
+
+def test_every_message_once_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay_buffer, "ACKNOWLEDGE_MESSAGES", 5)
+    for seed in range(8):
+        chance, cluster = random.Random(seed), Cluster()
+        worker = cluster.worker()
+        came: list[int] = []
+        for number in range(60):
+            worker.send(numbered(number))
+            while len(came) < 2 * number and chance.random() < 0.7:
+                came.append(number_in(worker.receive(5)))
+            if chance.random() < 0.2:
+                cluster.cut()
+        while len(came) < 120:
+            came.append(number_in(worker.receive(5)))
+        assert cluster.echo.received_numbers == list(range(60)) and came == list(range(120)), seed
+        assert worker.reconnections > 3 and cluster.echo.ends == []
+        assert worker._buffer.nbytes < 8 * wire_nbytes(numbered(59)), "what was acknowledged is forgotten"
+        worker.send(pack(Leave()))
+        assert worker.receive(5) is None
+        worker.close()
+        assert cluster.echo.ends == [(0, None)]
+
+
+class Interrupted(Connection):
+    """A connection that breaks, and is replaced by another thread, between a packet's arrival and its being counted."""
+
+    def __init__(self, inner: Connection, interrupt: list[threading.Thread]) -> None:
+        self._inner, self._interrupt = inner, interrupt
+        self.address = inner.address
+
+    def send(self, packet: bytes) -> None:
+        self._inner.send(packet)
+
+    def receive(self, timeout_s: float | None = None) -> bytes | None:
+        packet = self._inner.receive(timeout_s)
+        if self._interrupt and packet == numbered(2):
+            thread = self._interrupt.pop()
+            self._inner.abort()
+            thread.start()
+            thread.join()
+        return packet
+
+    def close(self, timeout_s: float = 30.0) -> None:
+        self._inner.close(timeout_s)
+
+    def abort(self) -> None:
+        self._inner.abort()
+
+
+def test_a_packet_on_its_way_while_another_thread_reconnects_arrives_once() -> None:
+    cluster = Cluster()
+    interrupt = [threading.Thread(target=lambda: worker.send(numbered(2)))]
+    worker = ReconnectingConnection(
+        lambda timeout_s: Interrupted(cluster.connect(timeout_s), interrupt), connect_timeout_s=1, reconnect_s=30
+    )
+    worker.send(numbered(1))
+    came = [number_in(worker.receive(5)) for _ in range(4)]
+    assert came == [2, 3, 4, 5] and worker.reconnections == 1
+    with pytest.raises(TransportError):
+        worker.receive(0)
+
+
+def test_two_threads_replace_one_broken_connection_once() -> None:
+    cluster = Cluster()
+    worker = cluster.worker()
+    worker.send(numbered(0))
+    assert [number_in(worker.receive(5)) for _ in range(2)] == [0, 1]
+    came: list[int] = []
+    reader = threading.Thread(target=lambda: came.extend(number_in(worker.receive(10)) for _ in range(2)))
+    reader.start()
+    cluster.cut()
+    worker.send(numbered(1))
+    reader.join(10)
+    assert came == [2, 3] and worker.reconnections == 1
+
+
+def test_a_cut_after_the_last_packet_does_not_lose_it() -> None:
+    cluster = Cluster()
+    worker = cluster.worker()
+    worker.send(numbered(1))
+    cluster.server.post(lambda: cluster.echo.sender.close(0, pack(Refused(reason="enough"))))
+    cluster.connections[-1].abort()
+    with pytest.raises((ProtocolError, TransportError), match="enough"):
+        worker.send(numbered(2))
+    with pytest.raises(TransportError, match="enough"):
+        worker.receive(1)
+
+
+def test_without_grace_a_break_is_the_end_at_once() -> None:
+    cluster = Cluster(grace_s=0)
+    worker = cluster.worker()
+    worker.send(numbered(1))
+    assert number_in(worker.receive(5)) == 2
+    cluster.cut()
+    assert number_in(worker.receive(5)) == 3
+    with pytest.raises(TransportError, match="cut"):
+        worker.receive(5)
+    assert cluster.echo.ends == [(0, "cut")] and worker.reconnections == 0
+
+
+def test_a_server_that_was_restarted_refuses_who_is_ahead_of_it() -> None:
+    cluster, restarted = Cluster(), Cluster()
+    worker = cluster.worker()
+    worker.send(numbered(1))
+    worker.receive(5)
+    worker._connect = restarted.connect
+    cluster.server.stop(grace_s=0)
+    with pytest.raises(ProtocolError, match="Resume all workers and shards from checkpoints of one step"):
+        drain(worker)
+    assert restarted.echo.received_numbers == []
+
+
+def test_patience_ends_with_both_reasons() -> None:
+    cluster = Cluster()
+    worker = cluster.worker(reconnect_s=0.1)
+    cluster.server.stop(grace_s=0)
+    with pytest.raises(TransportError, match=r"went away; no way back to memory within 0.1 s: no server at memory"):
+        drain(worker)
+    with pytest.raises(TransportError, match="no way back"):
+        worker.send(numbered(1))
+
+
+def test_a_server_that_comes_back_in_time_is_found() -> None:
+    cluster = Cluster()
+    worker, refusals = cluster.worker(), [TransportError("not yet"), TransportError("not yet")]
+
+    def connect(timeout_s: float) -> Connection:
+        if refusals:
+            raise refusals.pop()
+        return cluster.connect(timeout_s)
+
+    worker._connect = connect
+    cluster.cut()
+    worker.send(numbered(1))
+    assert [number_in(worker.receive(5)) for _ in range(2)] == [2, 3] and not refusals
