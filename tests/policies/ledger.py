@@ -87,7 +87,7 @@ def cases(draw: st.DrawFn) -> Case:
     return Case(workers, draw(st.integers(1, 3)), speeds, draw(st.integers(0, 2**32)))
 
 
-schedules = settings(max_examples=10, deadline=None)
+schedules = settings(max_examples=8, deadline=None)
 
 
 def one_hot(workers: int, rank: int, iteration: int) -> torch.Tensor:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
-from hypothesis import given
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import thinwire as tw
 from tests.policies.ledger import (
@@ -54,9 +54,8 @@ def test_asp_each_copy_is_the_servers_values_minus_its_own_residual(case: Case) 
 # ---- adaptive
 
 
-@pytest.mark.parametrize("when", ["norm", "variance", "period"])
-@given(case=cases())
-@schedules
+@given(when=st.sampled_from(["norm", "variance", "period"]), case=cases())
+@settings(max_examples=24, deadline=None)
 def test_adaptive_what_is_not_sent_is_held(when: str, case: Case) -> None:
     threshold = {"norm": 0.9, "variance": 2.0, "period": 3}[when]
     diaries, network = play(case, f"adaptive[{when},threshold={threshold}]", flush=False)

@@ -6,8 +6,8 @@ import random
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.designs.network import Actor, Network
@@ -41,10 +41,8 @@ def test_bsp_each_model_has_seen_exactly_everything_before(case: Case) -> None:
             np.testing.assert_array_equal(copy, applied(ITERATIONS, case.workers))
 
 
-@pytest.mark.parametrize("mode", ["aggressive", "traditional"])
-@pytest.mark.parametrize("staleness", [1, 3])
-@given(case=cases())
-@schedules
+@given(mode=st.sampled_from(["aggressive", "traditional"]), staleness=st.sampled_from([1, 3]), case=cases())
+@settings(max_examples=24, deadline=None)
 def test_ssp_a_model_lacks_at_most_so_many_clocks(mode: str, staleness: int, case: Case) -> None:
     diaries, network = play(case, f"ssp[staleness={staleness},mode={mode}]")
     for diary in diaries:
@@ -59,9 +57,8 @@ def test_ssp_a_model_lacks_at_most_so_many_clocks(mode: str, staleness: int, cas
         np.testing.assert_array_equal(values, applied(ITERATIONS, case.workers))
 
 
-@pytest.mark.parametrize("policy", ["ssp[staleness=1]", "ssp[staleness=2]", "local[2]", "local[3]"])
-@given(case=cases())
-@schedules
+@given(policy=st.sampled_from(["ssp[staleness=1]", "ssp[staleness=2]", "local[2]", "local[3]"]), case=cases())
+@settings(max_examples=24, deadline=None)
 def test_passive_ssp_and_local_steps_exchange_what_accumulated(policy: str, case: Case) -> None:
     every = int(policy[-2]) + policy.startswith("ssp")
     diaries, network = play(case, policy)
@@ -89,10 +86,12 @@ def test_without_a_flush_local_steps_hold_the_rest(case: Case) -> None:
 # ---- staleness 0 is bulk-synchronous
 
 
-@pytest.mark.parametrize("codec", ["fp32", "3lc", "stoch3"])
-@pytest.mark.parametrize("mode", ["passive", "aggressive", "traditional"])
-@given(case=cases())
-@settings(max_examples=5, deadline=None)
+@given(
+    codec=st.sampled_from(["fp32", "3lc", "stoch3"]),
+    mode=st.sampled_from(["passive", "aggressive", "traditional"]),
+    case=cases(),
+)
+@settings(max_examples=20, deadline=None)
 def test_staleness_zero_is_bsp_bit_for_bit(codec: str, mode: str, case: Case) -> None:
     other = Case(case.workers, case.servers, (1,) * case.workers, case.seed + 1)
     stale, _ = play(case, f"ssp[staleness=0,mode={mode}]", codec=codec)
@@ -137,20 +136,18 @@ def silence(policy: str, silent: int, case: Case) -> list[int]:
         network.give_up()
 
 
-@pytest.mark.parametrize(
-    ("policy", "expected"),
-    [
-        ("bsp", 1),
-        ("ssp[staleness=1,mode=passive]", 2),
-        ("ssp[staleness=1,mode=aggressive]", 2),
-        ("ssp[staleness=1,mode=traditional]", 2),
-        ("ssp[staleness=3,mode=aggressive]", 4),
-        ("local[3]", 3),
-    ],
-)
-def test_the_others_run_until_the_bound_and_block(policy: str, expected: int) -> None:
+def test_the_others_run_until_the_bound_and_block() -> None:
     """Staleness 1 and a silent peer: iterations 0 and 1 run, 2 blocks."""
-    assert silence(policy, 1, Case(3, 1, (1, 1, 1), 7)) == [expected, expected]
+    bounds = {
+        "bsp": 1,
+        "ssp[staleness=1,mode=passive]": 2,
+        "ssp[staleness=1,mode=aggressive]": 2,
+        "ssp[staleness=1,mode=traditional]": 2,
+        "ssp[staleness=3,mode=aggressive]": 4,
+        "local[3]": 3,
+    }
+    for policy, expected in bounds.items():
+        assert silence(policy, 1, Case(3, 1, (1, 1, 1), 7)) == [expected, expected], policy
 
 
 def test_passive_ssp_says_nothing_before_the_bound() -> None:
