@@ -6,13 +6,13 @@ one table, made anew for each batch, because gradients move in memory; the value
 
 The functions below the table are what all encoders share: find the place, load v = residual_scale·residual + values.
 Both passes of an encoder load v by the same lines, so that they see the same bits. Multiplication and addition must
-stay two operations: every launch passes `enable_fp_fusion=False`.
+stay two operations: every launch passes `enable_fp_fusion=False`. Kernels take the batch as one argument, `Tables`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,11 +25,34 @@ TILE = 4096  # values per program
 NUM_WARPS = 8
 TRITON_TYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
 INTEGER_TYPES = {torch.float32: torch.int32, torch.float64: torch.int64}  # as wide as the float type
+NUMPY_TYPES = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
 
 # Rows of the table, `stride` entries apart; behind them, for every program, the tensor that it works on.
 _VALUES, _RESIDUALS, _SIZES = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 _NUM_BYTES, _FIRST_BYTE, _FIRST_BLOCK, _OWNERS = tl.constexpr(3), tl.constexpr(4), tl.constexpr(5), tl.constexpr(6)
 _ROW_ALIGNMENT = 16  # entries: rows start at multiples of 128 bytes, so that Triton compiles no variants
+
+
+class Tables(NamedTuple):
+    """What a kernel is told of a batch; names in capitals are constants of its machine code.
+
+    Attributes:
+        table: int64, its rows `stride` entries apart.
+        residual_scale: one value of the batch's type, DTYPE.
+        RESIDUAL: whether there are residuals.
+        PER_BYTE: values that make a byte of payload.
+        WIDTH: the power of two that holds them.
+        BLOCK: bytes of payload that a program makes.
+    """
+
+    table: Any
+    stride: Any
+    residual_scale: Any
+    DTYPE: Any
+    RESIDUAL: Any
+    PER_BYTE: Any
+    WIDTH: Any
+    BLOCK: Any
 
 
 class Batch:
@@ -46,7 +69,8 @@ class Batch:
     Attributes:
         num_tensors, num_blocks, num_bytes: how many there are; bytes of all payloads before zero runs.
         ends: int64[num_tensors] on the host, where each tensor's bytes end.
-        launch: keyword arguments that every encoder kernel takes.
+        tables: what kernels take.
+        launch: keyword arguments of every encoder kernel: the tables, and how to compile it.
     """
 
     def __init__(
@@ -84,126 +108,87 @@ class Batch:
         self.table = workspace.upload(f"{name}.table", table)
         self.sizes = self.table[2 * stride : 2 * stride + self.num_tensors]
         self.last_blocks = self.table[table.size - stride : table.size - stride + self.num_tensors]
-        self.launch: dict[str, Any] = {
-            "table": self.table,
-            "stride": stride,
-            "residual_scale": torch.full((1,), residual_scale, dtype=self.dtype, device=workspace.device),
-            "DTYPE": TRITON_TYPES[self.dtype],
-            "RESIDUAL": residuals is not None,
-            "PER_BYTE": per_byte,
-            "WIDTH": width,
-            "BLOCK": block,
-            "num_warps": NUM_WARPS,
-            "enable_fp_fusion": False,
-        }
+        self.tables = Tables(
+            self.table,
+            stride,
+            torch.full((1,), residual_scale, dtype=self.dtype, device=workspace.device),
+            DTYPE=tl.constexpr(TRITON_TYPES[self.dtype]),
+            RESIDUAL=tl.constexpr(residuals is not None),
+            PER_BYTE=tl.constexpr(per_byte),
+            WIDTH=tl.constexpr(width),
+            BLOCK=tl.constexpr(block),
+        )
+        self.launch: dict[str, Any] = {"batch": self.tables, "num_warps": NUM_WARPS, "enable_fp_fusion": False}
 
     def largest(self, *, partition: bool = False) -> torch.Tensor:
         """The largest magnitude of each tensor's v, [num_tensors]; NaN or Inf as soon as one value is."""
-        wide = self.dtype == torch.float64
         bits = self.workspace.array(f"{self.name}.largest", self.num_tensors, INTEGER_TYPES[self.dtype]).zero_()
-        _largest[(self.num_blocks,)](
-            bits,
-            INTEGER=tl.int64 if wide else tl.int32,
-            MAGNITUDE=0x7FFFFFFFFFFFFFFF if wide else 0x7FFFFFFF,
-            PARTITION=partition,
-            **self.launch,
-        )
+        _largest[(self.num_blocks,)](bits, PARTITION=partition, **self.launch)
         return bits.view(self.dtype)
 
 
 @triton.jit
-def find_block(table: tl.tensor, stride: tl.tensor, BLOCK: tl.constexpr) -> tl.tensor:
+def find_block(batch: Tables) -> tl.tensor:
     """The tensor that this program works on, and which of its bytes: int64[BLOCK]."""
     program = tl.program_id(0)
-    tensor = tl.load(table + _OWNERS * stride + program)
-    block = program - tl.load(table + _FIRST_BLOCK * stride + tensor)
-    return tensor, block * BLOCK + tl.arange(0, BLOCK)
+    tensor = tl.load(batch.table + _OWNERS * batch.stride + program)
+    block = program - tl.load(batch.table + _FIRST_BLOCK * batch.stride + tensor)
+    return tensor, block * batch.BLOCK + tl.arange(0, batch.BLOCK)
 
 
 @triton.jit
-def num_values(table: tl.tensor, stride: tl.tensor, tensor: tl.tensor) -> tl.tensor:
+def num_values(batch: Tables, tensor: tl.tensor) -> tl.tensor:
     """How many values a tensor has."""
-    return tl.load(table + _SIZES * stride + tensor)
+    return tl.load(batch.table + _SIZES * batch.stride + tensor)
 
 
 @triton.jit
-def byte_span(table: tl.tensor, stride: tl.tensor, tensor: tl.tensor) -> tl.tensor:
+def byte_span(batch: Tables, tensor: tl.tensor) -> tl.tensor:
     """How many bytes a tensor makes, and where the first of them lies among those of the batch."""
-    return tl.load(table + _NUM_BYTES * stride + tensor), tl.load(table + _FIRST_BYTE * stride + tensor)
+    num_bytes = tl.load(batch.table + _NUM_BYTES * batch.stride + tensor)
+    return num_bytes, tl.load(batch.table + _FIRST_BYTE * batch.stride + tensor)
 
 
 @triton.jit
-def find_values(
-    table: tl.tensor,
-    stride: tl.tensor,
-    tensor: tl.tensor,
-    byte: tl.tensor,
-    PER_BYTE: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PARTITION: tl.constexpr,
-) -> tl.tensor:
-    """Which value each place of each byte stands for, [BLOCK, WIDTH]; and whether there is such a value."""
-    num_bytes = tl.load(table + _NUM_BYTES * stride + tensor)
-    place = tl.arange(0, WIDTH)[None, :]
-    index = place * num_bytes + byte[:, None] if PARTITION else byte[:, None] * PER_BYTE + place
-    known = (place < PER_BYTE) & (byte[:, None] < num_bytes)
-    return index, known & (index < num_values(table, stride, tensor))
+def load_block(batch: Tables, tensor: tl.tensor, byte: tl.tensor, PARTITION: tl.constexpr) -> tl.tensor:
+    """Which value each place of each byte stands for, whether there is such a value, and v: [BLOCK, WIDTH] each."""
+    num_bytes, _ = byte_span(batch, tensor)
+    place = tl.arange(0, batch.WIDTH)[None, :]
+    index = place * num_bytes + byte[:, None] if PARTITION else byte[:, None] * batch.PER_BYTE + place
+    known = (place < batch.PER_BYTE) & (byte[:, None] < num_bytes) & (index < num_values(batch, tensor))
+    return index, known, load_sum(batch, tensor, index, known)
 
 
 @triton.jit
-def load_sum(
-    table: tl.tensor,
-    stride: tl.tensor,
-    tensor: tl.tensor,
-    index: tl.tensor,
-    known: tl.tensor,
-    residual_scale: tl.tensor,
-    DTYPE: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-) -> tl.tensor:
+def load_sum(batch: Tables, tensor: tl.tensor, index: tl.tensor, known: tl.tensor) -> tl.tensor:
     """v = residual_scale·residual + values, or the values themselves; 0 where there is no value."""
-    values = tl.load(table + _VALUES * stride + tensor).to(tl.pointer_type(DTYPE))
+    values = tl.load(batch.table + _VALUES * batch.stride + tensor).to(tl.pointer_type(batch.DTYPE))
     v = tl.load(values + index, mask=known, other=0.0)
-    if RESIDUAL:
-        residual = tl.load(table + _RESIDUALS * stride + tensor).to(tl.pointer_type(DTYPE))
-        v = tl.load(residual_scale) * tl.load(residual + index, mask=known, other=0.0) + v
+    if batch.RESIDUAL:
+        residual = tl.load(batch.table + _RESIDUALS * batch.stride + tensor).to(tl.pointer_type(batch.DTYPE))
+        v = tl.load(batch.residual_scale) * tl.load(residual + index, mask=known, other=0.0) + v
     return v
 
 
 @triton.jit
 def store_residual(
-    table: tl.tensor,
-    stride: tl.tensor,
-    tensor: tl.tensor,
-    index: tl.tensor,
-    known: tl.tensor,
-    allowed: tl.tensor,
-    unsent: tl.tensor,
-    DTYPE: tl.constexpr,
+    batch: Tables, tensor: tl.tensor, index: tl.tensor, known: tl.tensor, allowed: tl.tensor, unsent: tl.tensor
 ) -> None:
     """Keeps what was not sent, unless the tensor is refused."""
-    residual = tl.load(table + _RESIDUALS * stride + tensor).to(tl.pointer_type(DTYPE))
+    residual = tl.load(batch.table + _RESIDUALS * batch.stride + tensor).to(tl.pointer_type(batch.DTYPE))
     tl.store(residual + index, unsent, mask=known & (tl.load(allowed + tensor) != 0))
 
 
 @triton.jit
-def _largest(
-    largest: tl.tensor,
-    table: tl.tensor,
-    stride: tl.tensor,
-    residual_scale: tl.tensor,
-    INTEGER: tl.constexpr,
-    MAGNITUDE: tl.constexpr,
-    PARTITION: tl.constexpr,
-    DTYPE: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    PER_BYTE: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
-    tensor, byte = find_block(table, stride, BLOCK)
-    index, known = find_values(table, stride, tensor, byte, PER_BYTE, WIDTH, PARTITION)
-    v = load_sum(table, stride, tensor, index, known, residual_scale, DTYPE, RESIDUAL)
-    # Magnitude bits, read as integers, order like magnitudes, and NaN and Inf come out on top.
-    bits = v.to(INTEGER, bitcast=True) & MAGNITUDE
-    tl.atomic_max(largest + tensor, tl.max(bits), sem="relaxed")
+def magnitude_bits(v: tl.tensor) -> tl.tensor:
+    """Magnitudes as integers of the same width: they order like magnitudes, and NaN and Inf come out on top."""
+    INTEGER: tl.constexpr = tl.int64 if v.dtype == tl.float64 else tl.int32
+    MAGNITUDE: tl.constexpr = 0x7FFFFFFFFFFFFFFF if v.dtype == tl.float64 else 0x7FFFFFFF
+    return v.to(INTEGER, bitcast=True) & MAGNITUDE
+
+
+@triton.jit
+def _largest(largest: tl.tensor, batch: Tables, PARTITION: tl.constexpr) -> None:
+    tensor, byte = find_block(batch)
+    _, _, v = load_block(batch, tensor, byte, PARTITION)
+    tl.atomic_max(largest + tensor, tl.max(magnitude_bits(v)), sem="relaxed")

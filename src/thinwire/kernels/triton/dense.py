@@ -12,6 +12,8 @@ from typing import Any, NamedTuple, Required, TypedDict, Unpack
 
 import numpy as np
 import torch
+import triton
+import triton.language as tl
 from numpy.typing import NDArray
 
 from thinwire.kernels.triton.batch import Batch
@@ -111,3 +113,11 @@ def decode_dense(
             enable_fp_fusion=False,
         )
     workspace.join()
+
+
+@triton.jit
+def put(out: tl.tensor, at: tl.tensor, value: tl.tensor, known: tl.tensor, ACCUMULATE: tl.constexpr) -> None:
+    """``out = value``, or ``out += value``, where values are known."""
+    if ACCUMULATE:
+        value = tl.load(out + at, mask=known, other=0.0) + value
+    tl.store(out + at, value, mask=known)

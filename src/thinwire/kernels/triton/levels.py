@@ -14,8 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
-from thinwire.kernels.triton.batch import Batch, byte_span, find_block, find_values, load_sum, store_residual
-from thinwire.kernels.triton.dense import Given, Scaled, decode_dense, encode_dense
+from thinwire.kernels.triton.batch import Batch, Tables, byte_span, find_block, load_block, store_residual
+from thinwire.kernels.triton.dense import Given, Scaled, decode_dense, encode_dense, put
 from thinwire.kernels.triton.pending import Pending
 from thinwire.kernels.triton.workspace import DeviceWorkspace
 
@@ -44,32 +44,18 @@ def decode_int8(
 
 
 @triton.jit
-def _round(
-    scales: tl.tensor,
-    allowed: tl.tensor,
-    payload: tl.tensor,
-    table: tl.tensor,
-    stride: tl.tensor,
-    residual_scale: tl.tensor,
-    ROUNDS: tl.constexpr,
-    DTYPE: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    PER_BYTE: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
-    tensor, byte = find_block(table, stride, BLOCK)
-    index, known = find_values(table, stride, tensor, byte, PER_BYTE, WIDTH, False)
-    v = load_sum(table, stride, tensor, index, known, residual_scale, DTYPE, RESIDUAL)
+def _round(scales: tl.tensor, allowed: tl.tensor, payload: tl.tensor, batch: Tables, ROUNDS: tl.constexpr) -> None:
+    tensor, byte = find_block(batch)
+    index, known, v = load_block(batch, tensor, byte, False)
     scale = tl.load(scales + tensor)
     divisor = tl.where(scale > 0, scale, 1.0)  # all levels of a zero scale are zero: so are all values
-    q = tl.div_rn(v, divisor) if DTYPE == tl.float32 else v / divisor  # noqa: SIM300 - no constant to the left
+    q = tl.div_rn(v, divisor) if tl.float32 == batch.DTYPE else v / divisor
     q = tl.minimum(tl.maximum(q, -_TOP), _TOP)
     # 1.5 times the number from which floats are whole: adding and taking it away rounds half to even.
     q = (q + ROUNDS) - ROUNDS
-    if RESIDUAL:
-        store_residual(table, stride, tensor, index, known, allowed, v - q * scale, DTYPE)
-    _, first = byte_span(table, stride, tensor)
+    if batch.RESIDUAL:
+        store_residual(batch, tensor, index, known, allowed, v - q * scale)
+    _, first = byte_span(batch, tensor)
     tl.store(payload + first + index, q.to(tl.int8).to(tl.uint8, bitcast=True), mask=known)
 
 
@@ -85,7 +71,4 @@ def _scale(
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     known = at < size
     m = tl.load(scale)
-    value = tl.load(payload + at, mask=known, other=0).to(m.dtype) * m
-    if ACCUMULATE:
-        value = tl.load(out + at, mask=known, other=0.0) + value
-    tl.store(out + at, value, mask=known)
+    put(out, at, tl.load(payload + at, mask=known, other=0).to(m.dtype) * m, known, ACCUMULATE)

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from thinwire.kernels.triton.batch import Batch, load_sum, num_values
+from thinwire.kernels.triton.batch import Batch, Tables, load_sum, num_values
 
 _LANES = tl.constexpr(1024)
 _GROUP = 32  # sums per program
@@ -41,7 +41,7 @@ def moments(batch: Batch, largest: torch.Tensor, *, signed: bool = False, square
     _sum[(_LANES.value // _GROUP, batch.num_tensors)](
         1.0 / unit,
         sums,
-        **{name: batch.launch[name] for name in ("table", "stride", "residual_scale", "DTYPE", "RESIDUAL")},
+        batch.tables,
         SIGNED=signed,
         SQUARES=squares,
         GROUP=_GROUP,
@@ -74,18 +74,14 @@ def _units(largest: torch.Tensor) -> torch.Tensor:
 def _sum(
     lift: tl.tensor,
     sums: tl.tensor,
-    table: tl.tensor,
-    stride: tl.tensor,
-    residual_scale: tl.tensor,
-    DTYPE: tl.constexpr,
-    RESIDUAL: tl.constexpr,
+    batch: Tables,
     SIGNED: tl.constexpr,
     SQUARES: tl.constexpr,
     GROUP: tl.constexpr,
 ) -> None:
     tensor = tl.program_id(1)
     lane = tl.program_id(0) * GROUP + tl.arange(0, GROUP)
-    size = num_values(table, stride, tensor)
+    size = num_values(batch, tensor)
     unit = tl.load(lift + tensor)
     positive = tl.zeros([GROUP], tl.float64)
     negative = tl.zeros([GROUP], tl.float64)
@@ -94,7 +90,7 @@ def _sum(
         for row in tl.static_range(_AHEAD):
             index = start + row * _LANES + lane
             known = index < size
-            v = load_sum(table, stride, tensor, index, known, residual_scale, DTYPE, RESIDUAL).to(tl.float64) * unit
+            v = load_sum(batch, tensor, index, known).to(tl.float64) * unit
             if SIGNED:
                 positive += tl.where(v > 0, v, 0.0)
                 negative += tl.where(v < 0, v, 0.0)

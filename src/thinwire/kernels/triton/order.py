@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from thinwire.kernels.triton.batch import Batch, find_block, find_values, load_sum
+from thinwire.kernels.triton.batch import Batch, Tables, find_block, load_block, magnitude_bits
 
 _DIGIT = 8  # bits
 _BINS = tl.constexpr(1 << _DIGIT)
@@ -34,19 +34,11 @@ def kth_largest(batch: Batch, ks: torch.Tensor) -> Kth:
         batch: made inside `workspace.running()`, where this belongs too.
         ks: int64[num_tensors], 1 … n each.
     """
-    wide = batch.dtype == torch.float64
     prefix, left = torch.zeros_like(ks), ks
     counts = batch.workspace.array(f"{batch.name}.counts", batch.num_tensors * _BINS.value, torch.int64)
-    for shift in range(64 - _DIGIT if wide else 32 - _DIGIT, -1, -_DIGIT):
+    for shift in range(8 * batch.dtype.itemsize - _DIGIT, -1, -_DIGIT):
         counts.zero_()
-        _count_digits[(batch.num_blocks,)](
-            prefix,
-            counts,
-            shift,
-            INTEGER=tl.int64 if wide else tl.int32,
-            MAGNITUDE=0x7FFFFFFFFFFFFFFF if wide else 0x7FFFFFFF,
-            **batch.launch,
-        )
+        _count_digits[(batch.num_blocks,)](prefix, counts, shift, **batch.launch)
         from_above = counts.view(-1, _BINS.value).flip(1)
         reached = from_above.cumsum(1)
         place = (reached[:, :-1] < left[:, None]).sum(1, keepdim=True)  # the last bin has whatever is not in others
@@ -56,28 +48,13 @@ def kth_largest(batch: Batch, ks: torch.Tensor) -> Kth:
 
 
 @triton.jit(do_not_specialize=["shift"])
-def _count_digits(
-    prefix: tl.tensor,
-    counts: tl.tensor,
-    shift: tl.tensor,
-    table: tl.tensor,
-    stride: tl.tensor,
-    residual_scale: tl.tensor,
-    INTEGER: tl.constexpr,
-    MAGNITUDE: tl.constexpr,
-    DTYPE: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    PER_BYTE: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
-    tensor, byte = find_block(table, stride, BLOCK)
-    index, known = find_values(table, stride, tensor, byte, PER_BYTE, WIDTH, False)
-    v = load_sum(table, stride, tensor, index, known, residual_scale, DTYPE, RESIDUAL)
-    bits = (v.to(INTEGER, bitcast=True) & MAGNITUDE).to(tl.int64) >> shift
+def _count_digits(prefix: tl.tensor, counts: tl.tensor, shift: tl.tensor, batch: Tables) -> None:
+    tensor, byte = find_block(batch)
+    _, known, v = load_block(batch, tensor, byte, False)
+    bits = magnitude_bits(v).to(tl.int64) >> shift
     counted = known & (bits >> 8 == tl.load(prefix + tensor))
-    digit = tl.reshape((bits & 255).to(tl.int32), [BLOCK * WIDTH])
-    found = tl.histogram(digit, _BINS, mask=tl.reshape(counted, [BLOCK * WIDTH]))
+    digit = tl.reshape((bits & 255).to(tl.int32), [batch.BLOCK * batch.WIDTH])
+    found = tl.histogram(digit, _BINS, mask=tl.reshape(counted, [batch.BLOCK * batch.WIDTH]))
     bin = tl.arange(0, _BINS)
     # Most bins are empty: gradients have few exponents.
     tl.atomic_add(counts + tensor * _BINS + bin, found.to(tl.int64), mask=found > 0, sem="relaxed")

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from numpy.typing import NDArray
 
+from thinwire.kernels.triton.dense import put
 from thinwire.kernels.triton.workspace import DeviceWorkspace
 
 _BLOCK = 1024  # values per program
@@ -59,6 +60,4 @@ def _scatter(
     known = at < count
     position = tl.load(positions + at, mask=known, other=0)
     value = tl.load(values + at, mask=known, other=0.0)
-    if ACCUMULATE:
-        value = tl.load(out + position, mask=known, other=0.0) + value
-    tl.store(out + position, value, mask=known)
+    put(out, position, value, known, ACCUMULATE)

@@ -10,7 +10,7 @@ until then.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Unpack
+from typing import NamedTuple, Unpack
 
 import numpy as np
 import torch
@@ -21,10 +21,12 @@ from numpy.typing import NDArray
 from thinwire.kernels.triton.batch import (
     INTEGER_TYPES,
     Batch,
+    Tables,
     byte_span,
     find_block,
-    find_values,
+    load_block,
     load_sum,
+    magnitude_bits,
     num_values,
     store_residual,
 )
@@ -152,7 +154,7 @@ class Selected:
             self._bounds, self._quotas = rule(batch)
             self._allowed = allow(largest, largest, together=given.get("together", False))
             counts = workspace.array("select.counts", 2 * batch.num_blocks, torch.int64)
-            _count[(batch.num_blocks,)](self._bounds, counts, **self._integers(), **batch.launch)
+            _count[(batch.num_blocks,)](self._bounds, counts, **batch.launch)
             # Of all blocks before each, and of those of its own tensor.
             ends = counts.view(2, -1).cumsum(1)
             last = ends[:, batch.last_blocks]
@@ -197,7 +199,6 @@ class Selected:
                 payload.view(torch.uint8),
                 payload.view(batch.dtype),
                 SIGNS=self._signs,
-                **self._integers(),
                 **batch.launch,
             )
             host = workspace.host("select.payload", 4 * payload.numel(), torch.uint8)
@@ -208,13 +209,6 @@ class Selected:
             Chosen(top, bound, count, form.bitmap, received[at : at + places], received[behind : behind + body])
             for top, bound, (count, form, at, places, behind, body) in zip(largest, thresholds, plans, strict=True)
         ]
-
-    def _integers(self) -> dict[str, Any]:
-        wide = self._batch.dtype == torch.float64
-        return {
-            "INTEGER": tl.int64 if wide else tl.int32,
-            "MAGNITUDE": 0x7FFFFFFFFFFFFFFF if wide else 0x7FFFFFFF,
-        }
 
 
 def _aligned(nbytes: int) -> int:
@@ -229,49 +223,29 @@ def _sampled(batch: Batch, values: Sequence[torch.Tensor], samples: Sequence[int
     sampled = workspace.array("select.sample", int(ends[-1]), batch.dtype)
     pieces = [sampled[end - size : end] for end, size in zip(ends.tolist(), sizes, strict=True)]
     places = Batch(pieces, None, per_byte=1, workspace=workspace, name="sample")
-    _sample[(places.num_blocks,)](
-        places.table,
-        places.launch["stride"],
-        sampled,
-        **{name: batch.launch[name] for name in ("table", "residual_scale", "DTYPE", "RESIDUAL")},
-        stride=batch.launch["stride"],
-        BLOCK=places.launch["BLOCK"],
-        enable_fp_fusion=False,
-    )
+    _sample[(places.num_blocks,)](places.tables, sampled, batch.tables, enable_fp_fusion=False)
     ks = np.array([max(1, round(fraction * size)) for size in sizes], np.int64)
     return kth_largest(places, workspace.upload("select.ks", ks)).bits
 
 
 @triton.jit
-def _sample(
-    places: tl.tensor,
-    places_stride: tl.tensor,
-    sampled: tl.tensor,
-    table: tl.tensor,
-    stride: tl.tensor,
-    residual_scale: tl.tensor,
-    DTYPE: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
+def _sample(places: Tables, sampled: tl.tensor, batch: Tables) -> None:
     """One value from a random place of each of equal stretches; all values where the sample is the tensor."""
-    tensor, at = find_block(places, places_stride, BLOCK)
-    count, first = byte_span(places, places_stride, tensor)
-    size = num_values(table, stride, tensor)
+    tensor, at = find_block(places)
+    count, first = byte_span(places, tensor)
+    size = num_values(batch, tensor)
     begin, end = at * size // count, (at + 1) * size // count
     zero = tl.zeros_like(at)
     index = begin + (draw(at, zero, zero).to(tl.int64) * (end - begin) >> 24)
     known = at < count
-    v = load_sum(table, stride, tensor, index, known, residual_scale, DTYPE, RESIDUAL)
+    v = load_sum(batch, tensor, index, known)
     tl.store(sampled + first + at, v, mask=known)
 
 
 @triton.jit
-def _compare(
-    v: tl.tensor, known: tl.tensor, bound: tl.tensor, INTEGER: tl.constexpr, MAGNITUDE: tl.constexpr
-) -> tl.tensor:
+def _compare(v: tl.tensor, known: tl.tensor, bound: tl.tensor) -> tl.tensor:
     """Of each value, 1 or 0: whether its magnitude is above the bound; whether it equals it."""
-    bits = (v.to(INTEGER, bitcast=True) & MAGNITUDE).to(tl.int64)
+    bits = magnitude_bits(v).to(tl.int64)
     return (known & (bits > bound)).to(tl.int32), (known & (bits == bound)).to(tl.int32)
 
 
@@ -283,24 +257,10 @@ def _before_in_block(flags: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _count(
-    bounds: tl.tensor,
-    counts: tl.tensor,
-    table: tl.tensor,
-    stride: tl.tensor,
-    residual_scale: tl.tensor,
-    INTEGER: tl.constexpr,
-    MAGNITUDE: tl.constexpr,
-    DTYPE: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    PER_BYTE: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
-    tensor, byte = find_block(table, stride, BLOCK)
-    index, known = find_values(table, stride, tensor, byte, PER_BYTE, WIDTH, False)
-    v = load_sum(table, stride, tensor, index, known, residual_scale, DTYPE, RESIDUAL)
-    above, equal = _compare(v, known, tl.load(bounds + tensor), INTEGER, MAGNITUDE)
+def _count(bounds: tl.tensor, counts: tl.tensor, batch: Tables) -> None:
+    tensor, byte = find_block(batch)
+    _, known, v = load_block(batch, tensor, byte, False)
+    above, equal = _compare(v, known, tl.load(bounds + tensor))
     program = tl.program_id(0)
     tl.store(counts + program, tl.sum(above).to(tl.int64))
     tl.store(counts + tl.num_programs(0) + program, tl.sum(equal).to(tl.int64))
@@ -317,24 +277,14 @@ def _write(
     words: tl.tensor,
     octets: tl.tensor,
     numbers: tl.tensor,
-    table: tl.tensor,
-    stride: tl.tensor,
-    residual_scale: tl.tensor,
+    batch: Tables,
     SIGNS: tl.constexpr,
-    INTEGER: tl.constexpr,
-    MAGNITUDE: tl.constexpr,
-    DTYPE: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    PER_BYTE: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
 ) -> None:
     """`words`, `octets` and `numbers` are the payload's memory, as integers, bytes and values."""
-    tensor, byte = find_block(table, stride, BLOCK)
-    index, known = find_values(table, stride, tensor, byte, PER_BYTE, WIDTH, False)
-    v = load_sum(table, stride, tensor, index, known, residual_scale, DTYPE, RESIDUAL)
+    tensor, byte = find_block(batch)
+    index, known, v = load_block(batch, tensor, byte, False)
     bound, quota = tl.load(bounds + tensor), tl.load(quotas + tensor)
-    above, equal = _compare(v, known, bound, INTEGER, MAGNITUDE)
+    above, equal = _compare(v, known, bound)
     program, num_programs = tl.program_id(0), tl.num_programs(0)
     above_before = tl.load(ends + program - 1, mask=program > 0, other=0) - tl.load(before + 2 * tensor)
     equal_before = tl.load(ends + num_programs + program - 1, mask=program > 0, other=0)
@@ -343,14 +293,14 @@ def _write(
     equal_rank = equal_before + _before_in_block(equal)
     sent = (above != 0) | ((equal != 0) & (equal_rank < quota))
     rank = above_rank + tl.minimum(equal_rank, quota)
-    if RESIDUAL:
-        worth = bound.to(INTEGER).to(DTYPE, bitcast=True)
+    if batch.RESIDUAL:
+        worth = bound.to(magnitude_bits(v).dtype).to(batch.DTYPE, bitcast=True)
         unsent = v - tl.where(v > 0, worth, -worth) if SIGNS else tl.zeros_like(v)
-        store_residual(table, stride, tensor, index, known, allowed, tl.where(sent, unsent, v), DTYPE)
+        store_residual(batch, tensor, index, known, allowed, tl.where(sent, unsent, v))
     width = tl.load(plans + 3 * tensor)  # 0 for a bitmap
     places, body = tl.load(plans + 3 * tensor + 1), tl.load(plans + 3 * tensor + 2)
-    num_bytes, _ = byte_span(table, stride, tensor)
-    flag = sent.to(tl.int32) << (7 - tl.arange(0, WIDTH))[None, :]
+    num_bytes, _ = byte_span(batch, tensor)
+    flag = sent.to(tl.int32) << (7 - tl.arange(0, batch.WIDTH))[None, :]
     tl.store(octets + places + byte, tl.sum(flag, axis=1).to(tl.uint8), mask=(byte < num_bytes) & (width == 0))
     indexed = sent & (width > 0)
     bit = rank * width
@@ -364,4 +314,4 @@ def _write(
         positive = (tl.full([1, 1], 1, tl.int64) << shift).to(tl.int32)
         tl.atomic_or(words + body // 4 + (rank >> 5), positive, mask=sent & (v > 0), sem="relaxed")
     else:
-        tl.store(numbers + body // (DTYPE.primitive_bitwidth // 8) + rank, v, mask=sent)
+        tl.store(numbers + body // (v.dtype.primitive_bitwidth // 8) + rank, v, mask=sent)

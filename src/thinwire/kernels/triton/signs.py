@@ -10,8 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-from thinwire.kernels.triton.batch import Batch, byte_span, find_block, find_values, load_sum, store_residual
-from thinwire.kernels.triton.dense import Given, Scaled, decode_dense, encode_dense
+from thinwire.kernels.triton.batch import Batch, Tables, byte_span, find_block, load_block, store_residual
+from thinwire.kernels.triton.dense import Given, Scaled, decode_dense, encode_dense, put
 from thinwire.kernels.triton.moments import moments, root
 from thinwire.kernels.triton.pending import Pending
 from thinwire.kernels.triton.workspace import DeviceWorkspace
@@ -42,29 +42,15 @@ def decode_signs(
 
 
 @triton.jit
-def _pack(
-    scales: tl.tensor,
-    allowed: tl.tensor,
-    payload: tl.tensor,
-    table: tl.tensor,
-    stride: tl.tensor,
-    residual_scale: tl.tensor,
-    DTYPE: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    PER_BYTE: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
-    tensor, byte = find_block(table, stride, BLOCK)
-    index, known = find_values(table, stride, tensor, byte, PER_BYTE, WIDTH, False)
-    v = load_sum(table, stride, tensor, index, known, residual_scale, DTYPE, RESIDUAL)
+def _pack(scales: tl.tensor, allowed: tl.tensor, payload: tl.tensor, batch: Tables) -> None:
+    tensor, byte = find_block(batch)
+    index, known, v = load_block(batch, tensor, byte, False)
     positive = v >= 0
-    if RESIDUAL:
+    if batch.RESIDUAL:
         high = tl.load(scales + tensor)
-        unsent = v - tl.where(positive, high, 0.0 - high)
-        store_residual(table, stride, tensor, index, known, allowed, unsent, DTYPE)
-    flag = (positive & known).to(tl.int32) << (7 - tl.arange(0, WIDTH))[None, :]
-    num_bytes, first = byte_span(table, stride, tensor)
+        store_residual(batch, tensor, index, known, allowed, v - tl.where(positive, high, 0.0 - high))
+    flag = (positive & known).to(tl.int32) << (7 - tl.arange(0, batch.WIDTH))[None, :]
+    num_bytes, first = byte_span(batch, tensor)
     tl.store(payload + first + byte, tl.sum(flag, axis=1).to(tl.uint8), mask=byte < num_bytes)
 
 
@@ -83,6 +69,4 @@ def _unpack(
     positive = (byte >> (7 - (at & 7)).to(tl.int32)) & 1
     high = tl.load(scale)
     value = tl.where(positive != 0, high, 0.0 - high)
-    if ACCUMULATE:
-        value = tl.load(out + at, mask=known, other=0.0) + value
-    tl.store(out + at, value, mask=known)
+    put(out, at, value, known, ACCUMULATE)

@@ -18,17 +18,14 @@ import triton.language as tl
 
 from thinwire.errors import FrameError
 from thinwire.kernels.contract import DIGITS_PER_CODE, UNIT, Key, check_scale
-from thinwire.kernels.triton.batch import Batch, byte_span, find_block, find_values, load_sum, store_residual
+from thinwire.kernels.triton.batch import NUMPY_TYPES, Batch, Tables, byte_span, find_block, load_block, store_residual
 from thinwire.kernels.triton.dense import Given, Scaled, decode_dense, encode_dense
 from thinwire.kernels.triton.moments import moments, root
 from thinwire.kernels.triton.pending import Pending
+from thinwire.kernels.triton.ternary import place_value, put_digit
 from thinwire.kernels.triton.workspace import DeviceWorkspace
 
 _LIFT_EXPONENTS = {torch.float32: 64, torch.float64: 512}
-_NUMPY_TYPES: dict[torch.dtype, np.dtype[Any]] = {
-    torch.float32: np.dtype(np.float32),
-    torch.float64: np.dtype(np.float64),
-}
 
 
 def encode_stochastic(
@@ -90,7 +87,7 @@ def decode_two_bit(
     Raises:
         FrameError: a pair of bits is 3, which no trit is, or the scale is no finite number >= 0. `out` is untouched.
     """
-    check_scale(scale, _NUMPY_TYPES[out.dtype])
+    check_scale(scale, NUMPY_TYPES[out.dtype])
     codes = np.frombuffer(payload, np.uint8)
     if np.any(codes & (codes >> 1) & 0x55):
         raise FrameError("two bits of a trit are both set: the payload is damaged")
@@ -137,37 +134,25 @@ def _pack(
     lifts: tl.tensor,
     steps: tl.tensor,
     keys: tl.tensor,
-    table: tl.tensor,
-    stride: tl.tensor,
-    residual_scale: tl.tensor,
-    DTYPE: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    PER_BYTE: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
+    batch: Tables,
 ) -> None:
-    tensor, byte = find_block(table, stride, BLOCK)
-    index, known = find_values(table, stride, tensor, byte, PER_BYTE, WIDTH, False)
-    v = load_sum(table, stride, tensor, index, known, residual_scale, DTYPE, RESIDUAL)
+    tensor, byte = find_block(batch)
+    index, known, v = load_block(batch, tensor, byte, False)
     limit = tl.load(limits + tensor)
     clipped = tl.minimum(tl.maximum(v, -limit), limit) * tl.load(lifts + tensor)
     random = draw(index, tl.load(keys + 2 * tensor), tl.load(keys + 2 * tensor + 1))
-    u = random.to(DTYPE) * tl.load(steps + tensor)
+    u = random.to(batch.DTYPE) * tl.load(steps + tensor)
     above, below = clipped > u, clipped < -u
-    if RESIDUAL:
+    if batch.RESIDUAL:
         m = tl.load(scales + tensor)
         unsent = v - tl.where(above, m, tl.where(below, -m, 0.0))
-        store_residual(table, stride, tensor, index, known, allowed, unsent, DTYPE)
+        store_residual(batch, tensor, index, known, allowed, unsent)
     # Where there is no value v is 0, and so is its trit: the padding.
     digit = tl.where(above, 2, tl.where(below, 0, 1))
-    place = tl.arange(0, WIDTH)
-    if PER_BYTE == 4:
-        weight = 1 << (2 * place)
-    else:
-        weight = tl.where(place == 0, 81, tl.where(place == 1, 27, tl.where(place == 2, 9, tl.where(place == 3, 3, 1))))
-        weight = tl.where(place < PER_BYTE, weight, 0)
+    place = tl.arange(0, batch.WIDTH)
+    weight = 1 << (2 * place) if batch.PER_BYTE == 4 else tl.where(place < batch.PER_BYTE, place_value(place), 0)
     code = tl.sum(digit * weight[None, :], axis=1)
-    num_bytes, first = byte_span(table, stride, tensor)
+    num_bytes, first = byte_span(batch, tensor)
     tl.store(payload + first + byte, code.to(tl.uint8), mask=byte < num_bytes)
 
 
@@ -185,9 +170,4 @@ def _unpack_two_bit(
     code = tl.load(payload + (at >> 2), mask=known, other=0x55).to(tl.int32)
     digit = (code >> (2 * (at & 3)).to(tl.int32)) & 3
     m = tl.load(scale)
-    value = tl.where(digit == 2, m, tl.where(digit == 0, -m, 0.0))
-    if ACCUMULATE:
-        sent = known & (digit != 1)
-        tl.store(out + at, tl.load(out + at, mask=sent, other=0.0) + value, mask=sent)
-    else:
-        tl.store(out + at, value, mask=known)
+    put_digit(out, at, digit, m, known, ACCUMULATE)

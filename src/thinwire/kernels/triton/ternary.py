@@ -17,17 +17,14 @@ import triton.language as tl
 
 from thinwire.kernels.contract import ZERO_CODE, check_codes, check_layout, check_scale, num_codes_of
 from thinwire.kernels.numba.zero_run import check_expands
-from thinwire.kernels.triton.batch import Batch, byte_span, find_block, find_values, load_sum, store_residual
+from thinwire.kernels.triton.batch import NUMPY_TYPES, Batch, Tables, byte_span, find_block, load_block, store_residual
+from thinwire.kernels.triton.dense import put
 from thinwire.kernels.triton.pending import Pending, allow
 from thinwire.kernels.triton.workspace import DeviceWorkspace
 from thinwire.kernels.triton.zero_run import zero_run_decode, zero_run_encode
 
 _ZERO = tl.constexpr(ZERO_CODE)
 _BLOCK = 1024  # codes per program, in decoding
-_NUMPY_TYPES: dict[torch.dtype, np.dtype[Any]] = {
-    torch.float32: np.dtype(np.float32),
-    torch.float64: np.dtype(np.float64),
-}
 
 
 def encode_ternary(
@@ -101,7 +98,7 @@ def decode_ternary(
             `out` is untouched.
     """
     check_layout(layout)
-    check_scale(scale, _NUMPY_TYPES[out.dtype])
+    check_scale(scale, NUMPY_TYPES[out.dtype])
     received = np.frombuffer(payload, dtype=np.uint8)
     num_codes = num_codes_of(out.numel())
     if zero_run:
@@ -129,37 +126,44 @@ def decode_ternary(
 
 
 @triton.jit
+def place_value(place: tl.tensor) -> tl.tensor:
+    """What a digit in base 3 is worth at places 0 … 4, the highest first; 1 behind them."""
+    return tl.where(place == 0, 81, tl.where(place == 1, 27, tl.where(place == 2, 9, tl.where(place == 3, 3, 1))))
+
+
+@triton.jit
+def put_digit(
+    out: tl.tensor, at: tl.tensor, digit: tl.tensor, m: tl.tensor, known: tl.tensor, ACCUMULATE: tl.constexpr
+) -> None:
+    """``out = m·(digit − 1)``, or ``out +=``, which changes no bit where the digit is 1."""
+    if ACCUMULATE:
+        known = known & (digit != 1)
+    put(out, at, tl.where(digit == 2, m, tl.where(digit == 0, -m, 0.0)), known, ACCUMULATE)
+
+
+@triton.jit
 def _quantise(
     scales: tl.tensor,
     allowed: tl.tensor,
     codes: tl.tensor,
     last_nonzero: tl.tensor,
-    table: tl.tensor,
-    stride: tl.tensor,
-    residual_scale: tl.tensor,
+    batch: Tables,
     PAD: tl.constexpr,
     PARTITION: tl.constexpr,
-    DTYPE: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    PER_BYTE: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
 ) -> None:
-    tensor, code = find_block(table, stride, BLOCK)
-    index, known = find_values(table, stride, tensor, code, PER_BYTE, WIDTH, PARTITION)
-    v = load_sum(table, stride, tensor, index, known, residual_scale, DTYPE, RESIDUAL)
+    tensor, code = find_block(batch)
+    index, known, v = load_block(batch, tensor, code, PARTITION)
     m = tl.load(scales + tensor)
     half = m * 0.5  # exact; a division would be an approximate one
     above, below = v > half, v < -half
-    if RESIDUAL:
+    if batch.RESIDUAL:
         unsent = v - tl.where(above, m, tl.where(below, -m, 0.0))
-        store_residual(table, stride, tensor, index, known, allowed, unsent, DTYPE)
+        store_residual(batch, tensor, index, known, allowed, unsent)
     digit = tl.where(known, tl.where(above, 2, tl.where(below, 0, 1)), PAD)
-    place = tl.arange(0, WIDTH)
-    weight = tl.where(place == 0, 81, tl.where(place == 1, 27, tl.where(place == 2, 9, tl.where(place == 3, 3, 1))))
-    weight = tl.where(place < PER_BYTE, weight, 0)
+    place = tl.arange(0, batch.WIDTH)
+    weight = tl.where(place < batch.PER_BYTE, place_value(place), 0)
     byte = tl.sum(digit * weight[None, :], axis=1)
-    num_codes, first = byte_span(table, stride, tensor)
+    num_codes, first = byte_span(batch, tensor)
     inside = code < num_codes
     tl.store(codes + first + code, byte.to(tl.uint8), mask=inside)
     last = tl.max(tl.where(inside & (byte != _ZERO), first + code, -1), axis=0)
@@ -193,13 +197,8 @@ def _dequantise(
             index = 5 * first + turn * BLOCK + at
         known = (code < num_codes) & (index < size)
         byte = tl.load(codes + code, mask=known, other=0).to(tl.int32)
-        power = tl.where(place == 0, 1, tl.where(place == 1, 3, tl.where(place == 2, 9, tl.where(place == 3, 27, 81))))
+        power = place_value(4 - place)
         # byte / 243, rounded up to a 256th, has the digits in base 3 behind its point (see `unpack`).
         fraction = (1079 * byte + 1024) >> 10
         digit = (((fraction * power) & 255) * 3) >> 8
-        value = tl.where(digit == 2, m, tl.where(digit == 0, -m, 0.0))
-        if ACCUMULATE:
-            sent = known & (digit != 1)
-            tl.store(out + index, tl.load(out + index, mask=sent, other=0.0) + value, mask=sent)
-        else:
-            tl.store(out + index, value, mask=known)
+        put_digit(out, index, digit, m, known, ACCUMULATE)

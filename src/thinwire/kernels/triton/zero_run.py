@@ -18,7 +18,7 @@ import triton.language as tl
 from numpy.typing import NDArray
 
 from thinwire.kernels.contract import FIRST_RUN, LONGEST_RUN, ZERO_CODE
-from thinwire.kernels.triton.batch import Batch, byte_span, find_block
+from thinwire.kernels.triton.batch import Batch, Tables, byte_span, find_block
 from thinwire.kernels.triton.workspace import DeviceWorkspace
 
 _ZERO, _RUN, _LONGEST = tl.constexpr(ZERO_CODE), tl.constexpr(FIRST_RUN), tl.constexpr(LONGEST_RUN)
@@ -41,17 +41,11 @@ def zero_run_encode(batch: Batch, codes: torch.Tensor, last_nonzero: torch.Tenso
     where = workspace.array("zero_run.where", num_blocks, torch.int64)
     torch.cummax(last_nonzero, 0, out=(running, where))
     counts = workspace.array("zero_run.counts", num_blocks, torch.int64)
-    launch = {
-        "table": batch.table,
-        "stride": batch.launch["stride"],
-        "BLOCK": batch.launch["BLOCK"],
-        "num_warps": 4,
-    }
-    _count[(num_blocks,)](codes, running, counts, **launch)
+    _count[(num_blocks,)](codes, running, counts, batch.tables, num_warps=4)
     ends = workspace.array("zero_run.ends", num_blocks, torch.int64)
     torch.cumsum(counts, 0, out=ends)
     payload = workspace.array("zero_run.payload", batch.num_bytes, torch.uint8)
-    _write[(num_blocks,)](codes, running, ends, payload, **launch)
+    _write[(num_blocks,)](codes, running, ends, payload, batch.tables, num_warps=4)
     return payload, ends[batch.last_blocks]
 
 
@@ -77,12 +71,10 @@ def _larger(a: tl.tensor, b: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _bytes_to_write(
-    codes: tl.tensor, running: tl.tensor, table: tl.tensor, stride: tl.tensor, BLOCK: tl.constexpr
-) -> tl.tensor:
+def _bytes_to_write(codes: tl.tensor, running: tl.tensor, batch: Tables) -> tl.tensor:
     """Of each code of the block: whether a byte is written there, and which."""
-    tensor, code = find_block(table, stride, BLOCK)
-    num_codes, first = byte_span(table, stride, tensor)
+    tensor, code = find_block(batch)
+    num_codes, first = byte_span(batch, tensor)
     inside = code < num_codes
     byte = tl.load(codes + first + code, mask=inside, other=0).to(tl.int32)
     following = tl.load(codes + first + code + 1, mask=code + 1 < num_codes, other=0).to(tl.int32)
@@ -92,7 +84,7 @@ def _bytes_to_write(
     start = first + tl.min(code)
     # Zeros that reach into this block: those behind the last other code, or behind the tensor's beginning.
     carried = ((start - 1 - tl.maximum(before, first - 1)) % _LONGEST).to(tl.int32)
-    at = tl.arange(0, BLOCK)
+    at = tl.arange(0, batch.BLOCK)
     last = tl.associative_scan(tl.where(zero, -1 - carried, at), 0, _larger)
     rest = (at - last) % _LONGEST
     written = inside & ((byte != _ZERO) | (rest == 0) | (following != _ZERO))
@@ -101,24 +93,14 @@ def _bytes_to_write(
 
 
 @triton.jit
-def _count(
-    codes: tl.tensor, running: tl.tensor, counts: tl.tensor, table: tl.tensor, stride: tl.tensor, BLOCK: tl.constexpr
-) -> None:
-    written, _ = _bytes_to_write(codes, running, table, stride, BLOCK)
+def _count(codes: tl.tensor, running: tl.tensor, counts: tl.tensor, batch: Tables) -> None:
+    written, _ = _bytes_to_write(codes, running, batch)
     tl.store(counts + tl.program_id(0), tl.sum(written, axis=0).to(tl.int64))
 
 
 @triton.jit
-def _write(
-    codes: tl.tensor,
-    running: tl.tensor,
-    ends: tl.tensor,
-    payload: tl.tensor,
-    table: tl.tensor,
-    stride: tl.tensor,
-    BLOCK: tl.constexpr,
-) -> None:
-    written, value = _bytes_to_write(codes, running, table, stride, BLOCK)
+def _write(codes: tl.tensor, running: tl.tensor, ends: tl.tensor, payload: tl.tensor, batch: Tables) -> None:
+    written, value = _bytes_to_write(codes, running, batch)
     program = tl.program_id(0)
     start = tl.load(ends + program - 1, mask=program > 0, other=0)
     tl.store(payload + start + tl.cumsum(written, axis=0) - 1, value, mask=written != 0)
