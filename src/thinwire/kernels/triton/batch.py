@@ -25,7 +25,10 @@ TILE = 4096  # values per program
 NUM_WARPS = 8
 TRITON_TYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
 INTEGER_TYPES = {torch.float32: torch.int32, torch.float64: torch.int64}  # as wide as the float type
-NUMPY_TYPES = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
+NUMPY_TYPES: dict[torch.dtype, np.dtype[Any]] = {
+    torch.float32: np.dtype(np.float32),
+    torch.float64: np.dtype(np.float64),
+}
 
 # Rows of the table, `stride` entries apart; behind them, for every program, the tensor that it works on.
 _VALUES, _RESIDUALS, _SIZES = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
