@@ -222,7 +222,7 @@ def test_the_published_round_robin_is_that_of_an_unknown_order(resnet: list[Size
 def test_names_options_and_documentation() -> None:
     assert list(placements()) == ["heuristic", "round-robin", "greedy", "uniform", "sharded"]
     documented = re.findall(
-        r"^\| `([\w-]+)(?:\[.*?\])?`(?: \(default\))? \| [^|]* \| (?:Wu 2018|the )", DOC.read_text(), re.M
+        r"^\| `([\w-]+)(?:\[.*?\])?`(?: \(default\))? \| [^|]* \| (?:Wu 2018|collective)", DOC.read_text(), re.M
     )
     assert sorted(documented) == sorted(placements())
     assert all(

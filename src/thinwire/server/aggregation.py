@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from thinwire.codecs import CheckedFrame
+from thinwire.codecs.sums import Gradient, GradientSums
 from thinwire.codecs.tensors import FloatArray
 from thinwire.errors import FrameError
-from thinwire.packets import BatchedTensor
 
 NO_GRADIENT = b""
 """The frame of a parameter that took no part in this step."""
@@ -36,16 +35,15 @@ class Aggregation:
         self._quorum = workers if quorum is None else quorum
         self._eager = self._quorum == workers
         self._sum = np.zeros(shape, np.float32)
-        self._flat = self._sum.reshape(-1)
-        self._arrived: dict[int, dict[int, CheckedFrame | BatchedTensor | None]] = {0: {}}
+        self._total = GradientSums([self._sum.reshape(-1)])
+        self._arrived: dict[int, dict[int, Gradient | None]] = {0: {}}
         self._refused: set[int] = set()
         self._next = 0
-        self._given = 0
 
     @property
     def size(self) -> int:
         """Number of values."""
-        return self._flat.size
+        return self._sum.size
 
     def has(self, rank: int, clock: int | None = None) -> bool:
         """Whether this worker's gradient of a clock (by default the current one) is in."""
@@ -56,7 +54,7 @@ class Aggregation:
         """Whether any worker's gradient of the current clock, or of a later one, is in."""
         return any(self._arrived.values())
 
-    def add(self, rank: int, frame: CheckedFrame | BatchedTensor | None, clock: int | None = None) -> None:
+    def add(self, rank: int, frame: Gradient | None, clock: int | None = None) -> None:
         """Takes a worker's gradient, already checked against the table; None says that it has none.
 
         Raises:
@@ -93,18 +91,20 @@ class Aggregation:
         if not self._eager and not refused:
             for rank in sorted(arrived):
                 self._add_to_sum(rank, arrived[rank])
-        given, self._given, self._next = self._given, 0, 0
+        given = self._total.contributions[0]
+        self._start_anew()
         self.clock += 1
         self._arrived.setdefault(self.clock, {})
         if refused:
             return None, NOBODY
-        if given and reduce == "mean" and given > 1:
-            self._sum *= np.float32(1 / given)
+        if given and reduce == "mean":
+            self._total.average(given)
         return (self._sum if given else None), tuple(sorted(arrived))
 
     def begin_at(self, clock: int) -> None:
         """Goes on with this clock; what had come is forgotten."""
-        self.clock, self._next, self._given = clock, 0, 0
+        self.clock = clock
+        self._start_anew()
         self._arrived = {clock: {}}
         self._refused.clear()
 
@@ -125,14 +125,11 @@ class Aggregation:
             arrived[rank] = None  # it is in the sum; its bytes may go
             self._next += 1
 
-    def _add_to_sum(self, rank: int, frame: CheckedFrame | BatchedTensor | None) -> None:
-        if frame is None:
-            return
+    def _start_anew(self) -> None:
+        self._total.contributions[0] = self._next = 0
+
+    def _add_to_sum(self, rank: int, frame: Gradient | None) -> None:
         try:
-            if isinstance(frame, BatchedTensor):
-                frame.unpack(self._flat, accumulate=self._given > 0)
-            else:
-                frame.decode_flat(self._flat, accumulate=self._given > 0)
+            self._total.add([frame])
         except FrameError as error:
             raise FrameError(f"the gradient of worker {rank}: {error}") from error
-        self._given += 1

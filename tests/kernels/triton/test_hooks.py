@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 import thinwire as tw
+from tests.collective import ranks
+from tests.collective.ranks import bucket_of, collectives, play
 from thinwire.codecs import Encoding, tensors
 from thinwire.codecs import device as dispatch
-from thinwire.hooks.ddp.exchange import Share, shares
-from thinwire.hooks.ddp.residuals import Residuals, Trained
-from thinwire.policies.compression import PLAIN, Choice
+from thinwire.policies.compression import PLAIN
 from thinwire.runtime.serving import serving
 from thinwire.server.core import ServerCore
 from thinwire.transports.memory import MemoryServer
@@ -42,51 +42,15 @@ def on_host(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> Any:
     return context
 
 
-def ranks(codec: tw.Codec, where: torch.device) -> tuple[list[Residuals], list[tuple[Share, ...]]]:
-    """Every rank's residuals, and of each rank the shares of all owners in one bucket."""
-    trained = [
-        Trained(
-            name,
-            size,
-            torch.float32,
-            Choice(PLAIN, PLAIN) if name == "bias" else Choice(codec, codec),
-            where,
-        )
-        for name, size in SIZES.items()
-    ]
-    offsets, at = [], 0
-    for name, size in SIZES.items():
-        offsets.append((name, at))
-        at += size
-    residuals = [Residuals(trained, rank, WORLD, mean=True, seed=0) for rank in range(WORLD)]
-    return residuals, [shares(one, offsets, drop_zeros=True) for one in residuals]
-
-
-def exchange(all_shares: list[tuple[Share, ...]], values: list[Any]) -> list[list[bytes]]:
-    """Both passes in place, every rank in turn; returns the frames that travelled."""
-    pushed = [[all_shares[rank][owner].encode(values[rank]) for owner in range(WORLD)] for rank in range(WORLD)]
-    sent = [frames for rank in range(WORLD) for owner, frames in enumerate(pushed[rank]) if rank != owner]
-    for owner in range(WORLD):
-        share = all_shares[owner][owner]
-        share.begin(values[owner])
-        for rank in range(WORLD):
-            if rank != owner:
-                share.add(values[owner], [memoryview(frame) for frame in pushed[rank][owner]])
-        sent.append(share.finish(values[owner], 1 / WORLD))
-    for rank in range(WORLD):
-        for owner in range(WORLD):
-            all_shares[rank][owner].apply(values[rank], sent[WORLD + owner])
-    return sent
-
-
 @pytest.mark.parametrize("codec", [tw.codec("3lc", sparsity=1.5), tw.codec("topk", fraction=0.1)], ids=repr)
 def test_ddp_exchanges_the_same_frames_on_both_sides(codec: tw.Codec, device: torch.device, on_host: Any) -> None:
-    ours, our_shares = ranks(codec, device)
+    ours = collectives(ranks.tensors(codec, SIZES, device), WORLD, drop_zeros=True)
     scope = on_host()
-    theirs, their_shares = ranks(codec, HOST)
+    theirs = collectives(ranks.tensors(codec, SIZES), WORLD, drop_zeros=True)
     scope.__exit__(None, None, None)
-    assert all(not context.on_host for one in ours for context in one.contexts.values())
-    assert all(context.on_host for one in theirs for context in one.contexts.values())
+    assert all(not context.on_host for one in ours for context in one.residuals.contexts.values())
+    assert all(context.on_host for one in theirs for context in one.residuals.contexts.values())
+    bucket = bucket_of(SIZES)
     random = np.random.default_rng(1)
     for step in range(3):
         given = [random.standard_normal(sum(SIZES.values())).astype(np.float32) for _ in range(WORLD)]
@@ -94,24 +58,26 @@ def test_ddp_exchanges_the_same_frames_on_both_sides(codec: tw.Codec, device: to
             for gradient in given:
                 gradient[-SIZES["small"] :] = 0  # no rank has a gradient for it
         on_gpu = [torch.from_numpy(gradient.copy()).to(device) for gradient in given]
-        assert exchange(our_shares, on_gpu) == exchange(their_shares, given)
+        packets = []
+        for cores, values in ((ours, on_gpu), (theirs, given)):
+            exchanges = [core.bucket_ready(bucket, step, 0, last=True)[0][0] for core in cores]
+            packets.append([send.packet for send in play(exchanges, values)])
+        assert packets[0] == packets[1]
         for one, other in zip(on_gpu, given, strict=True):
             assert one.cpu().numpy().tobytes() == other.tobytes()
     for mine, their in zip(ours, theirs, strict=True):
-        for name, residual in mine.state_dict()["residuals"].items():
-            assert torch.equal(residual, their.state_dict()["residuals"][name])
+        for name, residual in mine.residuals.state_dict()["residuals"].items():
+            assert torch.equal(residual, their.residuals.state_dict()["residuals"][name])
 
 
 @pytest.mark.parametrize(("place", "message"), [(3, r"w\[.*holds NaN or Inf"), (SIZES["w"], "an uncompressed tensor")])
 def test_ddp_refuses_what_is_not_finite_wherever_it_is(place: int, message: str, device: torch.device) -> None:
-    _, all_shares = ranks(tw.codec("int8", error_feedback=True), device)
+    [core, _] = collectives(ranks.tensors(tw.codec("int8", error_feedback=True), SIZES, device), WORLD)
     values = torch.zeros(sum(SIZES.values()), device=device)
     values[place] = float("nan")
-    owner = next(
-        o for o in range(WORLD) for b, e in [*all_shares[0][o].spans, *all_shares[0][o].plain] if b <= place < e
-    )
+    [[exchange, _]] = core.bucket_ready(bucket_of(SIZES), 0, 0, last=True)
     with pytest.raises(tw.NonFiniteError, match=message):
-        all_shares[owner][owner].begin(values)
+        exchange.push([values])
 
 
 def train(where: torch.device, **options: Any) -> tuple[list[Any], list[bool]]:

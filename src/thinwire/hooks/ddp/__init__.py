@@ -1,10 +1,10 @@
 """One line in an existing DistributedDataParallel script: `ddp.compress(model, codec="3lc", sparsity=1.0)`.
 
-plan      who owns which values            exchange   the arithmetic of one bucket, both passes
-message   what ranks say to each other     pipeline   two threads that keep buckets moving
-mesh      moves messages over gloo         state      residuals, checkpoints, other world sizes
-hook      compress() and the hook itself   report     what it cost and whether it paid
-job       buckets that travel together     residuals  what was not sent, by name and slice
+hook     compress() and the hook itself: the adapter to DDP's register_comm_hook
+state    the state that travels with a checkpoint
+report   what compression cost, and whether it paid on this link
+
+The exchange itself is `thinwire.collective`, driven by `thinwire.runtime.collective` over `thinwire.transports.gloo`.
 """
 
 from __future__ import annotations

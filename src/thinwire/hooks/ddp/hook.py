@@ -16,18 +16,20 @@ from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
 from thinwire.codecs import Codec
+from thinwire.collective.core import Collective
+from thinwire.collective.residuals import Residuals, TrainedTensor
 from thinwire.errors import ConfigError
-from thinwire.hooks.ddp.exchange import Share
-from thinwire.hooks.ddp.job import Job, Part
-from thinwire.hooks.ddp.mesh import Mesh
-from thinwire.hooks.ddp.residuals import Residuals, Trained
-from thinwire.hooks.ddp.state import Settings, ThinwireState
+from thinwire.hooks.ddp.state import ThinwireState
 from thinwire.policies.compression import MIN_NUMEL, ByShape, Choice, Compression
 from thinwire.policies.selection import as_codec, select
+from thinwire.runtime.collective import CollectiveDriver
+from thinwire.runtime.peers import agree
+from thinwire.runtime.peers import measure_link as measure_bps
+from thinwire.transports.gloo import GlooPeerGroup
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 GATHER_MB = 4.0
-"""Every job costs two messages to every rank, which soon outweigh what small buckets gain by leaving earlier."""
+"""Every group of buckets costs two packets to every rank, which soon outweigh what leaving earlier gains."""
 
 
 def compress(
@@ -106,63 +108,58 @@ def compress(
         compression = ByShape(up=up, down=down, min_numel=min_numel, exclude=exclude)
     shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
     choices = select(shapes, compression, codecs=codecs, last_layer=last_layer)
-    trained = [
-        Trained(name, p.numel(), p.dtype, _refuse_nonfinite(choices[name]), p.device) for name, p in parameters.items()
+    tensors = [
+        TrainedTensor(name, p.numel(), p.dtype, _refuse_nonfinite(choices[name]), p.device)
+        for name, p in parameters.items()
     ]
-    settings = Settings(
-        start_step=start_step,
-        mean=reduce == "mean",
-        skip=nonfinite == "skip",
-        drop_zeros=bool(model.find_unused_parameters or model.static_graph),
-        gather_nbytes=int(gather_mb * 1e6),
+    skip = nonfinite == "skip"
+    drop_zeros = bool(model.find_unused_parameters or model.static_graph)
+    group_nbytes = int(gather_mb * 1e6)
+    peers = GlooPeerGroup(dist.get_process_group_ranks(model.process_group), timeout or _timeout(model.process_group))
+    agree(
+        peers,
+        {
+            "thinwire": thinwire.__version__,
+            "start_step": start_step,
+            "reduce": reduce,
+            "nonfinite": nonfinite,
+            "find_unused_parameters or static_graph": drop_zeros,
+            "gather_mb": group_nbytes / 1e6,
+            **_described(tensors),
+        },
     )
-    mesh = Mesh(dist.get_process_group_ranks(model.process_group), timeout or _timeout(model.process_group))
-    mesh.agree(_to_agree(trained, settings))
-    residuals = Residuals(trained, mesh.rank, mesh.size, mean=settings.mean, seed=seed)
+    residuals = Residuals(tensors, peers.rank, peers.size, mean=reduce == "mean", seed=seed)
+    core = Collective(residuals, skip=skip, drop_zeros=drop_zeros, group_nbytes=group_nbytes)
     state = ThinwireState(
-        mesh=mesh,
-        residuals=residuals,
-        settings=settings,
+        core=core,
+        driver=CollectiveDriver(core, peers),
         parameters=parameters,
         group=model.process_group,
+        start_step=start_step,
         scaler=scaler,
-        link_bps=mesh.measure_link() if measure_link else 0.0,
+        link_bps=measure_bps(peers) if measure_link else 0.0,
     )
     model.register_comm_hook(state, thinwire_hook)
     return state
 
 
 def thinwire_hook(state: ThinwireState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
-    """DDP's communication hook: hands the bucket to the pipeline and returns at once.
+    """DDP's communication hook: hands the bucket to the state's driver and returns at once.
 
     Example::
 
         model.register_comm_hook(state, thinwire_hook)     # what compress does
     """
-    state.pipeline.raise_failure()
+    state.driver.raise_failure()
     buffer = bucket.buffer()
-    step, last = state.step, bucket.is_last()
+    step, index, last = state.step, bucket.index(), bucket.is_last()
     state.step += last
-    if step < state.settings.start_step:
+    if step < state.start_step:
         return _uncompressed(state, buffer)
-    shares = state.shares(bucket)
-    if bucket.index() == 0:
+    known = state.bucket(bucket)
+    if index == 0:
         state.follow_loss_scale()
-        state.gathered.clear()  # of a backward pass that was broken off
-    if state.mesh.size == 1:
-        return _alone(buffer, shares[0])
-    ready = None
-    devices: list[int | str | torch.device] = []
-    if buffer.is_cuda:
-        ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        ready.record()
-        devices = [buffer.device]
-    future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
-    parts = state.gathered
-    parts.append(Part(shares, buffer, ready, future))
-    if last or sum(part.buffer.nbytes for part in parts) >= state.settings.gather_nbytes:
-        state.gathered = []
-        state.pipeline.submit(Job(step, bucket.index() - len(parts) + 1, last, state.layout(parts), parts))
+    future = state.driver.bucket_ready(known, buffer, step, index, last=last)
     if last:
         _raise_after_backward(state)
     return future
@@ -173,24 +170,14 @@ def _raise_after_backward(state: ThinwireState) -> None:
     # A rank that joined early (DDP's join) calls the hook outside a backward pass, where no callback can be queued:
     # it hears of a failure at its next bucket.
     if torch._C._current_graph_task_id() != -1:
-        torch.autograd.Variable._execution_engine.queue_callback(state.pipeline.wait_step)
+        torch.autograd.Variable._execution_engine.queue_callback(state.driver.wait_step)
 
 
 def _uncompressed(state: ThinwireState, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-    if state.settings.mean:
-        buffer.div_(state.mesh.size)
+    if state.core.residuals.mean:
+        buffer.div_(state.world_size)
     work: Any = dist.all_reduce(buffer, group=state.group, async_op=True)
     future: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda done: done.value()[0])
-    return future
-
-
-def _alone(buffer: torch.Tensor, share: Share) -> torch.futures.Future[torch.Tensor]:
-    """One rank has nobody to send to; what an earlier, larger run left unsent is added."""
-    values = buffer.detach().reshape(-1).to(device="cpu", dtype=torch.float64 if share.dtype == "f8" else torch.float32)
-    share.flush(values.numpy())
-    buffer.copy_(values.view_as(buffer))
-    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-    future.set_result(buffer)
     return future
 
 
@@ -233,22 +220,14 @@ def _refuse_nonfinite(choice: Choice) -> Choice:
     return Choice(replace(choice.up, nonfinite="raise"), replace(choice.down, nonfinite="raise"))
 
 
-def _to_agree(trained: list[Trained], settings: Settings) -> dict[str, Any]:
-    """What must be the same on every rank, as JSON values by name."""
-    agreed: dict[str, Any] = {
-        "thinwire": thinwire.__version__,
-        "start_step": settings.start_step,
-        "reduce": "mean" if settings.mean else "sum",
-        "nonfinite": "skip" if settings.skip else "raise",
-        "find_unused_parameters or static_graph": settings.drop_zeros,
-        "gather_mb": settings.gather_nbytes / 1e6,
-        "parameters": len(trained),
-    }
-    for one in trained:
-        agreed[f"parameter {one.name}"] = [one.numel, str(one.dtype)]
-        agreed[f"codec of {one.name}"] = one.choice.up.config()
-        agreed[f"codec_down of {one.name}"] = one.choice.down.config()
-    return agreed
+def _described(tensors: list[TrainedTensor]) -> dict[str, Any]:
+    """What every rank must have in common of the model and its codecs, as JSON values by name."""
+    described: dict[str, Any] = {"parameters": len(tensors)}
+    for tensor in tensors:
+        described[f"parameter {tensor.name}"] = [tensor.numel, str(tensor.dtype)]
+        described[f"codec of {tensor.name}"] = tensor.choice.up.config()
+        described[f"codec_down of {tensor.name}"] = tensor.choice.down.config()
+    return described
 
 
 def _timeout(group: dist.ProcessGroup) -> timedelta:

@@ -94,13 +94,15 @@ def report(state: ThinwireState) -> Report:
     counters = state.counters()
     steps = int(counters.get("steps", 0))
     per = 1 / max(1, steps)
-    world = state.residuals.world
-    values = sum(one.numel * (2 if one.wide.itemsize == 8 else 1) for one in state.residuals.trained.values())
+    world, tensors = state.world_size, state.core.residuals.tensors.values()
+    values = sum(tensor.numel * (2 if tensor.compute_dtype.itemsize == 8 else 1) for tensor in tensors)
     sent = counters.get("wire_bytes", 0) * per
     uncompressed = 2 * (world - 1) / world * 4 * values
     codecs = {
-        str(one.choice.up) if one.choice.up == one.choice.down else f"{one.choice.up!s} up and {one.choice.down!s} down"
-        for one in state.residuals.trained.values()
+        str(tensor.choice.up)
+        if tensor.choice.up == tensor.choice.down
+        else f"{tensor.choice.up!s} up and {tensor.choice.down!s} down"
+        for tensor in tensors
     }
     return Report(
         steps=steps,

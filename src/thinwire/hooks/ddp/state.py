@@ -1,43 +1,20 @@
-"""What travels with a checkpoint, and what the report reads: the state of one rank's hook."""
+"""The state of one rank's hook: what travels with a checkpoint, and what the report reads."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from thinwire.collective.core import Bucket, Collective
 from thinwire.errors import ConfigError
-from thinwire.hooks.ddp.exchange import Share, shares
-from thinwire.hooks.ddp.job import Layout, Part
-from thinwire.hooks.ddp.mesh import Mesh
-from thinwire.hooks.ddp.pipeline import Pipeline
-from thinwire.hooks.ddp.residuals import Residuals
+from thinwire.runtime.collective import CollectiveDriver
 
 FORMAT = 1
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """What `compress` was asked for, beside the codecs.
-
-    Args:
-        start_step: steps before it are all-reduced uncompressed, by DDP's own group.
-        mean: whether ranks average or sum.
-        skip: whether NaN or Inf anywhere makes all ranks skip the step.
-        drop_zeros: whether a slice without any gradient is left out.
-        gather_nbytes: buckets travel together until their gradients have so many bytes.
-    """
-
-    start_step: int
-    mean: bool
-    skip: bool
-    drop_zeros: bool
-    gather_nbytes: int
 
 
 class ThinwireState:
@@ -50,91 +27,79 @@ class ThinwireState:
     """
 
     __slots__ = (
-        "_layouts",
+        "_buckets",
         "_loss_scale",
         "_names",
         "_scaler",
-        "_shares",
-        "gathered",
+        "core",
+        "driver",
         "group",
         "link_bps",
-        "mesh",
-        "pipeline",
-        "residuals",
         "resumed",
-        "settings",
+        "start_step",
         "step",
     )
 
     def __init__(
         self,
         *,
-        mesh: Mesh,
-        residuals: Residuals,
-        settings: Settings,
+        core: Collective,
+        driver: CollectiveDriver,
         parameters: Mapping[str, torch.Tensor],
         group: dist.ProcessGroup,
+        start_step: int,
         scaler: Any,
         link_bps: float,
     ) -> None:
-        self.mesh = mesh
-        self.residuals = residuals
-        self.settings = settings
+        self.core = core
+        self.driver = driver
         self.group = group
+        self.start_step = start_step
         self.link_bps = link_bps
         self.step = 0
         self.resumed = ""
-        self.pipeline = Pipeline(mesh, residuals, mean=settings.mean, skip=settings.skip)
         self._scaler = scaler
         self._loss_scale = 1.0 if scaler is None else 0.0
         self._names = {id(parameter): name for name, parameter in parameters.items()}
-        self.gathered: list[Part] = []
-        """Buckets of this step that wait for others to travel with."""
-        self._shares: dict[tuple[int, ...], tuple[Share, ...]] = {}
-        self._layouts: dict[tuple[int, ...], Layout] = {}
+        self._buckets: dict[tuple[int, ...], Bucket] = {}
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.core.residuals.world
 
     @property
     def steps_skipped(self) -> int:
         """Steps that no rank took because some rank's gradient held NaN or Inf; their gradients are all NaN."""
-        return self.pipeline.steps_skipped
+        return self.core.steps_skipped
 
     def counters(self) -> dict[str, float]:
         """Returns the sums so far: bytes, values and messages sent, and seconds by purpose."""
-        push, pull = self.pipeline.push_counters.snapshot(), self.pipeline.pull_counters.snapshot()
-        return {key: push.get(key, 0) + pull.get(key, 0) for key in sorted({*push, *pull})}
+        return self.driver.counters()
 
     def close(self) -> None:
         """Ends the hook's threads. The model's backward pass cannot be used afterwards."""
-        self.pipeline.close()
+        self.driver.close()
 
     # ---- for the hook
 
-    def shares(self, bucket: dist.GradBucket) -> tuple[Share, ...]:  # type: ignore[name-defined]
-        """Returns how a bucket is shared out; made when DDP first shows a bucket of these parameters."""
-        parameters = bucket.parameters()
+    def bucket(self, shown: dist.GradBucket) -> Bucket:  # type: ignore[name-defined]
+        """Returns what a bucket of DDP's holds; made when DDP first shows a bucket of these parameters."""
+        parameters = shown.parameters()
         key = tuple(map(id, parameters))
-        found = self._shares.get(key)
+        found = self._buckets.get(key)
         if found is None:
-            buffer = bucket.buffer()
-            if len(self._shares) > 4 * len(self._names):
-                self._shares.clear()
-                self._layouts.clear()
             unknown = [tuple(p.shape) for p in parameters if id(p) not in self._names]
             if unknown:
                 raise ConfigError(f"DDP shows parameters of shape {unknown[:4]} that ddp.compress has not seen")
-            offsets = [
+            if len(self._buckets) > 4 * len(self._names):  # DDP rebuilds its buckets, but not for ever
+                self._buckets.clear()
+            buffer = shown.buffer()
+            offsets = tuple(
                 (self._names[id(parameter)], gradient.storage_offset() - buffer.storage_offset())
-                for parameter, gradient in zip(parameters, bucket.gradients(), strict=True)
-            ]
-            found = self._shares[key] = shares(self.residuals, offsets, drop_zeros=self.settings.drop_zeros)
-        return found
-
-    def layout(self, parts: Sequence[Part]) -> Layout:
-        """Returns how these buckets travel together; made when they first do."""
-        key = tuple(id(part.shares) for part in parts)
-        found = self._layouts.get(key)
-        if found is None:
-            found = self._layouts[key] = Layout([part.shares for part in parts], self.residuals.rank)
+                for parameter, gradient in zip(parameters, shown.gradients(), strict=True)
+            )
+            found = self._buckets[key] = Bucket(offsets, buffer.nbytes)
         return found
 
     def follow_loss_scale(self) -> None:
@@ -143,7 +108,7 @@ class ThinwireState:
             return
         scale = float(self._scaler.get_scale())
         if self._loss_scale not in (0.0, scale):
-            self.residuals.scale(scale / self._loss_scale)
+            self.core.residuals.scale(scale / self._loss_scale)
         self._loss_scale = scale
 
     # ---- checkpoints
@@ -154,13 +119,13 @@ class ThinwireState:
         Tensors, numbers and strings alone, under a key of this rank's own: `torch.save` into a file for each rank
         and `torch.distributed.checkpoint` into one folder both keep all of it.
         """
-        self.pipeline.wait_step()
+        self.driver.wait_step()
         return {
             "format": FORMAT,
-            "world_size": self.residuals.world,
+            "world_size": self.world_size,
             "step": self.step,
             "loss_scale": self._loss_scale,
-            "ranks": {str(self.residuals.rank): self.residuals.state_dict()},
+            "ranks": {str(self.core.residuals.rank): self.core.residuals.state_dict()},
         }
 
     def blank_state_dict(self, world_size: int) -> dict[str, Any]:
@@ -169,12 +134,13 @@ class ThinwireState:
         `torch.distributed.checkpoint.load` fills what it is given: give it this to read a checkpoint that another
         number of ranks wrote, and pass the result to `load_state_dict`.
         """
+        residuals = self.core.residuals
         return {
             "format": FORMAT,
             "world_size": world_size,
             "step": 0,
             "loss_scale": 1.0,
-            "ranks": {str(rank): self.residuals.blank(world_size) for rank in range(world_size)},
+            "ranks": {str(rank): residuals.blank_state_dict(world_size) for rank in range(world_size)},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> str:
@@ -193,16 +159,17 @@ class ThinwireState:
         """
         if state.get("format") != FORMAT:
             raise ConfigError(f"the state has format {state.get('format')!r}; this thinwire reads {FORMAT}")
-        self.pipeline.wait_step()
+        self.driver.wait_step()
         ranks, old = state["ranks"], int(state["world_size"])
-        rank, world = self.residuals.rank, self.residuals.world
+        residuals = self.core.residuals
+        rank, world = residuals.rank, residuals.world
         if old == world:
             if str(rank) not in ranks:
                 raise ConfigError(
                     f"the state is of rank {', '.join(ranks)} and this is rank {rank}: every rank has residuals of its "
                     "own; save state_dict() on every rank and load each one's"
                 )
-            self.residuals.load(ranks[str(rank)])
+            residuals.load_state_dict(ranks[str(rank)])
             self.resumed = f"resumed at step {state['step']} with this rank's own residuals, bit for bit"
         else:
             missing = [other for other in range(old) if str(other) not in ranks]
@@ -211,7 +178,7 @@ class ThinwireState:
                     f"the state was saved by {old} ranks and this run has {world}; the states of ranks {missing} are "
                     "missing: pass ddp.merge of all of them"
                 )
-            self.residuals.load_from([ranks[str(other)] for other in range(old)])
+            residuals.load_resized([ranks[str(other)] for other in range(old)])
             self.resumed = (
                 f"resumed at step {state['step']} from {old} ranks on {world}: residuals were summed over the old "
                 "ranks by parameter name and divided over the new ones"
@@ -220,7 +187,7 @@ class ThinwireState:
         self.step = int(state["step"])
         self._loss_scale = float(state["loss_scale"])
         if self._scaler is None and self._loss_scale not in (0.0, 1.0):
-            self.residuals.scale(1 / self._loss_scale)
+            residuals.scale(1 / self._loss_scale)
             self._loss_scale = 1.0
         return self.resumed
 

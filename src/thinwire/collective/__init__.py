@@ -1,0 +1,7 @@
+"""The exchange among equal ranks, sans-IO: every rank is the server of its own shard.
+
+residuals   what this rank has not sent yet, by parameter name and slice
+shard       the arithmetic of one rank's shard of a bucket group, both passes
+exchange    one bucket group in one step: packets in, packets out
+core        which buckets travel together, and steps that all ranks skip
+"""

@@ -1,0 +1,141 @@
+"""One rank's part in the exchange: which buckets travel together, and which steps all ranks skip. Sans-IO.
+
+`bucket_ready` gathers buckets and returns exchanges, which the caller carries out (see `exchange`) and reports as
+`finished`, in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from thinwire.collective.exchange import Exchange, Group
+from thinwire.collective.residuals import Residuals
+from thinwire.collective.shard import Shard, Span
+from thinwire.policies.assignment import Partition
+
+_KEPT_GROUPS = 256
+"""DDP rebuilds its buckets once or twice; more than this many groups are of models that never come back."""
+
+
+@dataclass(frozen=True, eq=False)
+class Bucket:
+    """A bucket as it comes back step after step: its tensors, and where each begins in its flat values.
+
+    Args:
+        offsets: by tensor name.
+        nbytes: of the gradients.
+    """
+
+    offsets: tuple[tuple[str, int], ...]
+    nbytes: int
+
+
+class Collective:
+    """The state of one rank between steps.
+
+    Args:
+        residuals: this rank's contexts, touched by no one else between a step's first bucket and its end.
+        skip: whether NaN or Inf on any rank makes all ranks skip the step; otherwise it is an error.
+        drop_zeros: whether a slice without any gradient is left out, as DDP leaves out unused parameters.
+        group_nbytes: buckets travel together until their gradients have so many bytes.
+
+    Attributes:
+        steps_skipped: steps that no rank took because some rank's gradient held NaN or Inf.
+    """
+
+    def __init__(self, residuals: Residuals, *, skip: bool, drop_zeros: bool, group_nbytes: int) -> None:
+        self.residuals = residuals
+        self.skip = skip
+        self.drop_zeros = drop_zeros
+        self.group_nbytes = group_nbytes
+        self.steps_skipped = 0
+        self._gathered: list[Bucket] = []
+        self._groups: dict[tuple[Bucket, ...], Group] = {}
+        self._skipped = False
+
+    def bucket_ready(self, bucket: Bucket, step: int, index: int, *, last: bool) -> list[tuple[Exchange, int]]:
+        """Takes a bucket whose gradients are ready.
+
+        Args:
+            bucket: the same object whenever the same bucket comes.
+            step: of the training.
+            index: the bucket's number in the step; 0 begins a step, and forgets the buckets of one that was broken off.
+            last: whether it ends the step.
+
+        Returns:
+            What is now to be exchanged, and how many buckets each exchange holds: the oldest first.
+        """
+        if index == 0:
+            self._gathered.clear()
+        ready = []
+        if self._gathered and self._kind(self._gathered[0]) != self._kind(bucket):
+            ready.append(self._exchange(step, index, last=False))
+        self._gathered.append(bucket)
+        if last or sum(each.nbytes for each in self._gathered) >= self.group_nbytes:
+            ready.append(self._exchange(step, index + 1, last=last))
+        return ready
+
+    def started(self, exchange: Exchange) -> None:
+        """Says that an exchange begins: before the first of a step, residuals are copied where it may be skipped."""
+        if exchange.bucket == 0 and self.skip:
+            self.residuals.snapshot()
+
+    def finished(self, exchange: Exchange) -> None:
+        """Says that an exchange is complete: after the last of a step that is skipped, residuals are restored."""
+        self._skipped = self._skipped or exchange.skipped
+        if exchange.last and self._skipped:
+            self.residuals.restore()
+            self.steps_skipped += 1
+            self._skipped = False
+
+    def group(self, buckets: Sequence[Bucket]) -> Group:
+        """Returns the shards of buckets that travel together; made when they first do."""
+        key = tuple(buckets)
+        found = self._groups.get(key)
+        if found is None:
+            if len(self._groups) >= _KEPT_GROUPS:
+                self._groups.clear()
+            found = self._groups[key] = self._shards(key)
+        return found
+
+    def _exchange(self, step: int, end: int, *, last: bool) -> tuple[Exchange, int]:
+        count = len(self._gathered)
+        group = self.group(self._gathered)
+        self._gathered.clear()
+        mean = self.residuals.mean
+        return Exchange(group, step, end - count, last=last, mean=mean, skip=self.skip), count
+
+    def _kind(self, bucket: Bucket) -> object:
+        """What buckets of one group have in common, since their uncompressed values share a frame."""
+        tensor = self.residuals.tensors[bucket.offsets[0][0]]
+        return tensor.compute_dtype, tensor.device
+
+    def _shards(self, buckets: Sequence[Bucket]) -> Group:
+        residuals = self.residuals
+        coded: list[list[tuple[tuple[str, Partition], Span]]] = [[] for _ in range(residuals.world)]
+        plain: list[list[Span]] = [[] for _ in range(residuals.world)]
+        for place, bucket in enumerate(buckets):
+            for name, offset in bucket.offsets:
+                for part in residuals.partitions[name]:
+                    span = Span(place, offset + part.start, offset + part.stop)
+                    if (name, part) in residuals.contexts:
+                        coded[part.server].append(((name, part), span))
+                    else:
+                        plain[part.server].append(span)
+        wide = residuals.tensors[buckets[0].offsets[0][0]].compute_dtype.itemsize == 8
+        return Group(
+            tuple(
+                Shard(
+                    contexts=[residuals.contexts[key] for key, _ in coded[owner]],
+                    spans=[span for _, span in coded[owner]],
+                    plain=plain[owner],
+                    dtype=np.dtype(np.float64 if wide else np.float32),
+                    drop_zeros=self.drop_zeros,
+                )
+                for owner in range(residuals.world)
+            ),
+            residuals.rank,
+        )

@@ -1,0 +1,253 @@
+"""One bucket group in one step, as one rank sees it: packets come in, packets to send come out.
+
+The two passes are separate. The push pass ends with the average of this rank's own shard in its values; a caller whose
+ranks keep only their own shard stops there. The pull pass gives every rank the averages of all shards.
+
+    push    `push()` → a packet for each owner          `receive(peer, PUSH, packet)` … until `pushed`
+    pull    `pull()` → the same packet for everyone     `receive(peer, PULL, packet)` … until `complete`
+
+Packets may come in any order and are added in the order of the ranks. No thread, no socket: a test can play every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from typing import cast
+
+from thinwire.codecs.sums import Values
+from thinwire.collective.shard import Shard
+from thinwire.errors import ConfigError, FrameError, NonFiniteError, ProtocolError
+from thinwire.packets import parse, segments
+from thinwire.packets.layout import HEAD_NBYTES, LENGTH_NBYTES
+from thinwire.schema import Abort, Skip
+from thinwire.schema import Shard as ShardMessage
+
+MAX_REASON = 1024
+"""Longest reason of a rank that gives up, in characters."""
+_MESSAGE_NBYTES = 4 * MAX_REASON + 64
+
+
+class Pass(Enum):
+    """A direction: gradients to the owner of a shard, or its average to everyone."""
+
+    PUSH = 0
+    PULL = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """A packet to send to one rank, and what it holds: payload bytes, values and frames."""
+
+    peer: int
+    way: Pass
+    packet: bytearray
+    payload_nbytes: int = 0
+    num_values: int = 0
+    num_frames: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Buckets that travel together, step after step.
+
+    Args:
+        shards: of every rank.
+        rank: this rank.
+    """
+
+    shards: tuple[Shard, ...]
+    rank: int
+
+    @property
+    def peers(self) -> list[int]:
+        """The other ranks."""
+        return [rank for rank in range(len(self.shards)) if rank != self.rank]
+
+    def max_packet_nbytes(self, owner: int) -> int:
+        """Returns the most bytes that a packet about a rank's shard may have."""
+        shard = self.shards[owner]
+        return HEAD_NBYTES + _MESSAGE_NBYTES + LENGTH_NBYTES * shard.num_frames + shard.max_nbytes
+
+
+class Exchange:
+    """One bucket group in one step.
+
+    Args:
+        group: the buckets.
+        step: of the training.
+        bucket: number of the group's first bucket in the step.
+        last: whether the group ends the step.
+        mean: whether ranks average or sum.
+        skip: whether NaN or Inf makes all ranks skip the step; otherwise it is an error.
+
+    Attributes:
+        skipped: some rank holds NaN or Inf: the values mean nothing, and nobody takes this step.
+    """
+
+    def __init__(self, group: Group, step: int, bucket: int, *, last: bool, mean: bool, skip: bool) -> None:
+        self.group = group
+        self.step = step
+        self.bucket = bucket
+        self.last = last
+        self.skipped = False
+        self._over = len(group.shards) if mean else 1
+        self._skip = skip
+        self._values: Sequence[Values] = ()
+        self._pushes: dict[int, Sequence[memoryview]] = {}
+        self._to_add = group.peers
+        self._to_apply = set(group.peers)
+        self._pulled = False
+
+    @property
+    def own(self) -> Shard:
+        """This rank's shard."""
+        return self.group.shards[self.group.rank]
+
+    @property
+    def pushed(self) -> bool:
+        """Whether the push pass is over: this rank's shard of the values is the average."""
+        return not self._to_add
+
+    @property
+    def complete(self) -> bool:
+        """Whether both passes are over: the values are the averages of all shards."""
+        return self._pulled and not self._to_apply
+
+    def push(self, values: Sequence[Values]) -> list[Send]:
+        """Encodes this rank's gradient.
+
+        Args:
+            values: of each bucket, flat; both passes change them in place.
+
+        Returns:
+            A packet for each owner.
+
+        Raises:
+            NonFiniteError: NaN or Inf, unless the step is to be skipped; nothing was sent.
+            ConfigError: the codec makes values larger than they are.
+        """
+        self._values = values
+        frames: dict[int, list[bytes]] = {}
+        if not self.skipped:
+            try:
+                self.own.begin(values)
+                frames = {peer: self.group.shards[peer].encode(values) for peer in self.group.peers}
+            except NonFiniteError:
+                if not self._skip:
+                    raise
+                self.skipped = True
+        sends = [self._send(peer, peer, Pass.PUSH, frames.get(peer, [])) for peer in self.group.peers]
+        self._add_in_turn()
+        return sends
+
+    def pull(self) -> list[Send]:
+        """Encodes the average of this rank's shard, and decodes it into its own values. Call once `pushed`.
+
+        Returns:
+            The same packet for every other rank.
+
+        Raises:
+            NonFiniteError, ConfigError: as `push`.
+        """
+        frames: list[bytes] = []
+        if not self.skipped:
+            try:
+                frames = self.own.encode_average(self._values)
+            except NonFiniteError:
+                if not self._skip:
+                    raise
+                self.skipped = True
+        sends = [self._send(peer, self.group.rank, Pass.PULL, frames) for peer in self.group.peers]
+        if not self.skipped:
+            self.own.apply(self._values, frames)
+        self._pulled = True
+        return sends
+
+    def receive(self, peer: int, way: Pass, packet: memoryview) -> None:
+        """Takes a packet: adds a gradient to this rank's shard, or replaces a shard by its average.
+
+        Args:
+            peer: who sent it.
+            way: the pass that it belongs to.
+            packet: at the start of a buffer that stays unchanged until the pass is over.
+
+        Raises:
+            ProtocolError: anything but the packet that is due, or the peer gave up.
+            NonFiniteError: the peer gave up because of NaN or Inf.
+        """
+        frames = self._read(peer, way, packet)
+        if way is Pass.PUSH:
+            self._pushes[peer] = frames
+            self._add_in_turn()
+        else:
+            self._to_apply.discard(peer)
+            if not self.skipped:
+                with _blamed_on(peer):
+                    self.group.shards[peer].apply(self._values, frames)
+
+    def _add_in_turn(self) -> None:
+        """Adds the gradients whose turn has come; after the last one, averages."""
+        if not self._values or not self._to_add:
+            return
+        while self._to_add and self._to_add[0] in self._pushes:
+            peer = self._to_add.pop(0)
+            frames = self._pushes.pop(peer)
+            if not self.skipped:
+                with _blamed_on(peer):
+                    self.own.add(frames)
+        if not self._to_add and not self.skipped:
+            self.own.average(self._values, self._over)
+
+    def _send(self, peer: int, owner: int, way: Pass, frames: Sequence[bytes]) -> Send:
+        if self.skipped:
+            return Send(peer, way, bytearray().join(segments(Skip(step=self.step, bucket=self.bucket))))
+        packet = bytearray().join(segments(ShardMessage(step=self.step, bucket=self.bucket), frames))
+        shard, most = self.group.shards[owner], self.group.max_packet_nbytes(owner)
+        if len(packet) > most:
+            raise ConfigError(
+                f"{len(packet)} bytes for {shard.num_values} values are more than the values themselves; "
+                "choose a codec that makes them smaller, or exclude these parameters"
+            )
+        return Send(peer, way, packet, shard.payload_nbytes, shard.num_values, len(frames))
+
+    def _read(self, peer: int, way: Pass, packet: memoryview) -> Sequence[memoryview]:
+        """Returns a packet's frames: none where its sender skips the step."""
+        try:
+            message, frames = parse(packet, exact=False)
+        except ProtocolError as error:
+            raise ProtocolError(f"rank {peer}: {error}") from error
+        if isinstance(message, Abort):
+            kind, _, reason = message.reason.partition(": ")
+            raise (NonFiniteError if kind == NonFiniteError.__name__ else ProtocolError)(
+                f"rank {peer} gave up: {reason}"
+            )
+        if not isinstance(message, ShardMessage | Skip):
+            raise ProtocolError(f"rank {peer} sent {type(message).__name__}; it belongs to another conversation")
+        if (message.step, message.bucket) != (self.step, self.bucket):
+            raise ProtocolError(
+                f"rank {peer} is at step {message.step}, bucket {message.bucket}; this rank is at step {self.step}, "
+                f"bucket {self.bucket}"
+            )
+        if isinstance(message, Skip):
+            self.skipped = True
+            return ()
+        due = self.group.shards[self.group.rank if way is Pass.PUSH else peer].num_frames
+        if len(frames) != due:
+            raise ProtocolError(f"rank {peer} sent {len(frames)} frames for bucket {self.bucket}; {due} were expected")
+        return cast("Sequence[memoryview]", frames)  # batched tensors come in other messages alone
+
+
+def abort_packet(error: Exception) -> bytearray:
+    """Returns what a rank that gives up tells the others, in place of any packet."""
+    return bytearray().join(segments(Abort(reason=f"{type(error).__name__}: {error}"[:MAX_REASON])))
+
+
+@contextmanager
+def _blamed_on(peer: int) -> Iterator[None]:
+    try:
+        yield
+    except FrameError as error:
+        raise ProtocolError(f"rank {peer} sent a frame that cannot be read: {error}") from error

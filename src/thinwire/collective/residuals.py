@@ -1,0 +1,188 @@
+"""What this rank has not sent yet: one residual for every value of every compressed parameter.
+
+For slices that others own it holds what was left of this rank's gradient; for its own slices, what was left of the
+average (DoubleSqueeze, algorithm 1, in all-reduce form). Residuals are kept by parameter name and slice, never by
+bucket, so they survive DDP's bucket rebuild; they can be saved, restored for a step that is skipped, and carried over
+to another number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from thinwire.codecs import Context
+from thinwire.errors import ConfigError
+from thinwire.policies.assignment import Partition, Sized
+from thinwire.policies.compression import PLAIN, Choice
+from thinwire.policies.placement import Sharded
+
+_UNCOMPRESSED_WEIGHT = 32
+"""An uncompressed value counts for the placement as this many compressed ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedTensor:
+    """A trained tensor: its size, its dtype, its codecs, and the device where its residual is kept."""
+
+    name: str
+    numel: int
+    dtype: torch.dtype
+    choice: Choice
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @property
+    def uncompressed(self) -> bool:
+        """Whether it travels as it is both ways, in one frame with all others that do."""
+        return self.choice == Choice(PLAIN, PLAIN)
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """float64 for float64, else float32."""
+        return torch.float64 if self.dtype == torch.float64 else torch.float32
+
+
+def partition(tensors: Sequence[TrainedTensor], world: int) -> dict[str, tuple[Partition, ...]]:
+    """Returns which rank owns which slice of every tensor: `server` is the rank that averages it.
+
+    It depends on names, sizes and the number of ranks alone, never on DDP's buckets: those are rebuilt after the first
+    step, and residuals must find their slices again.
+
+    Args:
+        tensors: in an order that all ranks share.
+        world: number of ranks.
+    """
+    sized = [Sized(t.name, t.numel, t.numel * (_UNCOMPRESSED_WEIGHT if t.uncompressed else 1)) for t in tensors]
+    return dict(zip((t.name for t in tensors), Sharded().place(sized, world).partitions, strict=True))
+
+
+class Residuals:
+    """The compression contexts of one rank, by tensor and slice.
+
+    Args:
+        tensors: every trained tensor, in an order that all ranks share.
+        rank: this rank.
+        world: number of ranks.
+        mean: whether ranks average (True) or sum.
+        seed: of random codecs; each rank derives its own stream.
+    """
+
+    def __init__(self, tensors: Sequence[TrainedTensor], rank: int, world: int, *, mean: bool, seed: int) -> None:
+        self.tensors = {tensor.name: tensor for tensor in tensors}
+        self.rank = rank
+        self.world = world
+        self.mean = mean
+        self.partitions = partition(tensors, world)
+        self.contexts: dict[tuple[str, Partition], Context] = {}
+        for tensor in self._compressed():
+            for part in self.partitions[tensor.name]:
+                codec = tensor.choice.down if part.server == rank else tensor.choice.up
+                like = torch.empty(part.numel, dtype=tensor.compute_dtype, device=tensor.device)
+                name = part.label(tensor.name)
+                self.contexts[tensor.name, part] = codec.context(like, name=name, seed=seed * 65_537 + rank)
+        self._snapshot: dict[tuple[str, Partition], tuple[int, torch.Tensor | None]] = {}
+
+    def _compressed(self) -> list[TrainedTensor]:
+        return [tensor for tensor in self.tensors.values() if not tensor.uncompressed]
+
+    # ---- steps that are skipped
+
+    def snapshot(self) -> None:
+        """Copies every context's state, so that `restore` can undo a step."""
+        for key, context in self.contexts.items():
+            residual = context.residual
+            copy = self._snapshot.get(key, (0, None))[1]
+            if residual is not None:
+                copy = residual.clone() if copy is None else copy.copy_(residual)
+            self._snapshot[key] = (context.step, copy)
+
+    def restore(self) -> None:
+        """Returns to the last snapshot, bit for bit."""
+        for key, (step, copy) in self._snapshot.items():
+            context = self.contexts[key]
+            context.step = step
+            if context.residual is not None and copy is not None:
+                context.residual.copy_(copy)
+
+    def scale(self, factor: float) -> None:
+        """Multiplies every residual, for gradients whose loss scale has changed by this factor."""
+        for context in self.contexts.values():
+            if context.residual is not None:
+                context.residual.mul_(factor)
+
+    # ---- checkpoints
+
+    def state_dict(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Returns copies: by tensor the residual (flat), and how often each of its slices was encoded."""
+        residuals, encodes = {}, {}
+        for tensor in self._compressed():
+            flat = torch.zeros(tensor.numel, dtype=tensor.compute_dtype)
+            parts = self.partitions[tensor.name]
+            contexts = [self.contexts[tensor.name, part] for part in parts]
+            for part, context in zip(parts, contexts, strict=True):
+                if context.residual is not None:
+                    flat[part.start : part.stop] = context.residual
+            residuals[tensor.name] = flat
+            encodes[tensor.name] = torch.tensor([context.step for context in contexts])
+        return {"residuals": residuals, "encodes": encodes}
+
+    def blank_state_dict(self, world: int) -> dict[str, dict[str, torch.Tensor]]:
+        """Returns zeros in the form that a rank of a `world`-rank run saves."""
+        compressed = self._compressed()
+        parts = partition(list(self.tensors.values()), world)
+        return {
+            "residuals": {t.name: torch.zeros(t.numel, dtype=t.compute_dtype) for t in compressed},
+            "encodes": {t.name: torch.zeros(len(parts[t.name]), dtype=torch.int64) for t in compressed},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes back what the same rank of an equally large run saved. Raises ConfigError where it does not fit."""
+        self._check(state)
+        for name, flat in state["residuals"].items():
+            for part, encodes in zip(self.partitions[name], state["encodes"][name].tolist(), strict=True):
+                context = self.contexts[name, part]
+                context.step = encodes
+                if context.residual is not None:
+                    context.residual.copy_(flat[part.start : part.stop])
+
+    def load_resized(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Takes over from a run with another number of ranks. Raises ConfigError where a state does not fit.
+
+        What was still to be added to the averaged gradient is summed over the old ranks and divided over the new
+        ones. A rank's residual counts in the average by 1/ranks, the owner's (of the average itself) in full, so
+
+            T = Σ_old r_i/N_old + δ      every new holder gets T/holders: δ' = T/holders, r'_i = N_new·T/holders
+        """
+        for state in states:
+            self._check(state)
+        old = partition(list(self.tensors.values()), len(states))
+        for tensor in self._compressed():
+            total = np.zeros(tensor.numel, np.float64)
+            for rank, state in enumerate(states):
+                flat = state["residuals"][tensor.name].numpy().astype(np.float64)
+                for part in old[tensor.name]:
+                    weight = 1.0 if part.server == rank or not self.mean else 1 / len(states)
+                    total[part.start : part.stop] += weight * flat[part.start : part.stop]
+            up, down = tensor.choice.up.residual_by_default, tensor.choice.down.residual_by_default
+            holders = (self.world - 1) * up + down
+            for part in self.partitions[tensor.name]:
+                residual = self.contexts[tensor.name, part].residual
+                if residual is not None:
+                    weight = 1 if part.server == self.rank or not self.mean else self.world
+                    residual.copy_(torch.from_numpy(total[part.start : part.stop] * (weight / holders)))
+
+    def _check(self, state: Mapping[str, Any]) -> None:
+        """Raises ConfigError where a rank's state is not of this model and these codecs."""
+        own = {tensor.name: tensor.numel for tensor in self._compressed()}
+        found = {name: value.numel() for name, value in state["residuals"].items()}
+        if own != found:
+            wrong = sorted(name for name in {*own, *found} if own.get(name) != found.get(name))
+            here, there = ([sizes.get(name) for name in wrong[:4]] for sizes in (own, found))
+            raise ConfigError(
+                f"the state does not fit: {wrong[:4]} are here {here} and in the state {there} values; load it with "
+                "the model and the exclusions it was saved with"
+            )

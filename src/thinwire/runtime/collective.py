@@ -1,0 +1,327 @@
+"""Drives a collective core with threads, a peer group, a GPU stream and deadlines.
+
+Two threads each take bucket groups in order. The pushing thread encodes a group's shards and sends them to their
+owners; the pulling thread adds what comes for this rank's shard, sends the average, and completes the buckets with the
+averages of the others. So the next group is encoded and travels while this one waits for its answers. Every wait ends
+at the peer group's timeout.
+
+The first failure stops everything: each peer is told why, futures complete with NaN, and `wait_step` raises.
+"""
+
+from __future__ import annotations
+
+import atexit
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from thinwire.codecs.sums import Values
+from thinwire.codecs.tensors import off_host, store_tensor
+from thinwire.collective.core import Bucket, Collective
+from thinwire.collective.exchange import Exchange, Group, Pass, Send, abort_packet
+from thinwire.errors import ThinwireError, TransportError
+from thinwire.runtime.peers import leave
+from thinwire.telemetry import Counters
+from thinwire.transports.peers import PeerGroup, ReceiveBuffer, Transfer
+
+Future = torch.futures.Future[torch.Tensor]
+
+_CLOSE_S = 2.0
+_FAREWELL = timedelta(seconds=5)
+"""How long a rank that gives up stays until all have received its reason, those too that are still busy."""
+
+
+@dataclass(slots=True)
+class BucketBuffer:
+    """The memory of one bucket in one step.
+
+    Args:
+        buffer: the gradients; filled with their averages.
+        ready: a CUDA event after which it may be read; None on the CPU.
+        future: completes with `buffer`.
+    """
+
+    buffer: torch.Tensor
+    ready: Any
+    future: Future
+
+    def values(self) -> Values:
+        """Returns the values, flat, in the compute dtype, where they lie: the buffer's own memory wherever possible."""
+        if self.ready is not None:
+            self.ready.synchronize()
+        buffer = self.buffer.detach().reshape(-1)
+        flat = buffer.to(torch.float64 if buffer.dtype == torch.float64 else torch.float32)
+        return flat if off_host(flat) else flat.numpy()
+
+    def fill(self, values: Values) -> None:
+        """Copies the values into the buffer, unless they are its own memory."""
+        tensor = values if isinstance(values, torch.Tensor) else torch.from_numpy(values)
+        if self.buffer.data_ptr() != tensor.data_ptr():
+            store_tensor(self.buffer, tensor, False)
+
+
+@dataclass(slots=True)
+class _Job:
+    """An exchange under way: its buckets, and its transfers."""
+
+    exchange: Exchange
+    buckets: list[BucketBuffer]
+    values: list[Values] = field(default_factory=list)
+    receives: dict[Pass, list[Transfer]] = field(default_factory=dict)
+    sends: list[Transfer] = field(default_factory=list)
+    done: threading.Event = field(default_factory=threading.Event)
+    failed: bool = False
+
+    def tag(self, way: Pass) -> int:
+        """One sequence of messages for each group of a step and pass."""
+        return 2 * self.exchange.bucket + way.value
+
+
+class CollectiveDriver:
+    """The threads of one rank; they start with the first group and end with `close`, or with the process.
+
+    Args:
+        core: this rank's part in the exchange.
+        peers: the way to the other ranks.
+
+    Attributes:
+        failure: what ended the training; None while it goes on.
+    """
+
+    def __init__(self, core: Collective, peers: PeerGroup) -> None:
+        self.failure: Exception | None = None
+        self._core = core
+        self._peers = peers
+        self._counters = {way: Counters() for way in Pass}  # one for each thread
+        self._told = threading.Event()
+        self._left = False
+        self._waiting: list[BucketBuffer] = []
+        self._to_push: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._to_pull: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._last: _Job | None = None
+        self._stream: Any = None
+        self._buffers: WeakKeyDictionary[Group, dict[tuple[int, Pass], ReceiveBuffer]] = WeakKeyDictionary()
+
+    def counters(self) -> dict[str, float]:
+        """Returns the sums so far: bytes, values and messages sent, and seconds by purpose."""
+        push, pull = (self._counters[way].snapshot() for way in Pass)
+        return {key: push.get(key, 0) + pull.get(key, 0) for key in sorted({*push, *pull})}
+
+    def bucket_ready(self, bucket: Bucket, buffer: torch.Tensor, step: int, index: int, *, last: bool) -> Future:
+        """Takes a bucket whose gradients are ready on the current stream, and returns at once.
+
+        Args:
+            bucket: what the buffer holds.
+            buffer: float16, bfloat16, float32 or float64, on any device.
+            step: of the training.
+            index: the bucket's number in the step.
+            last: whether it ends the step.
+
+        Returns:
+            A future that completes with `buffer`, filled with the averaged gradients.
+        """
+        if index == 0:
+            self._waiting.clear()
+        event, devices = None, list[int | str | torch.device]()
+        if buffer.is_cuda:
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+            devices = [buffer.device]
+        future: Future = torch.futures.Future(devices=devices)
+        waiting = BucketBuffer(buffer, event, future)
+        if self._peers.size == 1:
+            self._complete_alone(bucket, waiting)
+            return future
+        self._waiting.append(waiting)
+        for exchange, count in self._core.bucket_ready(bucket, step, index, last=last):
+            job = _Job(exchange, self._waiting[:count])
+            del self._waiting[:count]
+            self._submit(job)
+        return future
+
+    def wait_step(self) -> None:
+        """Waits for the step's last bucket. Raises what made it fail."""
+        if self._last is not None:
+            self._last.done.wait()
+        self.raise_failure()
+
+    def raise_failure(self) -> None:
+        """Raises what ended the training, if something did, once the peers have been told: the process may end then."""
+        if self.failure is not None:
+            self._told.wait(2 * _FAREWELL.total_seconds())
+            raise self.failure
+
+    def close(self) -> None:
+        """Ends the threads. Nothing may be under way; what is, gets a moment to finish."""
+        atexit.unregister(self.close)
+        for inbox in (self._to_push, self._to_pull):
+            inbox.put(None)
+        for thread in self._threads:
+            thread.join(_CLOSE_S)
+        self._threads.clear()
+
+    def _complete_alone(self, bucket: Bucket, buffer: BucketBuffer) -> None:
+        """One rank has nobody to send to: it adds what an earlier run with more ranks left unsent."""
+        values = buffer.values()
+        self._core.group([bucket]).shards[0].flush([values])
+        buffer.fill(values)
+        buffer.future.set_result(buffer.buffer)
+
+    def _submit(self, job: _Job) -> None:
+        if not self._threads:
+            for way, inbox, work in ((Pass.PUSH, self._to_push, self._push), (Pass.PULL, self._to_pull, self._pull)):
+                name = f"thinwire-{way.name.lower()}"
+                thread = threading.Thread(target=self._run, args=(way, inbox, work), name=name, daemon=True)
+                thread.start()
+                self._threads.append(thread)
+            # A thread that the interpreter kills inside gloo takes the whole process down with an abort.
+            atexit.register(self.close)
+        if job.exchange.last:
+            self._last = job
+        self._to_push.put(job)
+
+    # ---- the threads
+
+    def _run(self, way: Pass, inbox: queue.SimpleQueue[_Job | None], work: Callable[[_Job], None]) -> None:
+        pushing, stopped = way is Pass.PUSH, False
+        while (job := inbox.get()) is not None:
+            # When the pushing thread fails, the groups before that one are still completed: peers count on it.
+            stopped = stopped or job.failed or (pushing and self.failure is not None)
+            if not stopped:
+                try:
+                    with self._own_stream(job.buckets[0].buffer.device):
+                        work(job)
+                except Exception as error:  # whatever it is, the training loop must hear of it
+                    stopped = True
+                    self._fail(job, error, way)
+            job.failed = stopped
+            if pushing:
+                self._to_pull.put(job)
+            else:
+                self._complete(job)
+
+    @contextmanager
+    def _own_stream(self, device: torch.device) -> Iterator[None]:
+        """On a GPU, a stream of the threads' own: on DDP's, their work would queue behind the backward pass."""
+        if device.type != "cuda":
+            yield
+            return
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        try:
+            with torch.cuda.stream(self._stream):
+                yield
+        finally:
+            self._stream.synchronize()  # so that whoever waits for the job need not know of this stream
+
+    def _push(self, job: _Job) -> None:
+        begin = time.perf_counter()
+        exchange, counters = job.exchange, self._counters[Pass.PUSH]
+        self._core.started(exchange)
+        job.values = [bucket.values() for bucket in job.buckets]
+        for (peer, way), buffer in self._receive_buffers(exchange.group).items():
+            job.receives.setdefault(way, []).append(self._peers.receive(peer, buffer, job.tag(way)))
+        copied = time.perf_counter()
+        sends = exchange.push(job.values)
+        encoded = time.perf_counter()
+        self._send(job, sends, counters)
+        counters.add("copy_seconds", copied - begin)
+        counters.add("encode_seconds", encoded - copied)
+
+    def _pull(self, job: _Job) -> None:
+        exchange, counters = job.exchange, self._counters[Pass.PULL]
+        begin = time.perf_counter()
+        waited = self._receive(job, Pass.PUSH)
+        self._send(job, exchange.pull(), counters)
+        waited += self._receive(job, Pass.PULL)
+        decoded = time.perf_counter()
+        for bucket, values in zip(job.buckets, job.values, strict=True):
+            if exchange.skipped:
+                bucket.buffer.fill_(torch.nan)
+            else:
+                bucket.fill(values)
+        self._core.finished(exchange)
+        counters.add("copy_seconds", time.perf_counter() - decoded)
+        counters.add("wait_seconds", waited)
+        counters.add("decode_seconds", decoded - begin - waited)
+        if exchange.last:
+            counters.add("steps", 1)
+
+    def _receive(self, job: _Job, way: Pass) -> float:
+        """Hands every peer's packet of a pass to the exchange, and returns the seconds of waiting for them."""
+        waited = 0.0
+        for transfer in job.receives[way]:
+            begin = time.perf_counter()
+            packet = self._peers.wait(transfer)
+            waited += time.perf_counter() - begin
+            job.exchange.receive(transfer.peer, way, packet)
+        return waited
+
+    def _send(self, job: _Job, sends: Sequence[Send], counters: Counters) -> None:
+        for send in sends:
+            job.sends.append(self._peers.send(send.peer, send.packet, job.tag(send.way)))
+            counters.add("wire_bytes", len(send.packet))
+            counters.add("messages", 1)
+            counters.add("payload_bytes", send.payload_nbytes)
+            counters.add("values", send.num_values)
+            counters.add("frames", send.num_frames)
+
+    def _complete(self, job: _Job) -> None:
+        if job.failed:
+            for bucket in job.buckets:
+                bucket.buffer.fill_(torch.nan)
+        job.done.set()
+        for bucket in job.buckets:
+            bucket.future.set_result(bucket.buffer)
+        if not job.failed:
+            try:
+                for transfer in job.sends:
+                    self._peers.wait(transfer)
+            except ThinwireError as error:
+                self.failure = self.failure or error
+                self._told.set()
+
+    def _receive_buffers(self, group: Group) -> dict[tuple[int, Pass], ReceiveBuffer]:
+        """A buffer for each peer and pass, by peer and pass: they are used again in every step."""
+        found = self._buffers.get(group)
+        if found is None:
+            own = group.max_packet_nbytes(group.rank)
+            found = self._buffers[group] = {
+                (peer, way): ReceiveBuffer(own if way is Pass.PUSH else group.max_packet_nbytes(peer))
+                for peer in group.peers
+                for way in Pass
+            }
+        return found
+
+    # ---- failures
+
+    def _fail(self, job: _Job, error: Exception, way: Pass) -> None:
+        """Keeps the first failure and tells the peers why, unless a peer is what failed."""
+        self.failure = self.failure or error
+        try:
+            if not isinstance(error, TransportError):
+                self._tell(abort_packet(error), job.tag(way))
+        finally:
+            self._told.set()
+
+    def _tell(self, packet: bytearray, tag: int) -> None:
+        """Sends every peer the reason, each by itself: whoever is gone needs none, and keeps it from nobody."""
+        transfers = []
+        for peer in self._peers.peers:
+            with suppress(TransportError):
+                transfers.append(self._peers.send(peer, packet, tag))
+        for transfer in transfers:
+            with suppress(TransportError):
+                self._peers.wait(transfer, _FAREWELL)
+        if not self._left:
+            self._left = True
+            leave(self._peers, _FAREWELL)

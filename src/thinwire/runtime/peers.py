@@ -1,0 +1,117 @@
+"""What ranks do together before and after training: compare settings, measure the slowest link, leave.
+
+All of it is messages between every two ranks, over any `PeerGroup`; each has a tag of its own, so that nothing here
+meets the messages of training.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+from thinwire.errors import ProtocolError, TransportError
+from thinwire.transports.peers import PeerGroup, ReceiveBuffer
+
+_GATHER_TAG = 1 << 30
+_PROBE_TAG = _GATHER_TAG + 1
+_LEAVE_TAG = _GATHER_TAG + 2
+_PROBE_NBYTES = tuple(1 << power for power in range(14, 24, 2))
+_PROBE_ENOUGH_S = 0.03
+_LENGTH = struct.Struct("<Q")
+_SECONDS = struct.Struct("<d")
+
+
+def gather(group: PeerGroup, data: bytes) -> list[bytes]:
+    """Returns every rank's bytes, in rank order; all ranks call it, each with bytes of any length.
+
+    Raises:
+        TransportError: not every rank did in time.
+    """
+    lengths = [_LENGTH.unpack(each)[0] for each in _gather(group, _LENGTH.pack(len(data)), [_LENGTH.size] * group.size)]
+    return _gather(group, data, lengths)
+
+
+def _gather(group: PeerGroup, data: bytes, lengths: list[int]) -> list[bytes]:
+    """As `gather`, where every rank knows how many bytes each of them has; none are not sent."""
+    sources = [peer for peer in group.peers if lengths[peer]]
+    received = {peer: group.receive(peer, ReceiveBuffer(lengths[peer]), _GATHER_TAG) for peer in sources}
+    sent = [group.send(peer, bytearray(data), _GATHER_TAG) for peer in group.peers if data]
+    for transfer in [*received.values(), *sent]:
+        group.wait(transfer)
+    found = {peer: bytes(transfer.data) for peer, transfer in received.items()}
+    return [data if rank == group.rank else found.get(rank, b"") for rank in range(group.size)]
+
+
+def agree(group: PeerGroup, settings: Mapping[str, Any]) -> None:
+    """Compares settings, JSON values by name, with those of rank 0.
+
+    Raises:
+        ProtocolError: they differ on some rank; the message names it and the setting, on every rank.
+        TransportError: not every rank called it in time.
+    """
+    own = json.dumps(settings, sort_keys=True).encode()
+    try:
+        digests = gather(group, hashlib.blake2b(own, digest_size=32).digest())
+        if all(digest == digests[0] for digest in digests):
+            return
+        texts = gather(group, own)
+    except TransportError as error:
+        raise TransportError(
+            f"rank {group.rank} could not reach every rank within {group.timeout.total_seconds():g} s; all of them "
+            f"must call ddp.compress: {error}"
+        ) from error
+    first = json.loads(texts[0])
+    for rank, text in enumerate(texts):
+        other = json.loads(text)
+        for key in sorted({*first, *other}):
+            if first.get(key) != other.get(key):
+                raise ProtocolError(
+                    f"rank {rank} has {key} = {other.get(key)!r} and rank 0 has {first.get(key)!r}; "
+                    "every rank must call ddp.compress with the same model and arguments"
+                )
+
+
+def measure_link(group: PeerGroup) -> float:
+    """Returns bits per second on the slowest way from a rank to the next, all ranks sending at once.
+
+    Takes some 0.1 s: messages grow until one takes long enough to be told from the delay.
+    """
+    rate = 0.0
+    before, after = (group.rank - 1) % group.size, (group.rank + 1) % group.size
+    for nbytes in _PROBE_NBYTES if group.size > 1 else ():
+        data = bytearray(nbytes)
+        coming = group.receive(before, ReceiveBuffer(nbytes), _PROBE_TAG)
+        gather(group, b"")  # all begin together
+        begin = time.perf_counter()
+        sending = group.send(after, data, _PROBE_TAG)
+        group.wait(coming)
+        taken = time.perf_counter() - begin
+        group.wait(sending)
+        slowest = max(_SECONDS.unpack(each)[0] for each in gather(group, _SECONDS.pack(taken)))
+        rate = 8 * nbytes / slowest
+        if slowest >= _PROBE_ENOUGH_S:
+            break
+    return rate
+
+
+def leave(group: PeerGroup, timeout: timedelta) -> None:
+    """Waits until every peer has called this too, or is gone, or the time is over.
+
+    A process that ends at once takes its last packets with it: the kernel resets its connections, and what the peers
+    had not read yet is lost.
+    """
+    until = time.monotonic() + timeout.total_seconds()
+    transfers = []
+    for peer in group.peers:
+        with suppress(TransportError):  # this one is gone: the others may not be
+            transfers.append(group.receive(peer, ReceiveBuffer(1), _LEAVE_TAG))
+            transfers.append(group.send(peer, bytearray(1), _LEAVE_TAG))
+    for transfer in transfers:
+        with suppress(TransportError):
+            group.wait(transfer, timedelta(seconds=max(0.001, until - time.monotonic())))

@@ -1,0 +1,80 @@
+"""A peer group over gloo, torch.distributed's CPU backend, in a process group of its own.
+
+Point-to-point with tags, so no order of collectives has to be kept. The bytes are host memory: the group is gloo even
+where gradients live on GPUs and DDP itself uses NCCL. gloo lets a shorter message into a longer buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from thinwire.errors import DeadlineError, ThinwireError, TransportError
+from thinwire.transports.peers import PeerGroup, ReceiveBuffer, Transfer
+
+
+class GlooPeerGroup(PeerGroup):
+    """Ranks of the default process group that meet in a gloo group.
+
+    Args:
+        ranks: their global ranks, the same list everywhere.
+        timeout: how long a peer may keep this rank waiting.
+
+    Raises:
+        TransportError: not every rank came in time.
+    """
+
+    def __init__(self, ranks: Sequence[int], timeout: timedelta) -> None:
+        self.timeout = timeout
+        self.size = len(ranks)
+        self.rank = list(ranks).index(dist.get_rank())
+        everyone = self.size == dist.get_world_size()
+        try:
+            self._group = dist.new_group(
+                list(ranks),
+                timeout=timeout,
+                backend="gloo",
+                use_local_synchronization=not everyone,
+                group_desc="thinwire",
+            )
+        except (RuntimeError, dist.DistError) as error:
+            raise TransportError(
+                f"rank {self.rank} could not meet the others within {timeout.total_seconds():g} s; every rank must "
+                f"call ddp.compress: {error}"
+            ) from error
+        self._places = [dist.get_group_rank(self._group, rank) for rank in ranks]
+
+    # dist.irecv and dist.isend look the group and the rank up for every message; that costs as much as the message.
+
+    def receive(self, peer: int, buffer: ReceiveBuffer, tag: int) -> Transfer:
+        try:
+            work = self._group.recv([torch.from_numpy(buffer.array)], self._places[peer], tag)
+        except RuntimeError as error:
+            raise self._lost(peer, error) from error
+        return Transfer(peer, work, buffer.data)
+
+    def send(self, peer: int, data: bytearray, tag: int) -> Transfer:
+        try:
+            work = self._group.send([torch.frombuffer(data, dtype=torch.uint8)], self._places[peer], tag)
+        except RuntimeError as error:
+            raise self._lost(peer, error) from error
+        return Transfer(peer, work, memoryview(data))
+
+    def wait(self, transfer: Transfer, timeout: timedelta | None = None) -> memoryview:
+        try:
+            transfer.work.wait(self.timeout if timeout is None else timeout)
+        except RuntimeError as error:
+            raise self._lost(transfer.peer, error) from error
+        return transfer.data
+
+    def _lost(self, peer: int, error: RuntimeError) -> ThinwireError:
+        text = str(error).splitlines()[0][:300]
+        if "timed out" in text.lower():
+            return DeadlineError(
+                f"rank {peer} kept rank {self.rank} waiting for more than {self.timeout.total_seconds():g} s: it has "
+                f"stopped, or runs another training loop ({text})"
+            )
+        return TransportError(f"rank {peer} is gone, as rank {self.rank} sees it; start all ranks again ({text})")

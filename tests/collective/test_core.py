@@ -1,0 +1,53 @@
+"""Which buckets travel together, and what is remembered of a step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+import thinwire as tw
+from tests.collective.ranks import collectives, tensors
+from thinwire.collective.core import Bucket, Collective
+
+SIZES = {"a": 500, "bias": 7, "b": 400, "c": 300}
+BUCKETS = {name: Bucket(((name, 0),), 4 * size) for name, size in SIZES.items()}
+
+
+def travel(core: Collective, names: str = "a bias b c") -> list[list[int]]:
+    """The first bucket and the number of buckets of each exchange of a step."""
+    shown = names.split()
+    ready = []
+    for index, name in enumerate(shown):
+        ready += core.bucket_ready(BUCKETS[name], 0, index, last=index + 1 == len(shown))
+    assert [exchange.last for exchange, _ in ready] == [False] * (len(ready) - 1) + [True]
+    return [[exchange.bucket, count] for exchange, count in ready]
+
+
+def test_small_buckets_travel_together_until_they_are_large_enough() -> None:
+    for nbytes, expected in (
+        (0, [[0, 1], [1, 1], [2, 1], [3, 1]]),
+        (2001, [[0, 2], [2, 2]]),
+        (2100, [[0, 3], [3, 1]]),
+        (10**6, [[0, 4]]),
+    ):
+        [core, _] = collectives(tensors(tw.codec("3lc"), SIZES), 2, group_nbytes=nbytes)
+        assert travel(core) == expected, nbytes
+        assert not core.bucket_ready(BUCKETS["bias"], 1, 0, last=False) or not nbytes
+        assert travel(core) == expected, "a step that was broken off is forgotten"
+
+
+def test_buckets_of_another_dtype_travel_apart() -> None:
+    wide = [replace(one, dtype=torch.float64) if one.name in "bc" else one for one in tensors(tw.codec("3lc"), SIZES)]
+    [core, _] = collectives(wide, 2, group_nbytes=10**6)
+    assert travel(core) == [[0, 2], [2, 2]]
+    assert travel(core, "a b bias c") == [[0, 1], [1, 1], [2, 1], [3, 1]]
+
+
+def test_a_group_is_made_once_and_old_ones_are_forgotten() -> None:
+    [core, _] = collectives(tensors(tw.codec("3lc"), SIZES), 2)
+    groups = [core.group([BUCKETS["a"], BUCKETS["b"]]) for _ in range(2)]
+    assert groups[0] is groups[1] and groups[0] is not core.group([BUCKETS["b"], BUCKETS["a"]])
+    for _ in range(300):
+        core.group([Bucket((("a", 0),), 2000)])
+    assert len(core._groups) <= 256

@@ -1,0 +1,195 @@
+"""One exchange with every rank played in turn, against the paper's equations in plain NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import thinwire as tw
+from tests.collective.ranks import SIZES, Pass, bucket_of, collectives, gradients, play, step, tensors
+from thinwire.collective.exchange import MAX_REASON, Exchange, Send, abort_packet
+from thinwire.errors import ConfigError, NonFiniteError, ProtocolError
+from thinwire.packets import pack
+from thinwire.schema import Refused, Shard, Skip
+
+CODEC = tw.codec("3lc", sparsity=1.5)
+
+
+def compress(vector: Any) -> Any:
+    return tw.decode(CODEC.encode(vector)).numpy()
+
+
+def test_both_passes_follow_the_equations_whatever_the_order_of_packets() -> None:
+    for world in (2, 3):
+        cores, bucket = collectives(tensors(CODEC), world), bucket_of()
+        residuals = cores[0].residuals
+        pushes = {
+            (rank, *key): np.zeros(key[1].numel, np.float32) for rank in range(world) for key in residuals.contexts
+        }
+        for number in range(4):
+            given = gradients(world, number)
+            values = step(cores, bucket, given, number, seed=number)
+            assert all(np.array_equal(one, values[0]) for one in values), "all ranks hold the same bits"
+            for name, at in bucket.offsets:
+                for part in residuals.partitions[name]:
+                    span = slice(at + part.start, at + part.stop)
+                    total = given[part.server][span].copy()
+                    if name == "bias":
+                        for rank in range(world):
+                            total += 0 if rank == part.server else given[rank][span]
+                        assert np.array_equal(values[0][span], total * np.float32(1 / world))
+                        continue
+                    for rank in range(world):
+                        if rank != part.server:
+                            v = given[rank][span] + pushes[rank, name, part]
+                            c = compress(v)
+                            pushes[rank, name, part] = v - c
+                            total += c
+                    v = total * np.float32(1 / world) + pushes[part.server, name, part]
+                    c = compress(v)
+                    pushes[part.server, name, part] = v - c
+                    assert np.array_equal(values[0][span], c), (world, number, name, part)
+
+
+def test_the_sum_of_values_as_they_are() -> None:
+    for mean, factor in ((True, 1 / 3), (False, 1.0)):
+        given = gradients(3, 0)
+        values = step(collectives(tensors(tw.codec("fp32")), 3, mean=mean), bucket_of(), given)
+        np.testing.assert_allclose(values[0], np.sum(given, axis=0) * factor, rtol=1e-5, atol=1e-5)
+
+
+def test_the_push_pass_alone_leaves_every_rank_with_the_average_of_its_shard() -> None:
+    world, bucket = 3, bucket_of()
+    cores = collectives(tensors(tw.codec("fp32")), world)
+    given = gradients(world, 0)
+    values = [gradient.copy() for gradient in given]
+    exchanges = [core.bucket_ready(bucket, 0, 0, last=True)[0][0] for core in cores]
+    sends = [(rank, send) for rank in range(world) for send in exchanges[rank].push([values[rank]])]
+    for rank, send in sends:
+        assert send.way is Pass.PUSH
+        exchanges[send.peer].receive(rank, send.way, memoryview(send.packet))
+    mean = np.mean(given, axis=0)
+    for rank, exchange in enumerate(exchanges):
+        assert exchange.pushed and not exchange.complete
+        for span in [*exchange.own.spans, *exchange.own.plain]:
+            np.testing.assert_allclose(values[rank][span.begin : span.end], mean[span.begin : span.end], atol=1e-5)
+
+
+def test_what_was_not_sent_is_in_the_residuals() -> None:
+    """DoubleSqueeze §4: the sum of all that was applied, and of what waits, is the sum of all mean gradients."""
+    world, bucket = 3, bucket_of()
+    cores = collectives(tensors(tw.codec("3lc", sparsity=1.75)), world)
+    applied = np.zeros(sum(SIZES.values()), np.float64)
+    wanted = np.zeros_like(applied)
+    for number in range(12):
+        given = gradients(world, number)
+        wanted += np.mean(given, axis=0, dtype=np.float64)
+        applied += step(cores, bucket, given, number)[0]
+    for rank, core in enumerate(cores):
+        state = core.residuals.state_dict()["residuals"]
+        for name, at in bucket.offsets:
+            for part in core.residuals.partitions[name] if name in state else ():
+                weight = 1.0 if part.server == rank else 1 / world
+                applied[at + part.start : at + part.stop] += weight * state[name][part.start : part.stop].numpy()
+    np.testing.assert_allclose(applied, wanted, atol=2e-4)
+
+
+def test_a_slice_without_gradient_keeps_its_residual_where_unused_parameters_are_left_out() -> None:
+    world, bucket = 2, bucket_of()
+    cores = collectives(tensors(CODEC), world, drop_zeros=True)
+    step(cores, bucket, gradients(world, 0))
+    before = [core.residuals.state_dict()["residuals"]["w"] for core in cores]
+    unused = gradients(world, 1)
+    for gradient in unused:
+        gradient[: SIZES["w"]] = 0
+    values = step(cores, bucket, unused, 1)
+    assert not values[0][: SIZES["w"]].any()
+    for core, old in zip(cores, before, strict=True):
+        assert core.residuals.state_dict()["residuals"]["w"].equal(old)
+    unused[1][: SIZES["w"]] = gradients(world, 2)[1][: SIZES["w"]]
+    assert step(cores, bucket, unused, 2)[0][: SIZES["w"]].any(), "one rank's gradient is enough"
+
+
+def test_non_finite_values_are_refused_wherever_they_lie_or_skip_the_step_on_all_ranks() -> None:
+    bucket = bucket_of()
+    for bad in (np.nan, np.inf):
+        for at in (0, 29_999, 30_003, 30_500):
+            given = gradients(2, 0)
+            given[0][at] = bad
+            [strict, _] = collectives(tensors(CODEC), 2)
+            with pytest.raises(NonFiniteError, match=r"NaN or Inf"):
+                strict.bucket_ready(bucket, 0, 0, last=True)[0][0].push([given[0]])
+            cores = collectives(tensors(CODEC), 2, skip=True)
+            step(cores, bucket, gradients(2, 1))
+            before = [core.residuals.state_dict() for core in cores]
+            step(cores, bucket, given, 1, seed=at)
+            assert [core.steps_skipped for core in cores] == [1, 1], at
+            for core, state in zip(cores, before, strict=True):
+                after = core.residuals.state_dict()
+                assert all(after[kind][name].equal(state[kind][name]) for kind in state for name in state[kind]), at
+            assert np.isfinite(step(cores, bucket, gradients(2, 2), 2)[0]).all()
+
+
+def test_a_sum_that_overflows_skips_the_step_too() -> None:
+    given = gradients(3, 0)
+    for gradient in given:
+        gradient[3] = 3e38  # of which each is finite
+    cores = collectives(tensors(tw.codec("bf16")), 3, skip=True)
+    step(cores, bucket_of(), given)
+    assert [core.steps_skipped for core in cores] == [1, 1, 1]
+
+
+def begun(world: int = 2) -> tuple[Exchange, list[Send]]:
+    """Rank 0's exchange of step 7 and what rank 1 pushed to it."""
+    cores = collectives(tensors(CODEC), world)
+    exchanges = [core.bucket_ready(bucket_of(), 7, 0, last=True)[0][0] for core in cores]
+    sends = [exchange.push([values]) for exchange, values in zip(exchanges, gradients(world, 0), strict=True)]
+    return exchanges[0], [send for send in sends[1] if send.peer == 0]
+
+
+def test_anything_but_the_packet_that_is_due_is_refused_with_the_peers_name() -> None:
+    exchange, [send] = begun()
+    frames = exchange.own.num_frames
+    for packet, error, text in (
+        (
+            pack(Shard(step=8, bucket=0), [b""] * frames),
+            ProtocolError,
+            "rank 1 is at step 8, bucket 0; this rank is at",
+        ),
+        (pack(Shard(step=7, bucket=1), [b""] * frames), ProtocolError, "bucket 1; this rank is at step 7, bucket 0"),
+        (pack(Shard(step=7, bucket=0), [b""]), ProtocolError, f"rank 1 sent 1 frames for bucket 0; {frames} were"),
+        (pack(Shard(step=7, bucket=0), [b"x"] * frames), ProtocolError, "rank 1 sent a frame that cannot be read"),
+        (pack(Skip(step=6, bucket=0)), ProtocolError, "rank 1 is at step 6"),
+        (pack(Refused(reason="no")), ProtocolError, "rank 1 sent Refused"),
+        (b"no packet of ours, but as long as one", ProtocolError, "rank 1: a packet begins with"),
+        (bytes(send.packet[:-1]), ProtocolError, "rank 1: .* is declared"),
+        (bytes(abort_packet(ConfigError("no such codec"))), ProtocolError, "rank 1 gave up: no such codec"),
+        (bytes(abort_packet(NonFiniteError("NaN in w"))), NonFiniteError, "rank 1 gave up: NaN in w"),
+    ):
+        with pytest.raises(error, match=text):
+            begun()[0].receive(1, Pass.PUSH, memoryview(packet))
+    wrong = tw.codec("3lc").encode(np.zeros(3, np.float32))
+    packet = pack(Shard(step=7, bucket=0), [wrong] * frames)
+    with pytest.raises(ProtocolError, match=r"w\[0:15000\] has shape \(15000,\) and dtype fp32; shape \(3,\)"):
+        exchange.receive(1, Pass.PUSH, memoryview(packet))
+    assert len(abort_packet(ConfigError("x" * 5000))) < exchange.group.max_packet_nbytes(0)
+    assert len(abort_packet(ConfigError("é" * 5000))) < MAX_REASON * 4
+
+
+def test_a_codec_that_makes_values_larger_is_refused() -> None:
+    exchange, _ = begun()
+    shard = exchange.group.shards[1]
+    with pytest.raises(ConfigError, match="are more than the values themselves"):
+        exchange._send(1, 1, Pass.PUSH, [b"x" * (shard.max_nbytes + 10_000)])
+
+
+def test_packets_count_what_they_hold() -> None:
+    cores = collectives(tensors(CODEC), 3)
+    exchanges = [core.bucket_ready(bucket_of(), 0, 0, last=True)[0][0] for core in cores]
+    sent = play(exchanges, gradients(3, 0))
+    values = sum(SIZES.values())
+    assert sum(send.num_values for send in sent if send.way is Pass.PUSH) == 2 * values
+    assert sum(send.num_values for send in sent if send.way is Pass.PULL) == 2 * values
+    assert all(send.payload_nbytes < len(send.packet) < 2 * send.payload_nbytes + 500 for send in sent)

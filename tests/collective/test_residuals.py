@@ -1,0 +1,100 @@
+"""What was not sent: kept by name and slice, exact on as many ranks, conserved on another number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import thinwire as tw
+from tests.collective.ranks import SIZES, bucket_of, collectives, gradients, step, tensors
+from thinwire.collective.residuals import Residuals, partition
+from thinwire.errors import ConfigError
+from thinwire.policies.compression import PLAIN
+
+CODEC = tw.codec("3lc", sparsity=1.75)
+
+
+def trained(world: int, **options: Any) -> list[Residuals]:
+    """The residuals of some ranks after a few steps."""
+    cores = collectives(tensors(CODEC, **options), world)
+    for number in range(3):
+        step(cores, bucket_of(), gradients(world, number), number)
+    return [core.residuals for core in cores]
+
+
+def unsent(ranks: list[Residuals]) -> dict[str, Any]:
+    """What is still to be added to the averaged gradient: a rank's own shard counts in full, others' by 1/ranks."""
+    total = {name: np.zeros(size) for name, size in SIZES.items() if name != "bias"}
+    for residuals in ranks:
+        state = residuals.state_dict()["residuals"]
+        for name, flat in state.items():
+            for part in residuals.partitions[name]:
+                weight = 1 if part.server == residuals.rank else 1 / len(ranks)
+                total[name][part.start : part.stop] += weight * flat[part.start : part.stop].double().numpy()
+    return total
+
+
+def test_the_state_is_exact_on_as_many_ranks() -> None:
+    ranks = trained(2)
+    for rank, residuals in enumerate(ranks):
+        state = residuals.state_dict()
+        fresh = Residuals(tensors(CODEC), rank, 2, mean=True, seed=0)
+        assert not any(value.any() for value in fresh.state_dict()["residuals"].values())
+        fresh.load_state_dict(state)
+        again = fresh.state_dict()
+        assert all(again[kind][name].equal(state[kind][name]) for kind in state for name in state[kind])
+        assert state["encodes"]["w"].tolist() == [3, 3] and set(state["residuals"]) == {"w", "small"}
+        blank = fresh.blank_state_dict(2)
+        assert all(blank[kind][name].shape == state[kind][name].shape for kind in state for name in state[kind])
+
+
+def test_another_number_of_ranks_inherits_what_was_not_sent() -> None:
+    for down, world in ((None, 1), (None, 3), (PLAIN, 3), (None, 4)):
+        old = trained(2, down=down)
+        new = [Residuals(tensors(CODEC, down=down), rank, world, mean=True, seed=0) for rank in range(world)]
+        for residuals in new:
+            residuals.load_resized([one.state_dict() for one in old])
+        before, after = unsent(old), unsent(new)
+        for name, value in before.items():
+            assert value.any()
+            np.testing.assert_allclose(after[name], value, rtol=1e-5, atol=1e-7, err_msg=f"{name}, {world} ranks")
+
+
+def test_a_state_of_another_model_is_refused() -> None:
+    [residuals, _] = trained(2)
+    state = residuals.state_dict()
+    state["residuals"]["w"] = torch.zeros(5)
+    for load in (residuals.load_state_dict, lambda wrong: residuals.load_resized([wrong])):
+        with pytest.raises(
+            ConfigError, match=r"\['w'\] are here \[30000\] and in the state \[5\] values; load it with"
+        ):
+            load(state)
+
+
+def test_residuals_follow_the_loss_scale() -> None:
+    [residuals, _] = trained(2)
+    before = residuals.state_dict()["residuals"]["w"]
+    residuals.scale(0.5)
+    assert residuals.state_dict()["residuals"]["w"].equal(0.5 * before)
+
+
+def test_the_owners_depend_on_names_sizes_and_ranks_alone() -> None:
+    owners = {name: [(p.server, p.numel) for p in parts] for name, parts in partition(tensors(CODEC), 3).items()}
+    assert owners == {"w": [(0, 10_000), (1, 10_000), (2, 10_000)], "bias": [(0, 7)], "small": [(1, 900)]}
+
+
+def test_one_rank_alone_adds_what_an_earlier_run_left() -> None:
+    [core] = collectives(tensors(CODEC), 1)
+    for context in core.residuals.contexts.values():
+        assert context.residual is not None
+        context.residual.fill_(0.5)
+    values = np.zeros(sum(SIZES.values()), np.float32)
+    shard = core.group([bucket_of()]).shards[0]
+    shard.flush([values])
+    assert (values[: SIZES["w"]] == 0.5).all() and not values[SIZES["w"] :][: SIZES["bias"]].any()
+    again = values.copy()
+    shard.flush([again])
+    assert np.array_equal(again, values)
