@@ -8,7 +8,8 @@ A codec enrols with one line in `ENROLLED`: the configured codec and what it cla
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,6 +22,16 @@ Floats = NDArray[np.float64]
 Bound = Callable[[Floats], "Floats | float"]
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+
+@contextmanager
+def naming(case: str) -> Iterator[None]:
+    """Says which case of a loop failed."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"the case: {case}")
+        raise
 
 
 @dataclass(frozen=True, kw_only=True)
