@@ -81,7 +81,7 @@ def test_the_page_names_the_way_of_a_gradient() -> None:
             for step in range(3):  # the first ones compile kernels and fill caches
                 loss = model(torch.randn(8, 1024)).square().mean()
                 with watch.on() if step == 2 else nullcontext():
-                    loss.backward()  # type: ignore[no-untyped-call]
+                    loss.backward()
                 opt.step()
     finally:
         threading.setprofile(None)
