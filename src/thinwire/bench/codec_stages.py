@@ -18,14 +18,8 @@ import torch
 from thinwire.bench.timing import Candidate, race
 from thinwire.codecs import codec, decode
 from thinwire.frames import parse
-from thinwire.kernels.numba.huffman import (
-    code_lengths,
-    decode_symbols,
-    encode_symbols,
-    histogram,
-    length_limit,
-    room_nbytes,
-)
+from thinwire.kernels.huffman_codes import code_lengths, length_limit
+from thinwire.kernels.numba.huffman import decode_symbols, encode_symbols, histogram, room_nbytes
 
 ZERO_FRACTION = 0.95
 SYMBOL_BITS = 10

@@ -17,7 +17,7 @@ from thinwire.codecs.tensors import Flat, FloatArray
 from thinwire.errors import FrameError, NonFiniteError
 from thinwire.frames import Frame
 from thinwire.kernels.numba import max_magnitude
-from thinwire.kernels.numba.casts import BFLOAT_MAX, largest_float, to_bfloat, to_half, widen
+from thinwire.kernels.numba.casts import BFLOAT_MAX, to_bfloat, to_half, widen
 
 _FP16_MAX = 65504.0
 _FP16_ROUNDS_TO_INF = 65520.0
@@ -80,9 +80,9 @@ class FP32(_Cast):
     @classmethod
     def _widen(cls, frame: Frame, out: FloatArray, accumulate: bool) -> None:
         # No sender of ours lets NaN or Inf out, and one from a broken peer would spread over the model.
-        if not np.isfinite(largest_float(frame.payload, out.dtype)):
-            raise FrameError("the payload holds NaN or Inf")
         values = np.frombuffer(frame.payload, out.dtype)
+        if not np.isfinite(max_magnitude(values)):
+            raise FrameError("the payload holds NaN or Inf")
         if accumulate:
             out += values
         else:

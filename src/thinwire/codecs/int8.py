@@ -13,7 +13,8 @@ from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.tensors import Flat, FloatArray, compute_dtype
 from thinwire.errors import FrameError
 from thinwire.frames import Frame
-from thinwire.kernels.numba.moments import largest_of, require_finite_magnitude
+from thinwire.kernels.contract import require_finite_magnitude
+from thinwire.kernels.numba.magnitude import max_magnitude
 from thinwire.kernels.numba.rounding import round_to_int8, scale_levels
 
 TOP_LEVEL = 127
@@ -50,7 +51,7 @@ class Int8(Scheme):
     def encode(self, flat: Flat, step: Step, space: Scratch) -> Payload:
         kind = flat.values.dtype.type
         residual = step.residual
-        largest = largest_of(flat.values, residual, step.residual_scale)
+        largest = max_magnitude(flat.values, residual, step.residual_scale)
         require_finite_magnitude(largest)
         scale = min(kind(largest) / kind(TOP_LEVEL), largest_scale(flat.values.dtype))
         levels = space.array("int8.levels", flat.values.size, np.dtype(np.int8))

@@ -21,6 +21,7 @@ from thinwire.codecs.votes import width_of
 from thinwire.errors import ConfigError, FrameError
 from thinwire.frames import Flags, Frame
 from thinwire.frames.layout import MAX_SCALES
+from thinwire.kernels.contract import require_finite_magnitude
 from thinwire.kernels.numba.elias import decode_levels, encode_levels, longest
 from thinwire.kernels.numba.integers import pack_integers, packed_nbytes, unpack_integers
 from thinwire.kernels.numba.levels import (
@@ -31,7 +32,7 @@ from thinwire.kernels.numba.levels import (
     round_to_levels,
     value_of_levels,
 )
-from thinwire.kernels.numba.moments import moments, require_finite_magnitude
+from thinwire.kernels.numba.moments import moments
 
 NATURAL = int(Flags.OPTION_A)
 """Levels are powers of two; without it, evenly spaced."""

@@ -19,7 +19,9 @@ from thinwire.codecs.tensors import Flat, FloatArray
 from thinwire.errors import ConfigError, FrameError
 from thinwire.frames import Flags, Frame
 from thinwire.frames.layout import MAX_RANK, MAX_SCALES
-from thinwire.kernels.numba.moments import largest_of, moments, require_finite_magnitude
+from thinwire.kernels.contract import require_finite_magnitude
+from thinwire.kernels.numba.magnitude import max_magnitude
+from thinwire.kernels.numba.moments import moments
 from thinwire.kernels.numba.signs import pack_signs, unpack_signs
 
 PER_INDEX = int(Flags.OPTION_A)
@@ -74,7 +76,7 @@ class MQE1(Scheme):
         """Column means in plain NumPy, in float64, in units that cannot overflow."""
         if 2 * flat.shape[axis] > MAX_SCALES:
             raise ConfigError(f"mqe1: axis {axis} of shape {flat.shape} takes more than {MAX_SCALES} scales")
-        largest = largest_of(flat.values, None, 1.0)
+        largest = max_magnitude(flat.values)
         require_finite_magnitude(largest)
         unit = 2.0 ** min(max(math.frexp(largest)[1], -1000), 1000)
         cube = flat.values.reshape(_cube(flat.shape, axis)).astype(np.float64) / unit

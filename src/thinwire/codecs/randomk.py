@@ -18,8 +18,8 @@ from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.tensors import Flat, FloatArray, compute_dtype
 from thinwire.errors import FrameError, NonFiniteError
 from thinwire.frames import Frame
+from thinwire.kernels.contract import require_finite_magnitude
 from thinwire.kernels.numba.magnitude import max_magnitude
-from thinwire.kernels.numba.moments import largest_of, require_finite_magnitude
 from thinwire.kernels.numba.thinning import collect_kept, kept_positions, scatter
 
 UNITS = 1 << 24
@@ -58,7 +58,7 @@ class RandomK(Scheme):
         )
 
     def encode(self, flat: Flat, step: Step, space: Scratch) -> Payload:
-        largest = largest_of(flat.values, None, 1.0)
+        largest = max_magnitude(flat.values)
         require_finite_magnitude(largest)
         kind = flat.values.dtype.type
         kept = round(self.p * UNITS)

@@ -19,9 +19,11 @@ from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.tensors import Flat, FloatArray
 from thinwire.errors import ConfigError
 from thinwire.frames import Flags, Frame
+from thinwire.kernels.contract import DIGITS_PER_CODE, require_finite_magnitude
 from thinwire.kernels.numba import decode_ternary
-from thinwire.kernels.numba.moments import largest_of, moments, require_finite_magnitude
-from thinwire.kernels.numba.stochastic import DIGITS_PER_CODE, pack_stochastic, unpack_two_bit
+from thinwire.kernels.numba.magnitude import max_magnitude
+from thinwire.kernels.numba.moments import moments
+from thinwire.kernels.numba.stochastic import pack_stochastic, unpack_two_bit
 
 TWO_BIT = int(Flags.OPTION_A)
 """Four trits to a byte; without it, five."""
@@ -103,7 +105,7 @@ class Stoch3(Trits):
     packing: Literal["base243", "2bit"] = "base243"
 
     def encode(self, flat: Flat, step: Step, space: Scratch) -> Payload:
-        largest = largest_of(flat.values, None, 1.0)
+        largest = max_magnitude(flat.values)
         require_finite_magnitude(largest)
         return self._trits(flat, largest, largest, step, space)[0]
 
@@ -155,7 +157,7 @@ class TernGrad(Trits):
         if values.size == 0:
             return 0.0
         if self.clip == 0:
-            largest = largest_of(values, None, 1.0)
+            largest = max_magnitude(values)
             require_finite_magnitude(largest)
             return largest
         sums = moments(values, signed=self.sigma == "mean")

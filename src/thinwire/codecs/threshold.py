@@ -16,9 +16,11 @@ from thinwire.codecs.scheme import Payload, Step
 from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.sparse import BITMAP, SIGNS, Sparse
 from thinwire.codecs.tensors import Flat, FloatArray
+from thinwire.kernels.contract import require_finite_magnitude
 from thinwire.kernels.numba.bitmap import positions_of
-from thinwire.kernels.numba.moments import largest_of, require_finite_magnitude
-from thinwire.kernels.numba.select import checked_sample_of, take
+from thinwire.kernels.numba.magnitude import max_magnitude
+from thinwire.kernels.numba.sample import checked_sample_of
+from thinwire.kernels.numba.select import take
 
 MIN_SAMPLE = 1000
 SAMPLE_SHARE = 0.01
@@ -65,7 +67,7 @@ class Threshold(Sparse):
         if self.tau is None:
             bound = self._sampled(values, step)
         else:
-            require_finite_magnitude(largest_of(values, step.residual, step.residual_scale))
+            require_finite_magnitude(max_magnitude(values, step.residual, step.residual_scale))
             bound = self.least(values.dtype)
         # The values are gathered right behind the bitmap, where most payloads have them.
         nbytes, wide = -(-size // 8), values.dtype.itemsize

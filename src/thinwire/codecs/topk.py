@@ -15,8 +15,9 @@ from thinwire.codecs.scheme import Payload, Step
 from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.sparse import Positions, Sparse
 from thinwire.codecs.tensors import Flat, FloatArray
+from thinwire.kernels.contract import require_finite_magnitude
 from thinwire.kernels.numba.bitmap import set_bits
-from thinwire.kernels.numba.moments import largest_of, require_finite_magnitude
+from thinwire.kernels.numba.magnitude import max_magnitude
 from thinwire.kernels.numba.select import select_top
 
 
@@ -44,7 +45,7 @@ class TopK(Sparse):
 
     def encode(self, flat: Flat, step: Step, space: Scratch) -> Payload:
         values, residual = flat.values, step.residual
-        require_finite_magnitude(largest_of(values, residual, step.residual_scale))
+        require_finite_magnitude(max_magnitude(values, residual, step.residual_scale))
         if residual is not None:
             if step.residual_scale != 1:
                 residual *= residual.dtype.type(step.residual_scale)

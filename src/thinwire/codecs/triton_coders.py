@@ -24,8 +24,7 @@ from thinwire.codecs.threshold import Threshold
 from thinwire.codecs.topk import TopK
 from thinwire.errors import NonFiniteError
 from thinwire.frames import Frame
-from thinwire.kernels.contract import non_finite
-from thinwire.kernels.numba.moments import require_finite_magnitude
+from thinwire.kernels.contract import non_finite, require_finite_magnitude
 from thinwire.kernels.triton.batch import Batch
 from thinwire.kernels.triton.levels import decode_int8, encode_int8
 from thinwire.kernels.triton.pending import Sent

@@ -16,10 +16,10 @@ from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.tensors import Flat, FloatArray
 from thinwire.errors import FrameError
 from thinwire.frames import Frame
+from thinwire.kernels.contract import require_finite_magnitude
 from thinwire.kernels.numba.casts import upper_halves, widen
 from thinwire.kernels.numba.integers import pack_integers, packed_nbytes, unpack_integers
 from thinwire.kernels.numba.magnitude import max_magnitude
-from thinwire.kernels.numba.moments import largest_of, require_finite_magnitude
 
 MANTISSA_BITS = 23
 HALF = 16
@@ -45,7 +45,7 @@ class Truncate(Scheme):
 
     def encode(self, flat: Flat, step: Step, space: Scratch) -> Payload:
         values = flat.values
-        require_finite_magnitude(largest_of(values, None, 1.0))
+        require_finite_magnitude(max_magnitude(values))
         # One byte is left out in front, so that what follows k begins at an even address.
         payload = space.array("truncate.payload", 1 + _nbytes(values.size, values.itemsize, self.bits), np.uint8)[1:]
         payload[0] = self.bits

@@ -16,6 +16,7 @@ from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.tensors import Flat, FloatArray
 from thinwire.errors import ConfigError, FrameError
 from thinwire.frames import Frame
+from thinwire.kernels.contract import require_finite_magnitude
 from thinwire.kernels.numba.integers import (
     pack_integers,
     packed_nbytes,
@@ -23,7 +24,7 @@ from thinwire.kernels.numba.integers import (
     scale_integers,
     unpack_integers,
 )
-from thinwire.kernels.numba.moments import largest_of, require_finite_magnitude
+from thinwire.kernels.numba.magnitude import max_magnitude
 
 MAX_WORKERS = 1 << 20
 """A float32 mean of more than this does not tell neighbouring counts apart any more."""
@@ -57,7 +58,7 @@ class Votes(Scheme):
 
     def encode(self, flat: Flat, step: Step, space: Scratch) -> Payload:
         size = flat.values.size
-        largest = largest_of(flat.values, None, 1.0)
+        largest = max_magnitude(flat.values)
         require_finite_magnitude(largest)
         workers = self.workers if step.workers is None else step.workers
         asked = self.scale if step.scale is None else step.scale

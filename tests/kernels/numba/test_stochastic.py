@@ -10,8 +10,9 @@ import pytest
 
 from tests.kernels import oracle
 from thinwire.errors import FrameError
+from thinwire.kernels.contract import DIGITS_PER_CODE
 from thinwire.kernels.numba.integers import round_to_integers, scale_integers, unpack_integers
-from thinwire.kernels.numba.stochastic import DIGITS_PER_CODE, pack_stochastic, unpack_two_bit
+from thinwire.kernels.numba.stochastic import pack_stochastic, unpack_two_bit
 
 KEY = (0x12345678, 0xFFFFFFF0)
 SIZES = (1, 3, 4, 5, 6, 319, 8191, 8192, 8193, 10_239, 10_240, 10_241, 100_003)

@@ -20,7 +20,19 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
 
 from thinwire.kernels.numba import Workspace, encode_ternary
-from thinwire.kernels.triton import batch, levels, moments, order, scatter, select, signs, stochastic, ternary, zero_run
+from thinwire.kernels.triton import (
+    batch,
+    levels,
+    moments,
+    order,
+    sample,
+    scatter,
+    select,
+    signs,
+    stochastic,
+    ternary,
+    zero_run,
+)
 from thinwire.kernels.triton.workspace import DeviceWorkspace
 
 SIZES = (7, 3000)
@@ -119,7 +131,7 @@ def test_every_launch_compiles_and_keeps_every_bit(compiled: list[tuple[str, Any
     # Kernels are private and return nothing; what kernels call returns something, or is public.
     kernels = {
         name
-        for module in (batch, levels, moments, order, scatter, select, signs, stochastic, ternary, zero_run)
+        for module in (batch, levels, moments, order, sample, scatter, select, signs, stochastic, ternary, zero_run)
         for name, value in vars(module).items()
         if name.startswith("_") and isinstance(value, JITFunction) and value.fn.__annotations__["return"] == "None"
     }

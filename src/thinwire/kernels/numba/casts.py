@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from thinwire.errors import FrameError
 from thinwire.kernels.contract import Floats
 from thinwire.kernels.numba.jit import frozen, jit
-from thinwire.kernels.numba.magnitude import float_of_bits, magnitude_bits, max_magnitude
+from thinwire.kernels.numba.magnitude import float_of_bits, magnitude_bits
 
 Halves = NDArray[np.uint16]
 
@@ -92,11 +92,6 @@ def widen(payload: Any, *, kind: str, out: Floats, accumulate: bool) -> None:
     if _largest_16(halves) >= _INFINITE[kind]:
         raise FrameError("the payload holds NaN or Inf")
     (_widen_half if kind == "half" else _widen_bfloat)(halves, accumulate, out)
-
-
-def largest_float(payload: Any, dtype: Any) -> float:
-    """The largest magnitude of the floats in a buffer at any address; NaN or Inf where one is."""
-    return max_magnitude(np.frombuffer(payload, dtype))
 
 
 # Numba adds two int32 as int64: every step is cast back, so that compilers see the narrow arithmetic.

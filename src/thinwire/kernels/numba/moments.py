@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from thinwire.kernels.contract import require_finite_magnitude as require_finite_magnitude
+from thinwire.kernels.contract import require_finite_magnitude
 from thinwire.kernels.numba.jit import frozen, jit, wide_vectors
 from thinwire.kernels.numba.magnitude import max_magnitude
 
@@ -85,11 +85,6 @@ def moments(
         _fold(lanes)
     positive, negative, total_squares = sums[:, 0].tolist()
     return Moments(positive, negative, total_squares, num_nonnegative if signed else 0, largest, unit)
-
-
-def largest_of(values: Any, residual: Any, residual_scale: float) -> float:
-    """The largest magnitude of values, or of residual_scale·residual + values."""
-    return max_magnitude(values, residual, residual_scale)
 
 
 def _unit(largest: float) -> float:

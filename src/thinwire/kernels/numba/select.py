@@ -3,8 +3,7 @@
 An exact selection reads the data twice: a sample tells a magnitude that a few more than k values reach; those are
 gathered, and only they are partitioned. Where the sample misled (or too many values are equal), all are partitioned.
 
-With a sampled threshold, one pass checks the values and draws the sample (`checked_sample_of`), and one takes what
-reaches the threshold out of the tensor and its residual (`take`).
+With a threshold, one pass takes what reaches it out of the tensor and its residual (`take`).
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from numpy.typing import NDArray
 from thinwire.kernels.contract import Bytes
 from thinwire.kernels.numba.bitmap import gather
 from thinwire.kernels.numba.jit import frozen, jit, wide_vectors
-from thinwire.kernels.numba.uniform import high_bits
 
 _SMALL = 1 << 14
 """Up to here partitioning everything is quicker than being clever."""
 _SAMPLE = 1 << 17
 _BLOCK = 1 << 12  # values, their copies and flags stay in the first-level cache
-_NEAR = 1 << 16
+NEAR = 1 << 16
+"""Values that stay in the second-level cache."""
 _SPARE = 4  # places behind the last that `_compact` writes and does not count
 _MARKED = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1)
 _PLACES = np.argsort(1 - _MARKED.astype(np.int64), axis=1, kind="stable").astype(np.uint64)
@@ -85,40 +84,6 @@ def select_from(values: Any, bound: float, count: int) -> NDArray[np.int64]:
     return positions[:count]
 
 
-def sample_of(values: Any, size: int) -> Any:
-    """`size` of the values without replacement, one from a random place of each of equal stretches; or all of them.
-
-    The places depend on the two sizes alone, so that equal tensors give equal samples everywhere.
-    """
-    if size >= values.size:
-        return values
-    edges = np.arange(size + 1) * values.size // size
-    return values[edges[:-1] + (_places(size) * np.diff(edges) >> 24)]
-
-
-def checked_sample_of(values: Any, size: int, *, residual: Any = None, residual_scale: float = 1.0) -> tuple[Any, bool]:
-    """`sample_of` v = values, or residual_scale·residual + values, and whether all of v is finite: one pass.
-
-    Example:
-        >>> checked_sample_of(np.array([1.0, -3.0, 2.0], np.float32), 3)
-        (array([ 1., -3.,  2.], dtype=float32), True)
-    """
-    kind = values.dtype.type
-    size = min(size, values.size)
-    sample = np.empty(size, kind)
-    random = _places(size) if size < values.size else np.zeros(size, np.int32)
-    most = np.finfo(kind).max
-    num_finite = _check(frozen(values), _frozen(residual), kind(residual_scale), most, random, sample)
-    return sample, int(num_finite) == values.size
-
-
-def _places(size: int) -> NDArray[np.int32]:
-    """Where in each of `size` stretches: the 24 high bits of a fixed key's draws."""
-    random = np.empty(size, np.int32)
-    high_bits((0, 0), 0, random)
-    return random
-
-
 def take(
     values: Any,
     bound: float,
@@ -169,10 +134,6 @@ def take(
     return room[: int(num_taken)]
 
 
-def _frozen(residual: Any) -> Any:
-    return None if residual is None else frozen(residual)
-
-
 def _likely_bound(values: Any, k: int) -> float:
     """A magnitude that, going by a sample, a few more than k values reach; 0 where k is nearly all of them."""
     sample = np.abs(values[:: max(1, values.size // _SAMPLE)])
@@ -184,34 +145,15 @@ def _likely_bound(values: Any, k: int) -> float:
 
 
 @jit
-def _check(values: Any, residual: Any, scale: Any, most: Any, random: Any, sample: Any) -> int:
-    """Fills the sample, block by block while the block is near; returns how many values are finite."""
-    size, taken, edge, num_finite = sample.size, 0, 0, 0
-    next_edge = values.size // max(1, size)
-    for start in range(0, values.size, _NEAR):
-        stop = min(start + _NEAR, values.size)
-        held = None if residual is None else residual[start:stop]
-        num_finite += _count_block(values[start:stop], held, scale, None, most)
-        while taken < size:
-            place = edge + (np.int64(random[taken]) * (next_edge - edge) >> 24)
-            if place >= stop:
-                break
-            sample[taken] = values[place] if residual is None else scale * residual[place] + values[place]
-            taken += 1
-            edge, next_edge = next_edge, (taken + 1) * values.size // size
-    return num_finite
-
-
-@jit
 def _count(values: Any, bound: Any) -> int:
     count = 0
-    for start in range(0, values.size, _NEAR):
-        count += _count_block(values[start : start + _NEAR], None, bound, bound, None)
+    for start in range(0, values.size, NEAR):
+        count += count_block(values[start : start + NEAR], None, bound, bound, None)
     return count
 
 
 @jit
-def _count_block(values: Any, residual: Any, scale: Any, least: Any, most: Any) -> Any:
+def count_block(values: Any, residual: Any, scale: Any, least: Any, most: Any) -> Any:
     """How many magnitudes are at least `least`, or at most `most` (which NaN is not); the other is None."""
     count = np.int32(0)
     for i in range(values.size):

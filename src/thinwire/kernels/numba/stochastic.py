@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from thinwire.errors import FrameError
-from thinwire.kernels.contract import DIGITS_PER_CODE as DIGITS_PER_CODE
-from thinwire.kernels.contract import UNIT, Bytes, Key
+from thinwire.kernels.contract import DIGITS_PER_CODE, UNIT, Bytes, Key
 from thinwire.kernels.numba.jit import frozen, jit, wide_vectors
 from thinwire.kernels.numba.uniform import draw, start_of
 from thinwire.kernels.numba.workspace import words_apart

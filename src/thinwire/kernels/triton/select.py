@@ -25,17 +25,14 @@ from thinwire.kernels.triton.batch import (
     byte_span,
     find_block,
     load_block,
-    load_sum,
     magnitude_bits,
-    num_values,
     store_residual,
 )
 from thinwire.kernels.triton.dense import Given
 from thinwire.kernels.triton.order import Kth, kth_largest
 from thinwire.kernels.triton.pending import allow
-from thinwire.kernels.triton.stochastic import draw
+from thinwire.kernels.triton.sample import sampled_bounds
 
-_BLOCK = 1024  # values per program, in sampling
 _ALIGN = 8  # bytes: places and values of every tensor begin at whole words
 
 
@@ -99,7 +96,7 @@ def encode_from(
 
     Args:
         bound: above 0, in the type of the values; None takes a sample.
-        samples: how many values of each tensor to sample, as `thinwire.kernels.numba.select.sample_of` does.
+        samples: how many values of each tensor to sample, as `thinwire.kernels.numba.sample.sample_of` does.
         fraction: of the sample that reaches the bound.
         signs: whether ±bound is sent instead of the values.
         form: see `encode_top`.
@@ -109,7 +106,7 @@ def encode_from(
 
     def rule(batch: Batch) -> Kth:
         if bound is None:
-            bits = _sampled(batch, values, samples, fraction)
+            bits = sampled_bounds(batch, values, samples, fraction)
         else:
             told = torch.full((batch.num_tensors,), bound, dtype=batch.dtype, device=batch.workspace.device)
             bits = told.view(INTEGER_TYPES[batch.dtype]).to(torch.int64)
@@ -213,33 +210,6 @@ class Selected:
 
 def _aligned(nbytes: int) -> int:
     return -(-nbytes // _ALIGN) * _ALIGN
-
-
-def _sampled(batch: Batch, values: Sequence[torch.Tensor], samples: Sequence[int], fraction: float) -> torch.Tensor:
-    """The magnitude bits that the given fraction of each tensor's sample reaches."""
-    workspace = batch.workspace
-    sizes = [min(size, tensor.numel()) for size, tensor in zip(samples, values, strict=True)]
-    ends = np.cumsum(sizes)
-    sampled = workspace.array("select.sample", int(ends[-1]), batch.dtype)
-    pieces = [sampled[end - size : end] for end, size in zip(ends.tolist(), sizes, strict=True)]
-    places = Batch(pieces, None, per_byte=1, workspace=workspace, name="sample")
-    _sample[(places.num_blocks,)](places.tables, sampled, batch.tables, enable_fp_fusion=False)
-    ks = np.array([max(1, round(fraction * size)) for size in sizes], np.int64)
-    return kth_largest(places, workspace.upload("select.ks", ks)).bits
-
-
-@triton.jit
-def _sample(places: Tables, sampled: tl.tensor, batch: Tables) -> None:
-    """One value from a random place of each of equal stretches; all values where the sample is the tensor."""
-    tensor, at = find_block(places)
-    count, first = byte_span(places, tensor)
-    size = num_values(batch, tensor)
-    begin, end = at * size // count, (at + 1) * size // count
-    zero = tl.zeros_like(at)
-    index = begin + (draw(at, zero, zero).to(tl.int64) * (end - begin) >> 24)
-    known = at < count
-    v = load_sum(batch, tensor, index, known)
-    tl.store(sampled + first + at, v, mask=known)
 
 
 @triton.jit
