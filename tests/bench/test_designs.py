@@ -1,69 +1,58 @@
-"""Every design on every model: one cluster takes several trainings in turn, and tells of each."""
+"""Every design on every model: what is wrong with a pair is said, and the next one begins."""
 
 from __future__ import annotations
 
-from typing import Any
+import math
 
 import pytest
 
-from thinwire.bench import designs as module
-from thinwire.bench.designs import jobs, run_model, run_trainings
-from thinwire.errors import ConfigError, ProtocolError
+from tests.jobs.outcomes import run_outcome
+from thinwire.bench import harness
+from thinwire.bench.designs import DesignsBench, Trained
+from thinwire.errors import ConfigError, EngineError
+from thinwire.jobs import in_process
 from thinwire.jobs.job import Job
+from thinwire.jobs.outcome import RunOutcome
+from thinwire.jobs.results import Results
+
+Measured = dict[Job, list[Trained]]
 
 
-def test_processes_train_with_one_design_after_the_other() -> None:
-    heard: list[str] = []
-    todo = jobs(["mlp"], ["fp32", "3lc[s=1.75]", "local2"], data="digits", steps=5, workers=2)
-    rows = run_model(todo, servers=2, on_row=lambda row: heard.append(row["design"]))
-    assert heard == [row["design"] for row in rows] == ["fp32", "3lc[s=1.75]", "local2"]
-    for row in rows:
-        assert row["finished"] and row["finite"] and row["equal"] and row["steps"] == 5 and row["error"] == ""
-    assert len({row["loss"] for row in rows}) == 3
+def measured_by(bench: DesignsBench) -> Measured:
+    measured: Measured = {}
+    harness.run(bench, Results(None, bench.kinds), measured)
+    return measured
 
 
-def test_a_training_that_fails_is_told_and_the_next_one_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[tuple[str, list[str]]] = []
+def test_designs_train_one_after_the_other() -> None:
+    bench = DesignsBench(designs=["fp32", "3lc[s=1.75]", "local2"], models=["mlp"], steps=5, workers=2)
+    measured = measured_by(bench)
+    assert [job.design for job in measured] == ["fp32", "3lc[s=1.75]", "local2"]
+    runs = [run for [run] in measured.values()]
+    assert not any(run.error for run in runs) and len({run.loss for run in runs}) == 3
+    [table] = bench.tables(measured)
+    assert table.header == ["design", "mlp"] and table.lines[0] == ["fp32", f"{runs[0].loss:.3f}"]
 
-    def run_worker(job: Job, *, servers: list[str], **options: Any) -> dict[str, Any]:
-        begun.append((job.design, servers))
+
+def test_what_was_wrong_is_said_and_the_next_one_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(job: Job) -> RunOutcome:
         if job.design == "int8":
-            raise ProtocolError("no luck today")
-        return {"steps": 3, "train_loss": 0.5, "weights": "abc", "test_accuracy": 0.9}
+            raise EngineError("the workers ended with 2 different models")
+        return run_outcome(train_loss=math.nan if job.design == "mqe1" else 0.5)
 
-    monkeypatch.setattr("thinwire.bench.designs.run_worker", run_worker)
-    reports: list[dict[str, Any]] = []
-    todo = jobs(["mlp"], ["int8", "fp32"], data="digits", steps=3, workers=2)
-    run_trainings(todo, rank=1, shards=["a:1,a:2", "b:1,b:2"], report=reports.append)
-    assert begun == [("int8", ["grpc://a:1", "grpc://b:1"]), ("fp32", ["grpc://a:2", "grpc://b:2"])]
-    assert [report["event"] for report in reports] == ["trained", "trained", "done"]
-    assert reports[0]["error"] == "ProtocolError: no luck today"
-    assert (reports[1]["error"], reports[1]["steps"], reports[1]["weights"]) == (None, 3, "abc")
-
-
-def row_of(*reports: dict[str, Any], design: str = "fp32") -> dict[str, Any]:
-    [job] = jobs(["mlp"], [design], data="digits", steps=5, workers=2)
-    full = [{"rank": rank, "error": None, "steps": 5, "train_loss": 1.0, "weights": "a"} for rank in (0, 1)]
-    return module._row(job, [{**one, **other} for one, other in zip(full, reports, strict=True)])
-
-
-@pytest.mark.parametrize(
-    ("change", "key", "value"),
-    [
-        ({}, "equal", True),
-        ({"weights": "b"}, "equal", False),
-        ({"train_loss": float("nan")}, "finite", False),
-        ({"error": "EngineError: gone"}, "finished", False),
-        ({"error": "EngineError: gone"}, "error", "worker 1: EngineError: gone"),
-        ({"steps": 4}, "steps", 4),
-    ],
-)
-def test_a_row_says_what_was_wrong(change: dict[str, Any], key: str, value: object) -> None:
-    assert row_of({}, change)[key] == value
+    monkeypatch.setattr(in_process, "run", run)
+    bench = DesignsBench(designs=["int8", "mqe1", "fp32"], models=["mlp"])
+    measured = measured_by(bench)
+    errors = [run.error for [run] in measured.values()]
+    assert errors == ["EngineError: the workers ended with 2 different models", "loss nan", ""]
+    assert [bench.failed(run) for [run] in measured.values()] == [True, True, False]
+    assert [line[1] for line in bench.tables(measured)[0].lines] == ["FAILED", "FAILED", "0.500"]
+    assert bench.line(*next((job, run) for job, [run] in measured.items())).startswith("mlp, int8: EngineError")
 
 
 def test_a_pair_that_cannot_be_is_refused_before_anything_starts() -> None:
     with pytest.raises(ConfigError, match="unknown model 'mlq'"):
-        jobs(["mlp", "mlq"], ["fp32"], data="digits", steps=5, workers=2)
-    [job] = jobs(["byte-transformer"], ["fp32"], data="digits", steps=5, workers=2)
+        DesignsBench(models=["mlp", "mlq"], designs=["fp32"])
+    [job] = DesignsBench(models=["byte-transformer"], designs=["fp32"]).cells()
     assert job.data == "python-text", "which has no images"
+    assert len(DesignsBench().cells()) > 100, "all pairs"

@@ -1,9 +1,9 @@
-"""The hook bench: every hook gives DDP's mean, one real cell is measured, and figures come from what was reported."""
+"""Measured hooks: every hook gives DDP's mean, one real run is measured, and figures come from what was reported."""
 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,91 +12,125 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.hooks.ddp_ranks import batch, mlp, run_ranks
-from thinwire.bench.charts import draw_hooks
-from thinwire.bench.hook_names import OURS, STOCK
-from thinwire.bench.hooks import Cell, attempt, run_cell
-from thinwire.bench.rank import install
+from thinwire.bench.hook_names import NOTES, OURS
+from thinwire.bench.hook_rank import Cell, install
+from thinwire.bench.hook_run import HookRun, measure
+from thinwire.bench.hooks import HooksBench
 from thinwire.engines.namespaces import available
 from thinwire.errors import ConfigError
 
-RANK = [sys.executable, "-m", "thinwire.cli.bench_hooks", "hooks-rank"]
+TOLERANCES = {
+    "none": 1e-6,
+    "fp16": 2e-3,
+    "bf16": 2e-2,
+    "powersgd-2": 1e-6,
+    "fp32": 1e-6,
+    "int8": 2e-2,
+    "onebit[start_step=1]": 1e-6,
+    "powersgd-1[start_step=9]": 1e-6,
+}
 
 
-def run_installed(rank: int, hook: str) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """The first step's gradients, alone and reduced."""
+def run_installed(rank: int, hooks: list[str]) -> list[tuple[list[torch.Tensor], list[torch.Tensor]]]:
+    """The first step's gradients with each hook, alone and reduced."""
+    found = []
     x, y = batch(rank, 0)
     alone = mlp()
     nn.functional.cross_entropy(alone(x), y).backward()  # type: ignore[no-untyped-call]
-    model = DistributedDataParallel(mlp(), bucket_cap_mb=100)
-    install(model, Cell(hook=hook))
-    nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
-    return (
-        [p.grad.clone() for p in alone.parameters() if p.grad is not None],
-        [p.grad.clone() for p in model.parameters() if p.grad is not None],
-    )
+    for hook in hooks:
+        model = DistributedDataParallel(mlp(), bucket_cap_mb=100)
+        install(model, Cell(hook=hook))
+        nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+        reduced = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        found.append(([p.grad.clone() for p in alone.parameters() if p.grad is not None], reduced))
+    return found
 
 
-@pytest.mark.parametrize(
-    ("hook", "tolerance"),
-    [
-        *(("none", 1e-6), ("fp16", 2e-3), ("bf16", 2e-2), ("powersgd-2", 1e-6), ("fp32", 1e-6), ("int8", 2e-2)),
-        *(("onebit[start_step=1]", 1e-6), ("powersgd-1[start_step=9]", 1e-6)),
-    ],
-)
-def test_every_hook_averages(hook: str, tolerance: float) -> None:
-    (a, reduced), (b, again) = run_ranks(2, run_installed, hook)
-    for one, other, mean, same in zip(a, b, reduced, again, strict=True):
-        assert torch.equal(mean, same)
-        torch.testing.assert_close(mean, (one + other) / 2, rtol=tolerance, atol=tolerance)
+def test_every_hook_averages() -> None:
+    hooks = [*TOLERANCES, *OURS]
+    both = run_ranks(2, run_installed, hooks)
+    for hook, (a, reduced), (b, again) in zip(hooks, *both, strict=True):
+        for one, other, mean, same in zip(a, b, reduced, again, strict=True):
+            assert torch.equal(mean, same) and bool(mean.any()), hook
+            if hook in TOLERANCES:
+                rtol = TOLERANCES[hook]
+                torch.testing.assert_close(mean, (one + other) / 2, rtol=rtol, atol=rtol, msg=hook)
 
 
-@pytest.mark.parametrize("hook", OURS)
-def test_what_is_measured_of_ours_can_be_installed(hook: str) -> None:
-    (_, reduced), (_, again) = run_ranks(2, run_installed, hook)
-    assert all(torch.equal(one, other) for one, other in zip(reduced, again, strict=True))
-    assert all(bool(one.any()) for one in reduced)
-
-
-def test_one_cell_end_to_end() -> None:
+def test_one_run_end_to_end() -> None:
     link = "100mbit" if available()[0] else None
-    told = []
+    told: list[str] = []
     cell = Cell(hook="3lc[s=1.5]", model="mlp", data="digits", link=link, ranks=2, steps=4, eval_every=2, target=0.0)
-    outcome = run_cell(cell, RANK, on_event=lambda process, event: told.append((process, event["event"])))
-    assert outcome["steps_done"] == 2 and [point["step"] for point in outcome["curve"]] == [2]
-    assert outcome["seconds_to_target"] == outcome["curve"][0]["seconds"] > 0
-    assert (outcome["ended"], outcome["error"]) == ("target", None)
-    assert outcome["cpu_seconds_per_step"] > 0 and outcome["cpu_seconds_alone"] > 0
-    assert 0 < outcome["test_accuracy"] < 1 and outcome["seconds_per_step"] > 0
-    assert "5 compressed steps" in outcome["report"]
-    assert ("rank 0", "progress") in told and ("rank 1", "measured") in told
+    run = measure(cell, tell=told.append)
+    assert run.steps_done == 2 and [point.step for point in run.curve] == [2]
+    assert run.seconds_to_target == run.curve[0].seconds > 0
+    assert (run.ended, run.error) == ("target", None)
+    assert run.cpu_seconds_per_step and run.cpu_seconds_alone and run.seconds_per_step and run.test_accuracy
+    assert 0 < run.test_accuracy < 1
+    assert "5 compressed steps" in run.report
+    assert told[0].startswith("step 1 of 4, ")
     if link is None:
-        assert outcome["shaping"] == "none" and outcome["sent_bytes_per_step"] is None
+        assert run.shaping == "none" and run.sent_bytes_per_step is None
     else:
-        assert outcome["shaping"] == "kernel"
+        assert run.shaping == "kernel" and run.sent_bytes_per_step
         # Two ranks send each other's shares of some 17,000 values; uncompressed it would be 68 kB and more.
-        assert 1_000 < outcome["sent_bytes_per_step"] < 30_000
+        assert 1_000 < run.sent_bytes_per_step < 30_000
 
 
 def test_a_run_that_is_cut_short_keeps_its_curve() -> None:
     cell = Cell(hook="none", model="mlp", data="digits", ranks=2, steps=100_000, eval_every=2, eval_examples=50)
-    outcome = run_cell(cell, RANK, limit_s=0.05)
-    assert outcome["ended"] == "limit" and outcome["seconds"] > 0.05
-    assert 2 < outcome["steps_done"] < 100_000 and outcome["seconds_per_step"] > 0
-    assert outcome["curve"] and all(round(50 * point["accuracy"], 6) % 1 == 0 for point in outcome["curve"])
-    assert outcome["seconds_to_target"] is None and outcome["cpu_seconds_per_step"] is None
+    run = measure(cell, limit_s=0.05)
+    assert run.ended == "limit" and run.seconds > 0.05
+    assert 2 < run.steps_done < 100_000 and run.seconds_per_step
+    assert run.curve and all(round(50 * point.accuracy, 6) % 1 == 0 for point in run.curve)
+    assert run.seconds_to_target is None and run.cpu_seconds_per_step is None
 
 
 def test_a_hook_that_crashes_gives_a_row_that_says_so() -> None:
     dead = [sys.executable, "-c", "raise SystemExit('gloo: preamble mismatch')"]
-    row = attempt(Cell(hook="powersgd-1", ranks=2), dead)
-    assert row["ended"] == "error" and row["curve"] == [] and row["seconds_per_step"] is None
-    assert row["error"].startswith("EngineError: rank ") and "preamble mismatch" in row["error"]
-    assert row["hook"] == "powersgd-1" and "bucket_cap_mb" in row["note"]
+    bench = HooksBench(models=["mlp"], hooks=["powersgd-1"], links=["none"], ranks=2)
+    [cell] = bench.cells()
+    run = measure(cell, command=lambda role: dead)
+    assert run.ended == "error" and run.curve == [] and run.seconds_per_step is None and bench.failed(run)
+    assert run.error is not None and run.error.startswith("EngineError: rank ")
+    [table] = bench.tables({cell: [run]})
+    assert table.lines == [["unlimited", "powersgd-1", "failed", "", "", "", "", ""]]
+    note, failed = bench.notes({cell: [run]})
+    assert note == f"powersgd-1: {NOTES['powersgd-1']}"
+    assert failed.endswith("failed: gloo: preamble mismatch")
+    assert bench.chart({cell: [run]}) is None
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
+def outcome(step: float, **changes: Any) -> HookRun:
+    usual: dict[str, Any] = {
+        "seconds_per_step": step,
+        "cpu_seconds_per_step": 0.004,
+        "cpu_seconds_alone": 0.001,
+        "sent_bytes_per_step": 2000.0,
+        "test_accuracy": 0.5,
+        "curve": [],
+        "steps_done": 20,
+        "seconds": 1.0,
+        "ended": "steps",
+    }
+    return HookRun(**{**usual, **changes})
+
+
+def test_rows_are_medians_over_seeds_beside_plain_ddp() -> None:
+    bench = HooksBench(models=["lenet"], hooks=["none", "3lc[s=1.0]"], links=["10mbit", "none"], seeds=2)
+    cells = bench.cells()
+    steps = {"none": 0.1, "3lc[s=1.0]": 0.02}
+    measured = {cell: [outcome(steps[cell.hook], test_accuracy=0.5 + cell.seed / 100)] for cell in cells}
+    [table] = bench.tables(measured)
+    assert table.title == "lenet, 4 ranks, fashion-mnist" and len(table.lines) == 4
+    assert table.lines[1] == ["10mbit", "3lc[s=1.0]", "20.0", "5.0×", "4.0", "3.0", "2 kB", "50.00%, 51.00%"]
+    picture = bench.chart(measured)
+    assert picture is not None and [axes.get_title() for axes in picture.axes] == ["lenet, 4 ranks"]
+    assert bench.thin_link() == ("10mbit", "kernel")
+
+
+def test_runs_that_cannot_be_are_refused() -> None:
+    impossible: list[tuple[dict[str, Any], str]] = [
         ({"hook": "zip"}, "unknown hook 'zip'"),
         ({"hook": "3lc[s=3]"}, "it must lie in"),
         ({"hook": "fp16[start_step=9]"}, "torch's hooks have no options here, but for PowerSGD's start_step"),
@@ -105,19 +139,10 @@ def test_a_hook_that_crashes_gives_a_row_that_says_so() -> None:
         ({"hook": "3lc[strt_step=9]"}, "unknown option 'strt_step'"),
         ({"hook": "none", "warmup": 1}, "needed are 2, 3 and 1"),
         ({"hook": "none", "target": 0.5}, "needs eval_every"),
-    ],
-)
-def test_cells_that_cannot_be_are_refused(options: dict[str, Any], text: str) -> None:
-    with pytest.raises(ConfigError, match=text):
-        Cell(**options)
-
-
-def test_the_chart_is_drawn(tmp_path: Path) -> None:
-    cells = [
-        {"model": model, "hook": hook, "link": link, "ranks": 4, "seconds_per_step": 0.1}
-        for model in ("lenet", "resnet20")
-        for hook in (STOCK[0], OURS[0])
-        for link in ("10mbit", None)
     ]
-    draw_hooks(cells, tmp_path / "deep" / "hooks.png")
-    assert (tmp_path / "deep" / "hooks.png").read_bytes().startswith(b"\x89PNG")
+    for options, text in impossible:
+        with pytest.raises(ConfigError, match=text):
+            Cell(**options)
+    with pytest.raises(ConfigError, match="nothing to measure"):
+        HooksBench(models=[])
+    assert replace(Cell(hook="fp16"), seed=3) != Cell(hook="fp16")

@@ -1,26 +1,26 @@
-"""The race: who is stopped, who wins, and what a table of seeds says. Ranks are scripts that say what we want heard."""
+"""The race: who is stopped, who wins, and what a table of seeds says. Ranks are scripts that report what we want."""
 
 from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from thinwire.bench.charts import draw_race
-from thinwire.bench.hooks import Cell
-from thinwire.bench.race import RUNNERS, race, standings
+from thinwire.bench import harness, race
+from thinwire.bench.hook_rank import Cell, HookRank
+from thinwire.bench.hook_run import HookRun, measure
+from thinwire.bench.race import RUNNERS, RaceBench, standings
 from thinwire.errors import ConfigError
-
-COURSE = Cell(hook="none", ranks=2, steps=40, eval_every=10, target=0.8)
+from thinwire.jobs.outcome import CurvePoint
+from thinwire.jobs.results import Results
 
 # A rank that trains at its hook's pace, on a clock of its own, and is 20 % better after each evaluation.
 SCRIPT = """
 import json, pathlib, sys, time
-options = dict(zip(sys.argv[1::2], sys.argv[2::2]))
-cell, rank, gate = json.loads(options["--cell"]), int(options["--rank"]), pathlib.Path(options["--gate"])
+role = json.loads(sys.argv[1])
+cell, rank, gate = role["cell"], role["rank"], pathlib.Path(role["gate"])
 pace = json.loads(PACES)[cell["hook"]] * (1 + cell["seed"])
 stumbles = pace < 0
 pace = abs(pace)
@@ -28,7 +28,7 @@ if pace == 0:
     sys.exit("out of breath")
 
 def say(event, **more):
-    print(json.dumps({"event": event, "rank": rank, **more}), flush=True)
+    print(json.dumps({"event": event, **more}), flush=True)
 
 def wait(name):
     while not (gate / name).exists():
@@ -38,115 +38,137 @@ say("warm")
 wait("warm")
 for step in range(1, cell["steps"] + 1):
     if rank == 0:
-        say("progress", step=step, steps=cell["steps"], seconds=step * pace)
+        say("stepped", step=step, seconds=step * pace)
         if step % cell["eval_every"] == 0:
-            say("score", step=step, seconds=step * pace, accuracy=step / 50)
+            say("scored", step=step, seconds=step * pace, accuracy=step / 50)
     if stumbles and rank == 0 and step == 15:
         sys.exit("holds NaN")
 say("measured")
 wait("measured")
-say("outcome", cpu_seconds=1.0, cpu_seconds_alone=0.01, weights="same", report="")
+say("ended", cpu_seconds=1.0, cpu_seconds_alone=0.01, weights="same", report="")
 """
 
-
-def ranks_that_run(paces: dict[str, float]) -> list[str]:
-    return [sys.executable, "-c", SCRIPT.replace("PACES", repr(json.dumps(paces)))]
+Runs = dict[Cell, list[HookRun]]
 
 
-def test_who_is_slower_than_the_limit_is_stopped_and_the_best_time_counts() -> None:
-    paces = {"3lc": 2.0, "fp16": 30.0, "powersgd-1": 1.0, "bf16": 2.5}
-    outcomes = list(race(COURSE, list(paces), [0], ranks_that_run(paces), give_up=2.0))
-    assert [outcome["ended"] for outcome in outcomes] == ["target", "limit", "target", "limit"]
-    assert [outcome["seconds_to_target"] for outcome in outcomes] == [80.0, None, 40.0, None]
+@pytest.fixture
+def raced(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def run(paces: dict[str, float], **options: Any) -> tuple[RaceBench, Runs]:
+        script = SCRIPT.replace("PACES", repr(json.dumps(paces)))
+
+        def command(role: HookRank) -> list[str]:
+            return [sys.executable, "-c", script, role.command()[-1]]
+
+        monkeypatch.setattr(race, "measure", lambda cell, **more: measure(cell, command=command, **more))
+        given = {"models": ["mlp"], "links": ["none"], "ranks": 2, "steps": 40, "eval_every": 10, "give_up": 2.0}
+        bench = RaceBench(hooks=list(paces), **{**given, **options})
+        measured: Runs = {}
+        harness.run(bench, Results(None, bench.kinds), measured)
+        return bench, measured
+
+    return run
+
+
+def test_who_is_slower_than_the_limit_is_stopped_and_the_best_time_counts(raced: Any) -> None:
+    _, measured = raced({"3lc": 2.0, "fp16": 30.0, "powersgd-1": 1.0, "bf16": 2.5})
+    runs = [run for [run] in measured.values()]
+    assert [run.ended for run in runs] == ["target", "limit", "target", "limit"]
+    assert [run.seconds_to_target for run in runs] == [80.0, None, 40.0, None]
     # Stopped at the first step past 2 × 80 s, with fp16's 30 s a step; and past 2 × 40 s with bf16's 2.5 s.
-    assert [outcomes[1]["seconds"], outcomes[3]["seconds"]] == [180.0, 82.5]
-    assert [point["step"] for point in outcomes[3]["curve"]] == [10, 20, 30]
+    assert [runs[1].seconds, runs[3].seconds] == [180.0, 82.5]
+    assert [point.step for point in runs[3].curve] == [10, 20, 30]
 
 
-def test_every_seed_is_a_race_of_its_own_and_a_crash_is_a_row() -> None:
-    paces = {"3lc": 1.0, "onebit": 0.0, "fp16": 1.5}
-    outcomes = list(race(COURSE, list(paces), [0, 1], ranks_that_run(paces), give_up=3.0))
-    assert [outcome["ended"] for outcome in outcomes] == ["target", "error", "target"] * 2
-    assert [outcome["seed"] for outcome in outcomes] == [0, 0, 0, 1, 1, 1]
-    ours, crashed, stock = standings(outcomes)
-    assert ours["seconds"] == {0: 40.0, 1: 80.0} and ours["median_seconds"] == 60.0
-    assert ours["steps"] == {0: 40, 1: 40}
-    assert ours["of_best_stock"] == pytest.approx(60 / 90) and stock["of_best_stock"] == 1.0
-    assert crashed["median_seconds"] is None and crashed["of_best_stock"] is None
-    assert set(crashed["ended"].values()) == {"error"}
+def test_every_seed_is_a_race_of_its_own_and_a_crash_is_a_row(raced: Any) -> None:
+    bench, measured = raced({"3lc": 1.0, "onebit": 0.0, "fp16": 1.5, "topk": -1.0}, seeds=2, give_up=3.0)
+    assert [run.ended for [run] in measured.values()] == ["target", "error", "target", "error"] * 2
+    assert [cell.seed for cell in measured] == [0] * 4 + [1] * 4
+    ours, crashed, stock, stumbling = standings(measured)
+    assert ours.seconds == {0: 40.0, 1: 80.0} and ours.median_seconds == 60.0
+    assert ours.steps == {0: 40, 1: 40}
+    assert ours.of_best_stock == pytest.approx(60 / 90) and stock.of_best_stock == 1.0
+    assert crashed.median_seconds is None and crashed.of_best_stock is None
+    assert set(crashed.ended.values()) == {"error"}
+    [first, _] = [run for cell, [run] in measured.items() if cell.hook == "topk"]
+    assert [point.accuracy for point in first.curve] == [0.2], "who stumbles keeps what it got to"
+    assert (first.steps_done, first.seconds) == (15, 15.0) and "holds NaN" in (first.error or "")
+    assert stumbling.trained_seconds == {0: 15.0, 1: 30.0}
+    sections = bench.sections(measured)
+    assert len(sections["rows"]) == 8 and sections["standings"][0] == ours
+    assert bench.notes(measured)[-1].endswith("failed: holds NaN")
+
+
+def test_a_target_that_is_out_of_reach_stops_nobody(raced: Any) -> None:
+    _, measured = raced({"3lc": 1.0, "fp16": 9.0}, steps=20)
+    assert [(run.ended, run.steps_done) for [run] in measured.values()] == [("steps", 20)] * 2
+    assert standings(measured)[0].median_seconds is None
+
+
+def run_of(bench: RaceBench, hook: str, seed: int, ended: str, seconds: float) -> tuple[Cell, list[HookRun]]:
+    reached = ended == "target"
+    curve = [CurvePoint(step=50, seconds=seconds, accuracy=0.81 if reached else 0.4)]
+    run = HookRun(
+        curve=curve,
+        steps_done=50,
+        seconds=seconds,
+        ended=ended,
+        seconds_to_target=seconds if reached else None,
+        error="EngineError: rank 1 died" if ended == "error" else None,
+    )
+    return bench.cell("lenet", "10mbit", seed, hook), [run]
+
+
+def test_a_row_says_how_each_seed_ended() -> None:
+    bench = RaceBench(models=["lenet"])
+    runs = [
+        run_of(bench, "fp16", 0, "target", 20.0),
+        run_of(bench, "3lc[s=1.0]", 0, "target", 8.0),
+        run_of(bench, "3lc[s=1.0]", 1, "limit", 30.0),
+        run_of(bench, "onebit", 0, "error", 0.0),
+        run_of(bench, "topk", 0, "steps", 40.0),
+    ]
+    [table] = bench.tables(dict(runs))
+    assert table.title == "lenet on fashion-mnist, 4 ranks, 10mbit: 80.0%"
+    assert table.lines == [
+        ["fp16", "20.0", "50", "20.0", "1.00"],
+        ["3lc[s=1.0]", "8.0, > 30.0 (stopped at 3×)", "50, –", "", ""],
+        ["onebit", "failed", "–", "", ""],
+        ["topk", "> 40.0 (not reached)", "–", "", ""],
+    ]
+    lines = [bench.line(cell, run) for cell, [run] in runs]
+    assert lines[0] == "lenet, 10mbit, seed 0, fp16: target after 20.0 s and 50 steps"
+    assert lines[2].endswith("stopped after 30.0 s, more than 3× the best")
+    assert lines[3].endswith("failed after 50 steps: EngineError: rank 1 died")
+    picture = bench.chart(dict(runs))
+    assert picture is not None
+    [axes] = picture.axes
+    legend = axes.get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == ["fp16", "3lc[s=1.0]", "onebit", "topk"]
+    assert len(axes.lines) == 6 and len({line.get_color() for line in axes.lines[:5]}) == 4, "seeds share a colour"
 
 
 def test_the_median_stands_where_more_than_half_reached_the_target() -> None:
-    def run(hook: str, seed: int, seconds: float | None) -> dict[str, Any]:
-        named: dict[str, Any] = {
-            "model": "lenet",
-            "link": None,
-            "hook": hook,
-            "seed": seed,
-            "target": 0.8,
-            "curve": [],
-            "seconds": 30.0,
-        }
-        return {**named, "seconds_to_target": seconds, "ended": "target" if seconds else "limit"}
-
+    bench = RaceBench(models=["lenet"])
     late, ours = "powersgd-1[start_step=9]", "3lc[s=1.75,start_step=9]"
     given = {late: (8.0, None, 10.0), ours: (None, 5.0, None), "bf16": (20.0, 20.0, 20.0)}
-    rows = standings([run(hook, seed, seconds) for hook, times in given.items() for seed, seconds in enumerate(times)])
-    assert [row["median_seconds"] for row in rows] == [10.0, None, 20.0]
-    assert [row["of_best_stock"] for row in rows] == [1.0, None, 2.0], "a stock hook that begins late is stock"
-
-
-def test_who_stumbles_keeps_what_it_got_to() -> None:
-    stumbling, other = race(COURSE, ["topk", "fp16"], [0], ranks_that_run({"topk": -2.0, "fp16": 9.0}), give_up=1.0)
-    assert (stumbling["ended"], other["ended"]) == ("error", "target"), "and its time stops nobody"
-    assert [point["accuracy"] for point in stumbling["curve"]] == [0.2]
-    assert (stumbling["steps_done"], stumbling["seconds"]) == (15, 30.0)
-    assert "holds NaN" in stumbling["error"]
-
-
-def test_a_target_that_is_out_of_reach_stops_nobody() -> None:
-    paces = {"3lc": 1.0, "fp16": 9.0}
-    course = Cell(hook="none", ranks=2, steps=20, eval_every=10, target=0.8)
-    outcomes = list(race(course, list(paces), [0], ranks_that_run(paces)))
-    assert [(outcome["ended"], outcome["steps_done"]) for outcome in outcomes] == [("steps", 20)] * 2
-    assert standings(outcomes)[0]["median_seconds"] is None
-
-
-@pytest.mark.parametrize(
-    ("course", "hooks", "give_up"),
-    [(Cell(hook="none"), ["fp16"], 3.0), (COURSE, [], 3.0), (COURSE, ["fp16"], 0.5), (COURSE, ["fp16"], float("nan"))],
-)
-def test_a_race_that_cannot_be_is_refused_before_it_starts(course: Cell, hooks: list[str], give_up: float) -> None:
-    with pytest.raises(ConfigError, match="a race needs a target"):
-        race(course, hooks, [0], ["false"], give_up=give_up)
-
-
-def test_the_default_runners_can_all_run() -> None:
-    assert {Cell(hook=hook).hook for hook in RUNNERS} >= {"fp16", "bf16", "powersgd-1", "powersgd-2", "powersgd-4"}
-
-
-def test_the_picture_has_one_entry_for_each_hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from matplotlib.figure import Figure
-
-    drawn: list[Figure] = []
-    save = Figure.savefig
-
-    def watched(figure: Figure, path: Path) -> None:
-        drawn.append(figure)
-        save(figure, path)
-
-    monkeypatch.setattr(Figure, "savefig", watched)
-    curve = [{"step": 1, "seconds": 1.0, "accuracy": 0.5}, {"step": 2, "seconds": 2.0, "accuracy": 0.7}]
-    outcomes = [
-        {"model": "lenet", "hook": hook, "link": link, "seed": seed, "target": 0.6, "curve": curve}
-        for hook in ("fp16", "3lc")
-        for link in ("10mbit", None)
-        for seed in (0, 1)
+    runs = [
+        run_of(bench, hook, seed, "target" if seconds else "limit", seconds or 30.0)
+        for hook, times in given.items()
+        for seed, seconds in enumerate(times)
     ]
-    draw_race(outcomes, tmp_path / "deep" / "race.png")
-    assert (tmp_path / "deep" / "race.png").read_bytes().startswith(b"\x89PNG")
-    panels = drawn[0].axes
-    assert [axes.get_title() for axes in panels] == ["lenet, 10mbit", "lenet, unlimited"]
-    legend = panels[0].get_legend()
-    assert legend is not None and [text.get_text() for text in legend.get_texts()] == ["fp16", "3lc"]
-    assert len(panels[0].lines) == 5 and len({line.get_color() for line in panels[0].lines[:4]}) == 2
+    rows = standings(dict(runs))
+    assert [row.median_seconds for row in rows] == [10.0, None, 20.0]
+    assert [row.of_best_stock for row in rows] == [1.0, None, 2.0], "a stock hook that begins late is stock"
+
+
+def test_a_race_that_cannot_be_is_refused_before_it_starts() -> None:
+    for options, text in (
+        ({"hooks": []}, "nothing to measure"),
+        ({"give_up": 0.5}, "give_up=0.5"),
+        ({"give_up": float("nan")}, "give_up=nan"),
+        ({"hooks": ["zip"]}, "unknown hook 'zip'"),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            RaceBench(**options)
+    assert {"fp16", "bf16", "powersgd-1", "powersgd-2", "powersgd-4"} <= set(RUNNERS)

@@ -1,27 +1,27 @@
-"""The data plane's study: both paths go through a real server and leave it in good order."""
+"""What a step costs: both paths go through a real server and leave it in good order."""
 
 from __future__ import annotations
 
 import threading
 
-import pytest
-
-from thinwire.bench import transports as data_plane
+from thinwire.bench.transports import CHUNKS, PATHS, SIZES, TransportsBench
 from thinwire.runtime.serving import serving
 from thinwire.server.core import ServerCore
 from thinwire.transports.memory import MemoryServer
 
 
-@pytest.mark.parametrize("path", data_plane.PATHS)
-@pytest.mark.parametrize("chunks", data_plane.CHUNKS)
-def test_path(path: str, chunks: str) -> None:
+def test_every_path_with_every_size_of_messages() -> None:
+    for path in PATHS:
+        for chunks in CHUNKS:
+            take_steps(path, chunks)
+
+
+def take_steps(path: str, chunks: str) -> None:
     core = ServerCore()
     seconds: list[float] = []
 
     def work(rank: int) -> None:
-        run = data_plane.PATHS[path]
-        chunk_nbytes = data_plane.CHUNKS[chunks]
-        seconds.append(run(server.connect(), rank=rank, workers=2, steps=5, chunk_nbytes=chunk_nbytes))
+        seconds.append(PATHS[path](server.connect(), rank=rank, workers=2, steps=5, chunk_nbytes=CHUNKS[chunks]))
 
     with MemoryServer(serving(core)) as server:
         threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
@@ -29,9 +29,15 @@ def test_path(path: str, chunks: str) -> None:
             thread.start()
         for thread in threads:
             thread.join(60)
-    assert core.finished and core.failed is None
+    assert core.finished and core.failed is None, (path, chunks)
     assert len(seconds) == 2 and min(seconds) > 0
     assert core.step == 5
-    assert sum(table.values.numel() for table in core.tables) == sum(data_plane.SIZES)
+    assert sum(table.values.numel() for table in core.tables) == sum(SIZES)
     # Whether aggregated from ready frames or from a model, the weights of 1 have moved down.
     assert all(float(table.values.max()) < 1 for table in core.tables)
+
+
+def test_the_grid() -> None:
+    bench = TransportsBench(links=["none", "100 Mbit"], rounds=2)
+    assert [cell.link for cell in bench.cells()] == ["none"] * 6 + ["100mbit"] * 6 and bench.rounds == 2
+    assert bench.thin_link() == ("100 Mbit", "auto") and TransportsBench(links=["none"]).thin_link()[0] is None

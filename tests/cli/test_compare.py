@@ -6,40 +6,24 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.cli.commands import Result
+from tests.jobs.outcomes import run_outcome
 from thinwire.cli import compare
 from thinwire.errors import EngineError
 from thinwire.jobs.job import Job
+from thinwire.jobs.outcome import RunOutcome
 from thinwire.policies.designs import design, designs
 
 Command = Callable[..., Result]
 ASKED = ("compare", "--designs", "fp32,3lc[s=1.75,entropy=zstd]", "--links", "none", "--steps", 5)
 
 
-def told(job: Job, shaping: str, *, in_process: bool = False) -> dict[str, Any]:
-    return {
-        "steps": job.steps,
-        "link": "none",
-        "shaping": "none",
-        "seconds": 1.0,
-        "seconds_per_step": 0.25 if job.design == "fp32" else 0.05,
-        "test_accuracy": 0.75,
-        "train_loss": 0.1,
-        "bits_per_value_push": 0.5,
-        "bits_per_value_pull": 0.25,
-        "compression_ratio": 85.3,
-    }
-
-
-@pytest.mark.parametrize("name", ["compare", "designs"])
-def test_help_has_an_example(command: Command, name: str) -> None:
-    result = command(name, "--help")
-    assert result.status == 0 and "--json" in result.out
-    assert re.search(rf"Example\b.*thinwire {name}", result.out)
+def told(job: Job, shaping: str, *, in_process: bool = False) -> RunOutcome:
+    seconds_per_step = 0.25 if job.design == "fp32" else 0.05
+    return run_outcome(design=job.design, steps=job.steps, seconds_per_step=seconds_per_step)
 
 
 def test_what_is_printed_and_written(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -62,7 +46,7 @@ def test_what_is_chosen_for_all_reaches_every_run(
 ) -> None:
     made: list[Job] = []
 
-    def noted(job: Job, shaping: str, *, in_process: bool = False) -> dict[str, Any]:
+    def noted(job: Job, shaping: str, *, in_process: bool = False) -> RunOutcome:
         made.append(job)
         return told(job, shaping)
 
@@ -80,7 +64,7 @@ def test_in_process_is_for_the_runs_that_nobody_times(
 ) -> None:
     asked: list[tuple[str | None, bool]] = []
 
-    def noted(job: Job, shaping: str, *, in_process: bool = False) -> dict[str, Any]:
+    def noted(job: Job, shaping: str, *, in_process: bool = False) -> RunOutcome:
         asked.append((job.link, in_process))
         return told(job, shaping)
 
@@ -99,7 +83,7 @@ def test_a_node_has_one_link_only_in_the_kernel(command: Command, tmp_path: Path
 
 
 def test_ctrl_c_keeps_what_is_done(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def interrupted(job: Job, shaping: str, *, in_process: bool = False) -> dict[str, Any]:
+    def interrupted(job: Job, shaping: str, *, in_process: bool = False) -> RunOutcome:
         if job.design != "fp32":
             raise KeyboardInterrupt
         return told(job, shaping)
@@ -114,7 +98,7 @@ def test_ctrl_c_keeps_what_is_done(command: Command, monkeypatch: pytest.MonkeyP
 def test_a_failed_run_is_the_commands_failure(
     command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def failing(job: Job, shaping: str, *, in_process: bool = False) -> dict[str, Any]:
+    def failing(job: Job, shaping: str, *, in_process: bool = False) -> RunOutcome:
         if job.design == "fp32":
             raise EngineError("worker 0 ended with exit status 1")
         return told(job, shaping)
@@ -126,9 +110,8 @@ def test_a_failed_run_is_the_commands_failure(
     assert "75.00" in result.out and "worker 0 ended" in (tmp_path / "report.html").read_text()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
+def test_misuse_is_one_line(command: Command, tmp_path: Path) -> None:
+    for arguments, text in (
         (["--designs", "3lc[s=1.75"], r"'3lc\[s=1.75': its brackets do not match; .*"),
         (["--designs", "fp32,4lc"], r"unknown design '4lc'; there are .*"),
         (["--links", "10mb"], r".*10mb.*10mbit.*"),
@@ -139,12 +122,10 @@ def test_a_failed_run_is_the_commands_failure(
             ["--servers", "2", "--servers-on-workers"],
             r"2 servers, and one on every worker's node: give one or the other",
         ),
-    ],
-)
-def test_misuse_is_one_line(command: Command, tmp_path: Path, arguments: list[str], text: str) -> None:
-    result = command("compare", *arguments, "--out", tmp_path / "out")
-    assert result.status == 2 and re.fullmatch(f"error: {text}\n", result.err), result.err
-    assert not (tmp_path / "out").exists()
+    ):
+        result = command("compare", *arguments, "--out", tmp_path / "out")
+        assert result.status == 2 and re.fullmatch(f"error: {text}\n", result.err), result.err
+        assert not (tmp_path / "out").exists()
 
 
 def test_designs_lists_all_with_every_choice(command: Command, tmp_path: Path) -> None:

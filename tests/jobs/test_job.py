@@ -10,40 +10,38 @@ from thinwire.errors import ConfigError
 from thinwire.jobs.job import Job
 from thinwire.workloads.recipes import recipe
 
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"steps": 10, "seconds": 1.0}, "a number of steps or a time budget, not both"),
-        ({"workers": 0}, "0 workers; at least 1"),
-        ({"steps": 0}, "0 steps; at least 1"),
-        ({"steps": -5}, "-5 steps"),
-        ({"seconds": 0.0}, "a time budget is positive"),
-        ({"seconds": float("nan")}, "nan seconds; a time budget is positive"),
-        ({"batch": 0}, "batches of 0; at least 1 example"),
-        ({"lr": 0.0}, "learning rate 0.0; it is positive and finite"),
-        ({"lr": -0.1}, "learning rate -0.1"),
-        ({"lr": float("inf")}, "learning rate inf"),
-        ({"lr": float("nan")}, "learning rate nan"),
-        ({"eval_every": -1.0}, "evaluations every -1.0 seconds"),
-        ({"design": "4lc"}, "unknown design '4lc'; there are "),
-        ({"design": "3lc[s=2]"}, r"sparsity=2; it must lie in \[1, 2\)"),
-        ({"model": "lenet6"}, "lenet6"),
-        ({"data": "imagenet"}, "imagenet"),
-    ],
-)
-def test_what_cannot_be_is_refused_before_anything_starts(options: dict[str, Any], text: str) -> None:
-    with pytest.raises(ConfigError, match=text):
-        Job(**options)
+IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
+    ({"steps": 10, "seconds": 1.0}, "a number of steps or a time budget, not both"),
+    ({"workers": 0}, "0 workers; at least 1"),
+    ({"servers": 0}, "0 servers; at least 1"),
+    ({"servers": 2, "servers_on_workers": True}, "2 servers, and one on every worker's node"),
+    ({"steps": 0}, "0 steps; at least 1"),
+    ({"steps": -5}, "-5 steps"),
+    ({"seconds": 0.0}, "a time budget is positive"),
+    ({"seconds": float("nan")}, "nan seconds; a time budget is positive"),
+    ({"batch": 0}, "batches of 0; at least 1 example"),
+    ({"lr": 0.0}, "learning rate 0.0; it is positive and finite"),
+    ({"lr": -0.1}, "learning rate -0.1"),
+    ({"lr": float("inf")}, "learning rate inf"),
+    ({"lr": float("nan")}, "learning rate nan"),
+    ({"eval_every": -1.0}, "evaluations every -1.0 seconds"),
+    ({"design": "4lc"}, "unknown design '4lc'; there are "),
+    ({"design": "3lc[s=2]"}, r"sparsity=2; it must lie in \[1, 2\)"),
+    ({"model": "lenet6"}, "lenet6"),
+    ({"data": "imagenet"}, "imagenet"),
+]
 
 
-def test_the_recipe_fills_in_what_was_not_said() -> None:
+def test_what_cannot_be_is_refused_before_anything_starts() -> None:
+    for options, text in IMPOSSIBLE:
+        with pytest.raises(ConfigError, match=text):
+            Job(**options)
+
+
+def test_the_recipe_fills_in_what_was_not_given() -> None:
     expected = recipe("mlp", "digits", design="fp32")
     found = Job(design="fp32", workers=3).recipe()
     assert (found.workers, found.batch, found.lr, found.steps) == (3, expected.batch, expected.lr, expected.steps)
-
-
-def test_what_was_said_wins() -> None:
     found = Job(batch=5, lr=0.125, steps=7).recipe()
     assert (found.batch, found.lr, found.steps) == (5, 0.125, 7)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
-import pytest
 import torch
 
+from thinwire.engines.events import Event
+from thinwire.jobs.events import Accuracy, Done
 from thinwire.jobs.job import Job
+from thinwire.jobs.outcome import WorkerOutcome
 from thinwire.jobs.training import run_worker, weights_digest
 from thinwire.runtime.serving import serving
 from thinwire.server.core import ServerCore
@@ -19,8 +20,8 @@ from thinwire.transports.memory import MemoryServer
 torch.set_num_threads(1)
 
 
-def train(job: Job, transport: str = "memory") -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Runs a job; returns worker 0's outcome, with all digests under `digests`, and everything that was reported."""
+def train(job: Job, transport: str = "memory") -> tuple[list[WorkerOutcome], list[Event]]:
+    """Runs a job; returns the workers' outcomes and everything that was reported."""
     core = ServerCore()
     server: Server
     if transport == "memory":
@@ -35,8 +36,8 @@ def train(job: Job, transport: str = "memory") -> tuple[dict[str, Any], list[dic
         built.set()
         return [memory.connect() if transport == "memory" else f"grpc://{server.address}"]
 
-    outcomes: dict[int, dict[str, Any]] = {}
-    events: list[dict[str, Any]] = []
+    outcomes: dict[int, WorkerOutcome] = {}
+    events: list[Event] = []
     failures: list[BaseException] = []
 
     def work(rank: int) -> None:
@@ -57,56 +58,48 @@ def train(job: Job, transport: str = "memory") -> tuple[dict[str, Any], list[dic
     if failures:
         raise failures[0]
     assert core.finished
-    return {**outcomes[0], "digests": [outcomes[rank]["weights"] for rank in range(job.workers)]}, events
+    return [outcomes[rank] for rank in range(job.workers)], events
 
 
-@pytest.mark.parametrize("design", ["3lc[s=1.75]", "int8", "fp32"])
-def test_one_seed_one_result_over_any_transport(design: str) -> None:
-    job = Job(design=design, workers=2, steps=60)
-    first, _ = train(job)
-    again, _ = train(job)
-    wired, _ = train(job, "grpc")
-    other, _ = train(Job(design=design, workers=2, steps=60, seed=1))
-    assert len(set(first["digests"])) == 1, "the replicas are equal bit for bit"
-    assert first["digests"] == again["digests"] == wired["digests"] != other["digests"]
-    assert first["test_accuracy"] == again["test_accuracy"] == wired["test_accuracy"]
-    assert first["train_loss"] == again["train_loss"]
-
-
-def test_transports_count_the_same_bytes() -> None:
-    job = Job(design="3lc[s=1.75]", workers=2, steps=20)
-    memory, _ = train(job)
-    wired, _ = train(job, "grpc")
-    for key in ("payload_bytes_push", "values_push", "values_pull", "steps"):
-        assert memory["traffic"][key] == wired["traffic"][key] > 0
+def test_one_seed_one_result_over_any_transport() -> None:
+    for design in ("3lc[s=1.75]", "int8"):
+        job = Job(design=design, workers=2, steps=40)
+        (first, second), _ = train(job)
+        (again, _), _ = train(job)
+        (wired, _), _ = train(job, "grpc")
+        (other, _), _ = train(Job(design=design, workers=2, steps=40, seed=1))
+        assert first.weights == second.weights, "the replicas are equal bit for bit"
+        assert first.weights == again.weights == wired.weights != other.weights, design
+        assert first.test_accuracy == again.test_accuracy == wired.test_accuracy
+        assert first.train_loss == again.train_loss
+        for key in ("payload_bytes_push", "values_push", "values_pull", "steps"):
+            assert first.traffic[key] == wired.traffic[key] > 0, key
 
 
 def test_3lc_learns() -> None:
-    outcome, events = train(Job(design="3lc[s=1.0]", workers=2, steps=500))
-    assert outcome["test_accuracy"] > 0.8
-    assert outcome["train_loss"] < 1.0
-    assert [event["event"] for event in events if event["event"] != "progress"].count("done") == 2
-    bits = 8 * outcome["traffic"]["payload_bytes_push"] / outcome["traffic"]["values_push"]
+    (outcome, _), events = train(Job(design="3lc[s=1.0]", workers=2, steps=500))
+    assert isinstance(outcome.test_accuracy, float) and outcome.test_accuracy > 0.8
+    assert outcome.train_loss < 1.0
+    assert sum(isinstance(event, Done) for event in events) == 2
+    bits = 8 * outcome.traffic["payload_bytes_push"] / outcome.traffic["values_push"]
     assert bits < 2.5, "compressed while it learned; biases travel as they are"
-    assert all(ratio >= 0 for ratio in outcome["residual_ratio"].values()) and outcome["residual_ratio"]
+    assert outcome.residual_ratio and all(ratio >= 0 for ratio in outcome.residual_ratio.values())
 
 
-def test_the_shared_report() -> None:
-    outcome, events = train(Job(design="fp32", workers=2, steps=25, eval_every=1e-6))
-    assert outcome["steps"] == 25 and outcome["seconds"] > 0
-    accuracies = [event for event in events if event["event"] == "accuracy"]
+def test_what_is_reported() -> None:
+    (outcome, _), events = train(Job(design="fp32", workers=2, steps=25, eval_every=1e-6))
+    assert outcome.steps == 25 and outcome.seconds > 0
+    accuracies = [event for event in events if isinstance(event, Accuracy)]
     assert len(accuracies) >= 25, "after every step, and at the end"
-    assert accuracies[-1]["step"] == 25 and accuracies[-1]["accuracy"] == outcome["test_accuracy"]
-    done = [event for event in events if event["event"] == "done"]
-    assert {event["rank"] for event in done} == {0, 1}
-    assert {event["steps"] for event in done} == {25}
+    assert accuracies[-1].step == 25 and accuracies[-1].accuracy == outcome.test_accuracy
+    done = [event.outcome for event in events if isinstance(event, Done)]
+    assert {(each.rank, each.steps) for each in done} == {(0, 25), (1, 25)}
 
 
 def test_a_time_budget_ends_all_workers_with_one_step() -> None:
-    outcome, events = train(Job(design="3lc[s=1.75]", workers=2, seconds=0.3))
-    assert outcome["seconds"] >= 0.3
-    assert len({event["steps"] for event in events if event["event"] == "done"}) == 1
-    assert len(set(outcome["digests"])) == 1
+    outcomes, _ = train(Job(design="3lc[s=1.75]", workers=2, seconds=0.3))
+    assert outcomes[0].seconds >= 0.3
+    assert len({(each.steps, each.weights) for each in outcomes}) == 1
 
 
 def test_a_digest_is_of_every_bit() -> None:
@@ -120,11 +113,12 @@ def test_a_digest_is_of_every_bit() -> None:
 
 
 def test_averaged_parameters_follow_the_model() -> None:
-    job = Job(design="terngrad[ema=0.5]", workers=2, steps=60)
-    outcome, _ = train(job)
+    (short, _), _ = train(Job(design="terngrad[ema=0.5]", workers=2, steps=60))
+    (slow, _), _ = train(Job(design="terngrad[ema=0.9999]", workers=2, steps=60))
+    assert isinstance(short.test_accuracy, float) and isinstance(short.test_accuracy_ema, float)
     # A short average ends near the model, and far from the weights it started with, which know nothing.
-    assert outcome["test_accuracy"] > 0.5
-    assert abs(outcome["test_accuracy_ema"] - outcome["test_accuracy"]) < 0.15
-    slow, _ = train(Job(design="terngrad[ema=0.9999]", workers=2, steps=60))
-    assert slow["weights"] == outcome["weights"], "the average is beside the training"
-    assert slow["test_accuracy_ema"] < 0.4, "a long average has not left the first weights yet"
+    assert short.test_accuracy > 0.5
+    assert abs(short.test_accuracy_ema - short.test_accuracy) < 0.15
+    assert slow.weights == short.weights, "the average is beside the training"
+    assert isinstance(slow.test_accuracy_ema, float)
+    assert slow.test_accuracy_ema < 0.4, "a long average has not left the first weights yet"

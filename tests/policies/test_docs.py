@@ -9,8 +9,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from thinwire.cli.options import split_names
 from thinwire.policies.designs import Design, codec_by_name, design, designs
-from thinwire.studies.compare import Comparison, split_names
+from thinwire.studies.compare import Comparison
 
 PAGE = (Path(__file__).parents[2] / "docs" / "designs.md").read_text()
 LIST, RESULTS = PAGE.split("\n## Results\n")

@@ -7,41 +7,45 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from msgspec import UNSET
 
+from tests.jobs.outcomes import run_outcome
 from thinwire.codecs.registry import codec
 from thinwire.errors import ConfigError, EngineError
-from thinwire.jobs import run as experiment
+from thinwire.jobs import in_process
 from thinwire.jobs.job import Job
+from thinwire.jobs.outcome import RunOutcome
 from thinwire.policies import compression
-from thinwire.studies.compare import Comparison, Train, compare, jobs, split_names, varies
+from thinwire.studies.compare import Comparison, Train, compare, jobs, varies
 from thinwire.studies.compare_rows import tabulate
 from thinwire.studies.report import page, write_report
 
 TWO = Comparison(designs=["fp32", "3lc[s=1.75,entropy=zstd]"], links=["1mbit", "none"], seeds=2, steps=400)
 
 
-def told(job: Job) -> dict[str, Any]:
-    """An outcome as of `experiment.run`, made from the job: 3LC is 10 points worse and, on a link, 4 times as fast."""
+def told(job: Job) -> RunOutcome:
+    """An outcome as of `jobs.run`, made from the job: 3LC is 10 points worse and, on a link, 4 times as fast."""
     assert job.steps is not None
     plain = job.design == "fp32"
     seconds_per_step = 0.01 if job.link is None else 0.4 if plain else 0.1
-    return {
-        "steps": job.steps,
-        "link": job.link or "none",
-        "shaping": "none" if job.link is None else "kernel",
-        "seconds": (job.steps - 1) * seconds_per_step,
-        "seconds_per_step": seconds_per_step,
-        "test_accuracy": (0.9 if plain else 0.8) + 0.02 * job.seed,
-        "train_loss": 0.1,
-        "bits_per_value_push": 32.0 if plain else 0.5,
-        "bits_per_value_pull": 32.0 if plain else 0.25,
-        "compression_ratio": 1.0 if plain else 80.0,
-    }
+    return run_outcome(
+        design=job.design,
+        steps=job.steps,
+        link=job.link or "none",
+        shaping="none" if job.link is None else "kernel",
+        seconds=(job.steps - 1) * seconds_per_step,
+        seconds_per_step=seconds_per_step,
+        test_accuracy=(0.9 if plain else 0.8) + 0.02 * job.seed,
+        bits_per_value_push=32.0 if plain else 0.5,
+        bits_per_value_pull=32.0 if plain else 0.25,
+        compression_ratio=1.0 if plain else 80.0,
+    )
 
 
 def noting(made: list[Job]) -> Train:
-    def train(job: Job) -> dict[str, Any]:
+    def train(job: Job) -> RunOutcome:
         made.append(job)
         return told(job)
 
@@ -49,16 +53,24 @@ def noting(made: list[Job]) -> Train:
 
 
 def test_a_real_comparison(tmp_path: Path) -> None:
+    """Real outcomes, of runs in one process that pose as runs on a link."""
     asked = Comparison(designs=["3lc"], links=["100mbit"], workers=1, steps=40, short_steps=10)
-    results = compare(asked, tmp_path, experiment.run)
-    [row] = results["rows"]
-    assert (row["runs"], row["steps"], row["timed_runs"], row["timed_steps"]) == (1, 40, 1, 10)
-    assert 0 < row["test_accuracy"] <= 1 and 0 < row["bits_per_value_push"] < 2
-    assert row["training_seconds"] == pytest.approx(39 * row["seconds_per_step"])
-    assert row["speedup"] == 1 and row["accuracy_difference"] == 0 and row["test_accuracy_std"] is None
-    assert row["shaping"][0] in ("kernel", "application")
-    assert results == json.loads((tmp_path / "results.json").read_text())
-    write_report(results, tmp_path / "report.html")
+
+    def train(job: Job) -> RunOutcome:
+        outcome = in_process.run(replace(job, link=None))
+        return outcome if job.link is None else msgspec.structs.replace(outcome, in_process=UNSET, shaping="kernel")
+
+    findings = compare(asked, tmp_path, train)
+    [row] = findings.rows
+    assert (row.runs, row.steps, row.timed_runs, row.timed_steps) == (1, 40, 1, 10)
+    assert row.test_accuracy and row.bits_per_value_push and row.seconds_per_step
+    assert 0 < row.test_accuracy <= 1 and 0 < row.bits_per_value_push < 2
+    assert row.training_seconds == pytest.approx(39 * row.seconds_per_step)
+    assert row.speedup == 1 and row.accuracy_difference == 0 and row.test_accuracy_std is None
+    stored = json.loads((tmp_path / "results.json").read_text())
+    assert stored["rows"] == [msgspec.to_builtins(row)] and stored["comparison"]["designs"] == ["3lc"]
+    assert len({run["outcome"]["weights"] for run in stored["runs"]}) == 2
+    write_report(findings, tmp_path / "report.html")
     assert "data:image/svg+xml;base64," in (tmp_path / "report.html").read_text()
 
 
@@ -103,9 +115,8 @@ def test_seeds_come_one_after_the_other_and_no_run_twice() -> None:
     assert {(job.steps, job.batch, job.lr) for job in needed if job.link is None} == {(400, 8, 0.02)}
 
 
-@pytest.mark.parametrize(
-    ("given", "text"),
-    [
+def test_comparisons_that_cannot_be() -> None:
+    impossible: list[tuple[dict[str, Any], str]] = [
         ({"designs": []}, "no designs to compare"),
         ({"links": ["1mbit", "1mbit"]}, "one is named twice"),
         ({"links": ["fast"]}, "fast.*mbit"),
@@ -117,22 +128,10 @@ def test_seeds_come_one_after_the_other_and_no_run_twice() -> None:
         ({"consistency": "sometimes"}, "unknown consistency 'sometimes'"),
         ({"compression": "by-colour"}, "unknown compression 'by-colour'"),
         ({"servers": 2, "servers_on_workers": True}, "2 servers, and one on every worker's node"),
-    ],
-)
-def test_comparisons_that_cannot_be(given: dict[str, Any], text: str) -> None:
-    with pytest.raises(ConfigError, match=text):
-        Comparison(**{"designs": ["fp32"], "links": ["1mbit"], **given})
-
-
-@pytest.mark.parametrize("text", ["3lc[s=1", "3lc]s=1[", "a[[b]]", "a[b,c"])
-def test_brackets_must_match(text: str) -> None:
-    with pytest.raises(ConfigError, match="its brackets do not match"):
-        split_names(text)
-
-
-def test_names_are_split_at_commas_outside_of_brackets() -> None:
-    assert split_names("3lc[s=1.0,entropy=zstd],int8 , fp32,") == ["3lc[s=1.0,entropy=zstd]", "int8", "fp32"]
-    assert split_names("") == []
+    ]
+    for given, text in impossible:
+        with pytest.raises(ConfigError, match=text):
+            Comparison(**{"designs": ["fp32"], "links": ["1mbit"], **given})
 
 
 def test_choices_for_all_designs_are_in_every_job() -> None:
@@ -154,7 +153,7 @@ def test_where_a_policy_chooses_the_codecs_frames_may_shrink(monkeypatch: pytest
 def test_an_interrupted_comparison_goes_on_where_it_was(tmp_path: Path) -> None:
     made: list[Job] = []
 
-    def until_the_fourth(job: Job) -> dict[str, Any]:
+    def until_the_fourth(job: Job) -> RunOutcome:
         if len(made) == 3:
             raise KeyboardInterrupt
         made.append(job)
@@ -172,7 +171,7 @@ def test_an_interrupted_comparison_goes_on_where_it_was(tmp_path: Path) -> None:
         on_job=lambda number, total, job: numbers.append(number),
     )
     assert made + rest == jobs(TWO.cells()) and numbers == [4, 5, 6, 7, 8]
-    assert results["rows"] == compare(TWO, tmp_path / "at once", told)["rows"]
+    assert results.rows == compare(TWO, tmp_path / "at once", told).rows
 
 
 def test_a_comparison_can_grow_and_keeps_what_others_measured(tmp_path: Path) -> None:
@@ -184,7 +183,7 @@ def test_a_comparison_can_grow_and_keeps_what_others_measured(tmp_path: Path) ->
     longer = Comparison(designs=["fp32"], links=["1mbit"], steps=500)
     results = compare(longer, tmp_path, noting(again))
     assert again[-1].design == "fp32" and again[-1].steps == 500, "another number of steps is another run"
-    assert len(results["runs"]) == 5 and [row["design"] for row in results["rows"]] == ["fp32"]
+    assert len(results.runs) == 5 and [row.design for row in results.rows] == ["fp32"]
 
 
 def test_runs_of_before_there_was_a_choice_are_those_that_left_it_open(tmp_path: Path) -> None:
@@ -199,9 +198,7 @@ def test_runs_of_before_there_was_a_choice_are_those_that_left_it_open(tmp_path:
     assert page(compare(TWO, tmp_path, noting(made))) and made == []
     compare(replace(TWO, servers_on_workers=True), tmp_path, noting(made))
     results = compare(replace(TWO, compression="by-shape"), tmp_path, noting(made))
-    assert len(made) == 16 and len(results["runs"]) == 24, (
-        "another choice is another run, though it may come to the same"
-    )
+    assert len(made) == 16 and len(results.runs) == 24, "another choice is another run, though it may come to the same"
     assert "Chosen for every design: compression=by-shape." in page(results)
     lines = [line for line in page(results).splitlines() if line.startswith("<tr><td>fp32</td><td>mlp")]
     assert len(lines) == 12
@@ -210,37 +207,24 @@ def test_runs_of_before_there_was_a_choice_are_those_that_left_it_open(tmp_path:
 
 
 def test_a_run_that_fails_is_told_and_tried_again(tmp_path: Path) -> None:
-    def failing(job: Job) -> dict[str, Any]:
+    def failing(job: Job) -> RunOutcome:
         if job.design != "fp32" and job.seed == 0:
             raise EngineError("worker 0 ended: <the training has diverged>")
         return told(job)
 
     results = compare(TWO, tmp_path, failing)
-    assert [failure["job"]["seed"] for failure in results["failures"]] == [0, 0]
-    assert [row["runs"] for row in results["rows"]] == [2, 2, 1, 1]
+    assert [failure.job["seed"] for failure in results.failures] == [0, 0]
+    assert [row.runs for row in results.rows] == [2, 2, 1, 1]
     assert "&lt;the training has diverged&gt;" in page(results)
     again: list[Job] = []
     results = compare(TWO, tmp_path, noting(again))
-    assert len(again) == 2 and results["failures"] == []
+    assert len(again) == 2 and results.failures == []
     assert "diverged" not in page(results)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"format": 1, "runs": [{}]}', '{"format": 1, "runs": 3}'])
-def test_another_file_is_left_alone(tmp_path: Path, text: str) -> None:
-    (tmp_path / "results.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"results\.json does not hold the results of a comparison; choose another"):
-        compare(TWO, tmp_path, told)
-    assert (tmp_path / "results.json").read_text() == text
-
-
-def test_a_newer_format_and_a_folder_that_is_a_file(tmp_path: Path) -> None:
-    (tmp_path / "results.json").write_text('{"format": 2, "runs": []}')
-    with pytest.raises(ConfigError, match="has format 2, expected 1"):
-        compare(TWO, tmp_path, told)
+def test_a_report_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"cannot be written: .*Choose another folder"):
-        compare(TWO, tmp_path / "file", told)
-    with pytest.raises(ConfigError, match=r"cannot be written: .*Choose another folder"):
+    with pytest.raises(ConfigError, match=r"cannot be written: .*Choose another place"):
         write_report(compare(TWO, tmp_path / "fine", told), tmp_path / "file" / "report.html")
 
 
@@ -248,26 +232,26 @@ def test_a_newer_format_and_a_folder_that_is_a_file(tmp_path: Path) -> None:
 
 
 def test_means_deviations_and_extrapolated_times(tmp_path: Path) -> None:
-    rows = compare(TWO, tmp_path, told)["rows"]
-    assert [(row["design"][:4], row["link"]) for row in rows] == [
+    rows = compare(TWO, tmp_path, told).rows
+    assert [(row.design[:4], row.link) for row in rows] == [
         ("fp32", "1mbit"),
         ("fp32", "none"),
         ("3lc[", "1mbit"),
         ("3lc[", "none"),
     ]
     thin = rows[2]
-    assert thin["test_accuracy"] == pytest.approx(0.81) and thin["test_accuracy_std"] == pytest.approx(0.02 / 2**0.5)
-    assert thin["accuracy_difference"] == pytest.approx(-0.1)
-    assert thin["accuracy_difference_std"] == pytest.approx(0, abs=1e-12), "the seeds' own differences cancel in pairs"
-    assert thin["speedup"] == pytest.approx(4) and thin["timed_steps"] == 100
-    assert thin["training_seconds"] == pytest.approx(399 * 0.1)
-    assert rows[3]["seconds_per_step"] == 0.01 and rows[3]["timed_steps"] == 400
+    assert thin.test_accuracy == pytest.approx(0.81) and thin.test_accuracy_std == pytest.approx(0.02 / 2**0.5)
+    assert thin.accuracy_difference == pytest.approx(-0.1)
+    assert thin.accuracy_difference_std == pytest.approx(0, abs=1e-12), "the seeds' own differences cancel in pairs"
+    assert thin.speedup == pytest.approx(4) and thin.timed_steps == 100
+    assert thin.training_seconds == pytest.approx(399 * 0.1)
+    assert rows[3].seconds_per_step == 0.01 and rows[3].timed_steps == 400
 
 
 def test_what_was_not_measured_is_none() -> None:
-    rows = tabulate(TWO.cells(), [], "auto")
-    assert [row["runs"] for row in rows] == [0] * 4
-    assert all(row["seconds_per_step"] is None and row["test_accuracy"] is None for row in rows)
+    rows = tabulate(TWO.cells(), lambda job: None)
+    assert [row.runs for row in rows] == [0] * 4
+    assert all(row.seconds_per_step is None and row.test_accuracy is None for row in rows)
 
 
 def test_the_page(tmp_path: Path) -> None:
@@ -276,24 +260,26 @@ def test_the_page(tmp_path: Path) -> None:
     assert "91.00 ± 1.41" in text and "-10.00 ± 0.00" in text and "0.1000 ± 0.0000 s, 4.0×" in text
     assert "3lc[s=1.75,entropy=zstd]" in text and "seeds 0, 1." in text and text.count("<img") == 1
     assert "http" not in text, "it needs nothing else"
-    assert "Nothing has been measured yet" in page({**results, "runs": [], "rows": tabulate(TWO.cells(), [], "auto")})
+    assert "Nothing has been measured yet" in page(
+        replace(results, runs=[], rows=tabulate(TWO.cells(), lambda job: None))
+    )
 
 
 def test_a_run_in_one_process_is_made_again_where_its_seconds_are_wanted(tmp_path: Path) -> None:
     made: list[Job] = []
     inside = replace(TWO, in_process=True)
 
-    def train(job: Job) -> dict[str, Any]:
-        return noting(made)(job) | ({"in_process": True} if job.link is None else {})
+    def train(job: Job) -> RunOutcome:
+        return msgspec.structs.replace(noting(made)(job), in_process=True if job.link is None else UNSET)
 
-    rows = compare(inside, tmp_path, train)["rows"]
-    assert [row["timed_runs"] for row in rows if row["link"] == "none"] == [0, 0]
-    assert all(row["test_accuracy"] for row in rows)
+    rows = compare(inside, tmp_path, train).rows
+    assert [row.timed_runs for row in rows if row.link == "none"] == [0, 0]
+    assert all(row.test_accuracy for row in rows)
     count = len(made)
-    assert compare(inside, tmp_path, train)["rows"] == rows and len(made) == count
+    assert compare(inside, tmp_path, train).rows == rows and len(made) == count
     on_a_link = replace(TWO, links=["1mbit"])
     compare(on_a_link, tmp_path, noting(made))
     assert len(made) == count, "accuracies are there, and the link's seconds"
-    rows = compare(TWO, tmp_path, noting(made))["rows"]
+    rows = compare(TWO, tmp_path, noting(made)).rows
     assert all(job.link is None for job in made[count:]) and len(made) == count + 4
-    assert [row["timed_runs"] for row in rows] == [2] * 4
+    assert [row.timed_runs for row in rows] == [2] * 4

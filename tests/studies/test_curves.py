@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
+import numpy as np
+
+from tests.jobs.outcomes import run_outcome
+from thinwire.jobs.outcome import CurvePoint
 from thinwire.studies.curves import draw_curves
 
 
-def test_a_png_is_drawn_into_a_new_folder(tmp_path: Path) -> None:
+def test_every_run_has_a_line() -> None:
     runs = [
-        {
-            "design": design,
-            "steps": 1000,
-            "test_accuracy": 0.5,
-            "curve": [{"step": s, "seconds": s / 10, "accuracy": s / 20} for s in range(count)],
-        }
+        run_outcome(design=design, curve=[CurvePoint(step=s, seconds=s / 10, accuracy=s / 20) for s in range(count)])
         for design, count in (("fp32", 10), ("3lc[s=1.75]", 1), ("int8", 0))
     ]
-    path = tmp_path / "new" / "curves.png"
-    draw_curves(runs, path, title="mlp on digits")
-    assert path.read_bytes().startswith(b"\x89PNG\r\n")
-    before = path.read_bytes()
-    draw_curves(runs[:1], path, title="mlp on digits")
-    assert path.read_bytes() != before
+    axes = draw_curves(runs, "mlp on digits").axes[0]
+    assert [np.asarray(line.get_xdata()).size for line in axes.lines] == [
+        10,
+        1,
+        0,
+    ] and axes.get_title() == "mlp on digits"
+    assert [str(line.get_label()).partition(":")[0] for line in axes.lines] == ["fp32", "3lc[s=1.75]", "int8"]
 
 
 def test_a_process_that_draws_nothing_loads_no_library_for_drawing() -> None:

@@ -1,87 +1,80 @@
-"""The hooks of `bench.hooks`, as pictures: step time by link rate, and accuracy against seconds.
+"""Measured DDP hooks as pictures: step time by link rate, and accuracy against seconds.
 
 Every `thinwire` process imports this and few draw, so matplotlib, half a second, is loaded where a picture begins.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from thinwire.bench.hook_rank import Cell
+from thinwire.jobs.outcome import CurvePoint
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-
-def draw_hooks(cells: list[dict[str, Any]], path: Path) -> None:
-    """Draws one panel for each model, step times by link, into a PNG.
-
-    Args:
-        cells: outcomes of `hooks.run_cell`.
-        path: of the PNG; its folder is made.
-    """
     from matplotlib.figure import Figure
 
-    models = list(dict.fromkeys(cell["model"] for cell in cells))
-    figure = Figure(figsize=(5 * len(models), 4.2), dpi=120, layout="constrained")
-    for index, model in enumerate(models):
-        axes = figure.add_subplot(1, len(models), index + 1)
-        _step_times(axes, [cell for cell in cells if cell["model"] == model], model)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
 
-
-def draw_race(outcomes: list[dict[str, Any]], path: Path) -> None:
-    """Draws accuracy against seconds of training, one panel for each model and link, into a PNG.
+def draw_step_times(seconds: Mapping[Cell, float]) -> Figure:
+    """Returns one panel for each model: bars of step times, in groups by link.
 
     Args:
-        outcomes: of `race.race`; a hook's seeds share a colour.
-        path: of the PNG; its folder is made.
+        seconds: per step, by cell.
     """
+    models = list(dict.fromkeys(cell.model for cell in seconds))
+    links = list(dict.fromkeys(cell.link for cell in seconds))
+    hooks = list(dict.fromkeys(cell.hook for cell in seconds))
+    figure, panels = _panels(len(models), 5, 4.2)
+    width = 0.8 / len(hooks)
+    for axes, model in zip(panels, models, strict=True):
+        for index, name in enumerate(hooks):
+            bars = [
+                (links.index(cell.link) + (index - (len(hooks) - 1) / 2) * width, 1e3 * step)
+                for cell, step in seconds.items()
+                if (cell.model, cell.hook) == (model, name)
+            ]
+            axes.bar([x for x, _ in bars], [y for _, y in bars], width, label=name)
+        axes.set_xticks(range(len(links)), [link or "unlimited" for link in links])
+        axes.set(yscale="log", ylabel="median step (ms)", title=f"{model}, {next(iter(seconds)).ranks} ranks")
+        axes.grid(axis="y", alpha=0.3)
+        axes.legend(fontsize="small")
+    return figure
+
+
+def draw_race(curves: Mapping[Cell, Sequence[CurvePoint]]) -> Figure:
+    """Returns one panel for each model and link: accuracy against seconds of training, a colour for each hook.
+
+    Args:
+        curves: by cell; a hook's seeds share its colour.
+    """
+    courses = list(dict.fromkeys((cell.model, cell.link) for cell in curves))
+    hooks = list(dict.fromkeys(cell.hook for cell in curves))
+    figure, panels = _panels(len(courses), 6, 4.5)
+    for axes, (model, link) in zip(panels, courses, strict=True):
+        labelled: set[str | None] = set()
+        for cell, curve in curves.items():
+            if (cell.model, cell.link) == (model, link):
+                axes.plot(
+                    [point.seconds for point in curve],
+                    [100 * point.accuracy for point in curve],
+                    color=f"C{hooks.index(cell.hook) % 10}",
+                    marker=".",
+                    markersize=4,
+                    label=None if cell.hook in labelled else cell.hook,
+                )
+                labelled.add(cell.hook)
+        axes.axhline(100 * (next(iter(curves)).target or 0), color="grey", linestyle=":")
+        # Hooks differ by tens of times: on a linear axis the slowest would be all there is to see.
+        title = f"{model}, {link or 'unlimited'}"
+        axes.set(xscale="log", xlabel="seconds of training", ylabel="test accuracy (%)", title=title)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="small", loc="lower right")
+    return figure
+
+
+def _panels(count: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
     from matplotlib.figure import Figure
 
-    courses = list(dict.fromkeys((outcome["model"], outcome["link"]) for outcome in outcomes))
-    figure = Figure(figsize=(6 * len(courses), 4.5), dpi=120, layout="constrained")
-    for index, (model, link) in enumerate(courses):
-        axes = figure.add_subplot(1, len(courses), index + 1)
-        chosen = [outcome for outcome in outcomes if (outcome["model"], outcome["link"]) == (model, link)]
-        _race(axes, chosen, f"{model}, {link or 'unlimited'}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
-
-
-def _step_times(axes: Axes, cells: list[dict[str, Any]], model: str) -> None:
-    links = list(dict.fromkeys(cell["link"] for cell in cells))
-    names = list(dict.fromkeys(cell["hook"] for cell in cells))
-    width = 0.8 / len(names)
-    for index, name in enumerate(names):
-        points = [
-            (links.index(cell["link"]) + (index - (len(names) - 1) / 2) * width, 1e3 * cell["seconds_per_step"])
-            for cell in cells
-            if cell["hook"] == name
-        ]
-        axes.bar([x for x, _ in points], [y for _, y in points], width, label=name)
-    axes.set_xticks(range(len(links)), [link or "unlimited" for link in links])
-    axes.set(yscale="log", ylabel="median step (ms)", title=f"{model}, {cells[0]['ranks']} ranks")
-    axes.grid(axis="y", alpha=0.3)
-    axes.legend(fontsize="small")
-
-
-def _race(axes: Axes, outcomes: list[dict[str, Any]], title: str) -> None:
-    names = list(dict.fromkeys(outcome["hook"] for outcome in outcomes))
-    labelled = set()
-    for outcome in outcomes:
-        name = outcome["hook"]
-        axes.plot(
-            [point["seconds"] for point in outcome["curve"]],
-            [100 * point["accuracy"] for point in outcome["curve"]],
-            color=f"C{names.index(name) % 10}",
-            marker=".",
-            markersize=4,
-            label=None if name in labelled else name,
-        )
-        labelled.add(name)
-    axes.axhline(100 * outcomes[0]["target"], color="grey", linestyle=":")
-    # Hooks differ by tens of times: on a linear axis the slowest would be all there is to see.
-    axes.set(xscale="log", xlabel="seconds of training", ylabel="test accuracy (%)", title=title)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="small", loc="lower right")
+    figure = Figure(figsize=(width * count, height), dpi=120, layout="constrained")
+    return figure, list(figure.subplots(1, count, squeeze=False)[0])

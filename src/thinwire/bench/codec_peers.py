@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.bench.timing import Candidate, race
-
 Floats = NDArray[np.float32]
 
 
@@ -35,38 +33,6 @@ def installed() -> list[Peer]:
     if find_spec("blosc2"):
         found += [_blosc2("LZ4"), _blosc2("ZSTD")]
     return found
-
-
-def measure(peer: Peer, values: Floats, *, zero_fraction: float, turns: int) -> dict[str, Any]:
-    """One row of the table of codecs, without what only codecs with a residual have."""
-    packed = peer.encode(values)
-    restored = np.frombuffer(peer.decode(packed), np.float32)
-    if not np.array_equal(restored, values):
-        raise AssertionError(f"{peer.name} is not lossless")  # a wrong call of ours would be a wrong row
-    other = np.empty_like(values)
-    seconds = race(
-        [
-            Candidate("encode", lambda: peer.encode(values)),
-            Candidate("decode", lambda: peer.decode(packed)),
-            Candidate("memcpy", lambda: np.copyto(other, values)),
-        ],
-        turns=turns,
-    )
-    return {
-        "codec": peer.name,
-        "elements": values.size,
-        "zero_fraction": zero_fraction,
-        "bits_per_value": 8 * len(packed) / values.size,
-        "encode_gbps": 4e-9 * values.size / seconds["encode"],
-        "decode_gbps": 4e-9 * values.size / seconds["decode"],
-        "encode_vs_floor": None,
-        "encode_vs_traffic": seconds["memcpy"] * (4 + len(packed) / values.size) / 8 / seconds["encode"],
-        "encode_vs_torch": None,
-        "encode_vs_quantize": None,
-        "decode_vs_memcpy": seconds["memcpy"] / seconds["decode"],
-        "accumulate_vs_rmw": None,
-        "seconds": seconds,
-    }
 
 
 def _zstd() -> Peer:

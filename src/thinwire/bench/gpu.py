@@ -13,19 +13,22 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from thinwire.bench import torch_ternary
+from thinwire.bench.codec_figures import resnet50_sizes
 from thinwire.bench.codecs import draw
+from thinwire.bench.harness import Bench, Figures, Measured, Tell, column
 from thinwire.codecs import Codec, Step, decode, encode_all
 from thinwire.codecs import codec as make_codec
 from thinwire.codecs.device import Entry, coders
 from thinwire.codecs.tensors import DeviceFlat
 from thinwire.errors import ConfigError
 from thinwire.frames import parse
-from thinwire.jobs.results import machine
+from thinwire.jobs.tables import Table
 from thinwire.kernels import triton
 from thinwire.kernels.triton.workspace import DeviceWorkspace
 
@@ -35,52 +38,127 @@ CODECS = ("3lc", "int8", "onebit")
 ROTATION = 3
 ENCODE_NBYTES = 20  # a value: gradient and residual read twice, residual written once
 HEAD_START_CYCLES = 4_000_000  # a few milliseconds
+LIST = "list"
 
 Action = Callable[[int], Any]
 
 
-def bench(
-    codecs: Sequence[str] = CODECS,
-    *,
-    sizes: Sequence[int] = SIZES,
-    zero_fractions: Sequence[float] = ZERO_FRACTIONS,
-    turns: int = 9,
-    device: str = "cuda",
-    on_row: Callable[[dict[str, Any]], None] = lambda row: None,
-) -> dict[str, Any]:
-    """Measures codecs on a GPU and returns `{"machine": …, "rows": […], "list": …}`.
+@dataclass(frozen=True)
+class Cell:
+    """A codec, or `LIST` for the list of tensors; that many values, that share of them zero."""
+
+    codec: str
+    elements: int
+    zero_fraction: float
+    turns: int
+    device: str
+
+    def __str__(self) -> str:
+        return f"{self.codec}, {self.elements:,} values"
+
+
+class DeviceSpeed(Figures, frozen=True, kw_only=True):
+    """Speeds of a codec on a device in 10⁹ bytes a second, and ratios to what it is held against.
+
+    Attributes:
+        device_name: what was measured.
+        copy_gbps: bytes read and written by a device-to-device copy.
+        encode_vs_floor, decode_vs_floor: of the time that the copy's bandwidth allows.
+        encode_vs_torch, encode_vs_compiled: times the speed of torch's operators, as they are and compiled.
+        seconds: medians, by what was timed.
+    """
+
+    device_name: str
+    bits_per_value: float
+    copy_gbps: float
+    encode_gbps: float
+    decode_gbps: float
+    encode_vs_floor: float
+    decode_vs_floor: float
+    encode_vs_torch: float | None
+    encode_vs_compiled: float | None
+    seconds: dict[str, float]
+
+
+class DeviceList(Figures, frozen=True, kw_only=True):
+    """Seconds of a model's tensors in one call, and of one flat tensor of the same size."""
+
+    tensors: int
+    elements: int
+    list_seconds: float
+    flat_seconds: float
+
+
+@dataclass(kw_only=True)
+class DeviceBench(Bench[Cell, Figures]):
+    """Codecs on a GPU, beside its own copy and torch's operators.
 
     Args:
-        codecs: ids among `CODECS`, whose launches are all queued at once; with their defaults and error feedback.
-        sizes: numbers of values.
-        zero_fractions: shares of the values that 3LC quantises to zero.
+        only: ids among `CODECS`, whose launches are all queued at once; with their defaults and error feedback.
+        elements: numbers of values.
+        zero_fraction: shares of the values that 3LC quantises to zero.
         turns: timed turns of each candidate; medians are reported.
         device: "cuda", or "cuda:1" …; "cpu" runs Triton's interpreter, whose times say nothing about a GPU.
-        on_row: hears each row as it is measured.
 
     Raises:
         ConfigError: no such device, no Triton, or another codec.
     """
-    place = torch.device(device)
-    if place.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("torch finds no CUDA device here; leave --device out to measure the CPU's kernels")
-    if missing := triton.missing():
-        raise ConfigError(f"{missing}; there is nothing to measure")
-    if others := [codec_id for codec_id in codecs if codec_id not in CODECS]:
-        raise ConfigError(f"the GPU bench does not measure {others}; it measures {list(CODECS)}")
-    made = [make_codec(codec_id, error_feedback=True) for codec_id in codecs]
-    facts = machine() | {"device": torch.cuda.get_device_name(place) if place.type == "cuda" else "interpreter"}
-    rows = []
-    for size in sizes:
-        for fraction in zero_fractions:
-            for codec in made:
-                row = measure(codec, size, fraction, turns, place)
-                rows.append(row)
-                on_row(row)
-    return {"machine": facts, "rows": rows, "list": measure_list(make_codec("3lc"), resnet50_sizes(), turns, place)}
+
+    only: Sequence[str] = CODECS
+    elements: Sequence[int] = SIZES
+    zero_fraction: Sequence[float] = ZERO_FRACTIONS
+    turns: int = 9
+    device: str = "cuda"
+
+    kinds = (DeviceSpeed, DeviceList)
+    columns = (
+        ("codec", lambda cell, runs: cell.codec),
+        ("values", lambda cell, runs: f"{cell.elements:,}"),
+        ("zeros", lambda cell, runs: f"{cell.zero_fraction:g}"),
+        column("copy GB/s", "copy_gbps"),
+        column("encode GB/s", "encode_gbps"),
+        column("decode GB/s", "decode_gbps"),
+        column("encode of floor", "encode_vs_floor"),
+        column("decode of floor", "decode_vs_floor"),
+        column("encode × torch", "encode_vs_torch"),
+    )
+
+    def __post_init__(self) -> None:
+        if torch.device(self.device).type == "cuda" and not torch.cuda.is_available():
+            raise ConfigError("torch finds no CUDA device here; leave --device out to measure the CPU's kernels")
+        if missing := triton.missing():
+            raise ConfigError(f"{missing}; there is nothing to measure")
+        if others := [codec_id for codec_id in self.only if codec_id not in CODECS]:
+            raise ConfigError(f"the GPU bench does not measure {others}; it measures {list(CODECS)}")
+
+    def cells(self) -> list[Cell]:
+        cells = [
+            Cell(codec_id, elements, fraction, self.turns, self.device)
+            for elements in self.elements
+            for fraction in self.zero_fraction
+            for codec_id in self.only
+        ]
+        return [*cells, Cell(LIST, sum(resnet50_sizes()), 0.95, self.turns, self.device)]
+
+    def measure(self, cell: Cell, before: Measured[Cell, Figures], tell: Tell) -> Figures:
+        place = torch.device(cell.device)
+        if cell.codec == LIST:
+            return measure_list(make_codec("3lc"), resnet50_sizes(), cell.turns, place)
+        codec = make_codec(cell.codec, error_feedback=True)
+        return measure(codec, cell.elements, cell.zero_fraction, cell.turns, place)
+
+    def tables(self, measured: Measured[Cell, Figures]) -> list[Table]:
+        return super().tables({cell: runs for cell, runs in measured.items() if cell.codec != LIST})
+
+    def notes(self, measured: Measured[Cell, Figures]) -> list[str]:
+        return [
+            f"a list shaped like ResNet-50's: {run.list_seconds / run.flat_seconds:.2f} × one flat tensor of its size"
+            for [run] in measured.values()
+            if isinstance(run, DeviceList)
+        ]
 
 
-def measure(codec: Codec, size: int, zero_fraction: float, turns: int, device: torch.device) -> dict[str, Any]:
+def measure(codec: Codec, size: int, zero_fraction: float, turns: int, device: torch.device) -> DeviceSpeed:
     """One codec at one size: encode, decode and accumulate, beside the copy and (for 3lc) torch's operators."""
     inputs = [_inputs(size, zero_fraction, seed, device) for seed in range(ROTATION)]
     kept = [residual.clone() for _, residual in inputs]
@@ -116,38 +194,31 @@ def measure(codec: Codec, size: int, zero_fraction: float, turns: int, device: t
     seconds["whole_encode"] = host_seconds(lambda turn: context.encode(inputs[turn % ROTATION][0]), turns, device)
     payload_nbytes = len(parse(frame, copy=False).payload)
     bandwidth = 8 * size / seconds["copy"]
-    return {
-        "codec": codec.id,
-        "elements": size,
-        "zero_fraction": zero_fraction,
-        "bits_per_value": 8 * payload_nbytes / size,
-        "copy_gbps": 1e-9 * bandwidth,
-        "encode_gbps": 4e-9 * size / seconds["encode"],
-        "decode_gbps": 4e-9 * size / seconds["decode"],
-        "encode_vs_floor": ENCODE_NBYTES * size / bandwidth / seconds["encode"],
-        "decode_vs_floor": (4 * size + payload_nbytes) / bandwidth / seconds["decode"],
-        "encode_vs_torch": seconds["torch"] / seconds["encode"] if "torch" in seconds else None,
-        "encode_vs_compiled": seconds["compiled"] / seconds["encode"] if "compiled" in seconds else None,
-        "seconds": seconds,
-    }
+    return DeviceSpeed(
+        device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "interpreter",
+        bits_per_value=8 * payload_nbytes / size,
+        copy_gbps=1e-9 * bandwidth,
+        encode_gbps=4e-9 * size / seconds["encode"],
+        decode_gbps=4e-9 * size / seconds["decode"],
+        encode_vs_floor=ENCODE_NBYTES * size / bandwidth / seconds["encode"],
+        decode_vs_floor=(4 * size + payload_nbytes) / bandwidth / seconds["decode"],
+        encode_vs_torch=seconds["torch"] / seconds["encode"] if "torch" in seconds else None,
+        encode_vs_compiled=seconds["compiled"] / seconds["encode"] if "compiled" in seconds else None,
+        seconds=seconds,
+    )
 
 
-def measure_list(codec: Codec, sizes: Sequence[int], turns: int, device: torch.device) -> dict[str, Any]:
+def measure_list(codec: Codec, sizes: Sequence[int], turns: int, device: torch.device) -> DeviceList:
     """A model's tensors in one call beside one flat tensor of the same size; whole calls, frames on the host."""
     gradient, _ = _inputs(sum(sizes), 0.95, 0, device)
     tensors = list(torch.split(gradient, list(sizes)))
     contexts, flat = [codec.context(tensor) for tensor in tensors], codec.context(gradient)
-    seconds = {
-        "list": host_seconds(lambda turn: encode_all(contexts, tensors), turns, device),
-        "flat": host_seconds(lambda turn: flat.encode(gradient), turns, device),
-    }
-    return {
-        "codec": codec.id,
-        "tensors": len(tensors),
-        "elements": gradient.numel(),
-        "list_vs_flat": seconds["list"] / seconds["flat"],
-        "seconds": seconds,
-    }
+    return DeviceList(
+        tensors=len(tensors),
+        elements=gradient.numel(),
+        list_seconds=host_seconds(lambda turn: encode_all(contexts, tensors), turns, device),
+        flat_seconds=host_seconds(lambda turn: flat.encode(gradient), turns, device),
+    )
 
 
 def device_seconds(
@@ -199,24 +270,6 @@ def host_seconds(action: Action, turns: int, device: torch.device, prepare: Acti
         if callable(finish):
             finish()
     return statistics.median(measured)
-
-
-def resnet50_sizes() -> list[int]:
-    """The sizes of ResNet-50's 161 parameters, in order.
-
-    Example:
-        >>> len(resnet50_sizes()), sum(resnet50_sizes())
-        (161, 25557032)
-    """
-    sizes, channels = [3 * 64 * 7 * 7, 64, 64], 64
-    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
-        for block in range(blocks):
-            for taken, given, kernel in ((channels, width, 1), (width, width, 3), (width, 4 * width, 1)):
-                sizes += [taken * given * kernel * kernel, given, given]
-            if block == 0:
-                sizes += [channels * 4 * width, 4 * width, 4 * width]
-            channels = 4 * width
-    return [*sizes, 2048 * 1000, 1000]
 
 
 def _inputs(size: int, zero_fraction: float, seed: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

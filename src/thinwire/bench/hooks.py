@@ -1,247 +1,132 @@
-"""DDP hooks side by side: ranks behind thin links, the same script, another hook each time.
-
-Ranks join and warm up over unlimited links (uncompressed steps of a large model take half a minute at 10 Mbit/s, and
-PowerSGD begins with two), then the links become thin and the clock starts. Bytes are what the kernel counted at each
-rank's link. The figures are a rank's median step, its CPU time beside that of the same steps without any exchange,
-and the curve of test accuracy over seconds of training, evaluations left out.
-
-What a run says on its way is enough for its row: one that is cut short (`limit_s`), or fails, keeps its curve.
-"""
+"""DDP hooks side by side: the grid of models, links, seeds and hooks, and the table of what a step costs."""
 
 from __future__ import annotations
 
-import json
-import socket
-import statistics
-import tempfile
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from thinwire.bench.hook_names import NOTES, hook
-from thinwire.engines.links import Rate
-from thinwire.engines.local import LocalEngine
-from thinwire.engines.namespaces import Fabric
-from thinwire.errors import ConfigError, EngineError, ThinwireError
-from thinwire.jobs.run import choose_links
+from thinwire.bench.charts import draw_step_times
+from thinwire.bench.harness import Bench, Measured, Tell, median
+from thinwire.bench.hook_names import NOTES, OURS, STOCK, hook
+from thinwire.bench.hook_rank import Cell
+from thinwire.bench.hook_run import HookRun, last_line, measure
+from thinwire.errors import ConfigError
+from thinwire.jobs.tables import Table, nbytes_text
 
-BATCHES = {"lenet": 16, "resnet20": 8, "mlp-5m": 32}
-"""Examples per rank and step that the bars in `docs/ddp.md` are stated for."""
-
-PORT = 29400
-SILENCE_S = 900.0
-OnEvent = Callable[[str, dict[str, Any]], None]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Picture
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cell:
-    """One run of one hook.
+@dataclass(kw_only=True)
+class HookGrid(Bench[Cell, HookRun]):
+    """What every benchmark of hooks is asked for.
 
     Args:
-        hook: a name that `hook_names.hook` knows, as in `3lc[s=1.75,start_step=50]`.
-        model: a model's name.
-        data: a data set's name.
-        link: rate of every rank's link, as in `10mbit`; None is unlimited.
-        ranks: how many ranks train.
-        steps: measured steps.
-        warmup: steps before, over unlimited links; at least 3, because PowerSGD's first two are uncompressed. A hook's
-            `start_step` counts from the first of them.
-        batch: examples per rank and step; None takes `BATCHES`, or the recipe's.
-        lr: the largest learning rate; None takes the recipe's.
-        seed: of weights, batches and random codecs.
-        eval_every: measured steps between evaluations; 0 evaluates at the end alone.
-        eval_examples: evaluate on the first so many test examples; None takes all.
-        target: stop at this test accuracy; None runs all steps.
-        bucket_cap_mb: of DDP; None is DDP's default, and 100 for PowerSGD, which needs one bucket on gloo.
-        data_root: where to look for data that is not in its usual place.
+        models: names.
+        hooks: names that `hook` knows.
+        links: rates of every rank's link; `none` or `unlimited` is no limit.
+        data, ranks, steps, batch, lr, bucket_cap_mb, data_root: see `Cell`.
+        seeds: how many runs of each, with seeds `seed`, `seed` + 1, ….
+
+    Raises:
+        ConfigError: nothing to measure, or a cell that cannot be.
     """
 
-    hook: str
-    model: str = "lenet"
+    models: Sequence[str] = ("lenet", "resnet20", "mlp-5m")
+    hooks: Sequence[str] = (*STOCK, *OURS)
+    links: Sequence[str] = ("10mbit", "100mbit", "1gbit", "none")
     data: str = "fashion-mnist"
-    link: str | None = None
     ranks: int = 4
     steps: int = 20
-    warmup: int = 3
     batch: int | None = None
     lr: float | None = None
+    seeds: int = 1
     seed: int = 0
-    eval_every: int = 0
-    eval_examples: int | None = None
-    target: float | None = None
     bucket_cap_mb: int | None = None
     data_root: str | None = None
 
+    kinds = (HookRun,)
+
     def __post_init__(self) -> None:
-        hook(self.hook)
-        if self.warmup < 3 or self.steps < 1 or self.ranks < 2:
-            raise ConfigError(
-                f"{self.ranks} ranks, {self.warmup} warm-up and {self.steps} measured steps; needed are 2, 3 and 1"
-            )
-        if self.target is not None and self.eval_every < 1:
-            raise ConfigError("a target accuracy needs eval_every, the steps between evaluations")
+        if not self.cells():
+            raise ConfigError("nothing to measure: name at least one model, one hook and one link")
 
-    def to_json(self) -> str:
-        """Returns the cell as a rank's command line carries it."""
-        return json.dumps(asdict(self))
-
-
-@dataclass(slots=True)
-class _Heard:
-    """What the ranks of one run have said so far."""
-
-    elapsed: list[float] = field(default_factory=list)
-    curve: list[dict[str, float]] = field(default_factory=list)
-    outcomes: list[dict[str, Any]] = field(default_factory=list)
-
-    def take(self, data: dict[str, Any]) -> None:
-        if data["event"] == "progress":
-            self.elapsed.append(data["seconds"])
-        elif data["event"] == "score":
-            self.curve.append({key: data[key] for key in ("step", "seconds", "accuracy")})
-        elif data["event"] == "outcome":
-            self.outcomes.append(data)
-
-
-def run_cell(
-    cell: Cell,
-    rank_command: Iterable[str],
-    *,
-    limit_s: float | None = None,
-    on_event: OnEvent = lambda process, event: None,
-) -> dict[str, Any]:
-    """Measures one cell.
-
-    Args:
-        cell: what to run.
-        rank_command: the command of a rank, to which `--cell --rank --master --gate` are added.
-        limit_s: end the run once it has trained for so many seconds; None lets it go on.
-        on_event: hears what the ranks report.
-
-    Returns:
-        The cell, and: `seconds_per_step` (median) and `seconds_per_step_mean`, `cpu_seconds_per_step` and
-        `cpu_seconds_alone` (the same without any exchange; None where the run was cut short), `sent_bytes_per_step`
-        and `received_bytes_per_step` (mean over ranks; None on unshaped loopback), `curve`, `seconds_to_target`
-        (None where it was not reached), `test_accuracy` (the last), `steps_done`, `seconds`, `ended` (`"steps"`,
-        `"target"` or `"limit"`), `shaping`, `note` and `error` (None here).
-
-    Raises:
-        EngineError: the kernel cannot shape links here, a rank failed, or ranks ended with different models.
-    """
-    links = choose_links(cell.link, "kernel" if cell.link else "auto")
-    names = [f"rank {rank}" for rank in range(cell.ranks)]
-    heard = _Heard()
-    with ExitStack() as stack:
-        gate = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        fabric = None
-        if links.shaping == "kernel":
-            fabric = stack.enter_context(Fabric(dict.fromkeys(names, Rate(None))))
-        engine = stack.enter_context(
-            LocalEngine(fabric=fabric, environment={"GLOO_SOCKET_IFNAME": "eth0" if fabric else "lo"})
+    def cell(self, model: str, link: str, seed: int, name: str) -> Cell:
+        """Returns one run."""
+        return Cell(
+            hook=name,
+            model=model,
+            data=self.data,
+            link=None if link in ("none", "unlimited") else link,
+            ranks=self.ranks,
+            steps=self.steps,
+            batch=self.batch,
+            lr=self.lr,
+            seed=seed,
+            bucket_cap_mb=self.bucket_cap_mb,
+            data_root=self.data_root,
         )
-        master = f"{fabric.addresses[names[0]]}:{PORT}" if fabric else f"127.0.0.1:{_free_port()}"
-        for rank, name in enumerate(names):
-            options = ["--cell", cell.to_json(), "--rank", str(rank), "--master", master, "--gate", str(gate)]
-            engine.start(name, [*rank_command, *options], host=name if fabric else None)
 
-        counts: list[tuple[int, int]] = []
+    def cells(self) -> list[Cell]:
+        return [
+            self.cell(model, link, seed, name)
+            for model in self.models
+            for link in self.links
+            for seed in range(self.seed, self.seed + self.seeds)
+            for name in self.hooks
+        ]
 
-        def count() -> None:
-            if fabric is not None:
-                counts.append((sum(map(fabric.bytes_sent, names)), sum(map(fabric.bytes_received, names))))
+    def thin_link(self) -> tuple[str | None, str]:
+        return next((cell.link for cell in self.cells() if cell.link), None), "kernel"
 
-        waiting = 0
-        for event in engine.events(silence_s=SILENCE_S):
-            on_event(event.process, event.data)
-            heard.take(event.data)
-            if limit_s is not None and heard.elapsed and heard.elapsed[-1] > limit_s and len(counts) < 2:
-                count()
-                break
-            kind = event.data["event"]
-            if kind not in ("warm", "measured"):
-                continue
-            waiting += 1
-            if waiting == cell.ranks:
-                waiting = 0
-                if fabric is not None and kind == "warm":
-                    for name in names:
-                        fabric.set_rate(name, links.rate)
-                count()
-                (gate / kind).touch()
-    return _row(cell) | {"shaping": links.shaping} | _figures(cell, heard, counts)
+    def failed(self, figures: HookRun) -> bool:
+        return figures.error is not None
+
+    def notes(self, measured: Measured[Cell, HookRun]) -> list[str]:
+        ids = dict.fromkeys(hook(cell.hook).id for cell in measured)
+        failed = [f"{cell} failed: {last_line(run.error)}" for cell, [run] in measured.items() if run.error]
+        return [*(f"{name}: {NOTES[name]}" for name in ids if name in NOTES), *failed]
 
 
-def attempt(
-    cell: Cell,
-    rank_command: Iterable[str],
-    *,
-    limit_s: float | None = None,
-    on_event: OnEvent = lambda process, event: None,
-) -> dict[str, Any]:
-    """As `run_cell`, for one run among many: a hook that fails gives a row of what it got to, and `error` says how."""
-    heard = _Heard()
+class HooksBench(HookGrid):
+    """Seconds per step, CPU time and bytes of every hook."""
 
-    def listen(process: str, event: dict[str, Any]) -> None:
-        heard.take(event)
-        on_event(process, event)
+    def measure(self, cell: Cell, before: Measured[Cell, HookRun], tell: Tell) -> HookRun:
+        return measure(cell, tell=tell)
 
-    try:
-        return run_cell(cell, rank_command, limit_s=limit_s, on_event=listen)
-    except ThinwireError as error:
-        got_to = {"curve": heard.curve, "steps_done": len(heard.elapsed), "seconds": max(heard.elapsed, default=0.0)}
-        return _row(cell) | got_to | {"error": f"{type(error).__name__}: {error}", "ended": "error"}
+    def tables(self, measured: Measured[Cell, HookRun]) -> list[Table]:
+        """A line for each link and hook, per step and rank, medians over the seeds; accuracies of all seeds.
+
+        The speed-up is over plain DDP on the same link, where that was run; `added` is CPU time beyond that of the same
+        steps without any exchange.
+        """
+        tables = []
+        for model in dict.fromkeys(cell.model for cell in measured):
+            rows: dict[tuple[str | None, str], list[HookRun]] = {}
+            for cell, [run] in measured.items():
+                if cell.model == model:
+                    rows.setdefault((cell.link, cell.hook), []).extend([run] if run.error is None else [])
+            lines = [_line(link, name, runs, rows.get((link, "none"))) for (link, name), runs in rows.items()]
+            header = ["link", "hook", "step ms", "speed-up", "CPU ms", "added", "sent", "accuracy"]
+            tables.append(Table(header, lines, f"{model}, {self.ranks} ranks, {self.data}", left=2))
+        return tables
+
+    def chart(self, measured: Measured[Cell, HookRun]) -> Picture | None:
+        steps = {cell: run.seconds_per_step for cell, [run] in measured.items() if run.seconds_per_step is not None}
+        return draw_step_times(steps) if steps else None
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
-
-
-def _row(cell: Cell) -> dict[str, Any]:
-    """A cell's row before anything was measured."""
-    figures = (
-        *("seconds_per_step", "seconds_per_step_mean", "cpu_seconds_per_step", "cpu_seconds_alone", "shaping"),
-        *("sent_bytes_per_step", "received_bytes_per_step", "seconds_to_target", "test_accuracy"),
+def _line(link: str | None, name: str, runs: list[HookRun], plain: list[HookRun] | None) -> list[str]:
+    if not runs:
+        return [link or "unlimited", name, "failed", *[""] * 5]
+    step, cpu, alone = (
+        1e3 * median(runs, key) for key in ("seconds_per_step", "cpu_seconds_per_step", "cpu_seconds_alone")
     )
-    return {
-        **asdict(cell),
-        **dict.fromkeys((*figures, "error")),
-        "curve": [],
-        "steps_done": 0,
-        "seconds": 0.0,
-        "report": "",
-        "note": NOTES.get(hook(cell.hook).id, ""),
-    }
-
-
-def _figures(cell: Cell, heard: _Heard, counts: list[tuple[int, int]]) -> dict[str, Any]:
-    if len({outcome["weights"] for outcome in heard.outcomes}) > 1:
-        raise EngineError(f"{cell.hook}: the ranks ended with different models; no hook here allows that")
-    done = len(heard.elapsed)
-    seconds = [after - before for before, after in zip([0.0, *heard.elapsed], heard.elapsed, strict=False)]
-    share = 1 / (done * cell.ranks)
-    sent, received = ((counts[1][way] - counts[0][way]) * share for way in (0, 1)) if len(counts) == 2 else (None, None)
-    reached = [point for point in heard.curve if cell.target is not None and point["accuracy"] >= cell.target]
-    cut_short = len(heard.outcomes) < cell.ranks
-    figures = {
-        "steps_done": done,
-        "seconds": heard.elapsed[-1],
-        "seconds_per_step": statistics.median(seconds),
-        "seconds_per_step_mean": statistics.fmean(seconds),
-        "sent_bytes_per_step": sent,
-        "received_bytes_per_step": received,
-        "curve": heard.curve,
-        "seconds_to_target": reached[0]["seconds"] if reached else None,
-        "test_accuracy": heard.curve[-1]["accuracy"] if heard.curve else None,
-        "ended": "target" if reached else "limit" if cut_short else "steps",
-    }
-    if not cut_short:
-        figures |= {
-            "cpu_seconds_per_step": statistics.fmean(o["cpu_seconds"] for o in heard.outcomes) / done,
-            "cpu_seconds_alone": statistics.fmean(o["cpu_seconds_alone"] for o in heard.outcomes),
-            "report": next(o["report"] for o in heard.outcomes if o["rank"] == 0),
-        }
-    return figures
+    sent = runs[0].sent_bytes_per_step
+    return [
+        *(link or "unlimited", name, f"{step:.1f}"),
+        f"{1e3 * median(plain, 'seconds_per_step') / step:.1f}×" if plain else "",
+        *(f"{cpu:.1f}", f"{cpu - alone:.1f}", "not counted" if sent is None else nbytes_text(sent)),
+        ", ".join(f"{run.test_accuracy:.2%}" for run in runs if run.test_accuracy is not None),
+    ]

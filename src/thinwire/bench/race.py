@@ -3,21 +3,29 @@
 All runners have the same model, weights, data order, batches and learning rates by step, so what differs is how long a
 step takes and how many of them the target needs. Who needs a careful beginning says so in its name, as in
 `3lc[s=1.75,start_step=50]`, and pays for its uncompressed steps on the clock. The clock stands still while rank 0
-scores the model on a fixed part of the test set. Whoever has trained for several times the best time so far, without
-the target, is out: its row says so, and its time is then a lower bound.
+scores the model on a fixed part of the test set. A runner that has trained for several times the best time so far,
+without the target, is stopped: its row says so, and its time is then a lower bound.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
+from thinwire.bench.charts import draw_race
+from thinwire.bench.harness import Measured, Tell
 from thinwire.bench.hook_names import hook
-from thinwire.bench.hooks import Cell, OnEvent, attempt
+from thinwire.bench.hook_rank import Cell
+from thinwire.bench.hook_run import HookRun, last_line, measure
+from thinwire.bench.hooks import HookGrid
 from thinwire.errors import ConfigError
+from thinwire.jobs.tables import Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Picture
 
 LATE = "3lc[s=1.75,entropy=zstd,start_step=25]"
 """Without the uncompressed steps it diverges at the rate that all share: its residual lags more steps than that."""
@@ -26,104 +34,143 @@ RUNNERS = ("3lc[s=1.0]", "powersgd-1", LATE, "powersgd-2", "powersgd-4", "fp16",
 """Who runs unless told otherwise. Whoever sends little comes first: the best time so far is what stops the others."""
 
 
-def race(
-    course: Cell,
-    hooks: Sequence[str],
-    seeds: Iterable[int],
-    rank_command: Iterable[str],
-    *,
-    give_up: float = 3.0,
-    on_event: OnEvent = lambda process, event: None,
-) -> Iterator[dict[str, Any]]:
-    """Runs every hook with every seed, one after the other, and yields each outcome as soon as it is there.
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """One hook on one model and link, of what has been run so far; by seed in the order of runs.
+
+    Attributes:
+        seconds: to the target, by seed; None where it was not reached.
+        steps: to the target, by seed.
+        trained_seconds: by seed; a lower bound where the target was not reached.
+        ended: by seed, as in `HookRun`.
+        median_seconds: to the target; None unless more than half of the seeds reached it, the others counting as slow.
+        of_best_stock: the median over that of the best stock hook on the same model and link.
+    """
+
+    model: str
+    link: str | None
+    hook: str
+    seconds: dict[int, float | None] = field(default_factory=dict)
+    steps: dict[int, int | None] = field(default_factory=dict)
+    trained_seconds: dict[int, float] = field(default_factory=dict)
+    ended: dict[int, str] = field(default_factory=dict)
+    median_seconds: float | None = None
+    of_best_stock: float | None = None
+
+
+@dataclass(kw_only=True)
+class RaceBench(HookGrid):
+    """Seconds of training to a test accuracy, of every hook; the learning rate's schedule is as long as `steps`.
 
     Args:
-        course: model, data, link, `target`, `steps` (at most so many; the learning rate's schedule is as long) and
-            all else; its hook and seed are not used.
-        hooks: who runs, in this order.
-        seeds: of weights, batches and random codecs; every hook runs with each.
-        rank_command: as in `run_cell`.
-        give_up: a runner is out after so many times the best time of its seed so far.
-        on_event: hears what the ranks report.
-
-    Returns:
-        Outcomes of `attempt`: `ended` is `"target"`, `"steps"` (not reached), `"limit"` (out) or `"error"`.
-
-    Raises:
-        ConfigError: no target, no hook, or a `give_up` of less than 1.
+        target_accuracy: to reach, 0 … 1.
+        eval_every: steps between evaluations.
+        eval_examples: evaluate on the first so many test examples.
+        give_up: a runner is stopped after so many times the best time of its seed so far.
     """
-    if course.target is None or not hooks or not give_up >= 1:
-        raise ConfigError(
-            f"a race needs a target accuracy, hooks and give_up of 1 or more; it was given {course.target}, "
-            f"{list(hooks)} and {give_up}"
+
+    target_accuracy: float = 0.8
+    models: Sequence[str] = ("lenet",)
+    hooks: Sequence[str] = RUNNERS
+    links: Sequence[str] = ("10mbit", "100mbit")
+    steps: int = 1000
+    eval_every: int = 25
+    eval_examples: int = 2000
+    give_up: float = 3.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.give_up >= 1:
+            raise ConfigError(f"give_up={self.give_up}; a race needs 1 or more")
+
+    def cell(self, model: str, link: str, seed: int, name: str) -> Cell:
+        return replace(
+            super().cell(model, link, seed, name),
+            eval_every=self.eval_every,
+            eval_examples=self.eval_examples,
+            target=self.target_accuracy,
         )
-    return _run(course, hooks, seeds, tuple(rank_command), give_up, on_event)
 
-
-def _run(
-    course: Cell,
-    hooks: Sequence[str],
-    seeds: Iterable[int],
-    rank_command: Sequence[str],
-    give_up: float,
-    on_event: OnEvent,
-) -> Iterator[dict[str, Any]]:
-    for seed in seeds:
-        best: float | None = None
-        for name in hooks:
-            outcome = attempt(
-                replace(course, hook=name, seed=seed),
-                rank_command,
-                limit_s=None if best is None else give_up * best,
-                on_event=on_event,
-            )
-            reached = outcome["seconds_to_target"]
-            if reached is not None:
-                best = reached if best is None else min(best, reached)
-            yield outcome
-
-
-def standings(outcomes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns one row for each model, link and hook, of what has been run so far.
-
-    Args:
-        outcomes: of `race`, of any number of courses.
-
-    Returns:
-        `model`, `link`, `hook`; `seconds` (to the target) and `steps` by seed, None where it was not reached; their
-        median `median_seconds`, None unless more than half of the seeds reached it (those that did not count as the
-        slowest); `trained_seconds` by seed, which is a lower bound where the target was not reached; `ended` by seed;
-        `of_best_stock`, the median over that of the best stock hook on the same model and link.
-
-    Example:
-        >>> run = {"model": "lenet", "link": "10mbit", "seed": 0, "ended": "target", "seconds": 9.0,
-        ...        "target": 0.8, "curve": [{"step": 50, "seconds": 8.0, "accuracy": 0.81}]}
-        >>> rows = standings([run | {"hook": "powersgd-1", "seconds_to_target": 8.0},
-        ...                   run | {"hook": "3lc", "seconds_to_target": 6.0}])
-        >>> [(row["hook"], row["of_best_stock"]) for row in rows]
-        [('powersgd-1', 1.0), ('3lc', 0.75)]
-    """
-    rows: dict[tuple[str, str | None, str], dict[str, Any]] = {}
-    for outcome in outcomes:
-        key = (outcome["model"], outcome["link"], outcome["hook"])
-        names = ("seconds", "steps", "trained_seconds", "ended")
-        row = rows.setdefault(key, dict(zip(("model", "link", "hook"), key, strict=True)) | {n: {} for n in names})
-        seed = outcome["seed"]
-        row["seconds"][seed] = outcome["seconds_to_target"]
-        row["steps"][seed] = next(
-            (int(p["step"]) for p in outcome["curve"] if p["accuracy"] >= outcome["target"]), None
-        )
-        row["trained_seconds"][seed] = outcome["seconds"]
-        row["ended"][seed] = outcome["ended"]
-    for row in rows.values():
-        median = statistics.median(math.inf if seconds is None else seconds for seconds in row["seconds"].values())
-        row["median_seconds"] = median if math.isfinite(median) else None
-    for (model, link, _), row in rows.items():
-        stock = [
-            other["median_seconds"]
-            for (m, at, name), other in rows.items()
-            if (m, at) == (model, link) and hook(name).stock and other["median_seconds"] is not None
+    def measure(self, cell: Cell, before: Measured[Cell, HookRun], tell: Tell) -> HookRun:
+        times = [
+            run.seconds_to_target
+            for other, [run] in before.items()
+            if replace(other, hook=cell.hook) == cell and run.seconds_to_target is not None
         ]
-        own = row["median_seconds"]
-        row["of_best_stock"] = own / min(stock) if stock and own is not None else None
-    return list(rows.values())
+        limit_s = self.give_up * min(times) if times else None
+        return measure(cell, limit_s=limit_s, tell=tell)
+
+    def line(self, cell: Cell, figures: HookRun) -> str:
+        seconds, steps = figures.seconds, figures.steps_done
+        how = {
+            "target": f"target after {figures.seconds_to_target or 0:.1f} s and {steps} steps",
+            "limit": f"stopped after {seconds:.1f} s, more than {self.give_up:g}× the best",
+            "steps": f"target not reached in {steps} steps, {seconds:.1f} s",
+            "error": f"failed after {steps} steps: {last_line(figures.error or '')}",
+        }
+        return f"{cell}: {how[figures.ended]}"
+
+    def sections(self, measured: Measured[Cell, HookRun]) -> dict[str, Any]:
+        return {**super().sections(measured), "standings": standings(measured)}
+
+    def tables(self, measured: Measured[Cell, HookRun]) -> list[Table]:
+        rows, tables = standings(measured), []
+        for model, link in dict.fromkeys((row.model, row.link) for row in rows):
+            lines = [self._line(row) for row in rows if (row.model, row.link) == (model, link)]
+            title = f"{model} on {self.data}, {self.ranks} ranks, {link or 'unlimited'}: {self.target_accuracy:.1%}"
+            tables.append(
+                Table(["hook", "seconds by seed", "steps by seed", "median s", "of best stock"], lines, title)
+            )
+        return tables
+
+    def _line(self, row: Standing) -> list[str]:
+        """A line of the table; `>` is a lower bound, of a run that was stopped or did not reach the target."""
+
+        def seconds(seed: int) -> str:
+            trained = row.trained_seconds[seed]
+            return {
+                "target": f"{row.seconds[seed] or 0:.1f}",
+                "limit": f"> {trained:.1f} (stopped at {self.give_up:g}×)",
+                "steps": f"> {trained:.1f} (not reached)",
+                "error": "failed",
+            }[row.ended[seed]]
+
+        return [
+            row.hook,
+            ", ".join(map(seconds, row.ended)),
+            ", ".join("–" if step is None else str(step) for step in row.steps.values()),
+            "" if row.median_seconds is None else f"{row.median_seconds:.1f}",
+            "" if row.of_best_stock is None else f"{row.of_best_stock:.2f}",
+        ]
+
+    def chart(self, measured: Measured[Cell, HookRun]) -> Picture | None:
+        curves = {cell: run.curve for cell, [run] in measured.items() if run.curve}
+        return draw_race(curves) if curves else None
+
+
+def standings(measured: Measured[Cell, HookRun]) -> list[Standing]:
+    """Returns one row for each model, link and hook."""
+    rows: dict[tuple[str, str | None, str], Standing] = {}
+    for cell, [run] in measured.items():
+        key = (cell.model, cell.link, cell.hook)
+        row = rows.setdefault(key, Standing(model=cell.model, link=cell.link, hook=cell.hook))
+        reached = [point.step for point in run.curve if cell.target is not None and point.accuracy >= cell.target]
+        row.seconds[cell.seed] = run.seconds_to_target
+        row.steps[cell.seed] = reached[0] if reached else None
+        row.trained_seconds[cell.seed] = run.seconds
+        row.ended[cell.seed] = run.ended
+    medians = {
+        key: statistics.median(math.inf if seconds is None else seconds for seconds in row.seconds.values())
+        for key, row in rows.items()
+    }
+
+    def best_stock(model: str, link: str | None) -> float:
+        stock = (value for key, value in medians.items() if key[:2] == (model, link) and hook(key[2]).stock)
+        return min(stock, default=math.inf)
+
+    def standing(row: Standing, own: float) -> Standing:
+        best = best_stock(row.model, row.link)
+        share = own / best if math.isfinite(own) and math.isfinite(best) else None
+        return replace(row, median_seconds=own if math.isfinite(own) else None, of_best_stock=share)
+
+    return [standing(row, medians[key]) for key, row in rows.items()]

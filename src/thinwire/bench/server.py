@@ -9,18 +9,21 @@ all its threads together, from the end of the first steps to that of the last: o
 from __future__ import annotations
 
 import resource
-import statistics
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 
+from thinwire.bench.harness import Bench, Figures, Measured, Role, Stage, Tell, median, milliseconds
 from thinwire.codecs import Codec
-from thinwire.errors import ConfigError
+from thinwire.engines.events import Event
+from thinwire.errors import ConfigError, EngineError
 from thinwire.hooks.planning import Planned, make_plan
+from thinwire.jobs.cluster import choose_links, run_cluster
+from thinwire.jobs.events import Listening
 from thinwire.jobs.job import Job
-from thinwire.jobs.run import choose_links, run_cluster
+from thinwire.jobs.tables import nbytes_text
 from thinwire.jobs.training import warm_up
 from thinwire.policies.consistency import Bsp
 from thinwire.policies.designs import design as find_design
@@ -29,10 +32,10 @@ from thinwire.runtime.driver import WorkerDriver
 from thinwire.runtime.serving import serving
 from thinwire.server.core import ServerCore
 from thinwire.transports import grpc
-from thinwire.transports.base import HandlerFactory, Sender, Server
+from thinwire.transports.base import Handler, Server
 from thinwire.worker.conversation import Conversation
 from thinwire.workloads.batches import Batches
-from thinwire.workloads.data import data
+from thinwire.workloads.data import data as load_data
 from thinwire.workloads.evaluate import cross_entropy
 from thinwire.workloads.models import model as make_model
 from thinwire.workloads.recipes import build_optimizer
@@ -42,121 +45,142 @@ SETS = 8
 WARM = 5
 """Steps before the measurement: the first ones load kernels and fill buffers."""
 
-Report = Callable[[dict[str, Any]], None]
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of one design with so many workers."""
+
+    workers: int
+    design: str
+    model: str
+    data: str
+    steps: int
+
+    def __str__(self) -> str:
+        return f"{self.workers} workers, {self.design}"
 
 
-def bench(
-    designs: Sequence[str],
-    workers: Sequence[int],
-    *,
-    model: str,
-    data: str,
-    steps: int,
-    rounds: int,
-    on_row: Callable[[dict[str, Any]], None] = lambda row: None,
-) -> list[dict[str, Any]]:
-    """Measures every design with every number of workers, in turn, `rounds` times.
+class Cost(Figures, frozen=True, kw_only=True):
+    """CPU seconds of the server's process per step; bytes per step up and down, all workers together."""
 
-    Returns:
-        Rows with `design`, `workers`, `cpu_seconds_per_step` (the median), `fastest`, `slowest` and
-        `bytes_per_step` (up and down, all workers).
+    cpu_seconds_per_step: float
+    bytes_per_step: int
+
+
+@dataclass(kw_only=True)
+class ServerBench(Bench[Cell, Cost]):
+    """Every design with every number of workers, in turn.
+
+    Args:
+        workers: how many.
+        designs: the first is what the others are held against.
+        model: without buffers.
+        data: its data set.
+        steps: of each run; the first `WARM` are not counted.
+        rounds: runs of each cell.
     """
-    cells = [(design, count) for count in workers for design in designs]
-    measured: dict[tuple[str, int], list[dict[str, Any]]] = {cell: [] for cell in cells}
-    for _ in range(rounds):
-        for name, count in cells:
-            measured[name, count].append(_once(name, count, model, data, steps))
-    rows = []
-    for (name, count), results in measured.items():
-        seconds = [result["cpu_seconds_per_step"] for result in results]
-        row = {
-            "design": name,
-            "workers": count,
-            "model": model,
-            "steps": steps,
-            "cpu_seconds_per_step": statistics.median(seconds),
-            "fastest": min(seconds),
-            "slowest": max(seconds),
-            "bytes_per_step": results[0]["bytes_per_step"],
-        }
-        rows.append(row)
-        on_row(row)
-    return rows
 
+    workers: Sequence[int] = (4, 8, 16)
+    designs: Sequence[str] = ("fp32", "3lc[s=1.0]")
+    model: str = "lenet"
+    data: str = "fashion-mnist"
+    steps: int = 60
+    rounds: int = 3
 
-def verdicts(rows: Sequence[dict[str, Any]], base: str) -> list[dict[str, Any]]:
-    """Holds each row against `base` with as many workers, and against its own design with the fewest.
-
-    Returns:
-        For each row, `cost`: its CPU seconds over the base's; and `growth`: its CPU seconds over those with the fewest
-        workers, divided by how many times as many workers there are. Up to 1 it grows no worse than linearly.
-    """
-    seconds = {(row["design"], row["workers"]): row["cpu_seconds_per_step"] for row in rows}
-    fewest = min(row["workers"] for row in rows)
-    return [
-        {
-            "design": name,
-            "workers": count,
-            "cost": own / seconds[base, count],
-            "growth": own / seconds[name, fewest] * fewest / count,
-        }
-        for (name, count), own in seconds.items()
-    ]
-
-
-def _once(design: str, workers: int, model: str, data: str, steps: int) -> dict[str, Any]:
-    heard: dict[str, Any] = {}
-
-    def arguments(_rank: int, addresses: list[str]) -> list[str]:
-        words = ["bench", "server-load", "--server", f"grpc://{addresses[0]}", "--design", design]
-        return [*words, "--workers", str(workers), "--model", model, "--data", data, "--steps", str(steps)]
-
-    def listen(_process: str, event: dict[str, Any]) -> None:
-        if event.get("event") == "served":
-            heard.update(event)
-
-    run_cluster(
-        choose_links(None), 1, arguments, listen, server_command=("bench", "server-shard", "--steps", str(steps))
+    kinds = (Cost,)
+    left = 2
+    columns = (
+        ("workers", lambda cell, runs: str(cell.workers)),
+        ("design", lambda cell, runs: cell.design),
+        *milliseconds("CPU ms a step", "cpu_seconds_per_step"),
+        ("traffic a step", lambda cell, runs: nbytes_text(runs[0].bytes_per_step)),
     )
-    return heard
 
+    def __post_init__(self) -> None:
+        if self.steps <= WARM:
+            raise ConfigError(f"{self.steps} steps; more than {WARM} are needed, which are not counted")
 
-# ---- the server's process
+    def cells(self) -> list[Cell]:
+        return [
+            Cell(workers, design, self.model, self.data, self.steps)
+            for workers in self.workers
+            for design in self.designs
+        ]
 
+    def measure(self, cell: Cell, before: Measured[Cell, Cost], tell: Tell) -> Cost:
+        costs: list[Cost] = []
 
-def serve_measured(steps: int, listen: str, report: Report) -> None:
-    """Serves one training and reports the CPU seconds of its steps from `WARM` to `steps`, and the bytes of each."""
-    core = ServerCore()
-    ended = threading.Event()
-    marks: dict[int, tuple[float, int]] = {}
-    inner = serving(core, ended.set)
+        def load(_rank: int, addresses: list[str]) -> list[str]:
+            return ServerLoad(server=f"grpc://{addresses[0]}", cell=cell).command()
 
-    def factory(sender: Sender) -> Any:
-        handler: Any = inner(sender)
-        return _Marking(handler, lambda: _mark(core, marks, running))
+        def collect(process: str, event: Event) -> None:
+            if isinstance(event, Counted):
+                costs.append(event.cost)
 
-    measured: HandlerFactory = factory
-    running: list[Server] = []
-    with grpc.serve(measured, listen) as server:
-        running.append(server)
-        report({"event": "listening", "address": server.address})
-        ended.wait()
-    if core.failed is not None:
-        raise ConfigError(f"the load does not fit the server: {core.failed}")
-    (before, sent), (after, sent_after) = marks[WARM], marks[steps]
-    report(
-        {
-            "event": "served",
-            "cpu_seconds_per_step": (after - before) / (steps - WARM),
-            "bytes_per_step": (sent_after - sent) // (steps - WARM),
+        shard = ServerShard(steps=cell.steps).command()
+        run_cluster(choose_links(None), 1, load, [Counted], collect, server_command=lambda index: shard)
+        if not costs:
+            raise EngineError(f"{cell}: the server ended without a report")
+        return costs[0]
+
+    def compared(self, cell: Cell, measured: Measured[Cell, Cost]) -> dict[str, float | None]:
+        """CPU seconds over those of the first design, and how they grow with the workers.
+
+        The growth is CPU seconds over those with the fewest workers, divided by how many times as many workers there
+        are: up to 1 they grow no worse than linearly.
+        """
+        fewest = min(self.workers)
+
+        def over(other: Cell) -> float | None:
+            own, base = (measured.get(each) for each in (cell, other))
+            return median(own, "cpu_seconds_per_step") / median(base, "cpu_seconds_per_step") if own and base else None
+
+        cost, growth = over(replace(cell, design=self.designs[0])), over(replace(cell, workers=fewest))
+        return {
+            f"of {self.designs[0]}": cost,
+            "growth / workers": None if growth is None else growth * fewest / cell.workers,
         }
-    )
+
+
+class Counted(Event, frozen=True, kw_only=True):
+    """The server has served; what its steps cost."""
+
+    cost: Cost
+
+
+class ServerShard(Role, frozen=True, kw_only=True):
+    """The server of a cell."""
+
+    steps: int
+
+    def play(self, stage: Stage) -> None:
+        """Serves one training and reports what its steps from `WARM` to `steps` cost."""
+        core, ended = ServerCore(), threading.Event()
+        marks: dict[int, tuple[float, int]] = {}
+        running: list[Server] = []
+        inner = serving(core, ended.set)
+
+        def mark() -> None:
+            if core.step not in marks and running:
+                used = resource.getrusage(resource.RUSAGE_SELF)
+                marks[core.step] = used.ru_utime + used.ru_stime, running[0].bytes_received + running[0].bytes_sent
+
+        with grpc.serve(lambda sender: _Marking(inner(sender), mark), stage.listen) as server:
+            running.append(server)
+            stage.report(Listening(address=server.address))
+            ended.wait()
+        if core.failed is not None:
+            raise ConfigError(f"the load does not fit the server: {core.failed}")
+        (before, sent), (after, sent_after) = marks[WARM], marks[self.steps]
+        steps = self.steps - WARM
+        cost = Cost(cpu_seconds_per_step=(after - before) / steps, bytes_per_step=(sent_after - sent) // steps)
+        stage.report(Counted(cost=cost))
 
 
 class _Marking:
     """A handler that calls `mark` after each packet."""
 
-    def __init__(self, inner: Any, mark: Callable[[], None]) -> None:
+    def __init__(self, inner: Handler, mark: Callable[[], None]) -> None:
         self._inner, self._mark = inner, mark
         self.opened, self.closed = inner.opened, inner.closed
 
@@ -165,53 +189,49 @@ class _Marking:
         self._mark()
 
 
-def _mark(core: ServerCore, marks: dict[int, tuple[float, int]], running: list[Server]) -> None:
-    if core.step not in marks and running:
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        nbytes = running[0].bytes_received + running[0].bytes_sent
-        marks[core.step] = used.ru_utime + used.ru_stime, nbytes
+class ServerLoad(Role, frozen=True, kw_only=True):
+    """All the workers of a cell."""
 
+    server: str
+    cell: Cell
 
-# ---- the load
+    def play(self, stage: Stage) -> None:
+        """Pushes frames that are ready and waits for every table's update, step by step.
 
-
-def run_load(server: str, *, design: str, workers: int, model: str, data: str, steps: int, report: Report) -> None:
-    """Plays all workers: pushes frames that are ready and waits for every table's update, step by step.
-
-    Raises:
-        ConfigError: a design that needs the workers' part of the arithmetic, or a model with buffers.
-    """
-    torch.set_num_threads(1)
-    planned, sets = make_frames(design, model=model, data=data, workers=workers)
-    [plan] = planned.plans
-    conversations = [Conversation(0, plan, rank=rank) for rank in range(workers)]
-    drivers = [WorkerDriver([each], [connect(server, connect_timeout_s=60)]) for each in conversations]
-    playing = list(zip(conversations, drivers, strict=True))
-    for conversation, driver in playing:
-        driver.run(conversation.join())
-        if conversation.asked_for_values:
-            first = find_design("fp32").up
-            values = tuple(first.encode(each.tensor.detach()) for each in planned.tensors)
-            driver.run(conversation.send_values(values))
-    rates = tuple(1e-3 for _ in plan.groups)
-    tables = range(len(plan.tables))
-    for conversation, driver in playing[1:]:  # their initial values; worker 0 has its own
-        for table in tables:
-            driver.run(conversation.pull(table, 0))
-    for step in range(steps):
+        Raises:
+            ConfigError: a design that needs the workers' part of the arithmetic, or a model with buffers.
+        """
+        torch.set_num_threads(1)
+        cell = self.cell
+        planned, sets = make_frames(cell.design, model=cell.model, data=cell.data, workers=cell.workers)
+        [plan] = planned.plans
+        conversations = [Conversation(0, plan, rank=rank) for rank in range(cell.workers)]
+        drivers = [WorkerDriver([each], [connect(self.server, connect_timeout_s=60)]) for each in conversations]
+        playing = list(zip(conversations, drivers, strict=True))
         for conversation, driver in playing:
-            frames = sets[(step + conversation.rank) % SETS]
-            for table in reversed(tables):  # as a backward pass would
-                if conversation.push(step, table, frames[table]):
-                    driver.run(conversation.flush(step, rates))
-            driver.run(conversation.flush(step, rates))
-            conversation.end_step()
-        for conversation, driver in playing:
+            driver.run(conversation.join())
+            if conversation.asked_for_values:
+                first = find_design("fp32").up
+                values = tuple(first.encode(each.tensor.detach()) for each in planned.tensors)
+                driver.run(conversation.send_values(values))
+        rates = tuple(1e-3 for _ in plan.groups)
+        tables = range(len(plan.tables))
+        for conversation, driver in playing[1:]:  # their initial values; worker 0 has its own
             for table in tables:
-                driver.run(conversation.pull(table, step + 1))
-    for driver in drivers:
-        driver.close()
-    report({"event": "done", "rank": 0})
+                driver.run(conversation.pull(table, 0))
+        for step in range(cell.steps):
+            for conversation, driver in playing:
+                frames = sets[(step + conversation.rank) % SETS]
+                for table in reversed(tables):  # as a backward pass would
+                    if conversation.push(step, table, frames[table]):
+                        driver.run(conversation.flush(step, rates))
+                driver.run(conversation.flush(step, rates))
+                conversation.end_step()
+            for conversation, driver in playing:
+                for table in tables:
+                    driver.run(conversation.pull(table, step + 1))
+        for driver in drivers:
+            driver.close()
 
 
 def make_frames(design: str, *, model: str, data: str, workers: int) -> tuple[Planned, list[list[bytes]]]:
@@ -226,7 +246,7 @@ def make_frames(design: str, *, model: str, data: str, workers: int) -> tuple[Pl
             f"{design}: its workers do more than push frames; measure a design that pulls deltas or gradients"
         )
     job = Job(design=design, model=model, data=data, workers=workers)
-    dataset, recipe = _data(job), job.recipe()
+    dataset, recipe = load_data(job.data), job.recipe()
     network = make_model(model, num_classes=dataset.num_classes, in_shape=dataset.in_shape, seed=0)
     optimizer = build_optimizer(network, recipe)
     planned = make_plan(
@@ -253,7 +273,3 @@ def make_frames(design: str, *, model: str, data: str, workers: int) -> tuple[Pl
         )
         optimizer.step()
     return planned, sets
-
-
-def _data(job: Job) -> Any:
-    return data(job.data, root=job.data_root)

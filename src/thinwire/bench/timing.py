@@ -5,9 +5,12 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 Action = Callable[[], Any]
 
@@ -29,7 +32,7 @@ class Candidate:
     turns: int | None = None
 
 
-def race(candidates: Sequence[Candidate], *, turns: int, calls: int = 1) -> dict[str, float]:
+def side_by_side(candidates: Sequence[Candidate], *, turns: int, calls: int = 1) -> dict[str, float]:
     """Returns each candidate's median seconds for one call.
 
     Args:
@@ -56,3 +59,14 @@ def race(candidates: Sequence[Candidate], *, turns: int, calls: int = 1) -> dict
         if collecting:
             gc.enable()
     return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """Keeps torch's operators to one thread meanwhile."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -11,17 +11,22 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import nn
 
+from thinwire.bench.harness import Bench, Figures, Measured, Role, Stage, Tell, milliseconds
 from thinwire.codecs import open_frame
 from thinwire.codecs.registry import codec as make_codec
+from thinwire.engines.events import Event
+from thinwire.engines.links import parse_rate
 from thinwire.hooks.distribute import distribute
-from thinwire.jobs.run import choose_links, run_cluster
+from thinwire.jobs.cluster import choose_links, run_cluster
+from thinwire.jobs.events import Served
 from thinwire.packets import BatchedTensor
+from thinwire.runtime.connect import connect
 from thinwire.runtime.driver import WorkerDriver
 from thinwire.schema import Plan, TableSpec
 from thinwire.transports.base import Connection
@@ -117,10 +122,6 @@ def step_model(connection: Connection, *, rank: int, workers: int, steps: int, c
         return _median_seconds(step, steps)
 
 
-PATHS: dict[str, Callable[..., float]] = {"data plane": step_frames, "model": step_model}
-CELLS = tuple((path, chunks) for path in PATHS for chunks in CHUNKS)
-
-
 def _median_seconds(step: Callable[[], None], steps: int) -> float:
     seconds = []
     for _ in range(steps):
@@ -130,48 +131,116 @@ def _median_seconds(step: Callable[[], None], steps: int) -> float:
     return statistics.median(seconds[len(seconds) // 5 :])
 
 
-def bench(
-    links: Sequence[str | None],
-    *,
-    workers: int = 4,
-    steps: int = 100,
-    rounds: int = 3,
-    shaping: str = "auto",
-    on_row: Callable[[dict[str, Any]], None] = lambda row: None,
-) -> list[dict[str, Any]]:
-    """Measures both paths and every chunk size on every link, in turn, `rounds` times; medians are reported."""
-    rows = []
-    for link in links:
-        seconds: dict[tuple[str, str], list[float]] = {cell: [] for cell in CELLS}
-        made = choose_links(link, shaping)
-        for _ in range(rounds):
-            for path, chunks in CELLS:
-                seconds[path, chunks].append(_once(link, shaping, workers, steps, path, CHUNKS[chunks]))
-        for (path, chunks), values in seconds.items():
-            row = {
-                "link": str(made.rate),
-                "shaping": made.shaping,
-                "path": path,
-                "chunks": chunks,
-                "workers": workers,
-                "tensors": len(SIZES),
-                "bytes_per_step": 4 * sum(SIZES),
-                "seconds_per_step": statistics.median(values),
-                "slowest": max(values),
-                "fastest": min(values),
-            }
-            rows.append(row)
-            on_row(row)
-    return rows
+PATHS: dict[str, Callable[..., float]] = {"data plane": step_frames, "model": step_model}
 
 
-def _once(link: str | None, shaping: str, workers: int, steps: int, path: str, chunk_nbytes: int) -> float:
-    def arguments(rank: int, addresses: list[str]) -> list[str]:
+class Stepped(Event, frozen=True, kw_only=True):
+    """A worker has taken its steps; the median of their seconds."""
+
+    seconds_per_step: float
+
+
+class TransportsWorker(Role, frozen=True, kw_only=True):
+    """One worker of a cell."""
+
+    server: str
+    rank: int
+    workers: int
+    steps: int
+    path: str
+    chunk_nbytes: int
+
+    def play(self, stage: Stage) -> None:
+        """Takes the steps and reports their median."""
+        seconds = PATHS[self.path](
+            connect(self.server, options=stage.transport),
+            rank=self.rank,
+            workers=self.workers,
+            steps=self.steps,
+            chunk_nbytes=self.chunk_nbytes,
+        )
+        stage.report(Stepped(seconds_per_step=seconds))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of one path, with messages of one size, on one link."""
+
+    link: str
+    path: str
+    chunks: str
+    workers: int
+    steps: int
+    wanted: str
+
+    def __str__(self) -> str:
+        return f"{self.link}, {self.path}, {self.chunks}"
+
+
+class Step(Figures, frozen=True, kw_only=True):
+    """Median over the workers of their median step, and who shaped the link."""
+
+    seconds_per_step: float
+    shaping: str
+    tensors: int = len(SIZES)
+    bytes_per_step: int = 4 * sum(SIZES)
+
+
+@dataclass(kw_only=True)
+class TransportsBench(Bench[Cell, Step]):
+    """Both paths and every size of messages on every link, in turn.
+
+    Args:
+        links: rates; `none` is no limit.
+        workers: how many.
+        steps: of each run; the first fifth is not counted.
+        rounds: runs of each cell.
+        shaping: see `choose_links`.
+    """
+
+    links: Sequence[str] = ("none", "100mbit")
+    workers: int = 4
+    steps: int = 200
+    rounds: int = 3
+    shaping: str = "auto"
+
+    kinds = (Step,)
+    left = 4
+    columns = (
+        ("link", lambda cell, runs: cell.link),
+        ("shaped by", lambda cell, runs: runs[0].shaping),
+        ("path", lambda cell, runs: cell.path),
+        ("messages", lambda cell, runs: cell.chunks),
+        *milliseconds("ms a step", "seconds_per_step"),
+    )
+
+    def cells(self) -> list[Cell]:
         return [
-            *("bench", "data-plane-worker", "--server", f"grpc://{addresses[0]}"),
-            *("--rank", str(rank), "--workers", str(workers)),
-            *("--steps", str(steps), "--chunk", str(chunk_nbytes), "--path", path),
+            Cell(str(parse_rate(link)), path, chunks, self.workers, self.steps, self.shaping)
+            for link in self.links
+            for path in PATHS
+            for chunks in CHUNKS
         ]
 
-    outcomes, _ = run_cluster(choose_links(link, shaping), workers, arguments, lambda process, event: None)
-    return float(statistics.median(outcome["seconds_per_step"] for outcome in outcomes.values()))
+    def thin_link(self) -> tuple[str | None, str]:
+        return next((link for link in self.links if parse_rate(link).bps is not None), None), self.shaping
+
+    def measure(self, cell: Cell, before: Measured[Cell, Step], tell: Tell) -> Step:
+        links, seconds = choose_links(cell.link, cell.wanted), list[float]()
+
+        def command(rank: int, addresses: list[str]) -> list[str]:
+            return TransportsWorker(
+                server=f"grpc://{addresses[0]}",
+                rank=rank,
+                workers=cell.workers,
+                steps=cell.steps,
+                path=cell.path,
+                chunk_nbytes=CHUNKS[cell.chunks],
+            ).command()
+
+        def collect(process: str, event: Event) -> None:
+            if isinstance(event, Stepped):
+                seconds.append(event.seconds_per_step)
+
+        run_cluster(links, cell.workers, command, [Stepped, Served], collect)
+        return Step(seconds_per_step=statistics.median(seconds), shaping=links.shaping)

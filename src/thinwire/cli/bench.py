@@ -2,12 +2,171 @@
 
 from __future__ import annotations
 
-import typer
+from pathlib import Path
+from typing import Annotated, Any
 
-from thinwire.cli import bench_codecs, bench_hooks, bench_race, bench_transports
+import msgspec
+import typer
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from thinwire.bench import harness
+from thinwire.bench.codecs import CodecsBench
+from thinwire.bench.designs import DesignsBench
+from thinwire.bench.gpu import DeviceBench
+from thinwire.bench.hook_rank import HookRank
+from thinwire.bench.hooks import HooksBench
+from thinwire.bench.race import RaceBench
+from thinwire.bench.server import ServerBench, ServerLoad, ServerShard
+from thinwire.bench.transports import TransportsBench, TransportsWorker
+from thinwire.cli import options
+from thinwire.cli.console import console, report, save_picture, show
+from thinwire.cli.options import takes
+from thinwire.cli.roles import grpc_options
+from thinwire.cli.train import with_privileges
+from thinwire.errors import ConfigError, EngineError
+from thinwire.jobs.results import Results
 
 app = typer.Typer(help="Measure codecs, transports and hooks on this machine.", no_args_is_help=True)
-app.add_typer(bench_codecs.app)
-app.add_typer(bench_transports.app)
-app.add_typer(bench_hooks.app)
-app.add_typer(bench_race.app)
+
+Resume = Annotated[bool, typer.Option("--resume", help="Keep what the --json file holds, and measure the rest.")]
+Device = Annotated[str, typer.Option(help="cpu, or cuda (cuda:1, …): the GPU kernels, on the device's clock.")]
+Counts = Annotated[list[int], typer.Option(min=1, help="How many workers; repeat for several.")]
+AllDesigns = options.names("Designs with commas between; by default all.")
+AllModels = options.names("Models with commas between; by default all.")
+Link = options.many("Rate of every link.", "--link")
+Steps = Annotated[int, typer.Option(min=1, help="Measured steps of each run.")]
+MaxSteps = Annotated[int, typer.Option(min=1, help="At most so many; the learning rate's schedule is as long.")]
+EvalEvery = Annotated[int, typer.Option(min=1, help="Steps between evaluations; they are off the clock.")]
+
+
+def measure(bench: harness.Bench[Any, Any], json: Path | None, resume: bool, png: Path | None = None) -> None:
+    """Measures a grid behind a progress bar, and shows and writes what came out, also when it is interrupted.
+
+    Raises:
+        ConfigError: nothing to resume from.
+        EngineError: a measurement failed; the others were made.
+    """
+    if resume and json is None:
+        raise ConfigError("--resume goes on from a file of results: say which with --json FILE")
+    with_privileges(*bench.thin_link())
+    results: Results[harness.Figures] = Results(json, bench.kinds, fresh=not resume)
+    measured: dict[Any, list[harness.Figures]] = {}
+    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"), TimeElapsedColumn()
+    try:
+        with Progress(*columns, console=console, transient=True) as bar:
+            task = bar.add_task("measuring", total=None, text="")
+
+            def on_result(cell: Any, figures: harness.Figures) -> None:
+                if (line := bench.line(cell, figures)) is not None:
+                    console.print(escape(line), highlight=False)
+
+            harness.run(
+                bench,
+                results,
+                measured,
+                on_cell=lambda number, total, cell: bar.update(
+                    task, completed=number - 1, total=total, description=escape(str(cell)), text=""
+                ),
+                on_result=on_result,
+                tell=lambda text: bar.update(task, text=text),
+            )
+    finally:
+        if measured:
+            for table in bench.tables(measured):
+                show(table)
+            for note in bench.notes(measured):
+                console.print(escape(note), highlight=False)
+            if json is not None:
+                console.print(f"wrote {json}")
+            if png is not None and (picture := bench.chart(measured)) is not None:
+                save_picture(picture, png)
+    if failed := [cell for cell, runs in measured.items() if any(map(bench.failed, runs))]:
+        raise EngineError(f"{len(failed)} of {len(measured)} failed, the first of them {failed[0]}")
+
+
+@app.command(epilog="Example: thinwire bench codecs --only 3lc --json codecs.json")
+@takes(CodecsBench)
+def codecs(bench: CodecsBench, device: Device = "cpu", resume: Resume = False, json: options.Json = None) -> None:
+    """Encode and decode speed on one thread, beside memcpy, the two-pass floor, plain torch and raw compressors."""
+    if device == "cpu":
+        measure(bench, json, resume)
+        return
+    usual = CodecsBench()
+    given = {name: getattr(bench, name) for name in ("only", "elements", "zero_fraction")}
+    chosen = {name: value for name, value in given.items() if value != getattr(usual, name)}
+    measure(DeviceBench(turns=bench.turns, device=device, **chosen), json, resume)
+
+
+@app.command(epilog="Example: thinwire bench transports --link none --link 100mbit --json transports.json")
+@takes(TransportsBench, links=Link, steps=Steps)
+def transports(bench: TransportsBench, resume: Resume = False, json: options.Json = None) -> None:
+    """What a step costs without computation: 30 small tensors from every worker, by size of the messages.
+
+    `data plane` pushes frames that are ready, through gRPC and the server's aggregation and update, and applies what
+    comes down. `model` puts torch's autograd, hooks and optimizer interface before that.
+    """
+    measure(bench, json, resume)
+
+
+@app.command(
+    epilog="Example: thinwire bench hooks --models lenet --links 10mbit,100mbit --hook none --hook '3lc[s=1.75]' "
+    "--json out.json"
+)
+@takes(HooksBench, steps=Steps)
+def hooks(
+    bench: HooksBench,
+    resume: Resume = False,
+    png: options.Png = Path("thinwire-hooks.png"),
+    json: options.Json = None,
+) -> None:
+    """Measure DDP hooks: seconds per step, CPU time and bytes at the interface.
+
+    Every finished run is in the JSON file at once; a hook that fails gives a row that says so, and the rest goes on.
+    Ctrl-C keeps what has been measured. See `bench race` for the time to a test accuracy.
+    """
+    measure(bench, json, resume, png)
+
+
+@app.command(epilog="Example: thinwire bench race --models lenet --links 10mbit --target-accuracy 0.8 --json race.json")
+@takes(RaceBench, steps=MaxSteps, eval_every=EvalEvery)
+def race(
+    bench: RaceBench,
+    resume: Resume = False,
+    png: options.Png = Path("thinwire-race.png"),
+    json: options.Json = None,
+) -> None:
+    """Race DDP hooks to a test accuracy: seconds of training, equal seeds, batches and learning rates for all.
+
+    Every finished run is in the JSON file at once. Ctrl-C keeps what has been measured.
+    """
+    measure(bench, json, resume, png)
+
+
+@app.command(epilog="Example: thinwire bench server --workers 4 --workers 8 --workers 16 --json out/server.json")
+@takes(ServerBench, workers=Counts, steps=Steps)
+def server(bench: ServerBench, resume: Resume = False, json: options.Json = None) -> None:
+    """CPU seconds of the server's process per step, with ready-made gradients in place of workers."""
+    measure(bench, json, resume)
+
+
+@app.command(
+    epilog="Example: thinwire bench designs --models mlp,lenet5 --steps 50 --servers 2 --json designs.json",
+)
+@takes(DesignsBench, designs=AllDesigns, models=AllModels, steps=Steps)
+def designs(bench: DesignsBench, resume: Resume = False, json: options.Json = None) -> None:
+    """Train every model with every design for a few steps: finished, loss finite, replicas equal?"""
+    measure(bench, json, resume)
+
+
+@app.command(hidden=True)
+def role(
+    spec: Annotated[str, typer.Argument(help="What to do, as JSON.")],
+    listen: Annotated[str, typer.Option()] = "127.0.0.1:0",
+    shape: options.Shape = None,
+    events: options.Events = False,
+) -> None:
+    """One process of a benchmark; the others start it."""
+    kinds = TransportsWorker | ServerShard | ServerLoad | HookRank
+    part = msgspec.json.decode(spec.encode(), type=kinds)
+    part.play(harness.Stage(report if events else console.print, listen, grpc_options(shape)))

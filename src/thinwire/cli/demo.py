@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from thinwire.cli import options
-from thinwire.cli.console import console, runs_table, write_json
+from thinwire.cli.console import console, runs_table, save_picture, show, write_json
 from thinwire.cli.train import run_with_progress, with_privileges
 from thinwire.jobs.job import Job
 from thinwire.studies.curves import draw_curves
@@ -27,7 +27,7 @@ def demo(
     data: options.Data = "digits",
     seed: options.Seed = 0,
     shaping: options.Shaping = "auto",
-    png: Annotated[Path, typer.Option(help="Where to draw accuracy against time.")] = Path("thinwire-demo.png"),
+    png: options.Png = Path("thinwire-demo.png"),
     json: options.Json = None,
 ) -> None:
     """Train digits twice over a thin link, uncompressed and with 3LC, each in the same time."""
@@ -49,8 +49,8 @@ def demo(
         f"{workers} workers and 1 server train {model} on {data}; every link carries {link}; {seconds:g} s a design"
     )
     runs = [run_with_progress(job, shaping) for job in jobs]
-    speedup = runs[0]["seconds_per_step"] / runs[1]["seconds_per_step"]
-    console.print(runs_table(runs, f"{seconds:g} seconds each"))
-    draw_curves(runs, png, title=f"{model} on {data}, {workers} workers, {link} links")
-    console.print(f"wrote {png}")
+    speedup = runs[0].seconds_per_step / runs[1].seconds_per_step
+    show(runs_table(runs, f"{seconds:g} seconds each"))
+    if png is not None:
+        save_picture(draw_curves(runs, f"{model} on {data}, {workers} workers, {link} links"), png)
     write_json(json, {"runs": runs, "speedup": speedup})

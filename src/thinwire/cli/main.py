@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 
 import thinwire
-from thinwire.cli import bench, bench_designs, bench_server, compare, demo, inspect, listings, roles, train
+from thinwire.cli import bench, compare, demo, inspect, listings, roles, train
 from thinwire.cli.console import errors
 from thinwire.errors import ConfigError, ThinwireError
 
@@ -24,8 +24,6 @@ app = typer.Typer(
 )
 for _part in (demo, train, compare, roles, listings, inspect):
     app.add_typer(_part.app)
-for _part in (bench_designs, bench_server):
-    bench.app.add_typer(_part.app)
 app.add_typer(bench.app, name="bench")
 
 

@@ -1,60 +1,60 @@
-"""The options that several commands share, written once."""
+"""The options that several commands share, written once; and commands whose options are the fields of a dataclass."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from dataclasses import MISSING, Field, fields
+from functools import wraps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-Design = Annotated[str, typer.Option(help="A design, options in brackets: 3lc[s=1.75,entropy=zstd], int8, fp32.")]
-Model = Annotated[str, typer.Option(help="A model's name; `thinwire inspect models` lists them.")]
-Models = Annotated[str, typer.Option(help="Models with commas between; `thinwire inspect models` lists them.")]
-Data = Annotated[str, typer.Option(help="A data set's name; `thinwire inspect data` lists them.")]
-DataRoot = Annotated[str | None, typer.Option(help="Where the data set lies, if not in its usual place.")]
-Workers = Annotated[int, typer.Option(min=1, help="How many workers train together.")]
-Steps = Annotated[int | None, typer.Option(min=1, help="How many steps; by default the recipe's.")]
-Seconds = Annotated[float | None, typer.Option(help="A time budget in place of a number of steps.")]
-Seed = Annotated[int, typer.Option(help="Of weights, batches and random codecs; one seed, one result.")]
-Seeds = Annotated[int, typer.Option(min=1, help="How many runs of each, each with a seed of its own.")]
-Batch = Annotated[int | None, typer.Option(min=1, help="Examples per worker and step; by default the recipe's.")]
-Rate = Annotated[float | None, typer.Option("--lr", help="Largest learning rate; by default the recipe's.")]
-EvalEvery = Annotated[float, typer.Option(help="Seconds between evaluations during the run; 0: only at the end.")]
-Link = Annotated[str | None, typer.Option(help="Rate of every process's link, both ways: 10mbit, 1gbit; none.")]
-Links = Annotated[str, typer.Option(help="Rates of every process's link, with commas between; none: no limit.")]
-Shaping = Annotated[str, typer.Option(help="Who makes the link thin: auto, kernel (tc) or application.")]
+from thinwire.errors import ConfigError
+
+
+def split_names(text: str) -> tuple[str, ...]:
+    """Returns the names in a list with commas; commas in brackets belong to a name.
+
+    Raises:
+        ConfigError: brackets that do not match.
+
+    Example:
+        >>> split_names("fp32, 3lc[s=1.75,entropy=zstd],int8")
+        ('fp32', '3lc[s=1.75,entropy=zstd]', 'int8')
+    """
+    names, depth = [""], 0
+    for letter in text:
+        depth += (letter == "[") - (letter == "]")
+        if depth not in (0, 1):
+            break
+        if letter == "," and depth == 0:
+            names.append("")
+        else:
+            names[-1] += letter
+    if depth != 0:
+        raise ConfigError(f"{text!r}: its brackets do not match; expected names as in fp32,3lc[s=1.75,entropy=zstd]")
+    return tuple(name.strip() for name in names if name.strip())
+
+
+def names(about: str, *declarations: str) -> Any:
+    """Returns the option of names with commas between them, which `takes` splits."""
+    return Annotated[str, typer.Option(*declarations, metavar="NAMES", help=about)]
+
+
+def many(about: str, *declarations: str) -> Any:
+    """Returns the option of one text that may be repeated."""
+    return Annotated[list[str], typer.Option(*declarations, help=f"{about} Repeat for several.")]
+
+
 Json = Annotated[
     Path | None,
     typer.Option("--json", dir_okay=False, writable=True, help="Write what was printed as data, to this file."),
 ]
+Shaping = Annotated[str, typer.Option(help="Who makes the link thin: auto, kernel (tc) or application.")]
 Shape = Annotated[str | None, typer.Option(help="Shape this process's traffic inside its transport: a rate.")]
 Events = Annotated[bool, typer.Option("--events", help="Report in JSON lines on standard output.")]
-Servers = Annotated[int, typer.Option(min=1, help="How many server shards hold the model, each a process.")]
-Ranks = Annotated[int, typer.Option(min=2, help="How many ranks train together.")]
-Hooks = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--hook",
-        help="none, fp16, bf16, powersgd-N, or a codec as in 3lc[s=1.75]; with start_step=50 in the brackets the steps "
-        "before it travel uncompressed. Repeat for several.",
-    ),
-]
-BucketCap = Annotated[int | None, typer.Option(help="DDP's bucket size; by default DDP's own, and 100 for PowerSGD.")]
-CodecUp = Annotated[
-    str | None, typer.Option(help="Codec of the pushes, in place of the design's: topk[fraction=0.01].")
-]
-CodecDown = Annotated[str | None, typer.Option(help="Codec of the pulls, in place of the design's.")]
-Consistency = Annotated[
-    str | None, typer.Option(help="bsp, asp, ssp[staleness=5], backup[1], local[2], adaptive[norm,threshold=0.01].")
-]
-Placement = Annotated[str | None, typer.Option(help="heuristic, greedy, round-robin, uniform[min=1024].")]
-Compression = Annotated[
-    str | None, typer.Option(help="Which tensor takes which codec: by-shape, or an installed policy.")
-]
-ServersOnWorkers = Annotated[
-    bool, typer.Option("--servers-on-workers", help="A server shard on every worker's node, behind the same link.")
-]
-Transmission = Annotated[str | None, typer.Option(help="wait-free (layer by layer) or traditional (all at once).")]
 Telemetry = Annotated[Path | None, typer.Option(help="Append a JSON line per table and step to this file.")]
 MetricsPort = Annotated[int | None, typer.Option(help="Serve Prometheus metrics of worker 0 on this port.")]
 TensorBoard = Annotated[Path | None, typer.Option(help="Write TensorBoard events of worker 0 to this folder.")]
@@ -62,8 +62,130 @@ Checkpoint = Annotated[
     Path | None, typer.Option(dir_okay=False, help="Write a checkpoint to this file; the one before stays beside it.")
 ]
 CheckpointEvery = Annotated[int, typer.Option(min=1, help="Steps between two checkpoints.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint.")]
-ResumeStep = Annotated[int | None, typer.Option(min=1, help="Which of the two checkpoints; by default the newest.")]
 CheckpointDir = Annotated[
     Path | None, typer.Option(file_okay=False, help="Write checkpoints of every process to this folder.")
 ]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint.")]
+ResumeStep = Annotated[int | None, typer.Option(min=1, help="Which of the two checkpoints; by default the newest.")]
+Png = Annotated[Path | None, typer.Option(dir_okay=False, help="Draw a picture into this file.")]
+Workers = Annotated[int, typer.Option(min=1, help="How many workers train together.")]
+Model = Annotated[str, typer.Option(help="A model's name; `thinwire inspect models` lists them.")]
+Data = Annotated[str, typer.Option(help="A data set's name; `thinwire inspect data` lists them.")]
+Seed = Annotated[int, typer.Option(help="Of weights, batches and random codecs; one seed, one result.")]
+
+OPTIONS: dict[str, Any] = {
+    "design": Annotated[
+        str, typer.Option(help=r"A design, options in brackets: 3lc\[s=1.75,entropy=zstd], int8, fp32.")
+    ],
+    "designs": names("Designs with commas between; the first is what others are held against."),
+    "model": Model,
+    "models": names("Models with commas between; `thinwire inspect models` lists them."),
+    "data": Data,
+    "workers": Workers,
+    "ranks": Annotated[int, typer.Option(min=2, help="How many ranks train together.")],
+    "steps": Annotated[int | None, typer.Option(min=1, help="How many steps; by default the recipe's.")],
+    "seconds": Annotated[float | None, typer.Option(help="A time budget in place of a number of steps.")],
+    "link": Annotated[str | None, typer.Option(help="Rate of every process's link, both ways: 10mbit, 1gbit; none.")],
+    "links": names("Rates of every process's link, with commas between; none: no limit."),
+    "shaping": Shaping,
+    "seed": Seed,
+    "seeds": Annotated[int, typer.Option(min=1, help="How many runs of each, each with a seed of its own.")],
+    "batch": Annotated[int | None, typer.Option(min=1, help="Examples per worker and step; by default the recipe's.")],
+    "lr": Annotated[float | None, typer.Option(help="Largest learning rate; by default the recipe's.")],
+    "eval_every": Annotated[float, typer.Option(help="Seconds between evaluations; 0: only at the end.")],
+    "data_root": Annotated[str | None, typer.Option(help="Where the data set lies, if not in its usual place.")],
+    "servers": Annotated[int, typer.Option(min=1, help="How many server shards hold the model, each a process.")],
+    "servers_on_workers": Annotated[
+        bool, typer.Option("--servers-on-workers", help="A server shard on every worker's node, behind the same link.")
+    ],
+    "codec_up": Annotated[
+        str | None, typer.Option(help="Codec of the pushes, in place of the design's: topk\\[fraction=0.01].")
+    ],
+    "codec_down": Annotated[str | None, typer.Option(help="Codec of the pulls, in place of the design's.")],
+    "consistency": Annotated[
+        str | None,
+        typer.Option(help="bsp, asp, ssp\\[staleness=5], backup\\[1], local\\[2], adaptive\\[norm,threshold=0.01]."),
+    ],
+    "placement": Annotated[str | None, typer.Option(help="heuristic, greedy, round-robin, uniform\\[min=1024].")],
+    "compression": Annotated[
+        str | None, typer.Option(help="Which tensor takes which codec: by-shape, or an installed policy.")
+    ],
+    "transmission": Annotated[str | None, typer.Option(help="wait-free (layer by layer) or traditional (at once).")],
+    "short_steps": Annotated[int, typer.Option(min=2, help="Steps of a run that only measures seconds per step.")],
+    "in_process": Annotated[
+        bool,
+        typer.Option(
+            "--in-process",
+            help="Full runs, which accuracies come from, in one process: the same weights for less work, and untimed.",
+        ),
+    ],
+    "rounds": Annotated[int, typer.Option(min=1, help="Runs of each cell; medians are shown.")],
+    "hooks": many(
+        r"none, fp16, bf16, powersgd-N, or a codec as in 3lc\[s=1.75]; with start_step=50 in the brackets the steps "
+        "before it travel uncompressed.",
+        "--hook",
+    ),
+    "bucket_cap_mb": Annotated[
+        int | None, typer.Option(help="DDP's bucket size; by default DDP's own, and 100 for PowerSGD.")
+    ],
+    "target_accuracy": Annotated[float, typer.Option(min=0, max=1, help="The test accuracy to reach, 0 … 1.")],
+    "eval_examples": Annotated[int, typer.Option(min=1, help="Evaluate on the first so many test examples.")],
+    "give_up": Annotated[float, typer.Option(min=1, help="Stop a hook after so many times the best time so far.")],
+    "only": many("A codec, options in brackets; by default all, and raw compressors."),
+    "elements": Annotated[list[int], typer.Option(min=1, help="Number of values; repeat for several.")],
+    "zero_fraction": Annotated[list[float], typer.Option(help="Share of zeros; repeat for several.")],
+    "turns": Annotated[int, typer.Option(min=1, help="Timed turns of each candidate; medians are shown.")],
+}
+"""The options of dataclasses' fields, by the field's name."""
+
+
+def takes(
+    kind: type[Any], *, without: tuple[str, ...] = (), **own: Any
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Replaces a command's first parameter by one option for each field of a dataclass, with the field's default.
+
+    Args:
+        kind: the dataclass; the command is given one.
+        without: fields that the command leaves at their defaults.
+        own: options of fields in place of those in `OPTIONS`.
+
+    Example:
+        >>> from thinwire.jobs.job import Job
+        >>> @takes(Job, without=("link",))
+        ... def command(job: Job, verbose: bool = False) -> None:
+        ...     print(job.design, job.workers, verbose)
+        >>> command(design="fp32", verbose=True)
+        fp32 4 True
+        >>> "workers" in inspect.signature(command).parameters, "link" in inspect.signature(command).parameters
+        (True, False)
+    """
+
+    def option(field: Field[Any]) -> inspect.Parameter:
+        annotation, default = own.get(field.name, OPTIONS.get(field.name)), field.default
+        if annotation is None or default is MISSING:
+            raise TypeError(f"{kind.__name__}.{field.name} has no option, or no default")
+        if isinstance(default, tuple):
+            default = list(default) if "list" in str(annotation) else ",".join(default)
+        return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        given, *rest = inspect.signature(command, eval_str=True).parameters.values()
+        rest = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in rest]
+        chosen = {field.name: field for field in fields(kind) if field.init and field.name not in without}
+        taken = [option(field) for field in chosen.values()]
+        required = [each for each in rest if each.default is each.empty]
+        parameters = [*required, *taken, *(each for each in rest if each.default is not each.empty)]
+
+        @wraps(command)
+        def filled(**values: Any) -> None:
+            options = {name: values.pop(name) for name in chosen.keys() & values.keys()}
+            for name, value in options.items():
+                if isinstance(chosen[name].default, tuple):
+                    options[name] = split_names(value) if isinstance(value, str) else tuple(value)
+            command(**{given.name: kind(**options)}, **values)
+
+        filled.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
+        filled.__annotations__ = {each.name: each.annotation for each in parameters}
+        return filled
+
+    return decorate

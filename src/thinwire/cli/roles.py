@@ -6,15 +6,18 @@ import signal
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from thinwire.cli import console, options
-from thinwire.cli.job_options import takes_job
+from thinwire.cli import options
+from thinwire.cli.console import console, report, write_json
+from thinwire.cli.options import takes
+from thinwire.engines.events import Event
 from thinwire.engines.links import parse_rate
 from thinwire.errors import ConfigError, ProtocolError
 from thinwire.jobs.checkpoints import WorkerCheckpoint
+from thinwire.jobs.events import Accuracy, Done, Listening, Progress, Served
 from thinwire.jobs.job import Job
 from thinwire.jobs.training import run_worker
 from thinwire.runtime.checkpointing import Checkpointer
@@ -61,25 +64,23 @@ def server(
     handler = serving(core, ended.set, checkpointer, grace_s=rejoin_grace_s if rejoin else 0.0)
     with serve(handler, listen, options=grpc_options(shape)) as running:
         if events:
-            console.event({"event": "listening", "address": running.address})
+            report(Listening(address=running.address))
         else:
-            console.console.print(f"listening on grpc://{running.address}; Ctrl-C ends it")
+            console.print(f"listening on grpc://{running.address}; Ctrl-C ends it")
         while not ended.wait(0.2):
             if running.wait(0):
                 break
     if core.failed is not None:
         raise ProtocolError(core.failed)
     if events:
-        console.event(
-            {"event": "served", "wire_bytes_sent": running.bytes_sent, "wire_bytes_received": running.bytes_received}
-        )
+        report(Served(wire_bytes_sent=running.bytes_sent, wire_bytes_received=running.bytes_received))
 
 
 @app.command(
     epilog="Example, on each of four machines, with rank 0 … 3: "
     "thinwire worker --server grpc://10.0.0.1:7070 --rank 0 --workers 4 --design '3lc[s=1.75]'"
 )
-@takes_job(without=("link", "servers", "servers_on_workers"))
+@takes(Job, without=("link", "servers", "servers_on_workers"))
 def worker(
     job: Job,
     server: Annotated[list[str], typer.Option(help="A server's address, grpc://host:port; repeat for several shards.")],
@@ -100,9 +101,9 @@ def worker(
     """Train as one worker. All workers are started with the same options but `--rank`."""
     if resume and checkpoint is None:
         raise ConfigError("--resume goes on from a checkpoint: say which with --checkpoint FILE")
-    keep = None
+    mine = None
     if checkpoint is not None:
-        keep = WorkerCheckpoint(path=checkpoint, every=checkpoint_every, resume=resume, step=resume_step)
+        mine = WorkerCheckpoint(path=checkpoint, every=checkpoint_every, resume=resume, step=resume_step)
     transport = grpc_options(shape)
     outcome = run_worker(
         replace(job, servers=len(server)),
@@ -112,11 +113,11 @@ def worker(
             for each in server
         ],
         metrics=open_metrics(rank, telemetry, metrics_port, tensorboard),
-        report=console.event if events else _tell,
+        report=report if events else _tell,
         connect_timeout_s=connect_timeout,
-        keep=keep,
+        checkpoint=mine,
     )
-    console.write_json(json, outcome)
+    write_json(json, outcome)
 
 
 def open_metrics(
@@ -133,13 +134,11 @@ def open_metrics(
     return metrics
 
 
-def _tell(event: dict[str, Any]) -> None:
-    match event["event"]:
-        case "progress":
-            console.console.print(f"step {event['step']:,}  {event['seconds']:.1f} s  loss {event['loss']:.4f}")
-        case "accuracy":
-            console.console.print(f"step {event['step']:,}  test accuracy {event['accuracy']:.2%}")
-        case "done":
-            console.console.print(
-                f"{event['steps']:,} steps in {event['seconds']:.1f} s, loss {event['train_loss']:.4f}"
-            )
+def _tell(event: Event) -> None:
+    match event:
+        case Progress():
+            console.print(f"step {event.step:,}  {event.seconds:.1f} s  loss {event.loss:.4f}")
+        case Accuracy():
+            console.print(f"step {event.step:,}  test accuracy {event.accuracy:.2%}")
+        case Done(outcome=outcome):
+            console.print(f"{outcome.steps:,} steps in {outcome.seconds:.1f} s, loss {outcome.train_loss:.4f}")

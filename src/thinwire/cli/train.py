@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 import typer
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from thinwire.cli import options
-from thinwire.cli.console import console, runs_table, write_json
-from thinwire.cli.job_options import takes_job
+from thinwire.cli.console import console, runs_table, show, write_json
+from thinwire.cli.options import takes
+from thinwire.engines.events import Event
 from thinwire.engines.links import parse_rate
-from thinwire.engines.namespaces import can_unshare, reexec_in_user_namespace
+from thinwire.engines.privileges import can_unshare, reexec_in_user_namespace
 from thinwire.errors import ConfigError
 from thinwire.jobs.checkpoints import RunCheckpoints
+from thinwire.jobs.cluster import choose_links
+from thinwire.jobs.events import Progress as Stepped
 from thinwire.jobs.in_process import run as run_in_process
 from thinwire.jobs.job import Job
-from thinwire.jobs.run import choose_links, run
+from thinwire.jobs.outcome import RunOutcome
+from thinwire.jobs.run import run
 
 app = typer.Typer()
 
@@ -33,11 +36,11 @@ def with_privileges(link: str | None, shaping: str) -> None:
 def run_with_progress(
     job: Job,
     shaping: str,
-    watch: Sequence[str] = (),
-    keep: RunCheckpoints | None = None,
+    worker_options: Sequence[str] = (),
+    checkpoints: RunCheckpoints | None = None,
     *,
     in_process: bool = False,
-) -> dict[str, Any]:
+) -> RunOutcome:
     """Runs a job behind a progress bar; `in_process`: with threads for workers, which takes no other option."""
     links = choose_links(job.link, shaping)
     if links.note:
@@ -54,22 +57,19 @@ def run_with_progress(
     with bar:
         task = bar.add_task(escape(job.design), total=total, text="starting")
 
-        def on_event(_process: str, event: dict[str, Any]) -> None:
-            if event.get("event") == "progress":
-                done = min(event["seconds"], total) if job.seconds else event["step"]
-                bar.update(task, completed=done, text=f"step {event['step']:,}, loss {event['loss']:.3f}")
+        def on_event(_process: str, event: Event) -> None:
+            if isinstance(event, Stepped):
+                done = min(event.seconds, total) if job.seconds else event.step
+                bar.update(task, completed=done, text=f"step {event.step:,}, loss {event.loss:.3f}")
 
         if in_process:
             outcome = run_in_process(job, on_event=on_event)
         else:
+            decided = links.shaping if links.shaping != "none" else "auto"
             outcome = run(
-                job,
-                shaping=links.shaping if links.shaping != "none" else "auto",
-                on_event=on_event,
-                watch=watch,
-                keep=keep,
+                job, shaping=decided, on_event=on_event, worker_options=worker_options, checkpoints=checkpoints
             )
-        bar.update(task, completed=total, text=f"{outcome['steps']:,} steps, {outcome['test_accuracy']:.2%}")
+        bar.update(task, completed=total, text=f"{outcome.steps:,} steps, {outcome.test_accuracy:.2%}")
     return outcome
 
 
@@ -77,7 +77,7 @@ def run_with_progress(
     epilog="Example: thinwire train --design '3lc[s=1.75]' --model lenet --data fashion-mnist --workers 4 "
     "--link 10mbit --steps 500 --json out.json"
 )
-@takes_job()
+@takes(Job)
 def train(
     job: Job,
     telemetry: options.Telemetry = None,
@@ -92,15 +92,15 @@ def train(
     """Train a model with a server and N workers on this machine, over an emulated link."""
     if resume and checkpoint_dir is None:
         raise ConfigError("--resume goes on from checkpoints: say where they are with --checkpoint-dir DIR")
-    keep = None
+    checkpoints = None
     if checkpoint_dir is not None:
-        keep = RunCheckpoints(folder=checkpoint_dir, every=checkpoint_every, resume=resume)
+        checkpoints = RunCheckpoints(folder=checkpoint_dir, every=checkpoint_every, resume=resume)
     with_privileges(job.link, shaping)
-    watch = [
+    telemetry_options = [
         *(() if telemetry is None else ("--telemetry", str(telemetry))),
         *(() if metrics_port is None else ("--metrics-port", str(metrics_port))),
         *(() if tensorboard is None else ("--tensorboard", str(tensorboard))),
     ]
-    outcome = run_with_progress(job, shaping, watch, keep)
-    console.print(runs_table([outcome], f"{job.model} on {job.data}, {job.workers} workers"))
+    outcome = run_with_progress(job, shaping, telemetry_options, checkpoints)
+    show(runs_table([outcome], f"{job.model} on {job.data}, {job.workers} workers"))
     write_json(json, outcome)

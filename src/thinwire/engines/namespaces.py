@@ -16,24 +16,19 @@ own (`reexec_in_user_namespace`). This file does not know what runs in a host.
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any
 
 from thinwire.engines.links import Rate
 from thinwire.engines.parent_watch import with_parent_watch
+from thinwire.engines.privileges import WHO_MAY, find_tools, run_tool
 from thinwire.errors import ConfigError, EngineError
 
 MAX_HOSTS = 253  # the addresses 10.77.0.1 to .253
 TCP_PACKET_NBYTES = 14 + 20 + 32  # Ethernet, IPv4 and TCP headers of each packet, timestamps on
-_TOOLS = ("ip", "tc", "nsenter", "unshare")
-_SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin"  # users often lack sbin, where tc is
-_TOOL_TIMEOUT_S = 20.0
 
 # A namespace inherits the machine's congestion control, so runs on two machines could differ. Cubic is the
 # usual default, but a namespace may only set it where the machine allows it to everybody; reno is always
@@ -70,6 +65,10 @@ class Fabric:
     Args:
         rates: the hosts' names, and the rate of each one's link, the same both ways.
 
+    Attributes:
+        addresses: each host's IPv4 address, by name, in the order given.
+        congestion_control: TCP's in every host, as read back: `cubic` or `reno`, where one could be set.
+
     Raises:
         ConfigError: no hosts, or more than 253.
         EngineError: a namespace or link could not be made; nothing is left behind.
@@ -79,35 +78,25 @@ class Fabric:
         with Fabric({"server": parse_rate("10mbit"), "worker 0": parse_rate("10mbit")}) as fabric:
             subprocess.Popen(fabric.inside("server", ["my-server", "--bind", fabric.addresses["server"]]))
             …
-            fabric.bytes_sent("server")
+            fabric.sent("server").nbytes
     """
 
     def __init__(self, rates: Mapping[str, Rate]) -> None:
         if not 1 <= len(rates) <= MAX_HOSTS:
             raise ConfigError(f"a fabric of {len(rates)} hosts; expected 1 to {MAX_HOSTS}")
-        self._tools = _find_tools()
+        self._tools = find_tools()
         self._rates = dict(rates)
-        self._addresses = {host: f"10.77.0.{number}" for number, host in enumerate(rates, start=1)}
+        self.addresses = {host: f"10.77.0.{number}" for number, host in enumerate(rates, start=1)}
         self._ports = {host: f"h{number}" for number, host in enumerate(rates, start=1)}
         self._holders: dict[str | None, subprocess.Popen[str]] = {}  # None is the fabric's own
         # Counted by queues that set_rate has replaced by another kind, as (sent, received).
         self._carried = dict.fromkeys(rates, (Count(), Count()))
         try:
-            self._congestion_control = self._hold([None, *rates])
+            self.congestion_control = self._hold([None, *rates])
             self._connect()
         except BaseException:
             self.close()
             raise
-
-    @property
-    def addresses(self) -> dict[str, str]:
-        """Each host's IPv4 address, by name, in the order given."""
-        return dict(self._addresses)
-
-    @property
-    def congestion_control(self) -> str:
-        """TCP's congestion control in every host, as read back: `cubic` or `reno`, where one could be set."""
-        return self._congestion_control
 
     def inside(self, host: str, argv: Sequence[str]) -> list[str]:
         """The command that runs `argv` in a host's network. It keeps its process id and standard streams.
@@ -130,14 +119,6 @@ class Fabric:
     def received(self, host: str) -> Count:
         """What has come to a host, counted as in `sent` and raising the same."""
         return self._carried[self._known(host)][1] + self._count(None, self._ports[host])
-
-    def bytes_sent(self, host: str) -> int:
-        """Bytes of `sent`."""
-        return self.sent(host).nbytes
-
-    def bytes_received(self, host: str) -> int:
-        """Bytes of `received`."""
-        return self.received(host).nbytes
 
     def set_rate(self, host: str, rate: Rate) -> None:
         """Change a host's link, both ways, while it is in use. Counters go on.
@@ -190,7 +171,7 @@ class Fabric:
             if not congestion_control:
                 holder.kill()
                 reason = holder.communicate()[1].strip()
-                raise EngineError(f"cannot make a network namespace: {reason}; {_WHO_MAY}")
+                raise EngineError(f"cannot make a network namespace: {reason}; {WHO_MAY}")
         return congestion_control
 
     def _connect(self) -> None:
@@ -203,13 +184,13 @@ class Fabric:
             queues.append(f"qdisc replace dev {port} root {self._rates[host].qdisc()}")
         self._run(None, "ip", *links)
         self._run(None, "tc", *queues)
-        for host, address in self._addresses.items():
+        for host, address in self.addresses.items():
             self._run(host, "ip", "link set lo up", f"addr add {address}/24 dev eth0", "link set eth0 up")
             self._run(host, "tc", f"qdisc replace dev eth0 root {self._rates[host].qdisc()}")
 
     def _known(self, host: str) -> str:
-        if host not in self._addresses:
-            raise ConfigError(f"no host {host!r} in this fabric; it has {', '.join(self._addresses)}")
+        if host not in self.addresses:
+            raise ConfigError(f"no host {host!r} in this fabric; it has {', '.join(self.addresses)}")
         return host
 
     def _enter(self, name: str | None, argv: Sequence[str]) -> list[str]:
@@ -219,17 +200,14 @@ class Fabric:
 
     def _run(self, name: str | None, tool: str, *lines: str) -> None:
         """Run lines of `ip` or `tc` in a namespace, in one process."""
-        _finish(self._enter(name, [self._tools[tool], "-batch", "-"]), "\n".join(lines) + "\n")
+        run_tool(self._enter(name, [self._tools[tool], "-batch", "-"]), "\n".join(lines) + "\n")
 
     def _count(self, name: str | None, device: str) -> Count:
         """What a device's queue has let out."""
         argv = [self._tools["tc"], "-statistics", "-json", "qdisc", "show", "dev", device]
-        queues: list[dict[str, Any]] = json.loads(_finish(self._enter(name, argv)))
+        queues: list[dict[str, Any]] = json.loads(run_tool(self._enter(name, argv)))
         roots = [queue for queue in queues if queue.get("root")]
         return Count(sum(int(queue["bytes"]) for queue in roots), sum(int(queue["packets"]) for queue in roots))
-
-
-_WHO_MAY = "run as root, or where `unshare --user --map-root-user --net true` succeeds"
 
 
 def available() -> tuple[bool, str]:
@@ -243,62 +221,3 @@ def available() -> tuple[bool, str]:
             return True, ""
     except EngineError as error:
         return False, str(error)
-
-
-def can_unshare() -> bool:
-    """Whether `reexec_in_user_namespace` would help: we are not root already, and the host lets users be it.
-
-    False for root, so that a re-executed command that still cannot make a fabric does not try again for ever.
-    """
-    if os.geteuid() == 0 or sys.platform != "linux":
-        return False
-    try:
-        unshare = _find_tools()["unshare"]
-        _finish([unshare, "--user", "--map-root-user", unshare, "--net", "true"])
-    except EngineError:
-        return False
-    return True
-
-
-def reexec_in_user_namespace(argv: Sequence[str]) -> NoReturn:
-    """Replace this process by `argv`, run as root of a new user namespace, where `Fabric` works.
-
-    The process id, the terminal, the working directory and the network stay the same, and files are still
-    made as the real user. Call it before anything is started or opened.
-
-    Args:
-        argv: the whole command, program first.
-
-    Raises:
-        EngineError: `unshare` is missing or could not be run. A refusal by the kernel shows as its message
-            and exit status 1; ask `can_unshare` first.
-    """
-    unshare = _find_tools()["unshare"]
-    sys.stdout.flush()
-    sys.stderr.flush()
-    try:
-        os.execv(unshare, [unshare, "--user", "--map-root-user", "--", *argv])
-    except OSError as error:
-        raise EngineError(f"cannot run {unshare}: {error.strerror}") from error
-
-
-def _find_tools() -> dict[str, str]:
-    """Where the tools are. Raises EngineError naming those that are missing."""
-    found = {tool: shutil.which(tool) or shutil.which(tool, path=_SYSTEM_PATH) for tool in _TOOLS}
-    missing = [tool for tool, path in found.items() if path is None]
-    if missing:
-        raise EngineError(f"cannot shape links: {', '.join(missing)} not found; install iproute2 and util-linux")
-    return {tool: path for tool, path in found.items() if path is not None}
-
-
-def _finish(argv: Sequence[str], text: str = "") -> str:
-    """Run a tool to its end and return its output. Raises EngineError with what it complained of."""
-    try:
-        done = subprocess.run(argv, input=text, capture_output=True, text=True, timeout=_TOOL_TIMEOUT_S)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise EngineError(f"cannot shape links: {' '.join(argv)}: {error}") from error
-    if done.returncode != 0:
-        complaint = (done.stderr or done.stdout).strip()
-        hint = f"; {_WHO_MAY}" if "not permitted" in complaint else ""
-        raise EngineError(f"cannot shape links: {' '.join(argv)}: {complaint}{hint}")
-    return done.stdout

@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
+import msgspec
+
+from thinwire.engines.events import Event
 from thinwire.engines.links import parse_rate
 from thinwire.errors import ConfigError, DeadlineError, EngineError, ThinwireError
+from thinwire.jobs.cluster import OnEvent
+from thinwire.jobs.events import Accuracy
 from thinwire.jobs.job import Job
-from thinwire.jobs.run import Links, OnEvent, summarise
+from thinwire.jobs.outcome import CurvePoint, RunOutcome, WorkerOutcome, summarise
 from thinwire.jobs.training import run_worker
 from thinwire.runtime.serving import serving
 from thinwire.server.core import ServerCore
@@ -23,12 +27,12 @@ from thinwire.transports.base import Connection
 from thinwire.transports.memory import MemoryServer
 
 
-def run(job: Job, *, on_event: OnEvent = lambda process, event: None) -> dict[str, Any]:
-    """Trains once and returns the outcome, with the keys of `jobs.run` and `in_process`; `shaping` is `none`.
+def run(job: Job, *, on_event: OnEvent = lambda process, event: None) -> RunOutcome:
+    """Trains once; the outcome is marked as `in_process`, and its `shaping` is `none`.
 
     Args:
         job: what to train, without a link.
-        on_event: hears everything that workers report, each from its thread.
+        on_event: called with each worker's name and event, from the worker's thread.
 
     Raises:
         ConfigError: the job has a link or a time budget, which mean nothing here.
@@ -38,14 +42,14 @@ def run(job: Job, *, on_event: OnEvent = lambda process, event: None) -> dict[st
     if rate.bps is not None or job.seconds is not None:
         raise ConfigError("a run in one process has neither a link nor a time budget: its seconds say nothing")
     servers = [MemoryServer(serving(ServerCore())) for _ in range(job.shards)]
-    curve: list[dict[str, float]] = []
+    curve: list[CurvePoint] = []
     # Held from the beginning, it also keeps apart those who build their models, from torch's one generator.
     turn = threading.Lock()
 
-    def work(rank: int) -> dict[str, Any]:
-        def listen(event: dict[str, Any]) -> None:
-            if event.get("event") == "accuracy":
-                curve.append({key: event[key] for key in ("step", "seconds", "accuracy")})
+    def work(rank: int) -> WorkerOutcome:
+        def report(event: Event) -> None:
+            if isinstance(event, Accuracy):
+                curve.append(event.point())
             on_event(f"worker {rank}", event)
 
         with turn:
@@ -53,19 +57,19 @@ def run(job: Job, *, on_event: OnEvent = lambda process, event: None) -> dict[st
                 job,
                 rank=rank,
                 servers=lambda: [_InTurn(server.connect(), turn) for server in servers],
-                report=listen,
+                report=report,
             )
 
     with ThreadPoolExecutor(job.workers, thread_name_prefix="worker") as pool:
         running = [pool.submit(work, rank) for rank in range(job.workers)]
         try:
-            outcomes = {rank: each.result() for rank, each in enumerate(running)}
+            workers = [each.result() for each in running]
         except ThinwireError as error:
             raise EngineError(f"a worker failed: {error}") from error
         finally:
-            for server in servers:  # whoever still waits, for the one that failed or because of Ctrl-C, is told
+            for server in servers:  # ends the waiting of workers whose peer failed, and after Ctrl-C
                 server.stop(grace_s=0)
-    return summarise(job, Links("none", rate), outcomes, curve) | {"in_process": True}
+    return msgspec.structs.replace(summarise(job, workers, curve, rate=rate, shaping="none"), in_process=True)
 
 
 class _InTurn(Connection):

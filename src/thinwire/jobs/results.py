@@ -1,8 +1,7 @@
-"""The runs of a comparison in `results.json`: which job made them, and what they came to.
+"""Results in a JSON file: which job was run, on which machine, and what it came to.
 
-A file is written beside its place and moved there, so that an end in between leaves the old one whole. A choice that
-jobs did not have yet when a run was kept counts as left at its default: old files stay good. Nothing here knows which
-runs a comparison needs.
+Comparisons and benchmarks write one as they go and find in it what was run before. A file is written beside its place
+and moved there, so that an end in between leaves the old one whole. Nothing here knows which runs are needed.
 """
 
 from __future__ import annotations
@@ -10,90 +9,127 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Sequence
-from dataclasses import asdict, fields
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar, Union
 
+import msgspec
 import numpy as np
 import torch
 
 from thinwire.errors import ConfigError
-from thinwire.jobs.job import Job
 
 FORMAT = 1
 
-Run = dict[str, Any]
-"""`job` (see `key`), `outcome` and the `machine` it ran on."""
+R = TypeVar("R", bound=msgspec.Struct)
 
 
-def key(job: Job, shaping: str) -> dict[str, Any]:
-    """Returns what tells one run from another; where the data lay does not.
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """What figures were measured on."""
 
-    >>> key(Job(), "auto") == key(Job(data_root="/elsewhere"), "auto")
-    True
-    """
-    return {name: value for name, value in asdict(job).items() if name != "data_root"} | {"shaping": shaping}
-
-
-def outcome(runs: Sequence[Run], job: Job, shaping: str) -> dict[str, Any] | None:
-    """Returns what this job came to, or None where no run of it is kept."""
-    wanted = key(job, shaping)
-    usual = {field.name: field.default for field in fields(Job) if field.name in wanted}
-    return next((run["outcome"] for run in runs if usual | run["job"] == wanted), None)
+    processor: str
+    system: str
+    python: str
+    torch: str
+    numpy: str
+    threads: int
 
 
-def load(path: Path) -> list[Run]:
-    """Returns the runs in a file, none where there is no file.
+class Run(msgspec.Struct, Generic[R], frozen=True, kw_only=True):
+    """One job's outcome; `job` is the job in JSON, and tells one run from another."""
+
+    job: dict[str, Any]
+    machine: Machine
+    outcome: R
+
+
+class _File(msgspec.Struct, Generic[R], frozen=True, kw_only=True):
+    format: int
+    runs: list[Run[R]] = []
+
+
+class Results(Generic[R]):
+    """Outcomes by job, in a file.
+
+    Args:
+        path: of the file, which is read if it is there and `fresh` is not set; None keeps nothing.
+        kinds: the classes of the outcomes; tagged where there are several.
+        defaults: of a job's fields. A field that a stored job lacks counts as its default, so that a file stays good
+            when jobs get another field.
+        fresh: begin without what the file holds.
 
     Raises:
-        ConfigError: it cannot be read, or is none of ours.
+        ConfigError: the file cannot be read, or is none of ours.
     """
-    if not path.exists():
-        return []
+
+    def __init__(
+        self,
+        path: Path | None,
+        kinds: Sequence[type[R]],
+        *,
+        defaults: Mapping[str, Any] | None = None,
+        fresh: bool = False,
+    ) -> None:
+        self._path, self._defaults = path, dict(defaults or {})
+        self.runs: list[Run[R]] = []
+        if path is not None and path.exists() and not fresh:
+            self.runs = _load(path, kinds)
+
+    def find(self, job: Mapping[str, Any]) -> R | None:
+        """Returns what a job came to, or None where no run of it is stored."""
+        return next((run.outcome for run in self.runs if self._defaults | run.job == job), None)
+
+    def add(self, job: Mapping[str, Any], outcome: R) -> None:
+        """Stores what a job came to on this machine, in place of an earlier outcome."""
+        others = [run for run in self.runs if self._defaults | run.job != job]
+        self.runs = [*others, Run(job=dict(job), machine=machine(), outcome=outcome)]
+
+    def save(self, sections: Mapping[str, Any]) -> None:
+        """Writes the file, with further `sections` before the runs, and makes its folder.
+
+        Raises:
+            ConfigError: it cannot be written.
+        """
+        if self._path is None:
+            return
+        whole = msgspec.to_builtins({"format": FORMAT, **sections, "runs": self.runs}, str_keys=True)
+        new = self._path.with_suffix(".json.new")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            # Not msgspec's own JSON: it writes NaN, which a diverged training reports, as null.
+            new.write_text(json.dumps(whole, indent=2) + "\n")
+            os.replace(new, self._path)
+        except OSError as error:
+            raise ConfigError(f"{self._path} cannot be written: {error.strerror}. Choose another place") from error
+
+
+def _load(path: Path, kinds: Sequence[type[R]]) -> list[Run[R]]:
     try:
-        found = json.loads(path.read_text())
-        version, runs = found["format"], found["runs"]
-        ours = all({"job", "outcome", "machine"} <= run.keys() for run in runs)
+        data = json.loads(path.read_text())
+        version = data["format"]
+        if version == FORMAT:
+            kind: Any = Union[tuple(kinds)]  # noqa: UP007  # of a sequence, which X | Y cannot spell
+            file: _File[R] = msgspec.convert(data, _File[kind])
+            return file.runs
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}. Choose another folder") from error
-    except (ValueError, KeyError, TypeError, AttributeError):
-        ours, version, runs = False, FORMAT, []
-    if version != FORMAT:
-        raise ConfigError(f"{path} has format {version!r}, expected {FORMAT}; choose another folder")
-    if not ours:
-        raise ConfigError(f"{path} does not hold the results of a comparison; choose another folder")
-    return list(runs)
+        raise ConfigError(f"{path} cannot be read: {error.strerror}. Choose another place") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} does not hold results of this kind; choose another place") from error
+    raise ConfigError(f"{path} has format {version!r}, expected {FORMAT}; choose another place")
 
 
-def save(path: Path, results: dict[str, Any]) -> None:
-    """Writes `results`, with their `format` and `runs`, and makes the folder. Raises ConfigError where it cannot."""
-    new = path.with_suffix(".json.new")
+def machine() -> Machine:
+    """Returns the machine that this process runs on."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        new.write_text(json.dumps(results, indent=2) + "\n")
-        os.replace(new, path)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}. Choose another folder") from error
-
-
-def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
-    model = next(
-        (line.partition(":")[2].strip() for line in _cpuinfo() if line.startswith("model name")), platform.machine()
-    )
-    return {
-        "processor": model,
-        "system": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "numpy": np.__version__,
-        "threads": torch.get_num_threads(),
-    }
-
-
-def _cpuinfo() -> list[str]:
-    try:
-        return Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return []
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return Machine(
+        processor=next(names, platform.machine()),
+        system=f"{platform.system()} {platform.release()}",
+        python=platform.python_version(),
+        torch=str(torch.__version__),
+        numpy=np.__version__,
+        threads=torch.get_num_threads(),
+    )

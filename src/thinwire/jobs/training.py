@@ -11,14 +11,19 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import torch
 import xxhash
+from msgspec import UNSET, UnsetType
 from torch import nn
 
 from thinwire.codecs import Codec, decode
+from thinwire.engines.events import Event
 from thinwire.hooks.distribute import DistributedOptimizer, distribute
 from thinwire.jobs.checkpoints import WorkerCheckpoint
+from thinwire.jobs.events import Accuracy, Checkpointed, Done, Progress
 from thinwire.jobs.job import Job
+from thinwire.jobs.outcome import PlacementSummary, WorkerOutcome
 from thinwire.runtime.metrics import MetricsWriter
 from thinwire.transports.base import Connection
 from thinwire.workloads.batches import Batches
@@ -28,7 +33,7 @@ from thinwire.workloads.evaluate import cross_entropy, evaluate
 from thinwire.workloads.models import model as make_model
 from thinwire.workloads.recipes import build_optimizer, schedule
 
-Report = Callable[[dict[str, Any]], None]
+Report = Callable[[Event], None]
 
 PROGRESS_S = 0.25
 LOSS_STEPS = 50
@@ -42,13 +47,13 @@ def run_worker(
     report: Report,
     connect_timeout_s: float = 60.0,
     metrics: Sequence[MetricsWriter] = (),
-    keep: WorkerCheckpoint | None = None,
-) -> dict[str, Any]:
+    checkpoint: WorkerCheckpoint | None = None,
+) -> WorkerOutcome:
     """Trains as worker `rank` and returns (and reports) the outcome.
 
-    Reported events: `progress` and `accuracy` from worker 0, `kept` (a checkpoint) and `done` from every worker.
+    Events: `Progress` and `Accuracy` of worker 0, `Checkpointed` and `Done` of every worker.
     """
-    saved = None if keep is None else keep.read(job, rank)
+    saved = None if checkpoint is None else checkpoint.read(job, rank)
     torch.set_num_threads(1)
     torch.manual_seed(job.seed)
     dataset = data(job.data, root=job.data_root)
@@ -81,17 +86,17 @@ def run_worker(
         loop = _Loop(job, rank, model, opt, dataset, report)
         if saved is not None:
             loop.load_state_dict(saved["loop"])
-        kept = opt.clock
+        written = opt.clock
         while not loop.over():
             loop.step(batches)
-            if keep is not None and opt.clock != kept and opt.clock % keep.every == 0:
-                kept = opt.clock
+            if checkpoint is not None and opt.clock != written and opt.clock % checkpoint.every == 0:
+                written = opt.clock
                 opt.sync()
                 states: dict[str, Any] = {"model": model, "batches": batches, "optimizer": opt, "loop": loop}
-                keep.write(kept, job, rank, {name: each.state_dict() for name, each in states.items()})
-                report({"event": "kept", "rank": rank, "step": kept})
+                checkpoint.write(written, job, rank, {name: each.state_dict() for name, each in states.items()})
+                report(Checkpointed(rank=rank, step=written))
         outcome = loop.finish()
-    report({"event": "done", **outcome})
+    report(Done(outcome=outcome))
     return outcome
 
 
@@ -145,37 +150,40 @@ class _Loop:
         if self._rank == 0:
             self._tell()
 
-    def finish(self) -> dict[str, Any]:
+    def finish(self) -> WorkerOutcome:
         self._opt.flush()
         seconds = time.perf_counter() - self._began
-        steps = self._opt.steps_done
-        outcome: dict[str, Any] = {
-            "rank": self._rank,
-            "steps": steps,
-            "seconds": seconds,
-            "seconds_per_step": seconds / max(1, steps - self._first - 1),
-            "train_loss": sum(self._losses) / len(self._losses),
-            "weights": weights_digest(self._model),
-            "traffic": self._opt.traffic(),
-            "placement": {
-                "loads": list(self._opt.assignment.loads()),
-                "coefficient_of_variation": self._opt.assignment.coefficient_of_variation(),
-                "standard_deviation": self._opt.assignment.standard_deviation(),
-                "digest": self._opt.assignment.digest(),
-            },
-        }
-        if self._rank == 0:
-            score = evaluate(self._model, self._dataset)
-            outcome |= {
-                "test_accuracy": score.accuracy,
-                "test_loss": score.loss,
-                "residual_ratio": self._opt.residual_ratios(),
-            }
-            if self._job.full_design().ema:
-                with self._opt.averaged_weights():
-                    outcome["test_accuracy_ema"] = evaluate(self._model, self._dataset).accuracy
-            self._report({"event": "accuracy", "step": steps, "seconds": seconds, "accuracy": score.accuracy})
-        return outcome
+        steps, assignment = self._opt.steps_done, self._opt.assignment
+        outcome = WorkerOutcome(
+            rank=self._rank,
+            steps=steps,
+            seconds=seconds,
+            seconds_per_step=seconds / max(1, steps - self._first - 1),
+            train_loss=sum(self._losses) / len(self._losses),
+            weights=weights_digest(self._model),
+            traffic=self._opt.traffic(),
+            placement=PlacementSummary(
+                loads=list(assignment.loads()),
+                coefficient_of_variation=assignment.coefficient_of_variation(),
+                standard_deviation=assignment.standard_deviation(),
+                digest=assignment.digest(),
+            ),
+        )
+        if self._rank != 0:
+            return outcome
+        score = evaluate(self._model, self._dataset)
+        self._report(Accuracy(step=steps, seconds=seconds, accuracy=score.accuracy))
+        averaged: float | UnsetType = UNSET
+        if self._job.full_design().ema:
+            with self._opt.averaged_weights():
+                averaged = evaluate(self._model, self._dataset).accuracy
+        return msgspec.structs.replace(
+            outcome,
+            test_accuracy=score.accuracy,
+            test_loss=score.loss,
+            test_accuracy_ema=averaged,
+            residual_ratio=self._opt.residual_ratios(),
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """What the loop itself keeps between steps: chance and recent losses."""
@@ -193,30 +201,16 @@ class _Loop:
         return (time.perf_counter() - self._began) / self._job.seconds if self._opt.steps_done else 0.0
 
     def _tell(self) -> None:
-        now = time.perf_counter()
+        now, steps = time.perf_counter(), self._opt.steps_done
         if now - self._reported >= PROGRESS_S:
             self._reported = now
-            self._report(
-                {
-                    "event": "progress",
-                    "step": self._opt.steps_done,
-                    "steps": self._steps,
-                    "seconds": now - self._began,
-                    "loss": self._losses[-1],
-                }
-            )
+            seconds, loss = now - self._began, self._losses[-1]
+            self._report(Progress(step=steps, steps=self._steps, seconds=seconds, loss=loss))
         if self._job.eval_every and now - self._evaluated >= self._job.eval_every:
             self._opt.sync()
             score = evaluate(self._model, self._dataset)
             self._evaluated = time.perf_counter()
-            self._report(
-                {
-                    "event": "accuracy",
-                    "step": self._opt.steps_done,
-                    "seconds": self._evaluated - self._began,
-                    "accuracy": score.accuracy,
-                }
-            )
+            self._report(Accuracy(step=steps, seconds=self._evaluated - self._began, accuracy=score.accuracy))
 
 
 def weights_digest(model: nn.Module) -> str:

@@ -3,14 +3,14 @@
 Strategy: 3LC's accelerated measurement (§4.3). A link changes how long a step takes and not what it
 computes, so a design's accuracy comes from one full run on an unlimited link, and its seconds per step on a thin link
 from a short run there, whose learning rates sweep the whole schedule. Every run is kept in `results.json` as soon as
-it is over, under the job that made it; a run that is there already is not made again. Who trains is told from
-outside, and nothing here knows how a result is printed or drawn.
+it is over, under the job that made it; a run that is there already is not made again. The caller says how to train, and
+nothing here knows how a result is printed or drawn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,11 @@ import torch
 from thinwire.codecs import Codec
 from thinwire.engines.links import parse_rate
 from thinwire.errors import ConfigError, EngineError
-from thinwire.jobs import results as kept_runs
 from thinwire.jobs.job import Job
-from thinwire.jobs.results import machine
+from thinwire.jobs.outcome import RunOutcome
+from thinwire.jobs.results import Results, Run
 from thinwire.policies.consistency import consistency
-from thinwire.studies.compare_rows import Cell, tabulate
+from thinwire.studies.compare_rows import Cell, Row, tabulate
 from thinwire.workloads.data import data
 
 SHORT_STEPS = 100
@@ -31,8 +31,28 @@ SWEPT_SHARE = 10
 """Where frames shrink as training goes on, a short run is at least this part, a tenth, of the full one (3LC §4.3)."""
 _LONGEST_PERIOD = 100_000
 
-Train = Callable[[Job], dict[str, Any]]
+RESULTS = "results.json"
+
+Train = Callable[[Job], RunOutcome]
 OnJob = Callable[[int, int, Job], None]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A run that ended with an EngineError; it is tried again next time."""
+
+    job: dict[str, Any]
+    error: str
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What `results.json` holds: the comparison, its rows, its failures, and all runs, of other comparisons too."""
+
+    comparison: Comparison
+    rows: Sequence[Row]
+    failures: Sequence[Failure]
+    runs: Sequence[Run[RunOutcome]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,14 +75,14 @@ class Comparison:
         consistency, placement, compression, transmission: in place of every design's own.
         data_root: where the data set lies, if not in its usual place.
         in_process: `train` makes runs without a link in one process, and their seconds say nothing.
-        shaping: who makes the links thin; see `experiment.choose_links`.
+        shaping: who makes the links thin; see `choose_links`.
 
     Raises:
         ConfigError: nothing to compare, or a job that cannot be.
     """
 
-    designs: Sequence[str]
-    links: Sequence[str]
+    designs: Sequence[str] = ("fp32", "int8", "3lc[s=1.0]", "3lc[s=1.75]")
+    links: Sequence[str] = ("10mbit", "100mbit", "1gbit")
     models: Sequence[str] = ("mlp",)
     data: str = "digits"
     seeds: int = 1
@@ -144,69 +164,48 @@ def jobs(cells: Mapping[Cell, tuple[Job, Job]]) -> list[Job]:
     return list(dict.fromkeys(job for pair in cells.values() for job in pair))
 
 
-def compare(comparison: Comparison, folder: Path, train: Train, *, on_job: OnJob = lambda *_: None) -> dict[str, Any]:
+def compare(comparison: Comparison, folder: Path, train: Train, *, on_job: OnJob = lambda *_: None) -> Findings:
     """Makes the runs that `folder/results.json` does not hold yet, and returns what that file then says.
 
     Args:
         comparison: what to compare.
         folder: made where it is missing; the file in it is written anew after every run.
         train: makes one run, as `jobs.run` does, and returns its outcome.
-        on_job: hears, before each run, its number, how many runs there are in all, and its job.
-
-    Returns:
-        `comparison`, `rows` (see `tabulate`), `failures` (runs that ended with an EngineError; they are tried again
-        next time) and `runs`, each with its `job`, its `outcome` and the `machine` it ran on.
+        on_job: called before each run with its number, how many runs there are in all, and its job.
 
     Raises:
         ConfigError: the file cannot be read or written, or is none of ours.
     """
-    path = folder / "results.json"
-    runs = kept_runs.load(path)
-    failures: list[dict[str, Any]] = []
+
+    def key(job: Job) -> dict[str, Any]:
+        described = {name: value for name, value in asdict(job).items() if name != "data_root"}
+        return described | {"shaping": comparison.shaping}
+
+    # A choice that jobs did not have yet when a run was stored counts as left at its default.
+    defaults = {field.name: field.default for field in fields(Job) if field.name != "data_root"}
+    results = Results(folder / RESULTS, [RunOutcome], defaults=defaults)
     cells = comparison.cells()
     needed, timed = jobs(cells), {short for _, short in cells.values()}
-    results = _results(comparison, cells, runs, failures)
+    failures: list[Failure] = []
+
+    def save() -> Findings:
+        rows = tabulate(cells, lambda job: results.find(key(job)))
+        results.save({"comparison": comparison, "rows": rows, "failures": failures})
+        return Findings(comparison, rows, failures, results.runs)
+
     for number, job in enumerate(needed, 1):
-        kept = kept_runs.outcome(runs, job, comparison.shaping)
+        stored = results.find(key(job))
         # A run in one process has an accuracy; where this comparison wants its seconds too, it is made again.
-        if kept is not None and not (kept.get("in_process") and job in timed and not comparison.in_process):
+        untimed = stored is not None and stored.in_process is True and job in timed and not comparison.in_process
+        if stored is not None and not untimed:
             continue
         on_job(number, len(needed), job)
         try:
-            outcome = train(job)
+            results.add(key(job), train(job))
         except EngineError as error:
-            failures.append({"job": kept_runs.key(job, comparison.shaping), "error": str(error)})
-        else:
-            made = {"job": kept_runs.key(job, comparison.shaping), "machine": machine(), "outcome": outcome}
-            runs = [run for run in runs if run["job"] != made["job"]] + [made]
-        results = _results(comparison, cells, runs, failures)
-        kept_runs.save(path, results)
-    kept_runs.save(path, results)
-    return results
-
-
-def split_names(text: str) -> list[str]:
-    """Returns the names in a list with commas; commas in brackets belong to a name.
-
-    Raises:
-        ConfigError: brackets that do not match.
-
-    Example:
-        >>> split_names("fp32, 3lc[s=1.75,entropy=zstd],int8")
-        ['fp32', '3lc[s=1.75,entropy=zstd]', 'int8']
-    """
-    names, depth = [""], 0
-    for letter in text:
-        depth += (letter == "[") - (letter == "]")
-        if depth not in (0, 1):
-            break
-        if letter == "," and depth == 0:
-            names.append("")
-        else:
-            names[-1] += letter
-    if depth != 0:
-        raise ConfigError(f"{text!r}: its brackets do not match; expected names as in fp32,3lc[s=1.75,entropy=zstd]")
-    return [name.strip() for name in names if name.strip()]
+            failures.append(Failure(job=key(job), error=str(error)))
+        save()
+    return save()
 
 
 def varies(codec: Codec) -> bool:
@@ -233,20 +232,3 @@ def _short_steps(full: Job, least: int) -> int:
         policy = consistency(design.consistency)
         period = next((i + 1 for i in range(_LONGEST_PERIOD) if policy.exchanges(i)), 1)
     return min(full.steps, -(-wanted // period) * period)
-
-
-def _results(
-    comparison: Comparison,
-    cells: Mapping[Cell, tuple[Job, Job]],
-    runs: list[dict[str, Any]],
-    failures: list[dict[str, Any]],
-) -> dict[str, Any]:
-    return {
-        "format": kept_runs.FORMAT,
-        "comparison": {
-            key: list(value) if isinstance(value, tuple) else value for key, value in asdict(comparison).items()
-        },
-        "rows": tabulate(cells, runs, comparison.shaping),
-        "failures": failures,
-        "runs": runs,
-    }

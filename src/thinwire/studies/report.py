@@ -1,6 +1,6 @@
 """The results of a comparison as one page of HTML that needs nothing else: tables, pictures, and how they came about.
 
-It reads what `compare` wrote and computes nothing of its own but units.
+It shows what `compare` returned and computes nothing of its own but units.
 """
 
 from __future__ import annotations
@@ -8,13 +8,17 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from thinwire.errors import ConfigError
-
-Row = dict[str, Any]
+from thinwire.jobs.outcome import RunOutcome
+from thinwire.jobs.results import Run
+from thinwire.jobs.tables import Table
+from thinwire.studies.compare import Comparison, Failure, Findings
+from thinwire.studies.compare_rows import Row
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
@@ -25,11 +29,11 @@ img { max-width: 100% } .failure { color: #a00; white-space: pre-wrap }
 """
 
 
-def write_report(results: dict[str, Any], path: Path) -> None:
+def write_report(findings: Findings, path: Path) -> None:
     """Writes the page.
 
     Args:
-        results: what `compare` returned.
+        findings: what `compare` returned.
         path: of the page; its folder is made.
 
     Raises:
@@ -37,177 +41,179 @@ def write_report(results: dict[str, Any], path: Path) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page(results))
+        path.write_text(page(findings))
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}. Choose another folder") from error
+        raise ConfigError(f"{path} cannot be written: {error.strerror}. Choose another place") from error
 
 
-def page(results: dict[str, Any]) -> str:
+def page(findings: Findings) -> str:
     """Returns the page as text."""
-    told = results["comparison"]
-    title = f"{len(told['designs'])} designs on {', '.join(told['links'])}"
-    parts = [f"<h1>{escape(title)}</h1>", _how(results)]
-    for model in told["models"]:
-        rows = [row for row in results["rows"] if row["model"] == model]
-        parts += [f"<h2>{escape(model)} on {escape(told['data'])}</h2>", _table(*designs_table(rows))]
-        parts.append(_table(*times_table(rows)))
-        if any(row["training_seconds"] for row in rows):
+    asked = findings.comparison
+    title = f"{len(asked.designs)} designs on {', '.join(asked.links)}"
+    parts = [f"<h1>{escape(title)}</h1>", _how(findings)]
+    for model in asked.models:
+        rows = [row for row in findings.rows if row.model == model]
+        parts += [f"<h2>{escape(model)} on {escape(asked.data)}</h2>", _html(designs_table(rows))]
+        parts.append(_html(times_table(rows)))
+        if any(row.training_seconds for row in rows):
             parts.append(f'<img alt="accuracy against training time" src="{_picture(rows)}">')
-        parts += ["<h3>By link</h3>", _table(*links_table(rows))]
-    if results["failures"]:
+        parts += ["<h3>By link</h3>", _html(links_table(rows))]
+    if findings.failures:
         parts.append("<h2>Runs that failed</h2>")
-        parts += [_failure(failure) for failure in results["failures"]]
-    parts += ["<h2>Every run</h2>", _table(*runs_table(results["runs"]))]
+        parts += [_failure(failure) for failure in findings.failures]
+    parts += ["<h2>Every run</h2>", _html(runs_table(findings.runs))]
     body = "\n".join(parts)
     return f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>' + (
         f"<style>{_STYLE}</style></head><body>\n{body}\n</body></html>\n"
     )
 
 
-Cells = tuple[list[str], list[list[str]]]
-
-
-def designs_table(rows: Sequence[Row]) -> Cells:
-    """Returns a header and a line for each design of one model: how good it gets, and how much it sends."""
-    header = ["design", "accuracy %", "difference", "bits up / down", "ratio"]
-    lines: list[list[str]] = []
-    for row in {row["design"]: row for row in reversed(rows)}.values():
-        line = [
-            row["design"],
+def designs_table(rows: Sequence[Row], title: str | None = None) -> Table:
+    """Returns a line for each design of one model: how good it gets, and how much it sends."""
+    lines = [
+        [
+            row.design,
             figure(row, "test_accuracy", 2, 100),
             figure(row, "accuracy_difference", 2, 100, sign="+"),
             f"{figure(row, 'bits_per_value_push', 3, std=False)} / {figure(row, 'bits_per_value_pull', 3, std=False)}",
             figure(row, "compression_ratio", 1, std=False),
         ]
-        lines.insert(0, line)
-    return header, lines
+        for row in reversed({row.design: row for row in reversed(rows)}.values())
+    ]
+    return Table(["design", "accuracy %", "difference", "bits up / down", "ratio"], lines, title)
 
 
-def times_table(rows: Sequence[Row]) -> Cells:
-    """Returns a header and a line for each design of one model: seconds per step and speed-up on every link."""
-    links = list(dict.fromkeys(row["link"] for row in rows))
+def times_table(rows: Sequence[Row]) -> Table:
+    """Returns a line for each design of one model: seconds per step and speed-up on every link."""
+    links = list(dict.fromkeys(row.link for row in rows))
     lines = []
-    for design in dict.fromkeys(row["design"] for row in rows):
-        mine = {row["link"]: row for row in rows if row["design"] == design}
+    for design in dict.fromkeys(row.design for row in rows):
+        mine = {row.link: row for row in rows if row.design == design}
         times = [
             (figure(mine[link], "seconds_per_step", 4), figure(mine[link], "speedup", 1, std=False)) for link in links
         ]
         lines.append([design, *(f"{seconds} s, {faster}×" for seconds, faster in times)])
-    return ["seconds per step", *links], lines
+    return Table(["seconds per step", *links], lines)
 
 
-def links_table(rows: Sequence[Row]) -> Cells:
-    """Returns a header and a line for each link and design: what was timed, and how long a full run would take."""
-    header = ["link", "design", "runs", "timed steps", "s/step", "speed-up", "full run", "shaped by"]
+def links_table(rows: Sequence[Row]) -> Table:
+    """Returns a line for each link and design: what was timed, and how long a full run would take."""
     lines = [
         [
-            row["link"],
-            row["design"],
-            str(row["timed_runs"]),
-            "–" if row["timed_steps"] is None else f"{row['timed_steps']:,} of {row['steps'] or 0:,}",
+            row.link,
+            row.design,
+            str(row.timed_runs),
+            "–" if row.timed_steps is None else f"{row.timed_steps:,} of {row.steps or 0:,}",
             figure(row, "seconds_per_step", 4),
             figure(row, "speedup", 2),
-            "–" if row["training_seconds"] is None else _duration(row["training_seconds"]),
-            ", ".join(row["shaping"]) or "–",
+            "–" if row.training_seconds is None else _duration(row.training_seconds),
+            ", ".join(row.shaping) or "–",
         ]
-        for row in sorted(rows, key=lambda row: [other["link"] for other in rows].index(row["link"]))
+        for row in sorted(rows, key=lambda row: [other.link for other in rows].index(row.link))
     ]
-    return header, lines
+    return Table(["link", "design", "runs", "timed steps", "s/step", "speed-up", "full run", "shaped by"], lines)
 
 
-def runs_table(runs: Sequence[dict[str, Any]]) -> Cells:
-    """Returns a header and a line for each run that is kept, whatever it was for."""
+def runs_table(runs: Sequence[Run[RunOutcome]]) -> Table:
+    """Returns a line for each stored run, whatever it was for."""
     header = ["design", "model", "data", "link", "seed", "workers", "servers", "steps", "batch", "rate", "chosen"]
-    header += ["seconds", "accuracy %"]
-    lines = []
-    for run in runs:
-        job, outcome = run["job"], run["outcome"]
-        lines.append(
-            [
-                *(job["design"], job["model"], job["data"], f"{outcome['link']} ({outcome['shaping']})"),
-                *(str(job["seed"]), str(job["workers"]), servers_of(job)),
-                *(f"{outcome['steps']:,}", str(job["batch"]), f"{job['lr']:g}", choices(job) or "–"),
-                *(f"{outcome['seconds']:.1f}", f"{100 * outcome['test_accuracy']:.2f}"),
-            ]
-        )
-    return header, lines
+    lines = [
+        [
+            *(job["design"], job["model"], job["data"], f"{outcome.link} ({outcome.shaping})"),
+            *(str(job["seed"]), str(job["workers"]), servers_of(job)),
+            *(f"{outcome.steps:,}", str(job["batch"]), f"{job['lr']:g}", choices(job) or "–"),
+            *(f"{outcome.seconds:.1f}", f"{100 * outcome.test_accuracy:.2f}"),
+        ]
+        for job, outcome in ((run.job, run.outcome) for run in runs)
+    ]
+    return Table([*header, "seconds", "accuracy %"], lines)
 
 
-def choices(told: Mapping[str, Any]) -> str:
-    """Returns what was chosen in place of the designs' own, by a comparison or by the job of one of its runs.
+def choices(asked: Comparison | Mapping[str, Any]) -> str:
+    """Returns what was chosen in place of the designs' own, by a comparison or by the stored job of a run.
 
-    >>> choices({"consistency": None, "placement": "uniform", "compression": "large[least=9]"})
-    'placement=uniform, compression=large[least=9]'
+    >>> choices(Comparison(placement="uniform", compression="by-shape"))
+    'placement=uniform, compression=by-shape'
     """
+    told = _mapping(asked)
     names = ("codec_up", "codec_down", "consistency", "placement", "compression", "transmission")
     return ", ".join(f"{name}={told[name]}" for name in names if told.get(name))
 
 
-def servers_of(told: Mapping[str, Any]) -> str:
-    """Returns where the servers of a comparison or of a job are, for people.
+def servers_of(asked: Comparison | Mapping[str, Any]) -> str:
+    """Returns where the servers of a comparison or of a stored job are.
 
     >>> servers_of({"servers": 2}), servers_of({"servers": 1, "servers_on_workers": True})
     ('2 of their own', "one on every worker's node")
     """
+    told = _mapping(asked)
     return "one on every worker's node" if told.get("servers_on_workers") else f"{told['servers']} of their own"
 
 
-def figure(row: Row, name: str, digits: int, scale: float = 1.0, *, std: bool = True, sign: str = "") -> str:
-    """Returns a mean for people, with its standard deviation where there is one; – where nothing was measured.
+def _mapping(asked: Comparison | Mapping[str, Any]) -> Mapping[str, Any]:
+    return asdict(asked) if isinstance(asked, Comparison) else asked
 
-    >>> figure({"x": 0.5, "x_std": 0.01}, "x", 1, 100), figure({"x": None}, "x", 1)
-    ('50.0 ± 1.0', '–')
+
+def figure(row: Row, name: str, digits: int, scale: float = 1.0, *, std: bool = True, sign: str = "") -> str:
+    """Returns a row's mean as text, with its standard deviation where there is one; – where nothing was measured.
+
+    Args:
+        row: of a comparison.
+        name: the mean's.
+        digits: behind the point.
+        scale: what the mean is multiplied by, 100 for a percentage.
+        std: whether to give the standard deviation.
+        sign: "+" shows the sign of positive numbers too.
     """
-    if row[name] is None:
+    mean = getattr(row, name)
+    if mean is None:
         return "–"
-    text = f"{scale * row[name]:{sign}.{digits}f}"
-    deviation = row.get(f"{name}_std") if std else None
+    text = f"{scale * mean:{sign}.{digits}f}"
+    deviation = getattr(row, f"{name}_std") if std else None
     return text if deviation is None else f"{text} ± {scale * deviation:.{digits}f}"
 
 
-def _how(results: dict[str, Any]) -> str:
-    told = results["comparison"]
-    machines = list(
-        dict.fromkeys(f"{m['processor']}, {m['system']}" for m in (run["machine"] for run in results["runs"]))
-    )
-    seeds = ", ".join(map(str, range(told["seeds"])))
+def _how(findings: Findings) -> str:
+    asked = findings.comparison
+    machines = list(dict.fromkeys(f"{run.machine.processor}, {run.machine.system}" for run in findings.runs))
+    seeds = ", ".join(map(str, range(asked.seeds)))
     text = (
-        f"{told['workers']} workers; servers: {servers_of(told)}; seeds {seeds}. Accuracy, bits and "
+        f"{asked.workers} workers; servers: {servers_of(asked)}; seeds {seeds}. Accuracy, bits and "
         "ratio come from full runs on an unlimited link; seconds per step come from short runs on each link, at least "
-        f"{told['short_steps']} steps. ± is one standard deviation over seeds. Difference and speed-up are against "
-        f"{told['designs'][0]}, seed by seed. Bits are payload per value, small uncompressed tensors included. The "
+        f"{asked.short_steps} steps. ± is one standard deviation over seeds. Difference and speed-up are against "
+        f"{asked.designs[0]}, seed by seed. Bits are payload per value, small uncompressed tensors included. The "
         "time of a full run is extrapolated: its steps at the seconds per step of that link."
     )
-    chosen = choices(told)
+    chosen = choices(asked)
     more = [f"Chosen for every design: {chosen}."] if chosen else []
     more += [f"Measured on: {'; '.join(machines)}." if machines else "Nothing has been measured yet."]
     return "".join(f"<p>{escape(part)}</p>" for part in (text, *more))
 
 
-def _table(header: list[str], lines: list[list[str]]) -> str:
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
-    body = "\n".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in line) + "</tr>" for line in lines)
+def _html(table: Table) -> str:
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in table.header)
+    body = "\n".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in line) + "</tr>" for line in table.lines)
     return f"<table><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>"
 
 
-def _failure(failure: dict[str, Any]) -> str:
-    job = failure["job"]
+def _failure(failure: Failure) -> str:
+    job = failure.job
     what = f"{job['design']}, {job['model']}, {job['link'] or 'no limit'}, seed {job['seed']}"
-    return f'<p class="failure">{escape(what)}: {escape(failure["error"])}</p>'
+    return f'<p class="failure">{escape(what)}: {escape(failure.error)}</p>'
 
 
 def _picture(rows: Sequence[Row]) -> str:
     """Accuracy over the time of a full run, a panel for each link, as in 3LC's figure 4; a data URL."""
     from matplotlib.figure import Figure  # half a second that no other command should pay
 
-    links = list(dict.fromkeys(row["link"] for row in rows if row["training_seconds"]))
+    links = list(dict.fromkeys(row.link for row in rows if row.training_seconds))
     drawing = Figure(figsize=(4.2 * len(links), 3.6), layout="constrained")
     panels = drawing.subplots(1, len(links), sharey=True, squeeze=False)[0]
     for panel, link in zip(panels, links, strict=True):
         for row in rows:
-            if row["link"] == link and row["training_seconds"] and row["test_accuracy"] is not None:
-                x, y = row["training_seconds"], 100 * row["test_accuracy"]
-                panel.errorbar(x, y, yerr=100 * (row["test_accuracy_std"] or 0), marker="o", label=row["design"])
+            if row.link == link and row.training_seconds and row.test_accuracy is not None:
+                x, y = row.training_seconds, 100 * row.test_accuracy
+                panel.errorbar(x, y, yerr=100 * (row.test_accuracy_std or 0), marker="o", label=row.design)
         panel.set(title=link, xlabel="seconds of a full run", xscale="log")
         panel.grid(alpha=0.3)
     panels[0].set_ylabel("test accuracy (%)")

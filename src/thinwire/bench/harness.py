@@ -1,0 +1,202 @@
+"""The harness of every benchmark: a grid of cells, a measurement of each, and a file of results that can go on.
+
+A benchmark is one `Bench`: its options, its grid, how one cell is measured, and the columns of its table. Cells are
+measured one after the other, in rounds, and each result is stored as soon as it is there. Nothing here prints.
+"""
+
+from __future__ import annotations
+
+import statistics
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+import msgspec
+
+from thinwire.engines.events import Event
+from thinwire.jobs.results import Results
+from thinwire.jobs.tables import Table
+from thinwire.transports.grpc import GrpcOptions
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Picture
+
+
+class Figures(msgspec.Struct, frozen=True, kw_only=True, tag_field="figures", tag=str.lower):
+    """Base class of what is measured at a cell."""
+
+
+C = TypeVar("C")
+F = TypeVar("F", bound=Figures)
+Measured = Mapping[C, Sequence[F]]
+"""The results of each cell, one for each round so far."""
+Column = tuple[str, Callable[[C, Sequence[F]], str]]
+"""A title, and what to show of a cell and its results."""
+Tell = Callable[[str], None]
+
+
+class Bench(ABC, Generic[C, F]):
+    """One benchmark. A subclass is a dataclass whose fields are the options of its command.
+
+    Attributes:
+        kinds: the classes of what is measured.
+        columns: of its table.
+        left: how many of them are text.
+        rounds: how often the grid is gone through.
+    """
+
+    kinds: ClassVar[Sequence[type[Figures]]]
+    columns: ClassVar[Sequence[Column[Any, Any]]] = ()
+    left: ClassVar[int] = 1
+    rounds: int = 1
+
+    @abstractmethod
+    def cells(self) -> Sequence[C]:
+        """Returns the grid: frozen dataclasses that hold everything that tells one measurement from another."""
+
+    @abstractmethod
+    def measure(self, cell: C, before: Measured[C, F], tell: Tell) -> F:
+        """Measures one cell.
+
+        Args:
+            cell: of the grid.
+            before: what was measured before.
+            tell: takes a word on progress, where measuring takes long.
+        """
+
+    def compared(self, cell: C, measured: Measured[C, F]) -> dict[str, float | None]:
+        """Returns how a cell's results compare with others', by title; None while the others are missing."""
+        return {}
+
+    def tables(self, measured: Measured[C, F]) -> list[Table]:
+        """Returns what was measured, for people."""
+        header, lines = [title for title, _ in self.columns], []
+        for cell, runs in measured.items():
+            compared = self.compared(cell, measured)
+            ratios = ["–" if ratio is None else f"{ratio:.2f}" for ratio in compared.values()]
+            lines.append([*(text(cell, runs) for _, text in self.columns), *ratios])
+            header = [*(title for title, _ in self.columns), *compared]
+        return [Table(header, lines, left=self.left)]
+
+    def sections(self, measured: Measured[C, F]) -> dict[str, Any]:
+        """Returns what the tables show, as data for the file of results: medians over the rounds."""
+        return {"rows": [_row(cell, runs) | self.compared(cell, measured) for cell, runs in measured.items()]}
+
+    def thin_link(self) -> tuple[str | None, str]:
+        """Returns a limited link of the grid, which may need privileges, or None; and who is to shape it."""
+        return None, "auto"
+
+    def failed(self, figures: F) -> bool:
+        """Whether a stored result is of a measurement that failed, to be tried again."""
+        return False
+
+    def line(self, cell: C, figures: F) -> str | None:
+        """Returns a line about one result, to be shown at once; None where tables are enough."""
+        return None
+
+    def notes(self, measured: Measured[C, F]) -> list[str]:
+        """Returns what is to be said below the tables."""
+        return []
+
+    def chart(self, measured: Measured[C, F]) -> Picture | None:
+        """Returns a picture of what was measured, if there is one."""
+        return None
+
+
+def run(
+    bench: Bench[C, F],
+    results: Results[Any],
+    measured: dict[C, list[F]],
+    *,
+    on_cell: Callable[[int, int, C], None] = lambda number, total, cell: None,
+    on_result: Callable[[C, F], None] = lambda cell, figures: None,
+    tell: Tell = lambda text: None,
+) -> None:
+    """Measures the cells that `results` does not hold yet, and stores each result as soon as it is there.
+
+    Args:
+        bench: what to measure.
+        results: where results are stored.
+        measured: filled with every cell and its results, also if measuring is interrupted.
+        on_cell: called before each measurement with its number, how many there are, and the cell.
+        on_result: called after each measurement.
+        tell: takes words on progress.
+    """
+    cells = bench.cells()
+    for number in range(len(cells) * bench.rounds):
+        cell = cells[number % len(cells)]
+        key = {**msgspec.to_builtins(cell), "round": number // len(cells)}
+        figures = results.find(key)
+        if figures is None or bench.failed(figures):
+            on_cell(number + 1, len(cells) * bench.rounds, cell)
+            figures = bench.measure(cell, measured, tell)
+            results.add(key, figures)
+            on_result(cell, figures)
+        measured.setdefault(cell, []).append(figures)
+        results.save(bench.sections(measured))
+
+
+def median(runs: Sequence[F], name: str) -> float:
+    """Returns the median of one figure over the rounds."""
+    return float(statistics.median(getattr(run, name) for run in runs))
+
+
+def column(title: str, name: str, form: str = "{:.2f}") -> Column[Any, Any]:
+    """Returns a column of one figure, its median over the rounds; – where it is None.
+
+    Args:
+        title: of the column.
+        name: of the figure.
+        form: what `str.format` makes of it.
+    """
+
+    def text(_cell: Any, runs: Sequence[Figures]) -> str:
+        return "–" if getattr(runs[0], name) is None else form.format(median(runs, name))
+
+    return title, text
+
+
+def milliseconds(title: str, name: str) -> tuple[Column[Any, Any], Column[Any, Any]]:
+    """Returns two columns of a figure in seconds: its median over the rounds, and its extremes."""
+
+    def extremes(_cell: Any, runs: Sequence[Figures]) -> str:
+        values = [1e3 * getattr(run, name) for run in runs]
+        return f"{min(values):.1f} … {max(values):.1f}"
+
+    return (title, lambda cell, runs: f"{1e3 * median(runs, name):.1f}"), ("fastest … slowest", extremes)
+
+
+def _row(cell: Any, runs: Sequence[Figures]) -> dict[str, Any]:
+    every = [msgspec.structs.asdict(run) for run in runs]
+    middle = {
+        name: statistics.median(each[name] for each in every) if type(value) in (int, float) else value
+        for name, value in every[0].items()
+    }
+    return {**msgspec.to_builtins(cell), **middle}
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What the command line of a benchmark's process gives it.
+
+    Attributes:
+        report: takes its events.
+        listen: the address of a server.
+        transport: options of its connections.
+    """
+
+    report: Callable[[Event], None]
+    listen: str
+    transport: GrpcOptions
+
+
+class Role(msgspec.Struct, frozen=True, kw_only=True, tag_field="role", tag=str.lower):
+    """Base class of what one process of a benchmark does; its fields travel on the process's command line.
+
+    A role has a method `play(stage)`, which does it and reports.
+    """
+
+    def command(self) -> list[str]:
+        """Returns the `thinwire` command of the process."""
+        return ["bench", "role", msgspec.json.encode(self).decode()]

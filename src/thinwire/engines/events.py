@@ -1,0 +1,50 @@
+"""What a process reports to the engine that started it: one JSON object a line on standard output.
+
+An event is a frozen struct; its key `event` in JSON is the name of its class in small letters. The engine is told which
+classes its processes report, and knows nothing of what they mean.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, Union
+
+import msgspec
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=str.lower):
+    """Base class of everything that a process reports.
+
+    Example:
+        >>> class Sum(Event, frozen=True, kw_only=True):
+        ...     value: float
+        >>> Sum(value=float("nan")).line()
+        '{"event": "sum", "value": NaN}'
+        >>> reader([Sum])('{"event": "sum", "value": 2}').value, reader([Sum])("warming up")
+        (2.0, None)
+    """
+
+    def line(self) -> str:
+        """Returns the event as one line of JSON, without the line's end."""
+        # Not msgspec's own JSON: it writes NaN, which a diverged training reports, as null.
+        return json.dumps(msgspec.to_builtins(self))
+
+
+def reader(kinds: Sequence[type[Event]]) -> Callable[[str], Event | None]:
+    """Returns a function that reads a line: the event in it, or None where it is something else.
+
+    Args:
+        kinds: the classes of the events that may come.
+    """
+    kind: Any = Union[tuple(kinds)]  # noqa: UP007  # of a sequence, which X | Y cannot spell
+
+    def read(line: str) -> Event | None:
+        try:
+            data = json.loads(line)
+            event: Event | None = msgspec.convert(data, kind) if isinstance(data, dict) and "event" in data else None
+        except ValueError:  # msgspec's errors are of this kind too
+            return None
+        return event
+
+    return read

@@ -1,0 +1,136 @@
+"""Servers and workers as real processes, each behind its own link, and what they report.
+
+With privileges the link is the kernel's: a network namespace for each process and `tc tbf` in both directions; without,
+a token bucket inside each process's transport. Commands and events are the caller's: nothing here knows of training.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Literal
+
+from thinwire.engines.events import Event
+from thinwire.engines.links import Rate, parse_rate
+from thinwire.engines.local import LocalEngine
+from thinwire.engines.namespaces import Fabric, available
+from thinwire.errors import ConfigError, EngineError
+from thinwire.jobs.events import Listening
+
+Shaping = Literal["kernel", "application", "none"]
+OnEvent = Callable[[str, Event], None]
+
+PORT = 7070
+START_TIMEOUT_S = 120.0
+SERVER = "server"
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """How the links of a run are made; `note` says why not by the kernel, where that was wanted."""
+
+    shaping: Shaping
+    rate: Rate
+    note: str = ""
+
+
+def choose_links(link: str | None, wanted: str = "auto") -> Links:
+    """Decides who shapes the links.
+
+    Args:
+        link: a rate, or None for no limit.
+        wanted: `auto` takes the kernel where it may, `kernel` insists, `application` never asks for privileges.
+
+    Raises:
+        ConfigError: a rate or a choice that cannot be.
+        EngineError: `kernel`, and it is not possible here.
+    """
+    rate = parse_rate(link or "none")
+    if wanted not in ("auto", "kernel", "application"):
+        raise ConfigError(f"shaping {wanted!r}; allowed are auto, kernel and application")
+    if wanted == "application":
+        return Links("application" if rate.bps else "none", rate)
+    if rate.bps is None and wanted == "auto":
+        return Links("none", rate)
+    possible, reason = available()
+    if possible:
+        return Links("kernel", rate)
+    if wanted == "kernel":
+        raise EngineError(f"the kernel cannot shape links here: {reason}")
+    return Links("application", rate, f"kernel shaping is not possible here: {reason}")
+
+
+def run_cluster(
+    links: Links,
+    workers: int,
+    worker_command: Callable[[int, list[str]], list[str]],
+    kinds: Sequence[type[Event]],
+    on_event: OnEvent,
+    *,
+    servers: int = 1,
+    servers_on_workers: bool = False,
+    server_command: Callable[[int], list[str]] = lambda index: ["server"],
+) -> dict[str, int]:
+    """Starts servers and workers, passes on what they report, and returns when all have ended.
+
+    Args:
+        links: how the links are made.
+        workers: how many.
+        worker_command: the `thinwire` command of a worker, by rank and server addresses.
+        kinds: the classes of the events that the processes report, besides `Listening`.
+        on_event: called with each process's name and event.
+        servers: how many shards.
+        servers_on_workers: shard i runs on worker i's node, and both share its link.
+        server_command: the `thinwire` command of a shard, by index, up to `--listen`; it reports `Listening`.
+
+    Returns:
+        With kernel shaping the interface counters of the workers' nodes, named as in `RunOutcome`.
+
+    Raises:
+        ConfigError: servers on workers where links are made by each process for itself, or more servers than workers.
+        EngineError: a process failed; the message holds its last output. Nothing is left running.
+    """
+    if servers_on_workers and links.shaping == "application":
+        raise ConfigError(
+            "a server on every worker's node shares that node's link, and application shaping gives each process a "
+            "link of its own; use kernel shaping, or no limit"
+        )
+    if servers_on_workers and servers > workers:
+        raise ConfigError(f"{servers} servers on the nodes of {workers} workers; at most one on each is possible")
+    shards = [f"{SERVER} {index}" for index in range(servers)]
+    names = [f"worker {rank}" for rank in range(workers)]
+    with ExitStack() as stack:
+        fabric = None
+        if links.shaping == "kernel":
+            hosts = names if servers_on_workers else [*shards, *names]
+            fabric = stack.enter_context(Fabric(dict.fromkeys(hosts, links.rate)))
+        engine = stack.enter_context(LocalEngine([Listening, *kinds], fabric=fabric))
+        shape = ["--shape", str(links.rate)] if links.shaping == "application" else []
+
+        def start(name: str, host: str, *command: str) -> None:
+            argv = [sys.executable, "-m", "thinwire", *command, "--events", *shape]
+            engine.start(name, argv, host=host if fabric else None)
+
+        for index, shard in enumerate(shards):
+            host = names[index] if servers_on_workers else shard
+            address = f"{fabric.addresses[host]}:{PORT}" if fabric else "127.0.0.1:0"
+            start(shard, host, *server_command(index), "--listen", address)
+        addresses = [engine.wait_for(shard, Listening, START_TIMEOUT_S).address for shard in shards]
+        for rank, name in enumerate(names):
+            start(name, name, *worker_command(rank, addresses))
+        for process, event in engine.events():
+            on_event(process, event)
+        return _interfaces(fabric, names) if fabric else {}
+
+
+def _interfaces(fabric: Fabric, workers: Sequence[str]) -> dict[str, int]:
+    """What the kernel counted at the workers' links: everything, and what is left without TCP/IP headers."""
+    counters: dict[str, int] = {}
+    for way, count in (("push", fabric.sent), ("pull", fabric.received)):
+        counts = [count(worker) for worker in workers]
+        counters[f"interface_bytes_{way}"] = sum(each.nbytes for each in counts)
+        counters[f"interface_packets_{way}"] = sum(each.packets for each in counts)
+        counters[f"interface_payload_bytes_{way}"] = sum(each.payload_nbytes for each in counts)
+    return counters

@@ -1,0 +1,56 @@
+"""What servers and workers report to whoever started them."""
+
+from __future__ import annotations
+
+from thinwire.engines.events import Event
+from thinwire.jobs.outcome import CurvePoint, WorkerOutcome
+
+
+class Listening(Event, frozen=True, kw_only=True):
+    """A server accepts connections at `address`, `host:port`."""
+
+    address: str
+
+
+class Served(Event, frozen=True, kw_only=True):
+    """A server's training is over."""
+
+    wire_bytes_sent: int
+    wire_bytes_received: int
+
+
+class Progress(Event, frozen=True, kw_only=True):
+    """Worker 0 has taken `step` of `steps` steps (None: as many as fit the time budget) in so many seconds."""
+
+    step: int
+    steps: int | None
+    seconds: float
+    loss: float
+
+
+class Accuracy(Event, frozen=True, kw_only=True):
+    """Worker 0 has evaluated the model."""
+
+    step: int
+    seconds: float
+    accuracy: float
+
+    def point(self) -> CurvePoint:
+        """Returns the point of the run's curve."""
+        return CurvePoint(step=self.step, seconds=self.seconds, accuracy=self.accuracy)
+
+
+class Checkpointed(Event, frozen=True, kw_only=True):
+    """A worker has written its checkpoint of a step."""
+
+    rank: int
+    step: int
+
+
+class Done(Event, frozen=True, kw_only=True):
+    """A worker has ended its training."""
+
+    outcome: WorkerOutcome
+
+
+KINDS = (Listening, Served, Progress, Accuracy, Checkpointed, Done)

@@ -1,0 +1,185 @@
+"""What a run came to: one worker's outcome, and the run's, which `train --json` writes.
+
+Attributes that a run may lack are `UNSET`, and are then left out of the JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from thinwire.engines.links import Rate
+from thinwire.errors import EngineError
+from thinwire.jobs.job import Job
+from thinwire.policies.consistency import consistency
+
+
+class PlacementSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """How the tables were placed: bytes on each shard, how far they deviate, and a digest of the decision."""
+
+    loads: list[float]
+    coefficient_of_variation: float
+    standard_deviation: float
+    digest: str
+
+
+class WorkerOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What one worker's training came to. Worker 0 alone evaluates, and has the scores.
+
+    Attributes:
+        seconds: of training, from the end of the first step, without start-up and the first broadcast.
+        train_loss: mean over the latest steps, in nats.
+        weights: digest of every parameter's bits.
+        traffic: sums of bytes, values and seconds, by name; see `DistributedOptimizer.traffic`.
+        residual_ratio: by table, see `DistributedOptimizer.residual_ratios`.
+        test_accuracy_ema: of the averaged weights, where the design keeps them.
+    """
+
+    rank: int
+    steps: int
+    seconds: float
+    seconds_per_step: float
+    train_loss: float
+    weights: str
+    traffic: dict[str, float]
+    placement: PlacementSummary
+    test_accuracy: float | UnsetType = UNSET
+    test_loss: float | UnsetType = UNSET
+    test_accuracy_ema: float | UnsetType = UNSET
+    residual_ratio: dict[str, float] | UnsetType = UNSET
+
+
+class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
+    """Test accuracy, 0 … 1, after so many steps and seconds of training."""
+
+    step: int
+    seconds: float
+    accuracy: float
+
+
+class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run came to.
+
+    Payload and wire bytes are sums over all workers; bits per value and the ratio come from the payload of everything
+    that travelled, uncompressed small tensors included. Interface counters are the kernel's, at the workers' links.
+    """
+
+    design: str
+    model: str
+    data: str
+    workers: int
+    servers: int
+    servers_on_workers: bool = False
+    steps: int
+    link: str
+    seed: int
+    seconds: float
+    seconds_per_step: float
+    test_accuracy: float
+    train_loss: float
+    payload_bytes_push: int
+    payload_bytes_pull: int
+    wire_bytes_push: int
+    wire_bytes_pull: int
+    bits_per_value_push: float
+    bits_per_value_pull: float
+    compression_ratio: float
+    shaping: str
+    choices: dict[str, Any]
+    placement: PlacementSummary
+    late_pushes: int
+    skipped_updates: int
+    batch: int
+    lr: float
+    test_loss: float
+    test_accuracy_ema: float | UnsetType = UNSET
+    residual_ratio: dict[str, float]
+    weights: str
+    seconds_encode: float
+    seconds_decode: float
+    seconds_wait: float
+    curve: list[CurvePoint]
+    interface_bytes_push: int | UnsetType = UNSET
+    interface_bytes_pull: int | UnsetType = UNSET
+    interface_packets_push: int | UnsetType = UNSET
+    interface_packets_pull: int | UnsetType = UNSET
+    interface_payload_bytes_push: int | UnsetType = UNSET
+    interface_payload_bytes_pull: int | UnsetType = UNSET
+    in_process: bool | UnsetType = UNSET
+
+
+def summarise(
+    job: Job,
+    workers: Sequence[WorkerOutcome],
+    curve: Sequence[CurvePoint] = (),
+    *,
+    rate: Rate,
+    shaping: str,
+) -> RunOutcome:
+    """Sums up the workers' outcomes.
+
+    Args:
+        job: what was trained.
+        workers: in any order; floats are summed in the order of ranks, so that equal runs have equal sums.
+        curve: accuracies during the run.
+        rate: of every process's link.
+        shaping: who made the links thin.
+
+    Raises:
+        EngineError: the replicas ended with different weights where the design promises equal ones.
+    """
+    workers = sorted(workers, key=lambda worker: worker.rank)
+    first, design, recipe = workers[0], job.full_design(), job.recipe()
+    digests = {worker.weights for worker in workers}
+    if len(digests) > 1 and consistency(design.consistency).replicas_end_equal:
+        raise EngineError(f"the workers ended with {len(digests)} different models; they must be equal bit for bit")
+    if isinstance(first.test_accuracy, UnsetType) or isinstance(first.test_loss, UnsetType):
+        raise EngineError("worker 0 ended without an evaluation")
+
+    def total(name: str) -> float:
+        return sum(worker.traffic.get(name, 0) for worker in workers)
+
+    def ratio(a: float, b: float) -> float:
+        return a / b if b else 0.0
+
+    push_bits, pull_bits = 8 * total("payload_bytes_push"), 8 * total("payload_bytes_pull")
+    return RunOutcome(
+        design=job.design,
+        model=job.model,
+        data=job.data,
+        workers=job.workers,
+        servers=job.shards,
+        servers_on_workers=job.servers_on_workers,
+        steps=first.steps,
+        link=str(rate),
+        seed=job.seed,
+        seconds=first.seconds,
+        seconds_per_step=first.seconds_per_step,
+        test_accuracy=first.test_accuracy,
+        train_loss=sum(worker.train_loss for worker in workers) / len(workers),
+        payload_bytes_push=int(total("payload_bytes_push")),
+        payload_bytes_pull=int(total("payload_bytes_pull")),
+        wire_bytes_push=int(total("wire_bytes_push")),
+        wire_bytes_pull=int(total("wire_bytes_pull")),
+        bits_per_value_push=ratio(push_bits, total("values_push")),
+        bits_per_value_pull=ratio(pull_bits, total("values_pull")),
+        compression_ratio=ratio(32 * (total("values_push") + total("values_pull")), push_bits + pull_bits),
+        shaping=shaping,
+        choices=design.choices(),
+        placement=first.placement,
+        late_pushes=int(total("late_pushes")),
+        skipped_updates=int(total("skipped_updates")),
+        batch=recipe.batch,
+        lr=recipe.lr,
+        test_loss=first.test_loss,
+        test_accuracy_ema=first.test_accuracy_ema,
+        residual_ratio=first.residual_ratio or {},
+        weights=first.weights,
+        seconds_encode=total("encode_seconds") / job.workers,
+        seconds_decode=total("decode_seconds") / job.workers,
+        seconds_wait=total("wait_seconds") / job.workers,
+        curve=list(curve),
+    )

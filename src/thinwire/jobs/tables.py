@@ -1,0 +1,28 @@
+"""A table as plain text cells, before it is printed or written into a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A header and lines of as many cells. The first `left` columns are aligned to the left, as text is."""
+
+    header: Sequence[str]
+    lines: Sequence[Sequence[str]]
+    title: str | None = None
+    left: int = 1
+
+
+def nbytes_text(nbytes: float) -> str:
+    """Returns a number of bytes for people.
+
+    >>> nbytes_text(1234567)
+    '1.23 MB'
+    """
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= scale:
+            return f"{nbytes / scale:.3g} {unit}"
+    return f"{nbytes:.0f} B"

@@ -1,0 +1,69 @@
+"""`thinwire bench`: what is measured is shown and written, an interrupted grid goes on, failures are told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import Result
+from tests.jobs.outcomes import run_outcome
+from thinwire.bench.transports import Cell, Step, TransportsBench
+from thinwire.errors import EngineError
+from thinwire.jobs import in_process
+from thinwire.jobs.job import Job
+from thinwire.jobs.outcome import RunOutcome
+
+Command = Callable[..., Result]
+
+
+def test_tables_and_data_and_going_on(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made: list[Cell] = []
+
+    def measure(bench: TransportsBench, cell: Cell, before: object, tell: Callable[[str], None]) -> Step:
+        tell("going")
+        if len(made) == 4:
+            raise KeyboardInterrupt
+        made.append(cell)
+        return Step(seconds_per_step=0.01 * len(made), shaping="none")
+
+    monkeypatch.setattr(TransportsBench, "measure", measure)
+    file = tmp_path / "new" / "transports.json"
+    arguments = ("bench", "transports", "--link", "none", "--rounds", 1, "--json", file)
+    result = command(*arguments)
+    assert result.status == 130 and "interrupted" in result.err
+    assert "10.0 … 10.0" in result.out and f"wrote {file}" in result.out.replace("\n", "")
+    assert len(json.loads(file.read_text())["runs"]) == 4
+    made.clear()
+    result = command(*arguments, "--resume")
+    assert (result.status, result.err) == (0, "") and len(made) == 2
+    written = json.loads(file.read_text())
+    assert [row["seconds_per_step"] for row in written["rows"]] == [0.01, 0.02, 0.03, 0.04, 0.01, 0.02]
+    made.clear()
+    assert command(*arguments[:-2]).status == 130 and len(made) == 4, "without --resume all is measured again"
+
+
+def test_what_failed_is_told_and_the_rest_goes_on(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def run(job: Job) -> RunOutcome:
+        if job.design == "fp32":
+            raise EngineError("no luck [today]")
+        return run_outcome(train_loss=0.5)
+
+    monkeypatch.setattr(in_process, "run", run)
+    result = command("bench", "designs", "--designs", "fp32,int8", "--models", "mlp")
+    assert result.status == 1
+    assert "mlp, fp32: EngineError: no luck [today]" in result.out and "mlp, int8: ok" in result.out
+    assert "FAILED" in result.out and "0.500" in result.out
+    assert result.err.startswith("error: 1 of 2 failed, the first of them ")
+
+
+def test_a_file_of_other_results_is_left_alone(command: Command, tmp_path: Path) -> None:
+    file = tmp_path / "other.json"
+    file.write_text('{"format": 1, "runs": [{}]}')
+    result = command("bench", "transports", "--json", file, "--resume")
+    assert result.status == 2 and "does not hold results of this kind" in result.err
+    assert file.read_text() == '{"format": 1, "runs": [{}]}'

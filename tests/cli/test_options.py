@@ -1,0 +1,90 @@
+"""Commands whose options are the fields of a dataclass, and lists of names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Annotated, Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from thinwire.cli.options import OPTIONS, split_names, takes
+from thinwire.errors import ConfigError
+from thinwire.jobs.job import Job
+
+
+def test_every_field_of_a_job_has_an_option() -> None:
+    assert OPTIONS.keys() >= {field.name for field in fields(Job)}
+
+
+def run(*arguments: str) -> tuple[Any, Job | None]:
+    app, seen = typer.Typer(), list[Job]()
+
+    @app.command()
+    @takes(Job, without=("servers",))
+    def command(job: Job, name: Annotated[str, typer.Option(help="Needed.")], note: str = "") -> None:
+        """What it does."""
+        seen.append(job)
+
+    result = CliRunner().invoke(app, list(arguments))
+    return result, seen[0] if seen else None
+
+
+def test_a_command_is_given_the_job_that_was_asked_for() -> None:
+    _, job = run("--name", "x", "--design", "fp32", "--lr", "0.5", "--servers-on-workers")
+    assert job == Job(design="fp32", lr=0.5, servers_on_workers=True)
+    _, job = run("--name", "x")
+    assert job == Job()
+
+
+def test_help_shows_the_commands_text_and_the_options() -> None:
+    result, job = run("--help")
+    assert job is None and result.exit_code == 0
+    for text in ("What it does.", "--name", "--design", "--transmission"):
+        assert text in result.output
+    assert "--servers " not in result.output
+
+
+def test_a_job_that_cannot_be_and_an_option_that_is_missing() -> None:
+    result, _ = run("--name", "x", "--steps", "5", "--seconds", "5")
+    assert isinstance(result.exception, ConfigError)
+    result, _ = run("--design", "fp32")
+    assert result.exit_code == 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    links: tuple[str, ...] = ("none", "1mbit")
+    hooks: tuple[str, ...] = ("none", "3lc[s=1.0]")
+    rounds: int = 3
+
+
+def test_lists_with_commas_and_lists_of_repeated_options() -> None:
+    app, seen = typer.Typer(), list[Grid]()
+
+    @app.command()
+    @takes(Grid, rounds=Annotated[int, typer.Option("--runs")])
+    def command(grid: Grid) -> None:
+        seen.append(grid)
+
+    for arguments in ([], ["--links", "a, b[c,d]", "--hook", "x[y,z]", "--hook", "w", "--runs", "7"]):
+        assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert seen == [Grid(), Grid(links=("a", "b[c,d]"), hooks=("x[y,z]", "w"), rounds=7)]
+
+
+def test_a_field_without_an_option_is_our_mistake() -> None:
+    @dataclass
+    class Strange:
+        colour: str = "red"
+
+    with pytest.raises(TypeError, match=r"Strange\.colour has no option"):
+        takes(Strange)(lambda strange: None)
+
+
+def test_names_are_split_at_commas_outside_of_brackets() -> None:
+    assert split_names("3lc[s=1.0,entropy=zstd],int8 , fp32,") == ("3lc[s=1.0,entropy=zstd]", "int8", "fp32")
+    assert split_names("") == ()
+    for text in ("3lc[s=1", "3lc]s=1[", "a[[b]]", "a[b,c"):
+        with pytest.raises(ConfigError, match="its brackets do not match"):
+            split_names(text)

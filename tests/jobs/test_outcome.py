@@ -1,0 +1,48 @@
+"""What the workers' outcomes are summed up to."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import msgspec
+import pytest
+
+from tests.jobs.outcomes import worker_outcome
+from thinwire.engines.links import Rate
+from thinwire.errors import EngineError
+from thinwire.jobs.job import Job
+from thinwire.jobs.outcome import summarise
+
+JOB = Job(workers=3, steps=5)
+
+
+def test_sums_are_over_workers_and_the_ratio_is_of_all_that_travelled() -> None:
+    found = summarise(JOB, [worker_outcome(rank) for rank in range(3)], rate=Rate(None), shaping="none")
+    assert (found.payload_bytes_push, found.payload_bytes_pull) == (300, 900)
+    assert (found.wire_bytes_push, found.wire_bytes_pull) == (450, 1050)
+    assert (found.bits_per_value_push, found.bits_per_value_pull) == (0.8, 2.4)
+    assert found.compression_ratio == 32 * 6000 / (8 * 1200)
+    assert found.train_loss == 2.0 and found.seconds_wait == 1.0
+
+
+def test_the_order_in_which_workers_end_changes_no_digit() -> None:
+    """0.1 + 0.2 + 0.3 is not 0.3 + 0.2 + 0.1: floats are summed in the order of ranks."""
+    workers = [worker_outcome(rank, train_loss=loss) for rank, loss in enumerate((0.1, 0.2, 0.3))]
+    found = {
+        summarise(JOB, order, rate=Rate(None), shaping="none").train_loss for order in itertools.permutations(workers)
+    }
+    assert found == {(0.1 + 0.2 + 0.3) / 3} != {(0.3 + 0.2 + 0.1) / 3}
+
+
+def test_replicas_that_differ_are_an_error() -> None:
+    workers = [worker_outcome(0), worker_outcome(1, weights="abd"), worker_outcome(2)]
+    with pytest.raises(EngineError, match="the workers ended with 2 different models"):
+        summarise(JOB, workers, rate=Rate(None), shaping="none")
+
+
+def test_what_a_run_does_not_have_is_not_written() -> None:
+    found = summarise(JOB, [worker_outcome(rank) for rank in range(3)], rate=Rate(None), shaping="none")
+    data = msgspec.to_builtins(found)
+    assert {"test_accuracy_ema", "interface_bytes_push", "in_process"}.isdisjoint(data)
+    assert msgspec.convert(json.loads(json.dumps(data)), type(found)) == found

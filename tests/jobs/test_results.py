@@ -1,0 +1,78 @@
+"""Stored results: found by their job, replaced, kept apart from other files."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from thinwire.errors import ConfigError
+from thinwire.jobs.results import Results
+
+
+class Loss(msgspec.Struct, frozen=True, tag=True):
+    value: float
+
+
+class Speed(msgspec.Struct, frozen=True, tag=True):
+    value: float
+
+
+def test_what_is_saved_is_found_by_its_job_whatever_its_kind(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "results.json"
+    results = Results(path, [Loss, Speed])
+    results.add({"a": 1}, Loss(1.0))
+    results.add({"a": 2}, Speed(3.0))
+    results.add({"a": 1}, Loss(math.nan))
+    results.save({"rows": [Loss(2.0)]})
+    again = Results(path, [Loss, Speed])
+    assert [run.job for run in again.runs] == [{"a": 2}, {"a": 1}]
+    assert again.find({"a": 2}) == Speed(3.0) and again.find({"a": 3}) is None
+    loss = again.find({"a": 1})
+    assert isinstance(loss, Loss) and math.isnan(loss.value), "a diverged training is stored too"
+    data = json.loads(path.read_text())
+    assert list(data) == ["format", "rows", "runs"] and data["runs"][0]["machine"]["torch"]
+    assert Results(path, [Loss], fresh=True).runs == []
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_a_field_that_jobs_did_not_have_yet_counts_as_its_default(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    results = Results(path, [Loss])
+    results.add({"a": 1}, Loss(1.0))
+    results.save({})
+    again = Results(path, [Loss], defaults={"b": None})
+    assert again.find({"a": 1, "b": None}) == Loss(1.0) and again.find({"a": 1, "b": 2}) is None
+    again.add({"a": 1, "b": None}, Loss(2.0))
+    assert len(again.runs) == 1, "and is replaced by a newer outcome"
+
+
+def test_without_a_path_nothing_is_written() -> None:
+    results = Results(None, [Loss])
+    results.add({}, Loss(1.0))
+    results.save({})
+    assert results.find({}) == Loss(1.0)
+
+
+def test_another_file_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    texts = ["{", "[]", "{}", '{"format": 1, "runs": [{}]}', '{"format": 1, "runs": 3}']
+    for text in texts:
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=r"results\.json does not hold results of this kind; choose another"):
+            Results(path, [Loss])
+        assert path.read_text() == text
+    path.write_text('{"format": 2, "runs": []}')
+    with pytest.raises(ConfigError, match="has format 2, expected 1"):
+        Results(path, [Loss])
+
+
+def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"cannot be written: .*Choose another place"):
+        Results(tmp_path / "file" / "results.json", [Loss]).save({})
+    with pytest.raises(ConfigError, match=r"cannot be read: .*Choose another place"):
+        Results(tmp_path, [Loss])
