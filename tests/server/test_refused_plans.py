@@ -17,7 +17,7 @@ from thinwire.schema import (
     TableSpec,
     Welcome,
 )
-from thinwire.server import steps as steps_module
+from thinwire.server import update_engine
 
 STRANGER = 9
 
@@ -97,7 +97,7 @@ def test_tables_that_do_not_fit_this_machine(monkeypatch: pytest.MonkeyPatch) ->
     def no_memory(*_: object) -> None:
         raise MemoryError("Unable to allocate 64.0 GiB")
 
-    monkeypatch.setattr(steps_module, "Table", no_memory)
+    monkeypatch.setattr(update_engine, "Table", no_memory)
     shard = Shard(begin=False)
     shard.join(0)
     assert shard.ended[0] == "the tables do not fit the server's memory: Unable to allocate 64.0 GiB"

@@ -184,6 +184,31 @@ class Codec:
                 made = error
             return self.framed(made, flat, name, space.entropy_stage if self.entropy else None)
 
+    def encode_decoded(self, flat: Flat, step: Step, name: str, out: FloatArray, *, accumulate: bool) -> bytes:
+        """As `encode_flat`, for a sender that also needs what a receiver decodes from the frame.
+
+        Args:
+            flat: float32 values in the host's memory.
+            step: what is known of this tensor at this step.
+            name: used in error messages.
+            out: float32, flat, as many values; filled from the payload, without another look at the frame.
+            accumulate: adds into `out` instead of overwriting it.
+
+        Raises:
+            NonFiniteError: NaN or Inf in the tensor; nobody is there to skip it with.
+        """
+        if not flat.values.size:
+            return self.encode_flat(flat, step, name).frame
+        with self.pool.lend() as space, self.pool.lend() as own:
+            try:
+                made = feedback.encode(self.scheme, flat, step, space)
+            except NonFiniteError as error:
+                raise NonFiniteError(f"{name}: {error}") from None
+            data = made.data.data if isinstance(made.data, np.ndarray) else made.data
+            frame = Frame(self.id, flat.dtype, flat.shape, made.scales, made.flags, data)
+            self.scheme.decode(frame, out, accumulate, own)
+            return self.framed(made, flat, name, space.entropy_stage if self.entropy else None).frame
+
     def framed(
         self, made: Payload | NonFiniteError, flat: Flat | DeviceFlat, name: str, stage: EntropyStage | None = None
     ) -> Encoded:

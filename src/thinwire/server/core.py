@@ -1,7 +1,7 @@
 """The parameter server as a pure state machine: (peer, message, frames) in, effects out.
 
 It owns no socket, thread or clock. This file holds the conversation: who is there, who may say what, and what is
-told when somebody breaks it. The steps themselves are in `steps.py`, the plan's checks in `agreement.py`.
+sent when somebody breaks it. The updates themselves are in `update_engine.py`, the plan's checks in `agreement.py`.
 
 A peer that breaks the conversation is refused with the reason and closed; since no step can then complete, the
 others are told as well.
@@ -18,11 +18,11 @@ from thinwire.errors import ConfigError, FrameError, NonFiniteError, ProtocolErr
 from thinwire.packets import EncodedTensor
 from thinwire.schema import Join, Leave, Message, Plan, Push, Scalars, Values, Welcome
 from thinwire.server.agreement import check_plan, difference
-from thinwire.server.catching_up import catch_up
 from thinwire.server.effects import Close, Effect, Send, refused
+from thinwire.server.joining import catch_up
 from thinwire.server.rounds import Maxima
-from thinwire.server.steps import Hopeless, Steps, Word
 from thinwire.server.table import Table
+from thinwire.server.update_engine import Outgoing, StepUnreachable, UpdateEngine
 from thinwire.telemetry import Counters
 
 __all__ = ["Close", "Effect", "Send", "ServerCore"]
@@ -34,7 +34,7 @@ class ServerCore:
     def __init__(self) -> None:
         self.counters = Counters()
         self.finished = False
-        self._steps: Steps | None = None
+        self._engine: UpdateEngine | None = None
         self._ranks: dict[int, int] = {}
         self._left: set[int] = set()
         self._initialised = False
@@ -49,8 +49,8 @@ class ServerCore:
             return [Close(peer, refused(self._failed))]
         try:
             return self._dispatch(peer, message, frames)
-        except Hopeless as hopeless:
-            return self._fail(str(hopeless))
+        except StepUnreachable as unreachable:
+            return self._fail(str(unreachable))
         except (ProtocolError, ConfigError) as error:
             return self.broke(peer, str(error))
         except FrameError as error:  # a gradient may have waited for its turn: the text says whose it is
@@ -100,58 +100,58 @@ class ServerCore:
             raise ProtocolError(reason)
         if not 0 <= join.rank < join.plan.workers:
             raise ProtocolError(f"rank {join.rank}; this training has ranks 0 … {join.plan.workers - 1}")
-        if self._steps is None:
-            self._steps = Steps(join.plan)
+        if self._engine is None:
+            self._engine = UpdateEngine(join.plan)
             # A shard may hold nothing, where there are more of them than tables: then nobody has values to send.
-            self._initialised = not self._steps.tables
+            self._initialised = not self._engine.tables
         if join.rank in self._ranks.values():
             raise ProtocolError(f"rank {join.rank} is taken: every worker needs a rank of its own")
         if join.rank in self._left:
             raise ProtocolError(f"worker {join.rank} has left this training, and it does not begin again")
-        words = catch_up(self._steps, join.rank, join.have) if self._initialised else []
-        self._steps.begin(join.rank)
+        values = catch_up(self._engine, join.rank, join.have) if self._initialised else []
+        self._engine.begin(join.rank)
         self._ranks[peer] = join.rank
         ask = join.rank == 0 and not self._initialised
-        final = self._steps.final
+        final = self._engine.final
         welcome = Welcome(send_values=ask, step=self.step, final=-1 if final is None else final)
-        return [Send((peer,), welcome), *self._address(words)]
+        return [Send((peer,), welcome), *self._address(values)]
 
     def _values(self, peer: int, message: Values, frames: tuple[EncodedTensor, ...]) -> list[Effect]:
-        assert self._steps is not None
+        assert self._engine is not None
         if self._ranks[peer] != 0 or self._initialised:
             raise ProtocolError("only worker 0 sends initial values, and only once")
-        self._steps.assign(message, frames)
+        self._engine.assign(message, frames)
         self._initialised = True
         others = tuple(other for other in self._ranks if other != peer)
         down = Values(tables=message.tables, versions=(0,) * len(frames))
         return [Send(others, down, frames)] if others else []
 
     def _push(self, peer: int, push: Push, frames: tuple[EncodedTensor, ...]) -> list[Effect]:
-        assert self._steps is not None
+        assert self._engine is not None
         if not self._initialised:
             raise ProtocolError("a gradient came before the initial values")
-        words = self._steps.push(self._ranks[peer], push, frames, left=self._left)
+        outgoing = self._engine.push(self._ranks[peer], push, frames, left=self._left)
         self.counters.add("payload_frames_push", len(frames))
-        return self._address(words)
+        return self._address(outgoing)
 
     def _scalars(self, peer: int, message: Scalars) -> list[Effect]:
         """The largest of every worker's scalars, once they are all in (TernGrad §3.1, scalar sharing)."""
-        assert self._steps is not None
+        assert self._engine is not None
         if len(message.values) != len(self.tables):
             raise ProtocolError(f"{len(message.values)} scalars came for {len(self.tables)} tables")
-        workers = self._steps.plan.workers
+        workers = self._engine.plan.workers
         largest = self._maxima.add(self._ranks[peer], message.step, message.values, workers)
         if largest is None:
             return []
-        return self._address([Word(Scalars(step=message.step, values=largest))])
+        return self._address([Outgoing(Scalars(step=message.step, values=largest))])
 
     def _leave(self, peer: int) -> list[Effect]:
-        assert self._steps is not None
+        assert self._engine is not None
         self._left.add(self._ranks.pop(peer))
-        self.finished = len(self._left) == self._steps.plan.workers
+        self.finished = len(self._left) == self._engine.plan.workers
         if not (self._initialised or self.finished):
             return [Close(peer), *self._fail("a worker left before the training had begun")]
-        if reason := self._steps.hopeless(self._left):
+        if reason := self._engine.unreachable(self._left):
             return [Close(peer), *self._fail(reason)]
         return [Close(peer)]
 
@@ -163,9 +163,9 @@ class ServerCore:
         Raises:
             ConfigError: there is no training yet, it has failed, or tables have different versions.
         """
-        if self._steps is None or not self._initialised or self._failed is not None:
+        if self._engine is None or not self._initialised or self._failed is not None:
             raise ConfigError(f"this shard has nothing to keep: {self._failed or 'the training has not begun'}")
-        return {"plan": msgspec.to_builtins(self._steps.plan), "steps": self._steps.state_dict()}
+        return {"plan": msgspec.to_builtins(self._engine.plan), "steps": self._engine.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes back what `state_dict` gave; workers then join at that step, with the same plan.
@@ -173,25 +173,25 @@ class ServerCore:
         Raises:
             ConfigError: the state is not one of a shard, or this one has begun already.
         """
-        if self._steps is not None:
+        if self._engine is not None:
             raise ConfigError("this shard has begun a training; a state is loaded before anybody joins")
         try:
             plan = msgspec.convert(state["plan"], Plan)
             check_plan(plan)
-            steps = Steps(plan)
-            steps.load_state_dict(state["steps"])
+            engine = UpdateEngine(plan)
+            engine.load_state_dict(state["steps"])
         except (ProtocolError, msgspec.ValidationError, KeyError, TypeError, ValueError, RuntimeError) as error:
             raise ConfigError(f"the state is not one of a shard: {type(error).__name__}: {error}") from error
-        self._steps, self._initialised = steps, True
+        self._engine, self._initialised = engine, True
 
     # ---- helpers
 
-    def _address(self, words: Sequence[Word]) -> list[Effect]:
+    def _address(self, outgoing: Sequence[Outgoing]) -> list[Effect]:
         """Ranks become the peers that hold them."""
         effects: list[Effect] = []
-        for word in words:
-            peers = tuple(peer for peer, rank in self._ranks.items() if word.rank in (None, rank))
-            effects.append(Send(peers, word.message, word.frames))
+        for each in outgoing:
+            peers = tuple(peer for peer, rank in self._ranks.items() if each.rank in (None, rank))
+            effects.append(Send(peers, each.message, each.frames))
         return effects
 
     def _fail(self, reason: str) -> list[Effect]:
@@ -201,17 +201,17 @@ class ServerCore:
     @property
     def plan(self) -> Plan | None:
         """What the first worker brought; None before."""
-        return None if self._steps is None else self._steps.plan
+        return None if self._engine is None else self._engine.plan
 
     @property
     def tables(self) -> list[Table]:
         """The plan's tables; none before there is a plan."""
-        return [] if self._steps is None else self._steps.tables
+        return [] if self._engine is None else self._engine.tables
 
     @property
     def step(self) -> int:
         """Updates that every parameter has had. Buffers, which travel more rarely, do not count."""
-        return 0 if self._steps is None else self._steps.step
+        return 0 if self._engine is None else self._engine.step
 
     @property
     def failed(self) -> str | None:

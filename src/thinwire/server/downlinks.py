@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from thinwire.codecs import Codec, Context, decode, open_frame
-from thinwire.codecs.tensors import FloatArray
+from thinwire.codecs import Codec, Context, Step
+from thinwire.codecs.tensors import Flat, FloatArray
 from thinwire.codecs.votes import Votes
 from thinwire.errors import NonFiniteError
 from thinwire.packets import BatchedTensor, EncodedTensor
@@ -142,9 +142,17 @@ class Downlink(ABC):
         """Takes back what `state_dict` gave, in place: others hold views of the values."""
         self.values[...] = _array(state["values"])
 
-    def encode(self, values: FloatArray, version: int) -> bytes:
-        """One frame of `values` by the codec, without a residual."""
-        return self.codec.encode(values, name=self.name, key=self.codec.key(0, self.name, version))
+    def encode(self, values: FloatArray, version: int, out: FloatArray, *, accumulate: bool) -> bytes:
+        """Returns one frame of `values` by the codec, without a residual; stores in `out` what workers decode from it.
+
+        Args:
+            values: float32, of the table's shape.
+            version: of the update, for the random numbers.
+            out: float32, of the table's shape.
+            accumulate: adds into `out` instead of overwriting it.
+        """
+        flat, step = Flat(values.reshape(-1), "fp32", self.shape), Step(key=self.codec.key(0, self.name, version))
+        return self.codec.encode_decoded(flat, step, self.name, out.reshape(-1), accumulate=accumulate)
 
 
 class ModelDelta(Downlink):
@@ -174,8 +182,7 @@ class ModelDelta(Downlink):
                 frame = BatchedTensor.of(self._unsent.reshape(-1), self.name)
                 copy.values += self._unsent
             else:
-                frame = self.encode(self._unsent, version)
-                open_frame(frame).decode_flat(copy.values.reshape(-1), accumulate=True)
+                frame = self.encode(self._unsent, version, copy.values, accumulate=True)
             if copy.seen is not None:
                 copy.seen[...] = self.values
             sent.append((copy.owners, frame))
@@ -234,9 +241,7 @@ class AverageWeights(Downlink):
     def publish(
         self, aggregate: FloatArray, version: int, ranks: set[int], scale: float | None
     ) -> list[tuple[set[int], EncodedTensor]]:
-        frame = self.encode(aggregate, version)
-        decode(frame, out=self.values)
-        return [(ranks, frame)]
+        return [(ranks, self.encode(aggregate, version, self.values, accumulate=False))]
 
     def snapshot(self, rank: int) -> FloatArray:
         return self.values

@@ -1,4 +1,4 @@
-"""The steps of one plan: gradients in, updates of tables, and what of them is said to whom.
+"""The update engine of one plan: gradients in, updates of tables, and what of them is sent to whom.
 
 Updates happen table by table, so an early layer's never waits for a late one's gradient: each when as many gradients
 are in as the consistency policy asks for. What travels down is encoded once for all workers that hold the same copy.
@@ -16,12 +16,13 @@ import torch
 
 from thinwire.codecs.tensors import FloatArray
 from thinwire.errors import ConfigError, ProtocolError
-from thinwire.optimizers.options import Options, apply_changes, changes
+from thinwire.optimizers.options import changes
 from thinwire.optimizers.runner import OptimizerRunner, Settings
 from thinwire.packets import EncodedTensor
 from thinwire.policies.consistency import consistency
 from thinwire.schema import Delta, Message, Plan, Push, Values
 from thinwire.server.agreement import usable_codecs
+from thinwire.server.hyperparameters import Hyperparameters
 from thinwire.server.rounds import Digests
 from thinwire.server.table import Table
 
@@ -29,12 +30,12 @@ MAX_STEP = 2**53
 """For a shard of buffers alone, which no update of its own bounds."""
 
 
-class Hopeless(Exception):
+class StepUnreachable(Exception):
     """A step can never be complete. That is nobody's breach of the conversation, and it ends the training."""
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class Outgoing:
     """A message for one worker, or (rank None) for everybody who is there."""
 
     message: Message
@@ -42,7 +43,7 @@ class Word:
     rank: int | None = None
 
 
-class Steps:
+class UpdateEngine:
     """The tables of a plan and their updates.
 
     Args:
@@ -63,13 +64,12 @@ class Steps:
         except (MemoryError, RuntimeError) as error:  # NumPy's and torch's ways to say so
             raise ProtocolError(f"the tables do not fit the server's memory: {error}") from error
         self.final: int | None = None
-        """The version with which the training ends, once worker 0 has said so."""
+        """The version with which the training ends, once worker 0 has announced it."""
         self._optimizer: OptimizerRunner | None = None
         trained = [(table.spec.group, table.values) for table in self.tables if not table.spec.state]
         if trained:
             self._optimizer = OptimizerRunner(plan.optimizer, plan.groups, trained)
-        self._settings: dict[int, Settings] = {}
-        self._said: dict[int, tuple[Options, ...]] = {}
+        self._hyperparameters = Hyperparameters(plan, self.terms)
         self._digests = Digests()
 
     # ---- what workers send
@@ -83,8 +83,10 @@ class Steps:
 
     # A sum that overflows is Inf, and what follows from it is refused when the update is encoded.
     @np.errstate(over="ignore", invalid="ignore")
-    def push(self, rank: int, push: Push, frames: tuple[EncodedTensor, ...], *, left: Collection[int]) -> list[Word]:
-        """Takes one worker's gradients and buffers; returns what is to be said.
+    def push(
+        self, rank: int, push: Push, frames: tuple[EncodedTensor, ...], *, left: Collection[int]
+    ) -> list[Outgoing]:
+        """Takes one worker's gradients and buffers; returns what is to be sent.
 
         Args:
             rank: whose.
@@ -94,13 +96,12 @@ class Steps:
 
         Raises:
             ProtocolError: it may not say that.
-            Hopeless: somebody whom this step needs has left.
+            StepUnreachable: somebody whom this step needs has left.
         """
         if len(push.tables) != len(frames):
             raise ProtocolError(f"{len(push.tables)} tables and {len(frames)} frames in one push")
-        self._hear(rank, push)
-        # An update goes by the settings of its own clock, whoever is ahead of it or late for it.
-        settings = self._settings_of(rank, push) if self.terms.owns_hyperparameters(rank) else None
+        settings = self._hyperparameters.take(rank, push)
+        self._note(rank, push)
         ready: list[int] = []
         relayed: list[tuple[int, EncodedTensor]] = []
         for index, frame in zip(push.tables, frames, strict=True):
@@ -113,20 +114,21 @@ class Steps:
             elif not self._late(rank, table, push.step):
                 table.add(rank, frame, push.step)
                 if settings is not None:
-                    self._settings.setdefault(push.step, settings)
+                    self._hyperparameters.set(push.step, settings)
                 if table.incoming.complete:
                     ready.append(index)
-                elif left and (reason := self._hopeless(table, left)):
-                    raise Hopeless(reason)
-        words = self._relayed(push.step + 1, relayed)
+                elif left and (reason := self._unreachable(table, left)):
+                    raise StepUnreachable(reason)
+        outgoing = self._relayed(push.step + 1, relayed)
         if self.terms.immediate:
-            return words + self._answer(rank, ready, self._settings_of(rank, push))
+            assert settings is not None  # there, everybody's count
+            return outgoing + self._answer(rank, ready, settings)
         while ready:
-            words += self._update(ready)
+            outgoing += self._update(ready)
             # Gradients of the next clock may have been waiting already.
             ready = [index for index in ready if self.tables[index].incoming.complete]
-        self._forget_settings()
-        return words
+        self._hyperparameters.forget_before(self.step)
+        return outgoing
 
     # ---- where everything stands
 
@@ -135,14 +137,14 @@ class Steps:
         """Updates that every parameter has had. Buffers, which travel more rarely, do not count."""
         return min((table.version for table in self.tables if not table.spec.state), default=0)
 
-    def hopeless(self, left: Collection[int]) -> str | None:
+    def unreachable(self, left: Collection[int]) -> str | None:
         """Why a step that has begun can never be complete without those who left, or None."""
         for table in self.tables:
-            if not self.terms.immediate and table.incoming.started and (reason := self._hopeless(table, left)):
+            if not self.terms.immediate and table.incoming.started and (reason := self._unreachable(table, left)):
                 return reason
         return None
 
-    def _hopeless(self, table: Table, left: Collection[int]) -> str | None:
+    def _unreachable(self, table: Table, left: Collection[int]) -> str | None:
         absent = [rank for rank in left if not table.incoming.has(rank)]
         if not absent or self.plan.workers - len(absent) >= self.terms.quorum:
             return None
@@ -156,7 +158,7 @@ class Steps:
     def state_dict(self) -> dict[str, Any]:
         """Tables, versions, copies, residuals and the optimizer's state, where every parameter has one version.
 
-        Gradients that came for the next version are not in it, nor is what was said of rates and options: workers
+        Gradients that came for the next version are not in it, nor are changed rates and options: workers
         that go on from here send both again.
 
         Raises:
@@ -183,30 +185,19 @@ class Steps:
             self._optimizer.load_state_dict(state["updater"])
 
     def begin(self, rank: int) -> None:
-        """A worker joins: what it says of its options counts from the plan's on."""
-        self._said.pop(rank, None)
+        """A worker joins: the changes of its options count from the plan's on."""
+        self._hyperparameters.joined(rank)
 
     # ---- one message
 
-    def _hear(self, rank: int, push: Push) -> None:
-        """Rates and options, worker 0's word on the end, and the digests."""
-        if self.terms.owns_hyperparameters(rank) and len(push.rates) != len(self.plan.groups):
-            raise ProtocolError(f"{len(push.rates)} learning rates came for {len(self.plan.groups)} groups")
-        if push.options and self.terms.owns_hyperparameters(rank):
-            self._said[rank] = apply_changes(self.plan.optimizer, self._said.get(rank, self.plan.groups), push.options)
+    def _note(self, rank: int, push: Push) -> None:
+        """Notes worker 0's announcement of the end, and compares digests."""
         if rank == 0 and push.last and self.final is None:
             # Where updates are made without worker 0, they may be ahead of it.
             clocks = [table.incoming.clock for table in self.tables if not table.spec.state]
             self.final = max(push.step, *clocks, 0) + 1
         if push.digest:
             self._digests.add(rank, push.step, push.digest)
-
-    def _settings_of(self, rank: int, push: Push) -> Settings:
-        return Settings(push.rates, self._said.get(rank, self.plan.groups))
-
-    def _forget_settings(self) -> None:
-        while len(self._settings) > 1 and (oldest := min(self._settings)) < self.step:
-            del self._settings[oldest]
 
     def _late(self, rank: int, table: Table, clock: int) -> bool:
         """Whether this gradient came too late, under a policy that allows that. Raises ProtocolError where none may."""
@@ -228,12 +219,12 @@ class Steps:
         table.assign(frame, step + 1)
         return frame
 
-    def _relayed(self, version: int, relayed: list[tuple[int, EncodedTensor]]) -> list[Word]:
+    def _relayed(self, version: int, relayed: list[tuple[int, EncodedTensor]]) -> list[Outgoing]:
         """Buffers go to everybody as they came."""
         if not relayed:
             return []
         delta = Delta(version=version, tables=tuple(index for index, _ in relayed))
-        return [Word(delta, tuple(frame for _, frame in relayed))]
+        return [Outgoing(delta, tuple(frame for _, frame in relayed))]
 
     # ---- updates
 
@@ -247,17 +238,17 @@ class Steps:
             self._optimizer.step([t.values for t, _ in changed], [torch.from_numpy(g) for _, g in changed])
         return taken
 
-    def _update(self, ready: list[int]) -> list[Word]:
+    def _update(self, ready: list[int]) -> list[Outgoing]:
         """One update of each of these tables for everybody; tables that took the same turn share a message."""
         messages: dict[tuple[int, tuple[int, ...]], list[tuple[int, EncodedTensor]]] = {}
-        settings = self._settings[self.tables[ready[0]].incoming.clock]
+        settings = self._hyperparameters.at(self.tables[ready[0]].incoming.clock)
         here = self.plan.downlink == "delta"  # the optimizer runs here, and nobody else need know
         for index, gradient, ranks in self._aggregate(ready, settings):
             table = self.tables[index]
             [(_, frame)] = table.publish(gradient)
             some = ranks if ranks != tuple(range(self.plan.workers)) else ()
             messages.setdefault((table.version, some), []).append((index, frame))
-        words: list[Word] = []
+        outgoing: list[Outgoing] = []
         for (version, some), sent in messages.items():
             # The forward pass needs the first tables first.
             sent.sort()
@@ -269,10 +260,10 @@ class Steps:
                 rates=() if here else settings.rates,
                 options=() if here else changes(self.plan.groups, settings.groups),
             )
-            words.append(Word(delta, tuple(frame for _, frame in sent)))
-        return words
+            outgoing.append(Outgoing(delta, tuple(frame for _, frame in sent)))
+        return outgoing
 
-    def _answer(self, rank: int, ready: list[int], settings: Settings) -> list[Word]:
+    def _answer(self, rank: int, ready: list[int], settings: Settings) -> list[Outgoing]:
         """One update of each of these tables, and its sender's own way to the new version."""
         bases = {index: self.tables[index].given[rank] for index in ready}
         messages: dict[tuple[int, int], list[tuple[int, EncodedTensor]]] = {}
@@ -280,7 +271,7 @@ class Steps:
             table = self.tables[index]
             [(_, frame)] = table.publish(gradient, {rank})
             messages.setdefault((table.version, bases[index]), []).append((index, frame))
-        words: list[Word] = []
+        outgoing: list[Outgoing] = []
         for (version, base), sent in messages.items():
             delta = Delta(
                 version=version,
@@ -289,8 +280,8 @@ class Steps:
                 last=self.final is not None,
                 ranks=(rank,),
             )
-            words.append(Word(delta, tuple(frame for _, frame in sent), rank))
-        return words
+            outgoing.append(Outgoing(delta, tuple(frame for _, frame in sent), rank))
+        return outgoing
 
     def _table(self, index: int) -> Table:
         if not 0 <= index < len(self.tables):
