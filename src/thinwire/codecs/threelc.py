@@ -68,7 +68,7 @@ class ThreeLC(Scheme):
 
     def __post_init__(self) -> None:
         try:
-            inside = float(self.sparsity) >= 1.0 and np.float32(self.sparsity) < np.float32(2.0)
+            inside = 1.0 <= float(self.sparsity) < 2.0 and np.float32(self.sparsity) < np.float32(2.0)
         except (TypeError, ValueError):
             inside = False
         if not inside:

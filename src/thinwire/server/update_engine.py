@@ -16,13 +16,12 @@ import torch
 
 from thinwire.codecs.tensors import FloatArray
 from thinwire.errors import ConfigError, ProtocolError
-from thinwire.optimizers.options import changes
+from thinwire.optimizers.options import Options, apply_changes, changes
 from thinwire.optimizers.runner import OptimizerRunner, Settings
 from thinwire.packets import EncodedTensor
-from thinwire.policies.consistency import consistency
+from thinwire.policies.consistency import Terms, consistency
 from thinwire.schema import Delta, Message, Plan, Push, Values
 from thinwire.server.agreement import usable_codecs
-from thinwire.server.hyperparameters import Hyperparameters
 from thinwire.server.rounds import Digests
 from thinwire.server.table import Table
 
@@ -287,3 +286,49 @@ class UpdateEngine:
         if not 0 <= index < len(self.tables):
             raise ProtocolError(f"table {index}; there are {len(self.tables)}")
         return self.tables[index]
+
+
+class Hyperparameters:
+    """What the updates of the current clock and of those ahead of it go by.
+
+    Args:
+        plan: has the options with which every worker begins.
+        terms: says whose rates and options count.
+    """
+
+    def __init__(self, plan: Plan, terms: Terms) -> None:
+        self._plan, self._terms = plan, terms
+        self._options: dict[int, tuple[Options, ...]] = {}
+        self._at_clock: dict[int, Settings] = {}
+
+    def joined(self, rank: int) -> None:
+        """A worker joins: the changes of its options count from the plan's on."""
+        self._options.pop(rank, None)
+
+    def take(self, rank: int, push: Push) -> Settings | None:
+        """Returns what a push says of them; None where this worker's do not count.
+
+        Raises:
+            ProtocolError: another number of rates than of parameter groups, or options that may not change.
+        """
+        if not self._terms.owns_hyperparameters(rank):
+            return None
+        if len(push.rates) != len(self._plan.groups):
+            raise ProtocolError(f"{len(push.rates)} learning rates came for {len(self._plan.groups)} groups")
+        options = self._options.get(rank, self._plan.groups)
+        if push.options:
+            options = self._options[rank] = apply_changes(self._plan.optimizer, options, push.options)
+        return Settings(push.rates, options)
+
+    def set(self, clock: int, settings: Settings) -> None:
+        """Fixes what the updates of a clock go by: the first settings that come for it."""
+        self._at_clock.setdefault(clock, settings)
+
+    def at(self, clock: int) -> Settings:
+        """Returns what the updates of a clock go by."""
+        return self._at_clock[clock]
+
+    def forget_before(self, step: int) -> None:
+        """Drops clocks that are over, and keeps at least one."""
+        while len(self._at_clock) > 1 and (oldest := min(self._at_clock)) < step:
+            del self._at_clock[oldest]
