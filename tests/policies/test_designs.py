@@ -91,7 +91,7 @@ NONSENSE: list[tuple[str, dict[str, Any], str]] = [
     ("entropy", {"consistency": "backup[1]"}, "an average of weights needs every worker's"),
     ("entropy", {"up": codec("mqe1")}, "whole weights carry no residual; use error_feedback=false"),
     ("entropy", {"down": codec("3lc")}, "whole weights carry no residual"),
-    ("entropy", {"consistency": "adaptive[norm]"}, "whole weights cannot be held back"),
+    ("entropy", {"consistency": "adaptive[norm]"}, "whole weights cannot be accumulated"),
     ("fp32", {"down": codec("votes")}, "votes are counted trits of one scale"),
     ("mem-sgd-1bit", {"down": codec("votes")}, "votes are counted trits of one scale"),
     ("terngrad", {"up": codec("int8")}, "scales are shared by terngrad alone; the pushes are int8"),

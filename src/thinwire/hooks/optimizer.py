@@ -106,7 +106,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             yield
 
     def stop_after_this_step(self) -> None:
-        """Worker 0 says, before a step's backward pass, that this step is the last for everyone."""
+        """Makes this step the last for everyone; worker 0 calls it before the step's backward pass."""
         self._worker.last = True
 
     @property

@@ -121,5 +121,5 @@ def _try_out(kind: type[torch.optim.Optimizer], groups: Iterable[Mapping[str, An
             for _ in range(2):  # a momentum is used from the second step on
                 value.grad = torch.zeros(1)
                 trial.step()
-        except Exception as error:  # torch lets out anything: TypeError, IndexError, AssertionError …
+        except Exception as error:  # torch raises anything: TypeError, IndexError, AssertionError …
             raise ProtocolError(f"{kind.__name__} does not take these options: {error}") from error

@@ -96,7 +96,7 @@ class Design:
                 "transmission=traditional"
             )
         if policy.criterion() is not None and self.downlink == "weights":
-            raise ConfigError("adaptive communication holds gradients back; whole weights cannot be held back")
+            raise ConfigError("adaptive communication accumulates gradients; whole weights cannot be accumulated")
 
     def compress(self, exclude: Exclude | None = None) -> Compression:
         """Returns the policy that decides for each tensor.
