@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from collections.abc import Callable
 
 import numpy as np
@@ -12,23 +11,22 @@ import zstandard
 
 import thinwire as tw
 from tests.codecs import samples
-from tests.codecs.contract import ENROLLED, Enrolled
+from tests.codecs.contract import ENROLLED, naming
 from thinwire import frames
 from thinwire.codecs import entropy_stage
 from thinwire.codecs.entropy_stage import EntropyStage
 from thinwire.frames import Flags, Frame
 
-MIB = 1 << 20
 
-
-@pytest.mark.parametrize("entry", ENROLLED, ids=lambda entry: entry.label)
-def test_any_codec_takes_the_stage_and_decodes_the_same(entry: Enrolled) -> None:
+def test_any_codec_takes_the_stage_and_decodes_the_same() -> None:
     sparse = torch.from_numpy(np.where(np.arange(20_000) % 331 == 0, samples.normal(20_000), 0.0)).float()
-    plain, staged = entry.with_options(entropy=None), entry.with_options(entropy="zstd")
-    with_stage, without = frames.parse(staged.encode(sparse)), frames.parse(plain.encode(sparse))
-    assert len(with_stage.payload) <= len(without.payload)
-    assert with_stage.zstd == (len(with_stage.payload) < len(without.payload))
-    assert torch.equal(tw.decode(staged.encode(sparse)), tw.decode(plain.encode(sparse)))
+    for entry in ENROLLED:
+        with naming(entry.label):
+            plain, staged = entry.with_options(entropy=None), entry.with_options(entropy="zstd")
+            with_stage, without = frames.parse(staged.encode(sparse)), frames.parse(plain.encode(sparse))
+            assert len(with_stage.payload) <= len(without.payload)
+            assert with_stage.zstd == (len(with_stage.payload) < len(without.payload))
+            assert torch.equal(tw.decode(staged.encode(sparse)), tw.decode(plain.encode(sparse)))
 
 
 def test_it_shrinks_sparse_3lc_traffic() -> None:
@@ -82,36 +80,23 @@ BOMBS: dict[str, tuple[Callable[[], bytes], str]] = {
 }
 
 
-@pytest.mark.parametrize("bomb", BOMBS)
-def test_bombs(bomb: str) -> None:
-    """The shape takes 4,000 bytes; whatever else the stage says is refused before it is allocated."""
-    make, message = BOMBS[bomb]
-    data = frames.pack(Frame("fp32", "fp32", (1000,), flags=int(Flags.ZSTD), payload=make()))
-    out = torch.full((1000,), -7.0)
-    tracemalloc.start()
-    try:
-        with pytest.raises(tw.FrameError, match=message):
-            tw.decode(data, out=out)
-        with pytest.raises(tw.FrameError, match=message):
-            tw.decode(data)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < MIB
-    assert (out == -7.0).all()
+def test_bombs() -> None:
+    """The shape takes 4,000 bytes; whatever else the stage says is refused (`memory.py`: before it takes memory)."""
+    for bomb, (make, message) in BOMBS.items():
+        with naming(bomb):
+            data = frames.pack(Frame("fp32", "fp32", (1000,), flags=int(Flags.ZSTD), payload=make()))
+            out = torch.full((1000,), -7.0)
+            for into in (None, out):
+                with pytest.raises(tw.FrameError, match=message):
+                    tw.decode(data, out=into)
+            assert (out == -7.0).all()
 
 
 def test_a_small_stage_cannot_declare_a_large_payload_even_for_a_large_shape() -> None:
     """Without this limit, thirty bytes would make a receiver that trusts the shape allocate it all."""
     data = frames.pack(Frame("fp32", "fp32", (1 << 28,), flags=int(Flags.ZSTD), payload=declaring(1 << 30)))
-    tracemalloc.start()
-    try:
-        with pytest.raises(tw.FrameError, match="more than its 16 can expand to"):
-            tw.decode(data)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < MIB
+    with pytest.raises(tw.FrameError, match="more than its 16 can expand to"):
+        tw.decode(data)
 
 
 def test_the_limit_lets_every_honest_payload_through() -> None:
