@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from thinwire.kernels.triton.batch import TILE, Batch
+from thinwire.kernels.triton import batch
+from thinwire.kernels.triton.batch import Batch
 from thinwire.kernels.triton.workspace import DeviceWorkspace
 
 pytestmark = pytest.mark.gpu
@@ -25,14 +27,13 @@ def largest(values: list[Any], residuals: list[Any] | None, device: torch.device
     return [float(value) for value in found.cpu()]
 
 
-@pytest.mark.parametrize("per_byte", [1, 5, 8])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_every_value_is_seen_by_some_program(device: torch.device, per_byte: int, dtype: str) -> None:
-    size = TILE + 3
-    values = [np.zeros(size, dtype) for _ in range(20)]
-    for at, value in enumerate(values):
-        value[at * (size - 1) // 19] = -1.0 - at
-    assert largest(values, None, device, per_byte=per_byte) == [1.0 + at for at in range(20)]
+def test_every_value_is_seen_by_some_program(device: torch.device) -> None:
+    for per_byte, dtype in product((1, 5, 8), ("float32", "float64")):
+        size = batch.TILE + 3
+        values = [np.zeros(size, dtype) for _ in range(20)]
+        for at, value in enumerate(values):
+            value[at * (size - 1) // 19] = -1.0 - at
+        assert largest(values, None, device, per_byte=per_byte) == [1.0 + at for at in range(20)], (per_byte, dtype)
 
 
 def test_the_sum_is_what_counts(device: torch.device) -> None:
@@ -40,8 +41,8 @@ def test_the_sum_is_what_counts(device: torch.device) -> None:
     assert largest([values], [residuals], device, per_byte=5, residual_scale=0.5) == [6.0]
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_nan_and_inf_come_out_on_top_of_their_own_tensor(device: torch.device, bad: float) -> None:
-    values = [np.ones(5, np.float32), np.array([1.0, bad, 3e38], np.float32), np.zeros(4, np.float32)]
-    found = largest(values, None, device, per_byte=5)
-    assert found[0] == 1.0 and not np.isfinite(found[1]) and found[2] == 0.0
+def test_nan_and_inf_come_out_on_top_of_their_own_tensor(device: torch.device) -> None:
+    for bad in (np.nan, np.inf, -np.inf):
+        values = [np.ones(5, np.float32), np.array([1.0, bad, 3e38], np.float32), np.zeros(4, np.float32)]
+        found = largest(values, None, device, per_byte=5)
+        assert found[0] == 1.0 and not np.isfinite(found[1]) and found[2] == 0.0, bad

@@ -55,7 +55,7 @@ class Driver:
         return device
 
 
-@pytest.fixture(params=[80, 90])
+@pytest.fixture(params=[pytest.param(80, marks=pytest.mark.long), 90])
 def compiled(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
     """Launches compile and are noted here, by the name of the kernel; nothing runs."""
     if not all(isinstance(kernel, JITFunction) for kernel in (ternary._quantise, batch._largest)):

@@ -50,15 +50,15 @@ def check(codec: tw.Codec, values: list[Any], device: torch.device, *, steps: in
             assert out.cpu().numpy().tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize("codec", CODECS, ids=repr)
-def test_odd_sizes_and_every_share_of_zeros(codec: tw.Codec, device: torch.device) -> None:
-    random = np.random.default_rng(1)
-    values = []
-    for at, size in enumerate((*SIZES, 64, 65, 300)):
-        drawn = random.standard_normal(size).astype(np.float32)
-        drawn[random.random(size) < (0.0, 0.9, 0.5, 1.0)[at % 4]] = 0.0
-        values.append(drawn)
-    check(codec, values, device)
+def test_odd_sizes_and_every_share_of_zeros(device: torch.device) -> None:
+    for codec in CODECS:
+        random = np.random.default_rng(1)
+        values = []
+        for at, size in enumerate((*SIZES, 64, 65, 300)):
+            drawn = random.standard_normal(size).astype(np.float32)
+            drawn[random.random(size) < (0.0, 0.9, 0.5, 1.0)[at % 4]] = 0.0
+            values.append(drawn)
+        check(codec, values, device)
 
 
 @pytest.mark.parametrize("codec", [CODECS[0], CODECS[4]], ids=repr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ import thinwire as tw
 from thinwire.codecs import encode_all
 
 pytestmark = pytest.mark.gpu
+
+DTYPES: tuple[Any, ...] = (np.float32, np.float64)
 
 SIZES = (1, 5, 63, 64, 65, 1000)
 OPTIONS: list[dict[str, Any]] = [
@@ -48,29 +51,27 @@ def check(codec: tw.Codec, values: list[Any], device: torch.device, *, steps: in
             assert out.cpu().numpy().tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("feedback", [False, True])
 @pytest.mark.filterwarnings("ignore:.* is unbiased")
-def test_odd_sizes_and_every_share_of_zeros(options: dict[str, Any], feedback: bool, device: torch.device) -> None:
-    random = np.random.default_rng(1)
-    values = []
-    for at, size in enumerate(SIZES):
-        drawn = random.standard_normal(size).astype(np.float32)
-        drawn[random.random(size) < (0.0, 0.6, 0.99, 1.0)[at % 4]] = 0.0
-        values.append(drawn)
-    check(tw.codec(**options, error_feedback=feedback, error_scale=0.5), values, device)
+def test_odd_sizes_and_every_share_of_zeros(device: torch.device) -> None:
+    for options, feedback in product(OPTIONS, (False, True)):
+        random = np.random.default_rng(1)
+        values = []
+        for at, size in enumerate(SIZES):
+            drawn = random.standard_normal(size).astype(np.float32)
+            drawn[random.random(size) < (0.0, 0.6, 0.99, 1.0)[at % 4]] = 0.0
+            values.append(drawn)
+        check(tw.codec(**options, error_feedback=feedback, error_scale=0.5), values, device)
 
 
-@pytest.mark.parametrize("options", OPTIONS[1:4], ids=str)
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_every_bit_at_every_magnitude(options: dict[str, Any], dtype: Any, device: torch.device) -> None:
-    random = np.random.default_rng(2)
-    limits = np.finfo(dtype)
-    values = []
-    for exponent in np.linspace(np.log10(limits.tiny) - 3, np.log10(limits.max) - 1, 7):
-        drawn = random.standard_normal(int(random.integers(1, 300))).astype(dtype)
-        values.append(drawn * dtype(10.0**exponent) / np.abs(drawn).max())
-    check(tw.codec(**options), values, device, steps=1)
+def test_every_bit_at_every_magnitude(device: torch.device) -> None:
+    for options, dtype in product(OPTIONS[1:4], DTYPES):
+        random = np.random.default_rng(2)
+        limits = np.finfo(dtype)
+        values = []
+        for exponent in np.linspace(np.log10(limits.tiny) - 3, np.log10(limits.max) - 1, 7):
+            drawn = random.standard_normal(int(random.integers(1, 300))).astype(dtype)
+            values.append(drawn * dtype(10.0**exponent) / np.abs(drawn).max())
+        check(tw.codec(**options), values, device, steps=1)
 
 
 def test_a_constant_tensor_is_not_clipped_to_nothing(device: torch.device) -> None:
@@ -99,16 +100,16 @@ def test_a_shared_scale_that_is_too_small_changes_nothing(device: torch.device) 
         assert context.residual is not None and not context.residual.any()
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.filterwarnings("ignore:.* is unbiased")
-def test_what_is_not_finite_is_refused(bad: float, device: torch.device) -> None:
-    for codec in (tw.codec("stoch3", error_feedback=True), tw.codec("terngrad", error_feedback=True)):
-        context = codec.context(torch.zeros(3, device=device), name="w")
-        with pytest.raises(tw.NonFiniteError, match="w: the values"):
-            context.encode(torch.tensor([1.0, bad, 0.0], device=device))
-        assert context.residual is not None and not context.residual.any() and context.step == 0
-        skipping = replace(codec, nonfinite="skip").encode(torch.tensor([bad], device=device))
-        assert tw.frames.parse(skipping).non_finite
+def test_what_is_not_finite_is_refused(device: torch.device) -> None:
+    for bad in (np.nan, np.inf, -np.inf):
+        for codec in (tw.codec("stoch3", error_feedback=True), tw.codec("terngrad", error_feedback=True)):
+            context = codec.context(torch.zeros(3, device=device), name="w")
+            with pytest.raises(tw.NonFiniteError, match="w: the values"):
+                context.encode(torch.tensor([1.0, bad, 0.0], device=device))
+            assert context.residual is not None and not context.residual.any() and context.step == 0, bad
+            skipping = replace(codec, nonfinite="skip").encode(torch.tensor([bad], device=device))
+            assert tw.frames.parse(skipping).non_finite, bad
 
 
 @pytest.mark.parametrize("clip", [0, 2.5])

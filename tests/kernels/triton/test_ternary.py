@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -62,15 +63,14 @@ def check(values: list[Floats], residuals: list[Floats] | None, space: DeviceWor
     return payloads
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("layout", ["stride", "partition"])
-def test_bytes_residuals_and_values_are_the_oracles(space: DeviceWorkspace, dtype: str, layout: str) -> None:
-    # One batch, so that tensors of every size and share of zeros are neighbours.
-    drawn = [
-        draw(size, ZERO_FRACTIONS[(at + turn) % 6], dtype, turn) for turn in (0, 2) for at, size in enumerate(SIZES)
-    ]
-    drawn += [draw(SIZES[-1], zero_fraction, dtype, seed=1) for zero_fraction in ZERO_FRACTIONS]
-    check([v for v, _ in drawn], [r for _, r in drawn], space, sparsity=1.2, layout=layout)
+def test_bytes_residuals_and_values_are_the_oracles(space: DeviceWorkspace) -> None:
+    for dtype, layout in product(("float32", "float64"), ("stride", "partition")):
+        # One batch, so that tensors of every size and share of zeros are neighbours.
+        drawn = [
+            draw(size, ZERO_FRACTIONS[(at + turn) % 6], dtype, turn) for turn in (0, 2) for at, size in enumerate(SIZES)
+        ]
+        drawn += [draw(SIZES[-1], zero_fraction, dtype, seed=1) for zero_fraction in ZERO_FRACTIONS]
+        check([v for v, _ in drawn], [r for _, r in drawn], space, sparsity=1.2, layout=layout)
 
 
 @pytest.mark.parametrize("options", [{"zero_run": False}, {"paper_literal": True}, {"residual_scale": 0.1}], ids=str)
@@ -115,17 +115,16 @@ def test_products_and_sums_are_rounded_one_by_one(space: DeviceWorkspace) -> Non
     check([values], [residuals], space, sparsity=1.3, residual_scale=0.3)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("together", [False, True])
-def test_what_is_not_finite_leaves_residuals_alone(space: DeviceWorkspace, bad: float, together: bool) -> None:
-    drawn = [draw(size, 0.5, "float32", seed=5) for size in (10, 1000, 20)]
-    drawn[1][0][900] = bad
-    values = [torch.from_numpy(v).to(space.device) for v, _ in drawn]
-    residuals = [torch.from_numpy(r.copy()).to(space.device) for _, r in drawn]
-    sents = encode_ternary(values, residuals=residuals, sparsity=1.0, together=together, workspace=space).finish()
-    assert [sent.finite for sent in sents] == [True, False, True]
-    unchanged = [r.cpu().numpy().tobytes() == old.tobytes() for r, (_, old) in zip(residuals, drawn, strict=True)]
-    assert unchanged == [together, True, together]
+def test_what_is_not_finite_leaves_residuals_alone(space: DeviceWorkspace) -> None:
+    for bad, together in product((np.nan, np.inf, -np.inf), (False, True)):
+        drawn = [draw(size, 0.5, "float32", seed=5) for size in (10, 1000, 20)]
+        drawn[1][0][900] = bad
+        values = [torch.from_numpy(v).to(space.device) for v, _ in drawn]
+        residuals = [torch.from_numpy(r.copy()).to(space.device) for _, r in drawn]
+        sents = encode_ternary(values, residuals=residuals, sparsity=1.0, together=together, workspace=space).finish()
+        assert [sent.finite for sent in sents] == [True, False, True], (bad, together)
+        unchanged = [r.cpu().numpy().tobytes() == old.tobytes() for r, (_, old) in zip(residuals, drawn, strict=True)]
+        assert unchanged == [together, True, together], (bad, together)
 
 
 def test_a_scale_that_overflows_leaves_the_residual_alone(space: DeviceWorkspace) -> None:
