@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 
@@ -31,13 +32,13 @@ def _epoch(dataset: Dataset, rank: int, workers: int, batch: int, epoch: int = 0
     return [int(label) for _ in range(batches.batches_per_epoch) for label in next(batches)[1]]
 
 
-@pytest.mark.parametrize(("workers", "batch"), [(1, 1), (4, 5), (3, 34), (10, 10)])
-def test_no_example_goes_to_two_workers_or_comes_twice_in_an_epoch(numbered: Dataset, workers: int, batch: int) -> None:
-    for epoch in (0, 1, 5):
-        shards = [_epoch(numbered, rank, workers, batch, epoch) for rank in range(workers)]
-        everything = [example for shard in shards for example in shard]
-        assert len(set(everything)) == len(everything)
-        assert len(everything) == 103 // workers // batch * batch * workers
+def test_no_example_goes_to_two_workers_or_comes_twice_in_an_epoch(numbered: Dataset) -> None:
+    for workers, batch in [(1, 1), (4, 5), (3, 34), (10, 10)]:
+        for epoch in (0, 1, 5):
+            shards = [_epoch(numbered, rank, workers, batch, epoch) for rank in range(workers)]
+            everything = [example for shard in shards for example in shard]
+            assert len(set(everything)) == len(everything)
+            assert len(everything) == 103 // workers // batch * batch * workers
 
 
 def test_epochs_and_seeds_differ_and_repeat(numbered: Dataset) -> None:
@@ -63,23 +64,18 @@ def _take(batches: Batches, count: int) -> list[tuple[torch.Tensor, torch.Tensor
     return [next(batches) for _ in range(count)]
 
 
-@pytest.mark.parametrize("augment", [False, True])
-@pytest.mark.parametrize("before", [0, 3, 5, 12])
-def test_resume_is_exact(numbered: Dataset, before: int, augment: bool) -> None:
-    def fresh(rank: int = 2) -> Batches:
-        return Batches(numbered, rank=rank, workers=4, batch=5, seed=7, augment=augment)
-
-    original = fresh()
-    _take(original, before)
-    state = json.loads(json.dumps(original.state_dict()))
-    expected = _take(original, 11)
-    resumed = fresh()
-    resumed.load_state_dict(state)
-    for (x, y), (expected_x, expected_y) in zip(_take(resumed, 11), expected, strict=True):
-        assert torch.equal(x, expected_x) and torch.equal(y, expected_y)
-    other_rank = fresh(0)
-    _take(other_rank, before)
-    assert other_rank.state_dict() == state, "one worker's position serves all"
+def test_resume_is_exact(numbered: Dataset) -> None:
+    for augment, before in itertools.product((False, True), (0, 3, 5, 12)):
+        four = [Batches(numbered, rank=rank, workers=4, batch=5, seed=7, augment=augment) for rank in (2, 2, 0)]
+        original, resumed, other_rank = four
+        _take(original, before)
+        state = json.loads(json.dumps(original.state_dict()))
+        expected = _take(original, 11)
+        resumed.load_state_dict(state)
+        for (x, y), (expected_x, expected_y) in zip(_take(resumed, 11), expected, strict=True):
+            assert torch.equal(x, expected_x) and torch.equal(y, expected_y), (augment, before)
+        _take(other_rank, before)
+        assert other_rank.state_dict() == state, "one worker's position serves all"
 
 
 def test_another_number_of_workers_continues_with_the_next_epoch(numbered: Dataset) -> None:
@@ -115,20 +111,17 @@ def test_text_comes_in_windows() -> None:
     assert torch.equal(inputs[:, 1:], targets[:, :-1])
 
 
-@pytest.mark.parametrize(
-    ("rank", "workers", "batch", "message"),
-    [
+def test_impossible_shards(numbered: Dataset) -> None:
+    for rank, workers, batch, message in [
         (4, 4, 1, "rank 4 of 4 workers"),
         (-1, 4, 1, "rank -1 of 4 workers"),
         (0, 0, 1, "rank 0 of 0 workers"),
         (0, 4, 26, "4 workers × 26 examples a batch do not fit digits's 103 examples: use a batch of 1 to 25"),
         (0, 4, 0, "use a batch of 1 to 25"),
-    ],
-)
-def test_impossible_shards(numbered: Dataset, rank: int, workers: int, batch: int, message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        Batches(numbered, rank=rank, workers=workers, batch=batch, seed=0)
-    assert message in str(caught.value)
+    ]:
+        with pytest.raises(ConfigError) as caught:
+            Batches(numbered, rank=rank, workers=workers, batch=batch, seed=0)
+        assert message in str(caught.value)
 
 
 def test_text_cannot_be_cropped() -> None:

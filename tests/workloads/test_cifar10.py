@@ -23,37 +23,34 @@ def write_set(folder: Path, records: int = 3) -> np.ndarray:
     return raw
 
 
-@pytest.mark.parametrize("subfolder", ["", source.SUBFOLDER])
-def test_planes_rows_and_labels(tmp_path: Path, subfolder: str) -> None:
-    raw = write_set(tmp_path / subfolder)
-    assert source.present(tmp_path)
-    dataset = cifar10(tmp_path)
-    assert dataset.train_x.shape == (15, 3, 32, 32) and dataset.test_x.shape == (3, 3, 32, 32)
-    record = raw[1, 2]  # the last record of the second file: example 5
-    assert dataset.train_y[5] == record[0]
-    assert dataset.train_x[5, 2, 7, 30] == record[1 + 2 * 1024 + 7 * 32 + 30]
-    assert torch.equal(dataset.test_y, torch.from_numpy(raw[5, :, 0]))
-    standard = dataset.inputs(dataset.train_x)
-    torch.testing.assert_close(standard.mean((0, 2, 3)), torch.zeros(3), atol=1e-5, rtol=0)
-    torch.testing.assert_close(standard.std((0, 2, 3), correction=0), torch.ones(3))
+def test_planes_rows_and_labels(tmp_path: Path) -> None:
+    for subfolder in ["", source.SUBFOLDER]:
+        raw = write_set(tmp_path / subfolder)
+        assert source.present(tmp_path)
+        dataset = cifar10(tmp_path)
+        assert dataset.train_x.shape == (15, 3, 32, 32) and dataset.test_x.shape == (3, 3, 32, 32)
+        record = raw[1, 2]  # the last record of the second file: example 5
+        assert dataset.train_y[5] == record[0]
+        assert dataset.train_x[5, 2, 7, 30] == record[1 + 2 * 1024 + 7 * 32 + 30]
+        assert torch.equal(dataset.test_y, torch.from_numpy(raw[5, :, 0]))
+        standard = dataset.inputs(dataset.train_x)
+        torch.testing.assert_close(standard.mean((0, 2, 3)), torch.zeros(3), atol=1e-5, rtol=0)
+        torch.testing.assert_close(standard.std((0, 2, 3), correction=0), torch.ones(3))
 
 
-@pytest.mark.parametrize(
-    ("contents", "message"),
-    [
+def test_damaged_records(tmp_path: Path) -> None:
+    for contents, message in [
         (b"", "holds 0 bytes"),
         (bytes(RECORD - 1), "3,072 bytes or more, expected 1 to 10,000 records"),
         (bytes(2 * RECORD + 1), "6,147 bytes"),
         (b"\x0a" + bytes(RECORD - 1), "has a label 10, expected 0 to 9"),
         (bytes(RECORD * 10_001), "30,730,001 bytes or more"),
-    ],
-)
-def test_damaged_records(tmp_path: Path, contents: bytes, message: str) -> None:
-    path = tmp_path / "data_batch_1.bin"
-    path.write_bytes(contents)
-    with pytest.raises(DataError) as caught:
-        read_records(path)
-    assert message in str(caught.value)
+    ]:
+        path = tmp_path / "data_batch_1.bin"
+        path.write_bytes(contents)
+        with pytest.raises(DataError) as caught:
+            read_records(path)
+        assert message in str(caught.value)
 
 
 def test_missing_files(tmp_path: Path) -> None:

@@ -31,31 +31,31 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("place", ["cache/fashion-mnist", "system/fashion-mnist"])
-def test_cache_and_system_folders_are_found(nowhere: Path, place: str) -> None:
-    _write(nowhere / place)
-    assert len(data("fashion-mnist").train_x) == 5
-    info = {info.name: info for info in datasets()}["fashion-mnist"]
-    assert info.present and info.where == nowhere / place
+def test_cache_and_system_folders_are_found(nowhere: Path) -> None:
+    for place in ("system/fashion-mnist", "cache/fashion-mnist"):  # what is in the cache comes first
+        _write(nowhere / place)
+        assert len(data("fashion-mnist").train_x) == 5
+        info = {info.name: info for info in datasets()}["fashion-mnist"]
+        assert info.present and info.where == nowhere / place
 
 
-@pytest.mark.parametrize("place", ["mine/mnist", "mine"])
-def test_a_root_is_the_only_place(nowhere: Path, place: str) -> None:
+def test_a_root_is_the_only_place(nowhere: Path) -> None:
     _write(nowhere / "cache/mnist")
-    with pytest.raises(DataError):
-        data("mnist", root=nowhere / "mine")
-    _write(nowhere / place)
-    assert data("mnist", root=nowhere / "mine").name == "mnist"
+    for root, place in (("one", "one/mnist"), ("two", "two")):
+        with pytest.raises(DataError):
+            data("mnist", root=nowhere / root)
+        _write(nowhere / place)
+        assert data("mnist", root=nowhere / root).name == "mnist"
 
 
-@pytest.mark.parametrize("name", sorted(SOURCES))
-def test_missing_data_says_where_it_was_sought_and_how_to_get_it(nowhere: Path, name: str) -> None:
-    with pytest.raises(DataError) as caught:
-        data(name)
-    message = str(caught.value)
-    assert f"{nowhere / 'cache' / name} and {nowhere / 'system' / name}" in message
-    assert f"thinwire inspect data --download {name}" in message
-    assert not (nowhere / "cache").exists(), "looking must not download or create anything"
+def test_missing_data_says_where_it_was_sought_and_how_to_get_it(nowhere: Path) -> None:
+    for name in sorted(SOURCES):
+        with pytest.raises(DataError) as caught:
+            data(name)
+        message = str(caught.value)
+        assert f"{nowhere / 'cache' / name} and {nowhere / 'system' / name}" in message
+        assert f"thinwire inspect data --download {name}" in message
+        assert not (nowhere / "cache").exists(), "looking must not download or create anything"
 
 
 def test_what_comes_along_is_always_there(nowhere: Path) -> None:

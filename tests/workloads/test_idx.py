@@ -33,25 +33,24 @@ def write_set(folder: Path, *, compressed: bool) -> dict[str, np.ndarray]:
     return arrays
 
 
-@pytest.mark.parametrize("compressed", [False, True])
-def test_values_arrive_in_order(tmp_path: Path, compressed: bool) -> None:
-    arrays = write_set(tmp_path, compressed=compressed)
-    assert idx.present(tmp_path)
-    dataset = idx_dataset("mnist", "hand-made", tmp_path)
-    parts = (dataset.train_x[:, 0], dataset.train_y, dataset.test_x[:, 0], dataset.test_y)
-    for name, part in zip(FILES, parts, strict=True):
-        assert torch.equal(part, torch.from_numpy(arrays[name]))
-    assert dataset.in_shape == (1, 5, 4)
-    standard = dataset.inputs(dataset.train_x)
-    assert standard.mean().abs() < 1e-6 and abs(float(standard.std(correction=0)) - 1) < 1e-6
+def test_values_arrive_in_order(tmp_path: Path) -> None:
+    for compressed in [False, True]:
+        arrays = write_set(tmp_path, compressed=compressed)
+        assert idx.present(tmp_path)
+        dataset = idx_dataset("mnist", "hand-made", tmp_path)
+        parts = (dataset.train_x[:, 0], dataset.train_y, dataset.test_x[:, 0], dataset.test_y)
+        for name, part in zip(FILES, parts, strict=True):
+            assert torch.equal(part, torch.from_numpy(arrays[name]))
+        assert dataset.in_shape == (1, 5, 4)
+        standard = dataset.inputs(dataset.train_x)
+        assert standard.mean().abs() < 1e-6 and abs(float(standard.std(correction=0)) - 1) < 1e-6
 
 
 IMAGES = encode(np.arange(24, dtype=np.uint8).reshape(2, 3, 4))
 
 
-@pytest.mark.parametrize(
-    ("contents", "message"),
-    [
+def test_damaged_files(tmp_path: Path) -> None:
+    for contents, message in [
         (b"", "starts with nothing, not 00 00 08 03"),
         (IMAGES[:10], "starts with 00 00 08 03, not"),
         (b"\x00\x00\x0d\x03" + IMAGES[4:], "starts with 00 00 0d 03"),
@@ -61,15 +60,13 @@ IMAGES = encode(np.arange(24, dtype=np.uint8).reshape(2, 3, 4))
         (IMAGES + b"\x00", "holds more than the 24 bytes"),
         (struct.pack(">4B3I", 0, 0, 8, 3, 0, 28, 28), "expected 1 to"),
         (struct.pack(">4B3I", 0, 0, 8, 3, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF), "expected 1 to"),
-    ],
-)
-@pytest.mark.parametrize("compressed", [False, True])
-def test_damaged_files(tmp_path: Path, contents: bytes, message: str, compressed: bool) -> None:
-    path = tmp_path / ("images.gz" if compressed else "images")
-    path.write_bytes(gzip.compress(contents) if compressed else contents)
-    with pytest.raises(DataError) as caught:
-        read_idx(path, 3)
-    assert message in str(caught.value) and str(path) in str(caught.value)
+    ]:
+        for compressed in [False, True]:
+            path = tmp_path / ("images.gz" if compressed else "images")
+            path.write_bytes(gzip.compress(contents) if compressed else contents)
+            with pytest.raises(DataError) as caught:
+                read_idx(path, 3)
+            assert message in str(caught.value) and str(path) in str(caught.value)
 
 
 def test_a_short_or_corrupted_or_wrongly_named_gzip_file(tmp_path: Path) -> None:

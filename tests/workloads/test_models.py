@@ -21,9 +21,8 @@ def _inputs(in_shape: tuple[int, ...], num_classes: int) -> tuple[torch.Tensor, 
     return torch.randn(2, *in_shape, generator=generator), labels
 
 
-@pytest.mark.parametrize(
-    ("name", "in_shape", "num_classes", "size"),
-    [
+def test_parameter_counts_and_one_training_step() -> None:
+    for name, in_shape, num_classes, size in [
         ("mlp", DIGIT, 10, 17_226),
         ("mlp-tanh", GREY, 10, 327_880),
         ("mlp-5m", GREY, 10, 4_946_658),
@@ -33,20 +32,16 @@ def _inputs(in_shape: tuple[int, ...], num_classes: int) -> tuple[torch.Tensor, 
         ("resnet20", COLOUR, 10, 269_722),
         ("resnet110", COLOUR, 10, 1_727_962),
         ("byte-transformer", TEXT, 128, 120_064),
-    ],
-)
-def test_parameter_counts_and_one_training_step(
-    name: str, in_shape: tuple[int, ...], num_classes: int, size: int
-) -> None:
-    net = model(name, num_classes=num_classes, in_shape=in_shape, seed=3)
-    assert sum(p.numel() for p in net.parameters()) == size
-    x, y = _inputs(in_shape, num_classes)
-    logits = net(x)
-    assert logits.shape == (*y.shape, num_classes)
-    torch.autograd.backward(cross_entropy(logits, y))
-    for parameter_name, parameter in net.named_parameters():
-        assert parameter.grad is not None and torch.isfinite(parameter.grad).all(), parameter_name
-        assert parameter.grad.abs().max() > 0, parameter_name
+    ]:
+        net = model(name, num_classes=num_classes, in_shape=in_shape, seed=3)
+        assert sum(p.numel() for p in net.parameters()) == size
+        x, y = _inputs(in_shape, num_classes)
+        logits = net(x)
+        assert logits.shape == (*y.shape, num_classes)
+        torch.autograd.backward(cross_entropy(logits, y))
+        for parameter_name, parameter in net.named_parameters():
+            assert parameter.grad is not None and torch.isfinite(parameter.grad).all(), parameter_name
+            assert parameter.grad.abs().max() > 0, parameter_name
 
 
 def test_the_table_above_is_complete() -> None:
@@ -66,11 +61,11 @@ def test_values_in_matrices_match_the_papers_and_the_measured_payloads() -> None
     assert matrices("byte-transformer", TEXT, 128) == 118_784
 
 
-@pytest.mark.parametrize("name", ["mlp", "lenet5", "lenet", "resnet8", "resnet20"])
-@pytest.mark.parametrize("in_shape", [DIGIT, GREY, COLOUR, (1, 9, 40)])
-def test_image_models_read_every_image_size_the_data_sets_have(name: str, in_shape: tuple[int, ...]) -> None:
-    net = model(name, num_classes=7, in_shape=in_shape, seed=0)
-    assert net(torch.zeros(2, *in_shape)).shape == (2, 7)
+def test_image_models_read_every_image_size_the_data_sets_have() -> None:
+    for name in ["mlp", "lenet5", "lenet", "resnet8", "resnet20"]:
+        for in_shape in [DIGIT, GREY, COLOUR, (1, 9, 40)]:
+            net = model(name, num_classes=7, in_shape=in_shape, seed=0)
+            assert net(torch.zeros(2, *in_shape)).shape == (2, 7)
 
 
 def test_same_seed_same_weights_other_seed_other_weights_and_global_chance_untouched() -> None:
@@ -111,21 +106,18 @@ def test_transformer_is_causal() -> None:
     assert not torch.allclose(before[:, 40:], after[:, 40:])
 
 
-@pytest.mark.parametrize(
-    ("name", "in_shape", "message"),
-    [
+def test_refusals_say_what_is_allowed() -> None:
+    for name, in_shape, message in [
         ("alexnet", GREY, "unknown model 'alexnet'; the models are mlp, "),
         ("lenet5", (1, 7, 28), "8×8 or more, not 7×28: use 'mlp'"),
         ("lenet", (784,), "lenet needs images"),
         ("resnet20", (3, 4, 4), "8×8 or more"),
         ("resnet20", (64,), "needs images"),
         ("byte-transformer", GREY, "in_shape is (context,)"),
-    ],
-)
-def test_refusals_say_what_is_allowed(name: str, in_shape: tuple[int, ...], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        model(name, num_classes=10, in_shape=in_shape, seed=0)
-    assert message in str(caught.value)
+    ]:
+        with pytest.raises(ConfigError) as caught:
+            model(name, num_classes=10, in_shape=in_shape, seed=0)
+        assert message in str(caught.value)
 
 
 def test_one_class_is_refused() -> None:

@@ -17,9 +17,8 @@ from thinwire.workloads.models import model, models
 from thinwire.workloads.recipes import Recipe, build_optimizer, param_groups, recipe, schedule
 
 
-@pytest.mark.parametrize(
-    ("name", "data", "design", "lr", "workers", "batch", "steps"),
-    [
+def test_measured_and_prescribed_numbers() -> None:
+    for name, data, design, lr, workers, batch, steps in [
         ("mlp", "digits", None, 0.02, 4, 8, 3000),
         ("mlp", "digits", "3lc[s=1.9]", 0.02, 4, 8, 3000),
         ("mlp", "digits", "doublesqueeze-1bit", 0.2, 4, 8, 1500),
@@ -31,14 +30,10 @@ from thinwire.workloads.recipes import Recipe, build_optimizer, param_groups, re
         ("lenet5", "fashion-mnist", "qsgd-ds", 0.1, 8, 16, 2500),
         ("resnet8", "fashion-mnist", None, 0.05, 4, 16, 4000),
         ("resnet110", "cifar10", "3lc[s=1.0]", 0.1, 10, 32, 25_600),
-    ],
-)
-def test_measured_and_prescribed_numbers(
-    name: str, data: str, design: str | None, lr: float, workers: int, batch: int, steps: int
-) -> None:
-    found = recipe(name, data, design=design)
-    assert (found.lr, found.workers, found.batch, found.steps) == (lr, workers, batch, steps)
-    assert not found.source.startswith("derived")
+    ]:
+        found = recipe(name, data, design=design)
+        assert (found.lr, found.workers, found.batch, found.steps) == (lr, workers, batch, steps)
+        assert not found.source.startswith("derived")
 
 
 def test_common_settings_and_the_two_families() -> None:
@@ -67,19 +62,16 @@ def test_every_fitting_pair_has_a_recipe_that_fits_the_data() -> None:
     assert recipe("resnet20", "cifar10").lr == 0.1
 
 
-@pytest.mark.parametrize(
-    ("name", "data", "message"),
-    [
+def test_pairs_that_cannot_be() -> None:
+    for name, data, message in [
         ("vgg", "digits", "unknown model 'vgg'"),
         ("mlp", "imagenet", "unknown data set 'imagenet'"),
         ("mlp", "python-text", "mlp does not train on python-text; it trains on digits,"),
         ("byte-transformer", "mnist", "it trains on python-text"),
-    ],
-)
-def test_pairs_that_cannot_be(name: str, data: str, message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        recipe(name, data)
-    assert message in str(caught.value)
+    ]:
+        with pytest.raises(ConfigError) as caught:
+            recipe(name, data)
+        assert message in str(caught.value)
 
 
 def test_a_sparsity_that_is_no_number() -> None:
@@ -108,9 +100,8 @@ def test_schedules() -> None:
     assert schedule(base, -1.0) == 0.02 and schedule(base, 7.0) == schedule(base, 1.0)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
+def test_impossible_recipes() -> None:
+    for change in [
         {"lr": 0.0},
         {"lr": math.nan},
         {"batch": 0},
@@ -122,11 +113,9 @@ def test_schedules() -> None:
         {"weight_decay": -1e-4},
         {"schedule": "linear"},
         {"optimizer": "AdamW"},
-    ],
-)
-def test_impossible_recipes(change: dict[str, object]) -> None:
-    with pytest.raises(ConfigError):
-        replace(recipe("mlp", "digits"), **change)  # type: ignore[arg-type]
+    ]:
+        with pytest.raises(ConfigError):
+            replace(recipe("mlp", "digits"), **change)  # type: ignore[arg-type]
 
 
 def test_only_matrices_decay() -> None:
