@@ -265,25 +265,26 @@ def test_out(entry: Enrolled) -> None:
 # ---- configuration
 
 
-@every_codec
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_configuration(entry: Enrolled) -> None:
-    codec = entry.codec
-    again = tw.codec(**json.loads(json.dumps(codec.config())))
-    assert again == codec and hash(again) == hash(codec) and again.config() == codec.config()
-    assert eval(repr(codec), {"tw": tw}) == codec, "repr reads as the call"
-    for unpickled in (pickle.loads(pickle.dumps(codec)), copy.deepcopy(codec)):
-        assert unpickled == codec and unpickled.encode(torch.ones(9)) == codec.encode(torch.ones(9))
-    wrong: dict[str, tuple[Any, str]] = {
-        "sparsiti": (1, "'sparsiti'"),
-        "entropy": ("gzip", "'gzip'"),
-        "nonfinite": ("ignore", "'ignore'"),
-        "error_scale": (1.5, "error_scale"),
-        "error_feedback": ("yes", "error_feedback"),
-    }
-    for option, (value, message) in [*wrong.items(), ("error_scale", (float("nan"), "error_scale"))]:
-        with pytest.raises(tw.ConfigError, match=message):
-            tw.codec(codec.id, **{option: value})
+def test_configuration() -> None:
+    for entry in ENROLLED:
+        with naming(entry.label):
+            codec = entry.codec
+            again = tw.codec(**json.loads(json.dumps(codec.config())))
+            assert again == codec and hash(again) == hash(codec) and again.config() == codec.config()
+            assert eval(repr(codec), {"tw": tw}) == codec, "repr reads as the call"
+            for unpickled in (pickle.loads(pickle.dumps(codec)), copy.deepcopy(codec)):
+                assert unpickled == codec and unpickled.encode(torch.ones(9)) == codec.encode(torch.ones(9))
+            wrong: dict[str, tuple[Any, str]] = {
+                "sparsiti": (1, "'sparsiti'"),
+                "entropy": ("gzip", "'gzip'"),
+                "nonfinite": ("ignore", "'ignore'"),
+                "error_scale": (1.5, "error_scale"),
+                "error_feedback": ("yes", "error_feedback"),
+            }
+            for option, (value, message) in [*wrong.items(), ("error_scale", (float("nan"), "error_scale"))]:
+                with pytest.raises(tw.ConfigError, match=message):
+                    tw.codec(codec.id, **{option: value})
 
 
 # ---- unbiasedness

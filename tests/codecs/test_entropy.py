@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import thinwire as tw
+from tests.codecs.contract import naming
 from thinwire.frames import Flags, Frame, varint
 
 HUFFMAN = int(Flags.OPTION_A)
@@ -92,11 +93,13 @@ def test_bits_are_packed_where_a_code_does_not_pay() -> None:
     assert len(parsed.payload) == 1 + -(-500 * parsed.payload[0] // 8)
 
 
-@pytest.mark.parametrize("bits", [14, 16, 22, 30])
-def test_many_fixed_bits(bits: int) -> None:
-    tensor = weights(1000).double()
-    decoded = tw.decode(tw.codec("entropy", mode="fixed", bits=bits).encode(tensor))
-    assert float((decoded - tensor).abs().max()) <= 2.0**-bits * (1 + 1e-6)
+def test_many_fixed_bits() -> None:
+    cases: list[int] = [14, 16, 22, 30]
+    for bits in cases:
+        with naming(f"bits={bits!r}"):
+            tensor = weights(1000).double()
+            decoded = tw.decode(tw.codec("entropy", mode="fixed", bits=bits).encode(tensor))
+            assert float((decoded - tensor).abs().max()) <= 2.0**-bits * (1 + 1e-6)
 
 
 # ---- lies
@@ -113,9 +116,8 @@ def test_the_frames_below_are_good_before_they_are_bent() -> None:
         tw.decode(tw.frames.pack(frame))
 
 
-@pytest.mark.parametrize(
-    ("frame", "message"),
-    [
+def test_frames_that_no_encoder_writes() -> None:
+    cases: list[tuple[Frame, str]] = [
         (replace(PACKED, scales=(1.0, -1.0)), "smallest and the largest"),
         (replace(PACKED, scales=(1.0,)), "smallest and the largest"),
         (replace(PACKED, payload=bytes([0, 0])), "0 bits"),
@@ -132,18 +134,17 @@ def test_the_frames_below_are_good_before_they_are_bent() -> None:
         (replace(CODED, shape=(4999,)), "ends at bit"),
         (replace(CODED, payload=bytes([2, 2, 19]) + 3 * varint.write(300) + bytes(700)), "streams of"),
         (replace(CODED, payload=bytes([2, 2, 17, 2, 0]) + bytes(700)), "complete code"),
-    ],
-)
-def test_frames_that_no_encoder_writes(frame: Frame, message: str) -> None:
-    out = torch.full(frame.shape, 7.0)
-    with pytest.raises(tw.FrameError, match=message):
-        tw.decode(tw.frames.pack(frame), out=out)
-    assert bool((out == 7.0).all())
+    ]
+    for frame, message in cases:
+        with naming(f"frame={frame!r}, message={message!r}"):
+            out = torch.full(frame.shape, 7.0)
+            with pytest.raises(tw.FrameError, match=message):
+                tw.decode(tw.frames.pack(frame), out=out)
+            assert bool((out == 7.0).all())
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
+def test_options_say_what_is_allowed() -> None:
+    cases: list[dict[str, Any]] = [
         {"preset": "fast"},
         {"c": -1.0},
         {"mode": "adaptive"},
@@ -153,8 +154,7 @@ def test_frames_that_no_encoder_writes(frame: Frame, message: str) -> None:
         {"rounding": "floor"},
         {"bits": 31},
         {"gradient_rms": float("nan")},
-    ],
-)
-def test_options_say_what_is_allowed(options: dict[str, Any]) -> None:
-    with pytest.raises(tw.ConfigError, match="allowed are"):
-        tw.codec("entropy", **options)
+    ]
+    for options in cases:
+        with naming(f"options={options!r}"), pytest.raises(tw.ConfigError, match="allowed are"):
+            tw.codec("entropy", **options)

@@ -190,24 +190,25 @@ def three_lc_frame(payload: bytes, size: int, flags: int = ZERO_RUN, scales: tup
     return Frame("3lc", "fp32", (size,), scales, flags, payload)
 
 
-@pytest.mark.parametrize(
-    ("payload", "size", "flags"),
-    [
+def test_3lc_runs_and_codes() -> None:
+    cases: list[tuple[bytes, int, int]] = [
         (b"\xf3", 5, 0),  # a run where runs are off
         (b"\xff", 5, ZERO_RUN),  # a run past the end
         (b"\x79\xf3", 10, ZERO_RUN),  # the last run one too long
         (b"\xf3\x79\x79", 15, ZERO_RUN),  # one group too many
         (b"\xff" * 4, 1000, ZERO_RUN),  # too few groups
         (b"\x00" * 3, 10, 0),
-    ],
-)
-def test_3lc_runs_and_codes(payload: bytes, size: int, flags: int) -> None:
-    assert_refused(three_lc_frame(payload, size, flags))
+    ]
+    for payload, size, flags in cases:
+        with naming(f"{payload!r}"):
+            assert_refused(three_lc_frame(payload, size, flags))
 
 
-@pytest.mark.parametrize("scales", [(), (1.0, 1.0), (-1.0,), (-1e-45,)])
-def test_3lc_scale(scales: tuple[float, ...]) -> None:
-    assert_refused(three_lc_frame(b"\x79", 5, scales=scales), "scale")
+def test_3lc_scale() -> None:
+    cases: list[tuple[float, ...]] = [(), (1.0, 1.0), (-1.0,), (-1e-45,)]
+    for scales in cases:
+        with naming(f"scales={scales!r}"):
+            assert_refused(three_lc_frame(b"\x79", 5, scales=scales), "scale")
 
 
 @pytest.mark.parametrize("codec", ["fp32", "fp16", "bf16"])
@@ -226,9 +227,11 @@ def test_int8_level_that_is_not_used() -> None:
     assert_refused(Frame("int8", "fp32", (2,), (1.0,), payload=b"\x80\x01"), "-128")
 
 
-@pytest.mark.parametrize("scale", [-1.0, 3e38])
-def test_int8_scale(scale: float) -> None:
-    assert_refused(Frame("int8", "fp32", (2,), (scale,), payload=b"\x7f\x01"), "scale")
+def test_int8_scale() -> None:
+    cases: list[float] = [-1.0, 3e38]
+    for scale in cases:
+        with naming(f"scale={scale!r}"):
+            assert_refused(Frame("int8", "fp32", (2,), (scale,), payload=b"\x7f\x01"), "scale")
 
 
 # ---- codecs that are not here

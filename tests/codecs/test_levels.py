@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import thinwire as tw
+from tests.codecs.contract import naming
 from thinwire.frames import Flags, Frame
 
 
@@ -54,21 +55,22 @@ def test_dithering_goes_to_a_neighbouring_level() -> None:
     assert seen.count(0.5) / 2000 == pytest.approx(0.2, abs=5 * 0.4 / 2000**0.5)
 
 
-@pytest.mark.parametrize("bits", range(24))
-def test_truncation_is_toward_zero_and_only_of_low_bits(bits: int) -> None:
-    tensor = normal(101)
-    decoded = tw.decode(tw.codec("truncate", bits=bits).encode(tensor))
-    kept = tensor.numpy().view(np.uint32) & np.uint32(0xFFFFFFFF << bits & 0xFFFFFFFF)
-    assert np.array_equal(decoded.numpy().view(np.uint32), kept)
-    wide = tensor.double() / 3
-    decoded = tw.decode(tw.codec("truncate", bits=bits).encode(wide))
-    mask = np.uint64(0xFFFFFFFFFFFFFFFF << bits & 0xFFFFFFFFFFFFFFFF)
-    assert np.array_equal(decoded.numpy().view(np.uint64), wide.numpy().view(np.uint64) & mask)
+def test_truncation_is_toward_zero_and_only_of_low_bits() -> None:
+    cases: list[int] = list(range(24))
+    for bits in cases:
+        with naming(f"bits={bits!r}"):
+            tensor = normal(101)
+            decoded = tw.decode(tw.codec("truncate", bits=bits).encode(tensor))
+            kept = tensor.numpy().view(np.uint32) & np.uint32(0xFFFFFFFF << bits & 0xFFFFFFFF)
+            assert np.array_equal(decoded.numpy().view(np.uint32), kept)
+            wide = tensor.double() / 3
+            decoded = tw.decode(tw.codec("truncate", bits=bits).encode(wide))
+            mask = np.uint64(0xFFFFFFFFFFFFFFFF << bits & 0xFFFFFFFFFFFFFFFF)
+            assert np.array_equal(decoded.numpy().view(np.uint64), wide.numpy().view(np.uint64) & mask)
 
 
-@pytest.mark.parametrize(
-    ("frame", "message"),
-    [
+def test_payloads_that_no_encoder_writes() -> None:
+    cases: list[tuple[Frame, str]] = [
         (Frame("qsgd", "fp32", (3,), (1.0,), 0, struct.pack("<HI", 0, 8) + b"\7"), "0 levels"),
         (Frame("qsgd", "fp32", (3,), (1.0,), 0, struct.pack("<HI", 4, 0) + b"\7"), "buckets of 0"),
         (Frame("qsgd", "fp32", (3,), (1.0,), 0, struct.pack("<HI", 4, 1) + b"\7"), "1 norms"),
@@ -84,16 +86,14 @@ def test_truncation_is_toward_zero_and_only_of_low_bits(bits: int) -> None:
         (Frame("truncate", "fp32", (1,), (), 0, b"\x10\0\0\0"), "without 16 bits"),
         (Frame("truncate", "fp32", (1,), (), 0, b"\x10\x80\x7f"), "NaN or Inf"),
         (Frame("truncate", "fp32", (1,), (1.0,), 0, b"\x10\x80\x3f"), "no scales"),
-    ],
-)
-def test_payloads_that_no_encoder_writes(frame: Frame, message: str) -> None:
-    with pytest.raises(tw.FrameError, match=message):
-        tw.decode(tw.frames.pack(frame))
+    ]
+    for frame, message in cases:
+        with naming(f"frame={frame!r}, message={message!r}"), pytest.raises(tw.FrameError, match=message):
+            tw.decode(tw.frames.pack(frame))
 
 
-@pytest.mark.parametrize(
-    ("id", "options"),
-    [
+def test_options_say_what_is_allowed() -> None:
+    cases: list[tuple[str, dict[str, Any]]] = [
         ("qsgd", {"levels": 0}),
         ("qsgd", {"levels": 1 << 15}),
         ("qsgd", {"bucket": 0.5}),
@@ -104,8 +104,7 @@ def test_payloads_that_no_encoder_writes(frame: Frame, message: str) -> None:
         ("dithering", {"norm": "l1"}),
         ("truncate", {"bits": 24}),
         ("truncate", {"bits": -1}),
-    ],
-)
-def test_options_say_what_is_allowed(id: str, options: dict[str, Any]) -> None:
-    with pytest.raises(tw.ConfigError, match="allowed are"):
-        tw.codec(id, **options)
+    ]
+    for id, options in cases:
+        with naming(f"id={id!r}, options={options!r}"), pytest.raises(tw.ConfigError, match="allowed are"):
+            tw.codec(id, **options)

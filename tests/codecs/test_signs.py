@@ -9,24 +9,24 @@ import pytest
 import torch
 
 import thinwire as tw
+from tests.codecs.contract import naming
 from thinwire.frames import Flags, Frame
 
 V = torch.tensor([0.3, -0.4, 0.0, 1.2])
 
 
-@pytest.mark.parametrize(
-    ("options", "decoded", "payload"),
-    [
+def test_onebit_scales() -> None:
+    cases: list[tuple[dict[str, Any], list[float], list[int]]] = [
         ({}, [0.65, -0.65, 0.65, 0.65], [0b10110000]),
         ({"norm": "l1"}, [0.475, -0.475, 0.475, 0.475], [0b10110000]),
         ({"zeros": "keep"}, [0.750555, -0.750555, 0.0, 0.750555], [0b11010000, 0b10010000]),
         ({"norm": "l1", "zeros": "keep"}, [0.633333, -0.633333, 0.0, 0.633333], [0b11010000, 0b10010000]),
-    ],
-)
-def test_onebit_scales(options: dict[str, Any], decoded: list[float], payload: list[int]) -> None:
-    frame = tw.codec("onebit", **options).encode(V)
-    assert tw.decode(frame).tolist() == pytest.approx(decoded, abs=1e-6)
-    assert list(tw.frames.parse(frame).payload) == payload
+    ]
+    for options, decoded, payload in cases:
+        with naming(f"{options!r}"):
+            frame = tw.codec("onebit", **options).encode(V)
+            assert tw.decode(frame).tolist() == pytest.approx(decoded, abs=1e-6)
+            assert list(tw.frames.parse(frame).payload) == payload
 
 
 def test_double_squeeze_of_two_workers() -> None:
@@ -58,10 +58,11 @@ def test_onebit_scale_survives_the_ends_of_float64() -> None:
             assert torch.equal(tw.decode(tw.codec("onebit", norm=norm).encode(tensor)), tensor)
 
 
-@pytest.mark.parametrize(("id", "options"), [("onebit", {"norm": "linf"}), ("onebit", {"zeros": "minus"})])
-def test_options_say_what_is_allowed(id: str, options: dict[str, Any]) -> None:
-    with pytest.raises(tw.ConfigError, match="allowed are"):
-        tw.codec(id, **options)
+def test_options_say_what_is_allowed() -> None:
+    cases: list[tuple[str, dict[str, Any]]] = [("onebit", {"norm": "linf"}), ("onebit", {"zeros": "minus"})]
+    for id, options in cases:
+        with naming(f"id={id!r}, options={options!r}"), pytest.raises(tw.ConfigError, match="allowed are"):
+            tw.codec(id, **options)
 
 
 def test_onebit_refuses_planes_that_contradict_each_other() -> None:
@@ -85,20 +86,24 @@ def test_mqe1_of_the_worked_example() -> None:
     assert float(context.residual[~negative].sum()) == pytest.approx(0, abs=1e-7)
 
 
-@pytest.mark.parametrize("value", [0.0, 1.0, -1.0])
-def test_mqe1_of_a_constant_is_exact(value: float) -> None:
-    tensor = torch.full((3,), value)
-    assert torch.equal(tw.decode(tw.codec("mqe1").encode(tensor)), tensor)
+def test_mqe1_of_a_constant_is_exact() -> None:
+    cases: list[float] = [0.0, 1.0, -1.0]
+    for value in cases:
+        with naming(f"value={value!r}"):
+            tensor = torch.full((3,), value)
+            assert torch.equal(tw.decode(tw.codec("mqe1").encode(tensor)), tensor)
 
 
-@pytest.mark.parametrize("axis", [0, 1, 2, -1])
-def test_mqe1_takes_means_along_an_axis(axis: int) -> None:
-    tensor = torch.from_numpy(np.random.default_rng(0).standard_normal((4, 5, 6)).astype(np.float32))
-    decoded = tw.decode(tw.codec("mqe1", axis=axis).encode(tensor))
-    alone = tw.codec("mqe1")
-    for index in range(tensor.shape[axis]):
-        part = tensor.select(axis, index)
-        assert torch.allclose(decoded.select(axis, index), tw.decode(alone.encode(part)), rtol=1e-6, atol=0)
+def test_mqe1_takes_means_along_an_axis() -> None:
+    cases: list[int] = [0, 1, 2, -1]
+    for axis in cases:
+        with naming(f"axis={axis!r}"):
+            tensor = torch.from_numpy(np.random.default_rng(0).standard_normal((4, 5, 6)).astype(np.float32))
+            decoded = tw.decode(tw.codec("mqe1", axis=axis).encode(tensor))
+            alone = tw.codec("mqe1")
+            for index in range(tensor.shape[axis]):
+                part = tensor.select(axis, index)
+                assert torch.allclose(decoded.select(axis, index), tw.decode(alone.encode(part)), rtol=1e-6, atol=0)
 
 
 def test_mqe1_gives_tensors_without_the_axis_one_pair() -> None:
@@ -107,22 +112,21 @@ def test_mqe1_gives_tensors_without_the_axis_one_pair() -> None:
     assert frame == tw.codec("mqe1").encode(bias)
 
 
-@pytest.mark.parametrize("axis", [1.0, "columns", True, 32, -33])
-def test_mqe1_refuses_what_is_no_axis(axis: Any) -> None:
-    with pytest.raises(tw.ConfigError, match="allowed are None"):
-        tw.codec("mqe1", axis=axis)
+def test_mqe1_refuses_what_is_no_axis() -> None:
+    cases: list[Any] = [1.0, "columns", True, 32, -33]
+    for axis in cases:
+        with naming(f"axis={axis!r}"), pytest.raises(tw.ConfigError, match="allowed are None"):
+            tw.codec("mqe1", axis=axis)
 
 
-@pytest.mark.parametrize(
-    ("frame", "message"),
-    [
+def test_mqe1_refuses_means_that_no_encoder_sends() -> None:
+    cases: list[tuple[Frame, str]] = [
         (Frame("mqe1", "fp32", (3,), (0.5, 1.0), 0, b"\0"), "positive"),
         (Frame("mqe1", "fp32", (3,), (-0.5, -1.0), 0, b"\0"), "positive"),
         (Frame("mqe1", "fp32", (3,), (-0.5,), 0, b"\0"), "2 means"),
         (Frame("mqe1", "fp32", (3,), (-0.5, 1.0), int(Flags.OPTION_A), b"\1\0"), "dimension 1"),
         (Frame("mqe1", "fp32", (3,), (-0.5, 1.0), int(Flags.OPTION_A), b"\0\0"), "6 means"),
-    ],
-)
-def test_mqe1_refuses_means_that_no_encoder_sends(frame: Frame, message: str) -> None:
-    with pytest.raises(tw.FrameError, match=message):
-        tw.decode(tw.frames.pack(frame))
+    ]
+    for frame, message in cases:
+        with naming(f"frame={frame!r}, message={message!r}"), pytest.raises(tw.FrameError, match=message):
+            tw.decode(tw.frames.pack(frame))

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import thinwire as tw
+from tests.codecs.contract import naming
 from thinwire.frames import Flags, Frame
 
 V = torch.tensor([0.1, -3.0, 0.2, 2.0, 0.0, -0.1, 0.05, 1.0, -0.4, 0.3])
@@ -22,19 +23,25 @@ def normal(size: int) -> torch.Tensor:
 # ---- top-k (DoubleSqueeze §3.2) and 5 % sparsification (3LC §4.2)
 
 
-@pytest.mark.parametrize(
-    ("k", "decoded"), [(1, [3.0, 0.0, 0.0, 0.0]), (2, [3.0, -3.0, 0.0, 0.0]), (9, [3.0, -3.0, 1.0, 2.0])]
-)
-def test_topk_of_the_worked_example(k: int, decoded: list[float]) -> None:
-    tensor = torch.tensor([3.0, -3.0, 1.0, 2.0])
-    assert tw.decode(tw.codec("topk", k=k).encode(tensor)).tolist() == decoded
+def test_topk_of_the_worked_example() -> None:
+    cases: list[tuple[int, list[float]]] = [
+        (1, [3.0, 0.0, 0.0, 0.0]),
+        (2, [3.0, -3.0, 0.0, 0.0]),
+        (9, [3.0, -3.0, 1.0, 2.0]),
+    ]
+    for k, decoded in cases:
+        with naming(f"k={k!r}, decoded={decoded!r}"):
+            tensor = torch.tensor([3.0, -3.0, 1.0, 2.0])
+            assert tw.decode(tw.codec("topk", k=k).encode(tensor)).tolist() == decoded
 
 
-@pytest.mark.parametrize("id", ["topk", "threshold"])
-def test_twenty_percent_as_a_bitmap(id: str) -> None:
-    frame = tw.codec(id, fraction=0.2, positions="bitmap").encode(V)
-    assert bytes(tw.frames.parse(frame).payload) == bytes([80, 0]) + struct.pack("<ff", -3.0, 2.0)
-    assert tw.decode(frame).tolist() == [0, -3, 0, 2, 0, 0, 0, 0, 0, 0]
+def test_twenty_percent_as_a_bitmap() -> None:
+    cases: list[str] = ["topk", "threshold"]
+    for id in cases:
+        with naming(f"id={id!r}"):
+            frame = tw.codec(id, fraction=0.2, positions="bitmap").encode(V)
+            assert bytes(tw.frames.parse(frame).payload) == bytes([80, 0]) + struct.pack("<ff", -3.0, 2.0)
+            assert tw.decode(frame).tolist() == [0, -3, 0, 2, 0, 0, 0, 0, 0, 0]
 
 
 def test_twenty_percent_as_indices() -> None:
@@ -42,11 +49,13 @@ def test_twenty_percent_as_indices() -> None:
     assert bytes(tw.frames.parse(frame).payload) == bytes([2, 1 | 3 << 4]) + struct.pack("<ff", -3.0, 2.0)
 
 
-@pytest.mark.parametrize("size", [1, 7, 1000, 1001])
-def test_fractions_round_up(size: int) -> None:
-    tensor = normal(size)
-    for fraction, count in ((0.01, -(-size // 100)), (0.07, -(-7 * size // 100)), (1.0, size)):
-        assert int(tw.decode(tw.codec("topk", fraction=fraction).encode(tensor)).count_nonzero()) == count
+def test_fractions_round_up() -> None:
+    cases: list[int] = [1, 7, 1000, 1001]
+    for size in cases:
+        with naming(f"size={size!r}"):
+            tensor = normal(size)
+            for fraction, count in ((0.01, -(-size // 100)), (0.07, -(-7 * size // 100)), (1.0, size)):
+                assert int(tw.decode(tw.codec("topk", fraction=fraction).encode(tensor)).count_nonzero()) == count
 
 
 def test_auto_takes_the_shorter() -> None:
@@ -59,15 +68,17 @@ def test_auto_takes_the_shorter() -> None:
         assert sizes["auto"] == min(sizes.values())
 
 
-@pytest.mark.parametrize("codec", [tw.codec("topk", fraction=0.05), tw.codec("threshold")], ids=["topk", "threshold"])
-def test_what_is_not_sent_stays_and_what_is_sent_leaves(codec: tw.Codec) -> None:
-    tensor = normal(3000)
-    context = codec.context(tensor)
-    sent = tw.decode(context.encode(tensor))
-    assert context.residual is not None
-    assert torch.equal(sent + context.residual, tensor)
-    assert not (sent * context.residual).any()
-    assert int(sent.count_nonzero()) == pytest.approx(150, abs=0 if codec.id == "topk" else 60)
+def test_what_is_not_sent_stays_and_what_is_sent_leaves() -> None:
+    cases: list[tw.Codec] = [tw.codec("topk", fraction=0.05), tw.codec("threshold")]
+    for codec in cases:
+        with naming(f"codec={codec!r}"):
+            tensor = normal(3000)
+            context = codec.context(tensor)
+            sent = tw.decode(context.encode(tensor))
+            assert context.residual is not None
+            assert torch.equal(sent + context.residual, tensor)
+            assert not (sent * context.residual).any()
+            assert int(sent.count_nonzero()) == pytest.approx(150, abs=0 if codec.id == "topk" else 60)
 
 
 def test_the_sampled_threshold_lets_about_the_fraction_through() -> None:
@@ -143,14 +154,15 @@ def forged(frame: Frame, payload: bytes | None = None, **changes: Any) -> bytes:
     return tw.frames.pack(Frame(**{**fields, **({} if payload is None else {"payload": payload}), **changes}))
 
 
-@pytest.mark.parametrize("frame", [INDEX, BITMAP, SIGNS], ids=["index", "bitmap", "signs"])
-def test_the_frames_below_are_good_before_they_are_bent(frame: Frame) -> None:
-    assert int(tw.decode(forged(frame)).count_nonzero()) == 2
+def test_the_frames_below_are_good_before_they_are_bent() -> None:
+    cases: list[Frame] = [INDEX, BITMAP, SIGNS]
+    for frame in cases:
+        with naming(f"frame={frame!r}"):
+            assert int(tw.decode(forged(frame)).count_nonzero()) == 2
 
 
-@pytest.mark.parametrize(
-    ("bytes_", "message"),
-    [
+def test_sparse_payloads_that_no_encoder_writes() -> None:
+    cases: list[tuple[bytes, str]] = [
         (forged(INDEX, bytes([2, 3 | 1 << 4]) + struct.pack("<ff", -3.0, 2.0)), "ascending"),
         (forged(INDEX, bytes([2, 3 | 3 << 4]) + struct.pack("<ff", -3.0, 2.0)), "ascending"),
         (forged(INDEX, bytes([2, 3 | 12 << 4]) + struct.pack("<ff", -3.0, 2.0)), "past the last"),
@@ -167,13 +179,13 @@ def test_the_frames_below_are_good_before_they_are_bent(frame: Frame) -> None:
         (forged(SIGNS, bytes([2, 1 | 3 << 4, 0b01100000])), "behind the last"),
         (forged(SIGNS, scales=(-0.5,)), "scales"),
         (forged(SIGNS, scales=()), "scales"),
-    ],
-)
-def test_sparse_payloads_that_no_encoder_writes(bytes_: bytes, message: str) -> None:
-    out = torch.full(tw.frames.parse(bytes_).shape, 7.0) if tw.frames.parse(bytes_).size < 100 else None
-    with pytest.raises(tw.FrameError, match=message):
-        tw.decode(bytes_, out=out)
-    assert out is None or bool((out == 7.0).all())
+    ]
+    for bytes_, message in cases:
+        with naming(f"bytes_={bytes_!r}, message={message!r}"):
+            out = torch.full(tw.frames.parse(bytes_).shape, 7.0) if tw.frames.parse(bytes_).size < 100 else None
+            with pytest.raises(tw.FrameError, match=message):
+                tw.decode(bytes_, out=out)
+            assert out is None or bool((out == 7.0).all())
 
 
 def test_few_bytes_cannot_claim_a_large_tensor() -> None:
@@ -196,9 +208,8 @@ def test_randomk_refuses_a_key_that_chooses_another_number_of_values() -> None:
         tw.decode(forged(parsed, scales=(1.0,)))
 
 
-@pytest.mark.parametrize(
-    ("id", "options"),
-    [
+def test_options_say_what_is_allowed() -> None:
+    cases: list[tuple[str, dict[str, Any]]] = [
         ("topk", {"fraction": 0}),
         ("topk", {"fraction": 1.5}),
         ("topk", {"fraction": True}),
@@ -213,8 +224,7 @@ def test_randomk_refuses_a_key_that_chooses_another_number_of_values() -> None:
         ("randomk", {"p": 1e-5}),
         ("randomk", {"p": 1.1}),
         ("randomk", {"scaled": "yes"}),
-    ],
-)
-def test_options_say_what_is_allowed(id: str, options: dict[str, Any]) -> None:
-    with pytest.raises(tw.ConfigError, match="allowed are"):
-        tw.codec(id, **options)
+    ]
+    for id, options in cases:
+        with naming(f"id={id!r}, options={options!r}"), pytest.raises(tw.ConfigError, match="allowed are"):
+            tw.codec(id, **options)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import thinwire as tw
+from tests.codecs.contract import naming
 from thinwire.codecs.votes import width_of
 from thinwire.frames import Frame
 
@@ -125,9 +126,8 @@ def test_a_mean_that_rounding_put_above_the_scale_is_a_full_vote() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("scales", "payload", "message"),
-    [
+def test_votes_that_nobody_cast() -> None:
+    cases: list[tuple[tuple[float, ...], bytes, str]] = [
         ((1.0,), b"\0", "number of workers"),
         ((1.0, 0.0), b"\0", "number of workers"),
         ((1.0, 1.5), b"\0", "number of workers"),
@@ -136,11 +136,10 @@ def test_a_mean_that_rounding_put_above_the_scale_is_a_full_vote() -> None:
         ((1.0, 1.0), b"\x0f", "1 workers"),
         ((1.0, 1.0), b"\x20", "padding"),
         ((1.0, 1.0), b"\0\0", "payload bytes"),
-    ],
-)
-def test_votes_that_nobody_cast(scales: tuple[float, ...], payload: bytes, message: str) -> None:
-    with pytest.raises(tw.FrameError, match=message):
-        tw.decode(tw.frames.pack(Frame("votes", "fp32", (2,), scales, 0, payload)))
+    ]
+    for scales, payload, message in cases:
+        with naming(f"{scales!r}"), pytest.raises(tw.FrameError, match=message):
+            tw.decode(tw.frames.pack(Frame("votes", "fp32", (2,), scales, 0, payload)))
 
 
 # ---- qsgd as DoubleSqueeze has it (§5.1)
@@ -159,32 +158,34 @@ def test_qsgd_ds_sends_the_norm() -> None:
 # ---- randomness
 
 
-@pytest.mark.parametrize("id", ["stoch3", "terngrad", "qsgd-ds"])
-def test_streams_differ_between_tensors_workers_and_steps(id: str) -> None:
+def test_streams_differ_between_tensors_workers_and_steps() -> None:
     tensor = torch.linspace(-1, 1, 500)
-    codec = tw.codec(id)
 
-    def first(name: str, seed: int) -> bytes:
+    def first(codec: tw.Codec, name: str, seed: int) -> bytes:
         return codec.context(tensor, name=name, seed=seed).encode(tensor)
 
-    context = codec.context(tensor, name="a", seed=1)
-    frames = [context.encode(tensor), context.encode(tensor), first("b", 1), first("a", 2)]
-    assert len(set(frames)) == 4
-    assert first("a", 1) == frames[0]
+    for id in ("stoch3", "terngrad", "qsgd-ds"):
+        with naming(id):
+            codec = tw.codec(id)
+            context = codec.context(tensor, name="a", seed=1)
+            frames = [context.encode(tensor), context.encode(tensor), first(codec, "b", 1), first(codec, "a", 2)]
+            assert len(set(frames)) == 4
+            assert first(codec, "a", 1) == frames[0]
 
 
-@pytest.mark.parametrize("id", ["stoch3", "terngrad"])
-def test_error_feedback_warns_once_with_the_reason(id: str) -> None:
-    with pytest.warns(UserWarning, match="unbiased") as caught:
-        codec = tw.codec(id, error_feedback=True)
-    assert len(caught) == 1
-    assert caught[0].filename == __file__
-    codec.context(torch.zeros(3)).encode(torch.ones(3))
+def test_error_feedback_warns_once_with_the_reason() -> None:
+    cases: list[str] = ["stoch3", "terngrad"]
+    for id in cases:
+        with naming(f"id={id!r}"):
+            with pytest.warns(UserWarning, match="unbiased") as caught:
+                codec = tw.codec(id, error_feedback=True)
+            assert len(caught) == 1
+            assert caught[0].filename == __file__
+            codec.context(torch.zeros(3)).encode(torch.ones(3))
 
 
-@pytest.mark.parametrize(
-    ("id", "options"),
-    [
+def test_options_say_what_is_allowed() -> None:
+    cases: list[tuple[str, dict[str, Any]]] = [
         ("stoch3", {"packing": "3bit"}),
         ("terngrad", {"clip": -1.0}),
         ("terngrad", {"clip": float("nan")}),
@@ -194,8 +195,7 @@ def test_error_feedback_warns_once_with_the_reason(id: str) -> None:
         ("votes", {"workers": 2.0}),
         ("votes", {"scale": -1.0}),
         ("qsgd-ds", {"packing": None}),
-    ],
-)
-def test_options_say_what_is_allowed(id: str, options: dict[str, Any]) -> None:
-    with pytest.raises(tw.ConfigError, match="allowed are"):
-        tw.codec(id, **options)
+    ]
+    for id, options in cases:
+        with naming(f"id={id!r}, options={options!r}"), pytest.raises(tw.ConfigError, match="allowed are"):
+            tw.codec(id, **options)

@@ -10,6 +10,7 @@ import torch
 
 import thinwire as tw
 from tests.codecs import samples
+from tests.codecs.contract import naming
 from thinwire.codecs import threelc
 
 
@@ -63,17 +64,15 @@ def test_configuration() -> None:
     assert tw.codec(**codec.config()) == codec
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_options_say_what_is_allowed() -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"threads": -1}, "allowed are whole numbers from 0 to 256"),
         ({"threads": 257}, "allowed are whole numbers from 0 to 256"),
         ({"threads": True}, "allowed are whole numbers from 0 to 256"),
         ({"threads": 1.5}, "allowed are whole numbers from 0 to 256"),
         ({"coalesce": "greedy"}, "allowed are 'canonical' and 'paper'"),
         ({"coalesce": "paper", "threads": 0}, "say how many"),
-    ],
-)
-def test_options_say_what_is_allowed(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(tw.ConfigError, match=message):
-        tw.codec("3lc", **options)
+    ]
+    for options, message in cases:
+        with naming(f"options={options!r}, message={message!r}"), pytest.raises(tw.ConfigError, match=message):
+            tw.codec("3lc", **options)

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import thinwire as tw
+from tests.codecs.contract import naming
 from thinwire.frames import Flags, Frame
 
 ZERO_RUN = int(Flags.OPTION_A)
@@ -62,9 +63,8 @@ def test_every_group_of_five_round_trips() -> None:
         assert tw.decode(codec.encode(torch.tensor(group))).tolist() == list(group)
 
 
-@pytest.mark.parametrize(
-    ("run", "encoded"),
-    [
+def test_zero_runs() -> None:
+    cases: list[tuple[int, list[int]]] = [
         (1, [121]),
         (2, [243]),
         (3, [244]),
@@ -75,33 +75,31 @@ def test_every_group_of_five_round_trips() -> None:
         (28, [255, 255]),
         (29, [255, 255, 121]),
         (43, [255, 255, 255, 121]),
-    ],
-)
-def test_zero_runs(run: int, encoded: list[int]) -> None:
-    assert payload([0.0] * (5 * run)) == encoded
-    assert payload(trits(5, *[121] * run, 7)) == [5, *encoded, 7]
+    ]
+    for run, encoded in cases:
+        with naming(f"run={run!r}, encoded={encoded!r}"):
+            assert payload([0.0] * (5 * run)) == encoded
+            assert payload(trits(5, *[121] * run, 7)) == [5, *encoded, 7]
 
 
-@pytest.mark.parametrize(
-    ("codes", "serial", "split"),
-    [
+def test_runs_are_canonical_and_any_split_decodes() -> None:
+    cases: list[tuple[list[int], list[int], list[int]]] = [
         ([5, *[121] * 39, 7], [5, 255, 255, 252, 7], [5, 250, 255, 255, 243, 7]),
         ([9, 121, 121, 9], [9, 243, 9], [9, 121, 121, 9]),
         ([121] * 6, [247], [243, 243, 243]),
         ([121] * 6, [247], [121] * 6),
-    ],
-)
-def test_runs_are_canonical_and_any_split_decodes(codes: list[int], serial: list[int], split: list[int]) -> None:
-    values = trits(*codes)
-    if any(values):
-        assert payload(values) == serial
-    assert decode_payload(serial, len(values)) == values
-    assert decode_payload(split, len(values)) == values
+    ]
+    for codes, serial, split in cases:
+        with naming(f"{codes!r}"):
+            values = trits(*codes)
+            if any(values):
+                assert payload(values) == serial
+            assert decode_payload(serial, len(values)) == values
+            assert decode_payload(split, len(values)) == values
 
 
-@pytest.mark.parametrize(
-    ("size", "canonical", "literal"),
-    [
+def test_all_zero_tensors() -> None:
+    cases: list[tuple[int, int, int]] = [
         (0, 0, 0),
         (1, 1, 1),
         (5, 1, 1),
@@ -117,12 +115,12 @@ def test_runs_are_canonical_and_any_split_decodes(codes: list[int], serial: list
         (1000, 15, 15),
         (1001, 15, 19),
         (1_000_000, 14_286, 14_286),
-    ],
-)
-def test_all_zero_tensors(size: int, canonical: int, literal: int) -> None:
-    assert len(payload(np.zeros(size), layout="partition")) == canonical
-    assert len(payload(np.zeros(size), layout="stride")) == canonical
-    assert len(payload(np.zeros(size), layout="partition", paper_literal=True)) == literal
+    ]
+    for size, canonical, literal in cases:
+        with naming(f"{size!r}"):
+            assert len(payload(np.zeros(size), layout="partition")) == canonical
+            assert len(payload(np.zeros(size), layout="stride")) == canonical
+            assert len(payload(np.zeros(size), layout="partition", paper_literal=True)) == literal
 
 
 def test_literal_padding_breaks_the_last_run() -> None:
@@ -139,9 +137,8 @@ def test_literal_padding_breaks_the_last_run() -> None:
 TWELVE = [0.30, -0.10, 0, -0.40, 0.15, 0.05, 0.02, 0, -0.01, 0.22, 0, -0.21]
 
 
-@pytest.mark.parametrize(
-    ("sparsity", "scale", "quantised", "partition", "literal", "stride", "runs", "literal_runs", "residual"),
-    [
+def test_twelve_values() -> None:
+    cases: list[tuple[float, float, list[int], list[int], list[int], list[int], list[int], list[int], list[float]]] = [
         (
             1.0,
             0.4,
@@ -175,35 +172,25 @@ TWELVE = [0.30, -0.10, 0, -0.40, 0.15, 0.05, 0.02, 0, -0.01, 0.22, 0, -0.21]
             [93, 120, 120],
             [0.3, -0.1, 0, 0.36, 0.15, 0.05, 0.02, 0, -0.01, 0.22, 0, -0.21],
         ),
-    ],
-)
-def test_twelve_values(
-    sparsity: float,
-    scale: float,
-    quantised: list[int],
-    partition: list[int],
-    literal: list[int],
-    stride: list[int],
-    runs: list[int],
-    literal_runs: list[int],
-    residual: list[float],
-) -> None:
-    options: dict[str, Any] = {"sparsity": sparsity}
-    assert payload(TWELVE, layout="partition", zero_run=False, **options) == partition
-    assert payload(TWELVE, layout="partition", zero_run=False, paper_literal=True, **options) == literal
-    assert payload(TWELVE, layout="stride", zero_run=False, **options) == stride
-    assert payload(TWELVE, layout="partition", **options) == runs
-    assert payload(TWELVE, layout="partition", paper_literal=True, **options) == literal_runs
-    codec = tw.codec("3lc", layout="partition", **options)
-    context = codec.context(torch.zeros(12))
-    frame = context.encode(torch.tensor(TWELVE))
-    parsed = tw.frames.parse(frame)
-    assert parsed.scales == (float(np.float32(sparsity) * np.float32(0.4)),)
-    assert parsed.scales[0] == pytest.approx(scale)
-    assert parsed.flags == ZERO_RUN | PARTITION
-    assert torch.equal(tw.decode(frame), torch.tensor(quantised) * torch.tensor(parsed.scales[0]))
-    assert context.residual is not None
-    assert context.residual.tolist() == pytest.approx(residual, abs=1e-7)
+    ]
+    for sparsity, scale, quantised, partition, literal, stride, runs, literal_runs, residual in cases:
+        with naming(f"{sparsity!r}"):
+            options: dict[str, Any] = {"sparsity": sparsity}
+            assert payload(TWELVE, layout="partition", zero_run=False, **options) == partition
+            assert payload(TWELVE, layout="partition", zero_run=False, paper_literal=True, **options) == literal
+            assert payload(TWELVE, layout="stride", zero_run=False, **options) == stride
+            assert payload(TWELVE, layout="partition", **options) == runs
+            assert payload(TWELVE, layout="partition", paper_literal=True, **options) == literal_runs
+            codec = tw.codec("3lc", layout="partition", **options)
+            context = codec.context(torch.zeros(12))
+            frame = context.encode(torch.tensor(TWELVE))
+            parsed = tw.frames.parse(frame)
+            assert parsed.scales == (float(np.float32(sparsity) * np.float32(0.4)),)
+            assert parsed.scales[0] == pytest.approx(scale)
+            assert parsed.flags == ZERO_RUN | PARTITION
+            assert torch.equal(tw.decode(frame), torch.tensor(quantised) * torch.tensor(parsed.scales[0]))
+            assert context.residual is not None
+            assert context.residual.tolist() == pytest.approx(residual, abs=1e-7)
 
 
 def test_three_steps_with_error_accumulation() -> None:
@@ -227,21 +214,22 @@ def test_a_tie_is_zero() -> None:
     assert decoded.tolist() == [1, 0, 0, 0]
 
 
-@pytest.mark.parametrize("sparsity", [1.9, 1.999, 1.9999999, float(np.nextafter(np.float32(2), np.float32(0)))])
-def test_sparsity_just_below_two_still_sends(sparsity: float) -> None:
-    frame = tw.codec("3lc", sparsity=sparsity).encode(torch.tensor([1.0, -0.3]))
-    scale = float(np.float32(sparsity))
-    assert tw.frames.parse(frame).scales == (scale,)
-    assert tw.decode(frame).tolist() == [scale, 0.0]
+def test_sparsity_just_below_two_still_sends() -> None:
+    cases: list[float] = [1.9, 1.999, 1.9999999, float(np.nextafter(np.float32(2), np.float32(0)))]
+    for sparsity in cases:
+        with naming(f"sparsity={sparsity!r}"):
+            frame = tw.codec("3lc", sparsity=sparsity).encode(torch.tensor([1.0, -0.3]))
+            scale = float(np.float32(sparsity))
+            assert tw.frames.parse(frame).scales == (scale,)
+            assert tw.decode(frame).tolist() == [scale, 0.0]
 
 
-@pytest.mark.parametrize(
-    "sparsity", [2.0, 2 - 2**-30, 0.99, -1.0, float("nan"), float("inf"), "x", None, [1.0]], ids=str
-)
-def test_sparsity_outside_its_range(sparsity: Any) -> None:
+def test_sparsity_outside_its_range() -> None:
     """2 − 2⁻³⁰ is 2 as a float32: every value would round to zero and the residual grow for ever."""
-    with pytest.raises(tw.ConfigError, match=r"sparsity=.* \[1, 2\)"):
-        tw.codec("3lc", sparsity=sparsity)
+    cases: list[Any] = [2.0, 2 - 2**-30, 0.99, -1.0, float("nan"), float("inf"), "x", None, [1.0]]
+    for sparsity in cases:
+        with naming(f"sparsity={sparsity!r}"), pytest.raises(tw.ConfigError, match=r"sparsity=.* \[1, 2\)"):
+            tw.codec("3lc", sparsity=sparsity)
 
 
 def test_other_options_outside_their_range() -> None:
