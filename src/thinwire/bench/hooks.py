@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class HookGrid(Bench[Cell, HookRun]):
-    """What every benchmark of hooks is asked for.
+    """The grid of a benchmark of hooks: models × links × hooks × seeds.
 
     Args:
         models: names.

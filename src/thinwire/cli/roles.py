@@ -123,7 +123,7 @@ def worker(
 def open_metrics(
     rank: int, telemetry: Path | None, metrics_port: int | None, tensorboard: Path | None
 ) -> list[MetricsWriter]:
-    """Opens what was asked for. Workers of one machine share the file of JSON lines; the others are worker 0's."""
+    """Opens the chosen metrics writers. All workers append to the file of JSON lines; worker 0 alone has the others."""
     metrics: list[MetricsWriter] = []
     if telemetry is not None:
         metrics.append(JsonLines(telemetry))

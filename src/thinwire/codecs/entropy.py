@@ -56,8 +56,8 @@ class Entropy(Scheme):
         histogram_bits: M, the bins of that entropy: 1 … 10.
         rounding: `"ceil"` or `"round"`, of N.
         bits: N of the fixed mode, 1 … 30.
-        gradient_rms: G for every tensor; None takes what is said of the step (`rms`), which workers in training say
-            where weights travel, and where nothing is said the tensor's own, as for gradients.
+        gradient_rms: G for every tensor; None takes the argument `rms` of `encode`, which workers pass where weights
+            travel; without that argument, the RMS of the tensor itself, which is right for gradients.
     """
 
     id: ClassVar[str] = "entropy"

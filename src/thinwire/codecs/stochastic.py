@@ -119,8 +119,8 @@ class TernGrad(Trits):
         sigma: σ about the `"mean"` (the paper) or about zero (`"rms"`, which keeps tensors whose mean is large).
         packing: `"2bit"` packs four trits to a byte, `"base243"` five.
         scale: s given from outside, as scalar sharing does (§3.1 equation 5): the largest of the workers'
-            `local_scale`; then their trits can be added as integers. None takes what is said of the step, and where
-            nothing is said the tensor's own.
+            `local_scale`; then their trits can be added as integers. None takes the argument `scale` of
+            `encode`; without that argument, the tensor's own scale.
     """
 
     id: ClassVar[str] = "terngrad"

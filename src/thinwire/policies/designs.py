@@ -31,7 +31,7 @@ class Design:
     """One way to train.
 
     Args:
-        name: as it was asked for, options included.
+        name: as the user wrote it, options included.
         up: codec of the pushes.
         down: codec of the pulls.
         downlink: what travels down: the change of the server's model (`delta`), the average gradient for workers that

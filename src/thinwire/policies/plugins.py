@@ -12,7 +12,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 @cache
 def plugins(group: str) -> tuple[EntryPoint, ...]:
-    """Returns the entry points of a group, such as `thinwire.placement`, as they were when first asked for.
+    """Returns the entry points of a group, such as `thinwire.placement`, as they were at the first call.
 
     >>> plugins("thinwire.none-of-ours")
     ()
