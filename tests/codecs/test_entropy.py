@@ -12,7 +12,8 @@ import torch
 
 import thinwire as tw
 from tests.codecs.contract import naming
-from thinwire.frames import Flags, Frame, varint
+from thinwire.frames import Flags, Frame
+from thinwire.frames.layout import pack_varint
 
 HUFFMAN = int(Flags.OPTION_A)
 
@@ -132,7 +133,7 @@ def test_frames_that_no_encoder_writes() -> None:
         (replace(CODED, payload=bytes(CODED.payload[:-1])), "ends at bit"),
         (replace(CODED, payload=bytes(CODED.payload) + b"\0"), "ends at bit"),
         (replace(CODED, shape=(4999,)), "ends at bit"),
-        (replace(CODED, payload=bytes([2, 2, 19]) + 3 * varint.write(300) + bytes(700)), "streams of"),
+        (replace(CODED, payload=bytes([2, 2, 19]) + 3 * pack_varint(300) + bytes(700)), "streams of"),
         (replace(CODED, payload=bytes([2, 2, 17, 2, 0]) + bytes(700)), "complete code"),
     ]
     for frame, message in cases:

@@ -9,8 +9,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import thinwire as tw
-from thinwire.frames import CODEC_NUMBERS, Flags, Frame, pack, parse, varint
-from thinwire.frames.layout import DTYPE_NUMBERS, KNOWN_FLAGS, MAX_VALUES
+from thinwire.frames import CODEC_NUMBERS, Flags, Frame, pack, parse
+from thinwire.frames.layout import DTYPE_NUMBERS, KNOWN_FLAGS, MAX_VALUES, pack_varint, parse_varint
 
 NAMES = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=255).filter(
     lambda name: name not in CODEC_NUMBERS
@@ -80,18 +80,18 @@ def test_random_bodies_with_a_true_checksum(codec: int, flags: int, dtype: int, 
 @PLAIN
 @given(st.integers(0, 2**63 - 1), st.binary(max_size=5))
 def test_varints(number: int, after: bytes) -> None:
-    written = varint.write(number)
-    assert varint.read(memoryview(written + after), 0, "a number") == (number, len(written))
+    written = pack_varint(number)
+    assert parse_varint(memoryview(written + after), 0, "a number") == (number, len(written))
 
 
 @PLAIN
 @given(st.binary(max_size=12))
 def test_random_varints(data: bytes) -> None:
     try:
-        number, end = varint.read(memoryview(data), 0, "a number")
+        number, end = parse_varint(memoryview(data), 0, "a number")
     except tw.FrameError:
         return
-    assert varint.write(number) == data[:end]
+    assert pack_varint(number) == data[:end]
 
 
 def test_flags_say_what_they_are() -> None:

@@ -24,7 +24,8 @@ from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.sparse import VALUES_PER_BYTE
 from thinwire.codecs.tensors import Flat, FloatArray
 from thinwire.errors import FrameError
-from thinwire.frames import Flags, Frame, varint
+from thinwire.frames import Flags, Frame
+from thinwire.frames.layout import pack_varint, parse_varint
 from thinwire.kernels.contract import require_finite_magnitude
 from thinwire.kernels.huffman_codes import MAX_BITS, code_lengths, length_limit, read_lengths, write_lengths
 from thinwire.kernels.numba.bins import bin_values, entropy_of, value_of_bins
@@ -216,7 +217,7 @@ def _code(bins: NDArray[Any], num_bits: int, space: Scratch) -> bytes:
     lengths = code_lengths(histogram(bins, 1 << num_bits), limit)
     room = space.array("entropy.room", room_nbytes(bins.size, limit), np.uint8)
     streams = encode_symbols(bins, lengths, room=room)
-    sizes = b"".join(varint.write(stream.size) for stream in streams[:-1])
+    sizes = b"".join(pack_varint(stream.size) for stream in streams[:-1])
     return b"".join((write_lengths(lengths), sizes, *(stream.data for stream in streams)))
 
 
@@ -232,7 +233,7 @@ def _read_code(data: memoryview, num_bits: int) -> tuple[NDArray[np.uint8], int,
     lengths, at = read_lengths(data, 1 << num_bits, length_limit(num_bits))
     table_nbytes, sizes = at, []
     for stream in range(NUM_STREAMS - 1):
-        size, at = varint.read(data, at, f"the size of stream {stream}")
+        size, at = parse_varint(data, at, f"the size of stream {stream}")
         sizes.append(size)
     if sum(sizes) > len(data) - at:
         raise FrameError(f"entropy: streams of {sizes} bytes and one more in {len(data) - at} bytes")

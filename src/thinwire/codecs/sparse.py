@@ -22,7 +22,8 @@ from thinwire.codecs.scheme import Explained, Payload, Scheme
 from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.tensors import FloatArray, compute_dtype
 from thinwire.errors import ConfigError, FrameError
-from thinwire.frames import Flags, Frame, varint
+from thinwire.frames import Flags, Frame
+from thinwire.frames.layout import pack_varint, parse_varint
 from thinwire.kernels.contract import Bytes
 from thinwire.kernels.numba.bitmap import positions_of
 from thinwire.kernels.numba.integers import MAX_WIDTH, pack_integers, packed_nbytes, unpack_integers
@@ -85,7 +86,7 @@ class Sparse(Scheme):
         words = space.array("sparse.words", -(-count * index_width(size) // 32), np.uint32)
         packed = pack_integers(positions, width=index_width(size), words=words)
         payload = space.array("sparse.payload", _index_nbytes(size, count, body.size), np.uint8)
-        told = np.concatenate((np.frombuffer(varint.write(count), np.uint8), packed, body))
+        told = np.concatenate((np.frombuffer(pack_varint(count), np.uint8), packed, body))
         payload[: told.size] = told
         payload[told.size :] = 0
         return Payload(payload, scales, int(SIGNS) if scales else 0)
@@ -138,7 +139,7 @@ class Sparse(Scheme):
 def index_payload(size: int, count: int, indices: Bytes, body: Bytes) -> Bytes:
     """The payload of positions that are packed indices already."""
     payload = np.zeros(_index_nbytes(size, count, body.size), np.uint8)
-    told = np.concatenate((np.frombuffer(varint.write(count), np.uint8), indices, body))
+    told = np.concatenate((np.frombuffer(pack_varint(count), np.uint8), indices, body))
     payload[: told.size] = told
     return payload
 
@@ -160,7 +161,7 @@ def _bitmap_nbytes(size: int) -> int:
 
 def _index_nbytes(size: int, count: int, body_nbytes: int) -> int:
     """Bytes of a whole payload with indices."""
-    told = len(varint.write(count)) + packed_nbytes(count, index_width(size)) + body_nbytes
+    told = len(pack_varint(count)) + packed_nbytes(count, index_width(size)) + body_nbytes
     return max(told, size // VALUES_PER_BYTE)
 
 
@@ -172,7 +173,7 @@ def _read_count(frame: Frame) -> tuple[int, int]:
     """How many values were sent, and where their indices begin."""
     if index_width(frame.size) > MAX_WIDTH:
         raise FrameError(f"{frame.codec}: indices of {frame.size} values take more than {MAX_WIDTH} bits")
-    count, at = varint.read(memoryview(frame.payload), 0, "the number of values")
+    count, at = parse_varint(memoryview(frame.payload), 0, "the number of values")
     if count > frame.size:
         raise FrameError(f"{frame.codec}: {count} of {frame.size} values were sent")
     return count, at

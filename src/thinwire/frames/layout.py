@@ -1,4 +1,6 @@
-"""The numbers of the frame format, version 1. `docs/wire-format.md` says the same in words; a test compares them.
+"""The frame format, version 1: its numbers, its fields as plain values, its integers. No torch, no sockets, no codec.
+
+`docs/wire-format.md` says the same in words; a test compares them.
 
 A frame, little-endian, no holes, nothing after the checksum:
 
@@ -10,7 +12,11 @@ A codec number is a promise: one number, one bit layout. Bits that change take a
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from enum import IntFlag
+
+from thinwire.errors import FrameError
 
 MAGIC = b"TW"
 VERSION = 1
@@ -61,9 +67,94 @@ class Flags(IntFlag):
     OPTION_D = 0x0800
 
 
-KNOWN_FLAGS = int(Flags.ZSTD | Flags.NON_FINITE | Flags.OPTION_A | Flags.OPTION_B | Flags.OPTION_C | Flags.OPTION_D)
+ZSTD, NON_FINITE = int(Flags.ZSTD), int(Flags.NON_FINITE)
+"""Plain integers for what is asked of every frame: an IntFlag costs ten times as much."""
+
+KNOWN_FLAGS = sum(Flags)
 
 OPTION_MASK = 0xFF00
 """The bits whose meaning is the codec's own."""
 
 CHECKSUM_NBYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One encoded tensor with its header: what `pack` writes and `parse` reads.
+
+    Args:
+        codec: the codec's id, as in `tw.codecs()`.
+        dtype: of the tensor that was encoded: `fp32`, `fp16`, `bf16` or `fp64`.
+        shape: of the tensor that was encoded; `()` for a 0-d tensor.
+        scales: the full-precision scalars that the codec sends beside the payload.
+        flags: see `Flags`.
+        payload: the codec's bytes: what the papers count.
+    """
+
+    codec: str
+    dtype: str
+    shape: tuple[int, ...]
+    scales: tuple[float, ...] = ()
+    flags: int = 0
+    payload: bytes | memoryview = b""
+    version: int = VERSION
+
+    @property
+    def size(self) -> int:
+        """Number of values in the encoded tensor."""
+        return math.prod(self.shape)
+
+    @property
+    def non_finite(self) -> bool:
+        """True where the sender refused its tensor (NaN or Inf) and asks everyone to skip the step."""
+        return self.flags & NON_FINITE != 0
+
+    @property
+    def zstd(self) -> bool:
+        """True where the payload went through the zstd stage."""
+        return self.flags & ZSTD != 0
+
+    @property
+    def bits_per_value(self) -> float:
+        """Payload bits per value: the papers' figure, without header and scales."""
+        return 8 * len(self.payload) / self.size if self.size else 0.0
+
+
+_MAX_VARINT_NBYTES = 9
+
+
+def pack_varint(number: int) -> bytes:
+    """Returns `number` (0 ≤ number < 2**63) as unsigned LEB128, 1 to 9 bytes.
+
+    >>> pack_varint(300).hex()
+    'ac02'
+    """
+    if 0 <= number < 0x80:
+        return bytes((number,))
+    if not 0 <= number < 1 << 63:
+        raise ValueError(f"a varint holds 0 … 2**63 - 1, not {number}")
+    out = bytearray()
+    while number >= 0x80:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def parse_varint(data: memoryview, at: int, what: str) -> tuple[int, int]:
+    """Returns (number, position after it). Raises FrameError where it is cut, too long or not the shortest form,
+    which is the only form.
+    """
+    if at < len(data) and data[at] < 0x80:  # most numbers in a frame
+        return data[at], at + 1
+    number = 0
+    for i in range(_MAX_VARINT_NBYTES):
+        if at + i >= len(data):
+            raise FrameError(f"the frame ends inside {what}, at byte {at + i}")
+        byte = data[at + i]
+        number |= (byte & 0x7F) << (7 * i)
+        if byte < 0x80:
+            if byte == 0 and i:
+                raise FrameError(f"{what} at byte {at} is not in its shortest form")
+            return number, at + i + 1
+    raise FrameError(f"{what} at byte {at} is longer than {_MAX_VARINT_NBYTES} bytes")

@@ -1,0 +1,189 @@
+"""Frame ↔ bytes.
+
+`pack` takes values as they are, because its caller is one of our codecs. `parse` takes bytes from anyone: every number
+is checked before it is used, and nothing is allocated beyond the bytes that came. Any fault is a `FrameError` that says
+what came and what was expected. Whether the payload fits the shape is the codec's to say: `thinwire.decode` asks it
+before it allocates the tensor.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import struct
+
+import xxhash
+
+from thinwire.errors import FrameError
+from thinwire.frames.layout import (
+    CHECKSUM_NBYTES,
+    CODEC_NUMBERS,
+    DTYPE_NUMBERS,
+    KNOWN_FLAGS,
+    MAGIC,
+    MAX_RANK,
+    MAX_SCALES,
+    MAX_VALUES,
+    NAMED_CODEC,
+    VERSION,
+    Frame,
+    pack_varint,
+    parse_varint,
+)
+
+_CODECS = {number: name for name, number in CODEC_NUMBERS.items()}
+_DTYPES = {number: name for name, number in DTYPE_NUMBERS.items()}
+_FIXED_NBYTES = 8
+_TENSORS = 4096
+"""Heads that are kept, each way: the frames of one tensor have the same one, and it is half of a small frame's cost."""
+
+
+def pack(frame: Frame) -> bytes:
+    """Returns the frame's bytes.
+
+    >>> frame = Frame(codec="fp32", dtype="fp32", shape=(1,), payload=b"abcd")
+    >>> parse(pack(frame)) == frame
+    True
+    """
+    return write(frame.codec, frame.dtype, frame.shape, frame.scales, frame.flags, frame.payload, frame.version)
+
+
+def write(
+    codec: str,
+    dtype: str,
+    shape: tuple[int, ...],
+    scales: tuple[float, ...],
+    flags: int,
+    payload: bytes | memoryview,
+    version: int = VERSION,
+) -> bytes:
+    """As `pack`, of a frame's fields, for the sender that would make a `Frame` only for this."""
+    head = _head(version, codec, flags, dtype, shape)
+    if scales:
+        packed = struct.pack(f"<{len(scales)}{'d' if dtype == 'fp64' else 'f'}", *scales)
+        head = b"".join((head, pack_varint(len(scales)), packed, pack_varint(len(payload))))
+    else:
+        head = b"".join((head, b"\0", pack_varint(len(payload))))
+    checksum = xxhash.xxh3_64(head)
+    checksum.update(payload)
+    return b"".join((head, payload, checksum.digest()[::-1]))  # xxhash gives the canonical form, big-endian
+
+
+@functools.lru_cache(_TENSORS)
+def _head(version: int, codec: str, flags: int, dtype: str, shape: tuple[int, ...]) -> bytes:
+    """Everything before the scales: the same in every frame of one tensor."""
+    number = CODEC_NUMBERS.get(codec, NAMED_CODEC)
+    head = bytearray(MAGIC)
+    head += bytes((version, number))
+    if number == NAMED_CODEC:
+        name = codec.encode("ascii")
+        head.append(len(name))
+        head += name
+    head += struct.pack("<HBB", flags, DTYPE_NUMBERS[dtype], len(shape))
+    for dim in shape:
+        head += pack_varint(dim)
+    return bytes(head)
+
+
+def parse(data: bytes | bytearray | memoryview, *, copy: bool = True) -> Frame:
+    """Reads one frame.
+
+    Args:
+        data: exactly one frame.
+        copy: True gives a payload of its own (`bytes`); False a view into `data`, which must then stay unchanged.
+
+    Raises:
+        FrameError: `data` is not exactly one valid frame of version 1.
+    """
+    view = memoryview(data).cast("B") if not isinstance(data, bytes) else memoryview(data)
+    end = len(view) - CHECKSUM_NBYTES
+    if end < _FIXED_NBYTES + 2:
+        raise FrameError(f"{len(view)} bytes are too few for a frame")
+    if view[:2] != MAGIC:
+        raise FrameError(f"a frame begins with {MAGIC!r}, these bytes with {bytes(view[:2])!r}")
+    if view[2] != VERSION:
+        raise FrameError(f"frame version {view[2]}; this thinwire reads version {VERSION}")
+    at = _end_of_head(view, end)
+    codec, flags, dtype, shape = _read_head(bytes(view[:at]))
+    scales, at = _read_scales(view, at, dtype)
+    length, at = parse_varint(view, at, "the payload length")
+    if length != end - at:
+        raise FrameError(f"the payload is declared as {length} bytes and {end - at} came")
+    payload = view[at:end]
+    stated, found = int.from_bytes(view[end:], "little"), xxhash.xxh3_64_intdigest(view[:end])
+    if stated != found:
+        raise FrameError(f"checksum {found:#018x} found, {stated:#018x} stated: the frame was damaged on its way")
+    return Frame(codec, dtype, shape, scales, flags, bytes(payload) if copy else payload, VERSION)
+
+
+def _end_of_head(view: memoryview, end: int) -> int:
+    """Where the scales begin, if this is a frame at all; whether the head makes sense, `_read_head` says."""
+    at = 4 if view[3] != NAMED_CODEC else 5 + view[4]
+    at += 4
+    if at > end:
+        what = "the flags" if view[3] != NAMED_CODEC or at - 4 <= end else "the codec's name"
+        raise FrameError(f"the frame ends inside {what}: {at} bytes needed, {end} came")
+    rank = view[at - 1]
+    if rank > MAX_RANK:
+        raise FrameError(f"rank {rank} is more than {MAX_RANK}")
+    for axis in range(rank):
+        if at < end and view[at] < 0x80:  # as `parse_varint`, which most dimensions need not
+            at += 1
+            continue
+        _, at = parse_varint(view, at, f"dimension {axis}")
+        if at > end:
+            raise FrameError(f"the frame ends inside dimension {axis}")
+    return at
+
+
+@functools.lru_cache(_TENSORS)
+def _read_head(head: bytes) -> tuple[str, int, str, tuple[int, ...]]:
+    """Codec, flags, dtype and shape. Only heads that are right are kept."""
+    view = memoryview(head)
+    codec, at = _read_codec(view)
+    flags, dtype_number, rank = struct.unpack_from("<HBB", view, at)
+    at += 4
+    if flags & ~KNOWN_FLAGS:
+        raise FrameError(f"unknown flags {flags & ~KNOWN_FLAGS:#06x}: the frame comes from a newer thinwire")
+    if dtype_number not in _DTYPES:
+        raise FrameError(f"unknown dtype number {dtype_number}; version {VERSION} has {sorted(_DTYPES)}")
+    dims = []
+    for axis in range(rank):
+        dim, at = parse_varint(view, at, f"dimension {axis}")
+        dims.append(dim)
+    # Zeros are left out of the product: they would hide strides that overflow, as in (2**62, 2**62, 0).
+    if math.prod(filter(None, dims)) > MAX_VALUES:
+        raise FrameError(f"shape {tuple(dims)} has more than {MAX_VALUES} values")
+    return codec, flags, _DTYPES[dtype_number], tuple(dims)
+
+
+def _read_codec(head: memoryview) -> tuple[str, int]:
+    number = head[3]
+    if number != NAMED_CODEC:
+        if number not in _CODECS:
+            raise FrameError(f"unknown codec number {number}; version {VERSION} has 0 … {max(_CODECS)}")
+        return _CODECS[number], 4
+    length = head[4]
+    raw = bytes(head[5 : 5 + length])
+    name = raw.decode("ascii", "replace")
+    if not raw.isascii() or not name.isprintable() or not name:
+        raise FrameError(f"a codec's name is printable ASCII, not {raw!r}")
+    if name in CODEC_NUMBERS:
+        raise FrameError(f"codec {name!r} has a number of its own and is not sent by name")
+    return name, 5 + length
+
+
+def _read_scales(view: memoryview, at: int, dtype: str) -> tuple[tuple[float, ...], int]:
+    count, at = parse_varint(view, at, "the number of scales")
+    if count == 0:
+        return (), at
+    width, letter = (8, "d") if dtype == "fp64" else (4, "f")
+    if count > MAX_SCALES:
+        raise FrameError(f"{count} scales are more than {MAX_SCALES}")
+    left = len(view) - CHECKSUM_NBYTES - at
+    if count * width > left:
+        raise FrameError(f"the frame ends inside {count} scales: {count * width} bytes needed, {max(0, left)} left")
+    scales = struct.unpack_from(f"<{count}{letter}", view, at)
+    if not all(map(math.isfinite, scales)):
+        raise FrameError("a scale is NaN or Inf")
+    return scales, at + count * width
