@@ -14,8 +14,7 @@ import pytest
 
 from thinwire.engines import namespaces, privileges
 from thinwire.engines.links import Rate, parse_rate
-from thinwire.engines.namespaces import Fabric, available
-from thinwire.engines.privileges import TOOLS, can_unshare
+from thinwire.engines.namespaces import TOOLS, Fabric, available, can_unshare
 from thinwire.errors import ConfigError, EngineError
 
 TEN_MBIT = parse_rate("10mbit")
@@ -216,8 +215,7 @@ def test_a_link_that_cannot_be_made_leaves_no_namespace(monkeypatch: pytest.Monk
 ORDINARY = """
 import os, subprocess, sys
 from thinwire.engines.links import parse_rate
-from thinwire.engines.namespaces import Fabric, available
-from thinwire.engines.privileges import can_unshare, reexec_in_user_namespace
+from thinwire.engines.namespaces import Fabric, available, can_unshare, reexec_in_user_namespace
 
 if len(sys.argv) == 1:
     assert os.geteuid() != 0

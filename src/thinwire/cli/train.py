@@ -14,7 +14,7 @@ from thinwire.cli.console import console, runs_table, show, write_json
 from thinwire.cli.options import takes
 from thinwire.engines.events import Event
 from thinwire.engines.links import parse_rate
-from thinwire.engines.privileges import can_unshare, reexec_in_user_namespace
+from thinwire.engines.namespaces import can_unshare, reexec_in_user_namespace
 from thinwire.errors import ConfigError
 from thinwire.jobs.checkpoints import RunCheckpoints
 from thinwire.jobs.cluster import choose_links

@@ -1,35 +1,97 @@
 """Start processes on this machine, read what they report, and leave nothing behind.
 
-Each process runs a command that the caller gives, behind its own thin link where there is a `Fabric`. Processes report
-events (`events`) on standard output; everything else they print is kept, and shown when one fails. The first to fail
-ends the run: the others are stopped and an EngineError says who and why.
-
-The engine knows nothing of training: neither what the commands do nor what their events mean.
+Each process runs a command that the caller gives, behind its own thin link where there is a `Fabric`, in a session of
+its own, so that Ctrl-C in a terminal reaches the launcher alone, and is killed with its launcher (`parent_watch`).
+Processes report events (`events`) on standard output; the last other lines that they print are kept, and shown when one
+fails. The first to fail ends the run: the others are stopped and an EngineError says who and why.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import queue
 import signal
+import subprocess
+import threading
 import time
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import NoReturn, TypeVar
+from typing import IO, NoReturn, TypeVar
 
-from thinwire.engines.child import Child, Ended, Inbox, Reported
 from thinwire.engines.events import Event, reader
 from thinwire.engines.namespaces import Fabric
+from thinwire.engines.parent_watch import with_parent_watch
 from thinwire.errors import ConfigError, EngineError
 
+TAIL_LINES = 20  # of a process's output, kept for the error message
+_DRAIN_S = 2.0  # after an end: how long its streams may stay open in somebody else's hands
 _SETTLE_S = 0.5  # after a failure: how long others may take to fail of the same cause, to be named too
-_THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+# Workers that share a machine slow each other down several times over when each takes every core. Unbuffered, so that
+# what a process reports is read when it happens.
+_ENVIRONMENT = {
+    "PYTHONUNBUFFERED": "1",
+    **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
+}
 
 E = TypeVar("E", bound=Event)
 
 
+class _Child:
+    """One process. What it reports, and last of all its exit status, goes to the engine's inbox beside its name."""
+
+    def __init__(self, engine: LocalEngine, name: str, command: Sequence[str]) -> None:
+        self.engine, self.name = engine, name
+        self.status: int | None = None  # once the engine has read its end
+        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self.process = subprocess.Popen(
+            with_parent_watch(command),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,
+        )
+        self.watcher = threading.Thread(target=self._watch, name=f"watch {name}", daemon=True)
+        self.watcher.start()
+
+    def signal(self, signum: int) -> None:
+        """Sends a signal to the process and to whatever it has started; nothing if it has ended."""
+        if self.process.poll() is None:
+            self._signal_group(signum)
+
+    def _watch(self) -> None:
+        readers = [
+            threading.Thread(target=self._read, args=(stream, reports), daemon=True)
+            for stream, reports in ((self.process.stdout, True), (self.process.stderr, False))
+        ]
+        for each in readers:
+            each.start()
+        status = self.process.wait()
+        # Its own children (data loaders, say) would hold the streams open and outlive the run.
+        self._signal_group(signal.SIGKILL)
+        for each in readers:
+            each.join(_DRAIN_S)
+        self.engine.inbox.put((self.name, status))
+
+    def _read(self, stream: IO[str], reports: bool) -> None:
+        with stream:
+            for line in stream:
+                event = self.engine.read(line) if reports else None
+                if event is not None:
+                    self.engine.inbox.put((self.name, event))
+                elif line.strip():
+                    self.tail.append(line.rstrip())
+
+    def _signal_group(self, signum: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signum)
+
+
 class LocalEngine:
-    """The processes of one run.
+    """The processes of one run, each with one thread for its arithmetic.
 
     Start processes from a thread that lives until `stop` (the main one, as a rule): a child is tied to the
     thread that started it. The methods are for one thread at a time.
@@ -37,13 +99,8 @@ class LocalEngine:
     Args:
         kinds: the classes of the events that the processes report.
         fabric: the thin links to put processes on, or None to use the machine's own network.
-        num_threads: threads for each process's arithmetic libraries; None leaves the choice to them. Workers that
-            share a machine slow each other down several times over when each takes every core.
         environment: variables to set for each process on top of what it inherits.
         grace_s: how long `stop` waits between asking and killing, in seconds.
-
-    Raises:
-        ConfigError: fewer than one thread.
 
     Example:
         >>> import sys
@@ -61,24 +118,15 @@ class LocalEngine:
         kinds: Sequence[type[Event]],
         *,
         fabric: Fabric | None = None,
-        num_threads: int | None = 1,
         environment: Mapping[str, str] | None = None,
         grace_s: float = 5.0,
     ) -> None:
-        if num_threads is not None and num_threads < 1:
-            raise ConfigError(f"{num_threads} threads for each process; expected 1 or more")
-        self._read = reader(kinds)
-        self._fabric = fabric
-        # Unbuffered, so that what a process reports is read when it happens.
-        self._environment = {"PYTHONUNBUFFERED": "1"}
-        if num_threads is not None:
-            self._environment |= dict.fromkeys(_THREAD_LIMITS, str(num_threads))
-        self._environment |= environment or {}
-        self._grace_s = grace_s
-        self._children: dict[str, Child] = {}
-        self._inbox: Inbox = queue.SimpleQueue()
-        self._unread: deque[Reported] = deque()  # came while wait_for was waiting for another
-        self._statuses: dict[str, int] = {}
+        self.read = reader(kinds)
+        self.inbox = queue.SimpleQueue[tuple[str, Event | int]]()
+        self._fabric, self._grace_s = fabric, grace_s
+        self._environment = _ENVIRONMENT | dict(environment or {})
+        self._children: dict[str, _Child] = {}
+        self._unread: deque[tuple[str, Event]] = deque()  # came while wait_for was waiting for another
 
     @property
     def pids(self) -> dict[str, int]:
@@ -109,7 +157,7 @@ class LocalEngine:
         if self._fabric is not None and host is not None:
             command = self._fabric.inside(host, command)
         try:
-            self._children[name] = Child(name, command, self._read, self._inbox)
+            self._children[name] = _Child(self, name, command)
         except OSError as error:
             raise EngineError(f"{name} could not be started: {error}") from error
 
@@ -120,43 +168,39 @@ class LocalEngine:
             ConfigError: no such process.
             EngineError: it ended first, another failed, or the time was over; everything has been stopped.
         """
-        self._check_known({process})
+        if process not in self._children:
+            raise ConfigError(f"no process called {process}; there are {list(self._children)}")
         deadline = time.monotonic() + timeout_s
-        others: list[Reported] = []
+        others: list[tuple[str, Event]] = []
         try:
-            while self._unread or process not in self._statuses:
+            while self._unread or self._children[process].status is None:
                 came = self._next(max(0.0, deadline - time.monotonic()))
                 if came is None:
-                    self._fail(f"{process} did not report {kind.__name__} within {timeout_s:g} s", {process})
-                if isinstance(came, Reported):
-                    if came.process == process and isinstance(came.event, kind):
-                        return came.event
-                    others.append(came)
-            self._fail(f"{process} ended before it reported {kind.__name__}", {process})
+                    self._fail(f"{process} did not report {kind.__name__} within {timeout_s:g} s", [process])
+                name, event = came
+                if name == process and isinstance(event, kind):
+                    return event
+                if isinstance(event, Event):
+                    others.append((name, event))
+            self._fail(f"{process} ended before it reported {kind.__name__}", [process])
         finally:
             self._unread.extendleft(reversed(others))
 
-    def events(
-        self, until: Collection[str] | None = None, *, silence_s: float | None = None
-    ) -> Iterator[tuple[str, Event]]:
-        """Yields what the processes report, each with its process, until some of them have ended well.
+    def events(self, *, silence_s: float | None = None) -> Iterator[tuple[str, Event]]:
+        """Yields what the processes report, each with its process, until all have ended well.
 
         Args:
-            until: the processes whose end (with status 0) ends the run; every process if not given.
             silence_s: how long all may be silent before the run counts as stuck, in seconds; None is for ever.
 
         Raises:
-            ConfigError: an unknown process in `until`.
             EngineError: a process failed, or all were silent too long; everything has been stopped.
         """
-        awaited = set(self._children if until is None else until)
-        self._check_known(awaited)
-        while self._unread or not awaited <= self._statuses.keys():
+        while self._unread or any(child.status is None for child in self._children.values()):
             came = self._next(silence_s)
             if came is None:
-                self._fail(f"no process has reported anything for {silence_s:g} s", sorted(awaited))
-            if isinstance(came, Reported):
-                yield came.process, came.event
+                self._fail(f"no process has reported anything for {silence_s:g} s", sorted(self._children))
+            if isinstance(came[1], Event):
+                yield came[0], came[1]
 
     def stop(self) -> None:
         """Asks every process to end (SIGTERM), waits `grace_s` for all, kills the rest. May be called again."""
@@ -164,11 +208,11 @@ class LocalEngine:
             child.signal(signal.SIGTERM)
         deadline = time.monotonic() + self._grace_s
         for child in self._children.values():
-            child.join(max(0.0, deadline - time.monotonic()))
+            child.watcher.join(max(0.0, deadline - time.monotonic()))
         for child in self._children.values():
             child.signal(signal.SIGKILL)
         for child in self._children.values():
-            child.join(None)
+            child.watcher.join()
 
     def __enter__(self) -> LocalEngine:
         return self
@@ -178,39 +222,36 @@ class LocalEngine:
     ) -> None:
         self.stop()
 
-    def _check_known(self, processes: set[str]) -> None:
-        if unknown := processes - self._children.keys():
-            raise ConfigError(f"no process called {', '.join(sorted(unknown))}; there are {list(self._children)}")
-
-    def _next(self, timeout_s: float | None) -> Reported | Ended | None:
+    def _next(self, timeout_s: float | None) -> tuple[str, Event | int] | None:
         """What came next, or None if nothing did in time. Raises EngineError if it is a failure."""
         if self._unread:
             return self._unread.popleft()
         came = self._receive(timeout_s)
-        if isinstance(came, Ended) and came.status != 0:
+        if came is not None and isinstance(came[1], int) and came[1] != 0:
             # When one dies, its peers may be heard of before it is: the first to be heard of is not named alone.
             deadline = time.monotonic() + _SETTLE_S
             while (left := deadline - time.monotonic()) > 0 and self._receive(left) is not None:
                 pass
-            self._fail(None, [came.process, *(n for n, s in self._statuses.items() if s != 0 and n != came.process)])
+            failed = [name for name, child in self._children.items() if child.status]
+            self._fail(None, sorted(failed, key=lambda name: name != came[0]))
         return came
 
-    def _receive(self, timeout_s: float | None) -> Reported | Ended | None:
+    def _receive(self, timeout_s: float | None) -> tuple[str, Event | int] | None:
         try:
-            came = self._inbox.get(timeout=timeout_s)
+            name, came = self.inbox.get(timeout=timeout_s)
         except queue.Empty:
             return None
-        if isinstance(came, Ended):
-            self._statuses[came.process] = came.status
-        return came
+        if isinstance(came, int):
+            self._children[name].status = came
+        return name, came
 
     def _fail(self, what: str | None, processes: Collection[str]) -> NoReturn:
         """Stops everything and raises, saying how each of these ended and the last lines that it wrote."""
-        running = [name for name in self._children if name not in self._statuses]
+        running = [name for name, child in self._children.items() if child.status is None]
+        ends = {name: _describe(self._children[name].status) for name in processes}
         self.stop()
         parts = [] if what is None else [what]
-        for name in processes:
-            end = "was running" if name in running else _describe(self._statuses[name])
+        for name, end in ends.items():
             lines = "".join(f"\n    {line}" for line in list(self._children[name].tail)) or " none"
             parts.append(f"{name} {end}; last lines:{lines}")
         if running:
@@ -218,13 +259,15 @@ class LocalEngine:
         raise EngineError("\n".join(parts))
 
 
-def _describe(status: int) -> str:
+def _describe(status: int | None) -> str:
     """An exit status in words.
 
     Example:
         >>> _describe(3), _describe(-9)
         ('ended with exit status 3', 'was killed by SIGKILL (out of memory, or by hand)')
     """
+    if status is None:
+        return "was running"
     if status >= 0:
         return f"ended with exit status {status}"
     name = signal.Signals(-status).name

@@ -9,24 +9,30 @@ namespaces have no names: each lives as long as one idle holder process, and the
 launcher, however it dies. The kernel then removes namespaces, interfaces and queues; nothing is cleaned up by
 hand.
 
-Needs `ip`, `tc`, `nsenter`, `unshare` and the right to make namespaces: root, or a user namespace of one's
-own (`reexec_in_user_namespace`). This file does not know what runs in a host.
+Needs `ip`, `tc`, `nsenter`, `unshare` and the right to make namespaces: root, the machine's or that of a user namespace
+of one's own, which a command enters by starting itself again (`reexec_in_user_namespace`).
 """
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from thinwire.engines.links import Rate
 from thinwire.engines.parent_watch import with_parent_watch
-from thinwire.engines.privileges import WHO_MAY, find_tools, run_tool
 from thinwire.errors import ConfigError, EngineError
 
+WHO_MAY = "run as root, or where `unshare --user --map-root-user --net true` succeeds"
+TOOLS = ("ip", "tc", "nsenter", "unshare")
+_SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin"  # users often lack sbin, where tc is
+_TIMEOUT_S = 20.0
 MAX_HOSTS = 253  # the addresses 10.77.0.1 to .253
 TCP_PACKET_NBYTES = 14 + 20 + 32  # Ethernet, IPv4 and TCP headers of each packet, timestamps on
 
@@ -221,3 +227,62 @@ def available() -> tuple[bool, str]:
             return True, ""
     except EngineError as error:
         return False, str(error)
+
+
+def can_unshare() -> bool:
+    """Whether `reexec_in_user_namespace` would help: we are not root already, and the host lets users be it.
+
+    False for root, so that a re-executed command that still cannot make a fabric does not try again for ever.
+    """
+    if os.geteuid() == 0 or sys.platform != "linux":
+        return False
+    try:
+        unshare = find_tools()["unshare"]
+        run_tool([unshare, "--user", "--map-root-user", unshare, "--net", "true"])
+    except EngineError:
+        return False
+    return True
+
+
+def reexec_in_user_namespace(argv: Sequence[str]) -> NoReturn:
+    """Replace this process by `argv`, run as root of a new user namespace, where `Fabric` works.
+
+    The process id, the terminal, the working directory and the network stay the same, and files are still
+    made as the real user. Call it before anything is started or opened.
+
+    Args:
+        argv: the whole command, program first.
+
+    Raises:
+        EngineError: `unshare` is missing or could not be run. A refusal by the kernel shows as its message
+            and exit status 1; ask `can_unshare` first.
+    """
+    unshare = find_tools()["unshare"]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execv(unshare, [unshare, "--user", "--map-root-user", "--", *argv])
+    except OSError as error:
+        raise EngineError(f"cannot run {unshare}: {error.strerror}") from error
+
+
+def find_tools() -> dict[str, str]:
+    """Where the tools are. Raises EngineError naming those that are missing."""
+    found = {tool: shutil.which(tool) or shutil.which(tool, path=_SYSTEM_PATH) for tool in TOOLS}
+    missing = [tool for tool, path in found.items() if path is None]
+    if missing:
+        raise EngineError(f"cannot shape links: {', '.join(missing)} not found; install iproute2 and util-linux")
+    return {tool: path for tool, path in found.items() if path is not None}
+
+
+def run_tool(argv: Sequence[str], text: str = "") -> str:
+    """Run a tool to its end and return its output. Raises EngineError with what it complained of."""
+    try:
+        done = subprocess.run(argv, input=text, capture_output=True, text=True, timeout=_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise EngineError(f"cannot shape links: {' '.join(argv)}: {error}") from error
+    if done.returncode != 0:
+        complaint = (done.stderr or done.stdout).strip()
+        hint = f"; {WHO_MAY}" if "not permitted" in complaint else ""
+        raise EngineError(f"cannot shape links: {' '.join(argv)}: {complaint}{hint}")
+    return done.stdout
