@@ -37,7 +37,7 @@ def test_values_arrive_in_order(tmp_path: Path) -> None:
     for compressed in [False, True]:
         arrays = write_set(tmp_path, compressed=compressed)
         assert idx.present(tmp_path)
-        dataset = idx_dataset("mnist", "hand-made", tmp_path)
+        dataset = idx_dataset("mnist", tmp_path)
         parts = (dataset.train_x[:, 0], dataset.train_y, dataset.test_x[:, 0], dataset.test_y)
         for name, part in zip(FILES, parts, strict=True):
             assert torch.equal(part, torch.from_numpy(arrays[name]))
@@ -93,14 +93,14 @@ def test_labels_that_are_no_class_and_counts_that_differ(tmp_path: Path) -> None
     labels = tmp_path / FILES[1]
     labels.write_bytes(encode(np.full(6, 10, dtype=np.uint8)))
     with pytest.raises(DataError, match="train label 10 of 10 classes"):
-        idx_dataset("mnist", "hand-made", tmp_path)
+        idx_dataset("mnist", tmp_path)
     labels.write_bytes(encode(np.zeros(5, dtype=np.uint8)))
     with pytest.raises(DataError, match="with 5 labels"):
-        idx_dataset("mnist", "hand-made", tmp_path)
+        idx_dataset("mnist", tmp_path)
     labels.unlink()
     assert not idx.present(tmp_path)
     with pytest.raises(DataError, match="lacks train-labels-idx1-ubyte"):
-        idx_dataset("mnist", "hand-made", tmp_path)
+        idx_dataset("mnist", tmp_path)
 
 
 def test_no_other_error_leaves_the_reader_whatever_the_bytes(tmp_path: Path) -> None:

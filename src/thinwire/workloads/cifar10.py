@@ -73,14 +73,10 @@ def cifar10(folder: Path) -> Dataset:
     mean, std = pixel_statistics(train_x, per_channel=True)
     return Dataset(
         name="cifar10",
-        description="small photographs, 32×32 colour pixels, 50,000 train and 10,000 test",
-        task="classification",
         train_x=train_x,
         train_y=torch.cat([labels for _, labels in parts]),
         test_x=test_x,
         test_y=test_y,
-        num_classes=10,
-        in_shape=SHAPE,
         mean=mean,
         std=std,
     )

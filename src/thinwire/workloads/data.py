@@ -25,67 +25,64 @@ class DataInfo:
     Attributes:
         name: its name.
         description: one line for people.
-        present: whether `data(name)` would find it.
         where: the folder or file it is read from; None if it is missing.
         how: how to get it.
     """
 
     name: str
     description: str
-    present: bool
     where: Path | None
     how: str
+
+    @property
+    def present(self) -> bool:
+        """Whether `data(name)` would find it."""
+        return self.where is not None
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Source:
-    """One data set: `home` says where it is when it is not looked for, `present` what makes a folder it."""
+    """One data set: `present` is what makes a folder it; one that has a `home` is not looked for."""
 
     description: str
     how: str
-    home: Callable[[], Path] | None
     present: Callable[[Path], bool]
     load: Callable[[Path], Dataset]
+    home: Callable[[], Path] | None = None
 
-
-_FASHION = "clothes, 28×28 grey pixels, 60,000 train and 10,000 test (Zalando)"
-_MNIST = "handwritten digits, 28×28 grey pixels, 60,000 train and 10,000 test"
 
 _SOURCES: dict[str, _Source] = {
     "digits": _Source(
         description="handwritten digits, 8×8 grey pixels, 1,347 train and 450 test (UCI optdigits)",
         how="part of thinwire; if it is missing, reinstall",
-        home=lambda: digits.FILE,
         present=lambda path: path.is_file(),
         load=lambda path: digits.digits(),
+        home=lambda: digits.FILE,
     ),
     "fashion-mnist": _Source(
-        description=_FASHION,
+        description="clothes, 28×28 grey pixels, 60,000 train and 10,000 test (Zalando)",
         how="thinwire inspect data --download fashion-mnist, or apt-get install dataset-fashion-mnist",
-        home=None,
         present=idx.present,
-        load=lambda folder: idx.idx_dataset("fashion-mnist", _FASHION, folder),
+        load=lambda folder: idx.idx_dataset("fashion-mnist", folder),
     ),
     "mnist": _Source(
-        description=_MNIST,
+        description="handwritten digits, 28×28 grey pixels, 60,000 train and 10,000 test",
         how="thinwire inspect data --download mnist",
-        home=None,
         present=idx.present,
-        load=lambda folder: idx.idx_dataset("mnist", _MNIST, folder),
+        load=lambda folder: idx.idx_dataset("mnist", folder),
     ),
     "cifar10": _Source(
         description="small photographs, 32×32 colour pixels, 50,000 train and 10,000 test",
         how="thinwire inspect data --download cifar10",
-        home=None,
         present=cifar10.present,
         load=cifar10.cifar10,
     ),
     "python-text": _Source(
         description="source of this Python's standard library, 64 bytes of context",
         how="part of Python; Debian keeps it in libpython3-stdlib",
-        home=python_text.standard_library,
         present=python_text.present,
         load=python_text.python_text,
+        home=python_text.standard_library,
     ),
 }
 
@@ -110,13 +107,13 @@ def data(name: str, *, root: Path | str | None = None) -> Dataset:
     >>> data("digits")
     <Dataset digits: 1,347 train, 450 test, (1, 8, 8)>
     """
-    source = _source(name)
-    places = _places(name, source, root)
+    if name not in _SOURCES:
+        raise ConfigError(f"unknown data set {name!r}; the data sets are {', '.join(_SOURCES)}")
+    source, places = _SOURCES[name], _places(name, root)
     for place in places:
         if source.present(place):
             return source.load(place)
-    looked = " and ".join(map(str, places))
-    raise DataError(f"the data set {name} is not in {looked}: {source.how}")
+    raise DataError(f"the data set {name} is not in {' and '.join(map(str, places))}: {source.how}")
 
 
 def datasets(*, root: Path | str | None = None) -> list[DataInfo]:
@@ -128,30 +125,20 @@ def datasets(*, root: Path | str | None = None) -> list[DataInfo]:
     >>> [info.name for info in datasets()]
     ['digits', 'fashion-mnist', 'mnist', 'cifar10', 'python-text']
     """
-    infos = []
-    for name, source in _SOURCES.items():
-        where = next((place for place in _places(name, source, root) if source.present(place)), None)
-        infos.append(
-            DataInfo(
-                name=name,
-                description=source.description,
-                present=where is not None,
-                where=where,
-                how=source.how,
-            )
+    return [
+        DataInfo(
+            name=name,
+            description=source.description,
+            where=next((place for place in _places(name, root) if source.present(place)), None),
+            how=source.how,
         )
-    return infos
+        for name, source in _SOURCES.items()
+    ]
 
 
-def _source(name: str) -> _Source:
-    if name not in _SOURCES:
-        raise ConfigError(f"unknown data set {name!r}; the data sets are {', '.join(_SOURCES)}")
-    return _SOURCES[name]
-
-
-def _places(name: str, source: _Source, root: Path | str | None) -> list[Path]:
-    if source.home is not None:
-        return [source.home()]
+def _places(name: str, root: Path | str | None) -> list[Path]:
+    if (home := _SOURCES[name].home) is not None:
+        return [home()]
     if root is not None:
         return [Path(root) / name, Path(root)]
     return [cache_folder() / name, SYSTEM_FOLDER / name]

@@ -23,29 +23,25 @@ class Dataset:
 
     Attributes:
         name: the name that `thinwire.workloads.data.data` knows it by.
-        description: one line for people.
-        task: "classification" (one label per example) or "bytes" (one next byte per position).
         train_x: uint8, (examples, *in_shape).
         train_y: uint8 labels, (examples,); for "bytes" (examples, context).
         test_x: as `train_x`.
         test_y: as `train_y`.
-        num_classes: number of classes, or the size of the vocabulary.
-        in_shape: shape of one example.
         mean: float32, broadcasts against `in_shape`; subtracted by `inputs`. Unused for "bytes".
         std: as `mean`; `inputs` divides by it.
+        num_classes: number of classes, or the size of the vocabulary.
+        task: "classification" (one label per example) or "bytes" (one next byte per position).
     """
 
     name: str
-    description: str
-    task: Task
     train_x: torch.Tensor
     train_y: torch.Tensor
     test_x: torch.Tensor
     test_y: torch.Tensor
-    num_classes: int
-    in_shape: tuple[int, ...]
     mean: torch.Tensor
     std: torch.Tensor
+    num_classes: int = 10
+    task: Task = "classification"
 
     def __post_init__(self) -> None:
         for part, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
@@ -59,6 +55,11 @@ class Dataset:
                     f"{self.name}: {part} label {int(y.max())} of {self.num_classes} classes: the "
                     "files are damaged, get the data set again"
                 )
+
+    @property
+    def in_shape(self) -> tuple[int, ...]:
+        """The shape of one example."""
+        return tuple(self.train_x.shape[1:])
 
     def inputs(self, x: torch.Tensor) -> torch.Tensor:
         """What a model reads: float32 pixels, standardised; for "bytes" int64.

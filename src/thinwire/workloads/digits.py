@@ -49,14 +49,10 @@ def digits() -> Dataset:
     std[std == 0] = 1.0  # the corners are never inked
     return Dataset(
         name="digits",
-        description="handwritten digits, 8×8 grey pixels, 1,347 train and 450 test (UCI optdigits)",
-        task="classification",
         train_x=train_x,
         train_y=torch.from_numpy(labels[~test]),
         test_x=torch.from_numpy(images[test]).unsqueeze(1),
         test_y=torch.from_numpy(labels[test]),
-        num_classes=10,
-        in_shape=(1, 8, 8),
         mean=mean.float(),
         std=std.float(),
     )

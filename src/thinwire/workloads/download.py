@@ -49,10 +49,7 @@ class RemoteFile:
 
 
 _ADDRESSES = {
-    "mnist": (
-        "https://ossci-datasets.s3.amazonaws.com/mnist/",
-        "https://storage.googleapis.com/cvdf-datasets/mnist/",
-    ),
+    "mnist": ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/"),
     "fashion-mnist": ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
     "cifar10": ("https://www.cs.toronto.edu/~kriz/",),
 }
@@ -71,15 +68,10 @@ cifar10 cifar-10-binary.tar.gz 170052171 c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25e
 """
 
 
-def _sources() -> dict[str, tuple[RemoteFile, ...]]:
-    sources: dict[str, tuple[RemoteFile, ...]] = dict.fromkeys(_ADDRESSES, ())
-    for data, name, nbytes, sha256 in map(str.split, _FILES.strip().splitlines()):
-        urls = tuple(address + name for address in _ADDRESSES[data])
-        sources[data] += (RemoteFile(name=name, urls=urls, nbytes=int(nbytes), sha256=sha256),)
-    return sources
-
-
-SOURCES = _sources()
+SOURCES: dict[str, list[RemoteFile]] = {}
+for _data, _name, _nbytes, _sha256 in map(str.split, _FILES.strip().splitlines()):
+    _urls = tuple(address + _name for address in _ADDRESSES[_data])
+    SOURCES.setdefault(_data, []).append(RemoteFile(name=_name, urls=_urls, nbytes=int(_nbytes), sha256=_sha256))
 
 
 def download(name: str, folder: Path, progress: Progress | None = None) -> Path:
@@ -107,15 +99,7 @@ def download(name: str, folder: Path, progress: Progress | None = None) -> Path:
 
 
 def fetch(remote: RemoteFile, folder: Path, progress: Progress | None = None) -> Path:
-    """Fetches one file, unless it is there already and hashes to what it should.
-
-    Args:
-        remote: the file.
-        folder: where it goes; made if missing.
-        progress: as for `download`.
-
-    Returns:
-        The path of the file, whole and verified.
+    """Fetches one file into `folder`, unless it is there already and hashes to what it should; returns its path.
 
     Raises:
         DataError: it could not be fetched from any of its addresses, or is not the published file.
@@ -126,8 +110,7 @@ def fetch(remote: RemoteFile, folder: Path, progress: Progress | None = None) ->
     part = folder / f"{remote.name}.part"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for attempt in range(ATTEMPTS * len(remote.urls)):
-            url = remote.urls[attempt % len(remote.urls)]
+        for url in remote.urls * ATTEMPTS:
             try:
                 _transfer(url, part, remote, progress)
                 break

@@ -79,12 +79,11 @@ def present(folder: Path) -> bool:
     return all(_file(folder, name) is not None for name in FILES)
 
 
-def idx_dataset(name: str, description: str, folder: Path) -> Dataset:
+def idx_dataset(name: str, folder: Path) -> Dataset:
     """MNIST or a data set in its form, standardised with the training set's mean and standard deviation.
 
     Args:
         name: the data set's name.
-        description: one line for people.
         folder: holds the four files of `FILES`, with or without .gz.
 
     Raises:
@@ -101,14 +100,10 @@ def idx_dataset(name: str, description: str, folder: Path) -> Dataset:
     mean, std = pixel_statistics(train_x, per_channel=False)
     return Dataset(
         name=name,
-        description=description,
-        task="classification",
         train_x=train_x,
         train_y=train_y,
         test_x=test_x,
         test_y=test_y,
-        num_classes=10,
-        in_shape=tuple(train_x.shape[1:]),
         mean=mean,
         std=std,
     )

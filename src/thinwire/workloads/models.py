@@ -6,18 +6,48 @@ gives the same weights on every worker and the caller's random state is left as 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 from torch import nn
 
 from thinwire.errors import ConfigError
 from thinwire.workloads.lenet import lenet, lenet5
-from thinwire.workloads.mlp import mlp
 from thinwire.workloads.resnet import ResNet
 from thinwire.workloads.transformer import ByteTransformer
 
 Shape = tuple[int, ...]
+
+
+def mlp(
+    in_shape: tuple[int, ...],
+    hidden: tuple[int, ...],
+    num_classes: int,
+    activation: type[nn.Module] = nn.ReLU,
+) -> nn.Sequential:
+    """A multi-layer perceptron: flatten, then linear layers with `activation` between them.
+
+    Args:
+        in_shape: shape of one example, without the batch.
+        hidden: widths of the hidden layers.
+        num_classes: width of the output layer, which has no activation (logits).
+        activation: the class of the activation.
+
+    Returns:
+        A module from (batch, *in_shape) to (batch, num_classes).
+
+    >>> sum(p.numel() for p in mlp((8, 8), (128, 64), 10).parameters())
+    17226
+    """
+    widths = (math.prod(in_shape), *hidden)
+    layers: list[nn.Module] = [nn.Flatten()]
+    for fan_in, fan_out in pairwise(widths):
+        layers += [nn.Linear(fan_in, fan_out), activation()]
+    layers.append(nn.Linear(widths[-1], num_classes))
+    return nn.Sequential(*layers)
+
 
 _MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "mlp": lambda shape, classes: mlp(shape, (128, 64), classes),

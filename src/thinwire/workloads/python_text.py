@@ -3,12 +3,11 @@
 Strategy: the library's top-level modules in alphabetical order, every tenth one held out for testing, each
 cut into windows of 64 bytes with the byte that follows each as its target. Bytes above 127 become 127, so
 the vocabulary is 128. The text depends on the interpreter's version: runs compare only under the same
-Python, which the description names. Nothing is imported or executed; the files are read as bytes.
+Python. Nothing is imported or executed; the files are read as bytes.
 """
 
 from __future__ import annotations
 
-import sys
 import sysconfig
 from pathlib import Path
 
@@ -63,17 +62,14 @@ def python_text(folder: Path | None = None) -> Dataset:
         )
     train = _windows([path for i, path in enumerate(files) if i % HOLD_OUT_EVERY])
     test = _windows([path for i, path in enumerate(files) if i % HOLD_OUT_EVERY == 0])
-    version = ".".join(map(str, sys.version_info[:3]))
     return Dataset(
         name="python-text",
-        description=f"source of {len(files)} modules of Python {version}, {CONTEXT} bytes of context",
         task="bytes",
         train_x=train[:, :-1].contiguous(),
         train_y=train[:, 1:].contiguous(),
         test_x=test[:, :-1].contiguous(),
         test_y=test[:, 1:].contiguous(),
         num_classes=VOCABULARY,
-        in_shape=(CONTEXT,),
         mean=torch.zeros(()),
         std=torch.ones(()),
     )
