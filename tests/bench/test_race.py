@@ -10,7 +10,7 @@ import pytest
 
 from thinwire.bench import harness, race
 from thinwire.bench.hook_rank import Cell, HookRank
-from thinwire.bench.hook_run import HookRun, measure
+from thinwire.bench.hooks import HookRun, measure
 from thinwire.bench.race import RUNNERS, RaceBench, standings
 from thinwire.errors import ConfigError
 from thinwire.jobs.outcome import CurvePoint
@@ -43,8 +43,8 @@ for step in range(1, cell["steps"] + 1):
             say("scored", step=step, seconds=step * pace, accuracy=step / 50)
     if stumbles and rank == 0 and step == 15:
         sys.exit("holds NaN")
-say("measured")
-wait("measured")
+say("stopped")
+wait("stopped")
 say("ended", cpu_seconds=1.0, cpu_seconds_alone=0.01, weights="same", report="")
 """
 

@@ -6,25 +6,29 @@ coding is timed alone, without the bins before it; the first use includes what i
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from thinwire.bench.harness import Figures
+from thinwire.bench.inputs import draw, resnet50_sizes
 from thinwire.bench.timing import Candidate, side_by_side
-from thinwire.codecs import codec, decode
+from thinwire.codecs import codec, decode, encode_all
 from thinwire.frames import parse
 from thinwire.kernels.huffman_codes import code_lengths, length_limit
 from thinwire.kernels.numba.huffman import decode_symbols, encode_symbols, histogram, room_nbytes
 
 SMALL = 10_000
+SMALL_TURNS = 200
+LIST_TURNS = 9
 ZERO_FRACTION = 0.95
 SYMBOL_BITS = 10
 
@@ -44,99 +48,49 @@ print(json.dumps({"torch": imported - begin, "thinwire": ready - imported, "firs
 """
 
 
-class SmallTensor(Figures, frozen=True, kw_only=True):
-    """Seconds of 3LC on one small tensor, with its residual, through the public calls; and of torch.add(out=)."""
+class Figure(Figures, frozen=True, kw_only=True):
+    """What one measurement beside the table came to.
 
-    elements: int
-    encode: float
-    decode: float
-    add: float
-
-
-class TensorList(Figures, frozen=True, kw_only=True):
-    """Seconds of 3LC on ResNet-50's list, by one thread and by two that share it; and of memcpy."""
-
-    tensors: int
-    elements: int
-    one: float
-    two: float
-    memcpy: float
-
-
-class ZstdStage(Figures, frozen=True, kw_only=True):
-    """3LC of independent trits with and without the second stage: payload bits a value, seconds, trits' entropy."""
-
-    elements: int
-    zero_fraction: float
-    bits_per_value: float
-    bits_per_value_without: float
-    entropy_bits: float
-    seconds: float
-    seconds_without: float
-
-
-class Huffman(Figures, frozen=True, kw_only=True):
-    """Huffman coding of 1,024 symbols that come as a bell curve's bins do; speeds in 10⁹ symbols a second."""
-
-    symbols: int
-    bits_per_symbol: float
-    encode_gsymbols: float
-    decode_gsymbols: float
-    table_seconds: float
-
-
-class Start(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of a new process: torch's import, thinwire's up to a context, and the first frame, kernels included."""
-
-    torch: float
-    thinwire: float
-    first: float
-
-
-class FirstUse(Figures, frozen=True, kw_only=True):
-    """A new process with an empty cache of kernels, and with a filled one."""
-
-    cold: Start
-    cached: Start
-
-
-def resnet50_sizes() -> list[int]:
-    """The sizes of ResNet-50's 161 parameters, in order (He et al. 2016, table 1).
-
-    Example:
-        >>> len(resnet50_sizes()), sum(resnet50_sizes())
-        (161, 25557032)
+    Attributes:
+        values: counts, sizes and medians in seconds, by name.
+        lines: for people: what was measured, its value, and the bar that it is held against.
     """
-    sizes, channels = [3 * 64 * 7 * 7, 64, 64], 64
-    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
-        for block in range(blocks):
-            for taken, given, kernel in ((channels, width, 1), (width, width, 3), (width, 4 * width, 1)):
-                sizes += [taken * given * kernel * kernel, given, given]
-            if block == 0:
-                sizes += [channels * 4 * width, 4 * width, 4 * width]
-            channels = 4 * width
-    return [*sizes, 2048 * 1000, 1000]
+
+    values: dict[str, Any]
+    lines: list[list[str]]
+
+    def row(self) -> dict[str, Any]:
+        return self.values
 
 
-def small_tensor(turns: int = 200) -> SmallTensor:
-    """Microseconds matter here: a model has many small tensors."""
+def small_tensor(turns: int = SMALL_TURNS) -> Figure:
+    """3LC on one small tensor, with its residual, through the public calls; and torch.add(out=).
+
+    Microseconds matter here: a model has many small tensors.
+    """
     values = torch.randn(SMALL, generator=torch.Generator().manual_seed(0))
     context = codec("3lc").context(values)
     frame, out = codec("3lc").encode(values), torch.zeros(SMALL)
     seconds = side_by_side(
         [
-            Candidate("encode", lambda: context.encode(values)),
-            Candidate("decode", lambda: decode(frame, out=out)),
-            Candidate("add", lambda: torch.add(values, out, out=out)),
+            Candidate("encode", lambda turn: context.encode(values)),
+            Candidate("decode", lambda turn: decode(frame, out=out)),
+            Candidate("add", lambda turn: torch.add(values, out, out=out)),
         ],
         turns=turns,
         calls=10,
     )
-    return SmallTensor(elements=SMALL, **seconds)
+    name = f"3lc, {SMALL:,} values"
+    lines = [
+        [f"{name}: encode", f"{1e6 * seconds['encode']:.1f} µs", ""],
+        [f"{name}: decode", f"{1e6 * seconds['decode']:.1f} µs", ""],
+        [f"{name}: encode in torch.add(out=)", f"{seconds['encode'] / seconds['add']:.1f}", "≤ 10"],
+    ]
+    return Figure(values={"elements": SMALL, **seconds}, lines=lines)
 
 
-def tensor_list(turns: int = 9) -> TensorList:
-    """Every tensor encoded with its residual."""
+def tensor_list(turns: int = LIST_TURNS) -> Figure:
+    """3LC on ResNet-50's list, every tensor with its residual, by one thread and by two that share it; and memcpy."""
     generator = np.random.default_rng(0)
     tensors = [torch.from_numpy(generator.standard_normal(size, dtype=np.float32)) for size in resnet50_sizes()]
     copies = [np.empty(tensor.numel(), np.float32) for tensor in tensors]
@@ -154,93 +108,111 @@ def tensor_list(turns: int = 9) -> TensorList:
         for index in indices:
             contexts[index].encode(tensors[index])
 
-    def copy() -> None:
+    def copy(turn: int) -> None:
         for tensor, target in zip(tensors, copies, strict=True):
             np.copyto(target, tensor.numpy())
 
     with ThreadPoolExecutor(2) as pool:
-        seconds = side_by_side(
-            [
-                Candidate("one", lambda: encode(order)),
-                Candidate("two", lambda: list(pool.map(encode, shares))),
-                Candidate("memcpy", copy),
-            ],
-            turns=turns,
-        )
-    return TensorList(tensors=len(tensors), elements=sum(tensor.numel() for tensor in tensors), **seconds)
+        candidates = [
+            Candidate("one", lambda turn: encode(order)),
+            Candidate("two", lambda turn: list(pool.map(encode, shares))),
+            Candidate("memcpy", copy),
+        ]
+        seconds = side_by_side(candidates, turns=turns)
+    name = f"3lc, {len(tensors)} tensors shaped like ResNet-50's"
+    lines = [
+        [f"{name}: encode, of memcpy", f"{seconds['memcpy'] / seconds['one']:.2f}", "≥ 0.40"],
+        [f"{name}: two threads", f"{seconds['one'] / seconds['two']:.2f} × one", "≥ 1.35"],
+    ]
+    return Figure(values={"tensors": len(tensors), "elements": sum(loads), **seconds}, lines=lines)
 
 
-def zstd_stage(size: int, turns: int) -> ZstdStage:
-    """95 % of the trits are zero."""
+def device_list(turns: int, device: torch.device) -> Figure:
+    """ResNet-50's tensors in one call, and one flat tensor of the same size; whole calls, frames on the host."""
+    sizes = resnet50_sizes()
+    flat = torch.from_numpy(draw(sum(sizes), ZERO_FRACTION)[0]).to(device)
+    tensors, scheme = list(torch.split(flat, sizes)), codec("3lc")
+    contexts, whole = [scheme.context(tensor) for tensor in tensors], scheme.context(flat)
+    candidates = [
+        Candidate("list_seconds", lambda turn: encode_all(contexts, tensors), whole=True),
+        Candidate("flat_seconds", lambda turn: whole.encode(flat), whole=True),
+    ]
+    seconds = side_by_side(candidates, turns=turns, device=device)
+    ratio = seconds["list_seconds"] / seconds["flat_seconds"]
+    values = {"tensors": len(sizes), "elements": sum(sizes), "zero_fraction": ZERO_FRACTION, **seconds}
+    lines = [[f"3lc, {len(sizes)} tensors shaped like ResNet-50's: time", f"{ratio:.2f} × one flat tensor's", ""]]
+    return Figure(values=values, lines=lines)
+
+
+def zstd_stage(size: int, turns: int) -> Figure:
+    """3LC of independent trits, 95 % of them zero, with and without the second stage; and the trits' entropy."""
     drawn = np.random.default_rng(0).standard_normal(size, dtype=np.float32)
     threshold = np.quantile(np.abs(drawn[:4_000_000]), ZERO_FRACTION)
     values = torch.from_numpy(np.clip(drawn, -2 * threshold, 2 * threshold))
     plain, staged = codec("3lc"), codec("3lc", entropy="zstd")
     contexts = plain.context(values), staged.context(values)
 
-    def restore(which: int) -> None:
-        residual = contexts[which].residual
-        if residual is not None:
-            residual.zero_()
+    def restore(turn: int) -> None:
+        for context in contexts:
+            if context.residual is not None:
+                context.residual.zero_()
 
     frames = plain.encode(values), staged.encode(values)
-    bits = [8 * len(parse(frame, copy=False).payload) / size for frame in frames]
-    seconds = side_by_side(
-        [
-            Candidate("plain", lambda: contexts[0].encode(values), lambda: restore(0)),
-            Candidate("staged", lambda: contexts[1].encode(values), lambda: restore(1)),
-        ],
-        turns=turns,
-    )
-    return ZstdStage(
-        elements=size,
-        zero_fraction=ZERO_FRACTION,
-        bits_per_value=bits[1],
-        bits_per_value_without=bits[0],
-        entropy_bits=_entropy(decode(frames[0]).numpy()),
-        seconds=seconds["staged"],
-        seconds_without=seconds["plain"],
-    )
+    without, bits = (8 * len(parse(frame, copy=False).payload) / size for frame in frames)
+    candidates = [
+        Candidate("seconds_without", lambda turn: contexts[0].encode(values), restore),
+        Candidate("seconds", lambda turn: contexts[1].encode(values), restore),
+    ]
+    seconds = side_by_side(candidates, turns=turns)
+    entropy = _entropy(decode(frames[0]).numpy())
+    name = f"3lc with zstd, {size:,} values, {ZERO_FRACTION:.0%} zeros"
+    lines = [
+        [f"{name}: encode time", f"{seconds['seconds'] / seconds['seconds_without'] - 1:+.0%}", "≤ +40 %"],
+        [f"{name}: size over the trits' entropy", f"{bits / entropy:.2f}", "≤ 1.20"],
+    ]
+    sizes = {"bits_per_value": bits, "bits_per_value_without": without, "entropy_bits": entropy}
+    return Figure(values={"elements": size, "zero_fraction": ZERO_FRACTION, **sizes, **seconds}, lines=lines)
 
 
-def huffman(size: int, turns: int) -> Huffman:
-    """Encodes and decodes, and checks that what came out is what went in."""
+def huffman(size: int, turns: int) -> Figure:
+    """Huffman coding of 1,024 symbols that come as a bell curve's bins do; speeds in 10⁹ symbols a second."""
     drawn = np.random.default_rng(0).standard_normal(size, dtype=np.float32) * 128 + 512
     symbols = drawn.clip(0, 1023).astype(np.uint16)
     limit = length_limit(SYMBOL_BITS)
     lengths = code_lengths(histogram(symbols, 1 << SYMBOL_BITS), limit)
     room = np.empty(room_nbytes(size, limit) + 64, np.uint8)
     streams = [bytes(stream) for stream in encode_symbols(symbols, lengths, room=room)]
-    views = [memoryview(stream) for stream in streams]
-    out, decode_room = np.empty(size, np.uint16), np.empty(sum(map(len, streams)) + 64, np.uint8)
-    seconds = side_by_side(
-        [
-            Candidate("table", lambda: code_lengths(histogram(symbols, 1 << SYMBOL_BITS), limit)),
-            Candidate("encode", lambda: encode_symbols(symbols, lengths, room=room)),
-            Candidate("decode", lambda: decode_symbols(views, lengths, limit, room=decode_room, out=out)),
-        ],
-        turns=turns,
-    )
+    views, nbytes = [memoryview(stream) for stream in streams], sum(map(len, streams))
+    out, decode_room = np.empty(size, np.uint16), np.empty(nbytes + 64, np.uint8)
+    candidates = [
+        Candidate("table", lambda turn: code_lengths(histogram(symbols, 1 << SYMBOL_BITS), limit)),
+        Candidate("encode", lambda turn: encode_symbols(symbols, lengths, room=room)),
+        Candidate("decode", lambda turn: decode_symbols(views, lengths, limit, room=decode_room, out=out)),
+    ]
+    seconds = side_by_side(candidates, turns=turns)
     if not np.array_equal(out, symbols):
         raise AssertionError("Huffman decoding gave other symbols")  # speed of a wrong decoder is no figure
-    return Huffman(
-        symbols=size,
-        bits_per_symbol=8 * sum(map(len, streams)) / size,
-        encode_gsymbols=1e-9 * size / seconds["encode"],
-        decode_gsymbols=1e-9 * size / seconds["decode"],
-        table_seconds=seconds["table"],
-    )
+    bits, encode, decoded = 8 * nbytes / size, 1e-9 * size / seconds["encode"], 1e-9 * size / seconds["decode"]
+    name = f"Huffman, 1,024 symbols, {bits:.2f} bits each"
+    lines = [
+        [f"{name}: encode", f"{encode:.2f} G symbols/s", "≥ 1"],
+        [f"{name}: decode", f"{decoded:.2f} G symbols/s", "≥ 0.7"],
+    ]
+    speeds = {"encode_gsymbols": encode, "decode_gsymbols": decoded, "table_seconds": seconds["table"]}
+    return Figure(values={"symbols": size, "bits_per_symbol": bits, **speeds}, lines=lines)
 
 
-def first_use() -> FirstUse:
-    """Starts two processes, one after the other, with one cache."""
+def first_use() -> Figure:
+    """Seconds of two new processes, the first with an empty cache of kernels, the second with what the first left."""
     with tempfile.TemporaryDirectory() as cache:
-
-        def start() -> Start:
-            command = [sys.executable, "-c", _FIRST_USE, cache]
-            return msgspec.json.decode(subprocess.run(command, capture_output=True, check=True).stdout, type=Start)
-
-        return FirstUse(cold=start(), cached=start())
+        command = [sys.executable, "-c", _FIRST_USE, cache]
+        cold, cached = (json.loads(subprocess.run(command, capture_output=True, check=True).stdout) for _ in range(2))
+    name = "first frame of a process after import torch, kernels"
+    lines = [
+        [f"{name} not yet compiled", f"{cold['thinwire'] + cold['first']:.2f} s", "≤ 6 s"],
+        [f"{name} cached", f"{cached['thinwire'] + cached['first']:.2f} s", "≤ 0.6 s"],
+    ]
+    return Figure(values={"cold": cold, "cached": cached}, lines=lines)
 
 
 def _entropy(decoded: NDArray[np.float32]) -> float:
@@ -250,50 +222,13 @@ def _entropy(decoded: NDArray[np.float32]) -> float:
     return float(-(shares * np.log2(shares)).sum())
 
 
-FIGURES: dict[str, Callable[[int, int], Figures]] = {
-    "small": lambda elements, turns: small_tensor(),
-    "list": lambda elements, turns: tensor_list(),
-    "zstd_stage": zstd_stage,
-    "huffman": huffman,
-    "first_use": lambda elements, turns: first_use(),
+FIGURES: dict[str, Callable[[int, int, torch.device | None], Figure]] = {
+    "small": lambda elements, turns, device: small_tensor(),
+    "list": lambda elements, turns, device: tensor_list() if device is None else device_list(turns, device),
+    "zstd_stage": lambda elements, turns, device: zstd_stage(elements, turns),
+    "huffman": lambda elements, turns, device: huffman(elements, turns),
+    "first_use": lambda elements, turns, device: first_use(),
 }
-"""By name; each is measured with so many values and turns."""
-KINDS = (SmallTensor, TensorList, ZstdStage, Huffman, FirstUse)
-
-
-def describe(figures: Figures) -> list[list[str]]:
-    """Returns lines of a figure, its measured value and the bar that it is held against."""
-    match figures:
-        case SmallTensor(elements=elements, encode=encode, decode=decode, add=add):
-            values = f"3lc, {elements:,} values"
-            return [
-                [f"{values}: encode", f"{1e6 * encode:.1f} µs", ""],
-                [f"{values}: decode", f"{1e6 * decode:.1f} µs", ""],
-                [f"{values}: encode in torch.add(out=)", f"{encode / add:.1f}", "≤ 10"],
-            ]
-        case TensorList(tensors=count, one=one, two=two, memcpy=memcpy):
-            tensors = f"3lc, {count} tensors shaped like ResNet-50's"
-            return [
-                [f"{tensors}: encode, of memcpy", f"{memcpy / one:.2f}", "≥ 0.40"],
-                [f"{tensors}: two threads", f"{one / two:.2f} × one", "≥ 1.35"],
-            ]
-        case ZstdStage() as stage:
-            zstd = f"3lc with zstd, {stage.elements:,} values, {stage.zero_fraction:.0%} zeros"
-            over = f"{stage.bits_per_value / stage.entropy_bits:.2f}"
-            return [
-                [f"{zstd}: encode time", f"{stage.seconds / stage.seconds_without - 1:+.0%}", "≤ +40 %"],
-                [f"{zstd}: size over the trits' entropy", over, "≤ 1.20"],
-            ]
-        case Huffman(bits_per_symbol=bits, encode_gsymbols=encode, decode_gsymbols=decode):
-            symbols = f"Huffman, 1,024 symbols, {bits:.2f} bits each"
-            return [
-                [f"{symbols}: encode", f"{encode:.2f} G symbols/s", "≥ 1"],
-                [f"{symbols}: decode", f"{decode:.2f} G symbols/s", "≥ 0.7"],
-            ]
-        case FirstUse(cold=cold, cached=cached):
-            first = "first frame of a process after import torch, kernels"
-            return [
-                [f"{first} not yet compiled", f"{cold.thinwire + cold.first:.2f} s", "≤ 6 s"],
-                [f"{first} cached", f"{cached.thinwire + cached.first:.2f} s", "≤ 0.6 s"],
-            ]
-    return []
+"""By name; each is measured with so many values and turns, by the kernels of a device or (None) the CPU's."""
+ON_DEVICE = ("list",)
+"""The figures that are measured on a GPU."""

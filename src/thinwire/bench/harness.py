@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 class Figures(msgspec.Struct, frozen=True, kw_only=True, tag_field="figures", tag=str.lower):
     """Base class of what is measured at a cell."""
 
+    def row(self) -> dict[str, Any]:
+        """Returns the figures as they are written into the file's rows."""
+        return msgspec.structs.asdict(self)
+
 
 C = TypeVar("C")
 F = TypeVar("F", bound=Figures)
@@ -47,7 +51,7 @@ class Bench(ABC, Generic[C, F]):
     """
 
     kinds: ClassVar[Sequence[type[Figures]]]
-    columns: ClassVar[Sequence[Column[Any, Any]]] = ()
+    columns: Sequence[Column[Any, Any]] = ()
     left: ClassVar[int] = 1
     rounds: int = 1
 
@@ -168,7 +172,7 @@ def milliseconds(title: str, name: str) -> tuple[Column[Any, Any], Column[Any, A
 
 
 def _row(cell: Any, runs: Sequence[Figures]) -> dict[str, Any]:
-    every = [msgspec.structs.asdict(run) for run in runs]
+    every = [run.row() for run in runs]
     middle = {
         name: statistics.median(each[name] for each in every) if type(value) in (int, float) else value
         for name, value in every[0].items()

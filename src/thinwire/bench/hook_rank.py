@@ -1,4 +1,9 @@
-"""One rank of a measured DDP hook: a plain training loop, with whichever hook is being measured."""
+"""One rank of a measured DDP hook: a plain training loop, with whichever hook is being measured.
+
+A hook is named as torch names its own, or by our codec, with `start_step` in the same brackets:
+`3lc[s=1.75,start_step=50]` is what `ddp.compress(model, "3lc", sparsity=1.75, start_step=50)` registers. Of torch's
+hooks PowerSGD can begin late too.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +21,13 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.bench.harness import Role, Stage
-from thinwire.bench.hook_names import POWERSGD, hook
+from thinwire.codecs import Codec, ids
+from thinwire.codecs import codec as make_codec
 from thinwire.engines.events import Event
 from thinwire.errors import ConfigError, EngineError
 from thinwire.hooks import ddp
 from thinwire.jobs.training import weights_digest
+from thinwire.policies.naming import parse_name
 from thinwire.workloads.batches import Batches
 from thinwire.workloads.data import data
 from thinwire.workloads.dataset import Dataset
@@ -28,6 +35,21 @@ from thinwire.workloads.evaluate import cross_entropy, evaluate
 from thinwire.workloads.models import model as make_model
 from thinwire.workloads.recipes import Recipe, build_optimizer, recipe, schedule
 
+STOCK = ("none", "fp16", "bf16", "powersgd-1", "powersgd-2", "powersgd-4")
+"""What torch ships, and `none` for plain DDP."""
+
+OURS = ("3lc[s=1.0]", "3lc[s=1.75,entropy=zstd]", "onebit", "topk")
+"""What of ours is measured unless told otherwise: any codec may be, options in brackets."""
+
+NOTES = {
+    "bf16": "torch refuses its own bf16 hook on gloo; this is the same cast and all-reduce, written out",
+    "powersgd-1": "bucket_cap_mb=100: with default buckets it aborts or hangs on gloo",
+}
+"""What is to be known of a hook, by id."""
+
+POWERSGD = "powersgd-"
+POWERSGD_START = 2
+"""PowerSGD's own least: its error feedback and warm start need two uncompressed steps."""
 BATCHES = {"lenet": 16, "resnet20": 8, "mlp-5m": 32}
 """Examples per rank and step that the bars in `docs/ddp.md` are stated for."""
 
@@ -36,6 +58,53 @@ POWERSGD_BUCKET_MB = 100
 _ALONE_STEPS = 6
 """Steps without any exchange, for the CPU time of computation; the first is not counted."""
 _POLL_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """What a hook's name says.
+
+    Args:
+        id: one of `STOCK`, or a codec's.
+        codec: of a hook of ours; None for torch's.
+        start_step: steps of the training before it travel uncompressed.
+    """
+
+    id: str
+    codec: Codec | None
+    start_step: int
+
+    @property
+    def stock(self) -> bool:
+        """Whether it is torch's."""
+        return self.codec is None
+
+
+def hook(name: str) -> Hook:
+    """Returns what a name says.
+
+    Raises:
+        ConfigError: an unknown hook, an option that it does not have, or a `start_step` that cannot be.
+
+    Example:
+        >>> hook("3lc[s=1.75,start_step=50]").start_step, hook("powersgd-2").start_step, hook("fp16").stock
+        (50, 2, True)
+    """
+    found, options = parse_name(name, "hook", short={"s": "sparsity"})
+    powersgd, codec = found.startswith(POWERSGD), None
+    least = POWERSGD_START if powersgd else 0
+    start = options.pop("start_step", None)
+    if found in STOCK:
+        if options or (start is not None and not powersgd):
+            raise ConfigError(f"hook {name!r}: torch's hooks have no options here, but for PowerSGD's start_step")
+    elif found in ids():
+        codec = make_codec(found, **options)
+    else:
+        raise ConfigError(f"unknown hook {name!r}; there are {', '.join(STOCK)}, and codecs: {ids()}")
+    start = least if start is None else start
+    if type(start) is not int or start < least:
+        raise ConfigError(f"hook {name!r}: start_step={start}; it is a number of steps, at least {least}")
+    return Hook(found, codec, start)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +178,7 @@ class Scored(Event, frozen=True, kw_only=True):
     accuracy: float
 
 
-class Measured(Event, frozen=True, kw_only=True):
+class Stopped(Event, frozen=True, kw_only=True):
     """A rank has taken its last step, and waits."""
 
 
@@ -122,9 +191,6 @@ class Ended(Event, frozen=True, kw_only=True):
     report: str
 
 
-KINDS = (Warm, Stepped, Scored, Measured, Ended)
-
-
 class HookRank(Role, frozen=True, kw_only=True):
     """One rank of a cell.
 
@@ -132,7 +198,7 @@ class HookRank(Role, frozen=True, kw_only=True):
         cell: what is measured.
         rank: this rank.
         master: host and port of rank 0.
-        gate: a folder; the file `warm` in it starts the clock, `measured` lets the rank go.
+        gate: a folder; the file `warm` in it starts the clock, `stopped` lets the rank go.
     """
 
     cell: Cell
@@ -187,8 +253,8 @@ class HookRank(Role, frozen=True, kw_only=True):
                     report(Scored(step=number + 1, seconds=sum(seconds), accuracy=score))
                 if _enough(cell, score):
                     break
-        report(Measured())
-        _wait_for(gate / "measured")
+        report(Stopped())
+        _wait_for(gate / "stopped")
         weights, said = weights_digest(module), "" if state is None else str(ddp.report(state))
         report(Ended(cpu_seconds=cpu, cpu_seconds_alone=alone, weights=weights, report=said))
         dist.destroy_process_group()

@@ -1,21 +1,221 @@
-"""DDP hooks side by side: the grid of models, links, seeds and hooks, and the table of what a step costs."""
+"""DDP hooks side by side: the grid of models, links, seeds and hooks, and how one run of one hook is measured.
+
+Ranks join and warm up over unlimited links (uncompressed steps of a large model take half a minute at 10 Mbit/s, and
+PowerSGD begins with two), then the links become thin and the clock starts. Bytes are what the kernel counted at each
+rank's link. The figures are a rank's median step, its CPU time beside that of the same steps without any exchange,
+and the curve of test accuracy over seconds of training, evaluations left out.
+
+What a run reports on its way is enough for its figures: one that is cut short, or fails, keeps its curve.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import socket
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from thinwire.bench.charts import draw_step_times
-from thinwire.bench.harness import Bench, Measured, Tell, median
-from thinwire.bench.hook_names import NOTES, OURS, STOCK, hook
-from thinwire.bench.hook_rank import Cell
-from thinwire.bench.hook_run import HookRun, last_line, measure
-from thinwire.errors import ConfigError
+from thinwire.bench.harness import Bench, Figures, Measured, Tell, median
+from thinwire.bench.hook_rank import (
+    NOTES,
+    OURS,
+    SILENCE_S,
+    STOCK,
+    Cell,
+    Ended,
+    HookRank,
+    Scored,
+    Stepped,
+    Stopped,
+    Warm,
+    hook,
+)
+from thinwire.engines.events import Event
+from thinwire.engines.links import Rate
+from thinwire.engines.local import LocalEngine
+from thinwire.engines.namespaces import Fabric
+from thinwire.errors import ConfigError, EngineError, ThinwireError
+from thinwire.jobs.cluster import Links, choose_links
+from thinwire.jobs.outcome import CurvePoint
 from thinwire.jobs.tables import Table, nbytes_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture
+
+PORT = 29400
+RankCommand = Callable[[HookRank], list[str]]
+
+
+class HookRun(Figures, frozen=True, kw_only=True):
+    """What one run came to; None where it was not measured, or the run did not get there.
+
+    Attributes:
+        seconds_per_step: median over rank 0's steps.
+        cpu_seconds_alone: of the same step without any exchange.
+        sent_bytes_per_step: mean over ranks, as the kernel counted them.
+        seconds: of training, evaluations left out.
+        ended: `steps`, `target` (reached), `limit` (cut short) or `error`.
+        report: what `ddp.report` says of a hook of ours.
+    """
+
+    seconds_per_step: float | None = None
+    seconds_per_step_mean: float | None = None
+    cpu_seconds_per_step: float | None = None
+    cpu_seconds_alone: float | None = None
+    sent_bytes_per_step: float | None = None
+    received_bytes_per_step: float | None = None
+    curve: list[CurvePoint]
+    seconds_to_target: float | None = None
+    test_accuracy: float | None = None
+    steps_done: int
+    seconds: float
+    ended: str
+    shaping: str = ""
+    report: str = ""
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class _Reports:
+    """What the ranks of one run have reported so far, and the bytes counted at the clock's start and end."""
+
+    elapsed: list[float] = field(default_factory=list)
+    curve: list[CurvePoint] = field(default_factory=list)
+    ended: list[Ended] = field(default_factory=list)
+    counts: list[tuple[int, int]] = field(default_factory=list)
+
+    def take(self, event: Event) -> None:
+        match event:
+            case Stepped(seconds=seconds):
+                self.elapsed.append(seconds)
+            case Scored(step=step, seconds=seconds, accuracy=accuracy):
+                self.curve.append(CurvePoint(step=step, seconds=seconds, accuracy=accuracy))
+            case Ended():
+                self.ended.append(event)
+
+
+def rank_command(role: HookRank) -> list[str]:
+    """Returns the command of a rank's process."""
+    return [sys.executable, "-m", "thinwire", *role.command(), "--events"]
+
+
+def measure(
+    cell: Cell, *, limit_s: float | None = None, tell: Tell = lambda text: None, command: RankCommand = rank_command
+) -> HookRun:
+    """Measures one run. One that fails keeps what it got to, and `error` says how.
+
+    Args:
+        cell: what to run.
+        limit_s: end the run once it has trained for so many seconds; None lets it go on.
+        tell: takes words on progress.
+        command: of a rank's process.
+    """
+    reports = _Reports()
+    try:
+        links = choose_links(cell.link, "kernel" if cell.link else "auto")
+        _run(cell, links, reports, limit_s, tell, command)
+        return _figures(cell, links, reports)
+    except ThinwireError as error:
+        return HookRun(
+            curve=reports.curve,
+            steps_done=len(reports.elapsed),
+            seconds=max(reports.elapsed, default=0.0),
+            ended="error",
+            error=f"{type(error).__name__}: {error}",
+        )
+
+
+def _run(cell: Cell, links: Links, reports: _Reports, limit_s: float | None, tell: Tell, command: RankCommand) -> None:
+    """Starts the ranks, opens their gates, and collects what they report until they end or the limit is over."""
+    names = [f"rank {rank}" for rank in range(cell.ranks)]
+    with ExitStack() as stack:
+        gate = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        fabric = None
+        if links.shaping == "kernel":
+            fabric = stack.enter_context(Fabric(dict.fromkeys(names, Rate(None))))
+        environment = {"GLOO_SOCKET_IFNAME": "eth0" if fabric else "lo"}
+        engine = stack.enter_context(
+            LocalEngine([Warm, Stepped, Scored, Stopped, Ended], fabric=fabric, environment=environment)
+        )
+        master = f"{fabric.addresses[names[0]]}:{PORT}" if fabric else f"127.0.0.1:{_free_port()}"
+        for rank, name in enumerate(names):
+            role = HookRank(cell=cell, rank=rank, master=master, gate=str(gate))
+            engine.start(name, command(role), host=name if fabric else None)
+
+        def count() -> None:
+            if fabric is not None:
+                sent, received = (sum(way(name).nbytes for name in names) for way in (fabric.sent, fabric.received))
+                reports.counts.append((sent, received))
+
+        waiting = 0
+        for _, event in engine.events(silence_s=SILENCE_S):
+            reports.take(event)
+            if isinstance(event, Stepped):
+                score = f", accuracy {reports.curve[-1].accuracy:.1%}" if reports.curve else ""
+                tell(f"step {event.step} of {cell.steps}, {event.seconds:.1f} s of training{score}")
+            if limit_s is not None and reports.elapsed and reports.elapsed[-1] > limit_s and len(reports.counts) < 2:
+                count()
+                return
+            if isinstance(event, (Warm, Stopped)):
+                waiting += 1
+            if waiting == cell.ranks:
+                waiting = 0
+                if fabric is not None and isinstance(event, Warm):
+                    for name in names:
+                        fabric.set_rate(name, links.rate)
+                count()
+                (gate / ("warm" if isinstance(event, Warm) else "stopped")).touch()
+
+
+def _figures(cell: Cell, links: Links, reports: _Reports) -> HookRun:
+    if len({ended.weights for ended in reports.ended}) > 1:
+        raise EngineError(f"{cell.hook}: the ranks ended with different models; no hook here allows that")
+    elapsed, curve, counts = reports.elapsed, reports.curve, reports.counts
+    seconds = [after - before for before, after in zip([0.0, *elapsed], elapsed, strict=False)]
+    share = 1 / (len(elapsed) * cell.ranks)
+    sent, received = ((counts[1][way] - counts[0][way]) * share for way in (0, 1)) if len(counts) == 2 else (None, None)
+    reached = [point for point in curve if cell.target is not None and point.accuracy >= cell.target]
+    whole = len(reports.ended) == cell.ranks
+    return HookRun(
+        seconds_per_step=statistics.median(seconds),
+        seconds_per_step_mean=statistics.fmean(seconds),
+        cpu_seconds_per_step=sum(each.cpu_seconds for each in reports.ended) * share if whole else None,
+        cpu_seconds_alone=statistics.fmean(each.cpu_seconds_alone for each in reports.ended) if whole else None,
+        sent_bytes_per_step=sent,
+        received_bytes_per_step=received,
+        curve=curve,
+        seconds_to_target=reached[0].seconds if reached else None,
+        test_accuracy=curve[-1].accuracy if curve else None,
+        steps_done=len(elapsed),
+        seconds=elapsed[-1],
+        ended="target" if reached else "steps" if whole else "limit",
+        shaping=links.shaping,
+        report=next((each.report for each in reports.ended if each.report), ""),
+    )
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def last_line(error: str) -> str:
+    """What a hook died of, for a table; the ranks' tracebacks before it, a screen or two, are in the file of results.
+
+    >>> last_line("EngineError: rank 1 ended; last lines:\\n    [rank1]: NonFiniteError: w\\nstopped: rank 0")
+    '[rank1]: NonFiniteError: w'
+    >>> last_line("EngineError: the ranks ended with different models")
+    'EngineError: the ranks ended with different models'
+    """
+    quoted = [line.strip() for line in error.splitlines() if line.startswith("    ")]  # as the engine quotes a process
+    return quoted[-1] if quoted else error
 
 
 @dataclass(kw_only=True)
@@ -54,19 +254,9 @@ class HookGrid(Bench[Cell, HookRun]):
 
     def cell(self, model: str, link: str, seed: int, name: str) -> Cell:
         """Returns one run."""
-        return Cell(
-            hook=name,
-            model=model,
-            data=self.data,
-            link=None if link in ("none", "unlimited") else link,
-            ranks=self.ranks,
-            steps=self.steps,
-            batch=self.batch,
-            lr=self.lr,
-            seed=seed,
-            bucket_cap_mb=self.bucket_cap_mb,
-            data_root=self.data_root,
-        )
+        own: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(Cell) if hasattr(self, each.name)}
+        rate = None if link in ("none", "unlimited") else link
+        return Cell(**own | {"hook": name, "model": model, "link": rate, "seed": seed})
 
     def cells(self) -> list[Cell]:
         return [

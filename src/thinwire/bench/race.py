@@ -17,10 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from thinwire.bench.charts import draw_race
 from thinwire.bench.harness import Measured, Tell
-from thinwire.bench.hook_names import hook
-from thinwire.bench.hook_rank import Cell
-from thinwire.bench.hook_run import HookRun, last_line, measure
-from thinwire.bench.hooks import HookGrid
+from thinwire.bench.hook_rank import Cell, hook
+from thinwire.bench.hooks import HookGrid, HookRun, last_line, measure
 from thinwire.errors import ConfigError
 from thinwire.jobs.tables import Table
 
@@ -84,12 +82,7 @@ class RaceBench(HookGrid):
             raise ConfigError(f"give_up={self.give_up}; a race needs 1 or more")
 
     def cell(self, model: str, link: str, seed: int, name: str) -> Cell:
-        return replace(
-            super().cell(model, link, seed, name),
-            eval_every=self.eval_every,
-            eval_examples=self.eval_examples,
-            target=self.target_accuracy,
-        )
+        return replace(super().cell(model, link, seed, name), target=self.target_accuracy)
 
     def measure(self, cell: Cell, before: Measured[Cell, HookRun], tell: Tell) -> HookRun:
         times = [

@@ -10,17 +10,20 @@ from __future__ import annotations
 
 import resource
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import torch
 
 from thinwire.bench.harness import Bench, Figures, Measured, Role, Stage, Tell, median, milliseconds
-from thinwire.codecs import Codec
+from thinwire.bench.inputs import gradients
+from thinwire.bench.transports import Player, run_roles
 from thinwire.engines.events import Event
-from thinwire.errors import ConfigError, EngineError
+from thinwire.errors import ConfigError
 from thinwire.hooks.planning import Planned, make_plan
-from thinwire.jobs.cluster import choose_links, run_cluster
+from thinwire.jobs.cluster import choose_links
 from thinwire.jobs.events import Listening
 from thinwire.jobs.job import Job
 from thinwire.jobs.tables import nbytes_text
@@ -28,15 +31,12 @@ from thinwire.jobs.training import warm_up
 from thinwire.policies.consistency import Bsp
 from thinwire.policies.designs import design as find_design
 from thinwire.runtime.connect import connect
-from thinwire.runtime.driver import WorkerDriver
 from thinwire.runtime.serving import serving
 from thinwire.server.core import ServerCore
 from thinwire.transports import grpc
 from thinwire.transports.base import Handler, Server
-from thinwire.worker.conversation import Conversation
 from thinwire.workloads.batches import Batches
 from thinwire.workloads.data import data as load_data
-from thinwire.workloads.evaluate import cross_entropy
 from thinwire.workloads.models import model as make_model
 from thinwire.workloads.recipes import build_optimizer
 
@@ -108,20 +108,12 @@ class ServerBench(Bench[Cell, Cost]):
         ]
 
     def measure(self, cell: Cell, before: Measured[Cell, Cost], tell: Tell) -> Cost:
-        costs: list[Cost] = []
-
         def load(_rank: int, addresses: list[str]) -> list[str]:
             return ServerLoad(server=f"grpc://{addresses[0]}", cell=cell).command()
 
-        def collect(process: str, event: Event) -> None:
-            if isinstance(event, Counted):
-                costs.append(event.cost)
-
         shard = ServerShard(steps=cell.steps).command()
-        run_cluster(choose_links(None), 1, load, [Counted], collect, server_command=lambda index: shard)
-        if not costs:
-            raise EngineError(f"{cell}: the server ended without a report")
-        return costs[0]
+        [counted] = run_roles(Counted, choose_links(None), 1, load, lambda index: shard)
+        return counted.cost
 
     def compared(self, cell: Cell, measured: Measured[Cell, Cost]) -> dict[str, float | None]:
         """CPU seconds over those of the first design, and how they grow with the workers.
@@ -205,33 +197,21 @@ class ServerLoad(Role, frozen=True, kw_only=True):
         cell = self.cell
         planned, sets = make_frames(cell.design, model=cell.model, data=cell.data, workers=cell.workers)
         [plan] = planned.plans
-        conversations = [Conversation(0, plan, rank=rank) for rank in range(cell.workers)]
-        drivers = [WorkerDriver([each], [connect(self.server, connect_timeout_s=60)]) for each in conversations]
-        playing = list(zip(conversations, drivers, strict=True))
-        for conversation, driver in playing:
-            driver.run(conversation.join())
-            if conversation.asked_for_values:
-                first = find_design("fp32").up
-                values = tuple(first.encode(each.tensor.detach()) for each in planned.tensors)
-                driver.run(conversation.send_values(values))
+        first = find_design("fp32").up
+        values = lambda: tuple(first.encode(each.tensor.detach()) for each in planned.tensors)  # noqa: E731
+        players = [
+            Player(connect(self.server, connect_timeout_s=60), plan, rank, values) for rank in range(cell.workers)
+        ]
         rates = tuple(1e-3 for _ in plan.groups)
-        tables = range(len(plan.tables))
-        for conversation, driver in playing[1:]:  # their initial values; worker 0 has its own
-            for table in tables:
-                driver.run(conversation.pull(table, 0))
+        for player in players:
+            deque(player.pull(0), maxlen=0)
         for step in range(cell.steps):
-            for conversation, driver in playing:
-                frames = sets[(step + conversation.rank) % SETS]
-                for table in reversed(tables):  # as a backward pass would
-                    if conversation.push(step, table, frames[table]):
-                        driver.run(conversation.flush(step, rates))
-                driver.run(conversation.flush(step, rates))
-                conversation.end_step()
-            for conversation, driver in playing:
-                for table in tables:
-                    driver.run(conversation.pull(table, step + 1))
-        for driver in drivers:
-            driver.close()
+            for player in players:
+                player.push(step, sets[(step + player.rank) % SETS].__getitem__, rates)
+            for player in players:
+                deque(player.pull(step + 1), maxlen=0)
+        for player in players:
+            player.close()
 
 
 def make_frames(design: str, *, model: str, data: str, workers: int) -> tuple[Planned, list[list[bytes]]]:
@@ -249,27 +229,14 @@ def make_frames(design: str, *, model: str, data: str, workers: int) -> tuple[Pl
     dataset, recipe = load_data(job.data), job.recipe()
     network = make_model(model, num_classes=dataset.num_classes, in_shape=dataset.in_shape, seed=0)
     optimizer = build_optimizer(network, recipe)
-    planned = make_plan(
-        network,
-        optimizer,
-        made,
-        workers=workers,
-        consistency=Bsp(),
-    )
+    planned = make_plan(network, optimizer, made, workers=workers, consistency=Bsp())
     if any(tensor.state for tensor in planned.tensors):
         raise ConfigError(f"{model} has buffers, which travel by other rules; measure a model without them")
-    codecs: list[Codec] = [tensor.up for tensor in planned.tensors]
     warm_up(made.up)
-    contexts = [codec.context(each.tensor.detach()) for codec, each in zip(codecs, planned.tensors, strict=True)]
+    contexts = [each.up.context(each.tensor.detach()) for each in planned.tensors]
     batches = Batches(dataset, rank=0, workers=workers, batch=recipe.batch, seed=0, augment=recipe.augment)
-    sets = []
-    for _ in range(SETS):
-        inputs, targets = next(batches)
-        optimizer.zero_grad()
-        cross_entropy(network(inputs), targets).backward()  # type: ignore[no-untyped-call]
-        gradients = [each.tensor.grad for each in planned.tensors]
-        sets.append(
-            [context.encode(grad) for context, grad in zip(contexts, gradients, strict=True) if grad is not None]
-        )
-        optimizer.step()
+    sets = [
+        [context.encode(gradient) for context, gradient in zip(contexts, step, strict=True)]
+        for step in islice(gradients(network, optimizer, batches), SETS)
+    ]
     return planned, sets

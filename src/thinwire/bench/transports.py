@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -23,143 +24,31 @@ from thinwire.codecs.registry import codec as make_codec
 from thinwire.engines.events import Event
 from thinwire.engines.links import parse_rate
 from thinwire.hooks.distribute import distribute
-from thinwire.jobs.cluster import choose_links, run_cluster
+from thinwire.jobs.cluster import Links, choose_links, run_cluster
 from thinwire.jobs.events import Served
-from thinwire.packets import BatchedTensor
+from thinwire.packets import BatchedTensor, EncodedTensor
 from thinwire.runtime.connect import connect
 from thinwire.runtime.driver import WorkerDriver
 from thinwire.schema import Plan, TableSpec
 from thinwire.transports.base import Connection
-from thinwire.worker.conversation import Conversation
+from thinwire.worker.conversation import CHUNK_NBYTES, Conversation
 
+E = TypeVar("E", bound=Event)
 WHOLE_STEP = 1 << 40
 CHUNKS = {"a message per tensor": 1, "chunks of 32 kB": 32 * 1024, "one message": WHOLE_STEP}
 SIZES = tuple(round(75 * (5000 / 75) ** (index / 29) * 0.826) for index in range(30))
 """Values per tensor: 62 to 4,130, that is 0.25 to 16.5 kB, 146 kB together."""
 
 
-class Layers(nn.Module):
-    """Thirty layers that only hand their weights on."""
+class Layer(nn.Module):
+    """A layer that only hands its weights on."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(_Layer(size) for size in SIZES)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        return x
-
-
-class _Layer(nn.Module):
     def __init__(self, size: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size, 1))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.weight.mean()
-
-
-def step_frames(connection: Connection, *, rank: int, workers: int, steps: int, chunk_nbytes: int) -> float:
-    """Takes steps with gradients that are ready; returns the median of their seconds."""
-    codec = make_codec("fp32")
-    plan = Plan(
-        workers=workers,
-        tables=tuple(TableSpec(name=f"layers.{i}.weight", shape=(size, 1)) for i, size in enumerate(SIZES)),
-        codecs=(codec.config(),),
-        optimizer="SGD",
-        groups=({},),
-    )
-    values = [np.ones(size, np.float32) for size in SIZES]
-    gradients = [np.full(size, 1e-3, np.float32) for size in SIZES]
-    conversation = Conversation(0, plan, rank=rank, chunk_nbytes=chunk_nbytes)
-    driver = WorkerDriver([conversation], [connection])
-    clock, rates = 0, (1e-2,)
-
-    def pull() -> None:
-        for index, copy in enumerate(values):
-            for update in driver.run(conversation.pull(index, clock)):
-                if isinstance(update.frame, BatchedTensor):
-                    update.frame.unpack(copy, accumulate=True)
-                else:
-                    open_frame(update.frame).decode_flat(copy, accumulate=True)
-
-    driver.run(conversation.join())
-    if conversation.asked_for_values:
-        driver.run(conversation.send_values(tuple(codec.encode(copy.reshape(-1, 1)) for copy in values)))
-    pull()
-
-    def step() -> None:
-        nonlocal clock
-        for index in reversed(range(len(SIZES))):  # as gradients become ready
-            if conversation.push(clock, index, BatchedTensor.of(gradients[index], plan.tables[index].name)):
-                driver.run(conversation.flush(clock, rates))
-        driver.run(conversation.flush(clock, rates))
-        conversation.end_step()
-        clock += 1
-        pull()
-
-    seconds = _median_seconds(step, steps)
-    driver.close()
-    return seconds
-
-
-def step_model(connection: Connection, *, rank: int, workers: int, steps: int, chunk_nbytes: int) -> float:
-    """Takes steps of a model through `distribute`; returns the median of their seconds."""
-    torch.set_num_threads(1)
-    model = Layers()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
-    with distribute(
-        model, optimizer, server=connection, rank=rank, workers=workers, codec="fp32", chunk_nbytes=chunk_nbytes
-    ) as opt:
-
-        def step() -> None:
-            opt.zero_grad()
-            model(torch.zeros(1)).backward()
-            opt.step()
-            opt.sync()
-
-        return _median_seconds(step, steps)
-
-
-def _median_seconds(step: Callable[[], None], steps: int) -> float:
-    seconds = []
-    for _ in range(steps):
-        begin = time.perf_counter()
-        step()
-        seconds.append(time.perf_counter() - begin)
-    return statistics.median(seconds[len(seconds) // 5 :])
-
-
-PATHS: dict[str, Callable[..., float]] = {"data plane": step_frames, "model": step_model}
-
-
-class Stepped(Event, frozen=True, kw_only=True):
-    """A worker has taken its steps; the median of their seconds."""
-
-    seconds_per_step: float
-
-
-class TransportsWorker(Role, frozen=True, kw_only=True):
-    """One worker of a cell."""
-
-    server: str
-    rank: int
-    workers: int
-    steps: int
-    path: str
-    chunk_nbytes: int
-
-    def play(self, stage: Stage) -> None:
-        """Takes the steps and reports their median."""
-        seconds = PATHS[self.path](
-            connect(self.server, options=stage.transport),
-            rank=self.rank,
-            workers=self.workers,
-            steps=self.steps,
-            chunk_nbytes=self.chunk_nbytes,
-        )
-        stage.report(Stepped(seconds_per_step=seconds))
 
 
 @dataclass(frozen=True)
@@ -175,6 +64,136 @@ class Cell:
 
     def __str__(self) -> str:
         return f"{self.link}, {self.path}, {self.chunks}"
+
+
+class Player:
+    """A worker that pushes frames that are ready.
+
+    Args:
+        connection: to the server.
+        plan: of the training.
+        rank: the worker's.
+        values: returns the initial values, one frame for each table; called where the server asks for them.
+        chunk_nbytes: as in `Conversation`.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        plan: Plan,
+        rank: int,
+        values: Callable[[], tuple[bytes, ...]],
+        chunk_nbytes: int = CHUNK_NBYTES,
+    ) -> None:
+        self.rank, self._tables = rank, range(len(plan.tables))
+        self._conversation = Conversation(0, plan, rank=rank, chunk_nbytes=chunk_nbytes)
+        self._driver = WorkerDriver([self._conversation], [connection])
+        self._driver.run(self._conversation.join())
+        if self._conversation.asked_for_values:
+            self._driver.run(self._conversation.send_values(values()))
+
+    def push(self, step: int, frame: Callable[[int], EncodedTensor], rates: tuple[float, ...]) -> None:
+        """Pushes the step's frame of every table, the last table first, as gradients become ready."""
+        for table in reversed(self._tables):
+            if self._conversation.push(step, table, frame(table)):
+                self._driver.run(self._conversation.flush(step, rates))
+        self._driver.run(self._conversation.flush(step, rates))
+        self._conversation.end_step()
+
+    def pull(self, clock: int) -> Iterator[tuple[int, EncodedTensor]]:
+        """Waits for every table's update of a clock; yields the tables and what came down."""
+        for table in self._tables:
+            for update in self._driver.run(self._conversation.pull(table, clock)):
+                yield table, update.frame
+
+    def close(self) -> None:
+        """Leaves the training."""
+        self._driver.close()
+
+
+def step_frames(connection: Connection, rank: int, cell: Cell) -> float:
+    """Takes steps with gradients that are ready; returns the median of their seconds."""
+    codec = make_codec("fp32")
+    plan = Plan(
+        workers=cell.workers,
+        tables=tuple(TableSpec(name=f"layers.{i}.weight", shape=(size, 1)) for i, size in enumerate(SIZES)),
+        codecs=(codec.config(),),
+        optimizer="SGD",
+        groups=({},),
+    )
+    values = [np.ones(size, np.float32) for size in SIZES]
+    gradients = [np.full(size, 1e-3, np.float32) for size in SIZES]
+    initial = lambda: tuple(codec.encode(copy.reshape(-1, 1)) for copy in values)  # noqa: E731
+    player = Player(connection, plan, rank, initial, CHUNKS[cell.chunks])
+    clock = 0
+
+    def pull() -> None:
+        for table, frame in player.pull(clock):
+            if isinstance(frame, BatchedTensor):
+                frame.unpack(values[table], accumulate=True)
+            else:
+                open_frame(frame).decode_flat(values[table], accumulate=True)
+
+    def step() -> None:
+        nonlocal clock
+        player.push(clock, lambda table: BatchedTensor.of(gradients[table], plan.tables[table].name), (1e-2,))
+        clock += 1
+        pull()
+
+    pull()
+    seconds = _median_seconds(step, cell.steps)
+    player.close()
+    return seconds
+
+
+def step_model(connection: Connection, rank: int, cell: Cell) -> float:
+    """Takes steps of a model through `distribute`; returns the median of their seconds."""
+    torch.set_num_threads(1)
+    model = nn.Sequential(*map(Layer, SIZES))
+    chunk_nbytes = CHUNKS[cell.chunks]
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    with distribute(
+        model, optimizer, server=connection, rank=rank, workers=cell.workers, codec="fp32", chunk_nbytes=chunk_nbytes
+    ) as opt:
+
+        def step() -> None:
+            opt.zero_grad()
+            model(torch.zeros(1)).backward()
+            opt.step()
+            opt.sync()
+
+        return _median_seconds(step, cell.steps)
+
+
+def _median_seconds(step: Callable[[], None], steps: int) -> float:
+    seconds = []
+    for _ in range(steps):
+        begin = time.perf_counter()
+        step()
+        seconds.append(time.perf_counter() - begin)
+    return statistics.median(seconds[len(seconds) // 5 :])
+
+
+PATHS: dict[str, Callable[[Connection, int, Cell], float]] = {"data plane": step_frames, "model": step_model}
+
+
+class Stepped(Event, frozen=True, kw_only=True):
+    """A worker has taken its steps; the median of their seconds."""
+
+    seconds_per_step: float
+
+
+class TransportsWorker(Role, frozen=True, kw_only=True):
+    """One worker of a cell."""
+
+    server: str
+    rank: int
+    cell: Cell
+
+    def play(self, stage: Stage) -> None:
+        """Takes the steps and reports their median."""
+        connection = connect(self.server, options=stage.transport)
+        stage.report(Stepped(seconds_per_step=PATHS[self.cell.path](connection, self.rank, self.cell)))
 
 
 class Step(Figures, frozen=True, kw_only=True):
@@ -226,21 +245,29 @@ class TransportsBench(Bench[Cell, Step]):
         return next((link for link in self.links if parse_rate(link).bps is not None), None), self.shaping
 
     def measure(self, cell: Cell, before: Measured[Cell, Step], tell: Tell) -> Step:
-        links, seconds = choose_links(cell.link, cell.wanted), list[float]()
+        links = choose_links(cell.link, cell.wanted)
 
         def command(rank: int, addresses: list[str]) -> list[str]:
-            return TransportsWorker(
-                server=f"grpc://{addresses[0]}",
-                rank=rank,
-                workers=cell.workers,
-                steps=cell.steps,
-                path=cell.path,
-                chunk_nbytes=CHUNKS[cell.chunks],
-            ).command()
+            return TransportsWorker(server=f"grpc://{addresses[0]}", rank=rank, cell=cell).command()
 
-        def collect(process: str, event: Event) -> None:
-            if isinstance(event, Stepped):
-                seconds.append(event.seconds_per_step)
+        steps = run_roles(Stepped, links, cell.workers, command)
+        seconds = statistics.median(step.seconds_per_step for step in steps)
+        return Step(seconds_per_step=seconds, shaping=links.shaping)
 
-        run_cluster(links, cell.workers, command, [Stepped, Served], collect)
-        return Step(seconds_per_step=statistics.median(seconds), shaping=links.shaping)
+
+def run_roles(
+    kind: type[E],
+    links: Links,
+    workers: int,
+    command: Callable[[int, list[str]], list[str]],
+    server_command: Callable[[int], list[str]] = lambda index: ["server"],
+) -> list[E]:
+    """Runs a server and workers as processes; returns their events of one kind. See `run_cluster`."""
+    reported: list[E] = []
+
+    def collect(process: str, event: Event) -> None:
+        if isinstance(event, kind):
+            reported.append(event)
+
+    run_cluster(links, workers, command, [kind, Served], collect, server_command=server_command)
+    return reported

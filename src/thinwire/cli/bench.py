@@ -13,7 +13,6 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from thinwire.bench import harness
 from thinwire.bench.codecs import CodecsBench
 from thinwire.bench.designs import DesignsBench
-from thinwire.bench.gpu import DeviceBench
 from thinwire.bench.hook_rank import HookRank
 from thinwire.bench.hooks import HooksBench
 from thinwire.bench.race import RaceBench
@@ -86,16 +85,10 @@ def measure(bench: harness.Bench[Any, Any], json: Path | None, resume: bool, png
 
 
 @app.command(epilog="Example: thinwire bench codecs --only 3lc --json codecs.json")
-@takes(CodecsBench)
-def codecs(bench: CodecsBench, device: Device = "cpu", resume: Resume = False, json: options.Json = None) -> None:
+@takes(CodecsBench, device=Device)
+def codecs(bench: CodecsBench, resume: Resume = False, json: options.Json = None) -> None:
     """Encode and decode speed on one thread, beside memcpy, the two-pass floor, plain torch and raw compressors."""
-    if device == "cpu":
-        measure(bench, json, resume)
-        return
-    usual = CodecsBench()
-    given = {name: getattr(bench, name) for name in ("only", "elements", "zero_fraction")}
-    chosen = {name: value for name, value in given.items() if value != getattr(usual, name)}
-    measure(DeviceBench(turns=bench.turns, device=device, **chosen), json, resume)
+    measure(bench, json, resume)
 
 
 @app.command(epilog="Example: thinwire bench transports --link none --link 100mbit --json transports.json")

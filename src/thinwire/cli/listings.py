@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from thinwire.bench.codec_sample import sample_codecs
+from thinwire.bench.sample import sample_codecs
 from thinwire.cli import options
 from thinwire.cli.console import console, write_json
 from thinwire.policies.designs import design

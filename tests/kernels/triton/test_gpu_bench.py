@@ -1,4 +1,4 @@
-"""`thinwire.bench.gpu`: what it reports. Nothing here looks at a time."""
+"""`thinwire bench codecs --device`: what it reports. Nothing here looks at a time."""
 
 from __future__ import annotations
 
@@ -6,34 +6,35 @@ import pytest
 import torch
 
 import thinwire as tw
-from thinwire.bench import gpu
+from thinwire.bench import codec_figures, codecs
+from thinwire.bench.codec_figures import Figure
+from thinwire.bench.codecs import CodecsBench, Speed
 
 pytestmark = pytest.mark.gpu
 
 
-def test_every_figure_is_there(device: torch.device) -> None:
-    for codec_id in gpu.CODECS:
-        speed = gpu.measure(tw.codec(codec_id, error_feedback=True), 500, 0.9, 1, device)
-        assert 0 < speed.bits_per_value <= 8, codec_id
-        assert all(value > 0 for value in speed.seconds.values())
-        assert (speed.encode_vs_torch is None) == (codec_id != "3lc")
-
-
-def test_a_list_is_compared_with_one_flat_tensor(device: torch.device) -> None:
-    measured = gpu.measure_list(tw.codec("3lc"), [3, 40, 100], 1, device)
-    assert (measured.tensors, measured.elements) == (3, 143)
-    assert measured.list_seconds > 0 and measured.flat_seconds > 0
-
-
-def test_the_grid_and_its_table(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "resnet50_sizes", lambda: [5, 6])
-    bench = gpu.DeviceBench(only=["int8"], elements=[100], zero_fraction=[0.5], turns=1, device=device.type)
+def test_every_figure_is_there(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codec_figures, "resnet50_sizes", lambda: [3, 40, 100])
+    name = codecs.INTERPRETER if device.type == "cpu" else device.type
+    bench = CodecsBench(elements=[500], zero_fraction=[0.9], turns=1, device=name)
     measured = {cell: [bench.measure(cell, {}, lambda text: None)] for cell in bench.cells()}
-    [table] = bench.tables(measured)
-    assert [line[:3] for line in table.lines] == [["int8", "100", "0.5"]] and "–" in table.lines[0]
-    assert "one flat tensor" in bench.notes(measured)[0]
+    assert [cell.codec for cell in measured] == [*codecs.DEVICE_CODECS, "list"]
+    for cell, [run] in measured.items():
+        if isinstance(run, Figure):
+            assert (run.values["tensors"], run.values["elements"]) == (3, 143)
+            assert run.values["list_seconds"] > 0 and run.values["flat_seconds"] > 0
+            continue
+        assert isinstance(run, Speed) and 0 < run.bits_per_value <= 8, cell.codec
+        assert all(value > 0 for value in run.seconds.values()) and "whole_encode" in run.seconds
+        assert (run.encode_vs_torch is None) == (cell.codec != "3lc")
+    table, figures = bench.tables(measured)
+    assert table.header[-1] == "encode × torch" and figures.lines[0][1].endswith("one flat tensor's")
+    assert [line[:3] for line in table.lines] == [[codec_id, "500", "0.9"] for codec_id in codecs.DEVICE_CODECS]
+    assert table.lines[0][-1] != "–" and table.lines[1][-1] == "–"
 
 
 def test_another_codec_is_refused(device: torch.device) -> None:
+    name = codecs.INTERPRETER if device.type == "cpu" else device.type
+    assert CodecsBench(device=name).elements == codecs.DEVICE_SIZES, "its own sizes, unless told otherwise"
     with pytest.raises(tw.ConfigError, match=r"does not measure \['topk'\]; it measures"):
-        gpu.DeviceBench(only=["topk"], device=device.type)
+        CodecsBench(only=["topk"], device=name)

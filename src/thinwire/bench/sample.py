@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
+from thinwire.bench.inputs import gradients
 from thinwire.codecs import decode, registry
 from thinwire.errors import ConfigError
 from thinwire.frames import parse
 from thinwire.workloads.batches import Batches
 from thinwire.workloads.data import data
-from thinwire.workloads.evaluate import cross_entropy
 from thinwire.workloads.models import model as make_model
 from thinwire.workloads.recipes import build_optimizer, recipe
 
@@ -44,27 +44,23 @@ def real_gradients(steps: int = WARM_STEPS) -> list[torch.Tensor]:
     digits = data("digits")
     network = make_model("mlp", num_classes=digits.num_classes, in_shape=digits.in_shape, seed=0)
     plan = recipe("mlp", "digits")
-    optimizer = build_optimizer(network, plan)
     batches = Batches(digits, rank=0, workers=1, batch=plan.batch * plan.workers, seed=0)
-    for _ in range(steps):
-        inputs, targets = next(batches)
-        optimizer.zero_grad()
-        cross_entropy(network(inputs), targets).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-    return [p.grad.clone() for p in network.parameters() if p.grad is not None and p.ndim > 1]
+    trained = gradients(network, build_optimizer(network, plan), batches)
+    *_, last = (next(trained) for _ in range(steps))
+    return [gradient.clone() for gradient in last if gradient.ndim > 1]
 
 
-def sample_codecs(gradients: list[torch.Tensor] | None = None) -> list[Sample]:
+def sample_codecs(sample: list[torch.Tensor] | None = None) -> list[Sample]:
     """Measures every registered codec with its defaults."""
-    gradients = real_gradients() if gradients is None else gradients
-    values = sum(gradient.numel() for gradient in gradients)
-    norm = sum(float(gradient.norm() ** 2) for gradient in gradients) ** 0.5
+    sample = real_gradients() if sample is None else sample
+    values = sum(gradient.numel() for gradient in sample)
+    norm = sum(float(gradient.norm() ** 2) for gradient in sample) ** 0.5
     rows = []
     for codec_id in registry.ids():
         codec = registry.codec(codec_id)
         payload = 0
         lost = fed = 0.0
-        for gradient in gradients:
+        for gradient in sample:
             frame = codec.encode(gradient)
             payload += len(parse(frame, copy=False).payload)
             lost += float((decode(frame) - gradient).norm() ** 2)

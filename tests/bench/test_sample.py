@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from thinwire.bench.codec_sample import real_gradients, sample_codecs
+from thinwire.bench.sample import real_gradients, sample_codecs
 from thinwire.codecs import registry
 
 

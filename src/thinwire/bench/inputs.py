@@ -1,0 +1,102 @@
+"""What is measured on: values with a chosen share of zeros, a ResNet-50's sizes, and the gradients of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from thinwire.codecs import Context
+from thinwire.policies.designs import codec_by_name
+from thinwire.workloads.batches import Batches
+from thinwire.workloads.evaluate import cross_entropy
+
+BLOCK = 4096
+ROTATION = 3
+"""Inputs that take turns on a device, so that none is found in a cache that a training step would not leave it in."""
+
+Floats = NDArray[np.float32]
+
+
+def draw(size: int, zero_fraction: float, seed: int = 0) -> tuple[Floats, Floats]:
+    """Returns a gradient and a residual whose sum quantises, at s = 1, to about this share of zeros.
+
+    Normal values with a log-normal scale per block of 4,096, as layers have, clipped at twice the quantile.
+    """
+    generator = np.random.default_rng(seed)
+    values = generator.standard_normal(size, dtype=np.float32)
+    scales = np.exp(0.5 * generator.standard_normal(-(-size // BLOCK), dtype=np.float32))
+    values *= np.repeat(scales, BLOCK)[:size]
+    threshold = np.quantile(np.abs(values[: min(size, 4_000_000)]), zero_fraction)
+    np.clip(values, -2 * threshold, 2 * threshold, out=values)
+    residual = values * generator.uniform(0.2, 0.8, size).astype(np.float32)
+    return values - residual, residual
+
+
+class Arrays:
+    """What all measurements of one size work on, allocated once.
+
+    Whether a large array gets huge pages is luck, and worth a fifth: rows that are to be compared must share it.
+
+    Attributes:
+        gradients, residuals: inputs, which nothing writes to.
+        works: residuals that are measured, each to be restored from `residuals` before a turn.
+        outs: what is decoded or copied into.
+    """
+
+    def __init__(self, size: int, device: torch.device, rotation: int) -> None:
+        self.size, self.device = size, device
+        self.gradients, self.residuals, self.works, self.outs = (
+            [torch.from_numpy(np.zeros(size, np.float32)).to(device) for _ in range(rotation)] for _ in range(4)
+        )
+        self._zero_fraction = -1.0
+        self._contexts: dict[str, Context] = {}
+
+    def fill(self, zero_fraction: float) -> None:
+        """Draws data with this share of zeros, where they are not there yet."""
+        if zero_fraction != self._zero_fraction:
+            for seed, (gradient, residual) in enumerate(zip(self.gradients, self.residuals, strict=True)):
+                for kept, drawn in zip((gradient, residual), draw(self.size, zero_fraction, seed), strict=True):
+                    kept.copy_(torch.from_numpy(drawn))
+            self._zero_fraction = zero_fraction
+
+    def context(self, name: str) -> Context:
+        """Returns the context of a codec, the same one for every share of zeros."""
+        if name not in self._contexts:
+            self._contexts[name] = codec_by_name(name).context(self.gradients[0])
+        return self._contexts[name]
+
+    def restore(self, turn: int) -> None:
+        """Restores the residual of a turn."""
+        index = turn % len(self.works)
+        self.works[index].copy_(self.residuals[index])
+
+
+def resnet50_sizes() -> list[int]:
+    """The sizes of ResNet-50's 161 parameters, in order (He et al. 2016, table 1).
+
+    Example:
+        >>> len(resnet50_sizes()), sum(resnet50_sizes())
+        (161, 25557032)
+    """
+    sizes, channels = [3 * 64 * 7 * 7, 64, 64], 64
+    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
+        for block in range(blocks):
+            for taken, given, kernel in ((channels, width, 1), (width, width, 3), (width, 4 * width, 1)):
+                sizes += [taken * given * kernel * kernel, given, given]
+            if block == 0:
+                sizes += [channels * 4 * width, 4 * width, 4 * width]
+            channels = 4 * width
+    return [*sizes, 2048 * 1000, 1000]
+
+
+def gradients(network: nn.Module, optimizer: torch.optim.Optimizer, batches: Batches) -> Iterator[list[torch.Tensor]]:
+    """Trains a model, and yields the gradients of every step before they are applied, in the parameters' order."""
+    for inputs, targets in batches:
+        optimizer.zero_grad()
+        cross_entropy(network(inputs), targets).backward()  # type: ignore[no-untyped-call]
+        yield [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
+        optimizer.step()
