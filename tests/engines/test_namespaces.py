@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from thinwire.engines import namespaces, privileges
+from thinwire.engines import namespaces
 from thinwire.engines.links import Rate, parse_rate
 from thinwire.engines.namespaces import TOOLS, Fabric, available, can_unshare
 from thinwire.errors import ConfigError, EngineError
@@ -186,8 +186,7 @@ def test_a_refusal_is_explained_and_leaves_nothing(monkeypatch: pytest.MonkeyPat
     refuse = tmp_path / "refuse"
     refuse.write_text("#!/bin/sh\necho 'unshare failed: Operation not permitted' >&2\nexit 1\n")
     refuse.chmod(0o755)
-    for module in (namespaces, privileges):
-        monkeypatch.setattr(module, "find_tools", lambda: dict.fromkeys(TOOLS, str(refuse)))
+    monkeypatch.setattr(namespaces, "find_tools", lambda: dict.fromkeys(TOOLS, str(refuse)))
     permitted, reason = available()
     assert not permitted
     assert reason.startswith("cannot make a network namespace: unshare failed: Operation not permitted; run as root")
