@@ -188,12 +188,17 @@ class CodecsBench(Bench[Cell, Figures]):
             self._arrays = None
             device = None if cell.device == "cpu" else cell.place
             return codec_figures.FIGURES[cell.codec](cell.elements, cell.turns, device)
-        with timing.one_torch_thread(), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.quantize_per_tensor")  # to be removed from torch one day
-            if self._arrays is None or self._arrays.size != cell.elements:
-                self._arrays = Arrays(cell.elements, cell.place, 1 if cell.device == "cpu" else ROTATION)
-            self._arrays.fill(cell.zero_fraction)
-            return speed(cell, self._arrays)
+        if self._arrays is None or self._arrays.size != cell.elements:
+            self._arrays = Arrays(cell.elements, cell.place, 1 if cell.device == "cpu" else ROTATION)
+        self._arrays.fill(cell.zero_fraction)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="torch.quantize_per_tensor")  # to be removed one day
+                return speed(cell, self._arrays)
+        finally:
+            torch.set_num_threads(threads)
 
     def tables(self, measured: Measured[Cell, Figures]) -> list[Table]:
         speeds = {cell: runs for cell, runs in measured.items() if isinstance(runs[0], Speed)}

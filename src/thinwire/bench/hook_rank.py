@@ -74,11 +74,6 @@ class Hook:
     codec: Codec | None
     start_step: int
 
-    @property
-    def stock(self) -> bool:
-        """Whether it is torch's."""
-        return self.codec is None
-
 
 def hook(name: str) -> Hook:
     """Returns what a name says.
@@ -87,8 +82,8 @@ def hook(name: str) -> Hook:
         ConfigError: an unknown hook, an option that it does not have, or a `start_step` that cannot be.
 
     Example:
-        >>> hook("3lc[s=1.75,start_step=50]").start_step, hook("powersgd-2").start_step, hook("fp16").stock
-        (50, 2, True)
+        >>> hook("3lc[s=1.75,start_step=50]").start_step, hook("powersgd-2").start_step, hook("fp16").codec
+        (50, 2, None)
     """
     found, options = parse_name(name, "hook", short={"s": "sparsity"})
     powersgd, codec = found.startswith(POWERSGD), None
@@ -227,7 +222,7 @@ class HookRank(Role, frozen=True, kw_only=True):
         )
         cap = cell.bucket_cap_mb or (POWERSGD_BUCKET_MB if cell.hook.startswith(POWERSGD) else None)
         dist.barrier()
-        alone = _cpu_alone(cell, rank, copy.deepcopy(module), found, dataset)
+        alone = _cpu_alone(_training(cell, rank, copy.deepcopy(module), found, dataset))
         model = DistributedDataParallel(module, bucket_cap_mb=cap)
         state = install(model, cell)
         step = _training(cell, rank, model, found, dataset)
@@ -304,9 +299,8 @@ def _training(cell: Cell, rank: int, model: nn.Module, found: Recipe, dataset: D
     return step
 
 
-def _cpu_alone(cell: Cell, rank: int, model: nn.Module, found: Recipe, dataset: Dataset) -> float:
+def _cpu_alone(step: Callable[[int], None]) -> float:
     """CPU seconds of a step in which nothing is exchanged, while the other ranks are as busy."""
-    step = _training(cell, rank, model, found, dataset)
     step(0)
     used = time.process_time()
     for _ in range(_ALONE_STEPS - 1):

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,25 +81,6 @@ class HookRun(Figures, frozen=True, kw_only=True):
     error: str | None = None
 
 
-@dataclass(slots=True)
-class _Reports:
-    """What the ranks of one run have reported so far, and the bytes counted at the clock's start and end."""
-
-    elapsed: list[float] = field(default_factory=list)
-    curve: list[CurvePoint] = field(default_factory=list)
-    ended: list[Ended] = field(default_factory=list)
-    counts: list[tuple[int, int]] = field(default_factory=list)
-
-    def take(self, event: Event) -> None:
-        match event:
-            case Stepped(seconds=seconds):
-                self.elapsed.append(seconds)
-            case Scored(step=step, seconds=seconds, accuracy=accuracy):
-                self.curve.append(CurvePoint(step=step, seconds=seconds, accuracy=accuracy))
-            case Ended():
-                self.ended.append(event)
-
-
 def rank_command(role: HookRank) -> list[str]:
     """Returns the command of a rank's process."""
     return [sys.executable, "-m", "thinwire", *role.command(), "--events"]
@@ -116,88 +97,110 @@ def measure(
         tell: takes words on progress.
         command: of a rank's process.
     """
-    reports = _Reports()
+    run = _Run(cell, tell)
     try:
         links = choose_links(cell.link, "kernel" if cell.link else "auto")
-        _run(cell, links, reports, limit_s, tell, command)
-        return _figures(cell, links, reports)
+        run.play(links, limit_s, command)
+        return run.figures(links)
     except ThinwireError as error:
         return HookRun(
-            curve=reports.curve,
-            steps_done=len(reports.elapsed),
-            seconds=max(reports.elapsed, default=0.0),
+            curve=run.curve,
+            steps_done=len(run.elapsed),
+            seconds=max(run.elapsed, default=0.0),
             ended="error",
             error=f"{type(error).__name__}: {error}",
         )
 
 
-def _run(cell: Cell, links: Links, reports: _Reports, limit_s: float | None, tell: Tell, command: RankCommand) -> None:
-    """Starts the ranks, opens their gates, and collects what they report until they end or the limit is over."""
-    names = [f"rank {rank}" for rank in range(cell.ranks)]
-    with ExitStack() as stack:
-        gate = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        fabric = None
-        if links.shaping == "kernel":
-            fabric = stack.enter_context(Fabric(dict.fromkeys(names, Rate(None))))
-        environment = {"GLOO_SOCKET_IFNAME": "eth0" if fabric else "lo"}
-        engine = stack.enter_context(
-            LocalEngine([Warm, Stepped, Scored, Stopped, Ended], fabric=fabric, environment=environment)
+class _Run:
+    """What the ranks of one run have reported so far, and the bytes counted at the clock's start and end."""
+
+    def __init__(self, cell: Cell, tell: Tell) -> None:
+        self.cell, self.tell = cell, tell
+        self.elapsed: list[float] = []
+        self.curve: list[CurvePoint] = []
+        self.ended: list[Ended] = []
+        self.counts: list[tuple[int, int]] = []
+
+    def play(self, links: Links, limit_s: float | None, command: RankCommand) -> None:
+        """Starts the ranks, opens their gates, and collects what they report until they end or the limit is over."""
+        names = [f"rank {rank}" for rank in range(self.cell.ranks)]
+        kinds: list[type[Event]] = [Warm, Stepped, Scored, Stopped, Ended]
+        with ExitStack() as stack:
+            gate = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            fabric = None
+            if links.shaping == "kernel":
+                fabric = stack.enter_context(Fabric(dict.fromkeys(names, Rate(None))))
+            environment = {"GLOO_SOCKET_IFNAME": "eth0" if fabric else "lo"}
+            engine = stack.enter_context(LocalEngine(kinds, fabric=fabric, environment=environment))
+            master = f"{fabric.addresses[names[0]]}:{PORT}" if fabric else f"127.0.0.1:{_free_port()}"
+            for rank, name in enumerate(names):
+                role = HookRank(cell=self.cell, rank=rank, master=master, gate=str(gate))
+                engine.start(name, command(role), host=name if fabric else None)
+
+            def count() -> None:
+                if fabric is not None:
+                    sent, received = (sum(way(name).nbytes for name in names) for way in (fabric.sent, fabric.received))
+                    self.counts.append((sent, received))
+
+            waiting = 0
+            for _, event in engine.events(silence_s=SILENCE_S):
+                self._take(event)
+                if limit_s is not None and self.elapsed and self.elapsed[-1] > limit_s and len(self.counts) < 2:
+                    count()
+                    return
+                waiting += isinstance(event, (Warm, Stopped))
+                if waiting == self.cell.ranks:
+                    waiting = 0
+                    if fabric is not None and isinstance(event, Warm):
+                        for name in names:
+                            fabric.set_rate(name, links.rate)
+                    count()
+                    (gate / ("warm" if isinstance(event, Warm) else "stopped")).touch()
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case Stepped(step=step, seconds=seconds):
+                self.elapsed.append(seconds)
+                score = f", accuracy {self.curve[-1].accuracy:.1%}" if self.curve else ""
+                self.tell(f"step {step} of {self.cell.steps}, {seconds:.1f} s of training{score}")
+            case Scored(step=step, seconds=seconds, accuracy=accuracy):
+                self.curve.append(CurvePoint(step=step, seconds=seconds, accuracy=accuracy))
+            case Ended():
+                self.ended.append(event)
+
+    def figures(self, links: Links) -> HookRun:
+        """Returns what the run came to.
+
+        Raises:
+            EngineError: the ranks ended with different models.
+        """
+        cell, elapsed, curve, counts, ended = self.cell, self.elapsed, self.curve, self.counts, self.ended
+        if len({each.weights for each in ended}) > 1:
+            raise EngineError(f"{cell.hook}: the ranks ended with different models; no hook here allows that")
+        seconds = [after - before for before, after in zip([0.0, *elapsed], elapsed, strict=False)]
+        share = 1 / (len(elapsed) * cell.ranks)
+        sent = received = None
+        if len(counts) == 2:
+            sent, received = (share * (after - before) for before, after in zip(*counts, strict=True))
+        target = next((point for point in curve if cell.target is not None and point.accuracy >= cell.target), None)
+        whole = len(ended) == cell.ranks
+        return HookRun(
+            seconds_per_step=statistics.median(seconds),
+            seconds_per_step_mean=statistics.fmean(seconds),
+            cpu_seconds_per_step=sum(each.cpu_seconds for each in ended) * share if whole else None,
+            cpu_seconds_alone=statistics.fmean(each.cpu_seconds_alone for each in ended) if whole else None,
+            sent_bytes_per_step=sent,
+            received_bytes_per_step=received,
+            curve=curve,
+            seconds_to_target=target.seconds if target else None,
+            test_accuracy=curve[-1].accuracy if curve else None,
+            steps_done=len(elapsed),
+            seconds=elapsed[-1],
+            ended="target" if target else "steps" if whole else "limit",
+            shaping=links.shaping,
+            report=next((each.report for each in ended if each.report), ""),
         )
-        master = f"{fabric.addresses[names[0]]}:{PORT}" if fabric else f"127.0.0.1:{_free_port()}"
-        for rank, name in enumerate(names):
-            role = HookRank(cell=cell, rank=rank, master=master, gate=str(gate))
-            engine.start(name, command(role), host=name if fabric else None)
-
-        def count() -> None:
-            if fabric is not None:
-                sent, received = (sum(way(name).nbytes for name in names) for way in (fabric.sent, fabric.received))
-                reports.counts.append((sent, received))
-
-        waiting = 0
-        for _, event in engine.events(silence_s=SILENCE_S):
-            reports.take(event)
-            if isinstance(event, Stepped):
-                score = f", accuracy {reports.curve[-1].accuracy:.1%}" if reports.curve else ""
-                tell(f"step {event.step} of {cell.steps}, {event.seconds:.1f} s of training{score}")
-            if limit_s is not None and reports.elapsed and reports.elapsed[-1] > limit_s and len(reports.counts) < 2:
-                count()
-                return
-            if isinstance(event, (Warm, Stopped)):
-                waiting += 1
-            if waiting == cell.ranks:
-                waiting = 0
-                if fabric is not None and isinstance(event, Warm):
-                    for name in names:
-                        fabric.set_rate(name, links.rate)
-                count()
-                (gate / ("warm" if isinstance(event, Warm) else "stopped")).touch()
-
-
-def _figures(cell: Cell, links: Links, reports: _Reports) -> HookRun:
-    if len({ended.weights for ended in reports.ended}) > 1:
-        raise EngineError(f"{cell.hook}: the ranks ended with different models; no hook here allows that")
-    elapsed, curve, counts = reports.elapsed, reports.curve, reports.counts
-    seconds = [after - before for before, after in zip([0.0, *elapsed], elapsed, strict=False)]
-    share = 1 / (len(elapsed) * cell.ranks)
-    sent, received = ((counts[1][way] - counts[0][way]) * share for way in (0, 1)) if len(counts) == 2 else (None, None)
-    reached = [point for point in curve if cell.target is not None and point.accuracy >= cell.target]
-    whole = len(reports.ended) == cell.ranks
-    return HookRun(
-        seconds_per_step=statistics.median(seconds),
-        seconds_per_step_mean=statistics.fmean(seconds),
-        cpu_seconds_per_step=sum(each.cpu_seconds for each in reports.ended) * share if whole else None,
-        cpu_seconds_alone=statistics.fmean(each.cpu_seconds_alone for each in reports.ended) if whole else None,
-        sent_bytes_per_step=sent,
-        received_bytes_per_step=received,
-        curve=curve,
-        seconds_to_target=reached[0].seconds if reached else None,
-        test_accuracy=curve[-1].accuracy if curve else None,
-        steps_done=len(elapsed),
-        seconds=elapsed[-1],
-        ended="target" if reached else "steps" if whole else "limit",
-        shaping=links.shaping,
-        report=next((each.report for each in reports.ended if each.report), ""),
-    )
 
 
 def _free_port() -> int:
@@ -219,8 +222,8 @@ def last_line(error: str) -> str:
 
 
 @dataclass(kw_only=True)
-class HookGrid(Bench[Cell, HookRun]):
-    """The grid of a benchmark of hooks: models × links × hooks × seeds.
+class HooksBench(Bench[Cell, HookRun]):
+    """Seconds per step, CPU time and bytes of every hook: models × links × hooks × seeds.
 
     Args:
         models: names.
@@ -277,10 +280,6 @@ class HookGrid(Bench[Cell, HookRun]):
         ids = dict.fromkeys(hook(cell.hook).id for cell in measured)
         failed = [f"{cell} failed: {last_line(run.error)}" for cell, [run] in measured.items() if run.error]
         return [*(f"{name}: {NOTES[name]}" for name in ids if name in NOTES), *failed]
-
-
-class HooksBench(HookGrid):
-    """Seconds per step, CPU time and bytes of every hook."""
 
     def measure(self, cell: Cell, before: Measured[Cell, HookRun], tell: Tell) -> HookRun:
         return measure(cell, tell=tell)

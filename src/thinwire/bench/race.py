@@ -12,13 +12,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from thinwire.bench.charts import draw_race
 from thinwire.bench.harness import Measured, Tell
 from thinwire.bench.hook_rank import Cell, hook
-from thinwire.bench.hooks import HookGrid, HookRun, last_line, measure
+from thinwire.bench.hooks import HookRun, HooksBench, last_line, measure
 from thinwire.errors import ConfigError
 from thinwire.jobs.tables import Table
 
@@ -48,16 +48,16 @@ class Standing:
     model: str
     link: str | None
     hook: str
-    seconds: dict[int, float | None] = field(default_factory=dict)
-    steps: dict[int, int | None] = field(default_factory=dict)
-    trained_seconds: dict[int, float] = field(default_factory=dict)
-    ended: dict[int, str] = field(default_factory=dict)
-    median_seconds: float | None = None
-    of_best_stock: float | None = None
+    seconds: dict[int, float | None]
+    steps: dict[int, int | None]
+    trained_seconds: dict[int, float]
+    ended: dict[int, str]
+    median_seconds: float | None
+    of_best_stock: float | None
 
 
 @dataclass(kw_only=True)
-class RaceBench(HookGrid):
+class RaceBench(HooksBench):
     """Seconds of training to a test accuracy, of every hook; the learning rate's schedule is as long as `steps`.
 
     Args:
@@ -143,27 +143,29 @@ class RaceBench(HookGrid):
 
 def standings(measured: Measured[Cell, HookRun]) -> list[Standing]:
     """Returns one row for each model, link and hook."""
-    rows: dict[tuple[str, str | None, str], Standing] = {}
+    seeds: dict[tuple[str, str | None, str], dict[int, HookRun]] = {}
     for cell, [run] in measured.items():
-        key = (cell.model, cell.link, cell.hook)
-        row = rows.setdefault(key, Standing(model=cell.model, link=cell.link, hook=cell.hook))
-        reached = [point.step for point in run.curve if cell.target is not None and point.accuracy >= cell.target]
-        row.seconds[cell.seed] = run.seconds_to_target
-        row.steps[cell.seed] = reached[0] if reached else None
-        row.trained_seconds[cell.seed] = run.seconds
-        row.ended[cell.seed] = run.ended
+        seeds.setdefault((cell.model, cell.link, cell.hook), {})[cell.seed] = run
     medians = {
-        key: statistics.median(math.inf if seconds is None else seconds for seconds in row.seconds.values())
-        for key, row in rows.items()
+        key: statistics.median(
+            math.inf if run.seconds_to_target is None else run.seconds_to_target for run in runs.values()
+        )
+        for key, runs in seeds.items()
     }
-
-    def best_stock(model: str, link: str | None) -> float:
-        stock = (value for key, value in medians.items() if key[:2] == (model, link) and hook(key[2]).stock)
-        return min(stock, default=math.inf)
-
-    def standing(row: Standing, own: float) -> Standing:
-        best = best_stock(row.model, row.link)
-        share = own / best if math.isfinite(own) and math.isfinite(best) else None
-        return replace(row, median_seconds=own if math.isfinite(own) else None, of_best_stock=share)
-
-    return [standing(row, medians[key]) for key, row in rows.items()]
+    rows = []
+    for key, runs in seeds.items():
+        rivals = (value for other, value in medians.items() if other[:2] == key[:2] and hook(other[2]).codec is None)
+        own, best = medians[key], min(rivals, default=math.inf)
+        row = Standing(
+            model=key[0],
+            link=key[1],
+            hook=key[2],
+            seconds={seed: run.seconds_to_target for seed, run in runs.items()},
+            steps={seed: run.curve[-1].step if run.ended == "target" else None for seed, run in runs.items()},
+            trained_seconds={seed: run.seconds for seed, run in runs.items()},
+            ended={seed: run.ended for seed, run in runs.items()},
+            median_seconds=own if math.isfinite(own) else None,
+            of_best_stock=own / best if math.isfinite(own) and math.isfinite(best) else None,
+        )
+        rows.append(row)
+    return rows

@@ -8,8 +8,8 @@ all its threads together, from the end of the first steps to that of the last: o
 
 from __future__ import annotations
 
-import resource
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,11 +19,11 @@ import torch
 
 from thinwire.bench.harness import Bench, Figures, Measured, Role, Stage, Tell, median, milliseconds
 from thinwire.bench.inputs import gradients
-from thinwire.bench.transports import Player, run_roles
+from thinwire.bench.transports import Player
 from thinwire.engines.events import Event
 from thinwire.errors import ConfigError
 from thinwire.hooks.planning import Planned, make_plan
-from thinwire.jobs.cluster import choose_links
+from thinwire.jobs.cluster import choose_links, run_cluster
 from thinwire.jobs.events import Listening
 from thinwire.jobs.job import Job
 from thinwire.jobs.tables import nbytes_text
@@ -108,12 +108,19 @@ class ServerBench(Bench[Cell, Cost]):
         ]
 
     def measure(self, cell: Cell, before: Measured[Cell, Cost], tell: Tell) -> Cost:
+        costs: list[Cost] = []
+
         def load(_rank: int, addresses: list[str]) -> list[str]:
             return ServerLoad(server=f"grpc://{addresses[0]}", cell=cell).command()
 
+        def collect(process: str, event: Event) -> None:
+            if isinstance(event, Counted):
+                costs.append(event.cost)
+
         shard = ServerShard(steps=cell.steps).command()
-        [counted] = run_roles(Counted, choose_links(None), 1, load, lambda index: shard)
-        return counted.cost
+        run_cluster(choose_links(None), 1, load, [Counted], collect, server_command=lambda index: shard)
+        [cost] = costs
+        return cost
 
     def compared(self, cell: Cell, measured: Measured[Cell, Cost]) -> dict[str, float | None]:
         """CPU seconds over those of the first design, and how they grow with the workers.
@@ -154,8 +161,7 @@ class ServerShard(Role, frozen=True, kw_only=True):
 
         def mark() -> None:
             if core.step not in marks and running:
-                used = resource.getrusage(resource.RUSAGE_SELF)
-                marks[core.step] = used.ru_utime + used.ru_stime, running[0].bytes_received + running[0].bytes_sent
+                marks[core.step] = time.process_time(), running[0].bytes_received + running[0].bytes_sent
 
         with grpc.serve(lambda sender: _Marking(inner(sender), mark), stage.listen) as server:
             running.append(server)

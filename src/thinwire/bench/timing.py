@@ -10,8 +10,7 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,17 +101,6 @@ def _device_seconds(candidate: Candidate, turn: int, calls: int, device: torch.d
     if callable(finish):
         finish()
     return 1e-3 * float(begin.elapsed_time(end))
-
-
-@contextmanager
-def one_torch_thread() -> Iterator[None]:
-    """Keeps torch's operators to one thread meanwhile."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 @jit

@@ -12,7 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,16 +24,15 @@ from thinwire.codecs.registry import codec as make_codec
 from thinwire.engines.events import Event
 from thinwire.engines.links import parse_rate
 from thinwire.hooks.distribute import distribute
-from thinwire.jobs.cluster import Links, choose_links, run_cluster
+from thinwire.jobs.cluster import choose_links, run_cluster
 from thinwire.jobs.events import Served
 from thinwire.packets import BatchedTensor, EncodedTensor
 from thinwire.runtime.connect import connect
 from thinwire.runtime.driver import WorkerDriver
 from thinwire.schema import Plan, TableSpec
 from thinwire.transports.base import Connection
-from thinwire.worker.conversation import CHUNK_NBYTES, Conversation
+from thinwire.worker.conversation import Conversation
 
-E = TypeVar("E", bound=Event)
 WHOLE_STEP = 1 << 40
 CHUNKS = {"a message per tensor": 1, "chunks of 32 kB": 32 * 1024, "one message": WHOLE_STEP}
 SIZES = tuple(round(75 * (5000 / 75) ** (index / 29) * 0.826) for index in range(30))
@@ -67,27 +66,15 @@ class Cell:
 
 
 class Player:
-    """A worker that pushes frames that are ready.
-
-    Args:
-        connection: to the server.
-        plan: of the training.
-        rank: the worker's.
-        values: returns the initial values, one frame for each table; called where the server asks for them.
-        chunk_nbytes: as in `Conversation`.
-    """
+    """A worker that pushes frames that are ready, and joins with `values()` as initial values where it is asked."""
 
     def __init__(
-        self,
-        connection: Connection,
-        plan: Plan,
-        rank: int,
-        values: Callable[[], tuple[bytes, ...]],
-        chunk_nbytes: int = CHUNK_NBYTES,
+        self, link: Connection, plan: Plan, rank: int, values: Callable[[], tuple[bytes, ...]], **options: Any
     ) -> None:
         self.rank, self._tables = rank, range(len(plan.tables))
-        self._conversation = Conversation(0, plan, rank=rank, chunk_nbytes=chunk_nbytes)
-        self._driver = WorkerDriver([self._conversation], [connection])
+        self._conversation = Conversation(0, plan, rank=rank, **options)
+        self._driver = WorkerDriver([self._conversation], [link])
+        self.close = self._driver.close
         self._driver.run(self._conversation.join())
         if self._conversation.asked_for_values:
             self._driver.run(self._conversation.send_values(values()))
@@ -106,10 +93,6 @@ class Player:
             for update in self._driver.run(self._conversation.pull(table, clock)):
                 yield table, update.frame
 
-    def close(self) -> None:
-        """Leaves the training."""
-        self._driver.close()
-
 
 def step_frames(connection: Connection, rank: int, cell: Cell) -> float:
     """Takes steps with gradients that are ready; returns the median of their seconds."""
@@ -123,9 +106,9 @@ def step_frames(connection: Connection, rank: int, cell: Cell) -> float:
     )
     values = [np.ones(size, np.float32) for size in SIZES]
     gradients = [np.full(size, 1e-3, np.float32) for size in SIZES]
+    clock, chunk_nbytes = 0, CHUNKS[cell.chunks]
     initial = lambda: tuple(codec.encode(copy.reshape(-1, 1)) for copy in values)  # noqa: E731
-    player = Player(connection, plan, rank, initial, CHUNKS[cell.chunks])
-    clock = 0
+    player = Player(connection, plan, rank, initial, chunk_nbytes=chunk_nbytes)
 
     def pull() -> None:
         for table, frame in player.pull(clock):
@@ -245,29 +228,14 @@ class TransportsBench(Bench[Cell, Step]):
         return next((link for link in self.links if parse_rate(link).bps is not None), None), self.shaping
 
     def measure(self, cell: Cell, before: Measured[Cell, Step], tell: Tell) -> Step:
-        links = choose_links(cell.link, cell.wanted)
+        links, seconds = choose_links(cell.link, cell.wanted), list[float]()
 
         def command(rank: int, addresses: list[str]) -> list[str]:
             return TransportsWorker(server=f"grpc://{addresses[0]}", rank=rank, cell=cell).command()
 
-        steps = run_roles(Stepped, links, cell.workers, command)
-        seconds = statistics.median(step.seconds_per_step for step in steps)
-        return Step(seconds_per_step=seconds, shaping=links.shaping)
+        def collect(process: str, event: Event) -> None:
+            if isinstance(event, Stepped):
+                seconds.append(event.seconds_per_step)
 
-
-def run_roles(
-    kind: type[E],
-    links: Links,
-    workers: int,
-    command: Callable[[int, list[str]], list[str]],
-    server_command: Callable[[int], list[str]] = lambda index: ["server"],
-) -> list[E]:
-    """Runs a server and workers as processes; returns their events of one kind. See `run_cluster`."""
-    reported: list[E] = []
-
-    def collect(process: str, event: Event) -> None:
-        if isinstance(event, kind):
-            reported.append(event)
-
-    run_cluster(links, workers, command, [kind, Served], collect, server_command=server_command)
-    return reported
+        run_cluster(links, cell.workers, command, [Stepped, Served], collect)
+        return Step(seconds_per_step=statistics.median(seconds), shaping=links.shaping)
