@@ -15,7 +15,7 @@ from tests.packets.bytes_of import packet
 from thinwire.errors import ConfigError, ProtocolError
 from thinwire.packets import BatchedTensor, kind_of, pack, parse, segments
 from thinwire.packets.batch import join
-from thinwire.packets.layout import MAX_FRAMES, MAX_MESSAGE_NBYTES
+from thinwire.packets.packet import MAX_FRAMES, MAX_MESSAGE_NBYTES
 from thinwire.schema import KINDS, Abort, Delta, Leave, Message, Push, Shard, Skip
 
 MESSAGE = Shard(step=7, bucket=3)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from thinwire.codecs import CheckedFrame, codec, open_frame
-from thinwire.server.aggregation import Aggregation
+from thinwire.server.table import Aggregation
 
 PLAIN = codec("fp32")
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.server.conversation import BIAS, PLAIN, Shard, make_plan
 from thinwire.errors import ProtocolError
 from thinwire.packets import EncodedTensor, pack, parse, segments
-from thinwire.packets.layout import HEAD, MAGIC, VERSION
+from thinwire.packets.packet import HEAD, MAGIC, VERSION
 from thinwire.schema import (
     Delta,
     Join,

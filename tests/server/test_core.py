@@ -244,12 +244,6 @@ def test_leaving_before_it_begins_tells_those_who_wait_for_values() -> None:
     assert "left before the training had begun" in str(shard.ended[1])
 
 
-def test_counters_tell_what_came() -> None:
-    shard = Shard()
-    shard.step(0)
-    assert shard.core.counters["payload_frames_push"] == 4
-
-
 def test_3lc_frames_of_every_option_are_taken() -> None:
     """A worker may pack in another layout: a frame describes itself."""
     shard = Shard(make_plan(1))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thinwire.errors import ProtocolError
-from thinwire.server.rounds import MAX_OPEN, Digests, Maxima
+from thinwire.server.core import MAX_OPEN, Digests, Maxima
 
 SCALARS = st.lists(st.floats(0, 1e30), min_size=3, max_size=3).map(tuple)
 

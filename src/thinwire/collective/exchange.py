@@ -20,8 +20,7 @@ from typing import cast
 from thinwire.codecs.sums import Values
 from thinwire.collective.shard import Shard
 from thinwire.errors import ConfigError, FrameError, NonFiniteError, ProtocolError
-from thinwire.packets import parse, segments
-from thinwire.packets.layout import HEAD_NBYTES, LENGTH_NBYTES
+from thinwire.packets import HEAD_NBYTES, LENGTH_NBYTES, parse, segments
 from thinwire.schema import Abort, Skip
 from thinwire.schema import Shard as ShardMessage
 

@@ -1,5 +1,11 @@
 """Message and encoded tensors ↔ one packet. The bytes may come from anyone.
 
+A packet, little-endian, without holes; `docs/wire-format.md` says the same, and a test compares:
+
+    magic 2 · version 1 · kind 1 · number of frames 4 · message length 4 · packet length 8
+    · message (MessagePack) · length of each frame (4 each) · frames
+
+The packet length counts all of it, head included, so a receiver can take a packet from the start of a larger buffer.
 `pack` copies every frame once, into the packet. `parse` copies none: frames are views of the packet, which must then
 stay unchanged. Every length is checked before it is used, and any fault is a `ProtocolError`.
 """
@@ -13,17 +19,21 @@ import msgspec
 
 from thinwire.errors import ConfigError, FrameError, ProtocolError
 from thinwire.packets.batch import BatchedTensor, EncodedTensor, join, split
-from thinwire.packets.layout import (
-    HEAD,
-    HEAD_NBYTES,
-    LENGTH_NBYTES,
-    MAGIC,
-    MAX_FRAME_NBYTES,
-    MAX_FRAMES,
-    MAX_MESSAGE_NBYTES,
-    VERSION,
-)
 from thinwire.schema import KINDS, Delta, Message, Push
+
+MAGIC = b"TP"
+VERSION = 2
+"""Raised when an older peer could misread a conversation; packets of another version are refused."""
+
+HEAD = struct.Struct("<2sBBIIQ")
+HEAD_NBYTES = HEAD.size
+LENGTH_NBYTES = 4
+
+MAX_FRAMES = 2**17
+"""More than a plan may have tables. A frame costs a reader some 200 bytes, an empty one costs its sender 4."""
+MAX_MESSAGE_NBYTES = 2**26
+"""A plan of the largest number of tables takes some 15 MB."""
+MAX_FRAME_NBYTES = 2**32 - 1
 
 _NUMBERS = {kind: number for number, kind in KINDS.items()}
 _encode = msgspec.msgpack.Encoder().encode

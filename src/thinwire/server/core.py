@@ -1,7 +1,8 @@
 """The parameter server as a pure state machine: (peer, message, frames) in, effects out.
 
 It owns no socket, thread or clock. This file holds the conversation: who is there, who may say what, and what is
-sent when somebody breaks it. The updates themselves are in `update_engine.py`, the plan's checks in `agreement.py`.
+sent when somebody breaks it, and what all workers say once a step: scales to share, digests to compare. The updates
+themselves are in `update_engine.py`, the plan's checks in `agreement.py`.
 
 A peer that breaks the conversation is refused with the reason and closed; since no step can then complete, the
 others are told as well.
@@ -9,30 +10,51 @@ others are told as well.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from thinwire.errors import ConfigError, FrameError, NonFiniteError, ProtocolError
 from thinwire.packets import EncodedTensor
-from thinwire.schema import Join, Leave, Message, Plan, Push, Scalars, Values, Welcome
+from thinwire.schema import Join, Leave, Message, Plan, Push, Refused, Scalars, Values, Welcome
 from thinwire.server.agreement import check_plan, difference
-from thinwire.server.effects import Close, Effect, Send, refused
-from thinwire.server.joining import catch_up
-from thinwire.server.rounds import Maxima
 from thinwire.server.table import Table
 from thinwire.server.update_engine import Outgoing, StepUnreachable, UpdateEngine
-from thinwire.telemetry import Counters
 
-__all__ = ["Close", "Effect", "Send", "ServerCore"]
+MAX_REASON = 2000
+"""Characters. A reason may quote what a peer sent, and the answer to a large message must not be larger still."""
+MAX_OPEN = 64
+"""Steps of which some workers have spoken and others have not; more means that a peer breaks the conversation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send one message to some peers."""
+
+    peers: tuple[int, ...]
+    message: Message
+    frames: tuple[EncodedTensor, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """End a peer's session, after a last message."""
+
+    peer: int
+    message: Message | None = None
+
+
+Effect = Send | Close
+"""What a shard wants done: a plain value, for others to carry out."""
 
 
 class ServerCore:
     """One shard."""
 
     def __init__(self) -> None:
-        self.counters = Counters()
         self.finished = False
         self._engine: UpdateEngine | None = None
         self._ranks: dict[int, int] = {}
@@ -40,6 +62,7 @@ class ServerCore:
         self._initialised = False
         self._failed: str | None = None
         self._maxima = Maxima()
+        self._digests = Digests()
 
     # ---- events
 
@@ -108,7 +131,7 @@ class ServerCore:
             raise ProtocolError(f"rank {join.rank} is taken: every worker needs a rank of its own")
         if join.rank in self._left:
             raise ProtocolError(f"worker {join.rank} has left this training, and it does not begin again")
-        values = catch_up(self._engine, join.rank, join.have) if self._initialised else []
+        values = self._engine.catch_up(join.rank, join.have) if self._initialised else []
         self._engine.begin(join.rank)
         self._ranks[peer] = join.rank
         ask = join.rank == 0 and not self._initialised
@@ -130,9 +153,10 @@ class ServerCore:
         assert self._engine is not None
         if not self._initialised:
             raise ProtocolError("a gradient came before the initial values")
-        outgoing = self._engine.push(self._ranks[peer], push, frames, left=self._left)
-        self.counters.add("payload_frames_push", len(frames))
-        return self._address(outgoing)
+        rank = self._ranks[peer]
+        if push.digest:
+            self._digests.add(rank, push.step, push.digest)
+        return self._address(self._engine.push(rank, push, frames, left=self._left))
 
     def _scalars(self, peer: int, message: Scalars) -> list[Effect]:
         """The largest of every worker's scalars, once they are all in (TernGrad §3.1, scalar sharing)."""
@@ -217,3 +241,57 @@ class ServerCore:
     def failed(self) -> str | None:
         """Why the training ended early, or None."""
         return self._failed
+
+
+class Maxima:
+    """The largest over all workers of each of a list of numbers, per step."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, dict[int, tuple[float, ...]]] = {}
+
+    def add(self, rank: int, step: int, values: tuple[float, ...], workers: int) -> tuple[float, ...] | None:
+        """Takes one worker's numbers; returns the maxima once all are in.
+
+        Raises:
+            ProtocolError: a number that is negative, NaN or Inf; a worker that speaks twice; too many open steps.
+        """
+        if not all(math.isfinite(value) and value >= 0 for value in values):
+            raise ProtocolError("a scalar is negative, NaN or Inf")
+        said = self._open.setdefault(step, {})
+        if rank in said or len(self._open) > MAX_OPEN:
+            raise ProtocolError(f"scalars for step {step} came twice, or for too many steps")
+        said[rank] = values
+        if len(said) < workers:
+            return None
+        del self._open[step]
+        return tuple(map(max, *said.values())) if len(said) > 1 else values
+
+
+class Digests:
+    """Digests of replicas, compared step by step. The first one of a step is what the others must equal."""
+
+    def __init__(self) -> None:
+        self._first: dict[int, tuple[int, str]] = {}
+
+    def add(self, rank: int, step: int, digest: str) -> None:
+        """Takes one worker's digest.
+
+        Raises:
+            ProtocolError: it differs from another worker's.
+        """
+        first, expected = self._first.setdefault(step, (rank, digest))
+        if digest != expected:
+            raise ProtocolError(
+                f"its model differs from worker {first}'s before step {step}: replicas have drifted apart"
+            )
+        if len(self._first) > MAX_OPEN:
+            del self._first[min(self._first)]
+
+
+def refused(reason: str) -> Refused:
+    """Returns the last message to a peer, no longer than it needs to be.
+
+    >>> len(refused("x" * 9000).reason)
+    2002
+    """
+    return Refused(reason=reason if len(reason) <= MAX_REASON else f"{reason[:MAX_REASON]} …")

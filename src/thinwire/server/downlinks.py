@@ -51,8 +51,9 @@ class Copies:
 
     def __init__(self, shape: tuple[int, ...], workers: int, *, keep_seen: bool) -> None:
         self._keep_seen = keep_seen
-        self._copies: list[Copy] = []
-        self.assign(np.zeros(shape, np.float32), set(range(workers)))
+        # Fresh zeros take no memory before values come: a plan of huge tables, from anyone, must not fill it.
+        seen = np.zeros(shape, np.float32) if keep_seen else None
+        self._copies = [Copy(np.zeros(shape, np.float32), seen, set(range(workers)))]
 
     def move(self, ranks: set[int]) -> Iterator[Copy]:
         """Yields the copies of some workers, each once with its owners among them, to be changed in place.

@@ -7,7 +7,7 @@ It knows workers by rank, and nothing of peers, sessions, or who is there.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +19,9 @@ from thinwire.errors import ConfigError, ProtocolError
 from thinwire.optimizers.options import Options, apply_changes, changes
 from thinwire.optimizers.runner import OptimizerRunner, Settings
 from thinwire.packets import EncodedTensor
-from thinwire.policies.consistency import Terms, consistency
+from thinwire.policies.consistency import consistency
 from thinwire.schema import Delta, Message, Plan, Push, Values
 from thinwire.server.agreement import usable_codecs
-from thinwire.server.rounds import Digests
 from thinwire.server.table import Table
 
 MAX_STEP = 2**53
@@ -68,8 +67,47 @@ class UpdateEngine:
         trained = [(table.spec.group, table.values) for table in self.tables if not table.spec.state]
         if trained:
             self._optimizer = OptimizerRunner(plan.optimizer, plan.groups, trained)
-        self._hyperparameters = Hyperparameters(plan, self.terms)
-        self._digests = Digests()
+        self._options: dict[int, tuple[Options, ...]] = {}
+        """The options of the workers that changed some, by rank."""
+        self._settings: dict[int, Settings] = {}
+        """What the updates of the current clock and of those ahead of it go by: the first that came for each."""
+
+    # ---- who joins
+
+    def begin(self, rank: int) -> None:
+        """A worker joins: the changes of its options count from the plan's on."""
+        self._options.pop(rank, None)
+
+    def catch_up(self, rank: int, have: Sequence[int]) -> list[Outgoing]:
+        """Returns the whole tables that a worker lacks which joins late, or resumes.
+
+        Args:
+            rank: whose.
+            have: the version it has of each table; anything else says that it has nothing.
+
+        Raises:
+            ProtocolError: it is ahead of the shard, or lacks updates that nobody can give it any more.
+        """
+        versions = have if len(have) == len(self.tables) else (-1,) * len(self.tables)
+        for table, version in zip(self.tables, versions, strict=True):
+            if version > table.version:
+                raise ProtocolError(
+                    f"worker {rank} has version {version} of {table.spec.name!r}, and this shard was resumed at "
+                    f"version {table.version}: resume all workers and shards from the same step"
+                )
+            unknown = self.plan.downlink == "gradient" and not table.spec.state and table.version > 0
+            if unknown and version < table.version:
+                raise ProtocolError(
+                    f"worker {rank} has version {max(0, version)} of {table.spec.name!r} and the others "
+                    f"{table.version}; under this design the workers hold the model, and the server cannot give it to "
+                    "one that begins or comes back late: resume all workers and shards from the same step"
+                )
+        lacks = [i for i, table in enumerate(self.tables) if versions[i] < table.version or self.terms.immediate]
+        if not lacks:
+            return []
+        give = Table.hand_over if self.terms.immediate else Table.snapshot
+        values = Values(tables=tuple(lacks), versions=tuple(self.tables[i].version for i in lacks))
+        return [Outgoing(values, tuple(give(self.tables[i], rank) for i in lacks), rank)]
 
     # ---- what workers send
 
@@ -99,8 +137,11 @@ class UpdateEngine:
         """
         if len(push.tables) != len(frames):
             raise ProtocolError(f"{len(push.tables)} tables and {len(frames)} frames in one push")
-        settings = self._hyperparameters.take(rank, push)
-        self._note(rank, push)
+        settings = self._settings_of(rank, push)
+        if rank == 0 and push.last and self.final is None:
+            # Where updates are made without worker 0, they may be ahead of it.
+            clocks = [table.incoming.clock for table in self.tables if not table.spec.state]
+            self.final = max(push.step, *clocks, 0) + 1
         ready: list[int] = []
         relayed: list[tuple[int, EncodedTensor]] = []
         for index, frame in zip(push.tables, frames, strict=True):
@@ -113,20 +154,24 @@ class UpdateEngine:
             elif not self._late(rank, table, push.step):
                 table.add(rank, frame, push.step)
                 if settings is not None:
-                    self._hyperparameters.set(push.step, settings)
+                    self._settings.setdefault(push.step, settings)
                 if table.incoming.complete:
                     ready.append(index)
                 elif left and (reason := self._unreachable(table, left)):
                     raise StepUnreachable(reason)
-        outgoing = self._relayed(push.step + 1, relayed)
+        outgoing = []
+        if relayed:  # to everybody, as they came
+            delta = Delta(version=push.step + 1, tables=tuple(index for index, _ in relayed))
+            outgoing.append(Outgoing(delta, tuple(frame for _, frame in relayed)))
         if self.terms.immediate:
             assert settings is not None  # there, everybody's count
-            return outgoing + self._answer(rank, ready, settings)
+            return outgoing + (self._update(ready, settings, rank) if ready else [])
         while ready:
-            outgoing += self._update(ready)
+            outgoing += self._update(ready, self._settings[self.tables[ready[0]].incoming.clock])
             # Gradients of the next clock may have been waiting already.
             ready = [index for index in ready if self.tables[index].incoming.complete]
-        self._hyperparameters.forget_before(self.step)
+        while len(self._settings) > 1 and (oldest := min(self._settings)) < self.step:
+            del self._settings[oldest]
         return outgoing
 
     # ---- where everything stands
@@ -183,20 +228,22 @@ class UpdateEngine:
         if self._optimizer is not None:
             self._optimizer.load_state_dict(state["updater"])
 
-    def begin(self, rank: int) -> None:
-        """A worker joins: the changes of its options count from the plan's on."""
-        self._hyperparameters.joined(rank)
-
     # ---- one message
 
-    def _note(self, rank: int, push: Push) -> None:
-        """Notes worker 0's announcement of the end, and compares digests."""
-        if rank == 0 and push.last and self.final is None:
-            # Where updates are made without worker 0, they may be ahead of it.
-            clocks = [table.incoming.clock for table in self.tables if not table.spec.state]
-            self.final = max(push.step, *clocks, 0) + 1
-        if push.digest:
-            self._digests.add(rank, push.step, push.digest)
+    def _settings_of(self, rank: int, push: Push) -> Settings | None:
+        """Returns the rates and options of a push; None where this worker's do not count.
+
+        Raises:
+            ProtocolError: another number of rates than of parameter groups, or options that may not change.
+        """
+        if not self.terms.owns_hyperparameters(rank):
+            return None
+        if len(push.rates) != len(self.plan.groups):
+            raise ProtocolError(f"{len(push.rates)} learning rates came for {len(self.plan.groups)} groups")
+        options = self._options.get(rank, self.plan.groups)
+        if push.options:
+            options = self._options[rank] = apply_changes(self.plan.optimizer, options, push.options)
+        return Settings(push.rates, options)
 
     def _late(self, rank: int, table: Table, clock: int) -> bool:
         """Whether this gradient came too late, under a policy that allows that. Raises ProtocolError where none may."""
@@ -218,13 +265,6 @@ class UpdateEngine:
         table.assign(frame, step + 1)
         return frame
 
-    def _relayed(self, version: int, relayed: list[tuple[int, EncodedTensor]]) -> list[Outgoing]:
-        """Buffers go to everybody as they came."""
-        if not relayed:
-            return []
-        delta = Delta(version=version, tables=tuple(index for index, _ in relayed))
-        return [Outgoing(delta, tuple(frame for _, frame in relayed))]
-
     # ---- updates
 
     def _aggregate(self, ready: list[int], settings: Settings) -> list[tuple[int, FloatArray | None, tuple[int, ...]]]:
@@ -237,47 +277,36 @@ class UpdateEngine:
             self._optimizer.step([t.values for t, _ in changed], [torch.from_numpy(g) for _, g in changed])
         return taken
 
-    def _update(self, ready: list[int]) -> list[Outgoing]:
-        """One update of each of these tables for everybody; tables that took the same turn share a message."""
-        messages: dict[tuple[int, tuple[int, ...]], list[tuple[int, EncodedTensor]]] = {}
-        settings = self._hyperparameters.at(self.tables[ready[0]].incoming.clock)
+    def _update(self, ready: list[int], settings: Settings, rank: int | None = None) -> list[Outgoing]:
+        """Updates each of these tables once; tables that took the same turn share a message.
+
+        Args:
+            ready: the tables' indices.
+            settings: rates and options of the update.
+            rank: of the worker whose push alone is the update, and who alone is led to it; None leads everybody.
+        """
         here = self.plan.downlink == "delta"  # the optimizer runs here, and nobody else need know
+        messages: dict[tuple[int, int, tuple[int, ...]], list[tuple[int, EncodedTensor]]] = {}
         for index, gradient, ranks in self._aggregate(ready, settings):
             table = self.tables[index]
-            [(_, frame)] = table.publish(gradient)
-            some = ranks if ranks != tuple(range(self.plan.workers)) else ()
-            messages.setdefault((table.version, some), []).append((index, frame))
+            if rank is None:
+                base, some, targets = -1, ranks if ranks != tuple(range(self.plan.workers)) else (), None
+            else:
+                base, some, targets = table.given[rank], (rank,), {rank}
+            [(_, frame)] = table.publish(gradient, targets)
+            messages.setdefault((table.version, base, some), []).append((index, frame))
         outgoing: list[Outgoing] = []
-        for (version, some), sent in messages.items():
+        for (version, base, some), sent in messages.items():
             # The forward pass needs the first tables first.
             sent.sort()
             delta = Delta(
                 version=version,
+                base=base,
                 tables=tuple(index for index, _ in sent),
-                last=self.final is not None and version >= self.final,
+                last=self.final is not None and (rank is not None or version >= self.final),
                 ranks=some,
                 rates=() if here else settings.rates,
                 options=() if here else changes(self.plan.groups, settings.groups),
-            )
-            outgoing.append(Outgoing(delta, tuple(frame for _, frame in sent)))
-        return outgoing
-
-    def _answer(self, rank: int, ready: list[int], settings: Settings) -> list[Outgoing]:
-        """One update of each of these tables, and its sender's own way to the new version."""
-        bases = {index: self.tables[index].given[rank] for index in ready}
-        messages: dict[tuple[int, int], list[tuple[int, EncodedTensor]]] = {}
-        for index, gradient, _ in self._aggregate(ready, settings):
-            table = self.tables[index]
-            [(_, frame)] = table.publish(gradient, {rank})
-            messages.setdefault((table.version, bases[index]), []).append((index, frame))
-        outgoing: list[Outgoing] = []
-        for (version, base), sent in messages.items():
-            delta = Delta(
-                version=version,
-                base=base,
-                tables=tuple(index for index, _ in sent),
-                last=self.final is not None,
-                ranks=(rank,),
             )
             outgoing.append(Outgoing(delta, tuple(frame for _, frame in sent), rank))
         return outgoing
@@ -286,49 +315,3 @@ class UpdateEngine:
         if not 0 <= index < len(self.tables):
             raise ProtocolError(f"table {index}; there are {len(self.tables)}")
         return self.tables[index]
-
-
-class Hyperparameters:
-    """What the updates of the current clock and of those ahead of it go by.
-
-    Args:
-        plan: has the options with which every worker begins.
-        terms: says whose rates and options count.
-    """
-
-    def __init__(self, plan: Plan, terms: Terms) -> None:
-        self._plan, self._terms = plan, terms
-        self._options: dict[int, tuple[Options, ...]] = {}
-        self._at_clock: dict[int, Settings] = {}
-
-    def joined(self, rank: int) -> None:
-        """A worker joins: the changes of its options count from the plan's on."""
-        self._options.pop(rank, None)
-
-    def take(self, rank: int, push: Push) -> Settings | None:
-        """Returns what a push says of them; None where this worker's do not count.
-
-        Raises:
-            ProtocolError: another number of rates than of parameter groups, or options that may not change.
-        """
-        if not self._terms.owns_hyperparameters(rank):
-            return None
-        if len(push.rates) != len(self._plan.groups):
-            raise ProtocolError(f"{len(push.rates)} learning rates came for {len(self._plan.groups)} groups")
-        options = self._options.get(rank, self._plan.groups)
-        if push.options:
-            options = self._options[rank] = apply_changes(self._plan.optimizer, options, push.options)
-        return Settings(push.rates, options)
-
-    def set(self, clock: int, settings: Settings) -> None:
-        """Fixes what the updates of a clock go by: the first settings that come for it."""
-        self._at_clock.setdefault(clock, settings)
-
-    def at(self, clock: int) -> Settings:
-        """Returns what the updates of a clock go by."""
-        return self._at_clock[clock]
-
-    def forget_before(self, step: int) -> None:
-        """Drops clocks that are over, and keeps at least one."""
-        while len(self._at_clock) > 1 and (oldest := min(self._at_clock)) < step:
-            del self._at_clock[oldest]
