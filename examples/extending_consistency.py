@@ -27,6 +27,3 @@ class PostLocal(Consistency):
 
     def exchanges(self, iteration: int) -> bool:
         return iteration < self.warm or (iteration - self.warm + 1) % self.steps == 0
-
-    def about(self) -> str:
-        return f"every step for {self.warm} steps, then every {self.steps}th"

@@ -31,6 +31,3 @@ class Together(Placement):
             loads[server_of[name]] += sum(table.nbytes for table in layers[name])
         homes = [(server_of[table.name.rpartition(".")[0]], table.numel) for table in tables]
         return Assignment(servers, tuple(tables), tuple((Partition(s, 0, n),) if n else () for s, n in homes))
-
-    def about(self) -> str:
-        return "layers in one piece, the heaviest first, to the least loaded server"

@@ -26,8 +26,8 @@ from thinwire.jobs.job import Job
 from thinwire.policies.assignment import Sized
 from thinwire.policies.consistency import consistency
 from thinwire.policies.designs import design
+from thinwire.policies.naming import plugins
 from thinwire.policies.placement import placement
-from thinwire.policies.plugins import plugins
 from thinwire.server.core import ServerCore
 
 ROOT = Path(__file__).parents[1]

@@ -21,8 +21,7 @@ from tests.collective.ranks import collectives, step
 from tests.hooks.ddp_ranks import batch, ddp, mlp, run_ranks, train, weights
 from thinwire.collective.core import Bucket
 from thinwire.collective.residuals import TrainedTensor
-from thinwire.policies.compression import ByShape
-from thinwire.policies.selection import select
+from thinwire.policies.compression import ByShape, select
 
 MANY_BUCKETS: dict[str, Any] = {"bucket_cap_mb": 0.002}
 VIEWS: dict[str, Any] = {"gradient_as_bucket_view": True, **MANY_BUCKETS}

@@ -1,7 +1,8 @@
-"""Which tensors are compressed."""
+"""Which tensors are compressed, and how: the policy, the exceptions, and what cannot train."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from typing import Any
@@ -11,8 +12,18 @@ import pytest
 from thinwire.codecs import codec
 from thinwire.errors import ConfigError
 from thinwire.packets import MAX_BATCHED_NBYTES
-from thinwire.policies import compression as module
-from thinwire.policies.compression import MIN_NUMEL, PLAIN, ByShape, Choice, compression, is_batched
+from thinwire.policies import naming as module
+from thinwire.policies.compression import (
+    MIN_NUMEL,
+    PLAIN,
+    ByShape,
+    Choice,
+    as_codec,
+    check_pull_codec,
+    compression,
+    is_batched,
+    select,
+)
 from thinwire.policies.designs import design
 
 UP, DOWN = codec("3lc", sparsity=1.75), codec("int8")
@@ -54,7 +65,7 @@ class Named(ByShape):
 
 @pytest.fixture
 def other_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    points = [EntryPoint(name, f"{__name__}:Named", "thinwire.compression") for name in ("named", "by-shape")]
+    points = [EntryPoint(name, f"{__name__}:Named", "thinwire.compression") for name in ("named",)]
     monkeypatch.setattr(EntryPoint, "load", lambda point: globals()[point.value.partition(":")[2]])
     monkeypatch.setattr(module, "plugins", lambda group: points)
 
@@ -70,8 +81,7 @@ def test_a_policy_of_another_package_goes_by_its_name() -> None:
     policy = design("3lc", compression="named[letter=x]").compress(lambda name, shape: name == "x.no")
     assert policy.choose("x.weight", (100, 100)).up.id == "3lc"
     assert policy.choose("y.weight", (100, 100)).up is PLAIN and policy.choose("x.no", (100, 100)).up is PLAIN
-    assert type(compression("by-shape", up=UP, down=DOWN)) is ByShape, "ours is not replaced"
-    with pytest.raises(ConfigError, match=r"compression 'named\[colour=red\]': .*colour"):
+    with pytest.raises(ConfigError, match=r"'named\[colour=red\]': .*'colour'; the options are \['letter'\]"):
         design("3lc", compression="named[colour=red]")
 
 
@@ -82,3 +92,47 @@ def test_what_travels_in_batches() -> None:
     assert not is_batched(codec("fp32", entropy="zstd"), (5,)), "its frames are compressed, each by itself"
     assert not is_batched(codec("fp32", nonfinite="skip"), (5,)), "its frames may say that a tensor was refused"
     assert not is_batched(codec("fp16"), (5,))
+
+
+# ---- every tensor of a model
+
+SHAPES = {
+    "first.weight": (30, 20),
+    "first.bias": (30,),
+    "mid.weight": (30, 30),
+    "last.in": (30, 30),
+    "last.out": (9, 30),
+}
+POLICY = ByShape(up=codec("3lc", sparsity=1.5), down=DOWN)
+
+
+def test_the_policy_decides_and_exceptions_come_before_it() -> None:
+    def ids(**exceptions: object) -> dict[str, str]:
+        chosen = select(SHAPES, POLICY, **exceptions)  # type: ignore[arg-type]  # of both exceptions' types
+        return {name: f"{choice.up.id}/{choice.down.id}" for name, choice in chosen.items()}
+
+    both = {"first.weight": "3lc/int8", "first.bias": "fp32/fp32", "mid.weight": "3lc/int8"}
+    last = {"last.in": "3lc/int8", "last.out": "3lc/int8"}
+    assert ids() == both | last
+    # The last layer is the module of the last matrix, with all of its tensors.
+    assert ids(last_layer="fp32") == both | dict.fromkeys(last, "fp32/fp32")
+    # Patterns come first, the first match wins, and a pattern takes vectors too.
+    patterns = {"first.*": "bf16", "*.weight": "onebit", "last.in": codec("fp16")}
+    matched = {"first.weight": "bf16/bf16", "first.bias": "bf16/bf16", "mid.weight": "onebit/onebit"}
+    assert ids(codecs=patterns, last_layer="int8") == matched | {"last.in": "fp16/fp16", "last.out": "int8/int8"}
+    assert select({"scale": (5,)}, POLICY, last_layer="int8")["scale"].up.id == "fp32", "a model without a matrix"
+
+
+def test_what_cannot_be_is_refused_by_name() -> None:
+    random = codec("qsgd-ds", error_feedback=True)
+    for call, text in (
+        (lambda: select(SHAPES, POLICY, codecs={"conv*": "int8", "mid*": "int8"}), r"\['conv\*'\] match no parameter"),
+        (lambda: select(SHAPES, ByShape(up=POLICY.up, down=random)), "first.weight: 'qsgd-ds' draws random numbers"),
+        (lambda: check_pull_codec(random, "pulls"), "pulls: .* deterministic codec_down such as '3lc'"),
+        (lambda: as_codec(POLICY.up, {"sparsity": 1.0}), r"options \['sparsity'\] belong to a codec's id"),
+        (lambda: as_codec(3, {}), "a codec is an id such as '3lc'"),  # type: ignore[arg-type]
+        (lambda: as_codec("four", {}), "unknown codec 'four'"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            call()
+        assert re.search(text, str(caught.value)), text

@@ -12,9 +12,9 @@ import pytest
 
 from thinwire.codecs import Codec, codec
 from thinwire.errors import ConfigError
-from thinwire.policies import consistency as consistencies
 from thinwire.policies import designs as module
-from thinwire.policies.consistency import Consistency, consistency, policies
+from thinwire.policies import naming
+from thinwire.policies.consistency import POLICIES, Consistency, consistency
 from thinwire.policies.designs import Design, codec_by_name, design, designs
 
 
@@ -210,9 +210,6 @@ class EveryOther(Consistency):
     def exchanges(self, iteration: int) -> bool:
         return iteration % 2 == self.phase
 
-    def about(self) -> str:
-        return "every other iteration (theirs)"
-
 
 def theirs(consistency: str = "every-other", **options: Any) -> Design:
     """A design of another package."""
@@ -224,7 +221,6 @@ def other_package(monkeypatch: pytest.MonkeyPatch) -> None:
     points = EntryPoints(
         [
             EntryPoint("every-other", f"{__name__}:EveryOther", "thinwire.consistency"),
-            EntryPoint("bsp", f"{__name__}:EveryOther", "thinwire.consistency"),
             EntryPoint("theirs", f"{__name__}:theirs", "thinwire.designs"),
         ]
     )
@@ -233,18 +229,17 @@ def other_package(monkeypatch: pytest.MonkeyPatch) -> None:
         return points.select(group=group)
 
     monkeypatch.setattr(EntryPoint, "load", lambda point: globals()[point.value.partition(":")[2]])
-    monkeypatch.setattr(consistencies, "plugins", plugins)
+    monkeypatch.setattr(naming, "plugins", plugins)
     monkeypatch.setattr(module, "plugins", plugins)
 
 
 @pytest.mark.usefixtures("other_package")
 def test_another_packages_policies_and_designs_go_by_their_names() -> None:
-    assert "every-other" in policies() and "theirs" in designs()
+    assert "every-other" in POLICIES.known() and "theirs" in designs()
     assert consistency("every-other[phase=1]") == EveryOther(phase=1)
     assert design("3lc", consistency="every-other").consistency == "every-other"
-    with pytest.raises(ConfigError, match=r"every-other: unknown options \['period'\]; there are \['phase'\]"):
+    with pytest.raises(ConfigError, match=r"'every-other\[period=1\]': .*'period'; the options are \['phase'\]"):
         consistency("every-other[period=1]")
-    assert consistency("bsp").id == "bsp", "ours are not replaced"
     assert design("theirs[entropy=zstd]").up == codec("int8", entropy="zstd")
 
 

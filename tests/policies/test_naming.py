@@ -1,8 +1,9 @@
-"""An id with options in brackets."""
+"""An id with options in brackets; what other packages offer is looked up once."""
 
 from __future__ import annotations
 
 import re
+from importlib.metadata import EntryPoint, EntryPoints
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thinwire.errors import ConfigError
+from thinwire.policies import naming as module
+from thinwire.policies.designs import design
 from thinwire.policies.naming import parse_name
 
 VALUES = st.one_of(
@@ -78,3 +81,26 @@ def test_the_example_is_of_the_kind_that_was_asked_for() -> None:
     for what, example in examples.items():
         with pytest.raises(ConfigError, match=f"as in {re.escape(example)}"):
             parse_name("a b", what)
+
+
+def test_packages_are_searched_once_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def entry_points(*, group: str) -> EntryPoints:
+        asked.append(group)
+        return EntryPoints([EntryPoint("other", "package:Other", group)])
+
+    monkeypatch.setattr(module, "entry_points", entry_points)
+    module.plugins.cache_clear()
+    try:
+        for _ in range(3):
+            assert [point.name for point in module.plugins("thinwire.example")] == ["other"]
+        assert asked == ["thinwire.example"]
+    finally:
+        module.plugins.cache_clear()
+
+
+def test_designs_are_made_without_searching_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    design("3lc", consistency="ssp[2]", placement="uniform")
+    monkeypatch.setattr(module, "entry_points", lambda *, group: pytest.fail(f"searched for {group} again"))
+    assert design("3lc", consistency="ssp[2]", placement="uniform").placement == "uniform"

@@ -17,13 +17,12 @@ from thinwire.errors import ConfigError
 from thinwire.optimizers.options import portable_options
 from thinwire.optimizers.runner import ALLOWED
 from thinwire.policies.assignment import Assignment, Partition, Sized
-from thinwire.policies.compression import PLAIN, Choice, Compression, Exclude
+from thinwire.policies.compression import PLAIN, Choice, Compression, Exclude, select
 from thinwire.policies.consistency import Consistency, name_of
 from thinwire.policies.consistency import consistency as find_consistency
 from thinwire.policies.designs import Design
 from thinwire.policies.placement import Placement
 from thinwire.policies.placement import placement as find_placement
-from thinwire.policies.selection import select
 from thinwire.schema import Plan, TableSpec
 from thinwire.worker.tensor import PlannedTensor
 

@@ -1,22 +1,24 @@
-"""Which codec for which tensor, in each direction: a policy that a user may replace, by name or by an object.
+"""Which codec for which tensor, in each direction, for the parameter server and for the collective mode.
 
-A policy sees a tensor's name and shape and nothing else, so that every worker decides the same. By name it is made with
-what the design says (codecs both ways, the smallest tensor, tensors to leave alone) and its own options.
+A policy that a user may replace, by name or by an object, decides by a tensor's name and shape alone, so that every
+worker decides the same. By name it is made with what the design says (codecs both ways, the smallest tensor, tensors to
+leave alone) and its own options. Exceptions, for names that match a pattern and for the last layer, come before it.
+What cannot train is refused here.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from fnmatch import fnmatchcase
+from typing import Any, Protocol
 
 from thinwire.codecs import Codec
 from thinwire.codecs.registry import codec as make_codec
 from thinwire.errors import ConfigError
 from thinwire.packets import MAX_BATCHED_NBYTES
-from thinwire.policies.naming import parse_name
-from thinwire.policies.plugins import plugins
+from thinwire.policies.naming import Family
 
 MIN_NUMEL = 128
 """Below it a frame's header weighs as much as the values it would save."""
@@ -81,15 +83,7 @@ class ByShape:
         return Choice(self.up, self.down)
 
 
-_SHIPPED: dict[str, Callable[..., Compression]] = {"by-shape": ByShape}
-
-
-def compressions() -> dict[str, Callable[..., Compression]]:
-    """Returns what makes each compression policy, by id: ours, and those of other packages (`thinwire.compression`)."""
-    found = dict(_SHIPPED)
-    for point in plugins("thinwire.compression"):
-        found.setdefault(point.name, point.load())
-    return found
+POLICIES: Family[Compression] = Family("compression", {"by-shape": ByShape})
 
 
 def compression(
@@ -105,21 +99,102 @@ def compression(
         exclude: further tensors to leave alone.
 
     Raises:
-        ConfigError: an unknown policy or option.
+        ConfigError: an unknown policy or option, or one that the design decides.
 
     Example:
         >>> policy = compression("by-shape", up=make_codec("int8"), down=PLAIN)
         >>> policy.choose("fc.weight", (100, 10)).up.id
         'int8'
     """
-    kind_id, options = parse_name(name, "compression")
-    known = compressions()
-    if kind_id not in known:
-        raise ConfigError(f"unknown compression {kind_id!r}; there are {', '.join(known)}")
-    given = {"up": up, "down": down, "min_numel": min_numel, "exclude": exclude}
-    if own := sorted(set(options) & set(given)):
-        raise ConfigError(f"compression {name!r}: the design says {', '.join(own)}; leave it out of the brackets")
-    try:
-        return known[kind_id](**given, **options)
-    except TypeError as error:
-        raise ConfigError(f"compression {name!r}: {error}") from error
+    return POLICIES.make(name, up=up, down=down, min_numel=min_numel, exclude=exclude)
+
+
+def as_codec(codec: str | Codec, options: Mapping[str, Any]) -> Codec:
+    """Returns the codec that a user means.
+
+    Args:
+        codec: an id, or a codec.
+        options: of the id.
+
+    Raises:
+        ConfigError: an unknown id or option, options beside a codec, or something else.
+
+    Example:
+        >>> as_codec("3lc", {"sparsity": 1.5}).config()["sparsity"]
+        1.5
+    """
+    if isinstance(codec, str):
+        return make_codec(codec, **options)
+    if options:
+        raise ConfigError(f"options {sorted(options)} belong to a codec's id; {codec!r} is a codec already")
+    if not isinstance(codec, Codec):
+        raise ConfigError(f"a codec is an id such as '3lc', or what tw.codec returns; {codec!r} came")
+    return codec
+
+
+def select(
+    shapes: Mapping[str, tuple[int, ...]],
+    compression: Compression,
+    *,
+    codecs: Mapping[str, str | Codec] | None = None,
+    last_layer: str | Codec | None = None,
+) -> dict[str, Choice]:
+    """Returns the codecs of every tensor.
+
+    Args:
+        shapes: of the trained tensors by name, in the model's order.
+        compression: decides for a tensor that is no exception.
+        codecs: exceptions: another codec, both ways, for names that match a pattern; the first match wins.
+        last_layer: another codec for the tensors of the module that holds the last matrix, such as `"fp32"`, which
+            TernGrad uses (§4.2).
+
+    Raises:
+        ConfigError: patterns that match nothing, or error feedback on pulls with a random codec, which diverges.
+
+    Example:
+        >>> codec = make_codec("3lc")
+        >>> chosen = select({"fc.weight": (64, 32), "fc.bias": (64,)}, ByShape(up=codec, down=codec))
+        >>> chosen["fc.weight"].up.id, chosen["fc.bias"].up.id
+        ('3lc', 'fp32')
+    """
+    by_pattern = {pattern: as_codec(given, {}) for pattern, given in (codecs or {}).items()}
+    of_last = None if last_layer is None else as_codec(last_layer, {})
+    matrices = [name for name, shape in shapes.items() if len(shape) > 1]
+    last = _module_of(matrices[-1]) if matrices else None
+    unmatched = set(by_pattern)
+    chosen: dict[str, Choice] = {}
+    for name, shape in shapes.items():
+        pattern = next((pattern for pattern in by_pattern if fnmatchcase(name, pattern)), None)
+        if pattern is not None:
+            unmatched.discard(pattern)
+            chosen[name] = Choice(by_pattern[pattern], by_pattern[pattern])
+        elif of_last is not None and _module_of(name) == last:
+            chosen[name] = Choice(of_last, of_last)
+        else:
+            chosen[name] = compression.choose(name, shape)
+    if unmatched:
+        raise ConfigError(f"codecs: {sorted(unmatched)} match no parameter; there are {list(shapes)[:8]} …")
+    for name, choice in chosen.items():
+        check_pull_codec(choice.down, name)
+    return chosen
+
+
+def check_pull_codec(codec: Codec, name: str) -> None:
+    """Refuses error feedback on pulls with a random codec: the loop through the optimizer amplifies the noise.
+
+    Args:
+        codec: of the pulls.
+        name: of the tensor or the design, for the message.
+
+    Raises:
+        ConfigError: the codec draws random numbers and keeps a residual.
+    """
+    if codec.random and codec.residual_by_default:
+        raise ConfigError(
+            f"{name}: {codec.id!r} draws random numbers; with error feedback on pulls the training diverges. Set "
+            "error_feedback=False on the way down, or a deterministic codec_down such as '3lc'"
+        )
+
+
+def _module_of(name: str) -> str:
+    return name.rpartition(".")[0]

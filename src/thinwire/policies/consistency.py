@@ -8,14 +8,12 @@ nothing is counted twice, and staleness 0 is bulk-synchronous bit for bit.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields
 from typing import ClassVar, Literal
 
 from thinwire.errors import ConfigError
 from thinwire.policies.criteria import Criterion, criterion
-from thinwire.policies.naming import parse_name
-from thinwire.policies.plugins import plugins
+from thinwire.policies.naming import Family, check_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +64,7 @@ class Terms:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Consistency(ABC):
+class Consistency:
     """The questions that the cores ask. The default answers are those of bulk-synchronous training."""
 
     id: ClassVar[str]
@@ -109,19 +107,12 @@ class Consistency(ABC):
             barrier=self.barrier(),
         )
 
-    @abstractmethod
-    def about(self) -> str:
-        """One line for people, with the source."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Bsp(Consistency):
     """Bulk-synchronous: every worker, every step (3LC §2.1)."""
 
     id: ClassVar[str] = "bsp"
-
-    def about(self) -> str:
-        return "bulk-synchronous: an update waits for every worker, a step for every update (3LC §2.1)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,9 +128,6 @@ class Asp(Consistency):
 
     def quorum(self, workers: int) -> int:
         return 1
-
-    def about(self) -> str:
-        return "asynchronous: each push is an update, nobody waits for others (Wu 2018, §2.3.2)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +146,7 @@ class Ssp(Consistency):
     mode: Literal["passive", "aggressive", "traditional"] = "passive"
 
     def __post_init__(self) -> None:
-        _check_count("ssp: staleness", self.staleness, 0)
+        check_count("ssp: staleness", self.staleness, 0)
         if self.mode not in ("passive", "aggressive", "traditional"):
             raise ConfigError(f"ssp: mode={self.mode!r}; allowed are passive, aggressive and traditional")
 
@@ -174,9 +162,6 @@ class Ssp(Consistency):
     def barrier(self) -> bool:
         return self.mode == "traditional"
 
-    def about(self) -> str:
-        return f"stale-synchronous, {self.mode}: a model lacks at most {self.staleness} clocks (Wu 2018, §2.3.2)"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Backup(Consistency):
@@ -189,13 +174,10 @@ class Backup(Consistency):
     spare: int = 1
 
     def __post_init__(self) -> None:
-        _check_count("backup: spare", self.spare, 0)
+        check_count("backup: spare", self.spare, 0)
 
     def quorum(self, workers: int) -> int:
         return max(1, workers - self.spare)
-
-    def about(self) -> str:
-        return f"backup workers: an update needs all but {self.spare} gradients of the latest model (3LC §2.1)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,13 +188,10 @@ class Local(Consistency):
     steps: int = 2
 
     def __post_init__(self) -> None:
-        _check_count("local: steps", self.steps, 1)
+        check_count("local: steps", self.steps, 1)
 
     def exchanges(self, iteration: int) -> bool:
         return (iteration + 1) % self.steps == 0
-
-    def about(self) -> str:
-        return f"{self.steps} local steps: every {self.steps}th step exchanges what accumulated (3LC §4.2)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,20 +214,13 @@ class Adaptive(Consistency):
     def criterion(self) -> Criterion | None:
         return self._criterion
 
-    def about(self) -> str:
-        return f"adaptive: a tensor is sent when its {self.when} criterion passes {self.threshold:g} (Wu 2018, §2.3.2)"
 
-
-SHIPPED: tuple[type[Consistency], ...] = (Bsp, Asp, Ssp, Backup, Local, Adaptive)
-_BARE = {"ssp": "staleness", "backup": "spare", "local": "steps", "adaptive": "when"}
-
-
-def policies() -> dict[str, type[Consistency]]:
-    """Returns every consistency policy by id: ours, and those of other packages (`thinwire.consistency`)."""
-    found = {kind.id: kind for kind in SHIPPED}
-    for point in plugins("thinwire.consistency"):
-        found.setdefault(point.name, point.load())
-    return found
+POLICIES: Family[Consistency] = Family(
+    "consistency",
+    {kind.id: kind for kind in (Bsp, Asp, Ssp, Backup, Local, Adaptive)},
+    short={"τ": "staleness", "b": "spare", "k": "steps"},
+    bare={"ssp": "staleness", "backup": "spare", "local": "steps", "adaptive": "when"},
+)
 
 
 def consistency(name: str | Consistency) -> Consistency:
@@ -257,19 +229,7 @@ def consistency(name: str | Consistency) -> Consistency:
     Raises:
         ConfigError: an unknown policy or option.
     """
-    if isinstance(name, Consistency):
-        return name
-    known = policies()
-    kind_id, _ = parse_name(name, "consistency", bare="")
-    if kind_id not in known:
-        raise ConfigError(f"unknown consistency {kind_id!r}; there are {', '.join(known)}")
-    short = {"τ": "staleness", "b": "spare", "k": "steps"}
-    _, options = parse_name(name, "consistency", short=short, bare=_BARE.get(kind_id))
-    kind = known[kind_id]
-    allowed = [each.name for each in fields(kind) if each.init]
-    if unknown := sorted(set(options) - set(allowed)):
-        raise ConfigError(f"consistency {kind_id}: unknown options {unknown}; there are {allowed}")
-    return kind(**options)
+    return name if isinstance(name, Consistency) else POLICIES.make(name)
 
 
 def name_of(policy: Consistency) -> str:
@@ -280,8 +240,3 @@ def name_of(policy: Consistency) -> str:
     """
     options = ",".join(f"{each.name}={getattr(policy, each.name)}" for each in fields(policy) if each.init)
     return f"{policy.id}[{options}]" if options else policy.id
-
-
-def _check_count(what: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigError(f"{what} is {value!r}; it must be a whole number of at least {least}")

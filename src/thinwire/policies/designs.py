@@ -7,7 +7,7 @@ A design is a frozen value; every choice in it may be replaced (`dataclasses.rep
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from thinwire.codecs import Codec
@@ -15,13 +15,11 @@ from thinwire.codecs.registry import codec
 from thinwire.codecs.stochastic import TernGrad
 from thinwire.codecs.votes import Votes
 from thinwire.errors import ConfigError
-from thinwire.policies.compression import MIN_NUMEL, Compression, Exclude
+from thinwire.policies.compression import MIN_NUMEL, Compression, Exclude, check_pull_codec
 from thinwire.policies.compression import compression as find_compression
 from thinwire.policies.consistency import consistency
-from thinwire.policies.naming import parse_name
+from thinwire.policies.naming import parse_name, plugins
 from thinwire.policies.placement import placement
-from thinwire.policies.plugins import plugins
-from thinwire.policies.selection import check_pull_codec
 
 Downlink = Literal["delta", "gradient", "weights"]
 
@@ -142,23 +140,8 @@ class Design:
 
     def choices(self) -> dict[str, Any]:
         """Returns every choice spelled out, as JSON values."""
-        return {
-            "name": self.name,
-            "up": self.up.config(),
-            "down": self.down.config(),
-            "downlink": self.downlink,
-            "consistency": self.consistency,
-            "placement": self.placement,
-            "compression": self.compression,
-            "transmission": self.transmission,
-            "min_numel": self.min_numel,
-            "last_layer": self.last_layer,
-            "share_scales": self.share_scales,
-            "every": self.every,
-            "digest_every": self.digest_every,
-            "ema": self.ema,
-            "cite": self.cite,
-        }
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: value.config() if isinstance(value, Codec) else value for name, value in values.items()}
 
 
 def _both(codec_id: str, **fixed: Any) -> Callable[..., dict[str, Any]]:
@@ -187,12 +170,11 @@ def _average(
     return make
 
 
-def _local2(**options: Any) -> dict[str, Any]:
-    return {**_both("fp32")(), "consistency": f"local[steps={options.pop('steps', 2)}]", **_none_left(options)}
+def _local2(steps: int = 2) -> dict[str, Any]:
+    return {**_both("fp32")(), "consistency": f"local[steps={steps}]"}
 
 
-def _terngrad(**options: Any) -> dict[str, Any]:
-    ema = options.pop("ema", 0.0)
+def _terngrad(ema: float = 0.0, **options: Any) -> dict[str, Any]:
     return {
         "up": codec("terngrad", **options),
         "down": codec("votes"),
@@ -210,20 +192,12 @@ def _entropy(**options: Any) -> dict[str, Any]:
     return {"up": made, "down": made, "downlink": "weights", "every": "epoch", "transmission": "traditional"}
 
 
-def _mps(**options: Any) -> dict[str, Any]:
-    staleness = options.pop("staleness", 5)
+def _mps(staleness: int = 5, fraction: float = 0.01, **options: Any) -> dict[str, Any]:
     return {
-        "up": codec("topk", fraction=options.pop("fraction", 0.01), error_feedback=True, **options),
+        "up": codec("topk", fraction=fraction, error_feedback=True, **options),
         "down": codec("topk", fraction=0.01, error_feedback=True),
         "consistency": f"ssp[staleness={staleness},mode=passive]",
-        "placement": "heuristic",
     }
-
-
-def _none_left(options: dict[str, Any]) -> dict[str, Any]:
-    if options:
-        raise ConfigError(f"unknown options {sorted(options)}")
-    return {}
 
 
 _K = 1 / 32
@@ -242,10 +216,7 @@ _SHIPPED: dict[str, tuple[Callable[..., dict[str, Any]], str]] = {
     ),
     "local2": (_local2, "transmit every 2nd step what accumulated (3LC §4.2, 2 local steps)"),
     "3lc": (_both("3lc"), "3-value quantisation with sparsity multiplication, base-3⁵, zero runs, residuals (3LC §3)"),
-    "terngrad": (
-        _terngrad,
-        "clipped stochastic ternary up with shared scalars, exact votes down (TernGrad §3)",
-    ),
+    "terngrad": (_terngrad, "clipped stochastic ternary up with shared scalars, exact votes down (TernGrad §3)"),
     "doublesqueeze-1bit": (
         _average("onebit", "onebit", True, True),
         "1 bit both passes, residual on both (DoubleSqueeze algorithm 1, §5.1)",
@@ -270,10 +241,7 @@ _SHIPPED: dict[str, tuple[Callable[..., dict[str, Any]], str]] = {
         _average("qsgd-ds", "fp32", False, None),
         "DoubleSqueeze's biased ternary up, uncompressed down (DoubleSqueeze §5.1, QSGD)",
     ),
-    "entropy": (
-        _entropy,
-        "whole weights after each epoch, adaptive bits and Huffman code (Øland & Raj §2, §4)",
-    ),
+    "entropy": (_entropy, "whole weights after each epoch, adaptive bits and Huffman code (Øland & Raj §2, §4)"),
     "mps": (_mps, "heuristic placement, passive SSP 5, top 1 % with residual (Wu 2018, ch. 4–5)"),
 }
 

@@ -1,12 +1,21 @@
-"""How policies and designs are named: an id with options in brackets, as in `ssp[staleness=5]`."""
+"""How policies and designs are named, an id with options in brackets, as in `ssp[staleness=5]`; and who offers them.
+
+Other packages offer theirs under our entry points. Nothing here knows what a policy is.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from inspect import signature
+from typing import Any, Generic, TypeVar
 
 from thinwire.errors import ConfigError
+
+T = TypeVar("T")
 
 _EXAMPLES = {
     "design": "3lc[s=1.75]",
@@ -62,3 +71,83 @@ def _value(text: str) -> Any:
         return json.loads(text.lower())
     except json.JSONDecodeError:
         return text
+
+
+def check_count(what: str, value: object, least: int) -> None:
+    """Raises ConfigError where an option is not a whole number of at least `least`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"{what} is {value!r}; it must be a whole number of at least {least}")
+
+
+@cache
+def plugins(group: str) -> tuple[EntryPoint, ...]:
+    """Returns the entry points of a group, such as `thinwire.placement`, as they were at the first call.
+
+    Reading the metadata of every installed package takes tens of milliseconds and a training names policies many times,
+    so the list is kept. It holds names alone: an entry is imported by whoever wants it.
+
+    >>> plugins("thinwire.none-of-ours")
+    ()
+    """
+    return tuple(entry_points(group=group))
+
+
+class Family(Generic[T]):
+    """The policies of one kind: ours, and those of other packages, under the entry point `thinwire.<what>`.
+
+    Args:
+        what: the kind, as in `placement`.
+        shipped: what makes each of ours, by id.
+        short: abbreviations of option names.
+        bare: the option that a lone value means, by id.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        shipped: Mapping[str, Callable[..., T]],
+        *,
+        short: dict[str, str] | None = None,
+        bare: Mapping[str, str] | None = None,
+    ) -> None:
+        self.what, self.shipped = what, shipped
+        self._short, self._bare = short, bare or {}
+
+    def known(self) -> dict[str, Callable[..., T]]:
+        """Returns what makes each policy, by id.
+
+        Raises:
+            ConfigError: two policies of one id.
+        """
+        found = dict(self.shipped)
+        for point in plugins(f"thinwire.{self.what}"):
+            kind = point.load()
+            kind_id = getattr(kind, "id", point.name)
+            if found.setdefault(kind_id, kind) is not kind:
+                raise ConfigError(f"{self.what} id {kind_id!r} of {point.value} is taken by {found[kind_id].__name__}")
+        return found
+
+    def make(self, name: str, **given: Any) -> T:
+        """Returns a policy by name, made with the options in brackets.
+
+        Args:
+            name: as a user wrote it.
+            **given: what a design decides and the name may not.
+
+        Raises:
+            ConfigError: an unknown policy or option, listing what there is.
+        """
+        known = self.known()
+        kind_id, _ = parse_name(name, self.what, bare="")
+        if kind_id not in known:
+            raise ConfigError(f"unknown {self.what} {kind_id!r}; there are {', '.join(known)}")
+        _, options = parse_name(name, self.what, short=self._short, bare=self._bare.get(kind_id))
+        if own := sorted(set(options) & set(given)):
+            raise ConfigError(f"{self.what} {name!r}: the design says {', '.join(own)}; leave it out of the brackets")
+        kind = known[kind_id]
+        try:
+            signature(kind).bind(**given, **options)
+        except TypeError as error:
+            allowed = [option for option in signature(kind).parameters if option not in given]
+            raise ConfigError(f"{self.what} {name!r}: {error}; the options are {allowed}") from error
+        return kind(**given, **options)

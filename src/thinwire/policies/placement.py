@@ -10,13 +10,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import ClassVar
 
-from thinwire.errors import ConfigError
 from thinwire.policies.assignment import Assignment, Partition, Sized, check_placeable
-from thinwire.policies.naming import parse_name
-from thinwire.policies.plugins import plugins
+from thinwire.policies.naming import Family, check_count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +31,6 @@ class Placement(ABC):
             ConfigError: no server, or two tables of one name.
         """
 
-    @abstractmethod
-    def about(self) -> str:
-        """One line for people, with the source."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class RoundRobin(Placement):
@@ -48,9 +42,6 @@ class RoundRobin(Placement):
         check_placeable(tables, servers)
         return _whole(tables, servers, [table % servers for table in range(len(tables))])
 
-    def about(self) -> str:
-        return "tables to servers in turn, in the order of the model (Wu 2018, §2.3.1)"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Greedy(Placement):
@@ -61,9 +52,6 @@ class Greedy(Placement):
     def place(self, tables: Sequence[Sized], servers: int) -> Assignment:
         check_placeable(tables, servers)
         return _whole(tables, servers, _least_loaded(tables, range(len(tables)), servers))
-
-    def about(self) -> str:
-        return "each table to the least loaded server, in the order of the model (Wu 2018, §2.3.1)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,9 +71,6 @@ class Heuristic(Placement):
     def place(self, tables: Sequence[Sized], servers: int) -> Assignment:
         check_placeable(tables, servers)
         return _whole(tables, servers, _least_loaded(tables, _largest_first(tables), servers))
-
-    def about(self) -> str:
-        return "the largest table that is left to the least loaded server (Wu 2018, §2.3.1, algorithm 2)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +93,7 @@ class Uniform(Placement):
     min_numel: int = 0
 
     def __post_init__(self) -> None:
-        _check_whole(self, "min_numel", least=0)
+        check_count(f"{self.id}: min_numel", self.min_numel, 0)
 
     def place(self, tables: Sequence[Sized], servers: int) -> Assignment:
         check_placeable(tables, servers)
@@ -133,10 +118,6 @@ class Uniform(Placement):
             lightest = sorted(range(servers), key=loads.__getitem__)[: self._parts(tables[index], servers)]
             split(index, sorted(lightest))
         return Assignment(servers, tuple(tables), tuple(partitions))
-
-    def about(self) -> str:
-        least = f", at least {self.min_numel} values a part" if self.min_numel else ""
-        return f"every table evenly over all servers{least} (Wu 2018, ch. 5)"
 
     def _parts(self, table: Sized, servers: int) -> int:
         return min(servers, max(1, table.numel // self.min_numel)) if self.min_numel else servers
@@ -166,8 +147,8 @@ class Sharded(Placement):
     align: int = 40
 
     def __post_init__(self) -> None:
-        _check_whole(self, "min_numel", least=1)
-        _check_whole(self, "align", least=1)
+        check_count(f"{self.id}: min_numel", self.min_numel, 1)
+        check_count(f"{self.id}: align", self.align, 1)
 
     def place(self, tables: Sequence[Sized], servers: int) -> Assignment:
         check_placeable(tables, servers)
@@ -185,29 +166,12 @@ class Sharded(Placement):
             partitions.append(tuple(Partition(*part) for part in ranges if part[1] < part[2]))
         return Assignment(servers, tuple(tables), tuple(partitions))
 
-    def about(self) -> str:
-        return (
-            f"tables of {self.min_numel} values a server evenly over all, smaller ones whole to the least loaded "
-            "(DoubleSqueeze algorithm 1 with every rank as the server of its shard)"
-        )
 
-
-SHIPPED: tuple[type[Placement], ...] = (Heuristic, RoundRobin, Greedy, Uniform, Sharded)
-"""The first is the default."""
-
-
-def placements() -> dict[str, type[Placement]]:
-    """Returns every placement policy by id: ours, and those of other packages (entry point `thinwire.placement`).
-
-    Raises:
-        ConfigError: two policies of one id.
-    """
-    found = {kind.id: kind for kind in SHIPPED}
-    for point in plugins("thinwire.placement"):
-        kind: type[Placement] = point.load()
-        if found.setdefault(kind.id, kind) is not kind:
-            raise ConfigError(f"placement id {kind.id!r} of {point.value} is taken by {found[kind.id].__name__}")
-    return found
+POLICIES: Family[Placement] = Family(
+    "placement",
+    {kind.id: kind for kind in (Heuristic, RoundRobin, Greedy, Uniform, Sharded)},  # the first is the default
+    short={"min": "min_numel"},
+)
 
 
 def placement(name: str | Placement) -> Placement:
@@ -220,22 +184,7 @@ def placement(name: str | Placement) -> Placement:
         >>> placement("uniform[min=1024]")
         Uniform(min_numel=1024)
     """
-    if isinstance(name, Placement):
-        return name
-    known = placements()
-    kind_id, options = parse_name(name, "placement", short={"min": "min_numel"})
-    if kind_id not in known:
-        raise ConfigError(f"unknown placement {kind_id!r}; there are {', '.join(known)}")
-    allowed = [each.name for each in fields(known[kind_id]) if each.init]
-    if unknown := sorted(set(options) - set(allowed)):
-        raise ConfigError(f"placement {kind_id}: unknown options {unknown}; there are {allowed}")
-    return known[kind_id](**options)
-
-
-def _check_whole(policy: Placement, option: str, *, least: int) -> None:
-    value = getattr(policy, option)
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigError(f"{policy.id}: {option} is {value!r}; it must be a whole number, {least} or more")
+    return name if isinstance(name, Placement) else POLICIES.make(name)
 
 
 def _whole(tables: Sequence[Sized], servers: int, on: Sequence[int]) -> Assignment:

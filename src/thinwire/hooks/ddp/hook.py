@@ -20,8 +20,7 @@ from thinwire.collective.core import Collective
 from thinwire.collective.residuals import Residuals, TrainedTensor
 from thinwire.errors import ConfigError
 from thinwire.hooks.ddp.state import ThinwireState
-from thinwire.policies.compression import MIN_NUMEL, ByShape, Choice, Compression
-from thinwire.policies.selection import as_codec, select
+from thinwire.policies.compression import MIN_NUMEL, ByShape, Choice, Compression, as_codec, select
 from thinwire.runtime.collective import CollectiveDriver
 from thinwire.runtime.peers import agree
 from thinwire.runtime.peers import measure_link as measure_bps
