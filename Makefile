@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-long test-gpu bench clean
+.PHONY: demo test lint types tests test-long test-gpu bench clean
 
 $(VENV)/.base: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -19,12 +19,19 @@ $(VENV)/.dev: $(VENV)/.base
 demo: $(VENV)/.base  ## two designs side by side over an emulated thin link
 	$(BIN)/thinwire demo $(ARGS)
 
-test: $(VENV)/.dev  ## every check there is: format, lint, types, import order, tests
+test: $(VENV)/.dev  ## every check there is, on two cores: lint and types beside the tests, their output in one piece each
+	@$(MAKE) --no-print-directory --keep-going --jobs=3 --output-sync=recurse lint types tests
+
+lint: $(VENV)/.dev  ## format, lint, import order
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest $(ARGS)
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+tests: $(VENV)/.dev  ## two processes; a file's tests stay in one, in order. The plus sign lets their progress be seen
+	+$(BIN)/pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder $(ARGS)
 
 test-long: $(VENV)/.dev  ## bars at their full number of steps: half an hour, prints what it finds
 	$(BIN)/pytest -m long -s $(ARGS)

@@ -11,7 +11,7 @@ from thinwire.cli import options
 from thinwire.cli.console import console, runs_table, save_picture, show, write_json
 from thinwire.cli.train import run_with_progress, with_privileges
 from thinwire.jobs.job import Job
-from thinwire.studies.curves import draw_curves
+from thinwire.studies.report import draw_curves
 
 app = typer.Typer()
 

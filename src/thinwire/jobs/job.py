@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 from thinwire.errors import ConfigError
 from thinwire.policies.designs import Design, codec_by_name, design
@@ -57,20 +57,12 @@ class Job:
     def __post_init__(self) -> None:
         if self.steps is not None and self.seconds is not None:
             raise ConfigError("a run has a number of steps or a time budget, not both")
-        if self.workers < 1:
-            raise ConfigError(f"{self.workers} workers; at least 1 is needed")
         if self.servers < 1:
             raise ConfigError(f"{self.servers} servers; at least 1 is needed")
         if self.servers_on_workers and self.servers != 1:
             raise ConfigError(f"{self.servers} servers, and one on every worker's node: give one or the other")
-        if self.steps is not None and self.steps < 1:
-            raise ConfigError(f"{self.steps} steps; at least 1 is needed")
         if self.seconds is not None and not self.seconds > 0:
             raise ConfigError(f"{self.seconds} seconds; a time budget is positive")
-        if self.batch is not None and self.batch < 1:
-            raise ConfigError(f"batches of {self.batch}; at least 1 example is needed")
-        if self.lr is not None and not 0 < self.lr < math.inf:
-            raise ConfigError(f"learning rate {self.lr}; it is positive and finite")
         if not self.eval_every >= 0:
             raise ConfigError(f"evaluations every {self.eval_every} seconds; 0 means only at the end")
         self.full_design()
@@ -95,11 +87,6 @@ class Job:
 
     def recipe(self) -> Recipe:
         """Returns the recipe with this job's own batch and rate in it."""
-        found = recipe(self.model, self.data, design=self.design)
-        return replace(
-            found,
-            workers=self.workers,
-            batch=self.batch or found.batch,
-            lr=self.lr or found.lr,
-            steps=self.steps or found.steps,
-        )
+        given: dict[str, Any] = {"workers": self.workers, "batch": self.batch, "lr": self.lr, "steps": self.steps}
+        own = {name: value for name, value in given.items() if value is not None}
+        return replace(recipe(self.model, self.data, design=self.design), **own)

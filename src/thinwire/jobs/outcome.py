@@ -16,6 +16,12 @@ from thinwire.errors import EngineError
 from thinwire.jobs.job import Job
 from thinwire.policies.consistency import consistency
 
+_COUNTERS = (
+    *("payload_bytes_push", "payload_bytes_pull", "wire_bytes_push", "wire_bytes_pull"),
+    *("late_pushes", "skipped_updates"),
+)
+"""Sums of the workers' traffic that the run's outcome has under the same names."""
+
 
 class PlacementSummary(msgspec.Struct, frozen=True, kw_only=True):
     """How the tables were placed: bytes on each shard, how far they deviate, and a digest of the decision."""
@@ -146,38 +152,26 @@ def summarise(
         return a / b if b else 0.0
 
     push_bits, pull_bits = 8 * total("payload_bytes_push"), 8 * total("payload_bytes_pull")
+    counted: dict[str, Any] = {name: int(total(name)) for name in _COUNTERS}
+    of_job = ("design", "model", "data", "workers", "servers_on_workers", "seed")
+    of_first = ("steps", "seconds", "seconds_per_step", "placement", "test_accuracy_ema", "weights")
     return RunOutcome(
-        design=job.design,
-        model=job.model,
-        data=job.data,
-        workers=job.workers,
+        **{name: getattr(job, name) for name in of_job},
+        **{name: getattr(first, name) for name in of_first},
+        **counted,
         servers=job.shards,
-        servers_on_workers=job.servers_on_workers,
-        steps=first.steps,
         link=str(rate),
-        seed=job.seed,
-        seconds=first.seconds,
-        seconds_per_step=first.seconds_per_step,
         test_accuracy=first.test_accuracy,
         train_loss=sum(worker.train_loss for worker in workers) / len(workers),
-        payload_bytes_push=int(total("payload_bytes_push")),
-        payload_bytes_pull=int(total("payload_bytes_pull")),
-        wire_bytes_push=int(total("wire_bytes_push")),
-        wire_bytes_pull=int(total("wire_bytes_pull")),
         bits_per_value_push=ratio(push_bits, total("values_push")),
         bits_per_value_pull=ratio(pull_bits, total("values_pull")),
         compression_ratio=ratio(32 * (total("values_push") + total("values_pull")), push_bits + pull_bits),
         shaping=shaping,
         choices=design.choices(),
-        placement=first.placement,
-        late_pushes=int(total("late_pushes")),
-        skipped_updates=int(total("skipped_updates")),
         batch=recipe.batch,
         lr=recipe.lr,
         test_loss=first.test_loss,
-        test_accuracy_ema=first.test_accuracy_ema,
         residual_ratio=first.residual_ratio or {},
-        weights=first.weights,
         seconds_encode=total("encode_seconds") / job.workers,
         seconds_decode=total("decode_seconds") / job.workers,
         seconds_wait=total("wait_seconds") / job.workers,

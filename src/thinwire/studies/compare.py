@@ -121,22 +121,9 @@ class Comparison:
 
     def full(self, model: str, design: str) -> Job:
         """Returns the run that an accuracy comes from, with seed 0: on an unlimited link, every number spelled out."""
-        job = Job(
-            design=design,
-            model=model,
-            data=self.data,
-            workers=self.workers,
-            servers=self.servers,
-            servers_on_workers=self.servers_on_workers,
-            steps=self.steps,
-            batch=self.batch,
-            lr=self.lr,
-            consistency=self.consistency,
-            placement=self.placement,
-            compression=self.compression,
-            transmission=self.transmission,
-            data_root=self.data_root,
-        )
+        jobs_own = {field.name for field in fields(Job)}
+        shared = {name: value for name, value in vars(self).items() if name in jobs_own}
+        job = Job(design=design, model=model, **shared)
         recipe = job.recipe()
         return replace(job, steps=recipe.steps, batch=recipe.batch, lr=recipe.lr)
 

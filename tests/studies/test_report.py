@@ -9,7 +9,7 @@ import numpy as np
 
 from tests.jobs.outcomes import run_outcome
 from thinwire.jobs.outcome import CurvePoint
-from thinwire.studies.curves import draw_curves
+from thinwire.studies.report import draw_curves
 
 
 def test_every_run_has_a_line() -> None:
