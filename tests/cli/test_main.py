@@ -59,7 +59,7 @@ MISUSE: list[tuple[list[str], str]] = [
     (["train", "--data", "imagenet"], r".*'imagenet'.*digits.*"),
     (["train", "--steps", "5", "--seconds", "5"], r"a run has a number of steps or a time budget, not both"),
     (["train", "--seconds", "0"], r"0.0 seconds; a time budget is positive"),
-    (["train", "--lr", "-1"], r"learning rate -1.0; it is positive and finite"),
+    (["train", "--lr", "-1"], r"the learning rate is -1.0; expected a positive number"),
     (["train", "--link", "10mb"], r".*10mb.*10mbit.*"),
     (["train", "--shaping", "tc", "--link", "1mbit"], r"shaping 'tc'; allowed are auto, kernel and application"),
     (["demo", "--link", "fast"], r".*fast.*10mbit.*"),

@@ -50,7 +50,8 @@ def compare(comparison: Comparison, out: Out = Path("thinwire-compare"), json: o
             on_job=_announce,
         )
     except KeyboardInterrupt:
-        console.print(f"what is done is kept in {escape(str(out / RESULTS))}; the same command goes on from there")
+        kept = escape(str(out / RESULTS))
+        console.print(f"what is done is kept in {kept}; the same command goes on from there", soft_wrap=True)
         raise
     console.print(escape(", ".join(filter(None, [f"servers: {servers_of(asked)}", choices(asked)]))), highlight=False)
     for model in asked.models:
