@@ -1,4 +1,4 @@
-"""One run in one process: whose events are whose, and failures that reach everybody. See test_run for its weights."""
+"""One run in one process: whose events are whose, and failures that reach everybody. test_cluster has its weights."""
 
 from __future__ import annotations
 

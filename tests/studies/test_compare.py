@@ -26,7 +26,7 @@ TWO = Comparison(designs=["fp32", "3lc[s=1.75,entropy=zstd]"], links=["1mbit", "
 
 
 def told(job: Job) -> RunOutcome:
-    """An outcome as of `jobs.run`, made from the job: 3LC is 10 points worse and, on a link, 4 times as fast."""
+    """An outcome made from the job: 3LC is 10 points worse and, on a link, 4 times as fast."""
     assert job.steps is not None
     plain = job.design == "fp32"
     seconds_per_step = 0.01 if job.link is None else 0.4 if plain else 0.1

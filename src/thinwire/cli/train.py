@@ -17,12 +17,11 @@ from thinwire.engines.links import parse_rate
 from thinwire.engines.namespaces import can_unshare, reexec_in_user_namespace
 from thinwire.errors import ConfigError
 from thinwire.jobs.checkpoints import RunCheckpoints
-from thinwire.jobs.cluster import choose_links
+from thinwire.jobs.cluster import choose_links, run
 from thinwire.jobs.events import Progress as Stepped
 from thinwire.jobs.in_process import run as run_in_process
 from thinwire.jobs.job import Job
 from thinwire.jobs.outcome import RunOutcome
-from thinwire.jobs.run import run
 
 app = typer.Typer()
 

@@ -55,7 +55,7 @@ def lenet5(in_shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
     61706
     """
     channels, high, wide = _image(in_shape, "lenet5")
-    flat = 16 * _pooled(high // 2 - 4) * _pooled(wide // 2 - 4)
+    flat = 16 * ((high // 2 - 4) // 2) * ((wide // 2 - 4) // 2)
     return nn.Sequential(
         Frame(FRAME),
         *(nn.Conv2d(channels, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
@@ -78,7 +78,7 @@ def lenet(in_shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
     431080
     """
     channels, high, wide = _image(in_shape, "lenet")
-    flat = 50 * _pooled((high - 4) // 2 - 4) * _pooled((wide - 4) // 2 - 4)
+    flat = 50 * (((high - 4) // 2 - 4) // 2) * (((wide - 4) // 2 - 4) // 2)
     return nn.Sequential(
         Frame(FRAME),
         *(nn.Conv2d(channels, 20, 5), nn.MaxPool2d(2)),
@@ -97,8 +97,3 @@ def _image(in_shape: tuple[int, ...], name: str) -> tuple[int, int, int]:
     if min(high, wide) < SMALLEST:
         raise ConfigError(f"{name} needs images of {SMALLEST}×{SMALLEST} or more, not {high}×{wide}: use 'mlp'")
     return channels, max(high, FRAME), max(wide, FRAME)
-
-
-def _pooled(size: int) -> int:
-    """What 2×2 pooling leaves of `size` pixels."""
-    return size // 2
