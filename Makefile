@@ -20,7 +20,7 @@ demo: $(VENV)/.base  ## two designs side by side over an emulated thin link
 	$(BIN)/thinwire demo $(ARGS)
 
 test: $(VENV)/.dev  ## every check there is, on two cores: lint and types beside the tests, their output in one piece each
-	@$(MAKE) --no-print-directory --keep-going --jobs=3 --output-sync=recurse lint types tests
+	@$(MAKE) --no-print-directory --keep-going --jobs=3 --output-sync=target lint types tests
 
 lint: $(VENV)/.dev  ## format, lint, import order
 	$(BIN)/ruff format --check .

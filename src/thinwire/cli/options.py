@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import MISSING, Field, fields
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
+from typer.models import OptionInfo
 
 from thinwire.errors import ConfigError
 
@@ -74,69 +75,57 @@ Data = Annotated[str, typer.Option(help="A data set's name; `thinwire inspect da
 Seed = Annotated[int, typer.Option(help="Of weights, batches and random codecs; one seed, one result.")]
 
 OPTIONS: dict[str, Any] = {
-    "design": Annotated[
-        str, typer.Option(help=r"A design, options in brackets: 3lc\[s=1.75,entropy=zstd], int8, fp32.")
-    ],
+    "design": typer.Option(help=r"A design, options in brackets: 3lc\[s=1.75,entropy=zstd], int8, fp32."),
     "designs": names("Designs with commas between; the first is what others are held against."),
     "model": Model,
     "models": names("Models with commas between; `thinwire inspect models` lists them."),
     "data": Data,
     "workers": Workers,
-    "ranks": Annotated[int, typer.Option(min=2, help="How many ranks train together.")],
-    "steps": Annotated[int | None, typer.Option(min=1, help="How many steps; by default the recipe's.")],
-    "seconds": Annotated[float | None, typer.Option(help="A time budget in place of a number of steps.")],
-    "link": Annotated[str | None, typer.Option(help="Rate of every process's link, both ways: 10mbit, 1gbit; none.")],
+    "ranks": typer.Option(min=2, help="How many ranks train together."),
+    "steps": typer.Option(min=1, help="How many steps; by default the recipe's."),
+    "seconds": typer.Option(help="A time budget in place of a number of steps."),
+    "link": typer.Option(help="Rate of every process's link, both ways: 10mbit, 1gbit; none."),
     "links": names("Rates of every process's link, with commas between; none: no limit."),
     "shaping": Shaping,
     "seed": Seed,
-    "seeds": Annotated[int, typer.Option(min=1, help="How many runs of each, each with a seed of its own.")],
-    "batch": Annotated[int | None, typer.Option(min=1, help="Examples per worker and step; by default the recipe's.")],
-    "lr": Annotated[float | None, typer.Option(help="Largest learning rate; by default the recipe's.")],
-    "eval_every": Annotated[float, typer.Option(help="Seconds between evaluations; 0: only at the end.")],
-    "data_root": Annotated[str | None, typer.Option(help="Where the data set lies, if not in its usual place.")],
-    "servers": Annotated[int, typer.Option(min=1, help="How many server shards hold the model, each a process.")],
-    "servers_on_workers": Annotated[
-        bool, typer.Option("--servers-on-workers", help="A server shard on every worker's node, behind the same link.")
-    ],
-    "codec_up": Annotated[
-        str | None, typer.Option(help="Codec of the pushes, in place of the design's: topk\\[fraction=0.01].")
-    ],
-    "codec_down": Annotated[str | None, typer.Option(help="Codec of the pulls, in place of the design's.")],
-    "consistency": Annotated[
-        str | None,
-        typer.Option(help="bsp, asp, ssp\\[staleness=5], backup\\[1], local\\[2], adaptive\\[norm,threshold=0.01]."),
-    ],
-    "placement": Annotated[str | None, typer.Option(help="heuristic, greedy, round-robin, uniform\\[min=1024].")],
-    "compression": Annotated[
-        str | None, typer.Option(help="Which tensor takes which codec: by-shape, or an installed policy.")
-    ],
-    "transmission": Annotated[str | None, typer.Option(help="wait-free (layer by layer) or traditional (at once).")],
-    "short_steps": Annotated[int, typer.Option(min=2, help="Steps of a run that only measures seconds per step.")],
-    "in_process": Annotated[
-        bool,
-        typer.Option(
-            "--in-process",
-            help="Full runs, which accuracies come from, in one process: the same weights for less work, and untimed.",
-        ),
-    ],
-    "rounds": Annotated[int, typer.Option(min=1, help="Runs of each cell; medians are shown.")],
+    "seeds": typer.Option(min=1, help="How many runs of each, each with a seed of its own."),
+    "batch": typer.Option(min=1, help="Examples per worker and step; by default the recipe's."),
+    "lr": typer.Option(help="Largest learning rate; by default the recipe's."),
+    "eval_every": typer.Option(help="Seconds between evaluations; 0: only at the end."),
+    "data_root": typer.Option(help="Where the data set lies, if not in its usual place."),
+    "servers": typer.Option(min=1, help="How many server shards hold the model, each a process."),
+    "servers_on_workers": typer.Option(
+        "--servers-on-workers", help="A server shard on every worker's node, behind the same link."
+    ),
+    "codec_up": typer.Option(help="Codec of the pushes, in place of the design's: topk\\[fraction=0.01]."),
+    "codec_down": typer.Option(help="Codec of the pulls, in place of the design's."),
+    "consistency": typer.Option(
+        help="bsp, asp, ssp\\[staleness=5], backup\\[1], local\\[2], adaptive\\[norm,threshold=0.01]."
+    ),
+    "placement": typer.Option(help="heuristic, greedy, round-robin, uniform\\[min=1024]."),
+    "compression": typer.Option(help="Which tensor takes which codec: by-shape, or an installed policy."),
+    "transmission": typer.Option(help="wait-free (layer by layer) or traditional (at once)."),
+    "short_steps": typer.Option(min=2, help="Steps of a run that only measures seconds per step."),
+    "in_process": typer.Option(
+        "--in-process",
+        help="Full runs, which accuracies come from, in one process: the same weights for less work, and untimed.",
+    ),
+    "rounds": typer.Option(min=1, help="Runs of each cell; medians are shown."),
     "hooks": many(
         r"none, fp16, bf16, powersgd-N, or a codec as in 3lc\[s=1.75]; with start_step=50 in the brackets the steps "
         "before it travel uncompressed.",
         "--hook",
     ),
-    "bucket_cap_mb": Annotated[
-        int | None, typer.Option(help="DDP's bucket size; by default DDP's own, and 100 for PowerSGD.")
-    ],
-    "target_accuracy": Annotated[float, typer.Option(min=0, max=1, help="The test accuracy to reach, 0 … 1.")],
-    "eval_examples": Annotated[int, typer.Option(min=1, help="Evaluate on the first so many test examples.")],
-    "give_up": Annotated[float, typer.Option(min=1, help="Stop a hook after so many times the best time so far.")],
+    "bucket_cap_mb": typer.Option(help="DDP's bucket size; by default DDP's own, and 100 for PowerSGD."),
+    "target_accuracy": typer.Option(min=0, max=1, help="The test accuracy to reach, 0 … 1."),
+    "eval_examples": typer.Option(min=1, help="Evaluate on the first so many test examples."),
+    "give_up": typer.Option(min=1, help="Stop a hook after so many times the best time so far."),
     "only": many("A codec, options in brackets; by default all, and raw compressors."),
     "elements": Annotated[list[int], typer.Option(min=1, help="Number of values; repeat for several.")],
     "zero_fraction": Annotated[list[float], typer.Option(help="Share of zeros; repeat for several.")],
-    "turns": Annotated[int, typer.Option(min=1, help="Timed turns of each candidate; medians are shown.")],
+    "turns": typer.Option(min=1, help="Timed turns of each candidate; medians are shown."),
 }
-"""The options of dataclasses' fields, by the field's name."""
+"""The options of dataclasses' fields, by the field's name; where no type is given it is the field's."""
 
 
 def takes(
@@ -160,10 +149,14 @@ def takes(
         (True, False)
     """
 
+    types = get_type_hints(kind)
+
     def option(field: Field[Any]) -> inspect.Parameter:
         annotation, default = own.get(field.name, OPTIONS.get(field.name)), field.default
         if annotation is None or default is MISSING:
             raise TypeError(f"{kind.__name__}.{field.name} has no option, or no default")
+        if isinstance(annotation, OptionInfo):
+            annotation = Annotated[types[field.name], annotation]
         if isinstance(default, tuple):
             default = list(default) if "list" in str(annotation) else ",".join(default)
         return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
