@@ -6,15 +6,18 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo test lint types tests test-long test-gpu bench clean
 
-$(VENV)/.base: pyproject.toml constraints.txt
+$(VENV)/.pip:
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) setuptools wheel
+	touch $@
+
+$(VENV)/.base: $(VENV)/.pip pyproject.toml constraints.txt
 	$(PIP) -e .
 	touch $@
 
-$(VENV)/.dev: $(VENV)/.base
+$(VENV)/.dev: $(VENV)/.pip pyproject.toml constraints.txt
 	$(PIP) -e '.[dev]'
-	touch $@
+	touch $(VENV)/.base $@
 
 demo: $(VENV)/.base  ## two designs side by side over an emulated thin link
 	$(BIN)/thinwire demo $(ARGS)

@@ -64,10 +64,7 @@ def run_with_progress(
         if in_process:
             outcome = run_in_process(job, on_event=on_event)
         else:
-            decided = links.shaping if links.shaping != "none" else "auto"
-            outcome = run(
-                job, shaping=decided, on_event=on_event, worker_options=worker_options, checkpoints=checkpoints
-            )
+            outcome = run(job, links=links, on_event=on_event, worker_options=worker_options, checkpoints=checkpoints)
         bar.update(task, completed=total, text=f"{outcome.steps:,} steps, {outcome.test_accuracy:.2%}")
     return outcome
 

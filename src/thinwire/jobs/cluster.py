@@ -145,7 +145,7 @@ def _interfaces(fabric: Fabric, workers: Sequence[str]) -> dict[str, int]:
 def run(
     job: Job,
     *,
-    shaping: str = "auto",
+    links: Links | None = None,
     on_event: OnEvent = lambda process, event: None,
     worker_options: Sequence[str] = (),
     checkpoints: RunCheckpoints | None = None,
@@ -154,7 +154,7 @@ def run(
 
     Args:
         job: what to train.
-        shaping: see `choose_links`.
+        links: how the job's link is made; None takes the kernel where it may.
         on_event: called with each process's name and event, as it is reported.
         worker_options: further options of every worker's command: where its telemetry goes.
         checkpoints: where and how often every process writes a checkpoint, and whether to go on from there.
@@ -163,7 +163,7 @@ def run(
         ConfigError: there is nothing to resume, or a job that cannot be resumed.
         EngineError: a process failed; the message holds its last output. Nothing is left running.
     """
-    links = choose_links(job.link, shaping)
+    links = links or choose_links(job.link)
     step: int | None = None
     if checkpoints is not None:
         checkpoints.check(job)
