@@ -267,6 +267,7 @@ def _compressor(peer: peers.Peer, arrays: Arrays) -> tuple[list[Candidate], int]
 
 def _on_cpu(cell: Cell, codec: Codec, frame: bytes, arrays: Arrays) -> list[Candidate]:
     values, residual, work, out = arrays.gradients[0], arrays.residuals[0], arrays.works[0], arrays.outs[0]
+    gradient, scratch, other = values.numpy(), work.numpy(), out.numpy()
     context, slow_turns = arrays.context(cell.codec), min(cell.turns, SLOW_TURNS)
 
     def restore(turn: int) -> None:
@@ -277,9 +278,9 @@ def _on_cpu(cell: Cell, codec: Codec, frame: bytes, arrays: Arrays) -> list[Cand
         Candidate("encode", lambda turn: context.encode(values), restore),
         Candidate("decode", lambda turn: decode(frame, out=out)),
         Candidate("accumulate", lambda turn: decode(frame, out=out, accumulate=True)),
-        Candidate("memcpy", lambda turn: np.copyto(out.numpy(), values.numpy())),
-        Candidate("floor", lambda turn: timing.two_pass_floor(values.numpy(), work.numpy()), arrays.restore),
-        Candidate("rmw", lambda turn: timing.read_modify_write(work.numpy())),
+        Candidate("memcpy", lambda turn: np.copyto(other, gradient)),
+        Candidate("floor", lambda turn: timing.two_pass_floor(gradient, scratch), arrays.restore),
+        Candidate("rmw", lambda turn: timing.read_modify_write(scratch)),
         Candidate("quantize", lambda turn: peers.quantize_per_tensor(values), turns=slow_turns),
     ]
     plain = peers.plain_torch(codec, values, work)

@@ -10,9 +10,13 @@ from numpy.typing import NDArray
 from torch import nn
 
 from thinwire.codecs import Context
+from thinwire.jobs.job import Job
 from thinwire.policies.designs import codec_by_name
 from thinwire.workloads.batches import Batches
+from thinwire.workloads.data import data
 from thinwire.workloads.evaluate import cross_entropy
+from thinwire.workloads.models import model as make_model
+from thinwire.workloads.recipes import build_optimizer
 
 BLOCK = 4096
 ROTATION = 3
@@ -93,10 +97,21 @@ def resnet50_sizes() -> list[int]:
     return [*sizes, 2048 * 1000, 1000]
 
 
-def gradients(network: nn.Module, optimizer: torch.optim.Optimizer, batches: Batches) -> Iterator[list[torch.Tensor]]:
-    """Trains a model, and yields the gradients of every step before they are applied, in the parameters' order."""
-    for inputs, targets in batches:
-        optimizer.zero_grad()
-        cross_entropy(network(inputs), targets).backward()  # type: ignore[no-untyped-call]
-        yield [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
-        optimizer.step()
+def training(job: Job) -> tuple[nn.Module, torch.optim.Optimizer, Iterator[list[torch.Tensor]]]:
+    """Returns a job's model, its optimizer, and the gradients of every step of worker 0.
+
+    The gradients are in the parameters' order, and are applied when the next ones are asked for.
+    """
+    dataset, recipe = data(job.data, root=job.data_root), job.recipe()
+    network = make_model(job.model, num_classes=dataset.num_classes, in_shape=dataset.in_shape, seed=job.seed)
+    optimizer = build_optimizer(network, recipe)
+    batches = Batches(dataset, rank=0, workers=job.workers, batch=recipe.batch, seed=job.seed, augment=recipe.augment)
+
+    def gradients() -> Iterator[list[torch.Tensor]]:
+        for inputs, targets in batches:
+            optimizer.zero_grad()
+            cross_entropy(network(inputs), targets).backward()  # type: ignore[no-untyped-call]
+            yield [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
+            optimizer.step()
+
+    return network, optimizer, gradients()

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
-from thinwire.bench.inputs import gradients
+from thinwire.bench.inputs import training
 from thinwire.codecs import decode, registry
 from thinwire.errors import ConfigError
 from thinwire.frames import parse
-from thinwire.workloads.batches import Batches
-from thinwire.workloads.data import data
-from thinwire.workloads.models import model as make_model
-from thinwire.workloads.recipes import build_optimizer, recipe
+from thinwire.jobs.job import Job
+from thinwire.workloads.recipes import recipe
 
 WARM_STEPS = 60
 
@@ -41,11 +39,9 @@ class Sample:
 
 def real_gradients(steps: int = WARM_STEPS) -> list[torch.Tensor]:
     """The weight gradients of the digits MLP after `steps` steps of its recipe."""
-    digits = data("digits")
-    network = make_model("mlp", num_classes=digits.num_classes, in_shape=digits.in_shape, seed=0)
-    plan = recipe("mlp", "digits")
-    batches = Batches(digits, rank=0, workers=1, batch=plan.batch * plan.workers, seed=0)
-    trained = gradients(network, build_optimizer(network, plan), batches)
+    usual = recipe("mlp", "digits")
+    job = Job(design="fp32", model="mlp", data="digits", workers=1, batch=usual.batch * usual.workers)
+    _, _, trained = training(job)
     *_, last = (next(trained) for _ in range(steps))
     return [gradient.clone() for gradient in last if gradient.ndim > 1]
 

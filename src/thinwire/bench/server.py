@@ -18,7 +18,7 @@ from itertools import islice
 import torch
 
 from thinwire.bench.harness import Bench, Figures, Measured, Role, Stage, Tell, median, milliseconds
-from thinwire.bench.inputs import gradients
+from thinwire.bench.inputs import training
 from thinwire.bench.transports import Player
 from thinwire.engines.events import Event
 from thinwire.errors import ConfigError
@@ -35,10 +35,6 @@ from thinwire.runtime.serving import serving
 from thinwire.server.core import ServerCore
 from thinwire.transports import grpc
 from thinwire.transports.base import Handler, Server
-from thinwire.workloads.batches import Batches
-from thinwire.workloads.data import data as load_data
-from thinwire.workloads.models import model as make_model
-from thinwire.workloads.recipes import build_optimizer
 
 SETS = 8
 """Different gradients, of so many steps of one worker; the workers take them in turn, each beginning with another."""
@@ -231,18 +227,14 @@ def make_frames(design: str, *, model: str, data: str, workers: int) -> tuple[Pl
         raise ConfigError(
             f"{design}: its workers do more than push frames; measure a design that pulls deltas or gradients"
         )
-    job = Job(design=design, model=model, data=data, workers=workers)
-    dataset, recipe = load_data(job.data), job.recipe()
-    network = make_model(model, num_classes=dataset.num_classes, in_shape=dataset.in_shape, seed=0)
-    optimizer = build_optimizer(network, recipe)
+    network, optimizer, gradients = training(Job(design=design, model=model, data=data, workers=workers))
     planned = make_plan(network, optimizer, made, workers=workers, consistency=Bsp())
     if any(tensor.state for tensor in planned.tensors):
         raise ConfigError(f"{model} has buffers, which travel by other rules; measure a model without them")
     warm_up(made.up)
     contexts = [each.up.context(each.tensor.detach()) for each in planned.tensors]
-    batches = Batches(dataset, rank=0, workers=workers, batch=recipe.batch, seed=0, augment=recipe.augment)
     sets = [
         [context.encode(gradient) for context, gradient in zip(contexts, step, strict=True)]
-        for step in islice(gradients(network, optimizer, batches), SETS)
+        for step in islice(gradients, SETS)
     ]
     return planned, sets
