@@ -159,7 +159,7 @@ def zero_run_encode_parts(codes: Bytes, cuts: Sequence[int]) -> Bytes:
     """The paper's parallel encoding (3LC, section 3.3): parts encoded serially, then coalesced at their borders.
 
     The last byte of one part and the first of the next become one byte where both stand for zeros, together for at
-    most fourteen; `kernels.numba.ternary_slices` with ``coalesce="paper"`` must give the same bytes.
+    most fourteen; `kernels.numba.ternary` with ``coalesce="paper"`` must give the same bytes.
     """
 
     def zeros(byte: int) -> int:

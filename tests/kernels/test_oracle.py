@@ -11,6 +11,7 @@ import pytest
 
 from tests.kernels import oracle
 from thinwire.kernels.numba import Workspace, decode_ternary, encode_ternary
+from thinwire.kernels.numba.jit import frozen
 from thinwire.kernels.numba.zero_run import zero_run_decode, zero_run_encode
 
 LAYOUTS = ("stride", "partition")
@@ -69,7 +70,7 @@ def test_runs_of_zero_codes(impl: Any) -> None:
     ):
         codes = np.full(run, 121, dtype=np.uint8)
         assert impl.zero_run_encode(codes).tolist() == encoded, run
-        assert impl.zero_run_decode(bytes(encoded), run).tolist() == codes.tolist(), run
+        assert impl.zero_run_decode(frozen(np.array(encoded, np.uint8)), run).tolist() == codes.tolist(), run
 
 
 @both

@@ -23,8 +23,14 @@ from thinwire.bench.inputs import draw, resnet50_sizes
 from thinwire.bench.timing import Candidate, side_by_side
 from thinwire.codecs import codec, decode, encode_all
 from thinwire.frames import parse
-from thinwire.kernels.huffman_codes import code_lengths, length_limit
-from thinwire.kernels.numba.huffman import decode_symbols, encode_symbols, histogram, room_nbytes
+from thinwire.kernels.numba.huffman import (
+    code_lengths,
+    decode_symbols,
+    encode_symbols,
+    histogram,
+    length_limit,
+    room_nbytes,
+)
 
 SMALL = 10_000
 SMALL_TURNS = 200

@@ -27,12 +27,22 @@ from thinwire.errors import FrameError
 from thinwire.frames import Flags, Frame
 from thinwire.frames.layout import pack_varint, parse_varint
 from thinwire.kernels.contract import require_finite_magnitude
-from thinwire.kernels.huffman_codes import MAX_BITS, code_lengths, length_limit, read_lengths, write_lengths
-from thinwire.kernels.numba.bins import bin_values, entropy_of, value_of_bins
-from thinwire.kernels.numba.huffman import NUM_STREAMS, decode_symbols, encode_symbols, histogram, room_nbytes
+from thinwire.kernels.numba.huffman import (
+    MAX_BITS,
+    NUM_STREAMS,
+    code_lengths,
+    decode_symbols,
+    encode_symbols,
+    histogram,
+    length_limit,
+    read_lengths,
+    room_nbytes,
+    write_lengths,
+)
 from thinwire.kernels.numba.integers import pack_integers, packed_nbytes, unpack_integers
 from thinwire.kernels.numba.moments import moments
-from thinwire.kernels.numba.sample import sample_of
+from thinwire.kernels.numba.rounding import bin_values, entropy_of, value_of_bins
+from thinwire.kernels.numba.select import sample_of
 
 HUFFMAN = int(Flags.OPTION_A)
 """Bins are Huffman coded; without it, N bits each."""

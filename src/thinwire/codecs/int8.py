@@ -14,7 +14,7 @@ from thinwire.codecs.tensors import Flat, FloatArray, compute_dtype
 from thinwire.errors import FrameError
 from thinwire.frames import Frame
 from thinwire.kernels.contract import require_finite_magnitude
-from thinwire.kernels.numba.magnitude import max_magnitude
+from thinwire.kernels.numba.jit import max_magnitude
 from thinwire.kernels.numba.rounding import round_to_int8, scale_levels
 
 TOP_LEVEL = 127

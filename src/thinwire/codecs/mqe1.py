@@ -20,9 +20,9 @@ from thinwire.errors import ConfigError, FrameError
 from thinwire.frames import Flags, Frame
 from thinwire.frames.layout import MAX_RANK, MAX_SCALES
 from thinwire.kernels.contract import require_finite_magnitude
-from thinwire.kernels.numba.magnitude import max_magnitude
+from thinwire.kernels.numba.bits import pack_signs, unpack_signs
+from thinwire.kernels.numba.jit import max_magnitude
 from thinwire.kernels.numba.moments import moments
-from thinwire.kernels.numba.signs import pack_signs, unpack_signs
 
 PER_INDEX = int(Flags.OPTION_A)
 """Two means for each index of one dimension, whose number is the payload's first byte."""

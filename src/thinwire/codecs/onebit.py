@@ -18,8 +18,8 @@ from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.tensors import Flat, FloatArray
 from thinwire.errors import FrameError
 from thinwire.frames import Flags, Frame
+from thinwire.kernels.numba.bits import pack_signs, unpack_signs
 from thinwire.kernels.numba.moments import moments
-from thinwire.kernels.numba.signs import pack_signs, unpack_signs
 
 ZEROS_KEPT = int(Flags.OPTION_A)
 """Two bit planes: which values are not zero, and which are positive."""

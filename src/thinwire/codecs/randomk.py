@@ -19,8 +19,8 @@ from thinwire.codecs.tensors import Flat, FloatArray, compute_dtype
 from thinwire.errors import FrameError, NonFiniteError
 from thinwire.frames import Frame
 from thinwire.kernels.contract import require_finite_magnitude
-from thinwire.kernels.numba.magnitude import max_magnitude
-from thinwire.kernels.numba.thinning import collect_kept, kept_positions, scatter
+from thinwire.kernels.numba.jit import max_magnitude
+from thinwire.kernels.numba.stochastic import collect_kept, kept_positions, scatter
 
 UNITS = 1 << 24
 """p is a multiple of its inverse."""

@@ -25,9 +25,9 @@ from thinwire.errors import ConfigError, FrameError
 from thinwire.frames import Flags, Frame
 from thinwire.frames.layout import pack_varint, parse_varint
 from thinwire.kernels.contract import Bytes
-from thinwire.kernels.numba.bitmap import positions_of
+from thinwire.kernels.numba.bits import positions_of
 from thinwire.kernels.numba.integers import MAX_WIDTH, pack_integers, packed_nbytes, unpack_integers
-from thinwire.kernels.numba.magnitude import max_magnitude
+from thinwire.kernels.numba.jit import max_magnitude
 
 BITMAP = int(Flags.OPTION_A)
 """Positions are a bitmap; without it, indices."""

@@ -21,7 +21,7 @@ from thinwire.errors import ConfigError
 from thinwire.frames import Flags, Frame
 from thinwire.kernels.contract import DIGITS_PER_CODE, require_finite_magnitude
 from thinwire.kernels.numba import decode_ternary
-from thinwire.kernels.numba.magnitude import max_magnitude
+from thinwire.kernels.numba.jit import max_magnitude
 from thinwire.kernels.numba.moments import moments
 from thinwire.kernels.numba.stochastic import pack_stochastic, unpack_two_bit
 

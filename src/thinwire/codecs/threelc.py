@@ -21,8 +21,8 @@ from thinwire.errors import ConfigError
 from thinwire.executor import Executor, InTurn
 from thinwire.frames import Flags, Frame
 from thinwire.kernels.contract import FIRST_RUN
-from thinwire.kernels.numba import Workspace, decode_ternary, encode_ternary
-from thinwire.kernels.numba.ternary_slices import COALESCE, decode_slices, encode_slices
+from thinwire.kernels.numba import Workspace
+from thinwire.kernels.numba.ternary import COALESCE, decode_ternary, encode_ternary
 
 ZERO_RUN = int(Flags.OPTION_A)
 """The payload is zero-run encoded."""
@@ -105,10 +105,11 @@ class ThreeLC(Scheme):
             return Payload(payload, (scale,), self.flags)
         worth = num_slices(size, slices, executor) > 1
         with ExitStack() as loans:
-            scale, payload = encode_slices(
+            scale, payload = encode_ternary(
                 flat.values,
                 coalesce=self.coalesce,
-                workspaces=_workspaces(space, slices, loans),
+                workspace=space.kernel,
+                others=_further_workspaces(space, slices, loans),
                 executor=executor if worth else InTurn(),
                 **options,
             )
@@ -134,8 +135,8 @@ class ThreeLC(Scheme):
             decode_ternary(frame.payload, workspace=space.kernel, **options)
             return
         with ExitStack() as loans:
-            workspaces = _workspaces(space, slices, loans)
-            decode_slices(frame.payload, workspaces=workspaces, executor=executor, **options)
+            others = _further_workspaces(space, slices, loans)
+            decode_ternary(frame.payload, workspace=space.kernel, others=others, executor=executor, **options)
 
     @classmethod
     def explain(cls, frame: Frame, space: Scratch) -> Explained:
@@ -173,6 +174,6 @@ def num_slices(size: int, threads: int, executor: Executor) -> int:
     return max(1, min(threads or executor.width, size // MIN_SLICE))
 
 
-def _workspaces(space: Scratch, slices: int, loans: ExitStack) -> list[Workspace]:
-    """One workspace for each slice, the caller's own first; the others go back with `loans`."""
-    return [space.kernel, *(loans.enter_context(space.pool.lend()).kernel for _ in range(slices - 1))]
+def _further_workspaces(space: Scratch, slices: int, loans: ExitStack) -> list[Workspace]:
+    """One workspace for each slice but the first, which has the caller's own; they go back with `loans`."""
+    return [loans.enter_context(space.pool.lend()).kernel for _ in range(slices - 1)]

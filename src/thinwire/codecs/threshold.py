@@ -17,10 +17,9 @@ from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.sparse import BITMAP, SIGNS, Sparse
 from thinwire.codecs.tensors import Flat, FloatArray
 from thinwire.kernels.contract import require_finite_magnitude
-from thinwire.kernels.numba.bitmap import positions_of
-from thinwire.kernels.numba.magnitude import max_magnitude
-from thinwire.kernels.numba.sample import checked_sample_of
-from thinwire.kernels.numba.select import take
+from thinwire.kernels.numba.bits import positions_of
+from thinwire.kernels.numba.jit import max_magnitude
+from thinwire.kernels.numba.select import checked_sample_of, take
 
 MIN_SAMPLE = 1000
 SAMPLE_SHARE = 0.01

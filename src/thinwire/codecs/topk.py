@@ -16,8 +16,8 @@ from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.sparse import Positions, Sparse
 from thinwire.codecs.tensors import Flat, FloatArray
 from thinwire.kernels.contract import require_finite_magnitude
-from thinwire.kernels.numba.bitmap import set_bits
-from thinwire.kernels.numba.magnitude import max_magnitude
+from thinwire.kernels.numba.bits import set_bits
+from thinwire.kernels.numba.jit import max_magnitude
 from thinwire.kernels.numba.select import select_top
 
 

@@ -19,7 +19,7 @@ from thinwire.frames import Frame
 from thinwire.kernels.contract import require_finite_magnitude
 from thinwire.kernels.numba.casts import upper_halves, widen
 from thinwire.kernels.numba.integers import pack_integers, packed_nbytes, unpack_integers
-from thinwire.kernels.numba.magnitude import max_magnitude
+from thinwire.kernels.numba.jit import max_magnitude
 
 MANTISSA_BITS = 23
 HALF = 16

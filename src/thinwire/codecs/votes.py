@@ -17,14 +17,9 @@ from thinwire.codecs.tensors import Flat, FloatArray
 from thinwire.errors import ConfigError, FrameError
 from thinwire.frames import Frame
 from thinwire.kernels.contract import require_finite_magnitude
-from thinwire.kernels.numba.integers import (
-    pack_integers,
-    packed_nbytes,
-    round_to_integers,
-    scale_integers,
-    unpack_integers,
-)
-from thinwire.kernels.numba.magnitude import max_magnitude
+from thinwire.kernels.numba.integers import pack_integers, packed_nbytes, unpack_integers
+from thinwire.kernels.numba.jit import max_magnitude
+from thinwire.kernels.numba.rounding import round_to_integers, scale_integers
 
 MAX_WORKERS = 1 << 20
 """A float32 mean of more than this does not tell neighbouring counts apart any more."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from thinwire.kernels.numba.bitmap import positions_of, set_bits
+from thinwire.kernels.numba.bits import positions_of, set_bits
 
 
 def test_bits_of_positions() -> None:

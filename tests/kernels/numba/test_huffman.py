@@ -13,9 +13,19 @@ from hypothesis import strategies as st
 
 from tests.kernels import oracle
 from thinwire.errors import FrameError
-from thinwire.kernels.huffman_codes import canonical_codes, code_lengths, length_limit, read_lengths, write_lengths
-from thinwire.kernels.numba.bins import bin_values, entropy_of, value_of_bins
-from thinwire.kernels.numba.huffman import decode_symbols, encode_symbols, histogram, room_nbytes, stream_edges
+from thinwire.kernels.numba.huffman import (
+    canonical_codes,
+    code_lengths,
+    decode_symbols,
+    encode_symbols,
+    histogram,
+    length_limit,
+    read_lengths,
+    room_nbytes,
+    stream_edges,
+    write_lengths,
+)
+from thinwire.kernels.numba.rounding import bin_values, entropy_of, value_of_bins
 
 
 def coded(symbols: Any, num_bits: int) -> tuple[Any, list[bytes]]:

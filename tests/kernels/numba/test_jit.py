@@ -14,7 +14,6 @@ import numba
 import numpy as np
 
 import thinwire
-from tests.kernels import oracle
 from thinwire.kernels.numba import Workspace, decode_ternary, encode_ternary
 from thinwire.kernels.numba.jit import wide_vectors
 
@@ -61,8 +60,8 @@ def test_works_where_no_cache_can_be_written(tmp_path: Path) -> None:
     printed = run_python(
         """
 import numpy as np
-from thinwire.kernels.numba import magnitude
-print(magnitude.__file__, magnitude.max_magnitude(np.array([1.0, -3.0])), type(magnitude.largest_magnitude._cache))
+from thinwire.kernels.numba import jit
+print(jit.__file__, jit.max_magnitude(np.array([1.0, -3.0])), type(jit.largest_magnitude._cache))
 """,
         PYTHONPATH=str(tmp_path),
         PYTHONDONTWRITEBYTECODE="1",
@@ -75,33 +74,34 @@ print(magnitude.__file__, magnitude.max_magnitude(np.array([1.0, -3.0])), type(m
 
 
 def test_a_change_in_any_file_of_the_package_makes_new_machine_code(tmp_path: Path) -> None:
-    """`thinning` compiles the mixer of `uniform` into its kernels."""
+    """`levels` compiles `magnitude_bits`, of `jit`, into its kernels."""
     package = copy_of_the_package(tmp_path)
 
     def compiled() -> tuple[str, str]:
-        """The positions that a kernel finds, and where its machine code came from."""
+        """The magnitudes that a kernel finds, and where its machine code came from."""
         printed = run_python(
             """
 import numpy as np
-from thinwire.kernels.numba import thinning
-positions = np.empty(101, np.int32)
-count = thinning.kept_positions(100, key=(1, 2), kept=1 << 22, positions=positions)
-stats = thinning._positions.stats
-print(positions[:count].tolist(), "|", "compiled" if stats.cache_misses else "loaded", len(stats.cache_hits))
+from thinwire.kernels.numba import levels
+largest = levels.bucket_largest(np.array([1.0, -3.0 - 2.0**-51, 5.0]), bucket=2)
+stats = levels._largest.stats
+print(largest.tolist(), "|", "compiled" if stats.cache_misses else "loaded", len(stats.cache_hits))
 """,
             PYTHONPATH=str(tmp_path),
             NUMBA_CACHE_DIR="",
         )
-        positions, origin = printed.split(" | ")
-        return positions, origin.strip()
+        largest, origin = printed.split(" | ")
+        return largest, origin.strip()
 
-    wanted = str(oracle.kept_positions(100, key=(1, 2), kept=1 << 22).tolist())
+    wanted = str([3.0 + 2.0**-51, 5.0])
     assert compiled() == (wanted, "compiled 0")
     assert compiled() == (wanted, "loaded 1")  # a second process does not compile again
-    mixer = package / "uniform.py"
-    times = mixer.stat()
-    mixer.write_text(mixer.read_text().replace("0x31848BAB", "0x31848BAD"))
-    os.utime(mixer, ns=(times.st_atime_ns, times.st_mtime_ns))  # an installer may give new files old times
+    compiled_in = package / "jit.py"
+    times = compiled_in.stat()
+    mask = "(1 << (bits_type.bitwidth - 1)) - 1"
+    assert mask in compiled_in.read_text()
+    compiled_in.write_text(compiled_in.read_text().replace(mask, mask[:-1] + "2"))
+    os.utime(compiled_in, ns=(times.st_atime_ns, times.st_mtime_ns))  # an installer may give new files old times
     changed, origin = compiled()
     assert changed != wanted and origin == "compiled 0"
     assert compiled() == (changed, "loaded 1")

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from tests.kernels import oracle
-from thinwire.kernels.numba.sample import checked_sample_of, sample_of
-from thinwire.kernels.numba.select import count_from, select_from, select_top, take
+from thinwire.kernels.numba.select import checked_sample_of, count_from, sample_of, select_from, select_top, take
 
 DTYPES: tuple[Any, ...] = (np.float32, np.float64)
 LARGE = 50_000  # past the size up to which everything is partitioned

@@ -11,7 +11,8 @@ import pytest
 from tests.kernels import oracle
 from thinwire.errors import FrameError
 from thinwire.kernels.contract import DIGITS_PER_CODE
-from thinwire.kernels.numba.integers import round_to_integers, scale_integers, unpack_integers
+from thinwire.kernels.numba.integers import unpack_integers
+from thinwire.kernels.numba.rounding import round_to_integers, scale_integers
 from thinwire.kernels.numba.stochastic import pack_stochastic, unpack_two_bit
 
 KEY = (0x12345678, 0xFFFFFFF0)

@@ -14,10 +14,15 @@ from tests.kernels import oracle
 from thinwire.errors import ConfigError, FrameError, NonFiniteError
 from thinwire.executor import InTurn, Threads
 from thinwire.kernels.numba import Workspace, decode_ternary, encode_ternary
-from thinwire.kernels.numba.ternary_slices import canonical_cuts, decode_slices, encode_runs, encode_slices
+from thinwire.kernels.numba.ternary import canonical_cuts, encode_runs
 
 ONE = Workspace()
 CREW = [Workspace() for _ in range(7)]
+
+
+def crew(slices: int) -> dict[str, Any]:
+    """Workspaces for so many slices."""
+    return {"workspace": CREW[0], "others": CREW[1:slices]}
 
 
 def gradient(size: int, dtype: Any, zero_fraction: float, seed: int) -> Any:
@@ -31,7 +36,7 @@ def check(values: Any, residual: Any, slices: int, executor: Any, **options: Any
     alone, shared = (None, None) if residual is None else (residual.copy(), residual.copy())
     m, wanted = encode_ternary(values, residual=alone, workspace=ONE, **options)
     wanted = wanted.copy()
-    got = encode_slices(values, residual=shared, workspaces=CREW[:slices], executor=executor, **options)
+    got = encode_ternary(values, residual=shared, **crew(slices), executor=executor, **options)
     assert (got[0], got[1].tobytes()) == (m, wanted.tobytes()), case
     if alone is not None and shared is not None:
         assert alone.tobytes() == shared.tobytes(), case
@@ -40,7 +45,7 @@ def check(values: Any, residual: Any, slices: int, executor: Any, **options: Any
         form["accumulate"] = accumulate
         out, expected = np.full(values.size, 0.5, values.dtype), np.full(values.size, 0.5, values.dtype)
         decode_ternary(wanted, scale=m, out=expected, workspace=ONE, **form)
-        decode_slices(wanted, scale=m, out=out, workspaces=CREW[:slices], executor=executor, **form)
+        decode_ternary(wanted, scale=m, out=out, **crew(slices), executor=executor, **form)
         assert out.tobytes() == expected.tobytes(), case
 
 
@@ -120,7 +125,7 @@ def test_the_papers_coalescing_is_longer_now_and_then_and_never_shorter() -> Non
         values = gradient(2000, np.float32, 0.98, seed)
         _, serial = encode_ternary(values, sparsity=1.0, workspace=ONE)
         wanted = serial.size
-        _, paper = encode_slices(values, sparsity=1.0, coalesce="paper", workspaces=CREW[:3], executor=InTurn())
+        _, paper = encode_ternary(values, sparsity=1.0, coalesce="paper", **crew(3), executor=InTurn())
         out = np.empty_like(values)
         decode_ternary(paper.copy(), scale=1.0, out=out, workspace=ONE)
         assert paper.size >= wanted, seed
@@ -135,7 +140,7 @@ def test_bad_values_change_nothing() -> None:
         values[place] = poison
         before = residual.tobytes()
         with pytest.raises(NonFiniteError, match="NaN or Inf; nothing was changed"):
-            encode_slices(values, sparsity=1.0, residual=residual, workspaces=CREW[:3], executor=executor)
+            encode_ternary(values, sparsity=1.0, residual=residual, **crew(3), executor=executor)
         assert residual.tobytes() == before, (executor, poison, place)
 
 
@@ -148,7 +153,7 @@ def test_damaged_payloads_are_refused_before_anything_is_written() -> None:
         for damaged in (whole[:-1], whole + b"\x79", whole[:40] + b"\xff" + whole[41:], b""):
             out = np.full(5003, 0.5, np.float32)
             with pytest.raises(FrameError, match=r"the shape asks for|which end at 242"):
-                decode_slices(damaged, scale=m, out=out, workspaces=CREW[:3], executor=Threads(), **form)
+                decode_ternary(damaged, scale=m, out=out, **crew(3), executor=Threads(), **form)
             assert (out == 0.5).all(), (len(damaged), form)
 
 
@@ -161,4 +166,4 @@ def test_what_is_no_option() -> None:
     ):
         given: dict[str, Any] = options
         with pytest.raises(ConfigError, match=message):
-            encode_slices(values, sparsity=1.0, workspaces=CREW[:2], executor=InTurn(), **given)
+            encode_ternary(values, sparsity=1.0, **crew(2), executor=InTurn(), **given)

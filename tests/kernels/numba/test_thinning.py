@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tests.kernels import oracle
-from thinwire.kernels.numba.thinning import collect_kept, kept_positions, scatter
+from thinwire.kernels.numba.stochastic import collect_kept, kept_positions, scatter
 
 UNITS = 1 << 24
 KEYS = [(0, 0), (1, 2), (0xFFFFFFFF, 0xDEADBEEF)]

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from thinwire.errors import FrameError
 from thinwire.kernels.contract import Floats
-from thinwire.kernels.numba.jit import frozen, jit
-from thinwire.kernels.numba.magnitude import float_of_bits, magnitude_bits
+from thinwire.kernels.numba.jit import float_of_bits, frozen, jit, magnitude_bits
 
 Halves = NDArray[np.uint16]
 

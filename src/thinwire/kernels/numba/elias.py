@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from thinwire.errors import FrameError
 from thinwire.kernels.contract import Bytes
-from thinwire.kernels.numba.jit import frozen, jit
-from thinwire.kernels.numba.workspace import words_apart
+from thinwire.kernels.numba.jit import frozen, jit, words_apart
 
 
 def longest(top: int) -> int:

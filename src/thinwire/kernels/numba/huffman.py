@@ -1,7 +1,10 @@
-"""Symbols as Huffman codes in four streams that are written and read side by side.
+"""Symbols 0 … 2**N − 1, N ≤ 13, as canonical Huffman codes in four streams that are written and read side by side.
+
+Code lengths are optimal under a limit (package-merge), so that a decoder's table fits the cache; codes follow from
+the lengths, shortest first and then by symbol, so only lengths travel. This is done once a tensor, in NumPy.
 
 Within a stream a code's first bit comes first, bit 0 of the stream being the lowest bit of the first byte. Four symbols
-are read or written per memory access. `kernels.huffman_codes` makes the codes.
+are read or written per memory access.
 """
 
 from __future__ import annotations
@@ -13,15 +16,124 @@ from numpy.typing import NDArray
 
 from thinwire.errors import FrameError
 from thinwire.kernels.contract import Bytes
-from thinwire.kernels.huffman_codes import reversed_codes
-from thinwire.kernels.numba.jit import frozen, jit
-from thinwire.kernels.numba.workspace import words_apart
+from thinwire.kernels.numba.jit import frozen, jit, words_apart
 
+MAX_BITS = 13
+_REPEAT = 16
+"""In the written form of lengths, byte _REPEAT + r repeats the length before it r times."""
 NUM_STREAMS = 4
 _SLACK = 16
 _SHIFT = 6
 """Table entries have a length in their low 6 bits: all that a shift looks at, and room for the sum of four."""
 _3, _6, _7, _63 = np.uint64(3), np.uint64(_SHIFT), np.uint64(7), np.uint64(63)
+
+
+def length_limit(num_bits: int) -> int:
+    """The longest code of 2**num_bits symbols: four of them must fit a 64-bit word beside seven other bits.
+
+    Example:
+        >>> length_limit(10), length_limit(13)
+        (12, 14)
+    """
+    return 12 if num_bits <= 10 else 14
+
+
+def code_lengths(counts: NDArray[np.int64], limit: int) -> NDArray[np.uint8]:
+    """Optimal code lengths of at most `limit` bits; 0 for symbols that do not come. Two symbols at least do.
+
+    Example:
+        >>> code_lengths(np.array([5, 2, 1, 1]), 12).tolist()
+        [1, 2, 3, 3]
+    """
+    used = np.flatnonzero(counts)
+    order = used[np.argsort(counts[used], kind="stable")]
+    weights = counts[order]
+    # Package-merge: at every level, the leaves and the pairs of the level below, by weight.
+    levels, packages = [], np.empty(0, np.int64)
+    for _ in range(limit):
+        merged = np.concatenate((weights, packages))
+        by_weight = np.argsort(merged, kind="stable")
+        levels.append(by_weight < weights.size)
+        pairs = merged[by_weight][: merged.size // 2 * 2]
+        packages = pairs[::2] + pairs[1::2]
+    sorted_lengths = np.zeros(weights.size, np.uint8)
+    take = 2 * weights.size - 2
+    for is_leaf in reversed(levels):
+        leaves = int(np.count_nonzero(is_leaf[:take]))
+        sorted_lengths[:leaves] += 1
+        take = 2 * (take - leaves)
+    lengths = np.zeros(counts.size, np.uint8)
+    lengths[order] = sorted_lengths
+    return lengths
+
+
+def canonical_codes(lengths: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """The codes, as numbers whose highest bit is sent first.
+
+    Example:
+        >>> canonical_codes(np.array([1, 2, 3, 3], np.uint8)).tolist()
+        [0, 2, 6, 7]
+    """
+    codes = np.zeros(lengths.size, np.int64)
+    order = np.lexsort((np.arange(lengths.size), lengths))
+    order = order[lengths[order] > 0]
+    sorted_lengths = lengths[order].astype(np.int64)
+    longest = int(sorted_lengths[-1])
+    starts = np.concatenate(([0], np.cumsum(1 << (longest - sorted_lengths))[:-1]))
+    codes[order] = starts >> (longest - sorted_lengths)
+    return codes
+
+
+def write_lengths(lengths: NDArray[np.uint8]) -> bytes:
+    """Lengths with runs shortened: a length as itself, and bytes above 16 that repeat it.
+
+    Example:
+        >>> write_lengths(np.array([0, 0, 0, 5, 5], np.uint8)).hex()
+        '00120511'
+    """
+    edges = np.flatnonzero(np.diff(lengths)) + 1
+    starts = np.concatenate(([0], edges))
+    written = bytearray()
+    for length, run in zip(lengths[starts].tolist(), np.diff(np.append(starts, lengths.size)).tolist(), strict=True):
+        written.append(length)
+        run -= 1
+        while run:
+            piece = min(run, 255 - _REPEAT)
+            written.append(_REPEAT + piece)
+            run -= piece
+    return bytes(written)
+
+
+def read_lengths(data: memoryview, num_symbols: int, limit: int) -> tuple[NDArray[np.uint8], int]:
+    """Returns the lengths, and the position behind them.
+
+    Raises:
+        FrameError: they do not end after `num_symbols`, or are no complete code of at most `limit` bits.
+    """
+    lengths = np.zeros(num_symbols, np.uint8)
+    known = at = 0
+    while known < num_symbols:
+        if at >= len(data) or (data[at] > _REPEAT and at == 0):
+            raise FrameError("the code lengths end too early, or begin with a repetition")
+        byte = data[at]
+        run = 1 if byte <= _REPEAT else byte - _REPEAT
+        if run > num_symbols - known or (byte <= _REPEAT and byte > limit):
+            raise FrameError(f"the code lengths are more than {num_symbols}, or longer than {limit} bits")
+        lengths[known : known + run] = byte if byte <= _REPEAT else lengths[known - 1]
+        known, at = known + run, at + 1
+    used = lengths[lengths > 0].astype(np.int64)
+    if used.size < 2 or int((1 << (limit - used)).sum()) != 1 << limit:
+        raise FrameError("the code lengths are not those of a complete code")
+    return lengths, at
+
+
+def reversed_codes(lengths: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """The canonical codes with their bits in the opposite order: the one sent first is the lowest."""
+    codes = canonical_codes(lengths)
+    flipped = np.zeros_like(codes)
+    for place in range(int(lengths.max())):
+        flipped = flipped << 1 | codes >> place & 1
+    return flipped >> (int(lengths.max()) - lengths.astype(np.int64))
 
 
 def histogram(symbols: NDArray[np.uint16], num_symbols: int) -> NDArray[np.int64]:

@@ -16,12 +16,9 @@ from numpy.typing import NDArray
 
 from thinwire.errors import FrameError
 from thinwire.kernels.contract import Bytes
-from thinwire.kernels.numba.jit import frozen, jit
-from thinwire.kernels.numba.workspace import words_apart
+from thinwire.kernels.numba.jit import frozen, jit, words_apart
 
 MAX_WIDTH = 32
-_ROUNDS = 1.5 * 2**52
-"""Adding and subtracting it rounds a float64 to a whole number, half to even."""
 _NOTHING = np.zeros(16, np.uint8)  # stands in where there is no group of eight, so that kernels are compiled once
 
 
@@ -79,16 +76,6 @@ def unpack_integers(packed: Any, *, offset: int = 0, width: int, out: NDArray[An
 def _num_groups(size: int, width: int) -> int:
     """Groups of eight whose 64-bit stores and loads stay inside; a multiple of four, which ends on a 32-bit word."""
     return max(0, (size * width // 8 - 16) // width // 4 * 4)
-
-
-def round_to_integers(values: Any, *, scale: float, top: int, out: NDArray[np.int32]) -> None:
-    """Fills `out` with round(v / scale · top), half to even, within ±top; scale > 0."""
-    _round(frozen(values), float(scale), float(top), _ROUNDS, out)
-
-
-def scale_integers(numbers: NDArray[Any], *, scale: float, top: int, out: Any, accumulate: bool) -> None:
-    """``out = scale · numbers / top``, computed in float64; or added."""
-    _scale(frozen(numbers), float(scale), float(top), accumulate, out)
 
 
 @jit
@@ -204,20 +191,3 @@ def _unpack_wide(words_at: Any, offset: int, width: Any, mask: Any, num_groups: 
             largest = max(largest, number)
             out[8 * group + place] = np.int32(number - offset)
     return largest
-
-
-@jit
-def _round(values: Any, scale: float, top: float, rounds: float, out: Any) -> None:
-    for i in range(values.size):
-        k: Any = np.float64(values[i]) / scale * top
-        k = k if k < top else top
-        k = k if k > -top else -top
-        out[i] = np.int32((k + rounds) - rounds)
-
-
-@jit
-def _scale(numbers: Any, scale: float, top: float, accumulate: bool, out: Any) -> None:
-    kind = out.dtype.type
-    for i in range(numbers.size):
-        value = kind(scale * (np.float64(numbers[i]) / top))
-        out[i] = out[i] + value if accumulate else value

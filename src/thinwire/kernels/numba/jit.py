@@ -1,4 +1,4 @@
-"""One decorator for every compiled kernel.
+"""What every kernel is made with: the decorator, the views that kernels take, and the largest magnitude.
 
 Kernels are compiled on their first call (importing compiles nothing), release the interpreter lock and are cached on
 disk, beside the source or in the user's cache folder. Where neither can be written, Numba refuses at import; kernels
@@ -7,8 +7,9 @@ are then compiled once in each process. No `parallel=True`: its thread layers ab
 A kernel may call kernels of other files, whose machine code becomes part of its own. Numba's cache looks at the file of
 the kernel that is called and at no other; the cache here looks at every file of the package.
 
-`wide_vectors()`, the first line of a kernel bound by arithmetic, lets the compiler use the widest registers there are.
-For processors with AVX-512 that lower their clock for it, it would stop at half of them. Results are the same bits.
+The magnitude bits of IEEE numbers, read as integers, order like the magnitudes, and NaN and Inf come out on top. So an
+integer maximum, which compilers vectorise (they do not vectorise a float maximum, because of NaN), finds the largest
+magnitude and answers "is everything finite?" with one comparison afterwards.
 """
 
 from __future__ import annotations
@@ -21,9 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import numba
+import numpy as np
 from numba.core import types
 from numba.core.caching import CompileResultCacheImpl, FunctionCache
 from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from thinwire.kernels.contract import Bytes, Floats
 
 
 def jit(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -39,6 +44,28 @@ def frozen(array: Any) -> Any:
     view = array.view()
     view.setflags(write=False)
     return view
+
+
+def words_apart(buffer: Bytes, step: int) -> NDArray[np.uint64]:
+    """`buffer` seen as overlapping 64-bit words that start every `step` bytes."""
+    return np.ndarray(((buffer.size - 8) // step + 1,), dtype=np.uint64, buffer=buffer, strides=(step,))
+
+
+def max_magnitude(values: Floats, residual: Floats | None = None, residual_scale: float = 1.0) -> float:
+    """The largest absolute value of v = values, or residual_scale·residual + values; 0.0 when empty.
+
+    Infinite or NaN as soon as one value is infinite or NaN: the caller decides what to raise.
+
+    Args:
+        values: float32[n] or float64[n].
+        residual: of the same type and size; only read.
+        residual_scale: what the residual is multiplied by.
+
+    Example:
+        >>> max_magnitude(np.array([1.0, -3.0, 2.0], dtype=np.float32))
+        3.0
+    """
+    return largest_magnitude(frozen(values), residual, values.dtype.type(residual_scale))  # type: ignore[no-any-return]
 
 
 @cache
@@ -77,7 +104,11 @@ class _KernelCache(FunctionCache):  # type: ignore[misc]
 
 @intrinsic
 def wide_vectors(typing_context: Any) -> tuple[Any, Callable[..., Any]]:
-    """In a kernel: a hint to the vectoriser, worth up to a third in loops bound by arithmetic; no code of its own."""
+    """As the first line of a kernel: lets the compiler use the widest registers there are; no code of its own.
+
+    For processors with AVX-512 that lower their clock for it, it would stop at half of them. Worth up to a third in
+    loops bound by arithmetic; results are the same bits.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         # llvmlite's own `add` knows no attributes with values. Where vectors are not 512 bits wide, LLVM ignores it.
@@ -85,3 +116,36 @@ def wide_vectors(typing_context: Any) -> tuple[Any, Callable[..., Any]]:
         return context.get_dummy_value()
 
     return types.none(), generate
+
+
+@intrinsic
+def magnitude_bits(typing_context: Any, value: Any) -> tuple[Any, Callable[..., Any]]:
+    """In a kernel: the bits of a float32 or float64 without its sign, as int32 or int64."""
+    bits_type: Any = types.int32 if value == types.float32 else types.int64
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        bits = builder.bitcast(arguments[0], context.get_value_type(bits_type))
+        return builder.and_(bits, bits.type((1 << (bits_type.bitwidth - 1)) - 1))
+
+    return bits_type(value), generate
+
+
+@intrinsic
+def float_of_bits(typing_context: Any, bits: Any) -> tuple[Any, Callable[..., Any]]:
+    """In a kernel: the float32 or float64 of these bits, int32 or int64."""
+    value_type = types.float32 if bits == types.int32 else types.float64
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], context.get_value_type(value_type))
+
+    return value_type(bits), generate
+
+
+@jit
+def largest_magnitude(values: Any, residual: Any, scale: Any) -> Any:
+    """`max_magnitude` of a read-only view, with the scale in the type of the values."""
+    wide_vectors()
+    largest = magnitude_bits(values.dtype.type(0))
+    for i in range(values.size):
+        largest = max(largest, magnitude_bits(values[i] if residual is None else scale * residual[i] + values[i]))
+    return float_of_bits(largest)

@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.kernels.contract import UNIT, Key
-from thinwire.kernels.numba.jit import frozen, jit
-from thinwire.kernels.numba.magnitude import float_of_bits, magnitude_bits
-from thinwire.kernels.numba.uniform import high_bits
+from thinwire.kernels.numba.jit import float_of_bits, frozen, jit, magnitude_bits
+from thinwire.kernels.numba.stochastic import high_bits
 
 MAX_LEVELS = 1 << 14
 MAX_NATURAL_LEVELS = 64

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from thinwire.kernels.contract import require_finite_magnitude
-from thinwire.kernels.numba.jit import frozen, jit, wide_vectors
-from thinwire.kernels.numba.magnitude import max_magnitude
+from thinwire.kernels.numba.jit import frozen, jit, max_magnitude, wide_vectors
 
 LANES = 1024
 _BLOCK = 4 * LANES

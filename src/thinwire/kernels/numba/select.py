@@ -3,7 +3,8 @@
 An exact selection reads the data twice: a sample tells a magnitude that a few more than k values reach; those are
 gathered, and only they are partitioned. Where the sample misled (or too many values are equal), all are partitioned.
 
-With a threshold, one pass takes what reaches it out of the tensor and its residual (`take`).
+With a threshold, one pass takes what reaches it out of the tensor and its residual (`take`). Thresholds and ranges are
+guessed from a sample: one value from each of equal stretches.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.kernels.contract import Bytes
-from thinwire.kernels.numba.bitmap import gather
+from thinwire.kernels.numba.bits import gather
 from thinwire.kernels.numba.jit import frozen, jit, wide_vectors
+from thinwire.kernels.numba.stochastic import high_bits
 
 _SMALL = 1 << 14
 """Up to here partitioning everything is quicker than being clever."""
 _SAMPLE = 1 << 17
 _BLOCK = 1 << 12  # values, their copies and flags stay in the first-level cache
-NEAR = 1 << 16
+_NEAR = 1 << 16
 """Values that stay in the second-level cache."""
 _SPARE = 4  # places behind the last that `_compact` writes and does not count
 _MARKED = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1)
@@ -147,13 +149,13 @@ def _likely_bound(values: Any, k: int) -> float:
 @jit
 def _count(values: Any, bound: Any) -> int:
     count = 0
-    for start in range(0, values.size, NEAR):
-        count += count_block(values[start : start + NEAR], None, bound, bound, None)
+    for start in range(0, values.size, _NEAR):
+        count += _count_block(values[start : start + _NEAR], None, bound, bound, None)
     return count
 
 
 @jit
-def count_block(values: Any, residual: Any, scale: Any, least: Any, most: Any) -> Any:
+def _count_block(values: Any, residual: Any, scale: Any, least: Any, most: Any) -> Any:
     """How many magnitudes are at least `least`, or at most `most` (which NaN is not); the other is None."""
     count = np.int32(0)
     for i in range(values.size):
@@ -240,3 +242,58 @@ def _compact(bits: Any, source: Any, first: Any, out: Any, at: Any) -> Any:
                 out[at + j] = first + place if source is None else source[place]
         at += count
     return at
+
+
+def sample_of(values: Any, size: int) -> Any:
+    """`size` of the values without replacement, one from a random place of each of equal stretches; or all of them.
+
+    The places depend on the two sizes alone, so that equal tensors give equal samples everywhere.
+    """
+    if size >= values.size:
+        return values
+    edges = np.arange(size + 1) * values.size // size
+    return values[edges[:-1] + (_places(size) * np.diff(edges) >> 24)]
+
+
+def checked_sample_of(values: Any, size: int, *, residual: Any = None, residual_scale: float = 1.0) -> tuple[Any, bool]:
+    """`sample_of` v = values, or residual_scale·residual + values, and whether all of v is finite: one pass.
+
+    Example:
+        >>> checked_sample_of(np.array([1.0, -3.0, 2.0], np.float32), 3)
+        (array([ 1., -3.,  2.], dtype=float32), True)
+    """
+    kind = values.dtype.type
+    size = min(size, values.size)
+    sample = np.empty(size, kind)
+    random = _places(size) if size < values.size else np.zeros(size, np.int32)
+    most = np.finfo(kind).max
+    num_finite = _check(
+        frozen(values), None if residual is None else frozen(residual), kind(residual_scale), most, random, sample
+    )
+    return sample, int(num_finite) == values.size
+
+
+def _places(size: int) -> NDArray[np.int32]:
+    """Where in each of `size` stretches: the 24 high bits of a fixed key's draws."""
+    random = np.empty(size, np.int32)
+    high_bits((0, 0), 0, random)
+    return random
+
+
+@jit
+def _check(values: Any, residual: Any, scale: Any, most: Any, random: Any, sample: Any) -> int:
+    """Fills the sample, block by block while the block is near; returns how many values are finite."""
+    size, taken, edge, num_finite = sample.size, 0, 0, 0
+    next_edge = values.size // max(1, size)
+    for start in range(0, values.size, _NEAR):
+        stop = min(start + _NEAR, values.size)
+        held = None if residual is None else residual[start:stop]
+        num_finite += _count_block(values[start:stop], held, scale, None, most)
+        while taken < size:
+            place = edge + (np.int64(random[taken]) * (next_edge - edge) >> 24)
+            if place >= stop:
+                break
+            sample[taken] = values[place] if residual is None else scale * residual[place] + values[place]
+            taken += 1
+            edge, next_edge = next_edge, (taken + 1) * values.size // size
+    return num_finite

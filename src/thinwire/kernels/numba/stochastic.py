@@ -1,10 +1,17 @@
-"""Stochastic ternary quantisation, packed in the same pass (TernGrad, equations 1–3).
+"""What is decided by chance: uniform draws, ternary quantisation (TernGrad, equations 1–3), which values are kept.
+
+The number of value i under a key is a function of i and the key, nothing else. A 32-bit counter goes through two
+published bijective mixers (Wellons' `lowbias32` and `triple32`), one word of the key before the first and the other
+between them. Integer arithmetic only: every machine draws the same, and a decoder that is told the key finds the
+encoder's choices again. The numbers repeat after 2**32 values.
 
     t = sign(v) with probability min(|v|, limit) / scale, else 0
 
-A block at a time: its random numbers and digits t + 1, then codes of five digits (base-3^5) or four
-(two bits each, the first value in the low bits). A value is kept where its magnitude exceeds u·scale, u uniform on
-multiples of 2**-24 in [0, 1): a value of the full scale is always kept, a zero never.
+Trits are packed in the same pass, a block at a time: its random numbers and digits t + 1, then codes of five digits
+(base-3^5) or four (two bits each, the first value in the low bits). A value is kept where its magnitude exceeds
+u·scale, u uniform on multiples of 2**-24 in [0, 1): a value of the full scale is always kept, a zero never.
+
+Random selection writes every value and moves the position on only where it is kept, which leaves nothing to mispredict.
 """
 
 from __future__ import annotations
@@ -12,13 +19,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from thinwire.errors import FrameError
-from thinwire.kernels.contract import DIGITS_PER_CODE, UNIT, Bytes, Key
-from thinwire.kernels.numba.jit import frozen, jit, wide_vectors
-from thinwire.kernels.numba.uniform import draw, start_of
-from thinwire.kernels.numba.workspace import words_apart
+from thinwire.kernels.contract import DIGITS_PER_CODE, UNIT, Bytes, Floats, Key
+from thinwire.kernels.numba.jit import frozen, jit, wide_vectors, words_apart
 
+_BLOCK_DRAWS = 1 << 12
 _BLOCK_CODES = 2048
 _PLACES = {
     "base243": (np.uint64(1 + (3 << 8) + (9 << 16) + (27 << 24) + (81 << 32)), np.uint64(32)),
@@ -28,6 +35,41 @@ _PLACES = {
 _255 = np.uint64(255)
 
 
+def high_bits(key: Key, first: int, out: NDArray[np.int32]) -> None:
+    """Fills `out` with the 24 high bits of the draws first, first + 1, …"""
+    fill_draws(*start_of(key, first), out)
+
+
+def start_of(key: Key, first: int = 0) -> tuple[Any, Any]:
+    """What `draw` and `fill_draws` take: the counter of value `first`, and the second word of the key.
+
+    Example:
+        >>> start_of((2**32 - 1, 7), first=3)
+        (np.uint32(2), np.uint32(7))
+    """
+    return np.uint32((first + key[0]) & 0xFFFFFFFF), np.uint32(key[1])
+
+
+@jit
+def fill_draws(start: Any, key1: Any, out: Any) -> None:
+    """Fills int32[n] with draws from counter `start` on."""
+    for i in range(out.size):
+        out[i] = draw(np.uint32(start + np.uint32(i)), key1)
+
+
+@jit
+def draw(counter: Any, key1: Any) -> Any:
+    """The 24 high bits of one draw, int32. `triton.stochastic.draw` has the same lines."""
+    x = np.uint32((counter ^ (counter >> np.uint32(16))) * np.uint32(0x7FEB352D))
+    x = np.uint32((x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B))
+    x = np.uint32(x ^ (x >> np.uint32(16)) ^ key1)
+    x = np.uint32((x ^ (x >> np.uint32(17))) * np.uint32(0xED5AD4BB))
+    x = np.uint32((x ^ (x >> np.uint32(11))) * np.uint32(0xAC4C1B51))
+    x = np.uint32((x ^ (x >> np.uint32(15))) * np.uint32(0x31848BAB))
+    x = np.uint32(x ^ (x >> np.uint32(14)))
+    return np.int32(x >> np.uint32(8))
+
+
 def pack_stochastic(values: Any, *, scale: float, limit: float, key: Key, packing: str, codes: Bytes) -> int:
     """Fills `codes` with stochastic trits of `values`; the padding is quantised zeros.
 
@@ -35,7 +77,7 @@ def pack_stochastic(values: Any, *, scale: float, limit: float, key: Key, packin
         values: float32[n] or float64[n], finite; never written.
         scale: what a trit is worth.
         limit: magnitudes are clipped there; at most `scale`.
-        key: of the random numbers, see `thinwire.kernels.numba.uniform`.
+        key: of the random numbers, two words.
         packing: "base243" (five trits a byte) or "2bit" (four).
         codes: uint8[ceil(n / 5)] or uint8[ceil(n / 4)].
 
@@ -54,7 +96,7 @@ def pack_stochastic(values: Any, *, scale: float, limit: float, key: Key, packin
     lift, step = _steps(scale, kind)
     num_codes = min(_BLOCK_CODES, codes.size)
     digits = np.empty(num_codes * per_code + 8, np.uint8)
-    return _pack(  # type: ignore[no-any-return]
+    return _pack_trits(  # type: ignore[no-any-return]
         frozen(values),
         kind(limit),
         kind(lift),
@@ -77,7 +119,7 @@ def _steps(scale: float, kind: Any) -> tuple[float, float]:
 
 
 @jit
-def _pack(
+def _pack_trits(
     values: Any,
     limit: Any,
     lift: Any,
@@ -96,14 +138,14 @@ def _pack(
         num_codes = min(_BLOCK_CODES, codes.size - start)
         first = start * per_code
         size = min(num_codes * per_code, num_values - first)
-        num_nonzero += _digits(values[first : first + size], first, key0, key1, limit, lift, step, digits)
+        num_nonzero += _draw_trits(values[first : first + size], first, key0, key1, limit, lift, step, digits)
         digits[size : num_codes * per_code] = 1
-        _collect(words, places, byte, codes[start : start + num_codes])
+        _collect_codes(words, places, byte, codes[start : start + num_codes])
     return num_nonzero
 
 
 @jit
-def _digits(values: Any, first: int, key0: Any, key1: Any, limit: Any, lift: Any, step: Any, digits: Any) -> Any:
+def _draw_trits(values: Any, first: int, key0: Any, key1: Any, limit: Any, lift: Any, step: Any, digits: Any) -> Any:
     """Digits t + 1; returns how many are not 1. Drawing here, not ahead, hides the wait for memory behind the draws."""
     wide_vectors()
     kind = values.dtype.type
@@ -121,7 +163,7 @@ def _digits(values: Any, first: int, key0: Any, key1: Any, limit: Any, lift: Any
 
 
 @jit
-def _collect(words: Any, places: Any, byte: Any, codes: Any) -> None:
+def _collect_codes(words: Any, places: Any, byte: Any, codes: Any) -> None:
     for i in range(codes.size):
         codes[i] = np.uint8(((words[i] * places) >> byte) & _255)
 
@@ -137,12 +179,12 @@ def unpack_two_bit(codes: Bytes, *, scale: float, out: Any, accumulate: bool) ->
     zero = out.dtype.type(-0.0 if accumulate else 0.0)
     worth = np.array([-scale, zero, scale, zero], out.dtype)
     table = worth[np.arange(256)[:, None] >> np.array([0, 2, 4, 6]) & 3]
-    _unpack(frozen(codes), table, accumulate, out)
+    _unpack_two_bit(frozen(codes), table, accumulate, out)
 
 
 @jit
-def _unpack(codes: Any, table: Any, accumulate: bool, out: Any) -> None:
-    """A byte is one row of the table, read whole before any of it is written (see `signs`)."""
+def _unpack_two_bit(codes: Any, table: Any, accumulate: bool, out: Any) -> None:
+    """A byte is one row of the table, read whole before any of it is written (see `bits`)."""
     whole = out.size // 4
     for i in range(whole):
         code, at = codes[i], 4 * i
@@ -153,3 +195,73 @@ def _unpack(codes: Any, table: Any, accumulate: bool, out: Any) -> None:
     for at in range(4 * whole, out.size):
         value = table[codes[whole], at % 4]
         out[at] = out[at] + value if accumulate else value
+
+
+def collect_kept(values: Floats, *, key: Key, kept: int, factor: Any, sent: Floats) -> int:
+    """Fills `sent` with factor·v of the values whose 24 random bits are below `kept`, in order; returns how many.
+
+    Where they are not fewer than `sent` has room for, its content is undefined: call again with more.
+
+    Args:
+        values: float32[n] or float64[n].
+        key: of the random numbers.
+        kept: the probability in units of 2**-24.
+        factor: what values are multiplied by, in their type.
+        sent: of their type; n + 1 is always enough.
+
+    Example:
+        >>> sent = np.empty(4, np.float32)
+        >>> collect_kept(np.array([1, 2, 3], np.float32), key=(1, 2), kept=1 << 24, factor=np.float32(2), sent=sent)
+        3
+        >>> sent[:3].tolist()
+        [2.0, 4.0, 6.0]
+    """
+    return int(
+        _collect_kept(frozen(values), *start_of(key), np.int32(kept), factor, np.empty(_BLOCK_DRAWS, np.int32), sent)
+    )
+
+
+def kept_positions(size: int, *, key: Key, kept: int, positions: NDArray[Any]) -> int:
+    """How many of `size` values are kept; their positions, ascending, are in `positions` if it has room for one more.
+
+    `positions` is never written past its end, whatever the key. It is int32, or int64 for 2**31 values and more.
+    """
+    return int(_kept_positions(size, *start_of(key), np.int32(kept), np.empty(_BLOCK_DRAWS, np.int32), positions))
+
+
+def scatter(values: Floats, positions: NDArray[Any], out: Floats, accumulate: bool) -> None:
+    """``out`` = 0 but for ``out[positions] = values``; or ``out[positions] += values``. Positions are in range."""
+    if not accumulate:
+        out.fill(0)
+    _scatter(frozen(values), frozen(positions), accumulate, out)
+
+
+@jit
+def _collect_kept(values: Any, start: Any, key1: Any, kept: Any, factor: Any, block: Any, sent: Any) -> Any:
+    count: Any = 0
+    last = sent.size - 1
+    for first in range(0, values.size, block.size):
+        size = min(block.size, values.size - first)
+        fill_draws(np.uint32(start + np.uint32(first)), key1, block)
+        for i in range(size):
+            sent[min(count, last)] = values[first + i] * factor
+            count += np.int64(block[i] < kept)
+    return count
+
+
+@jit
+def _kept_positions(size: int, start: Any, key1: Any, kept: Any, block: Any, positions: Any) -> Any:
+    count: Any = 0
+    last = positions.size - 1
+    for first in range(0, size, block.size):
+        fill_draws(np.uint32(start + np.uint32(first)), key1, block)
+        for i in range(min(block.size, size - first)):
+            positions[min(count, last)] = first + i
+            count += np.int64(block[i] < kept)
+    return count
+
+
+@jit
+def _scatter(values: Any, positions: Any, accumulate: bool, out: Any) -> None:
+    for i in range(positions.size):
+        out[positions[i]] = out[positions[i]] + values[i] if accumulate else values[i]

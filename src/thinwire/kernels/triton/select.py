@@ -96,7 +96,7 @@ def encode_from(
 
     Args:
         bound: above 0, in the type of the values; None takes a sample.
-        samples: how many values of each tensor to sample, as `thinwire.kernels.numba.sample.sample_of` does.
+        samples: how many values of each tensor to sample, as `thinwire.kernels.numba.select.sample_of` does.
         fraction: of the sample that reaches the bound.
         signs: whether ±bound is sent instead of the values.
         form: see `encode_top`.

@@ -2,7 +2,7 @@
 
     t = sign(v) with probability min(|v|, limit) / scale, else 0
 
-The random number of value i under a key is the CPU's (`thinwire.kernels.numba.uniform`): a 32-bit counter through two
+The random number of value i under a key is the CPU's (`kernels.numba.stochastic`): a 32-bit counter through two
 published mixers, here the same lines once more. So the trits are the CPU's, whatever the block a value falls in.
 """
 
@@ -113,7 +113,7 @@ def _steps(scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 @triton.jit
 def draw(counter: tl.tensor, key0: tl.tensor, key1: tl.tensor) -> tl.tensor:
-    """The 24 high bits of one draw, int32. `numba.uniform.draw` has the same lines."""
+    """The 24 high bits of one draw, int32. `numba.stochastic.draw` has the same lines."""
     x = (counter + key0).to(tl.uint32)
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15)) * 0x846CA68B

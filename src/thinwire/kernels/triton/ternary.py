@@ -15,8 +15,9 @@ import torch
 import triton
 import triton.language as tl
 
-from thinwire.kernels.contract import ZERO_CODE, check_codes, check_layout, check_scale, num_codes_of
-from thinwire.kernels.numba.zero_run import check_expands
+from thinwire.kernels.contract import ZERO_CODE, check_codes, check_layout, check_length, check_scale, num_codes_of
+from thinwire.kernels.numba.jit import frozen
+from thinwire.kernels.numba.zero_run import num_expanded
 from thinwire.kernels.triton.batch import NUMPY_TYPES, Batch, Tables, byte_span, find_block, load_block, store_residual
 from thinwire.kernels.triton.dense import put
 from thinwire.kernels.triton.pending import Pending, allow
@@ -102,7 +103,7 @@ def decode_ternary(
     received = np.frombuffer(payload, dtype=np.uint8)
     num_codes = num_codes_of(out.numel())
     if zero_run:
-        check_expands(received, num_codes)
+        check_length(num_expanded(frozen(received)), num_codes)
     else:
         check_codes(received, out.numel())
     workspace.follow()

@@ -1,4 +1,4 @@
-"""Memory and a stream for the GPU kernels, owned and used again, as `kernels.numba.workspace` is for the CPU's.
+"""Memory and a stream for the GPU kernels, owned and used again, as `kernels.numba.base243` is for the CPU's.
 
 Kernels run on a stream of their own, so that encoding overlaps what the caller still computes: it waits for the work
 that the caller had queued, and the caller's stream waits for it only where `join` says so. Buffers are named, grow

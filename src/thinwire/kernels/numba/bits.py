@@ -1,6 +1,6 @@
-"""One bit a value: v ≥ 0 or not, eight to a byte with the first value in the highest bit (as `numpy.packbits`).
+"""One bit a value, eight to a byte with the first in the highest bit (as `numpy.packbits`): signs, flags, positions.
 
-A block of flags at a time: comparisons first, then eight flags become a byte. With a residual, the same loop leaves v
+Signs go a block at a time: comparisons first, then eight flags become a byte. With a residual, the same loop leaves v
 minus what the bit will be decoded to.
 """
 
@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from thinwire.kernels.contract import Bytes
-from thinwire.kernels.numba.bitmap import gather
 from thinwire.kernels.numba.jit import frozen, jit, wide_vectors
 
+_GATHER, _56 = np.uint64(0x8040201008040201), np.uint64(56)
 _BLOCK = 8192
 
 
@@ -44,18 +45,18 @@ def pack_signs(
     kind = values.dtype.type
     flags = np.empty(min(_BLOCK, 8 * bits.size), np.uint8)
     words = flags.view(np.uint64)
-    _pack(frozen(values), residual, kind(residual_scale), kind(low), kind(high), flags, words, bits)
+    _pack_signs(frozen(values), residual, kind(residual_scale), kind(low), kind(high), flags, words, bits)
 
 
 def unpack_signs(bits: Bytes, *, low: float, high: float, out: Any, accumulate: bool) -> None:
     """Writes (or adds) `high` where a bit is set and `low` where it is not into out[n]; `bits` has ceil(n / 8)."""
     kind = out.dtype.type
     table = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1), kind(high), kind(low))
-    _unpack(frozen(bits), table, accumulate, out)
+    _unpack_signs(frozen(bits), table, accumulate, out)
 
 
 @jit
-def _pack(values: Any, residual: Any, scale: Any, low: Any, high: Any, flags: Any, words: Any, bits: Any) -> None:
+def _pack_signs(values: Any, residual: Any, scale: Any, low: Any, high: Any, flags: Any, words: Any, bits: Any) -> None:
     for start in range(0, values.size, _BLOCK):
         stop = min(start + _BLOCK, values.size)
         held = None if residual is None else residual[start:stop]
@@ -75,7 +76,7 @@ def _flag(values: Any, residual: Any, scale: Any, low: Any, high: Any, flags: An
 
 
 @jit
-def _unpack(bits: Any, table: Any, accumulate: bool, out: Any) -> None:
+def _unpack_signs(bits: Any, table: Any, accumulate: bool, out: Any) -> None:
     """A byte is one row of the table. All of a row is read before any is written, so that it moves in one register."""
     whole = out.size // 8
     for i in range(whole):
@@ -90,3 +91,58 @@ def _unpack(bits: Any, table: Any, accumulate: bool, out: Any) -> None:
     for at in range(8 * whole, out.size):
         value = table[bits[at // 8], at % 8]
         out[at] = out[at] + value if accumulate else value
+
+
+def set_bits(positions: NDArray[np.int64], bitmap: Bytes) -> None:
+    """Clears `bitmap` and sets the bits of the positions.
+
+    Example:
+        >>> bitmap = np.empty(2, np.uint8)
+        >>> set_bits(np.array([1, 3]), bitmap)
+        >>> bitmap.tolist(), positions_of(bitmap).tolist()
+        ([80, 0], [1, 3])
+    """
+    bitmap.fill(0)
+    _set_bits(frozen(positions), bitmap)
+
+
+def positions_of(bitmap: Bytes) -> NDArray[np.int64]:
+    """The positions of the bits that are set, ascending."""
+    count = int(np.bitwise_count(bitmap).sum())
+    positions = np.empty(count + 1, np.int64)
+    _positions(frozen(bitmap), positions)
+    return positions[:count]
+
+
+@jit
+def gather(flags: Any, words: Any, known: int, bits: Any) -> None:
+    """In a kernel: eight flags, read as one of `words`, to a byte by one multiplication.
+
+    Args:
+        flags: uint8, 0 or 1 each; those behind the first `known` are cleared.
+        words: the same memory as uint64.
+        bits: uint8[ceil(known / 8)], filled.
+    """
+    wide_vectors()
+    flags[known : 8 * bits.size] = 0
+    for i in range(bits.size):
+        bits[i] = np.uint8((words[i] * _GATHER) >> _56)
+
+
+@jit
+def _set_bits(positions: Any, bitmap: Any) -> None:
+    for i in range(positions.size):
+        position = positions[i]
+        bitmap[position >> 3] |= np.uint8(128 >> (position & 7))
+
+
+@jit
+def _positions(bitmap: Any, positions: Any) -> None:
+    """In a byte that is not zero every position is written, and kept where it counts. One slot is spare."""
+    at: Any = 0
+    for i in range(bitmap.size):
+        byte = np.int64(bitmap[i])
+        if byte:
+            for j in range(8):
+                positions[at] = 8 * i + j
+                at += byte >> (7 - j) & 1
