@@ -153,6 +153,33 @@ def test_a_rank_that_dies_is_an_error_on_the_others() -> None:
     assert all("is gone" in text for text in results[:2])
 
 
+def run_death_between_two_pushes(rank: int) -> str | None:
+    """Rank 2 dies after its push to rank 0: rank 1 finds out, while rank 0 waits for rank 1."""
+    model = DistributedDataParallel(mlp())
+    state = ddp.compress(model, "3lc", measure_link=False)
+    train(model, rank, 2)
+    peers = state.driver._peers
+    send = peers.send
+
+    def send_to_rank_0_alone(peer: int, data: bytearray, tag: int) -> Any:
+        if peer != 0:
+            os._exit(1)
+        transfer = send(peer, data, tag)
+        peers.wait(transfer)
+        return transfer
+
+    if rank == 2:
+        peers.send = send_to_rank_0_alone  # type: ignore[method-assign]
+    with pytest.raises(tw.TransportError) as lost:
+        train(model, rank, 1, first=2)
+    return str(lost.value)
+
+
+def test_a_lost_connection_is_passed_on_with_the_rank_that_is_gone() -> None:
+    first, second, _ = run_ranks(3, run_death_between_two_pushes)
+    assert first.startswith("rank 1 gave up: rank 2 is gone") and second.startswith("rank 2 is gone"), (first, second)
+
+
 def run_absent(rank: int) -> str | None:
     """Rank 1 does not call `compress` before rank 0 has given up."""
     store = dist.distributed_c10d._get_default_store()

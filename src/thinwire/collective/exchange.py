@@ -19,7 +19,7 @@ from typing import cast
 
 from thinwire.codecs.sums import Values
 from thinwire.collective.shard import Shard
-from thinwire.errors import ConfigError, FrameError, NonFiniteError, ProtocolError
+from thinwire.errors import ConfigError, FrameError, NonFiniteError, ProtocolError, TransportError
 from thinwire.packets import HEAD_NBYTES, LENGTH_NBYTES, parse, segments
 from thinwire.schema import Abort, Skip
 from thinwire.schema import Shard as ShardMessage
@@ -27,6 +27,8 @@ from thinwire.schema import Shard as ShardMessage
 MAX_REASON = 1024
 """Longest reason of a rank that gives up, in characters."""
 _MESSAGE_NBYTES = 4 * MAX_REASON + 64
+_PASSED_ON = {kind.__name__: kind for kind in (NonFiniteError, TransportError)}
+"""Errors that are of the same type on a rank that only hears of them; any other is a ProtocolError there."""
 
 
 class Pass(Enum):
@@ -176,6 +178,7 @@ class Exchange:
         Raises:
             ProtocolError: anything but the packet that is due, or the peer gave up.
             NonFiniteError: the peer gave up because of NaN or Inf.
+            TransportError: the peer gave up because another is gone.
         """
         frames = self._read(peer, way, packet)
         if way is Pass.PUSH:
@@ -220,9 +223,7 @@ class Exchange:
             raise ProtocolError(f"rank {peer}: {error}") from error
         if isinstance(message, Abort):
             kind, _, reason = message.reason.partition(": ")
-            raise (NonFiniteError if kind == NonFiniteError.__name__ else ProtocolError)(
-                f"rank {peer} gave up: {reason}"
-            )
+            raise _PASSED_ON.get(kind, ProtocolError)(f"rank {peer} gave up: {reason}")
         if not isinstance(message, ShardMessage | Skip):
             raise ProtocolError(f"rank {peer} sent {type(message).__name__}; it belongs to another conversation")
         if (message.step, message.bucket) != (self.step, self.bucket):

@@ -27,7 +27,7 @@ from thinwire.codecs.sums import Values
 from thinwire.codecs.tensors import off_host, store_tensor
 from thinwire.collective.core import Bucket, Collective
 from thinwire.collective.exchange import Exchange, Group, Pass, Send, abort_packet
-from thinwire.errors import ThinwireError, TransportError
+from thinwire.errors import DeadlineError, TransportError
 from thinwire.runtime.peers import leave
 from thinwire.telemetry import Counters
 from thinwire.transports.peers import PeerGroup, ReceiveBuffer, Transfer
@@ -282,13 +282,11 @@ class CollectiveDriver:
         job.done.set()
         for bucket in job.buckets:
             bucket.future.set_result(bucket.buffer)
-        if not job.failed:
-            try:
-                for transfer in job.sends:
-                    self._peers.wait(transfer)
-            except ThinwireError as error:
-                self.failure = self.failure or error
-                self._told.set()
+        for transfer in [] if job.failed else job.sends:
+            with suppress(
+                TransportError
+            ):  # the next group's receive finds out that the peer is gone, and the others are told
+                self._peers.wait(transfer)
 
     def _receive_buffers(self, group: Group) -> dict[tuple[int, Pass], ReceiveBuffer]:
         """A buffer for each peer and pass, by peer and pass: they are used again in every step."""
@@ -305,10 +303,13 @@ class CollectiveDriver:
     # ---- failures
 
     def _fail(self, job: _Job, error: Exception, way: Pass) -> None:
-        """Keeps the first failure and tells the peers why, unless a peer is what failed."""
+        """Keeps the first failure and tells the peers why; after a timeout there is nobody to tell.
+
+        gloo closes every connection of a group when one wait times out.
+        """
         self.failure = self.failure or error
         try:
-            if not isinstance(error, TransportError):
+            if not isinstance(error, DeadlineError):
                 self._tell(abort_packet(error), job.tag(way))
         finally:
             self._told.set()
