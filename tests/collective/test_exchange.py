@@ -73,8 +73,9 @@ def test_the_push_pass_alone_leaves_every_rank_with_the_average_of_its_shard() -
     mean = np.mean(given, axis=0)
     for rank, exchange in enumerate(exchanges):
         assert exchange.pushed and not exchange.complete
-        for span in [*exchange.own.spans, *exchange.own.plain]:
-            np.testing.assert_allclose(values[rank][span.begin : span.end], mean[span.begin : span.end], atol=1e-5)
+        for spans in (exchange.own.coded, exchange.own.plain):
+            for own, wanted in zip(spans.of([values[rank]]), spans.of([mean]), strict=True):
+                np.testing.assert_allclose(own, wanted, atol=1e-5)
 
 
 def test_what_was_not_sent_is_in_the_residuals() -> None:

@@ -10,6 +10,7 @@ Tensors on a GPU are encoded there where their scheme has kernels (`device.py`).
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeGuard, Unpack
@@ -290,9 +291,10 @@ class Context:
         self.device = values.device
         """Where the residual is, and where tensors are encoded."""
         self.on_host = isinstance(like, Flat)
-        self._dtype = like.dtype
+        self.dtype = like.dtype
+        self.size = math.prod(like.shape)
         self._wide = values.dtype
-        self._shape = like.shape
+        self.shape = like.shape
         self._residual: torch.Tensor | None = None
         self._residual_array: FloatArray | None = None
         if codec.residual_by_default and isinstance(like, Flat):
@@ -307,7 +309,12 @@ class Context:
 
         None where the codec runs without error feedback.
         """
-        return None if self._residual is None else self._residual.view(self._shape)
+        return None if self._residual is None else self._residual.view(self.shape)
+
+    @property
+    def residual_address(self) -> int:
+        """Where a residual in the host's memory lies, for as long as the context does; 0 where there is none."""
+        return 0 if self._residual_array is None else self._residual_array.ctypes.data
 
     def encode(self, tensor: Tensor, **options: Unpack[StepOptions]) -> bytes:
         """Encodes residual + tensor into a frame; what was not sent stays in `residual`.
@@ -335,12 +342,17 @@ class Context:
                 UserWarning,
                 stacklevel=2,
             )
-        flat = flatten(tensor, self.name)
-        self.check(flat)
+        flat = self.flat(tensor)
         step = Step(self._residual_array, self.codec.error_scale, self._key(), **self.codec._checked(options))
         encoded = self.codec.encode_flat(flat, step, self.name)
         self.sent(encoded.payload_nbytes)
         return encoded.frame
+
+    def flat(self, tensor: Tensor) -> Flat:
+        """Returns the tensor's values in the host's memory. Raises ConfigError as `encode`."""
+        flat = flatten(tensor, self.name)
+        self.check(flat)
+        return flat
 
     def entry(self, tensor: Tensor, options: StepOptions) -> device.Entry:
         """Returns what a batch on the context's device needs of this tensor. Raises ConfigError as `encode`."""
@@ -356,11 +368,11 @@ class Context:
 
     def check(self, flat: Flat | DeviceFlat) -> None:
         """Raises ConfigError where a tensor is not of the shape and dtype class that the context was made for."""
-        if flat.shape != self._shape:
-            raise ConfigError(f"{self.name} has shape {flat.shape}; this context is for {self._shape}")
-        if self._residual is not None and (flat.dtype == "fp64") != (self._dtype == "fp64"):
+        if flat.shape != self.shape:
+            raise ConfigError(f"{self.name} has shape {flat.shape}; this context is for {self.shape}")
+        if self._residual is not None and (flat.dtype == "fp64") != (self.dtype == "fp64"):
             raise ConfigError(
-                f"{self.name} has dtype {flat.dtype}; this context was made for {self._dtype} "
+                f"{self.name} has dtype {flat.dtype}; this context was made for {self.dtype} "
                 f"and keeps its residual as {str(self._wide).removeprefix('torch.')}"
             )
 
@@ -390,9 +402,9 @@ class Context:
             kept = "keeps" if self._residual is not None else "does not keep"
             raise ConfigError(f"{self.name}: this context {kept} a residual and the state says otherwise")
         if residual is not None and self._residual is not None:
-            if tuple(residual.shape) != self._shape:
+            if tuple(residual.shape) != self.shape:
                 raise ConfigError(
-                    f"{self.name}: the state's residual has shape {tuple(residual.shape)}, not {self._shape}"
+                    f"{self.name}: the state's residual has shape {tuple(residual.shape)}, not {self.shape}"
                 )
             self._residual.copy_(torch.as_tensor(residual).reshape(-1))
         self.step = int(state["step"])

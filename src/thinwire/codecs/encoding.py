@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from thinwire.codecs import device
+import numpy as np
+
+from thinwire.codecs import device, ternary_batch
 from thinwire.codecs.base import Context, Encoded, Tensor
 from thinwire.codecs.scheme import Payload, StepOptions
+from thinwire.codecs.tensors import off_host
 from thinwire.errors import ConfigError, NonFiniteError
 
 
@@ -56,7 +59,10 @@ class Encoding:
         self._frames = [b""] * len(tensors)
         self._batches: list[_Batch] = []
         alike: dict[tuple[object, ...], tuple[list[int], list[device.Entry]]] = {}
+        small = self._encode_small(contexts, tensors) if options is None or not any(options) else set[int]()
         for place, (context, tensor) in enumerate(zip(contexts, tensors, strict=True)):
+            if place in small:
+                continue
             known = StepOptions() if options is None else options[place]
             if context.on_host:
                 self._frames[place] = context.encode(tensor, **known)
@@ -68,6 +74,21 @@ class Encoding:
         self._batches = [
             _Batch([contexts[place] for place in places], places, entries) for places, entries in alike.values()
         ]
+
+    def _encode_small(self, contexts: Sequence[Context], tensors: Sequence[Tensor]) -> set[int]:
+        """Encodes what one kernel call can, and returns the places of these tensors."""
+        places, flats = [], []
+        for place, (context, tensor) in enumerate(zip(contexts, tensors, strict=True)):
+            if ternary_batch.takes(context) and context.size and not off_host(tensor):
+                flat = context.flat(tensor)
+                if flat.dtype == "fp32":
+                    places.append(place)
+                    flats.append(flat.values)
+        if len(places) > 1:
+            batch = ternary_batch.TernaryBatch([contexts[place] for place in places])
+            for place, frame in zip(places, batch.encode(np.array([f.ctypes.data for f in flats])) or (), strict=False):
+                self._frames[place] = frame
+        return {place for place in places if self._frames[place]}
 
     def frames(self) -> list[bytes]:
         """Waits for the compressed bytes and returns the frames, in the order of the tensors. Call once."""

@@ -84,6 +84,12 @@ class ThreeLC(Scheme):
                 "3lc: coalesce='paper' with threads=0 would make other bytes on other machines; say how many"
             )
 
+    @property
+    def batched(self) -> bool:
+        """Whether one call of a kernel encodes many tensors with these options."""
+        literal = self.paper_literal or self.coalesce == "paper"
+        return self.layout == "stride" and self.zero_run and self.threads == 1 and not literal
+
     def fuses_residual(self, shape: tuple[int, ...]) -> bool:
         return True
 

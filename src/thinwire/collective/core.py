@@ -13,7 +13,7 @@ import numpy as np
 
 from thinwire.collective.exchange import Exchange, Group
 from thinwire.collective.residuals import Residuals
-from thinwire.collective.shard import Shard, Span
+from thinwire.collective.shard import Shard, Span, Spans
 from thinwire.policies.assignment import Partition
 
 _KEPT_GROUPS = 256
@@ -130,8 +130,8 @@ class Collective:
             tuple(
                 Shard(
                     contexts=[residuals.contexts[key] for key, _ in coded[owner]],
-                    spans=[span for _, span in coded[owner]],
-                    plain=plain[owner],
+                    coded=Spans([span for _, span in coded[owner]]),
+                    plain=Spans(plain[owner]),
                     dtype=np.dtype(np.float64 if wide else np.float32),
                     drop_zeros=self.drop_zeros,
                 )

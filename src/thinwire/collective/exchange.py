@@ -199,7 +199,7 @@ class Exchange:
             frames = self._pushes.pop(peer)
             if not self.skipped:
                 with _blamed_on(peer):
-                    self.own.add(frames)
+                    self.own.add(self._values, frames)
         if not self._to_add and not self.skipped:
             self.own.average(self._values, self._over)
 

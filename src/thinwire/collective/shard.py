@@ -19,11 +19,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from thinwire.codecs import CheckedFrame, Context, encode_all, open_frame
+from thinwire.codecs import Context, encode_all, open_frame
 from thinwire.codecs.sums import GradientSums, Values
 from thinwire.codecs.tensors import FloatArray
+from thinwire.codecs.ternary_batch import TernaryBatch
 from thinwire.errors import FrameError, NonFiniteError
-from thinwire.kernels.numba import max_magnitude
+from thinwire.kernels.numba.many import Addresses, gather, largest_of_many, scatter
 from thinwire.packets import BatchedTensor
 from thinwire.packets.batch import join, split
 
@@ -41,9 +42,61 @@ class Span(NamedTuple):
     begin: int
     end: int
 
-    def of(self, values: Sequence[Values]) -> Values:
-        """Returns the slice as a view."""
-        return values[self.bucket][self.begin : self.end]
+
+class Spans:
+    """Some slices of a group's values, which are arrays in the host's memory or tensors on one GPU.
+
+    Args:
+        spans: where each slice lies.
+    """
+
+    def __init__(self, spans: Sequence[Span]) -> None:
+        self._spans = spans
+        self._buckets = np.array([span.bucket for span in spans], np.int64)
+        self._begins = np.array([span.begin for span in spans], np.int64)
+        self._sizes = np.array([span.end - span.begin for span in spans], np.int64)
+        self.num_values = int(self._sizes.sum())
+
+    def __len__(self) -> int:
+        return len(self._spans)
+
+    def of(self, values: Sequence[Values]) -> list[Values]:
+        """Returns the slices as views."""
+        return [values[bucket][begin:end] for bucket, begin, end in self._spans]
+
+    def addresses(self, values: Sequence[Values]) -> Addresses | None:
+        """Returns where the slices lie in the host's memory; None where they lie elsewhere."""
+        places = [each.ctypes.data for each in values if isinstance(each, np.ndarray)]
+        return np.array(places)[self._buckets] + self._begins * values[0].itemsize if places else None
+
+    def largest(self, values: Sequence[Values]) -> list[float]:
+        """Returns the largest magnitude of each slice, NaN or Inf where one value is."""
+        addresses = self.addresses(values)
+        if addresses is not None and values[0].itemsize == 4:
+            return largest_of_many(addresses, self._sizes)
+        maxima = [torch.as_tensor(each).abs().max() for each in self.of(values)]
+        return list(torch.stack(maxima).tolist()) if maxima else []  # one wait for all of them
+
+    def gather(self, values: Sequence[Values], dtype: np.dtype[Any]) -> FloatArray:
+        """Returns a copy of the slices' values, end to end, on the host."""
+        gathered: FloatArray = np.empty(self.num_values, dtype)
+        addresses = self.addresses(values)
+        if addresses is not None:
+            gather(addresses, self._sizes, gathered)
+        elif self._spans:
+            gathered[:] = torch.cat([torch.as_tensor(each) for each in self.of(values)]).cpu().numpy()
+        return gathered
+
+    def scatter(self, whole: FloatArray, values: Sequence[Values]) -> None:
+        """Copies values that lie end to end on the host to the slices."""
+        addresses = self.addresses(values)
+        if addresses is not None:
+            scatter(whole, addresses, self._sizes)
+            return
+        there, at = torch.from_numpy(whole).to(torch.as_tensor(values[0]).device), 0
+        for out, size in zip(self.of(values), self._sizes.tolist(), strict=True):
+            out[:] = there[at : at + size]
+            at += size
 
 
 @dataclass(slots=True)
@@ -54,15 +107,15 @@ class Shard:
 
     Args:
         contexts: of the compressed slices.
-        spans: where each of them lies.
+        coded: where each of them lies.
         plain: where the uncompressed slices lie; their values travel together, in one last frame.
         dtype: of the values, float32 or float64.
         drop_zeros: whether a slice without any gradient is left out, as DDP leaves out unused parameters.
     """
 
     contexts: list[Context]
-    spans: list[Span]
-    plain: list[Span]
+    coded: Spans
+    plain: Spans
     dtype: np.dtype[Any]
     drop_zeros: bool
     payload_nbytes: int = 0
@@ -70,15 +123,15 @@ class Shard:
     num_frames: int = field(init=False)
     """How many frames a packet about this shard holds."""
     num_values: int = field(init=False)
-    _num_plain: int = field(init=False)
+    _batch: TernaryBatch | None = field(init=False)
     _sum: GradientSums = field(init=False)
-    _sum_plain: GradientSums = field(init=False)
+    _sum_plain: FloatArray = field(init=False)
     _present: list[bool] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._num_plain = sum(span.end - span.begin for span in self.plain)
-        self.num_frames = len(self.spans) + bool(self.plain)
-        self.num_values = sum(span.end - span.begin for span in self.spans) + self._num_plain
+        self.num_frames = len(self.coded) + bool(self.plain)
+        self.num_values = self.coded.num_values + self.plain.num_values
+        self._batch = TernaryBatch(self.contexts) if self.contexts and self.dtype.itemsize == 4 else None
 
     @property
     def max_nbytes(self) -> int:
@@ -89,27 +142,23 @@ class Shard:
 
     def encode(self, values: Sequence[Values]) -> list[bytes]:
         """Returns the frames of this rank's gradient, for the owner. Raises NonFiniteError."""
-        slices = [span.of(values) for span in self.spans]
-        present = [bool(each.any()) for each in slices] if self.drop_zeros else [True] * len(slices)
-        return self._encode(slices, present, self._gather(values))
+        present = [bool(each.any()) for each in self.coded.of(values)] if self.drop_zeros else [True] * len(self.coded)
+        return self._encode(values, present, self.plain.gather(values, self.dtype))
 
     def apply(self, values: Sequence[Values], frames: Sequence[bytes | memoryview]) -> None:
         """Replaces the shard's values by the average that its owner encoded. Raises FrameError."""
-        opened, plain = self._open(frames)
-        slices = [span.of(values) for span in self.spans]
-        GradientSums(slices).add(opened)  # the first gradient overwrites
-        for out, frame in zip(slices, opened, strict=True):
-            if frame is None:
+        slices = self.coded.of(values)
+        plain = self._add(GradientSums(slices), values, frames)  # the first gradient overwrites
+        for out, frame in zip(slices, frames, strict=False):
+            if not frame:
                 out[:] = 0
-        if plain is not None:
-            self._scatter(plain.values, values)
+        self.plain.scatter(plain, values)
 
     def flush(self, values: Sequence[Values]) -> None:
         """Adds what was never sent, uncompressed: where there is only one rank."""
-        for context, span in zip(self.contexts, self.spans, strict=True):
+        for context, out in zip(self.contexts, self.coded.of(values), strict=True):
             residual = context.residual
             if residual is not None:
-                out = span.of(values)
                 out += residual.to(out.device) if isinstance(out, torch.Tensor) else residual.cpu().numpy()
                 residual.zero_()
 
@@ -117,86 +166,72 @@ class Shard:
 
     def begin(self, values: Sequence[Values]) -> None:
         """Starts the sum with this rank's own gradient, in place. Raises NonFiniteError."""
-        slices = [span.of(values) for span in self.spans]
-        largest = _largest(slices)
+        largest = self.coded.largest(values)
         for context, magnitude in zip(self.contexts, largest, strict=True):
             if not np.isfinite(magnitude):
                 raise NonFiniteError(f"{context.name}: holds NaN or Inf; nothing was sent")
         self._present = [magnitude > 0 or not self.drop_zeros for magnitude in largest]
-        self._sum = GradientSums(slices, contributions=1)
-        self._sum_plain = GradientSums([self._gather(values)], contributions=1)
-        if not np.isfinite(self._sum_plain.sums[0]).all():
+        self._sum = GradientSums(self.coded.of(values), contributions=1)
+        self._sum_plain = self.plain.gather(values, self.dtype)
+        if not np.isfinite(self._sum_plain).all():
             raise NonFiniteError("an uncompressed tensor holds NaN or Inf; nothing was sent")
 
-    def add(self, frames: Sequence[bytes | memoryview]) -> None:
+    def add(self, values: Sequence[Values], frames: Sequence[bytes | memoryview]) -> None:
         """Adds another rank's gradient. Raises FrameError."""
-        opened, plain = self._open(frames)
-        self._sum.add(opened)
-        self._sum_plain.add([plain])
+        self._sum_plain += self._add(self._sum, values, frames)
 
     def average(self, values: Sequence[Values], over: int) -> None:
-        """Turns the sum into the average over so many ranks, in place: 1 leaves the sum."""
+        """Turns the sum into the average over so many ranks, in place: 1 leaves the sum.
+
+        What the owner then sends is what it finds in the values: whoever sends something else than the average, such
+        as the update that an outer optimizer makes of it, replaces it between this and `encode_average`.
+        """
         self._sum.average(over)
-        self._sum_plain.average(over)
-        self._scatter(self._sum_plain.sums[0], values)
+        if over > 1:
+            self._sum_plain *= self.dtype.type(1 / over)
+        self.plain.scatter(self._sum_plain, values)
 
     def encode_average(self, values: Sequence[Values]) -> list[bytes]:
         """Returns the frames of the average, for everyone. Raises NonFiniteError."""
         given = zip(self._present, self._sum.contributions, strict=True)
-        present = [own or contributions > 1 for own, contributions in given]
-        return self._encode(self._sum.sums, present, self._gather(values))
+        return self._encode(values, [own or count > 1 for own, count in given], self.plain.gather(values, self.dtype))
 
     # ---- shared
 
-    def _encode(self, slices: Sequence[Values], present: Sequence[bool], plain: FloatArray) -> list[bytes]:
-        chosen = [(c, each) for c, each, p in zip(self.contexts, slices, present, strict=True) if p]
-        encoded = iter(encode_all([context for context, _ in chosen], [each for _, each in chosen]))
-        frames = [next(encoded) if p else ABSENT for p in present]
-        self.payload_nbytes = sum(context.payload_nbytes for context, _ in chosen)
+    def _encode(self, values: Sequence[Values], present: Sequence[bool], plain: FloatArray) -> list[bytes]:
+        frames, addresses = None, self.coded.addresses(values)
+        if self._batch is not None and self._batch.encodes and addresses is not None and all(present):
+            frames = self._batch.encode(addresses)
+        if frames is None:
+            slices = self.coded.of(values)
+            chosen = [(c, each) for c, each, p in zip(self.contexts, slices, present, strict=True) if p]
+            encoded = iter(encode_all([context for context, _ in chosen], [each for _, each in chosen]))
+            frames = [next(encoded) if p else ABSENT for p in present]
+        self.payload_nbytes = sum(c.payload_nbytes for c, p in zip(self.contexts, present, strict=True) if p)
         if self.plain:
-            frames.append(join([BatchedTensor.of(plain, "an uncompressed tensor")]))
+            if not np.isfinite(plain).all():
+                raise NonFiniteError("an uncompressed tensor: holds NaN or Inf; nothing was encoded")
+            frames.append(join([BatchedTensor(plain)]))
             self.payload_nbytes += plain.nbytes
         return frames
 
-    def _open(self, frames: Sequence[bytes | memoryview]) -> tuple[list[CheckedFrame | None], BatchedTensor | None]:
-        """Checks a packet's frames. Raises FrameError."""
-        opened = [open_frame(frame) if len(frame) else None for frame in frames[: len(self.spans)]]
-        dtype = "fp64" if self.dtype.itemsize == 8 else "fp32"
-        for context, span, one in zip(self.contexts, self.spans, opened, strict=True):
-            if one is not None and (one.frame.shape, one.frame.dtype) != ((span.end - span.begin,), dtype):
-                raise FrameError(
-                    f"{context.name} has shape {(span.end - span.begin,)} and dtype {dtype}; shape {one.frame.shape} "
-                    f"and dtype {one.frame.dtype} came"
-                )
-        return opened, split(frames[-1], [self._num_plain], self.dtype)[0] if self.plain else None
-
-    def _gather(self, values: Sequence[Values]) -> FloatArray:
-        """A copy of the uncompressed slices' values, end to end, on the host."""
+    def _add(self, sums: GradientSums, values: Sequence[Values], frames: Sequence[bytes | memoryview]) -> FloatArray:
+        """Adds a packet's compressed slices to their sums; returns its uncompressed values. Raises FrameError."""
+        coded, addresses = frames[: len(self.coded)], self.coded.addresses(values)
+        done = [False] * len(coded)
+        if self._batch is not None and addresses is not None:
+            done = self._batch.decode(coded, addresses, [count > 0 for count in sums.contributions])
+            sums.contributions = [count + d for count, d in zip(sums.contributions, done, strict=True)]
+        if not all(done):
+            opened = [open_frame(frame) if len(frame) and not d else None for frame, d in zip(coded, done, strict=True)]
+            dtype = "fp64" if self.dtype.itemsize == 8 else "fp32"
+            for context, one in zip(self.contexts, opened, strict=True):
+                if one is not None and (one.frame.shape, one.frame.dtype) != (context.shape, dtype):
+                    raise FrameError(
+                        f"{context.name} has shape {context.shape} and dtype {dtype}; shape {one.frame.shape} "
+                        f"and dtype {one.frame.dtype} came"
+                    )
+            sums.add(opened)
         if not self.plain:
             return np.zeros(0, self.dtype)
-        slices = [span.of(values) for span in self.plain]
-        tensors = [each for each in slices if isinstance(each, torch.Tensor)]
-        gathered: FloatArray
-        if tensors:
-            gathered = torch.cat(tensors).cpu().numpy()
-        else:
-            gathered = np.concatenate([each for each in slices if isinstance(each, np.ndarray)])
-        return gathered
-
-    def _scatter(self, plain: Any, values: Sequence[Values]) -> None:
-        at = 0
-        for span in self.plain:
-            out = span.of(values)
-            if at == 0 and isinstance(out, torch.Tensor):
-                plain = torch.from_numpy(plain).to(out.device)
-            out[:] = plain[at : at + span.end - span.begin]
-            at += span.end - span.begin
-
-
-def _largest(slices: Sequence[Values]) -> list[float]:
-    """The largest magnitude of each slice, NaN or Inf where one value is."""
-    maxima = [each.abs().max() for each in slices if isinstance(each, torch.Tensor)]
-    if maxima:
-        found: list[float] = torch.stack(maxima).tolist()  # one wait for all of them
-        return found
-    return [float(max_magnitude(each)) for each in slices if isinstance(each, np.ndarray)]
+        return split(frames[-1], [self.plain.num_values], self.dtype)[0].values

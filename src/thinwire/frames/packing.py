@@ -58,20 +58,20 @@ def write(
     version: int = VERSION,
 ) -> bytes:
     """As `pack`, of a frame's fields, for the sender that would make a `Frame` only for this."""
-    head = _head(version, codec, flags, dtype, shape)
+    begin = head(version, codec, flags, dtype, shape)
     if scales:
         packed = struct.pack(f"<{len(scales)}{'d' if dtype == 'fp64' else 'f'}", *scales)
-        head = b"".join((head, pack_varint(len(scales)), packed, pack_varint(len(payload))))
+        begin = b"".join((begin, pack_varint(len(scales)), packed, pack_varint(len(payload))))
     else:
-        head = b"".join((head, b"\0", pack_varint(len(payload))))
-    checksum = xxhash.xxh3_64(head)
+        begin = b"".join((begin, b"\0", pack_varint(len(payload))))
+    checksum = xxhash.xxh3_64(begin)
     checksum.update(payload)
-    return b"".join((head, payload, checksum.digest()[::-1]))  # xxhash gives the canonical form, big-endian
+    return b"".join((begin, payload, checksum.digest()[::-1]))  # xxhash gives the canonical form, big-endian
 
 
 @functools.lru_cache(_TENSORS)
-def _head(version: int, codec: str, flags: int, dtype: str, shape: tuple[int, ...]) -> bytes:
-    """Everything before the scales: the same in every frame of one tensor."""
+def head(version: int, codec: str, flags: int, dtype: str, shape: tuple[int, ...]) -> bytes:
+    """Returns everything before the scales: the same in every frame of one tensor."""
     number = CODEC_NUMBERS.get(codec, NAMED_CODEC)
     head = bytearray(MAGIC)
     head += bytes((version, number))
@@ -83,6 +83,24 @@ def _head(version: int, codec: str, flags: int, dtype: str, shape: tuple[int, ..
     for dim in shape:
         head += pack_varint(dim)
     return bytes(head)
+
+
+def with_checksum(data: bytes | memoryview) -> bytes:
+    """Returns a frame, of everything that stands before its checksum."""
+    return b"".join((data, xxhash.xxh3_64_digest(data)[::-1]))
+
+
+def without_checksum(data: bytes | memoryview) -> bytes | memoryview:
+    """Returns what stands before a frame's checksum; nothing where the checksum is wrong.
+
+    >>> frame = with_checksum(b"abcd")
+    >>> without_checksum(frame), without_checksum(b"x" + frame)
+    (b'abcd', b'')
+    """
+    end = len(data) - CHECKSUM_NBYTES
+    if end > 0 and xxhash.xxh3_64_digest(data[:end])[::-1] == data[end:]:
+        return data[:end]
+    return b""
 
 
 def parse(data: bytes | bytearray | memoryview, *, copy: bool = True) -> Frame:

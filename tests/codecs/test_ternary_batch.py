@@ -1,0 +1,127 @@
+"""Many 3LC tensors by one kernel call: the bytes, residuals and sums of one after the other, and nothing else taken."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+
+import thinwire as tw
+from thinwire import frames
+from thinwire.codecs import Context, encode_all, open_frame
+from thinwire.codecs.ternary_batch import TernaryBatch, takes
+
+SIZES = (1, 4, 5, 6, 77, 640, 20_481, 70_000)
+
+
+def tensors(seed: int) -> list[Any]:
+    """Dense, sparse and zero arrays of every size."""
+    draw = np.random.default_rng(seed)
+    made = [
+        (draw.standard_normal(size) ** (1 + 2 * (place % 3))).astype(np.float32) for place, size in enumerate(SIZES)
+    ]
+    return [*made, np.zeros(5000, np.float32), np.full(333, 2.0, np.float32)]
+
+
+def contexts(given: list[Any]) -> list[Context]:
+    """Contexts of several sparsities, one without a residual, one that forgets."""
+    options: list[dict[str, Any]] = [{}, {"sparsity": 1.75}, {"error_feedback": False}, {"error_scale": 0.1}]
+    return [tw.codec("3lc", **options[place % 4]).context(each) for place, each in enumerate(given)]
+
+
+def addresses(arrays: list[Any]) -> Any:
+    return np.array([each.ctypes.data for each in arrays])
+
+
+def test_a_batch_encodes_as_its_contexts_do_one_after_the_other() -> None:
+    ours, theirs = contexts(tensors(0)), contexts(tensors(0))
+    batch = TernaryBatch(ours)
+    assert batch.encodes
+    for step in range(4):
+        given = tensors(step)
+        expected = [context.encode(each) for context, each in zip(theirs, given, strict=True)]
+        assert batch.encode(addresses(given)) == expected, step
+        for one, other in zip(ours, theirs, strict=True):
+            assert (one.step, one.payload_nbytes) == (other.step, other.payload_nbytes)
+            assert one.residual is None or one.residual.equal(other.residual), (step, one.size)  # type: ignore[arg-type]
+
+
+def test_encode_all_takes_batches_out_of_any_mixture() -> None:
+    given = [each.reshape(-1, 1) for each in tensors(1)]
+    codecs = [tw.codec("3lc"), tw.codec("int8"), tw.codec("3lc", layout="partition"), tw.codec("3lc", entropy="zstd")]
+    ours, theirs = ([codecs[place % 4].context(each) for place, each in enumerate(given)] for _ in range(2))
+    assert [takes(context) for context in ours[:4]] == [True, False, False, False]
+    for _ in range(2):
+        assert encode_all(ours, given) == [one.encode(each) for one, each in zip(theirs, given, strict=True)]
+
+
+def test_nan_or_a_scale_that_overflows_changes_nothing() -> None:
+    for bad in (np.nan, np.inf, 3e38):
+        given, made = tensors(2), contexts(tensors(2))
+        TernaryBatch(made).encode(addresses(given))
+        before = [context.state_dict() for context in made]
+        given[5][7] = bad
+        assert TernaryBatch(made).encode(addresses(given)) is None, bad
+        for context, state in zip(made, before, strict=True):
+            assert context.step == state["step"] == 1
+            assert context.residual is None or context.residual.equal(state["residual"])
+
+
+def test_a_batch_decodes_as_frames_do_one_by_one_and_leaves_what_is_not_its_own() -> None:
+    given = tensors(3)
+    made = contexts(given)
+    batch = TernaryBatch(made)
+    received: list[Any] = [context.encode(each) for context, each in zip(made, given, strict=True)]
+    received[1] = tw.codec("int8").encode(given[1])
+    received[3] = tw.codec("3lc", layout="partition").encode(given[3])
+    received[4] = b""
+    received[6] = received[6][:-1] + bytes([received[6][-1] ^ 1])
+    left = [1, 3, 4, 6]
+    for accumulate in (True, False):
+        outs = tensors(4)
+        expected = tensors(4)
+        done = batch.decode(received, addresses(outs), [accumulate] * len(outs))
+        assert [place for place, was in enumerate(done) if not was] == left
+        for place, out in enumerate(expected):
+            if place not in left:
+                open_frame(received[place]).decode_flat(out, accumulate=accumulate)
+            assert np.array_equal(out, outs[place]), (accumulate, place)
+    assert batch.decode([b""] * len(given), addresses(given), [True] * len(given)) == [False] * len(given)
+
+
+def test_frames_with_a_right_checksum_and_anything_else_wrong_are_left() -> None:
+    values = np.random.default_rng(0).standard_normal(700).astype(np.float32)
+    context = tw.codec("3lc").context(values)
+    body = bytes(frames.without_checksum(context.encode(values)))
+    head = len(frames.head(frames.VERSION, "3lc", 0x0100, "fp32", (700,)))
+    payload = body[head + 6 + (body[head + 5] >= 0x80) :]
+    scale = body[head : head + 5]
+
+    def with_size(size: bytes, payload: bytes = payload) -> bytes:
+        return body[:head] + scale + size + payload
+
+    size = body[head + 5 : -len(payload)]
+    batch, out = TernaryBatch([context]), np.zeros(700, np.float32)
+    assert batch.decode([frames.with_checksum(with_size(size))], addresses([out]), [False]) == [True]
+    assert out.any()
+    before = out.copy()
+    hostile = {
+        "nothing": b"",
+        **{f"cut to {end}": body[:end] for end in range(1, len(body), 7)},
+        **{f"head byte {at}": body[:at] + bytes([body[at] ^ 4]) + body[at + 1 :] for at in range(head)},
+        "two scales": body[:head] + b"\x02" + body[head + 1 :],
+        **{
+            f"scale {bad}": body[: head + 1] + struct.pack("<f", bad) + body[head + 5 :]
+            for bad in (np.nan, np.inf, -np.inf, -1.0)
+        },
+        "a longer size": with_size(bytes([size[0] | 0x80, *([size[1] | 0x80] if len(size) > 1 else []), 0])),
+        "an endless size": with_size(b"\xff" * 9),
+        "another size": with_size(bytes([size[0] ^ 1, *size[1:]])),
+        "a byte more": with_size(bytes([size[0] + 1, *size[1:]]), payload + b"\x79"),
+        "a longer run": with_size(size, payload[:-1] + b"\xff"),
+    }
+    for name, data in hostile.items():
+        for accumulate in (True, False):
+            assert batch.decode([frames.with_checksum(data)], addresses([out]), [accumulate]) == [False], name
+            assert np.array_equal(out, before), name
