@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from thinwire.errors import ProtocolError
-from thinwire.optimizers.options import LOCAL_OPTIONS, portable_options
-from thinwire.optimizers.runner import ALLOWED, OptimizerRunner, Settings
+from thinwire.optimizers.options import LOCAL_OPTIONS, Settings, portable_options
+from thinwire.optimizers.runner import ALLOWED, OptimizerRunner
 
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "SGD": [{}, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01}, {"momentum": 0.5, "dampening": 0.1}],

@@ -20,8 +20,7 @@ from thinwire.telemetry import Counters
 from thinwire.transports import grpc
 from thinwire.transports.base import Connection, Sender, Server
 from thinwire.transports.memory import MemoryServer
-from thinwire.worker.conversation import Conversation, Update
-from thinwire.worker.effects import Poll, Procedure
+from thinwire.worker.conversation import Conversation, Poll, Procedure, Update
 
 PLAIN = codec("fp32")
 VALUES = np.arange(4, dtype=np.float32)
@@ -99,8 +98,7 @@ class Session:
         self.clock = 0
 
     def join(self) -> bool:
-        self.driver.run(self.conversation.join())
-        return self.conversation.asked_for_values
+        return self.driver.run(self.conversation.join()).send_values
 
     def push_all(self, value: float) -> None:
         for table in (0, 1):

@@ -6,8 +6,7 @@ import pytest
 
 from thinwire.errors import ProtocolError
 from thinwire.schema import Delta, Join, Leave, Message, Plan, Push, Refused, TableSpec, Values, Welcome
-from thinwire.worker.conversation import CHUNK_NBYTES, Conversation, Update
-from thinwire.worker.effects import Receive, Send
+from thinwire.worker.conversation import CHUNK_NBYTES, Conversation, Receive, Send, Update
 
 RATES = (0.5,)
 SHARD = 3
@@ -51,7 +50,9 @@ def test_it_joins_with_the_versions_that_it_has() -> None:
     assert next(joining) == Send(SHARD, Join(rank=1, plan=one.plan))
     assert next(joining) == Receive(SHARD, "the server's welcome")
     one.received(Welcome(send_values=True, step=17), ())
-    assert list(joining) == [] and one.asked_for_values and one.joined_at == 17
+    with pytest.raises(StopIteration) as end:
+        next(joining)
+    assert end.value.value == Welcome(send_values=True, step=17)
     begun(one)
     one.received(Delta(version=1, tables=(1,)), (b"d",))
     one.take(1, 1)

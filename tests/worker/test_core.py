@@ -14,16 +14,16 @@ import torch
 
 import thinwire as tw
 from thinwire.errors import ProtocolError
-from thinwire.optimizers.groups import ParameterGroups
+from thinwire.optimizers.options import ParameterGroups
 from thinwire.policies.assignment import Partition
 from thinwire.policies.consistency import consistency, name_of
 from thinwire.policies.designs import Design, design
 from thinwire.schema import Message, Plan, TableSpec
 from thinwire.server.core import Close, Send, ServerCore
+from thinwire.worker.conversation import Effect, Poll, Procedure, Receive
+from thinwire.worker.conversation import Send as Push
 from thinwire.worker.core import Worker
-from thinwire.worker.effects import Effect, Poll, Procedure, Receive
-from thinwire.worker.effects import Send as Push
-from thinwire.worker.tensor import PlannedTensor
+from thinwire.worker.model import PlannedTensor
 
 SHARDS, WORKERS, STEPS = 2, 3, 6
 SHAPES = {"weight": (8, 40), "bias": (5,), "statistic": (3,)}

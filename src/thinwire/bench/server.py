@@ -30,7 +30,7 @@ from thinwire.jobs.tables import nbytes_text
 from thinwire.jobs.training import warm_up
 from thinwire.policies.consistency import Bsp
 from thinwire.policies.designs import design as find_design
-from thinwire.runtime.connect import connect
+from thinwire.runtime.connection import connect
 from thinwire.runtime.serving import serving
 from thinwire.server.core import ServerCore
 from thinwire.transports import grpc

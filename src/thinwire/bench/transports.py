@@ -27,7 +27,7 @@ from thinwire.hooks.distribute import distribute
 from thinwire.jobs.cluster import choose_links, run_cluster
 from thinwire.jobs.events import Served
 from thinwire.packets import BatchedTensor, EncodedTensor
-from thinwire.runtime.connect import connect
+from thinwire.runtime.connection import connect
 from thinwire.runtime.driver import WorkerDriver
 from thinwire.schema import Plan, TableSpec
 from thinwire.transports.base import Connection
@@ -75,8 +75,7 @@ class Player:
         self._conversation = Conversation(0, plan, rank=rank, **options)
         self._driver = WorkerDriver([self._conversation], [link])
         self.close = self._driver.close
-        self._driver.run(self._conversation.join())
-        if self._conversation.asked_for_values:
+        if self._driver.run(self._conversation.join()).send_values:
             self._driver.run(self._conversation.send_values(values()))
 
     def push(self, step: int, frame: Callable[[int], EncodedTensor], rates: tuple[float, ...]) -> None:

@@ -19,14 +19,14 @@ from thinwire.codecs import Codec
 from thinwire.errors import ConfigError
 from thinwire.hooks.optimizer import DistributedOptimizer
 from thinwire.hooks.planning import make_plan
-from thinwire.optimizers.groups import ParameterGroups
+from thinwire.optimizers.options import ParameterGroups
 from thinwire.policies.compression import Compression, as_codec
 from thinwire.policies.consistency import Consistency
 from thinwire.policies.consistency import consistency as find_consistency
 from thinwire.policies.designs import Design
 from thinwire.policies.designs import design as find_design
 from thinwire.policies.placement import Placement
-from thinwire.runtime.connect import connect
+from thinwire.runtime.connection import connect
 from thinwire.runtime.driver import WorkerDriver
 from thinwire.runtime.metrics import MetricsWriter
 from thinwire.transports.base import Connection

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from thinwire.hooks.modules import ModelHooks
 from thinwire.hooks.records import Recorder, residual_ratios
 from thinwire.policies.assignment import Assignment
-from thinwire.runtime.driver import WorkerDriver
+from thinwire.runtime.driver import ModelHooks, WorkerDriver
 from thinwire.runtime.metrics import MetricsWriter
 from thinwire.worker.core import Worker
 

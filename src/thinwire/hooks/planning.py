@@ -24,7 +24,7 @@ from thinwire.policies.designs import Design
 from thinwire.policies.placement import Placement
 from thinwire.policies.placement import placement as find_placement
 from thinwire.schema import Plan, TableSpec
-from thinwire.worker.tensor import PlannedTensor
+from thinwire.worker.model import PlannedTensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from dataclasses import asdict, replace
 
 from thinwire.runtime.metrics import MetricsWriter
 from thinwire.telemetry import StepRecord
+from thinwire.worker.model import WorkerTensor
 from thinwire.worker.table import StepCost, WorkerTable
-from thinwire.worker.tensor import WorkerTensor
 
 LAG_WARNING = 100.0
 """Steps of updates waiting in a residual: 2–4 are normal at s = 1, 11–31 at 1.75; far more is a rate too high."""

@@ -1,5 +1,6 @@
 """An optimizer's options as JSON values: which travel, which may change while training runs, and within what bounds.
 
+`ParameterGroups` reads a worker's optimizer at every step; `apply_changes` is what a shard does with what it is sent.
 Schedulers move more than the learning rate (OneCycleLR cycles a momentum). What moved travels as **changes**: pairs of
 a parameter group's index and the options that differ from what was sent last. Only the numbers listed in `CHANGEABLE`
 may change; an option that decides what an optimizer stores (`amsgrad`, `centered`) stays as the plan has it.
@@ -9,11 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from thinwire.errors import ProtocolError
+from thinwire.errors import ConfigError, ProtocolError
 from thinwire.schema import Changes
 
 LOCAL_OPTIONS = frozenset({"params", "lr", "foreach", "fused", "capturable", "differentiable", "initial_lr"})
@@ -33,6 +35,67 @@ CHANGEABLE: Mapping[str, float] = {
 """Options that may change, each with its exclusive upper bound; the lower bound is 0."""
 
 Options = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The hyperparameters of one clock's updates.
+
+    Args:
+        rates: the learning rate of every parameter group of the plan.
+        groups: their other options, as JSON values.
+    """
+
+    rates: tuple[float, ...]
+    groups: tuple[Options, ...]
+
+
+class ParameterGroups:
+    """An optimizer's parameter groups, which schedulers write to, beside the options that the shards know.
+
+    Args:
+        optimizer: its class name.
+        groups: its `param_groups`.
+        defaults: its `defaults`: only these options are its own.
+
+    Example:
+        >>> groups = [{"lr": 0.1, "momentum": 0.9}]
+        >>> watched = ParameterGroups("SGD", groups, {"lr": 1, "momentum": 0})
+        >>> watched.settings
+        Settings(rates=(0.1,), groups=({'momentum': 0.9},))
+        >>> groups[0]["momentum"] = 0.85
+        >>> watched.changes(), watched.changes()
+        (((0, {'momentum': 0.85}),), ())
+    """
+
+    def __init__(self, optimizer: str, groups: Sequence[dict[str, Any]], defaults: Mapping[str, Any]) -> None:
+        self._optimizer, self._groups, self._defaults = optimizer, groups, defaults
+        self._sent = self.settings.groups
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """The learning rate of every group, now."""
+        return tuple(float(group["lr"]) for group in self._groups)
+
+    @property
+    def settings(self) -> Settings:
+        """Rates and options, now."""
+        return Settings(self.rates, tuple(portable_options(group, self._defaults) for group in self._groups))
+
+    def changes(self) -> Changes:
+        """Returns what differs from the options sent last; from now on it counts as sent.
+
+        Raises:
+            ConfigError: an option changed that may not, or to a value out of range.
+        """
+        options = self.settings.groups
+        found = changes(self._sent, options)
+        try:
+            apply_changes(self._optimizer, self._sent, found)
+        except ProtocolError as error:
+            raise ConfigError(f"param_groups: {error}") from None
+        self._sent = options
+        return found
 
 
 def portable_options(group: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,11 +149,6 @@ def apply_changes(optimizer: str, groups: Sequence[Options], received: Changes) 
             _check(optimizer, result[index], key, value)
             result[index][key] = value
     return tuple(result)
-
-
-def from_json(value: Any) -> Any:
-    """Returns a JSON value as torch expects it: pairs are tuples."""
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _check(optimizer: str, options: Options, key: str, value: Any) -> None:

@@ -10,13 +10,12 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from thinwire.errors import ProtocolError
-from thinwire.optimizers.options import LOCAL_OPTIONS, Options, from_json
+from thinwire.optimizers.options import LOCAL_OPTIONS, Options, Settings
 
 ALLOWED: dict[str, type[torch.optim.Optimizer]] = {
     kind.__name__: kind
@@ -32,19 +31,6 @@ ALLOWED: dict[str, type[torch.optim.Optimizer]] = {
         torch.optim.RMSprop,
     )
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """The hyperparameters of one clock's updates.
-
-    Args:
-        rates: the learning rate of every parameter group of the plan.
-        groups: their other options, as JSON values.
-    """
-
-    rates: tuple[float, ...]
-    groups: tuple[Options, ...]
 
 
 class OptimizerRunner:
@@ -101,7 +87,8 @@ class OptimizerRunner:
 
 
 def _for_torch(options: Options) -> dict[str, Any]:
-    return {key: from_json(value) for key, value in options.items()}
+    """JSON values as torch expects them: pairs are tuples."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
 
 
 def _build(kind: type[torch.optim.Optimizer], groups: list[dict[str, Any]]) -> torch.optim.Optimizer:

@@ -1,5 +1,7 @@
 """A state in a file: tensors as safetensors, everything else as JSON in its header, a digest over both. No pickle.
 
+`write` and `read` take any state; a `Checkpointer` writes a shard's, whenever one is due.
+
 A file is written beside its place, forced to the disk and then renamed, so that a reader finds the old one or the new
 one and never a part. The one before it stays as `FILE.previous`: processes that write at the same step of a training
 do not finish together, and a crash in between must leave a step that all of them have.
@@ -20,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from thinwire.errors import ConfigError
+from thinwire.server.core import ServerCore
 
 FORMAT = 1
 """Raised when an older reader would misread a file."""
@@ -87,6 +90,48 @@ def steps_in(path: Path) -> list[int]:
         ConfigError: a file that is damaged.
     """
     return [_header(file)["step"] for file in _candidates(path)]
+
+
+class Checkpointer:
+    """Writes a shard's state to a file at every so many steps, and reads it back.
+
+    Args:
+        core: the shard.
+        path: of the file; the one before it stays as `FILE.previous`.
+        every: steps (updates of every table) between two checkpoints.
+
+    Raises:
+        ConfigError: a number of steps below 1.
+    """
+
+    KIND = "server"
+
+    def __init__(self, core: ServerCore, path: Path, every: int) -> None:
+        if every < 1:
+            raise ConfigError(f"a checkpoint every {every} steps; at least 1 is needed")
+        self._core, self._path, self._every = core, path, every
+        self._step = core.step
+
+    def resume(self, step: int | None = None) -> None:
+        """Loads the newest checkpoint, or that of a step, before anybody joins.
+
+        Raises:
+            ConfigError: there is none, or it is damaged or another's.
+        """
+        self._core.load_state_dict(read(self._path, self.KIND, step))
+        self._step = self._core.step
+
+    def write_if_due(self) -> None:
+        """Writes a checkpoint where one is due; called after every message, when its answers are on their way.
+
+        Raises:
+            ConfigError: the file cannot be written, or the policy of consistency leaves no step to keep.
+        """
+        step = self._core.step
+        if step != self._step:
+            self._step = step
+            if step % self._every == 0 and self._core.failed is None:
+                write(self._path, self.KIND, step, self._core.state_dict())
 
 
 def _candidates(path: Path) -> Iterator[Path]:

@@ -1,21 +1,28 @@
-"""Runs a worker's procedures on connections: sends what it wants sent, and blocks where it waits.
+"""Runs a worker's procedures: when torch calls a hook of the model, on connections to the shards.
 
-Messages are read by the thread that needs them, when it needs them. The transport's own threads move bytes meanwhile,
-so nothing waits on this one; and the cores need no lock.
+`ModelHooks` knows when torch calls, `WorkerDriver` how messages are sent and waited for; what is then sent and applied
+is the worker's to decide. Messages are read by the thread that needs them, when it needs them. The transport's own
+threads move bytes meanwhile, so nothing waits on this one; and the cores need no lock.
 """
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
 
 from thinwire.errors import DeadlineError, ProtocolError, TransportError
 from thinwire.packets import pack, parse
 from thinwire.telemetry import Counters
 from thinwire.transports.base import Connection
-from thinwire.worker.conversation import Conversation
-from thinwire.worker.effects import Poll, Procedure, Receive, Send, T
+from thinwire.worker.conversation import Conversation, Poll, Procedure, Receive, Send, T
+from thinwire.worker.core import Worker
+from thinwire.worker.model import WorkerTensor
 
 
 class WorkerDriver:
@@ -60,8 +67,7 @@ class WorkerDriver:
                 case Receive():
                     self._receive(effect)
                 case Poll():
-                    with contextlib.suppress(DeadlineError):
-                        self._receive_arrived(effect.shard)
+                    self._receive_arrived(effect.shard)
 
     def close(self) -> None:
         """Leaves every shard in good order. A session that broke is only dropped."""
@@ -86,7 +92,7 @@ class WorkerDriver:
             self._connections[effect.shard].send(pack(effect.message, effect.frames))
         except TransportError:
             # A server that ends a session says why: better raised than that nothing can be sent any more.
-            with contextlib.suppress(TransportError):
+            with suppress(TransportError):
                 self._receive_arrived(effect.shard)
             raise
 
@@ -109,6 +115,60 @@ class WorkerDriver:
         self._conversations[effect.shard].received(*parse(packet))
 
     def _receive_arrived(self, shard: int) -> None:
-        """Takes every message that has arrived; raises DeadlineError after the last."""
-        while (packet := self._connections[shard].receive(0)) is not None:
-            self._conversations[shard].received(*parse(packet))
+        """Takes every message that has arrived."""
+        with suppress(DeadlineError):
+            while (packet := self._connections[shard].receive(0)) is not None:
+                self._conversations[shard].received(*parse(packet))
+
+
+class ModelHooks:
+    """Hooks on one model, from the moment this is made until `remove`.
+
+    A layer's update is applied before its forward pass; a gradient is pushed when the backward pass has produced it.
+
+    Args:
+        model: whose parameters and buffers the worker's tensors are.
+        worker: whose procedures the hooks run.
+        driver: runs them.
+    """
+
+    def __init__(self, model: nn.Module, worker: Worker, driver: WorkerDriver) -> None:
+        self._worker, self._driver = worker, driver
+        self._tensors = worker.model.tensors
+        self._reached: set[int] = set()
+        self._unreached: list[int] | None = None
+        self._handles: list[Any] = []
+        index = {id(tensor.parameter): number for number, tensor in enumerate(self._tensors)}
+        for module in model.modules():
+            own = [index[id(parameter)] for parameter in module._parameters.values() if id(parameter) in index]
+            if module is model:
+                self._handles.append(model.register_forward_pre_hook(partial(self._before_model, own)))
+            elif own := own + [index[id(buffer)] for buffer in module._buffers.values() if id(buffer) in index]:
+                self._handles.append(module.register_forward_pre_hook(partial(self._before_layer, own)))
+        for tensor in self._tensors:
+            if not tensor.state:
+                register: Any = tensor.parameter.register_post_accumulate_grad_hook  # untyped in torch
+                self._handles.append(register(partial(self._after_gradient, tensor)))
+
+    def remove(self) -> None:
+        """Removes every hook."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _before_model(self, own: list[int], *_: Any) -> None:
+        # Some modules use another's parameters without calling it (attention does). The first forward pass shows
+        # which tables no call announces; from the second on, the model's own call waits for them.
+        if self._worker.began and self._unreached is None:
+            self._unreached = [index for index in range(len(self._tensors)) if index not in self._reached]
+        self._pull({*own, *(self._unreached or ())})
+
+    def _before_layer(self, own: list[int], *_: Any) -> None:
+        self._reached.update(own)
+        self._pull(own)
+
+    def _pull(self, indices: Iterable[int]) -> None:
+        for index in indices:
+            self._driver.run(self._worker.pull(self._tensors[index]))
+
+    def _after_gradient(self, tensor: WorkerTensor, _parameter: torch.Tensor) -> None:
+        self._driver.run(self._worker.gradient_ready(tensor))

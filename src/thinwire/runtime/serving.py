@@ -1,33 +1,66 @@
-"""The server core behind a transport."""
+"""The server core behind a transport, in sessions that outlive their connections.
+
+A `ServerHandler` feeds messages to the core. Between it and the transport a `SessionServer` makes a session a peer: a
+connection that breaks is not reported for as long as its worker may come back, and what is sent meanwhile is kept and
+sent then. A worker that does not begin with `SessionOpen` has a session of one connection.
+"""
 
 from __future__ import annotations
 
+import threading
+import time
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 
 from thinwire.errors import ProtocolError
-from thinwire.packets import pack, parse
-from thinwire.runtime.checkpointing import Checkpointer
-from thinwire.runtime.session_server import session_server
+from thinwire.packets import kind_of, pack, parse
+from thinwire.runtime.checkpoint import Checkpointer
+from thinwire.runtime.connection import ReplayBuffer
+from thinwire.schema import Acknowledged, Refused, SessionAccepted, SessionOpen
 from thinwire.server.core import Close, Effect, Send, ServerCore
-from thinwire.transports.base import HandlerFactory, Sender
+from thinwire.transports.base import MAX_PENDING_NBYTES, Handler, HandlerFactory, Sender
+
+MAX_NAME = 64
+MAX_KEPT_NBYTES = 2 * MAX_PENDING_NBYTES
+"""What may wait for a worker's acknowledgement: twice what the transport lets wait to be sent to it."""
+
+
+def serving(
+    core: ServerCore,
+    on_end: Callable[[], None] = lambda: None,
+    checkpointer: Checkpointer | None = None,
+    *,
+    grace_s: float = 0.0,
+) -> HandlerFactory:
+    """Returns what a transport's server needs to serve `core`.
+
+    Args:
+        core: the shard.
+        on_end: called once, when every worker has left or the training has failed.
+        checkpointer: writes the shard's checkpoints.
+        grace_s: how long a worker whose connection broke may take to come back, in seconds; 0 ends the training.
+    """
+
+    def handler(sender: Sender) -> ServerHandler:
+        return ServerHandler(core, sender, on_end, checkpointer)
+
+    return lambda sender: SessionServer(handler, sender, grace_s)
 
 
 class ServerHandler:
     """Feeds packets to a core and carries out its effects. One packet object goes to all receivers of an effect.
 
     Args:
-        core: the shard.
+        core, on_end, checkpointer: as for `serving`.
         sender: the transport's sending half.
-        on_end: called once, when every worker has left or the training has failed.
-        checkpointer: writes the shard's checkpoints.
     """
 
     def __init__(
         self, core: ServerCore, sender: Sender, on_end: Callable[[], None], checkpointer: Checkpointer | None = None
     ) -> None:
-        self._core = core
-        self._sender = sender
-        self._checkpointer = checkpointer
+        self._core, self._sender, self._checkpointer = core, sender, checkpointer
         self._on_end: Callable[[], None] | None = on_end
 
     def opened(self, peer: int) -> None:
@@ -60,19 +93,189 @@ class ServerHandler:
             ended()
 
 
-def serving(
-    core: ServerCore,
-    on_end: Callable[[], None] = lambda: None,
-    checkpointer: Checkpointer | None = None,
-    *,
-    grace_s: float = 0.0,
-) -> HandlerFactory:
-    """Returns what a transport's server needs to serve `core`.
+@dataclass(eq=False, slots=True)
+class _Session:
+    """One peer, as the handler sees it.
 
     Args:
-        core: the shard.
-        on_end: called once, when every worker has left or the training has failed.
-        checkpointer: writes the shard's checkpoints.
-        grace_s: how long a worker whose connection broke may take to come back, in seconds; 0 ends the training.
+        number: the handler's number of it.
+        name: the worker's, by which it comes back; None where it cannot.
+        peer: the transport's number of its connection; None while it has none.
+        ended: whether the handler has ended it.
+        last: the packet that ended it.
+        breaks: how often its connection broke.
     """
-    return session_server(lambda sender: ServerHandler(core, sender, on_end, checkpointer), grace_s)
+
+    number: int
+    name: str | None
+    peer: int | None
+    buffer: ReplayBuffer = field(default_factory=ReplayBuffer)
+    ended: bool = False
+    last: bytes | None = None
+    timer: threading.Timer | None = None
+    breaks: int = 0
+
+
+class SessionServer(Sender):
+    """A transport's handler, and the sender of another handler whose peers are sessions.
+
+    Args:
+        inner: makes the handler of sessions.
+        sender: the transport's.
+        grace_s: how long a worker may take to come back, in seconds; 0 reports every break at once.
+    """
+
+    def __init__(self, inner: HandlerFactory, sender: Sender, grace_s: float) -> None:
+        self._sender, self._grace_s = sender, grace_s
+        self._num_sessions = 0
+        self._numbered: dict[int, _Session] = {}
+        self._named: dict[str, _Session] = {}
+        self._of_peer: dict[int, _Session] = {}
+        self._replaced: set[int] = set()
+        self._expiring: deque[tuple[float, str]] = deque()
+        self._inner: Handler = inner(self)
+
+    # ---- what the transport calls
+
+    def opened(self, peer: int) -> None:
+        """Does nothing yet: the first packet says whose connection it is."""
+
+    def received(self, peer: int, packet: bytes) -> None:
+        """Passes a packet on to the handler, unless it is about the session itself."""
+        if peer in self._replaced:
+            return  # its session goes on on another connection, which repeats this
+        session, kind = self._of_peer.get(peer), kind_of(packet)
+        try:
+            message = parse(packet)[0] if kind is Acknowledged or (kind is SessionOpen and session is None) else None
+            if isinstance(message, SessionOpen):
+                self._open(peer, message)
+                return
+            session = session or self._begin(peer, None)
+            if isinstance(message, Acknowledged):
+                session.buffer.acknowledge(message.count)
+                return
+        except ProtocolError as error:
+            self._sender.close(peer, pack(Refused(reason=str(error))))
+            return
+        if session.buffer.record(packet) and self._outlives_breaks(session):
+            self._sender.send(peer, pack(Acknowledged(count=session.buffer.received)))
+        self._inner.received(session.number, packet)
+
+    def closed(self, peer: int, error: str | None) -> None:
+        """Ends the peer's session, or gives its worker the time to come back."""
+        self._replaced.discard(peer)
+        session = self._of_peer.pop(peer, None)
+        if session is None:
+            return
+        session.peer = None
+        if error is None or session.ended or not self._outlives_breaks(session):
+            self._end(session, error)
+            return
+        session.breaks += 1
+        over = partial(self._give_up, session, session.breaks, error)
+        session.timer = threading.Timer(self._grace_s, self._sender.call, [over])
+        session.timer.daemon = True
+        session.timer.start()
+
+    # ---- what the handler calls, with a session's number in place of a peer's
+
+    def send(self, peer: int, packet: bytes) -> None:
+        """Sends to a session: now where it is connected, and again later where that does not arrive."""
+        session = self._numbered.get(peer)
+        if session is None or session.ended:
+            return
+        if self._outlives_breaks(session):
+            waiting = session.buffer.nbytes
+            session.buffer.append(packet)
+            if waiting and session.buffer.nbytes > MAX_KEPT_NBYTES:
+                self._abandon(session, f"it did not acknowledge over {MAX_KEPT_NBYTES} bytes")
+                return
+        if session.peer is not None:
+            self._sender.send(session.peer, packet)
+
+    def close(self, peer: int, packet: bytes | None = None) -> None:
+        """Ends a session; one that is not connected is sent the last packet when it comes back."""
+        session = self._numbered.get(peer)
+        if session is None or session.ended:
+            return
+        session.ended, session.last = True, packet
+        if session.peer is not None:
+            self._sender.close(session.peer, packet)
+        else:
+            self._end(session, None)
+
+    def call(self, callback: Callable[[], None]) -> None:
+        self._sender.call(callback)
+
+    # ---- sessions
+
+    def _outlives_breaks(self, session: _Session) -> bool:
+        return session.name is not None and self._grace_s > 0
+
+    def _begin(self, peer: int, name: str | None) -> _Session:
+        session = self._of_peer[peer] = self._numbered[self._num_sessions] = _Session(self._num_sessions, name, peer)
+        self._num_sessions += 1
+        if name is not None:
+            self._named[name] = session
+        self._inner.opened(session.number)
+        return session
+
+    def _open(self, peer: int, message: SessionOpen) -> None:
+        if not 0 < len(message.session) <= MAX_NAME:
+            raise ProtocolError(f"a session's name has 1 to {MAX_NAME} characters; {len(message.session)} came")
+        while self._expiring and self._expiring[0][0] <= time.monotonic():
+            del self._named[self._expiring.popleft()[1]]
+        session, repeated = self._named.get(message.session), tuple[bytes, ...]()
+        if session is None:
+            if message.received or message.acknowledged:
+                raise ProtocolError(
+                    "this server does not know the session: it was restarted, or it no longer waited for this worker. "
+                    "Resume all workers and shards from checkpoints of one step"
+                )
+            session = self._begin(peer, message.session)
+        elif session.ended:
+            self._sender.close(peer, session.last)
+            return
+        else:
+            session.buffer.acknowledge(message.received)
+            repeated = session.buffer.unacknowledged
+            if session.timer is not None:
+                session.timer.cancel()
+                session.timer = None
+            if session.peer is not None:  # the worker noticed first that the connection was lost
+                self._replace(session)
+            session.peer = peer
+            self._of_peer[peer] = session
+        self._sender.send(peer, pack(SessionAccepted(received=session.buffer.received, grace_s=self._grace_s)))
+        for packet in repeated:
+            self._sender.send(peer, packet)
+
+    def _replace(self, session: _Session, packet: bytes | None = None) -> None:
+        """Closes a session's connection without ending the session."""
+        assert session.peer is not None
+        del self._of_peer[session.peer]
+        self._replaced.add(session.peer)
+        self._sender.close(session.peer, packet)
+        session.peer = None
+
+    def _give_up(self, session: _Session, breaks: int, error: str) -> None:
+        if session.breaks == breaks and session.peer is None and not session.ended:
+            self._end(session, f"{error}; it did not come back within {self._grace_s:g} s")
+
+    def _abandon(self, session: _Session, error: str) -> None:
+        """Ends a session whose worker, connected or not, does not keep to the conversation."""
+        if session.peer is not None:
+            self._replace(session, pack(Refused(reason=error)))
+        self._end(session, error)
+
+    def _end(self, session: _Session, error: str | None) -> None:
+        """Tells the handler of the end, once. The name stays for as long as its last packet may be asked for."""
+        if session.timer is not None:
+            session.timer.cancel()
+        del self._numbered[session.number]
+        if session.name is not None and session.ended:
+            self._expiring.append((time.monotonic() + self._grace_s, session.name))
+        elif session.name is not None:
+            del self._named[session.name]
+        session.ended, session.buffer = True, ReplayBuffer()
+        self._inner.closed(session.number, error)

@@ -16,8 +16,8 @@ import torch
 
 from thinwire.codecs.tensors import FloatArray
 from thinwire.errors import ConfigError, ProtocolError
-from thinwire.optimizers.options import Options, apply_changes, changes
-from thinwire.optimizers.runner import OptimizerRunner, Settings
+from thinwire.optimizers.options import Options, Settings, apply_changes, changes
+from thinwire.optimizers.runner import OptimizerRunner
 from thinwire.packets import EncodedTensor
 from thinwire.policies.consistency import consistency
 from thinwire.schema import Delta, Message, Plan, Push, Values

@@ -4,21 +4,55 @@ Two buffers. The transmit buffer collects encoded gradients until they are worth
 costs more than the tensor (30 calls cost 44 ms a step, one batch 1.3 ms), and one message per step would leave a
 slow link idle during the backward pass. The apply buffer keeps updates until the model needs them. The clock is
 the worker's and comes as an argument; no tensor is touched here.
+
+A method that talks to a shard is a **procedure**: a generator that yields effects and returns when the worker can go
+on. Whoever runs it (`runtime/driver.py`, a simulator, a test) carries out each effect before it asks for the next.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Generator
 from dataclasses import dataclass, replace
+from typing import TypeAlias, TypeVar
 
 from thinwire.errors import ConfigError, ProtocolError
 from thinwire.packets import EncodedTensor
 from thinwire.policies.consistency import Consistency, consistency
 from thinwire.schema import Changes, Delta, Join, Leave, Message, Plan, Push, Refused, Scalars, Values, Welcome
-from thinwire.worker.effects import Procedure, Receive, Send
 
 CHUNK_NBYTES = 32 * 1024
 """A push leaves as soon as this much is ready: 3 ms at 100 Mbit/s, and a few chunks a step for small models."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send one message, with its frames, to a shard."""
+
+    shard: int
+    message: Message
+    frames: tuple[EncodedTensor, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    """Wait for the next message of a shard, for what `awaited` says, and pass it to `Conversation.received`."""
+
+    shard: int
+    awaited: str
+
+
+@dataclass(frozen=True, slots=True)
+class Poll:
+    """Pass every message of a shard that has arrived to `Conversation.received`, without waiting."""
+
+    shard: int
+
+
+Effect: TypeAlias = Send | Receive | Poll
+Procedure: TypeAlias = Generator[Effect, None, T]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +64,7 @@ class Update:
         frame: what leads there; empty changes nothing.
         whole: the frame holds values that replace the copy, not something to add or to step by.
         missed: this worker pushed a gradient that came too late for the update.
-        rates: of this step, where the workers run the optimizer.
-        options: of this step, likewise, where they differ from the plan's.
-        ranks: whose gradients are in it, where some may be missing.
+        rates, options, ranks, base: as in the shard's `Delta`.
     """
 
     version: int
@@ -42,6 +74,7 @@ class Update:
     rates: tuple[float, ...] = ()
     ranks: tuple[int, ...] = ()
     options: Changes = ()
+    base: int = -1
 
 
 class Conversation:
@@ -56,7 +89,7 @@ class Conversation:
 
     Attributes:
         versions: of the worker's copy, per table; −1 before the initial values.
-        welcome: the shard's answer to `join`; None before.
+        last_version: with which the training ends, once the shard has said so.
     """
 
     def __init__(
@@ -70,9 +103,8 @@ class Conversation:
     ) -> None:
         self.shard, self.plan, self.rank = shard, plan, rank
         self.versions = [-1] * len(plan.tables)
-        self.welcome: Welcome | None = None
         self.last_version: int | None = None
-        """The version with which the training ends, once the shard has said so."""
+        self._welcome: Welcome | None = None
         self._policy = policy or consistency(plan.consistency)
         self._terms = self._policy.terms(plan.workers)
         self._newest = 0
@@ -84,41 +116,31 @@ class Conversation:
         self._pushed: set[int] = set()
         self._pushed_at = [-1] * len(plan.tables)
         self._answered = [0] * len(plan.tables)
-        self._bases: dict[tuple[int, int], int] = {}
         self._apply: list[deque[Update]] = [deque() for _ in plan.tables]
 
     # ---- up
 
-    def join(self) -> Procedure[None]:
-        """Joins the training, with the versions it has where this worker resumes, and waits for the answer."""
-        have = tuple(self.versions) if min(self.versions, default=-1) >= 0 else ()
-        yield Send(self.shard, Join(rank=self.rank, plan=self.plan, have=have))
-        while self.welcome is None:
-            yield Receive(self.shard, "the server's welcome")
+    def join(self, clock: int = 0) -> Procedure[Welcome]:
+        """Joins the training, with the versions it has where this worker resumes; waits for the answer.
 
-    @property
-    def asked_for_values(self) -> bool:
-        """Whether the shard asked this worker for the initial values."""
-        return self.welcome is not None and self.welcome.send_values
-
-    @property
-    def joined_at(self) -> int:
-        """The step that the shard was at when this worker joined."""
-        return 0 if self.welcome is None else self.welcome.step
-
-    def check_position(self, clock: int) -> None:
-        """Compares a resumed worker's clock with the shard's, once it has answered.
+        Args:
+            clock: of a worker that resumes.
 
         Raises:
-            ConfigError: the shard holds parameters and is at another step.
+            ConfigError: the shard holds parameters and is at another step than a worker that resumes.
         """
-        ahead = self._terms.partial_quorum and self.joined_at > clock  # updates were made without this worker
-        parameters = any(not spec.state for spec in self.plan.tables)
-        if parameters and self.joined_at != clock and not ahead:
+        have = tuple(self.versions) if min(self.versions, default=-1) >= 0 else ()
+        yield Send(self.shard, Join(rank=self.rank, plan=self.plan, have=have))
+        while self._welcome is None:
+            yield Receive(self.shard, "the server's welcome")
+        step = self._welcome.step
+        ahead = self._terms.partial_quorum and step > clock  # updates were made without this worker
+        if clock and step != clock and not ahead and any(not spec.state for spec in self.plan.tables):
             raise ConfigError(
-                f"this worker resumes at exchange {clock}, and shard {self.shard} is at {self.joined_at}: "
+                f"this worker resumes at exchange {clock}, and shard {self.shard} is at {step}: "
                 "resume all workers and shards from the same step"
             )
+        return self._welcome
 
     def send_values(self, frames: tuple[bytes, ...]) -> Procedure[None]:
         """Sends the initial values of every table, uncompressed, in the plan's order."""
@@ -194,7 +216,7 @@ class Conversation:
         """
         match message:
             case Welcome():
-                self.welcome = message
+                self._welcome = message
                 if message.final >= 0:
                     self.last_version = message.final
             case Values():
@@ -210,8 +232,11 @@ class Conversation:
                 self._newest = max(self._newest, message.version)
                 if message.last and self.last_version is None:
                     self.last_version = message.version
+                rates, ranks, options, base = message.rates, message.ranks, message.options, message.base
                 for table, frame in zip(message.tables, frames, strict=True):
-                    self._apply[table].append(self._update(table, message, frame))
+                    whole = self.plan.tables[table].state or self.plan.downlink == "weights"
+                    update = Update(message.version, frame, whole, False, rates, ranks, options, base)
+                    self._apply[table].append(update)
             case Scalars():
                 self._maxima[message.step] = message.values
             case Refused():
@@ -228,8 +253,10 @@ class Conversation:
             strict: whether it lacks anything at all that this worker's exchanges led to.
         """
         if self.plan.tables[table].state:
-            # Where workers may run apart, nobody waits for worker 0's statistics.
-            return self.versions[table] < (self._state_version(clock) if self._terms.lockstep else 0)
+            if not clock or not self._terms.lockstep:  # where workers may run apart, nobody waits for statistics
+                return self.versions[table] < 0
+            interval = self.plan.state_interval  # worker 0 sends them at steps 0, k, 2k, …
+            return self.versions[table] <= (clock - 1) // interval * interval
         if self._terms.immediate:
             return self.versions[table] < 0 or self._answered[table] < clock
         return self.versions[table] < (clock if strict else self._policy.needs(clock))
@@ -255,13 +282,16 @@ class Conversation:
         waiting, taken = self._apply[table], []
         while waiting and (waiting[0].version <= clock or self._terms.immediate or self.versions[table] < 0):
             update = waiting.popleft()
-            if not update.whole and self._base(table, update) != self.versions[table]:
+            base = update.base if update.base >= 0 else update.version - 1
+            if not update.whole and base != self.versions[table]:
                 raise ProtocolError(
                     f"{self.plan.tables[table].name!r}: version {update.version} came after {self.versions[table]}"
                 )
             self.versions[table] = update.version
             self._answered[table] += not update.whole
-            taken.append(replace(update, missed=True) if self._missed(table, update) else update)
+            # Whether our gradient came too late for it; the update may have come before we pushed.
+            late = update.ranks and self.rank not in update.ranks and self._pushed_at[table] == update.version - 1
+            taken.append(replace(update, missed=True) if late else update)
         return taken
 
     def reached(self) -> int | None:
@@ -281,26 +311,6 @@ class Conversation:
         while self._newest < clock:
             yield Receive(self.shard, f"step {clock}")
         return self.last_version is not None and (self._terms.immediate or clock >= self.last_version)
-
-    def _update(self, table: int, delta: Delta, frame: EncodedTensor) -> Update:
-        if delta.base >= 0:
-            self._bases[table, delta.version] = delta.base
-        whole = self.plan.tables[table].state or self.plan.downlink == "weights"
-        return Update(delta.version, frame, whole, rates=delta.rates, ranks=delta.ranks, options=delta.options)
-
-    def _missed(self, table: int, update: Update) -> bool:
-        """Whether our gradient came too late for an update. The update may have come before we pushed."""
-        took_part = not update.ranks or self.rank in update.ranks
-        return not took_part and self._pushed_at[table] == update.version - 1
-
-    def _base(self, table: int, update: Update) -> int:
-        """The version that an update leads from."""
-        return self._bases.pop((table, update.version), update.version - 1)
-
-    def _state_version(self, clock: int) -> int:
-        """Version that buffers have at this clock: they travel at steps 0, k, 2k, …"""
-        interval = self.plan.state_interval
-        return (clock - 1) // interval * interval + 1 if clock else 0
 
     def _check(self, tables: tuple[int, ...], frames: tuple[EncodedTensor, ...]) -> None:
         if len(tables) != len(frames):

@@ -1,7 +1,7 @@
 """One worker of a training: what it pushes and when, what it waits for, and when its clock moves; for all shards.
 
 It knows tensors with gradients, tables and conversations, and nothing of torch's hooks, connections, threads or clocks.
-Its methods that talk to shards are procedures (`effects.py`), so that a thread, a simulator or a test can run it.
+Its methods that talk to shards are procedures (`conversation.py`), so that a thread, a simulator or a test can run it.
 Whatever depends on design or policy is decided once, in the constructor.
 """
 
@@ -10,22 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import torch
-
 from thinwire.codecs.stochastic import TernGrad
 from thinwire.errors import NonFiniteError, ProtocolError
-from thinwire.optimizers.groups import ParameterGroups
+from thinwire.optimizers.options import ParameterGroups
 from thinwire.packets import EncodedTensor
+from thinwire.policies.compression import PLAIN
 from thinwire.policies.consistency import Consistency, consistency
 from thinwire.policies.designs import Design
-from thinwire.schema import Plan
+from thinwire.schema import Plan, Welcome
 from thinwire.telemetry import Counters
 from thinwire.worker.batching import Batching
-from thinwire.worker.conversation import CHUNK_NBYTES, Conversation
-from thinwire.worker.effects import Poll, Procedure
-from thinwire.worker.model import PLAIN, WorkerModel
+from thinwire.worker.conversation import CHUNK_NBYTES, Conversation, Poll, Procedure
+from thinwire.worker.model import PlannedTensor, WorkerModel, WorkerTensor
 from thinwire.worker.table import WorkerTable
-from thinwire.worker.tensor import PlannedTensor, WorkerTensor
+
+Frames = Iterator[tuple[WorkerTable, EncodedTensor]]
 
 
 class Worker:
@@ -101,15 +100,14 @@ class Worker:
 
     def start(self) -> Procedure[None]:
         """Joins every shard; worker 0's weights become everybody's."""
+        welcomes: dict[int, Welcome] = {}
         for conversation in self.conversations:
-            yield from conversation.join()
-            if self.clock:
-                conversation.check_position(self.clock)
+            welcomes[conversation.shard] = yield from conversation.join(self.clock)
         if self.clock == 0 and not self._terms.immediate:  # there, everybody counts their own exchanges
             # The others may be in the middle of a step, which all shards will have had before ours.
-            self.clock = max(conversation.joined_at for conversation in self.conversations)
+            self.clock = max(welcome.step for welcome in welcomes.values())
         for conversation in self.conversations:
-            if conversation.asked_for_values:
+            if welcomes[conversation.shard].send_values:
                 yield from conversation.send_values(self.model.initial_frames(conversation.shard))
         yield from self.sync()
 
@@ -139,7 +137,8 @@ class Worker:
         if self._exchanging:
             yield from self._exchange()
         elif self._design.downlink != "weights" and not (self._skips and not self.model.gradients_are_finite()):
-            self.model.accumulate_gradients()
+            for table, gradient in self.model.gradients():
+                table.accumulate(gradient)
         self.iteration += 1
         self.began = True
         self.counters.add("steps", 1)
@@ -225,11 +224,11 @@ class Worker:
         refuse = self._skips and not self.model.gradients_are_finite()
         if self._design.share_scales:
             yield from self._share_scales(refuse=refuse)
-        yield from self._push_encoded(self._batching.finish())
+        yield from self._push_frames(self._batching.finish())
         for tensor in self.model.tensors:
             if not tensor.state and not all(self.conversations[t.shard].pushed(t.index) for t in tensor.tables):
                 yield from self._push(tensor, accumulated_only=accumulated_only, refuse=refuse)
-        yield from self._push_encoded(self._batching.finish())
+        yield from self._push_frames(self._batching.finish())
         yield from self._push_buffers()
         compares = self._design.digest_every and self.iteration % self._design.digest_every == 0
         digest = self.model.digest() if compares else ""  # of the model that this step's gradients were taken from
@@ -257,33 +256,29 @@ class Worker:
     def _push(self, tensor: WorkerTensor, *, accumulated_only: bool = False, refuse: bool = False) -> Procedure[None]:
         self.check_open()
         self._announce_options()
+        yield from self._push_frames(self._encode(tensor, accumulated_only=accumulated_only, refuse=refuse))
+
+    def _encode(self, tensor: WorkerTensor, *, accumulated_only: bool, refuse: bool) -> Frames:
         gradient = None if accumulated_only else tensor.parameter.grad
         for table in tensor.tables:
             part = None if gradient is None else table.part_of(gradient)
-            if self._batches and table.encodes_in_batches and part is not None and not refuse:
-                yield from self._push_encoded(self._batching.add(table, part))
+            if refuse:
+                yield table, table.refusal()
+            elif self._batches and table.encodes_in_batches and part is not None:
+                yield from self._batching.add(table, part)
+            elif self._design.downlink == "weights":
+                yield table, table.encode_values()
             else:
-                yield from self._push_frame(table, table.refusal() if refuse else self._encode(table, part))
+                yield table, table.encode(part, self._criterion)
 
-    def _encode(self, table: WorkerTable, gradient: torch.Tensor | None) -> EncodedTensor:
+    def _push_frames(self, frames: Frames) -> Procedure[None]:
         try:
-            if self._design.downlink == "weights":
-                return table.encode_values()
-            return table.encode(gradient, self._criterion)
+            for table, frame in frames:
+                conversation = self.conversations[table.shard]
+                if conversation.push(self.clock, table.index, frame):
+                    yield from self._flush(conversation)
         except NonFiniteError as error:
             raise NonFiniteError(f"gradient of {error}") from None
-
-    def _push_encoded(self, encoded: Iterator[tuple[WorkerTable, bytes]]) -> Procedure[None]:
-        try:
-            for table, frame in encoded:
-                yield from self._push_frame(table, frame)
-        except NonFiniteError as error:
-            raise NonFiniteError(f"gradient of {error}") from None
-
-    def _push_frame(self, table: WorkerTable, frame: EncodedTensor) -> Procedure[None]:
-        conversation = self.conversations[table.shard]
-        if conversation.push(self.clock, table.index, frame):
-            yield from self._flush(conversation)
 
     def _flush(self, conversation: Conversation, digest: str = "") -> Procedure[None]:
         yield from conversation.flush(self.clock, self._groups.rates, last=self.last, digest=digest)
@@ -306,7 +301,7 @@ class Worker:
             if self.clock % self.conversations[table.shard].plan.state_interval == 0:
                 tensor.read()
                 table.count_push(table.values.nbytes, 0.0)
-                yield from self._push_frame(table, PLAIN.encode(table.array))
+                yield from self._push_frames(iter([(table, PLAIN.encode(table.array))]))
 
     def _share_scales(self, *, refuse: bool) -> Procedure[None]:
         """One round trip for all tables: everybody encodes with the largest scale (TernGrad §3.1, equation 5)."""

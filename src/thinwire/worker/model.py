@@ -4,24 +4,84 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import xxhash
 
-from thinwire.codecs.registry import codec as make_codec
+from thinwire.codecs import Codec
 from thinwire.errors import ConfigError
-from thinwire.optimizers.options import apply_changes
-from thinwire.optimizers.runner import OptimizerRunner, Settings
+from thinwire.optimizers.options import Options, Settings, apply_changes
+from thinwire.optimizers.runner import OptimizerRunner
+from thinwire.policies.assignment import Partition
+from thinwire.policies.compression import PLAIN
 from thinwire.policies.designs import Design
 from thinwire.schema import Plan
 from thinwire.telemetry import Counters
-from thinwire.worker.averaging import WeightAverage
 from thinwire.worker.conversation import Update
 from thinwire.worker.table import LocalStep, WorkerTable
-from thinwire.worker.tensor import PlannedTensor, WorkerTensor
 
-PLAIN = make_codec("fp32")
+
+@dataclass(frozen=True, slots=True)
+class PlannedTensor:
+    """A tensor of the model as planned.
+
+    Args:
+        name: in the model.
+        tensor: the parameter or buffer.
+        state: whether it is a buffer.
+        up: codec of the pushes.
+        placed: its partitions in order, each with the index of its table in the shard's plan.
+    """
+
+    name: str
+    tensor: torch.Tensor
+    state: bool
+    up: Codec
+    placed: tuple[tuple[Partition, int], ...]
+
+
+class WorkerTensor:
+    """One tensor of the model at a worker: a float32 copy that updates change, and the tables that are views of it.
+
+    A contiguous float32 tensor is its own copy: deltas are added in place, with no temporary. Any other (half
+    precision, channels last) gets a copy beside it, so that small deltas are not rounded away and every worker holds
+    the same bits. Either is on the tensor's device: what is decoded for a tensor on a GPU is written there.
+
+    Args:
+        planned: what it is; changed in place, outside autograd.
+
+    Attributes:
+        values: float32[n], flat; the tensor's own memory where possible.
+        tables: one for each partition, in order.
+    """
+
+    def __init__(self, planned: PlannedTensor) -> None:
+        self.name, self.state, self.parameter = planned.name, planned.state, planned.tensor
+        self.tables: list[WorkerTable] = []
+        self._shown = planned.tensor.detach()
+        self._separate = self._shown.dtype != torch.float32 or not planned.tensor.is_contiguous()
+        self.values = self._flat().clone() if self._separate else self._shown.view(-1)
+
+    def read(self) -> None:
+        """Takes over the tensor's values, after something else changed them."""
+        if self._separate:
+            self.values.copy_(self._flat())
+
+    def write(self) -> None:
+        """Copies the values to the tensor, where they are separate."""
+        if self._separate:
+            self._shown.copy_(self.values.view(self._shown.shape))
+
+    def gradients(self) -> Iterator[tuple[WorkerTable, torch.Tensor]]:
+        """Each table with its part of the gradient; nothing for a buffer, or without a gradient."""
+        if not self.state and self.parameter.grad is not None:
+            for table in self.tables:
+                yield table, table.part_of(self.parameter.grad)
+
+    def _flat(self) -> torch.Tensor:
+        return self._shown.to(torch.float32).contiguous().view(-1)
 
 
 class WorkerModel:
@@ -31,11 +91,7 @@ class WorkerModel:
         plans: one for each shard.
         planned: the model's tensors.
         design: what is sent, both ways.
-        counters: for bytes and seconds.
-        now: returns a time in seconds.
-        seed: of random codecs.
-        revocable: whether a push may have no effect.
-        measures: whether steps are recorded.
+        counters, now, seed, revocable, measures: of every table, see `WorkerTable`.
 
     Attributes:
         tensors: parameters and buffers, in the model's order.
@@ -56,7 +112,7 @@ class WorkerModel:
     ) -> None:
         self.tensors: list[WorkerTensor] = []
         self.evaluating = False
-        self._design = design
+        self._design, self._plan = design, plans[0]
         for each in planned:
             tensor = WorkerTensor(each)
             for partition, index in each.placed:
@@ -75,12 +131,11 @@ class WorkerModel:
                 )
                 tensor.tables.append(table)
             self.tensors.append(tensor)
-        self._plan = plans[0]
         self._optimizer: OptimizerRunner | None = None
         if design.downlink != "delta":  # then shards do not run it
             tables = [(table.spec.group, table.values) for table in self.trained_tables()]
             self._optimizer = OptimizerRunner(self._plan.optimizer, self._plan.groups, tables)
-        self._average = WeightAverage(self.tensors, design.ema) if design.ema else None
+        self._averages: list[torch.Tensor] = []
 
     @property
     def local_step(self) -> LocalStep | None:
@@ -90,11 +145,10 @@ class WorkerModel:
     def _step_by(self, table: WorkerTable, gradient: torch.Tensor, update: Update) -> None:
         """Updates one table by the rates and options that came with the average gradient."""
         assert self._optimizer is not None
-        groups = self._plan.groups
+        options: tuple[Options, ...] = self._plan.groups
         if update.options:
-            self._optimizer.set(Settings(update.rates, apply_changes(self._plan.optimizer, groups, update.options)))
-        else:
-            self._optimizer.set(Settings(update.rates, groups))
+            options = apply_changes(self._plan.optimizer, options, update.options)
+        self._optimizer.set(Settings(update.rates, options))
         self._optimizer.step([table.values], [gradient])
 
     def trained_tables(self) -> Iterator[WorkerTable]:
@@ -111,11 +165,6 @@ class WorkerModel:
     def gradients_are_finite(self) -> bool:
         """Whether no gradient of this step holds NaN or Inf."""
         return all(bool(torch.isfinite(gradient).all()) for _, gradient in self.gradients())
-
-    def accumulate_gradients(self) -> None:
-        """Adds this step's gradients to the next push."""
-        for table, gradient in self.gradients():
-            table.accumulate(gradient)
 
     def step_locally(self, settings: Settings, step: int) -> None:
         """Runs the worker's own optimizer on its own gradients."""
@@ -146,27 +195,47 @@ class WorkerModel:
     # ---- averaged weights
 
     def update_average(self) -> None:
-        """Adds the weights as they are now to their moving average, where the design has one."""
-        if self._average is not None:
-            self._average.update()
+        """average ← ema · average + (1 − ema) · tensor, where the design has an `ema`; it begins with the first step's.
+
+        Statistics of batch norms belong to the weights they were taken with, so they are averaged as well.
+        """
+        if self._design.ema:
+            self._averages = self._with_current()
 
     @contextmanager
     def averaged_weights(self) -> Iterator[None]:
-        """Inside the block the model has the averaged weights.
+        """Inside the block the model has the averaged weights, the current ones included.
 
         Raises:
             ConfigError: the design averages none.
         """
-        if self._average is None:
+        if not self._design.ema:
             raise ConfigError(
                 f"design {self._design.name!r} averages no weights; ask for it by `ema`, as in 'terngrad[ema=0.9999]'"
             )
+        averages = self._with_current()
+        trained = [tensor.values.clone() for tensor in self.tensors]
         self.evaluating = True
         try:
-            with self._average.in_place():
-                yield
+            self._fill(averages)
+            yield
         finally:
+            self._fill(trained)
             self.evaluating = False
+
+    def _with_current(self) -> list[torch.Tensor]:
+        for tensor in self.tensors:
+            if tensor.state:
+                tensor.read()
+        if not self._averages:
+            return [tensor.values.clone() for tensor in self.tensors]
+        pairs = zip(self._averages, self.tensors, strict=True)
+        return [average.lerp(tensor.values, 1 - self._design.ema) for average, tensor in pairs]
+
+    def _fill(self, values: Sequence[torch.Tensor]) -> None:
+        for tensor, value in zip(self.tensors, values, strict=True):
+            tensor.values.copy_(value)
+            tensor.write()
 
     # ---- state
 
@@ -175,8 +244,9 @@ class WorkerModel:
         state: dict[str, Any] = {"contexts": {table.spec.name: table.state_dict() for table in self.trained_tables()}}
         if self._optimizer is not None:
             state["optimizer"] = self._optimizer.state_dict()
-        if self._average is not None:
-            state["averages"] = self._average.state_dict()
+        if self._design.ema:  # empty before the first step
+            averages = zip(self.tensors, self._averages, strict=False)
+            state["averages"] = {tensor.name: average.clone() for tensor, average in averages}
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -193,5 +263,6 @@ class WorkerModel:
             table.load_state_dict(contexts[table.spec.name])
         if self._optimizer is not None and "optimizer" in state:
             self._optimizer.load_state_dict(state["optimizer"])
-        if self._average is not None and "averages" in state:
-            self._average.load_state_dict(state["averages"])
+        if self._design.ema and "averages" in state:
+            averages = state["averages"]
+            self._averages = [averages[each.name].to(each.values.device).clone() for each in self.tensors if averages]

@@ -1,7 +1,7 @@
-"""One table of one shard at a worker: encodes what is pushed, and applies the updates that come.
+"""One table of one shard at a worker: accumulates and encodes what is pushed, and applies the updates that come.
 
-Both happen on the device where the tensor is. Only gradients that accumulate for a later push wait in the host's
-memory.
+Values are encoded and decoded on the device where the tensor is. Only gradients that accumulate for a later push wait
+in the host's memory, where criteria compute.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from thinwire.codecs import Codec, Context, StepOptions, open_frame
 from thinwire.codecs.tensors import FloatArray, flatten, off_host
-from thinwire.errors import ProtocolError
+from thinwire.errors import NonFiniteError, ProtocolError
 from thinwire.frames import Flags, Frame, pack
 from thinwire.packets import BatchedTensor, EncodedTensor
 from thinwire.policies.assignment import Partition
 from thinwire.policies.compression import is_batched
-from thinwire.policies.criteria import Criterion
+from thinwire.policies.criteria import Criterion, Pending
 from thinwire.schema import TableSpec
 from thinwire.telemetry import Counters
-from thinwire.worker.accumulator import Accumulator
 from thinwire.worker.conversation import Update
 
 NO_GRADIENT = b""
@@ -60,6 +60,15 @@ class WorkerTable:
         seed: of the codec's random stream.
         revocable: whether a push may have no effect, so that its residual must be restored.
         measures: whether steps are recorded: the norm of every gradient, and which steps changed the copy.
+
+    Attributes:
+        context: encodes the pushes; None for buffers.
+        step_options: what the codec is to know of this step: the scale that workers share, or the gradients' root mean
+            square.
+        cost: of the step under way.
+        staleness: how many updates the copy lacks.
+        gradient_norm: the running mean of the gradients' norms.
+        changed_in: the steps that changed the copy, until they are recorded; kept only where steps are.
     """
 
     def __init__(
@@ -77,26 +86,29 @@ class WorkerTable:
         measures: bool,
     ) -> None:
         self.shard, self.index, self.spec, self.values = partition.server, index, spec, values
-        self._span = slice(partition.start, partition.stop)
-        self.on_host = not off_host(values)
         self.context: Context | None = None
         if codec is not None:
             self.context = codec.context(values, name=spec.name, seed=seed)
         self.step_options: StepOptions = {}
-        """What the codec is to know of this step: the scale that workers share, or the gradients' root mean square."""
-        self._observes = codec is not None and "rms" in codec.scheme.step_options
-        self._squares, self._num_observed = 0.0, 0
-        self.accumulator = Accumulator(spec.name, spec.shape)
-        self.cost = StepCost()
-        self.staleness = 0
+        self.cost, self.staleness = StepCost(), 0
         self.gradient_norm = 0.0
         self.changed_in: set[int] = set()
-        """The steps that changed the copy, until they are recorded; kept only where steps are."""
-        self._batched = codec is not None and self.on_host and is_batched(codec, spec.shape)
+        self._span = slice(partition.start, partition.stop)
+        self._on_host = not off_host(values)
+        self._observes = codec is not None and "rms" in codec.scheme.step_options
+        self._observed_squares, self._num_observed = 0.0, 0
+        self._batched = codec is not None and self._on_host and is_batched(codec, spec.shape)
         self._counters, self._now = counters, now
         self._revocable, self._measures = revocable, measures
         self._pushed_at = now()
         self._residual_before: torch.Tensor | None = None
+        self._clear()
+
+    def _clear(self) -> None:
+        """Forgets what accumulated."""
+        self._sum: FloatArray | None = None
+        self._iterations = 0
+        self._squares = 0.0
 
     @property
     def array(self) -> FloatArray:
@@ -114,14 +126,24 @@ class WorkerTable:
 
     def accumulate(self, gradient: torch.Tensor) -> None:
         """Adds a gradient to a later push. Raises NonFiniteError before anything is changed."""
-        if not self.on_host:
+        if not self._on_host:
             warnings.warn(
                 "the consistency policy accumulates gradients, which it does in the host's memory: every gradient on "
                 f"{self.values.device.type} is copied there whole (4 bytes a value), and the sum back to be encoded",
                 UserWarning,
                 stacklevel=2,
             )
-        self.accumulator.add(gradient)
+        flat = _on_host(gradient)
+        self._sum = self._sum_with(flat)
+        self._iterations += 1
+        self._squares += float(np.vdot(flat, flat))
+
+    def _sum_with(self, flat: FloatArray) -> FloatArray:
+        """Returns the sum with one more gradient, and keeps nothing. Raises NonFiniteError."""
+        if not np.isfinite(flat).all():
+            raise NonFiniteError(f"{self.spec.name}: holds NaN or Inf; nothing was accumulated, no state was changed")
+        total: FloatArray = flat.reshape(self.spec.shape) + (0 if self._sum is None else self._sum)
+        return total.astype(np.float32, copy=False)
 
     def encode(self, gradient: torch.Tensor | None, criterion: Criterion | None) -> EncodedTensor:
         """Returns this step's push: what accumulated, and `gradient`. Empty where there is nothing to send.
@@ -130,21 +152,27 @@ class WorkerTable:
             NonFiniteError: NaN or Inf; the residual and the accumulated gradients are unchanged.
         """
         assert self.context is not None
-        if gradient is None and self.accumulator.sum is None:
-            return NO_GRADIENT
         if criterion is not None and gradient is not None:
             self.accumulate(gradient)
             gradient = None
-            if not criterion.send(self.accumulator.pending(self.array, self._now() - self._pushed_at)):
+            assert self._sum is not None
+            seconds = self._now() - self._pushed_at
+            if not criterion.send(Pending(self._sum, self.array, self._iterations, self._squares, seconds)):
                 return NO_GRADIENT
-        total = gradient
-        if self.accumulator.sum is not None:
-            total = torch.from_numpy(self.accumulator.sum if gradient is None else self.accumulator.plus(gradient))
-        assert total is not None
+        if self._sum is not None:
+            total = torch.from_numpy(self._sum if gradient is None else self._sum_with(_on_host(gradient)))
+        elif gradient is not None:
+            total = gradient
+        else:
+            return NO_GRADIENT
         total = self.prepare(total)
         begin = self._now()
-        if self._batched:
-            frame: EncodedTensor = self._encode_batched(total, self.context)
+        frame: EncodedTensor
+        if self._batched:  # what `context.encode` does, for values that travel in a batch
+            flat = flatten(total, self.spec.name)
+            self.context.check(flat)
+            frame = BatchedTensor.of(flat.values, self.spec.name)
+            self.context.sent(len(frame))
         else:
             frame = self.context.encode(total, **self.step_options)
         self.encoded(self._now() - begin)
@@ -153,29 +181,21 @@ class WorkerTable:
     def observe(self, gradient: torch.Tensor) -> None:
         """Takes the gradient of a local step, where gradients decide about the bits of weights (Øland & Raj §3.2)."""
         if self._observes:
-            self._squares += float(gradient.detach().double().square().sum())
+            self._observed_squares += float(gradient.detach().double().square().sum())
             self._num_observed += gradient.numel()
 
     def encode_values(self) -> EncodedTensor:
         """Returns the push of the values themselves, after any number of local steps."""
         if self._observes:
-            self.step_options = {"rms": math.sqrt(self._squares / max(1, self._num_observed))}
+            self.step_options = {"rms": math.sqrt(self._observed_squares / max(1, self._num_observed))}
         frame = self.encode(self.values, None)
-        self._squares, self._num_observed = 0.0, 0
+        self._observed_squares, self._num_observed = 0.0, 0
         return frame
-
-    def _encode_batched(self, total: torch.Tensor, context: Context) -> BatchedTensor:
-        """What `context.encode` does, for a table that travels in a batch."""
-        flat = flatten(total, self.spec.name)
-        context.check(flat)
-        batched = BatchedTensor.of(flat.values, self.spec.name)
-        context.sent(len(batched))
-        return batched
 
     @property
     def encodes_in_batches(self) -> bool:
         """Whether its gradients are encoded together with others': those on a GPU, where nothing accumulated."""
-        return not self.on_host and self.accumulator.sum is None
+        return not self._on_host and self._sum is None
 
     def prepare(self, total: torch.Tensor) -> torch.Tensor:
         """Notes the norm and the residual before a push is encoded; returns what to encode."""
@@ -190,7 +210,7 @@ class WorkerTable:
     def encoded(self, seconds: float) -> None:
         """Counts a push that was encoded in so many seconds; nothing is accumulated any more."""
         assert self.context is not None
-        self.accumulator.clear()
+        self._clear()
         self._pushed_at = self._now()
         self.count_push(self.context.payload_nbytes, seconds)
 
@@ -252,42 +272,52 @@ class WorkerTable:
 
     def _decode(self, frame: EncodedTensor, out: torch.Tensor, *, accumulate: bool) -> int:
         """Decodes a frame of this table, or its values in a batch; returns its payload's size in bytes."""
+        name, shape = self.spec.name, self.spec.shape
         if isinstance(frame, BatchedTensor):
-            return self._take_batched(frame, out, accumulate=accumulate)
+            if frame.values.size != out.numel():
+                raise ProtocolError(f"{name}: {frame.values.size} values came in a batch, the table is {shape}")
+            if self._on_host:
+                frame.unpack(out.view(-1).numpy(), accumulate=accumulate)
+            else:
+                values = torch.from_numpy(frame.values).view(out.shape).to(out.device)
+                out.add_(values) if accumulate else out.copy_(values)
+            return len(frame)
         opened = open_frame(frame)
-        if opened.frame.shape != self.spec.shape:
-            raise ProtocolError(
-                f"{self.spec.name}: a frame of shape {opened.frame.shape}, the table is {self.spec.shape}"
-            )
-        if self.on_host:
+        if opened.frame.shape != shape:
+            raise ProtocolError(f"{name}: a frame of shape {opened.frame.shape}, the table is {shape}")
+        if self._on_host:
             opened.decode_flat(out.view(-1).numpy(), accumulate=accumulate)
         else:
             opened.decode(out, accumulate=accumulate)
         return opened.payload_nbytes
 
-    def _take_batched(self, batched: BatchedTensor, out: torch.Tensor, *, accumulate: bool) -> int:
-        if batched.values.size != self.values.numel():
-            raise ProtocolError(
-                f"{self.spec.name}: {batched.values.size} values came in a batch, the table is {self.spec.shape}"
-            )
-        if self.on_host:
-            batched.unpack(out.view(-1).numpy(), accumulate=accumulate)
-        else:
-            values = torch.from_numpy(batched.values).view(out.shape).to(out.device)
-            out.add_(values) if accumulate else out.copy_(values)
-        return len(batched)
-
     # ---- state
 
     def state_dict(self) -> dict[str, Any]:
-        """The context's state, and what accumulated."""
+        """Returns a copy of the context's state and of what accumulated, if anything."""
         assert self.context is not None
-        state = self.context.state_dict() | self.accumulator.state_dict()
-        return state | ({"squares": self._squares, "num_observed": self._num_observed} if self._num_observed else {})
+        state = self.context.state_dict()
+        if self._sum is not None:
+            state["accumulated"] = torch.from_numpy(self._sum.copy())
+            state["accumulated_iterations"] = self._iterations
+            state["accumulated_squares"] = self._squares
+        if self._num_observed:
+            state["squares"], state["num_observed"] = self._observed_squares, self._num_observed
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores what `state_dict` returned."""
         assert self.context is not None
         self.context.load_state_dict(dict(state))
-        self.accumulator.load_state_dict(state)
-        self._squares, self._num_observed = float(state.get("squares", 0.0)), int(state.get("num_observed", 0))
+        self._clear()
+        if "accumulated" in state:
+            self._sum = state["accumulated"].numpy().copy()
+            self._iterations = int(state["accumulated_iterations"])
+            self._squares = float(state["accumulated_squares"])
+        self._observed_squares = float(state.get("squares", 0.0))
+        self._num_observed = int(state.get("num_observed", 0))
+
+
+def _on_host(gradient: torch.Tensor) -> FloatArray:
+    values: FloatArray = gradient.detach().to(device="cpu", dtype=torch.float32).contiguous().view(-1).numpy()
+    return values

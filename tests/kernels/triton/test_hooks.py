@@ -19,7 +19,7 @@ from thinwire.runtime.serving import serving
 from thinwire.server.core import ServerCore
 from thinwire.transports.memory import MemoryServer
 from thinwire.worker import batching
-from thinwire.worker.tensor import PlannedTensor, WorkerTensor
+from thinwire.worker.model import PlannedTensor, WorkerTensor
 
 pytestmark = pytest.mark.gpu
 

@@ -1,19 +1,93 @@
-"""Sessions that outlive their connections: every message once, in order, whatever breaks when."""
+"""A worker's connection: forms of an address, and sessions in which every message arrives once, whatever breaks."""
 
 from __future__ import annotations
 
 import random
+import socket
 import threading
 
 import pytest
 
 from tests.runtime.sessions import Cluster, number_in, numbered
-from thinwire.errors import ProtocolError, TransportError
+from tests.server.conversation import make_plan
+from thinwire.errors import ConfigError, DeadlineError, ProtocolError, TransportError
 from thinwire.packets import pack
-from thinwire.runtime import replay_buffer
-from thinwire.runtime.reconnecting import ReconnectingConnection
-from thinwire.schema import Leave, Refused
+from thinwire.runtime import connection
+from thinwire.runtime.connection import (
+    ACKNOWLEDGE_MESSAGES,
+    ACKNOWLEDGE_NBYTES,
+    ReconnectingConnection,
+    ReplayBuffer,
+    connect,
+)
+from thinwire.runtime.serving import serving
+from thinwire.schema import Join, Leave, Refused
+from thinwire.server.core import ServerCore
+from thinwire.transports import grpc
 from thinwire.transports.base import Connection, wire_nbytes
+from thinwire.transports.memory import MemoryServer
+
+# ---- addresses
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:7070", "http://127.0.0.1:7070", "grpc://", "://x:1", "", "grpc:/x:7070"]
+)
+def test_another_form_is_refused_and_the_right_one_said(address: str) -> None:
+    with pytest.raises(ConfigError, match="expected grpc://host:port") as caught:
+        connect(address)
+    assert repr(address) in str(caught.value)
+
+
+@pytest.mark.parametrize("address", ["grpc://nohost", "grpc://127.0.0.1:port", "grpc://127.0.0.1:99999", "grpc://h:0"])
+def test_a_port_that_is_none(address: str) -> None:
+    with pytest.raises(ConfigError, match=address.removeprefix("grpc://")):
+        connect(address, connect_timeout_s=1)
+
+
+def test_a_connection_is_taken_as_it_is() -> None:
+    with MemoryServer(serving(ServerCore())) as server, server.connect() as connection:
+        assert connect(connection) is connection
+
+
+def test_an_address_leads_to_its_server() -> None:
+    core = ServerCore()
+    with grpc.serve(serving(core), "127.0.0.1:0") as server, connect(f"grpc://{server.address}") as connection:
+        connection.send(pack(Join(rank=0, plan=make_plan(1))))
+        assert connection.receive(30) is not None
+    assert core.plan == make_plan(1)
+
+
+def test_nobody_there_is_said_with_the_address() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))  # taken and not listening: nobody else can answer there
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        with pytest.raises(DeadlineError, match=address):
+            connect(f"grpc://{address}", connect_timeout_s=0.3)
+
+
+# ---- what one end keeps
+
+
+def test_acknowledgements_that_cannot_be() -> None:
+    buffer = ReplayBuffer()
+    buffer.append(b"packet")
+    buffer.acknowledge(1)
+    for count in (0, 2, -1):
+        with pytest.raises(ProtocolError, match=f"acknowledges {count} messages; between 1 and 1 are possible"):
+            buffer.acknowledge(count)
+    assert buffer.nbytes == 0 and buffer.unacknowledged == ()
+
+
+def test_it_is_time_to_acknowledge_after_so_many_messages_or_bytes() -> None:
+    buffer = ReplayBuffer()
+    for _ in range(2):
+        assert [buffer.record(b"x") for _ in range(ACKNOWLEDGE_MESSAGES)] == [False] * 63 + [True]
+        assert buffer.record(bytes(ACKNOWLEDGE_NBYTES))
+    assert buffer.received == 2 * (ACKNOWLEDGE_MESSAGES + 1)
+
+
+# ---- connections that break
 
 
 def drain(worker: ReconnectingConnection) -> None:
@@ -22,7 +96,7 @@ def drain(worker: ReconnectingConnection) -> None:
 
 
 def test_every_message_once_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay_buffer, "ACKNOWLEDGE_MESSAGES", 5)
+    monkeypatch.setattr(connection, "ACKNOWLEDGE_MESSAGES", 5)
     for seed in range(8):
         chance, cluster = random.Random(seed), Cluster()
         worker = cluster.worker()

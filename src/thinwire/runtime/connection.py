@@ -1,8 +1,8 @@
-"""The worker's end of a session that outlives its connections: to its user, one connection that is slow at times.
+"""The worker's connection to a server: opened by address, and replaced where it breaks.
 
-A connection that breaks is replaced by another, with growing pauses between the attempts; both ends then repeat what
-the other has not received, so that every message arrives once. The cores are not told. Without a server that waits
-(`SessionAccepted.grace_s`), a break is the end, at once.
+To its user it is one connection that is slow at times. After a break another connection is opened, with growing pauses
+between the attempts; both ends then repeat what the other has not received, so that every message arrives once, and the
+cores are not told. Without a server that waits (`SessionAccepted.grace_s`), a break is the end, at once.
 """
 
 from __future__ import annotations
@@ -11,21 +11,124 @@ import contextlib
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 
-from thinwire.errors import DeadlineError, ProtocolError, TransportError
+from thinwire.errors import ConfigError, DeadlineError, ProtocolError, TransportError
 from thinwire.packets import kind_of, pack, parse
-from thinwire.runtime.replay_buffer import ReplayBuffer
-from thinwire.schema import Acknowledged, Leave, Message, Refused, SessionAccepted, SessionOpen
-from thinwire.transports.base import MAX_MESSAGE_NBYTES, Connection, check_packet
+from thinwire.schema import Acknowledged, Leave, Refused, SessionAccepted, SessionOpen
+from thinwire.transports import grpc
+from thinwire.transports.base import MAX_MESSAGE_NBYTES, Connection, check_packet, wire_nbytes
+from thinwire.transports.grpc import GrpcOptions
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 3.0
 LEAVING_S = 5.0
 """For how long one that has sent its `Leave` tries to receive the answer."""
+ACKNOWLEDGE_MESSAGES = 64
+ACKNOWLEDGE_NBYTES = 2**20
+"""After so many messages or bytes a receiver acknowledges them, so that the sender may drop its copies."""
 
 Connect = Callable[[float], Connection]
 """Opens a connection, waiting so many seconds for the server at most."""
+
+
+def connect(
+    server: str | Connection,
+    *,
+    connect_timeout_s: float = 30.0,
+    reconnect_s: float = 0.0,
+    options: GrpcOptions | None = None,
+) -> Connection:
+    """Returns a connection to `grpc://host:port`, waiting until the server is there; a Connection is taken as it is.
+
+    Args:
+        server: the address, or a connection.
+        connect_timeout_s: how long the server may take to appear, in seconds.
+        reconnect_s: for how long a connection that breaks is tried to be replaced, in seconds; 0: not at all.
+        options: of the transport.
+
+    Raises:
+        ConfigError: an address of another form.
+        DeadlineError: nobody answers at that address.
+    """
+    if isinstance(server, Connection):
+        return server
+    scheme, _, address = server.partition("://")
+    if scheme != "grpc" or not address:
+        raise ConfigError(f"server={server!r}; expected grpc://host:port")
+
+    def dial(timeout_s: float) -> Connection:
+        return grpc.connect(address, connect_timeout_s=timeout_s, options=options)
+
+    if reconnect_s <= 0:
+        return dial(connect_timeout_s)
+    return ReconnectingConnection(
+        dial,
+        connect_timeout_s=connect_timeout_s,
+        reconnect_s=reconnect_s,
+        max_message_nbytes=(options or GrpcOptions()).max_message_nbytes,
+    )
+
+
+class ReplayBuffer:
+    """One end of a session: what it sent and may have to send again, and how much it received.
+
+    Messages are counted, not numbered: they keep their order, so a count says which.
+
+    Attributes:
+        received: messages that came from the other end.
+        acknowledged: messages of this end that the other is known to have.
+        nbytes: size of the messages kept.
+
+    Example:
+        >>> buffer = ReplayBuffer()
+        >>> for packet in (b"1", b"2", b"3"):
+        ...     buffer.append(packet)
+        >>> buffer.acknowledge(2)
+        >>> buffer.unacknowledged
+        (b'3',)
+    """
+
+    def __init__(self) -> None:
+        self.received = self.acknowledged = self.nbytes = 0
+        self._sent: deque[bytes] = deque()
+        self._due_messages = self._due_nbytes = 0
+
+    def append(self, packet: bytes) -> None:
+        """Keeps a message that is sent."""
+        self._sent.append(packet)
+        self.nbytes += wire_nbytes(packet)
+
+    def record(self, packet: bytes) -> bool:
+        """Counts a message that came; returns whether it is time to acknowledge."""
+        self.received += 1
+        self._due_messages += 1
+        self._due_nbytes += len(packet)
+        if self._due_messages < ACKNOWLEDGE_MESSAGES and self._due_nbytes < ACKNOWLEDGE_NBYTES:
+            return False
+        self._due_messages = self._due_nbytes = 0
+        return True
+
+    def acknowledge(self, count: int) -> None:
+        """Drops what the other end has: `count` messages since the session began.
+
+        Raises:
+            ProtocolError: fewer than it acknowledged before, or more than there were.
+        """
+        most = self.acknowledged + len(self._sent)
+        if not self.acknowledged <= count <= most:
+            raise ProtocolError(
+                f"the other end acknowledges {count} messages; between {self.acknowledged} and {most} are possible"
+            )
+        while self.acknowledged < count:
+            self.nbytes -= wire_nbytes(self._sent.popleft())
+            self.acknowledged += 1
+
+    @property
+    def unacknowledged(self) -> tuple[bytes, ...]:
+        """What the other end may not have, in order."""
+        return tuple(self._sent)
 
 
 class ReconnectingConnection(Connection):
@@ -105,18 +208,22 @@ class ReconnectingConnection(Connection):
             except TransportError as error:
                 self._replace(connection, error)
                 continue
-            kind = None if packet is None else kind_of(packet)
-            if packet is None or kind is Refused:
+            if packet is None or (kind := kind_of(packet)) is Refused:
                 return packet
+            message = parse(packet)[0] if kind is SessionAccepted or kind is Acknowledged else None
             with self._counting:
                 if connection is not self._counted:
                     continue  # another thread is replacing it, or has: the server repeats this packet
-                due, ours = self._record(kind, packet)
+                if isinstance(message, Acknowledged):
+                    self._buffer.acknowledge(message.count)
+                elif isinstance(message, SessionAccepted) and message.grace_s <= 0:
+                    self._server_waits, self._buffer = False, ReplayBuffer()
+                due = message is None and self._buffer.record(packet) and self._server_waits
                 received = self._buffer.received
             if due:
                 with contextlib.suppress(TransportError):  # noticed by whoever sends or receives next
                     connection.send(pack(Acknowledged(count=received)))
-            if not ours:
+            if message is None:
                 return packet
 
     def close(self, timeout_s: float = 30.0) -> None:
@@ -135,17 +242,6 @@ class ReconnectingConnection(Connection):
         with self._counting:
             received, acknowledged = self._buffer.received, self._buffer.acknowledged
         return pack(SessionOpen(session=self._session, received=received, acknowledged=acknowledged))
-
-    def _record(self, kind: type[Message] | None, packet: bytes) -> tuple[bool, bool]:
-        """Counts a packet; returns whether it is time to acknowledge, and whether it is about the session itself."""
-        if kind is SessionAccepted or kind is Acknowledged:
-            message, _ = parse(packet)
-            if isinstance(message, Acknowledged):
-                self._buffer.acknowledge(message.count)
-            elif isinstance(message, SessionAccepted) and message.grace_s <= 0:
-                self._server_waits, self._buffer = False, ReplayBuffer()
-            return False, True
-        return self._buffer.record(packet) and self._server_waits, False
 
     def _replace(self, broken: Connection, error: TransportError) -> None:
         """Replaces a broken connection, unless another thread has done so. Raises what broke it where it cannot."""
