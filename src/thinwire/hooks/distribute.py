@@ -147,7 +147,6 @@ def distribute(
         ParameterGroups(type(optimizer).__name__, optimizer.param_groups, optimizer.defaults),
         rank=rank,
         now=time.perf_counter,
-        policy=policy,
         chunk_nbytes=chunk_nbytes,
         seed=seed,
         measures=bool(metrics),

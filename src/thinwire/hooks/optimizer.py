@@ -64,7 +64,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._driver.run(self._worker.end_step())
-        self._recorder.record(self._worker.iteration - 1, self._worker.model.tensors)
+        self._recorder.record(self._worker.iteration - 1, self._worker.model)
         self._driver.run(self._worker.settle())
         return loss
 
@@ -179,4 +179,4 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def residual_ratios(self) -> dict[str, float]:
         """Returns, per table, ‖residual‖ in units of a gradient's norm: how many steps are waiting."""
-        return residual_ratios(self._worker.model.tensors)
+        return residual_ratios(self._worker.model)

@@ -17,7 +17,7 @@ from thinwire.errors import ConfigError
 from thinwire.optimizers.options import portable_options
 from thinwire.optimizers.runner import ALLOWED
 from thinwire.policies.assignment import Assignment, Partition, Sized
-from thinwire.policies.compression import PLAIN, Choice, Compression, Exclude, select
+from thinwire.policies.compression import PLAIN, Compression, Exclude, select
 from thinwire.policies.consistency import Consistency, name_of
 from thinwire.policies.consistency import consistency as find_consistency
 from thinwire.policies.designs import Design
@@ -79,12 +79,20 @@ def make_plan(
     )
     placing = placement or find_placement(design.placement)
     assignment = placing.place([Sized(key, p.numel(), 4.0 * p.numel()) for key, p in parameters], shards)
-    codecs = _Codecs()
+    codecs: list[dict[str, Any]] = []
+
+    def index_of(codec: Codec) -> int:
+        """The place of a codec's configuration in the plan, where each stands once."""
+        config = codec.config()
+        if config not in codecs:
+            codecs.append(config)
+        return codecs.index(config)
+
     tables: list[list[TableSpec]] = [[] for _ in range(shards)]
     tensors = []
     group_of = {id(p): index for index, group in enumerate(optimizer.param_groups) for p in group["params"]}
     for (key, parameter), partitions in zip(parameters, assignment.partitions, strict=True):
-        up, down = codecs.of(choices[key])
+        up, down = index_of(choices[key].up), index_of(choices[key].down)
         placed = []
         for part in partitions or (Partition(0, 0, 0),):
             whole = part.stop - part.start == parameter.numel()
@@ -98,17 +106,17 @@ def make_plan(
             placed.append((part, len(tables[part.server])))
             tables[part.server].append(spec)
         tensors.append(PlannedTensor(key, parameter, False, choices[key].up, tuple(placed)))
-    up, down = codecs.of(Choice(PLAIN, PLAIN))
+    plain = index_of(PLAIN)
     for key, buffer in model.named_buffers():
         if buffer.is_floating_point():
-            placed = [(Partition(0, 0, buffer.numel()), len(tables[0]))]
-            tables[0].append(TableSpec(name=key, shape=tuple(buffer.shape), up=up, down=down, state=True))
-            tensors.append(PlannedTensor(key, buffer, True, PLAIN, tuple(placed)))
+            whole_buffer = Partition(0, 0, buffer.numel())
+            tensors.append(PlannedTensor(key, buffer, True, PLAIN, ((whole_buffer, len(tables[0])),)))
+            tables[0].append(TableSpec(name=key, shape=tuple(buffer.shape), up=plain, down=plain, state=True))
     plans = tuple(
         Plan(
             workers=workers,
             tables=tuple(specs),
-            codecs=tuple(codecs.configs),
+            codecs=tuple(codecs),
             optimizer=name,
             groups=tuple(portable_options(group, optimizer.defaults) for group in optimizer.param_groups),
             reduce=reduce,
@@ -119,22 +127,6 @@ def make_plan(
         for specs in tables
     )
     return Planned(plans, tuple(tensors), assignment)
-
-
-class _Codecs:
-    """The configurations of a plan, each once."""
-
-    def __init__(self) -> None:
-        self.configs: list[dict[str, Any]] = []
-
-    def of(self, choice: Choice) -> tuple[int, int]:
-        return self._index(choice.up), self._index(choice.down)
-
-    def _index(self, codec: Codec) -> int:
-        config = codec.config()
-        if config not in self.configs:
-            self.configs.append(config)
-        return self.configs.index(config)
 
 
 def _trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[str, nn.Parameter]]:

@@ -8,24 +8,23 @@ from dataclasses import asdict, replace
 
 from thinwire.runtime.metrics import MetricsWriter
 from thinwire.telemetry import StepRecord
-from thinwire.worker.model import WorkerTensor
+from thinwire.worker.model import WorkerModel
 from thinwire.worker.table import StepCost, WorkerTable
 
 LAG_WARNING = 100.0
 """Steps of updates waiting in a residual: 2–4 are normal at s = 1, 11–31 at 1.75; far more is a rate too high."""
 
 
-def residual_ratios(tensors: Sequence[WorkerTensor]) -> dict[str, float]:
+def residual_ratios(model: WorkerModel) -> dict[str, float]:
     """Returns, per table, ‖residual‖ in units of a gradient's norm: how many steps are waiting.
 
     The unit is the running mean of the gradients' norms, so that one easy batch does not look like a lag.
     """
     ratios = {}
-    for table, gradient in (pair for tensor in tensors for pair in tensor.gradients()):
-        residual = None if table.context is None else table.context.residual
-        if residual is not None:
+    for table, gradient in model.gradients():
+        if (norm := table.residual_norm) is not None:
             unit = table.gradient_norm or float(gradient.float().norm())
-            ratios[table.spec.name] = float(residual.norm()) / unit if unit else 0.0
+            ratios[table.spec.name] = norm / unit if unit else 0.0
     return ratios
 
 
@@ -40,27 +39,25 @@ class Recorder:
     """
 
     def __init__(self, metrics: Sequence[MetricsWriter], rank: int) -> None:
-        self._metrics = metrics
-        self._rank = rank
+        self._metrics, self._rank = metrics, rank
         self._warned = False
         self._waiting: list[tuple[WorkerTable, StepRecord]] = []
 
-    def record(self, step: int, tensors: Sequence[WorkerTensor]) -> None:
+    def record(self, step: int, model: WorkerModel) -> None:
         """Records one step, and resets the tables' costs for the next."""
         if not self._metrics:
             return
         self._send()
-        ratios = residual_ratios(tensors)
+        ratios = residual_ratios(model)
         self._warn_of_lag(ratios)
-        for table in (table for tensor in tensors if not tensor.state for table in tensor.tables):
-            residual = table.context.residual if table.context is not None else None
+        for table in model.trained_tables():
             record = StepRecord(
                 step=step,
                 table=table.spec.name,
                 numel=table.values.numel(),
                 rank=self._rank,
                 staleness=table.staleness,
-                residual_norm=None if residual is None else float(residual.norm()),
+                residual_norm=table.residual_norm,
                 residual_lag=ratios.get(table.spec.name),
                 **asdict(table.cost),
             )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -72,10 +72,10 @@ def read(path: Path, kind: str, step: int | None = None) -> dict[str, Any]:
     Raises:
         ConfigError: no such file, another kind, another format, or a file that is damaged.
     """
-    there = {}
+    there = []
     for file in _candidates(path):
         header = _header(file)
-        there[header["step"]] = file
+        there.append(header["step"])
         if step in (None, header["step"]):
             return _read(file, header, kind)
     if not there:
@@ -134,8 +134,8 @@ class Checkpointer:
                 write(self._path, self.KIND, step, self._core.state_dict())
 
 
-def _candidates(path: Path) -> Iterator[Path]:
-    return (file for file in (path, _previous(path)) if file.exists())
+def _candidates(path: Path) -> list[Path]:
+    return [file for file in (path, _previous(path)) if file.exists()]
 
 
 def _previous(path: Path) -> Path:

@@ -15,7 +15,7 @@ from thinwire.errors import NonFiniteError, ProtocolError
 from thinwire.optimizers.options import ParameterGroups
 from thinwire.packets import EncodedTensor
 from thinwire.policies.compression import PLAIN
-from thinwire.policies.consistency import Consistency, consistency
+from thinwire.policies.consistency import consistency
 from thinwire.policies.designs import Design
 from thinwire.schema import Plan, Welcome
 from thinwire.telemetry import Counters
@@ -37,11 +37,9 @@ class Worker:
         groups: rates and options, read at every step.
         rank: this worker's number, 0 … workers − 1.
         now: returns a time in seconds.
-        policy: of consistency; by default the plans'.
         chunk_nbytes: how many bytes of frames make a push leave.
         seed: of random codecs; each rank derives its own stream.
         measures: whether steps are recorded; see `WorkerTable`.
-        counters: for bytes, steps and seconds.
 
     Attributes:
         iteration: steps taken so far, exchanged or not.
@@ -50,6 +48,8 @@ class Worker:
         last: whether the step under way is the last for everyone; worker 0 may set it.
         accumulating: whether gradients that are ready stay with their parameters for now.
         closed: whether this worker has left.
+        counters: bytes, steps and seconds.
+        conversations: one for each shard.
         model: every tensor's copy.
     """
 
@@ -62,17 +62,15 @@ class Worker:
         *,
         rank: int,
         now: Callable[[], float],
-        policy: Consistency | None = None,
         chunk_nbytes: int = CHUNK_NBYTES,
         seed: int = 0,
         measures: bool = False,
-        counters: Counters | None = None,
     ) -> None:
         self.rank, self.iteration, self.clock = rank, 0, 0
         self.began = self.last = self.accumulating = self.closed = False
-        self.counters = counters or Counters()
+        self.counters = Counters()
         self._design, self._groups, self._now = design, groups, now
-        self._policy = policy or consistency(plans[0].consistency)
+        self._policy = consistency(plans[0].consistency)
         self._terms = self._policy.terms(plans[0].workers)
         self._criterion = self._policy.criterion()
         self._barrier = design.transmission == "traditional" or self._terms.barrier
@@ -82,8 +80,7 @@ class Worker:
         self._batches = design.downlink != "weights" and self._criterion is None
         self._announced = -1
         self.conversations = [
-            Conversation(shard, plan, rank=rank, policy=self._policy, chunk_nbytes=chunk_nbytes)
-            for shard, plan in enumerate(plans)
+            Conversation(shard, plan, rank=rank, chunk_nbytes=chunk_nbytes) for shard, plan in enumerate(plans)
         ]
         self.model = WorkerModel(
             plans,

@@ -116,6 +116,12 @@ class WorkerTable:
         array: FloatArray = self.values.cpu().numpy()
         return array
 
+    @property
+    def residual_norm(self) -> float | None:
+        """2-norm of what the pushes so far left unsent; None where they keep no residual."""
+        residual = None if self.context is None else self.context.residual
+        return None if residual is None else float(residual.norm())
+
     def part_of(self, gradient: torch.Tensor) -> torch.Tensor:
         """This table's values of a tensor's gradient, in the table's shape."""
         if tuple(gradient.shape) == self.spec.shape:
