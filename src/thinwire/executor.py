@@ -1,7 +1,7 @@
 """Who runs the slices of one large tensor side by side: an interface, and two that have it.
 
 Codecs and kernels cut a tensor into slices and hand over one task for each; they start no threads. An executor comes
-with the memory that they work in (`thinwire.codecs.scratch`).
+with the memory that they work in (`thinwire.codecs.tensors`).
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-from thinwire.codecs import Scheme, registry
-from thinwire.codecs.base import WRAPPER_OPTIONS, Codec
+from thinwire.codecs import Codec, Scheme, registry
+from thinwire.codecs.scheme import WRAPPER_OPTIONS
 from thinwire.frames import Flags
 
 PAGE = (Path(__file__).parents[2] / "docs" / "codecs.md").read_text()

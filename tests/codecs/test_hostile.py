@@ -24,7 +24,7 @@ from thinwire import frames
 from thinwire.codecs import registry
 from thinwire.codecs.entropy_stage import EntropyStage
 from thinwire.codecs.floats import FP32
-from thinwire.codecs.scratch import ScratchPool
+from thinwire.codecs.tensors import ScratchPool
 from thinwire.frames import Flags, Frame
 from thinwire.frames.layout import OPTION_MASK
 
@@ -124,7 +124,7 @@ def test_a_shape_that_the_payload_cannot_fill(monkeypatch: pytest.MonkeyPatch) -
                 raise AssertionError(f"a tensor of {shape} was allocated")
 
             frame = parsed(entry)
-            monkeypatch.setattr("thinwire.codecs.decoding.empty", never)
+            monkeypatch.setattr("thinwire.codecs.registry.empty", never)
             forged = [replace(frame, shape=(size,)) for size in (1 << 30, 1 << 38)]
             for bad in (*forged, replace(frame, payload=b"", flags=frame.flags & ~int(Flags.ZSTD))):
                 with pytest.raises(tw.FrameError):
@@ -240,7 +240,7 @@ def test_int8_scale() -> None:
 def test_a_numbered_codec_that_is_not_registered() -> None:
     other = registry.Registry([FP32], ScratchPool())
     with pytest.raises(tw.FrameError, match="not registered here: unknown codec '3lc'; there are"):
-        other.decoder.decode(frames.pack(three_lc_frame(b"\x79", 5)))
+        other.decode(frames.pack(three_lc_frame(b"\x79", 5)))
 
 
 def test_a_named_codec_that_is_not_registered() -> None:

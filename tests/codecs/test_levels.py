@@ -77,15 +77,15 @@ def test_payloads_that_no_encoder_writes() -> None:
         (Frame("qsgd", "fp32", (3,), (-1.0,), 0, struct.pack("<HI", 4, 8) + b"\7"), "1 norms"),
         (Frame("qsgd", "fp32", (3,), (1.0,), 0, struct.pack("<HI", 4, 8) + b"\x0f"), "bits over"),
         (Frame("qsgd", "fp32", (3,), (1.0,), 0, b"\4"), "begins with 6 bytes"),
-        (Frame("dithering", "fp32", (2,), (1.0,), 0, b"\0"), "number of levels"),
-        (Frame("dithering", "fp32", (2,), (1.0, 0.5), 0, b"\0"), "number of levels"),
-        (Frame("dithering", "fp32", (2,), (-1.0, 1.0), 0, b"\0"), "number of levels"),
-        (Frame("dithering", "fp32", (2,), (1.0, 65.0), int(Flags.OPTION_A), b"\0\0"), "number of levels"),
+        (Frame("dithering", "fp32", (2,), (1.0,), 0, b"\0"), "2 scales"),
+        (Frame("dithering", "fp32", (2,), (1.0, 0.5), 0, b"\0"), "whole number, 1 … 16384"),
+        (Frame("dithering", "fp32", (2,), (-1.0, 1.0), 0, b"\0"), "2 scales"),
+        (Frame("dithering", "fp32", (2,), (1.0, 65.0), int(Flags.OPTION_A), b"\0\0"), "whole number, 1 … 64"),
         (Frame("dithering", "fp32", (2,), (1.0, 1.0), 0, b"\x0f"), "level 2 of 1"),
         (Frame("truncate", "fp32", (1,), (), 0, b"\x18\0\0"), "without 24 bits"),
         (Frame("truncate", "fp32", (1,), (), 0, b"\x10\0\0\0"), "without 16 bits"),
         (Frame("truncate", "fp32", (1,), (), 0, b"\x10\x80\x7f"), "NaN or Inf"),
-        (Frame("truncate", "fp32", (1,), (1.0,), 0, b"\x10\x80\x3f"), "no scales"),
+        (Frame("truncate", "fp32", (1,), (1.0,), 0, b"\x10\x80\x3f"), "0 scales"),
     ]
     for frame, message in cases:
         with naming(f"frame={frame!r}, message={message!r}"), pytest.raises(tw.FrameError, match=message):

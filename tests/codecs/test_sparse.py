@@ -204,7 +204,7 @@ def test_randomk_refuses_a_key_that_chooses_another_number_of_values() -> None:
     parsed = tw.frames.parse(tw.codec("randomk").encode(normal(1000)))
     with pytest.raises(tw.FrameError, match="the key chooses"):
         tw.decode(forged(parsed, bytes(parsed.payload) + b"\0\0\0\0"))
-    with pytest.raises(tw.FrameError, match="no scales"):
+    with pytest.raises(tw.FrameError, match="0 scales"):
         tw.decode(forged(parsed, scales=(1.0,)))
 
 

@@ -10,7 +10,7 @@ import torch
 
 import thinwire as tw
 from tests.codecs.contract import naming
-from thinwire.codecs.votes import width_of
+from thinwire.codecs.levels import width_of
 from thinwire.frames import Frame
 
 
@@ -128,12 +128,12 @@ def test_a_mean_that_rounding_put_above_the_scale_is_a_full_vote() -> None:
 
 def test_votes_that_nobody_cast() -> None:
     cases: list[tuple[tuple[float, ...], bytes, str]] = [
-        ((1.0,), b"\0", "number of workers"),
-        ((1.0, 0.0), b"\0", "number of workers"),
-        ((1.0, 1.5), b"\0", "number of workers"),
-        ((-1.0, 1.0), b"\0", "number of workers"),
-        ((1.0, 1e9), b"\0", "number of workers"),
-        ((1.0, 1.0), b"\x0f", "1 workers"),
+        ((1.0,), b"\0", "2 scales"),
+        ((1.0, 0.0), b"\0", "whole number, 1 … 1048576"),
+        ((1.0, 1.5), b"\0", "whole number, 1 … 1048576"),
+        ((-1.0, 1.0), b"\0", "2 scales"),
+        ((1.0, 1e9), b"\0", "whole number, 1 … 1048576"),
+        ((1.0, 1.0), b"\x0f", "level 2 of 1"),
         ((1.0, 1.0), b"\x20", "padding"),
         ((1.0, 1.0), b"\0\0", "payload bytes"),
     ]

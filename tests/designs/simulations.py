@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.kernels.oracle import uniforms
-from thinwire.codecs.randomness import random_key
+from thinwire.codecs.scheme import random_key
 
 Array = NDArray[np.float32]
 Weights = dict[str, Array]

@@ -26,7 +26,7 @@ from thinwire.bench.inputs import ROTATION, Arrays
 from thinwire.bench.timing import Candidate, side_by_side
 from thinwire.codecs import Codec, Step, decode, ids
 from thinwire.codecs import codec as make_codec
-from thinwire.codecs.device import Entry, coders
+from thinwire.codecs.device import coders
 from thinwire.codecs.tensors import DeviceFlat
 from thinwire.errors import ConfigError
 from thinwire.frames import parse
@@ -296,8 +296,9 @@ def _on_gpu(cell: Cell, codec: Codec, frame: bytes, arrays: Arrays) -> list[Cand
 
     def encode(turn: int) -> Any:
         index = turn % ROTATION
-        flat = DeviceFlat(gradients[index], "fp32", (arrays.size,))
-        pending = coder.start(codec.scheme, [Entry(codec.scheme, flat, works[index], 1.0, True, Step())], workspace)
+        entry = codec.entry(DeviceFlat(gradients[index], "fp32", (arrays.size,)), works[index], Step(), "the gradient")
+        given: dict[str, Any] = {"residual_scale": 1.0, "together": True, "workspace": workspace}
+        pending = coder.start(codec.scheme, [entry], [gradients[index]], residuals=[works[index]], **given)
         workspace.join()
         return pending.finish  # waits, so it comes after the clock was read
 

@@ -1,9 +1,9 @@
 """Codec and Context: tensor ↔ frame.
 
-A codec is a scheme (`scheme.py`) with three things around it that any scheme takes: error feedback (`feedback.py`), the
-zstd stage (`entropy_stage.py`), and what becomes of NaN and Inf. It is a frozen value: `config()` is all of it as JSON
-and `tw.codec(**config)` an equal codec. What one tensor needs between steps (the residual, how far its random numbers
-have come) lives in a `Context`.
+A codec is a scheme (`scheme.py`) with three things around it that any scheme takes: error feedback, the zstd stage
+(`entropy_stage.py`), and what becomes of NaN and Inf. It is a frozen value: `config()` is all of it as JSON and
+`tw.codec(**config)` an equal codec. What one tensor needs between steps (the residual, how far its random numbers have
+come) lives in a `Context`.
 
 Tensors on a GPU are encoded there where their scheme has kernels (`device.py`).
 """
@@ -12,37 +12,39 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeGuard, Unpack
+from functools import partial
+from typing import Any, Unpack
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from thinwire import frames
-from thinwire.codecs import device, feedback
-from thinwire.codecs.entropy_stage import EntropyStage
-from thinwire.codecs.randomness import random_key
-from thinwire.codecs.scheme import Key, Payload, Scheme, Step, StepOptions
-from thinwire.codecs.scratch import ScratchPool
-from thinwire.codecs.tensors import DeviceFlat, Flat, FloatArray, aligned_zeros, flatten, flatten_on_device, off_host
+from thinwire.codecs import device
+from thinwire.codecs.scheme import (
+    CodecOptions,
+    Encoded,
+    Key,
+    Payload,
+    Step,
+    StepOptions,
+    encode_with_residual,
+    random_key,
+)
+from thinwire.codecs.tensors import (
+    DeviceFlat,
+    Flat,
+    FloatArray,
+    Tensor,
+    aligned_zeros,
+    flatten,
+    flatten_on_device,
+    off_host,
+)
 from thinwire.errors import ConfigError, NonFiniteError
-from thinwire.frames import Flags, Frame
-
-Tensor: TypeAlias = torch.Tensor | NDArray[Any]
-
-_ZSTD, _NON_FINITE = int(Flags.ZSTD), int(Flags.NON_FINITE)  # plain integers: an IntFlag costs ten times as much
+from thinwire.frames import Frame
+from thinwire.frames.layout import NON_FINITE, ZSTD
 
 
-class Encoded(NamedTuple):
-    """A frame, and how many of its bytes are the payload: what the papers count."""
-
-    frame: bytes
-    payload_nbytes: int
-
-
-@dataclass(frozen=True)
-class Codec:
+class Codec(CodecOptions):
     """Turns tensors into frames.
 
     Args:
@@ -55,69 +57,6 @@ class Codec:
             for training loops whose loss scaler then makes every worker skip the step.
         pool: lends the memory to work in; codecs made by `tw.codec` share one.
     """
-
-    scheme: Scheme
-    entropy: Literal["zstd"] | None = field(default=None, kw_only=True)
-    error_feedback: bool | None = field(default=None, kw_only=True)
-    error_scale: float = field(default=1.0, kw_only=True)
-    nonfinite: Literal["raise", "skip"] = field(default="raise", kw_only=True)
-    pool: ScratchPool = field(default_factory=ScratchPool, kw_only=True, compare=False)
-
-    def __post_init__(self) -> None:
-        if self.entropy not in (None, "zstd"):
-            raise ConfigError(f"entropy={self.entropy!r}; allowed are None and 'zstd'")
-        if self.nonfinite not in ("raise", "skip"):
-            raise ConfigError(f"nonfinite={self.nonfinite!r}; allowed are 'raise' and 'skip'")
-        if self.error_feedback not in (None, True, False):
-            raise ConfigError(f"error_feedback={self.error_feedback!r}; allowed are None, True and False")
-        if not 0.0 <= self.error_scale <= 1.0:
-            raise ConfigError(f"error_scale={self.error_scale!r}; it must lie in [0, 1]")
-        if self.error_feedback:
-            if reason := self.scheme.why_no_residual():
-                raise ConfigError(f"{self.id}: error_feedback=True: {reason}")
-            if self.scheme.unbiased:
-                warnings.warn(
-                    f"{self.id} is unbiased: with error feedback its rounding noise, which would average out, is kept "
-                    "and sent again (3LC §3.1 reports that stochastic 3-value quantisation then failed to converge)",
-                    UserWarning,
-                    stacklevel=4,  # who called tw.codec
-                )
-
-    @property
-    def id(self) -> str:
-        """The codec's id, one of `tw.codecs()`."""
-        return self.scheme.id
-
-    @property
-    def random(self) -> bool:
-        """Whether it draws random numbers."""
-        return self.scheme.random
-
-    @property
-    def residual_by_default(self) -> bool:
-        """Whether this codec's contexts keep a residual."""
-        return self.scheme.keeps_residual if self.error_feedback is None else self.error_feedback
-
-    def config(self) -> dict[str, Any]:
-        """Returns the codec as JSON values, with its id; `tw.codec(**config)` is an equal codec."""
-        own = {name: getattr(self, name) for name in WRAPPER_OPTIONS}
-        return {"id": self.id, **own, **{each.name: getattr(self.scheme, each.name) for each in fields(self.scheme)}}
-
-    def __repr__(self) -> str:
-        """The call that makes it, as in `tw.codec('3lc', sparsity=1.75)`."""
-        return f"tw.codec({', '.join([repr(self.id), *(f'{name}={value!r}' for name, value in self._changed())])})"
-
-    def __str__(self) -> str:
-        """The name by which a design takes it, as in `3lc[sparsity=1.75]`."""
-        changed = ",".join(f"{name}={value}" for name, value in self._changed())
-        return f"{self.id}[{changed}]" if changed else self.id
-
-    def _changed(self) -> list[tuple[str, Any]]:
-        """The options that do not have their defaults, in the order of `config()`."""
-        defaults = {each.name: each.default for owner in (self, self.scheme) for each in fields(owner)}
-        return [(name, value) for name, value in self.config().items() if name != "id" and value != defaults[name]]
-
-    # ---- what users call
 
     def encode(
         self, tensor: Tensor, *, key: Key | None = None, name: str = "the tensor", **options: Unpack[StepOptions]
@@ -136,10 +75,9 @@ class Codec:
             ConfigError: step options that this codec does not take.
         """
         step = Step(key=key or self.key(0, "", 0), **self._checked(options))
-        if self._on_device(tensor):
-            flat = flatten_on_device(tensor, name)
-            entry = device.Entry(self.scheme, flat, None, 1.0, self.nonfinite == "raise", step)
-            return device.Batch([entry], self.pool).finish(lambda _, made: self.framed(made, flat, name))[0].frame
+        if device.encodes(self.scheme, tensor):
+            entry = self.entry(flatten_on_device(tensor, name), None, step, name)
+            return device.Batch([entry], self.pool).finish()[0].frame
         return self.encode_flat(flatten(tensor, name), step, name).frame
 
     def context(self, tensor: Tensor, *, name: str = "the tensor", seed: int = 0) -> Context:
@@ -150,7 +88,7 @@ class Codec:
             name: used in error messages, and to give every tensor random numbers of its own.
             seed: of the random numbers; workers that average their results must have different ones.
         """
-        like = flatten_on_device(tensor) if self._on_device(tensor) else flatten(tensor)
+        like = flatten_on_device(tensor) if device.encodes(self.scheme, tensor) else flatten(tensor)
         return Context(self, like, name=name, seed=seed)
 
     def key(self, seed: int, name: str, step: int) -> Key:
@@ -169,74 +107,73 @@ class Codec:
             >>> tw.codec("terngrad", clip=0).local_scale(torch.tensor([0.5, -2.0]))
             2.0
         """
-        if self._on_device(tensor) and tensor.numel():
+        if device.encodes(self.scheme, tensor) and tensor.numel():
             return device.local_scale(self.scheme, flatten_on_device(tensor).values, self.pool)
         return self.scheme.local_scale(flatten(tensor).values)
 
     # ---- what contexts and servers call
 
-    def encode_flat(self, flat: Flat, step: Step, name: str) -> Encoded:
-        """Encodes values in the host's memory into a frame; with a residual in `step`, updates it."""
-        made: Payload | NonFiniteError
-        with self.pool.lend() as space:
-            try:
-                made = feedback.encode(self.scheme, flat, step, space) if flat.values.size else Payload(b"")
-            except NonFiniteError as error:
-                made = error
-            return self.framed(made, flat, name, space.entropy_stage if self.entropy else None)
-
-    def encode_decoded(self, flat: Flat, step: Step, name: str, out: FloatArray, *, accumulate: bool) -> bytes:
-        """As `encode_flat`, for a sender that also needs what a receiver decodes from the frame.
+    def encode_flat(
+        self, flat: Flat, step: Step, name: str, out: FloatArray | None = None, *, accumulate: bool = False
+    ) -> Encoded:
+        """Encodes values in the host's memory into a frame; with a residual in `step`, updates it.
 
         Args:
-            flat: float32 values in the host's memory.
+            flat: the values.
             step: what is known of this tensor at this step.
             name: used in error messages.
-            out: float32, flat, as many values; filled from the payload, without another look at the frame.
+            out: for a sender that also needs what a receiver decodes from the frame: float32 or float64 as the values,
+                flat, as many; filled from the payload, without another look at the frame.
             accumulate: adds into `out` instead of overwriting it.
 
         Raises:
-            NonFiniteError: NaN or Inf in the tensor; nobody is there to skip it with.
+            NonFiniteError: NaN or Inf in the tensor, unless the codec skips; with `out` always.
         """
-        if not flat.values.size:
-            return self.encode_flat(flat, step, name).frame
-        with self.pool.lend() as space, self.pool.lend() as own:
-            try:
-                made = feedback.encode(self.scheme, flat, step, space)
-            except NonFiniteError as error:
-                raise NonFiniteError(f"{name}: {error}") from None
-            data = made.data.data if isinstance(made.data, np.ndarray) else made.data
-            frame = Frame(self.id, flat.dtype, flat.shape, made.scales, made.flags, data)
-            self.scheme.decode(frame, out, accumulate, own)
-            return self.framed(made, flat, name, space.entropy_stage if self.entropy else None).frame
+        made: Payload | NonFiniteError = Payload(b"")
+        with self.pool.lend() as space:
+            if flat.values.size:
+                try:
+                    made = encode_with_residual(self.scheme, flat, step, space)
+                except NonFiniteError as error:
+                    made = error
+                if out is not None:
+                    self._decode(made, flat, name, out, accumulate)
+            return self.framed(made, flat, name)
 
-    def framed(
-        self, made: Payload | NonFiniteError, flat: Flat | DeviceFlat, name: str, stage: EntropyStage | None = None
-    ) -> Encoded:
+    def _decode(self, made: Payload | NonFiniteError, flat: Flat, name: str, out: FloatArray, accumulate: bool) -> None:
+        """Decodes what was just encoded."""
+        if isinstance(made, NonFiniteError):
+            raise NonFiniteError(f"{name}: {made}")
+        frame = Frame(self.id, flat.dtype, flat.shape, made.scales, made.flags, made.buffer)
+        with self.pool.lend() as own:
+            self.scheme.decode(frame, out, accumulate, own)
+
+    def entry(self, flat: DeviceFlat, residual: torch.Tensor | None, step: Step, name: str) -> device.Entry:
+        """Returns what a batch on the tensor's device needs of it."""
+        framed = partial(self.framed, flat=flat, name=name)
+        return device.Entry(self.scheme, flat, residual, self.error_scale, self.nonfinite == "raise", step, framed)
+
+    def framed(self, made: Payload | NonFiniteError, flat: Flat | DeviceFlat, name: str) -> Encoded:
         """Returns the frame of what a scheme made of a tensor, through the zstd stage where there is one.
 
         Args:
             made: a payload, or the reason why there is none.
             flat: the tensor.
             name: of the tensor, for the error.
-            stage: of the caller's scratch; by default one is lent.
 
         Raises:
             NonFiniteError: there is no payload, and the codec does not skip.
         """
         if isinstance(made, NonFiniteError):
             if self.nonfinite == "skip":
-                return Encoded(frames.pack(Frame(self.id, flat.dtype, flat.shape, flags=_NON_FINITE)), 0)
+                return Encoded(frames.pack(Frame(self.id, flat.dtype, flat.shape, flags=NON_FINITE)), 0)
             raise NonFiniteError(f"{name}: {made}") from None
-        data: bytes | memoryview = made.data.data if isinstance(made.data, np.ndarray) else made.data
-        flags = made.flags
+        flags, data = made.flags, made.buffer
         if self.entropy:
-            if stage is None:
-                with self.pool.lend() as space:
-                    return self.framed(made, flat, name, space.entropy_stage)
-            shrunk = stage.compress(data)
+            with self.pool.lend() as space:
+                shrunk = space.entropy_stage.compress(data)
             if shrunk is not None:
-                flags, data = flags | _ZSTD, shrunk
+                flags, data = flags | ZSTD, shrunk
         return Encoded(frames.write(self.id, flat.dtype, flat.shape, made.scales, flags, data), len(data))
 
     def _checked(self, options: StepOptions) -> StepOptions:
@@ -245,24 +182,6 @@ class Codec:
             allowed = ", ".join(sorted(self.scheme.step_options)) or "none"
             raise ConfigError(f"{self.id}: {', '.join(options)} cannot be said of a step; allowed are: {allowed}")
         return options
-
-    def _on_device(self, tensor: Tensor) -> TypeGuard[torch.Tensor]:
-        """Whether a tensor is encoded on its own device, where it is not the host's; warns of what it costs if not."""
-        if not off_host(tensor):
-            return False
-        reason = device.why_not_encoded(self.scheme, tensor.device)
-        if reason and self.id not in device.NOTHING_LOST:
-            warnings.warn(
-                f"{reason}: tensors on {tensor.device.type} are encoded on the CPU. Every encode copies the whole "
-                "tensor to the host (4 bytes a value, where the frame holds far fewer) and waits for it",
-                UserWarning,
-                stacklevel=3,
-            )
-        return reason is None
-
-
-WRAPPER_OPTIONS = ("entropy", "error_feedback", "error_scale", "nonfinite")
-"""The options of every codec, in the order of `config()`."""
 
 
 class Context:
@@ -329,9 +248,7 @@ class Context:
                 does not take.
         """
         if not self.on_host:
-            entry = self.entry(tensor, options)
-            batch = device.Batch([entry], self.codec.pool)
-            [encoded] = batch.finish(lambda _, made: self.codec.framed(made, entry.flat, self.name))
+            [encoded] = device.Batch([self.entry(tensor, options)], self.codec.pool).finish()
             self.sent(encoded.payload_nbytes)
             return encoded.frame
         if off_host(tensor) and device.why_not_encoded(self.codec.scheme, tensor.device) is None:
@@ -363,8 +280,7 @@ class Context:
             flat = DeviceFlat(torch.from_numpy(on_host.values).to(self.device), on_host.dtype, on_host.shape)
         self.check(flat)
         step = Step(key=self._key(), **self.codec._checked(options))
-        together = self.codec.nonfinite == "raise"
-        return device.Entry(self.codec.scheme, flat, self._residual, self.codec.error_scale, together, step)
+        return self.codec.entry(flat, self._residual, step, self.name)
 
     def check(self, flat: Flat | DeviceFlat) -> None:
         """Raises ConfigError where a tensor is not of the shape and dtype class that the context was made for."""

@@ -1,32 +1,36 @@
-"""Frame bytes → tensor, for any codec.
+"""Frame → tensor, for any codec, and the sums of what many senders' frames decode to.
 
-Bytes are checked first and decoded second, and a receiver may do the two at different times: `open_frame` parses,
-undoes the zstd stage, and knows that the payload is as long as the shape needs before anything of the shape's size is
-allocated. `CheckedFrame.decode` fills a tensor with it.
+Frames are checked first and decoded second, and a receiver may do the two at different times: `CheckedFrame.of` undoes
+the zstd stage, and knows that the payload is as long as the shape needs before anything of the shape's size is
+allocated. `CheckedFrame.decode` fills a tensor with it; `GradientSums` adds up what came.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
+import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from thinwire import frames
 from thinwire.codecs import device
 from thinwire.codecs.scheme import Explained, Scheme
-from thinwire.codecs.scratch import ScratchPool
-from thinwire.codecs.tensors import FloatArray, check_out, compute_dtype, direct_view, empty, off_host, store
-from thinwire.errors import ConfigError, FrameError
-from thinwire.frames import Flags, Frame
-from thinwire.frames.layout import OPTION_MASK
-
-Out = torch.Tensor | NDArray[Any]
-
-_ZSTD, _NON_FINITE = int(Flags.ZSTD), int(Flags.NON_FINITE)  # plain integers: an IntFlag costs ten times as much
+from thinwire.codecs.tensors import (
+    FloatArray,
+    ScratchPool,
+    Tensor,
+    check_out,
+    compute_dtype,
+    direct_view,
+    off_host,
+    store,
+)
+from thinwire.errors import FrameError
+from thinwire.frames import Frame
+from thinwire.frames.layout import NON_FINITE, OPTION_MASK, ZSTD
+from thinwire.packets import BatchedTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,34 @@ class CheckedFrame:
     payload_nbytes: int
     pool: ScratchPool
 
-    def decode(self, out: Out, *, accumulate: bool, threads: int = 1) -> None:
+    @classmethod
+    def of(cls, scheme: type[Scheme], frame: Frame, pool: ScratchPool) -> CheckedFrame:
+        """Undoes the zstd stage and checks the payload's length against the shape. Raises FrameError."""
+        flags, payload_nbytes = frame.flags, len(frame.payload)
+        if flags & NON_FINITE:
+            raise FrameError("the sender's tensor held NaN or Inf; this frame only says so (frame.non_finite)")
+        if unknown := flags & OPTION_MASK & ~scheme.option_flags:
+            raise FrameError(f"{frame.codec}: flags {unknown:#06x} mean nothing to this codec")
+        if frame.size == 0:
+            if frame.payload or frame.zstd or frame.scales:
+                raise FrameError(f"shape {frame.shape} is empty and the payload is not")
+            return cls(scheme, frame, payload_nbytes, pool)
+        scales, expected = frame.scales, scheme.num_scales
+        if expected is not None and (len(scales) != expected or min(scales, default=0.0) < 0):
+            raise FrameError(f"{frame.codec} sends {expected} scales of at least 0; {list(scales)[:4]} came")
+        most = scheme.max_payload_nbytes(frame)
+        if flags & ZSTD:
+            with pool.lend() as space:
+                data = space.entropy_stage.decompress(frame.payload, most)
+            frame = Frame(frame.codec, frame.dtype, frame.shape, scales, flags & ~ZSTD, data)
+        least = scheme.min_payload_nbytes(frame)
+        if not least <= len(frame.payload) <= most:
+            raise FrameError(
+                f"{frame.codec}: shape {frame.shape} takes {least} … {most} payload bytes, {len(frame.payload)} came"
+            )
+        return cls(scheme, frame, payload_nbytes, pool)
+
+    def decode(self, out: Tensor, *, accumulate: bool, threads: int = 1) -> None:
         """Fills `out` in place, or adds into it.
 
         Raises:
@@ -53,22 +84,6 @@ class CheckedFrame:
             ConfigError: `out` does not fit.
         """
         check_out(out, self.frame.shape)
-        self.fill(out, accumulate, threads)
-
-    def decode_flat(self, out: FloatArray, *, accumulate: bool) -> None:
-        """As `decode`, for the owner of a flat, contiguous float32 array of the frame's size.
-
-        Raises:
-            FrameError: the payload is damaged; `out` is untouched.
-        """
-        if self.frame.dtype == "fp64":
-            self.decode(out.reshape(self.frame.shape), accumulate=accumulate)
-        elif out.size:
-            with self.pool.lend() as space:
-                self.scheme.decode(self.frame, out, accumulate, space)
-
-    def fill(self, out: Out, accumulate: bool, threads: int) -> None:
-        """As `decode`, for an `out` that fits."""
         scheme, frame = self.scheme, self.frame
         if frame.size == 0:
             return
@@ -82,7 +97,7 @@ class CheckedFrame:
                     f"{reason}: its frames are decoded on the CPU, and the whole tensor is copied to "
                     f"{out.device.type} (4 bytes a value, where the frame held far fewer)",
                     UserWarning,
-                    stacklevel=4,  # who called tw.decode
+                    stacklevel=3,  # who called tw.decode
                 )
         view = direct_view(out)
         with self.pool.lend(threads) as space:
@@ -93,102 +108,81 @@ class CheckedFrame:
                 scheme.decode(frame, values, False, space)
                 store(out, values, accumulate)
 
+    def decode_flat(self, out: FloatArray, *, accumulate: bool) -> None:
+        """As `decode`, for the owner of a flat, contiguous float32 array of the frame's size.
+
+        Raises:
+            FrameError: the payload is damaged; `out` is untouched.
+        """
+        if self.frame.dtype == "fp64":
+            self.decode(out.reshape(self.frame.shape), accumulate=accumulate)
+        elif out.size:
+            with self.pool.lend() as space:
+                self.scheme.decode(self.frame, out, accumulate, space)
+
     def explain(self) -> Explained:
         """Says what the codec's own fields mean; see `Scheme.explain`. Raises FrameError where decoding would."""
         with self.pool.lend() as space:
             return self.scheme.explain(self.frame, space)
 
 
-class Decoder:
-    """Decodes the frames of all codecs that it can find.
+Values: TypeAlias = FloatArray | torch.Tensor
+"""Flat values: an array on the host, a tensor on a GPU."""
+
+Gradient: TypeAlias = CheckedFrame | BatchedTensor
+"""One sender's gradient of one tensor: a frame that was checked, or values from a batch."""
+
+
+class GradientSums:
+    """Sums of decoded gradients, for both modes: a server's over its workers, an owner's over the other ranks.
+
+    The caller gives the gradients of one sender after the other, in an order that it fixes: floating-point addition is
+    not associative, and two runs with one seed must give the same weights.
 
     Args:
-        find: returns the scheme of a codec id; ConfigError where there is none.
-        pool: lends the memory to decode with.
+        sums: flat float32 or float64, one for each tensor; filled in place.
+        contributions: how many gradients they hold already. At 0 the first one overwrites them.
+
+    Example:
+        >>> total = GradientSums([np.ones(2, np.float32)], contributions=1)
+        >>> total.add([BatchedTensor(np.array([3, 5], np.float32))])
+        >>> total.average(2)
+        >>> total.sums[0].tolist(), total.contributions
+        ([2.0, 3.0], [2])
     """
 
-    def __init__(self, find: Callable[[str], type[Scheme]], pool: ScratchPool) -> None:
-        self._find, self._pool = find, pool
+    __slots__ = ("contributions", "sums")
 
-    def decode(
-        self,
-        frame: bytes | bytearray | memoryview,
-        *,
-        out: Out | None = None,
-        accumulate: bool = False,
-        threads: int = 1,
-    ) -> torch.Tensor:
-        """Decodes one frame of any codec.
+    def __init__(self, sums: Sequence[Values], contributions: int = 0) -> None:
+        self.sums = sums
+        self.contributions = [contributions] * len(sums)
 
-        Args:
-            frame: the bytes of exactly one frame.
-            out: filled in place and returned, where given; any floating dtype, of the frame's shape.
-            accumulate: adds into `out` instead of overwriting it, without a temporary for contiguous float32.
-            threads: how many threads may share one large 3LC tensor, whoever encoded it how; 0 means one for each core.
-
-        Returns:
-            A tensor of the encoded shape and dtype on the CPU; or `out`.
+    def add(self, gradients: Sequence[Gradient | None]) -> None:
+        """Adds one sender's gradients, one for each tensor; None where it has none.
 
         Raises:
-            FrameError: not a valid frame; `out` is then untouched.
-            ConfigError: `out` does not fit, or `accumulate` without `out`.
-
-        Example:
-            >>> import torch, thinwire as tw
-            >>> tw.decode(tw.codec("int8").encode(torch.tensor([1.27, -0.5])))
-            tensor([ 1.2700, -0.5000])
+            FrameError: a payload is damaged. Its sum is what it was; those of tensors before it have changed.
         """
-        if out is None and accumulate:
-            raise ConfigError("accumulate=True adds into `out`, and no `out` was given")
-        checked = self.open_frame(frame)
-        if out is not None:
-            checked.decode(out, accumulate=accumulate, threads=threads)
-            return out if isinstance(out, torch.Tensor) else torch.from_numpy(out)
-        parsed = checked.frame
-        try:
-            result = empty(parsed.dtype, parsed.shape)
-        except (RuntimeError, MemoryError) as error:
-            raise FrameError(f"a tensor of shape {parsed.shape} does not fit this machine's memory") from error
-        checked.fill(result, False, threads)
-        return result
+        for index, (total, gradient) in enumerate(zip(self.sums, gradients, strict=True)):
+            if gradient is None:
+                continue
+            accumulate = self.contributions[index] > 0
+            if isinstance(total, torch.Tensor):
+                assert isinstance(gradient, CheckedFrame)  # batched tensors are summed on the host
+                gradient.decode(total, accumulate=accumulate)
+            elif isinstance(gradient, BatchedTensor):
+                gradient.unpack(total, accumulate=accumulate)
+            else:
+                gradient.decode_flat(total, accumulate=accumulate)
+            self.contributions[index] += 1
 
-    def open_frame(self, frame: bytes | bytearray | memoryview) -> CheckedFrame:
-        """Parses and checks a frame without decoding it.
-
-        Raises:
-            FrameError: not a valid frame.
-        """
-        return self.open_parsed(frames.parse(frame, copy=False))
-
-    def open_parsed(self, parsed: Frame) -> CheckedFrame:
-        """As `open_frame`, for receivers that look at the header first, before a zstd stage is undone."""
-        try:
-            scheme = self._find(parsed.codec)
-        except ConfigError as error:
-            raise FrameError(f"the frame's codec is not registered here: {error}") from None
-        return CheckedFrame(scheme, self._checked(scheme, parsed), len(parsed.payload), self._pool)
-
-    def _checked(self, scheme: type[Scheme], frame: Frame) -> Frame:
-        """Undoes the zstd stage and checks the payload's length against the shape, before the shape is allocated."""
-        flags = frame.flags
-        if flags:
-            if flags & _NON_FINITE:
-                raise FrameError("the sender's tensor held NaN or Inf; this frame only says so (frame.non_finite)")
-            unknown = flags & OPTION_MASK & ~scheme.option_flags
-            if unknown:
-                raise FrameError(f"{frame.codec}: flags {unknown:#06x} mean nothing to this codec")
-        if frame.size == 0:
-            if frame.payload or frame.zstd or frame.scales:
-                raise FrameError(f"shape {frame.shape} is empty and the payload is not")
-            return frame
-        most = scheme.max_payload_nbytes(frame)
-        if flags & _ZSTD:
-            with self._pool.lend() as space:
-                data = space.entropy_stage.decompress(frame.payload, most)
-            frame = Frame(frame.codec, frame.dtype, frame.shape, frame.scales, flags & ~_ZSTD, data)
-        least = scheme.min_payload_nbytes(frame)
-        if not least <= len(frame.payload) <= most:
-            raise FrameError(
-                f"{frame.codec}: shape {frame.shape} takes {least} … {most} payload bytes, {len(frame.payload)} came"
-            )
-        return frame
+    def average(self, over: int) -> None:
+        """Divides every sum by a number of senders, as a multiplication by its reciprocal in the sum's dtype."""
+        if over == 1:
+            return
+        for total in self.sums:
+            factor = (np.float64 if total.itemsize == 8 else np.float32)(1 / over)
+            if isinstance(total, torch.Tensor):
+                total *= float(factor)
+            else:
+                total *= factor

@@ -8,19 +8,20 @@ without Triton, gets a copy of the whole tensor on the host: that works and cost
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeGuard, TypeVar
 
 import torch
 
-from thinwire.codecs.scheme import Payload, Scheme, Step
-from thinwire.codecs.scratch import Scratch, ScratchPool
-from thinwire.codecs.tensors import DeviceFlat, store_tensor
+from thinwire.codecs.scheme import Encoded, Payload, Scheme, Step
+from thinwire.codecs.tensors import DeviceFlat, Scratch, ScratchPool, off_host, store_tensor
 from thinwire.errors import ConfigError, NonFiniteError
 from thinwire.frames import Frame
 from thinwire.kernels import triton
+from thinwire.kernels.contract import require_finite_magnitude
 from thinwire.kernels.triton.workspace import DeviceWorkspace
 
 KERNEL_DEVICES = frozenset({"cuda"})
@@ -30,7 +31,6 @@ NOTHING_LOST = frozenset({"fp32"})
 """Codecs that send the values as they are: a copy on the host costs nothing more than has to cross anyway."""
 
 _Scheme = TypeVar("_Scheme", bound=Scheme)
-_Result = TypeVar("_Result")
 
 
 class Entry(NamedTuple):
@@ -43,6 +43,7 @@ class Entry(NamedTuple):
         residual_scale: the residual is multiplied by it before it is added.
         together: whether a refused tensor stops its whole batch; otherwise only its own residual stays.
         step: what this call adds to the scheme's options (the residual aside).
+        framed: makes a frame of the payload, which is valid during the call, or of the reason why it was refused.
     """
 
     scheme: Scheme
@@ -51,6 +52,7 @@ class Entry(NamedTuple):
     residual_scale: float
     together: bool
     step: Step
+    framed: Callable[[Payload | NonFiniteError], Encoded]
 
     @property
     def alike(self) -> tuple[object, ...]:
@@ -81,24 +83,35 @@ class DeviceCoder(ABC, Generic[_Scheme]):
         return True
 
     @abstractmethod
-    def start(self, scheme: _Scheme, entries: Sequence[Entry], workspace: DeviceWorkspace) -> Pending:
-        """Queues the encoding of non-empty tensors that are alike, in a workspace that is theirs until they end."""
+    def start(self, scheme: _Scheme, entries: Sequence[Entry], values: list[torch.Tensor], **given: Any) -> Pending:
+        """Queues the encoding of non-empty tensors that are alike.
 
-    @abstractmethod
+        Args:
+            scheme: how.
+            entries: the tensors.
+            values: theirs.
+            **given: what every kernel takes beside the values: `residuals`, `residual_scale`, `together`, and a
+                `workspace` that is theirs until they end.
+        """
+
     def payload(self, scheme: _Scheme, entry: Entry, sent: Any) -> Payload:
         """Returns what one tensor of a finished batch became.
 
         Raises:
             NonFiniteError: NaN or Inf in the tensor.
         """
+        del entry
+        require_finite_magnitude(sent.largest)
+        return Payload(sent.payload, (sent.scale,), scheme.flags)
 
     @abstractmethod
-    def decode(
-        self, frame: Frame, out: torch.Tensor, accumulate: bool, workspace: DeviceWorkspace, space: Scratch
-    ) -> None:
-        """Fills (or adds into) flat `out`, with scratch memory of the host's beside the device's.
+    def decode(self, frame: Frame, space: Scratch, **into: Any) -> None:
+        """Fills a tensor, or adds into it. Raises FrameError before it is touched.
 
-        Raises FrameError before `out` is touched.
+        Args:
+            frame: checked.
+            space: scratch memory of the host's.
+            **into: what every kernel takes beside the payload: the flat tensor `out`, `accumulate`, and a `workspace`.
         """
 
     def local_scale(self, scheme: _Scheme, values: torch.Tensor, workspace: DeviceWorkspace) -> float:
@@ -130,6 +143,21 @@ def why_not_encoded(scheme: Scheme, device: torch.device) -> str | None:
     return None if coder and coder.encodes(scheme) else f"{scheme.id} (as configured) has no GPU kernels"
 
 
+def encodes(scheme: Scheme, tensor: object) -> TypeGuard[torch.Tensor]:
+    """Whether a tensor is encoded on its own device, where it is not the host's; warns of what it costs if not."""
+    if not off_host(tensor):
+        return False
+    reason = why_not_encoded(scheme, tensor.device)
+    if reason and scheme.id not in NOTHING_LOST:
+        warnings.warn(
+            f"{reason}: tensors on {tensor.device.type} are encoded on the CPU. Every encode copies the whole "
+            "tensor to the host (4 bytes a value, where the frame holds far fewer) and waits for it",
+            UserWarning,
+            stacklevel=3,
+        )
+    return reason is None
+
+
 def why_not_decoded(scheme: type[Scheme], frame: Frame, device: torch.device) -> str | None:
     """Says why this frame is not decoded on `device`; None where it is."""
     if reason := why_not(device):
@@ -154,10 +182,10 @@ def decode(scheme: type[Scheme], frame: Frame, out: torch.Tensor, accumulate: bo
     try:
         with pool.lend() as space:
             if out.dtype == wide and out.is_contiguous():
-                coder.decode(frame, out.detach().view(-1), accumulate, workspace, space)
+                coder.decode(frame, space, out=out.detach().view(-1), accumulate=accumulate, workspace=workspace)
             else:
                 values = torch.empty(frame.size, dtype=wide, device=out.device)
-                coder.decode(frame, values, False, workspace, space)
+                coder.decode(frame, space, out=values, accumulate=False, workspace=workspace)
                 store_tensor(out, values, accumulate)
     finally:
         pool.give_back_on(workspace)
@@ -178,29 +206,32 @@ class Batch:
         if not self._full:
             return
         self._coder = coders()[type(self._scheme)]
-        self._workspace = pool.take_on(self._full[0].flat.values.device)
-        self._pending = self._coder.start(self._scheme, self._full, self._workspace)
+        values = [entry.flat.values for entry in self._full]
+        self._workspace = pool.take_on(values[0].device)
+        self._pending = self._coder.start(
+            self._scheme,
+            self._full,
+            values,
+            residuals=[entry.residual for entry in self._full if entry.residual is not None] or None,
+            residual_scale=entries[0].residual_scale,
+            together=entries[0].together,
+            workspace=self._workspace,
+        )
 
-    def finish(self, use: Callable[[int, Payload | NonFiniteError], _Result]) -> list[_Result]:
-        """Waits for the compressed bytes. Call once.
-
-        Args:
-            use: takes each entry's index, and what it became: a payload that is valid during the call, or the reason
-                why it was refused.
-
-        Returns:
-            What `use` returned, in the order of the entries.
+    def finish(self) -> list[Encoded]:
+        """Waits for the compressed bytes and returns the frames, in the order of the entries. Call once.
 
         Raises:
+            NonFiniteError: NaN or Inf in a tensor whose codec does not skip.
             ConfigError: a scale below the tensor's own was shared.
         """
         if not self._full:
-            return [use(index, Payload(b"")) for index in range(len(self._entries))]
+            return [entry.framed(Payload(b"")) for entry in self._entries]
         try:
             finished = iter(self._pending.finish())
             return [
-                use(index, self._payload(entry, next(finished)) if entry.flat.values.numel() else Payload(b""))
-                for index, entry in enumerate(self._entries)
+                entry.framed(self._payload(entry, next(finished)) if entry.flat.values.numel() else Payload(b""))
+                for entry in self._entries
             ]
         finally:
             self._pool.give_back_on(self._workspace)

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from thinwire.codecs import device, ternary_batch
-from thinwire.codecs.base import Context, Encoded, Tensor
-from thinwire.codecs.scheme import Payload, StepOptions
-from thinwire.codecs.tensors import off_host
-from thinwire.errors import ConfigError, NonFiniteError
+from thinwire.codecs.base import Context
+from thinwire.codecs.scheme import StepOptions
+from thinwire.codecs.tensors import Tensor, off_host
+from thinwire.errors import ConfigError
 
 
 def encode_all(
@@ -56,9 +56,8 @@ class Encoding:
     ) -> None:
         if len(contexts) != len(tensors):
             raise ConfigError(f"{len(contexts)} contexts for {len(tensors)} tensors; there must be one for each")
-        self._frames = [b""] * len(tensors)
-        self._batches: list[_Batch] = []
-        alike: dict[tuple[object, ...], tuple[list[int], list[device.Entry]]] = {}
+        self._contexts, self._frames = contexts, [b""] * len(tensors)
+        alike: dict[tuple[object, ...], list[tuple[int, device.Entry]]] = {}
         small = self._encode_small(contexts, tensors) if options is None or not any(options) else set[int]()
         for place, (context, tensor) in enumerate(zip(contexts, tensors, strict=True)):
             if place in small:
@@ -68,11 +67,10 @@ class Encoding:
                 self._frames[place] = context.encode(tensor, **known)
             else:
                 entry = context.entry(tensor, known)
-                places, entries = alike.setdefault(entry.alike, ([], []))
-                places.append(place)
-                entries.append(entry)
+                alike.setdefault(entry.alike, []).append((place, entry))
         self._batches = [
-            _Batch([contexts[place] for place in places], places, entries) for places, entries in alike.values()
+            ([place for place, _ in some], device.Batch([entry for _, entry in some], contexts[some[0][0]].codec.pool))
+            for some in alike.values()
         ]
 
     def _encode_small(self, contexts: Sequence[Context], tensors: Sequence[Tensor]) -> set[int]:
@@ -92,25 +90,8 @@ class Encoding:
 
     def frames(self) -> list[bytes]:
         """Waits for the compressed bytes and returns the frames, in the order of the tensors. Call once."""
-        for batch in self._batches:
-            for place, frame in batch.finish():
-                self._frames[place] = frame
+        for places, batch in self._batches:
+            for place, encoded in zip(places, batch.finish(), strict=True):
+                self._contexts[place].sent(encoded.payload_nbytes)
+                self._frames[place] = encoded.frame
         return self._frames
-
-
-class _Batch:
-    """Tensors that the same launches encode, their contexts, and where their frames belong."""
-
-    def __init__(self, contexts: Sequence[Context], places: Sequence[int], entries: Sequence[device.Entry]) -> None:
-        self._contexts, self._places, self._entries = contexts, places, entries
-        self._batch = device.Batch(entries, contexts[0].codec.pool)
-
-    def finish(self) -> list[tuple[int, bytes]]:
-        encoded = self._batch.finish(self._framed)
-        for context, one in zip(self._contexts, encoded, strict=True):
-            context.sent(one.payload_nbytes)
-        return [(place, one.frame) for place, one in zip(self._places, encoded, strict=True)]
-
-    def _framed(self, index: int, made: Payload | NonFiniteError) -> Encoded:
-        context = self._contexts[index]
-        return context.codec.framed(made, self._entries[index].flat, context.name)

@@ -14,15 +14,15 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from thinwire.codecs.options import Between
 from thinwire.codecs.scheme import Explained, Payload, Scheme, Step
-from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.sparse import VALUES_PER_BYTE
-from thinwire.codecs.tensors import Flat, FloatArray
+from thinwire.codecs.tensors import Flat, FloatArray, Scratch
 from thinwire.errors import FrameError
 from thinwire.frames import Flags, Frame
 from thinwire.frames.layout import pack_varint, parse_varint
@@ -72,26 +72,16 @@ class Entropy(Scheme):
     """
 
     id: ClassVar[str] = "entropy"
-    option_flags: ClassVar[int] = int(HUFFMAN)
+    option_flags: ClassVar[int] = HUFFMAN
 
     preset: Literal["accuracy", "size"] = "accuracy"
-    c: float | None = None
+    c: Annotated[float | None, Between(0, MOST_BITS)] = None
     mode: Literal["entropy", "rms", "fixed"] = "entropy"
-    sample: float = 0.03
-    histogram_bits: int = 4
+    sample: Annotated[float, Between(0, 1)] = 0.03
+    histogram_bits: Annotated[int, Between(1, 10)] = 4
     rounding: Literal["ceil", "round"] = "ceil"
-    bits: int = 8
-    gradient_rms: float | None = None
-
-    def __post_init__(self) -> None:
-        self.check_choice("preset", tuple(PRESETS))
-        self.check_choice("mode", ("entropy", "rms", "fixed"))
-        self.check_choice("rounding", ("ceil", "round"))
-        self.check_number("histogram_bits", 1, 10, whole=True)
-        self.check_number("bits", 1, MOST_FIXED_BITS, whole=True)
-        self.check_number("sample", 0, 1)
-        self.check_number("c", 0, MOST_BITS, optional=True)
-        self.check_number("gradient_rms", 0, optional=True)
+    bits: Annotated[int, Between(1, MOST_FIXED_BITS)] = 8
+    gradient_rms: Annotated[float | None, Between(0)] = None
 
     @property
     def step_options(self) -> frozenset[str]:
@@ -136,7 +126,7 @@ class Entropy(Scheme):
         coded = None if self.mode == "fixed" or num_bits > MAX_BITS else _code(bins, num_bits, space)
         raw_nbytes = 1 + packed_nbytes(values.size, num_bits)
         if coded is not None and 1 + len(coded) < raw_nbytes:
-            return Payload(bytes((num_bits,)) + coded, (low, high), int(HUFFMAN))
+            return Payload(bytes((num_bits,)) + coded, (low, high), HUFFMAN)
         words = space.array("entropy.words", -(-values.size * num_bits // 32), np.uint32)
         payload = space.array("entropy.payload", raw_nbytes, np.uint8)
         payload[0] = num_bits

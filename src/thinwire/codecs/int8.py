@@ -8,13 +8,10 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.codecs.scheme import Explained, Payload, Scheme, Step
-from thinwire.codecs.scratch import Scratch
-from thinwire.codecs.tensors import Flat, FloatArray, compute_dtype
+from thinwire.codecs.scheme import Explained, Payload, Scheme, Step, finite_magnitude
+from thinwire.codecs.tensors import Flat, FloatArray, Scratch, compute_dtype
 from thinwire.errors import FrameError
 from thinwire.frames import Frame
-from thinwire.kernels.contract import require_finite_magnitude
-from thinwire.kernels.numba.jit import max_magnitude
 from thinwire.kernels.numba.rounding import round_to_int8, scale_levels
 
 TOP_LEVEL = 127
@@ -28,8 +25,8 @@ def largest_scale(dtype: np.dtype[Any]) -> Any:
 
 def levels_of(frame: Frame, dtype: np.dtype[Any]) -> tuple[NDArray[np.int8], float]:
     """A frame's levels and scale (`FrameError` where no encoder sends such)."""
-    if len(frame.scales) != 1 or not 0 <= frame.scales[0] <= largest_scale(dtype):
-        raise FrameError(f"int8 sends one scale, from 0 to a 127th of the range; {list(frame.scales)[:4]} came")
+    if not frame.scales[0] <= largest_scale(dtype):
+        raise FrameError(f"int8 sends a scale from 0 to a 127th of the range; {frame.scales[0]} came")
     levels = np.frombuffer(frame.payload, np.int8)
     if levels.min() < -TOP_LEVEL:
         raise FrameError("a level of -128 came; int8 sends -127 … 127")
@@ -44,16 +41,13 @@ class Int8(Scheme):
     """
 
     id: ClassVar[str] = "int8"
-
-    def fuses_residual(self, shape: tuple[int, ...]) -> bool:
-        return True
+    num_scales: ClassVar[int] = 1
+    fuses: ClassVar[bool] = True
 
     def encode(self, flat: Flat, step: Step, space: Scratch) -> Payload:
         kind = flat.values.dtype.type
         residual = step.residual
-        largest = max_magnitude(flat.values, residual, step.residual_scale)
-        require_finite_magnitude(largest)
-        scale = min(kind(largest) / kind(TOP_LEVEL), largest_scale(flat.values.dtype))
+        scale = min(kind(finite_magnitude(flat, step)) / kind(TOP_LEVEL), largest_scale(flat.values.dtype))
         levels = space.array("int8.levels", flat.values.size, np.dtype(np.int8))
         if scale == 0:
             levels[:] = 0

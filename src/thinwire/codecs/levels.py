@@ -1,149 +1,91 @@
-"""`qsgd` and `dithering`: stochastic rounding to a few levels, unbiased.
+"""Whole numbers −N … N in ceil(log2(2N + 1)) bits each: `dithering` and `votes`.
+
+`dithering` rounds stochastically, without bias, to levels of one norm (DoubleSqueeze §3.2, "randomised quantisation"):
 
     level = ±floor(a), or one more with probability a − floor(a)      a = |x| / norm · s      decoded = norm · level / s
 
-QSGD takes the norm over buckets of neighbouring values and codes levels with Elias-gamma; dithering takes one norm and
-a fixed number of bits. Both are Q(·) of DoubleSqueeze §3.2, "randomised quantisation".
+`votes` is the downlink of TernGrad (§3.1). The server's mean of N workers' trits, all of scale s, is s·k / N with a
+whole k; so nothing is lost. Any other tensor is rounded to the nearest of the 2N + 1 levels.
 """
 
 from __future__ import annotations
 
-import struct
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from thinwire.codecs.scheme import Explained, Payload, Scheme, Step
-from thinwire.codecs.scratch import Scratch
-from thinwire.codecs.tensors import Flat, FloatArray
-from thinwire.codecs.votes import width_of
+from thinwire.codecs.options import Between
+from thinwire.codecs.scheme import Explained, Payload, Scheme, Step, finite_magnitude
+from thinwire.codecs.tensors import Flat, FloatArray, Scratch
 from thinwire.errors import ConfigError, FrameError
 from thinwire.frames import Flags, Frame
-from thinwire.frames.layout import MAX_SCALES
-from thinwire.kernels.contract import require_finite_magnitude
-from thinwire.kernels.numba.elias import decode_levels, encode_levels, longest
 from thinwire.kernels.numba.integers import pack_integers, packed_nbytes, unpack_integers
-from thinwire.kernels.numba.levels import (
-    MAX_LEVELS,
-    MAX_NATURAL_LEVELS,
-    bucket_largest,
-    bucket_norms,
-    round_to_levels,
-    value_of_levels,
-)
+from thinwire.kernels.numba.levels import MAX_LEVELS, MAX_NATURAL_LEVELS, round_to_levels, value_of_levels
 from thinwire.kernels.numba.moments import moments
+from thinwire.kernels.numba.rounding import round_to_integers, scale_integers
 
 NATURAL = int(Flags.OPTION_A)
 """Levels are powers of two; without it, evenly spaced."""
-MAX_BUCKET = 1 << 31
+MAX_WORKERS = 1 << 20
+"""A float32 mean of more than this does not tell neighbouring counts apart any more."""
+SLACK = 1e-5
+"""A mean of N values of magnitude s may exceed s by rounding."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class QSGD(Scheme):
-    """1–4 bits a value and 32 a bucket, unbiased (QSGD; TernGrad §3.3 on buckets).
+def width_of(top: int) -> int:
+    """Bits that tell −top … top apart: ceil(log2(2·top + 1)).
 
-    The payload is s (2 bytes), the bucket's size (4 bytes), and Elias-gamma coded levels.
-
-    Args:
-        levels: s, without the sign and zero: 1 … 16,384.
-        bucket: how many neighbouring values share a norm.
-        norm: `"l2"` (QSGD's theory, sparse) or `"max"` (QSGD's experiments, finer and longer).
+    Example:
+        >>> [width_of(n) for n in (1, 2, 4, 8, 64, 512)]
+        [2, 3, 4, 5, 8, 11]
     """
+    return (2 * top).bit_length()
 
-    id: ClassVar[str] = "qsgd"
-    random: ClassVar[bool] = True
-    unbiased: ClassVar[bool] = True
 
-    levels: int = 4
-    bucket: int = 512
-    norm: Literal["l2", "max"] = "l2"
+class _Levels(Scheme):
+    """The packed form that the two share: its scales are what level N is worth, and N."""
 
-    def __post_init__(self) -> None:
-        self.check_number("levels", 1, MAX_LEVELS, whole=True)
-        self.check_number("bucket", 1, MAX_BUCKET, whole=True)
-        self.check_choice("norm", ("l2", "max"))
-
-    def encode(self, flat: Flat, step: Step, space: Scratch) -> Payload:
-        values = flat.values
-        num_buckets = -(-values.size // self.bucket)
-        if num_buckets > MAX_SCALES:
-            raise ConfigError(f"qsgd: bucket={self.bucket} makes {num_buckets} buckets; {MAX_SCALES} norms fit a frame")
-        largest = bucket_largest(values, bucket=self.bucket)
-        require_finite_magnitude(float(largest.max()))
-        norms = self._norms(values, largest)
-        levels = space.array("levels.levels", values.size, np.int16)
-        round_to_levels(
-            values, norms=norms, bucket=self.bucket, top=self.levels, natural=False, key=step.key, out=levels
-        )
-        words = space.array("levels.words", -(-values.size * longest(self.levels) // 32) + 1, np.uint32)
-        coded = encode_levels(levels, top=self.levels, words=words)
-        payload = space.array("levels.payload", _HEAD.size + coded.size, np.uint8)
-        payload[: _HEAD.size] = np.frombuffer(_HEAD.pack(self.levels, self.bucket), np.uint8)
-        payload[_HEAD.size :] = coded
-        return Payload(payload, tuple(norms.tolist()))
-
-    def _norms(self, values: FloatArray, largest: Any) -> Any:
-        """One norm for each bucket, in the type of the values; the largest number where it would overflow."""
-        if self.norm == "max":
-            return largest
-        norms = bucket_norms(values, bucket=self.bucket, largest=float(largest.max()))
-        return np.clip(norms, largest, np.finfo(values.dtype).max).astype(values.dtype)
+    num_scales: ClassVar[int] = 2
 
     @classmethod
-    def decode(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
-        top, bucket = _head(frame)
-        levels = space.array("levels.levels", out.size, np.int16)
-        decode_levels(memoryview(frame.payload)[_HEAD.size :], top=top, out=levels)
-        value_of_levels(
-            levels,
-            norms=np.array(frame.scales, out.dtype),
-            bucket=bucket,
-            top=top,
-            natural=False,
-            out=out,
-            accumulate=accumulate,
-        )
+    @abstractmethod
+    def most(cls, frame: Frame) -> int:
+        """The largest N."""
 
     @classmethod
-    def explain(cls, frame: Frame, space: Scratch) -> Explained:
-        top, bucket = _head(frame)
-        norms = [min(frame.scales), max(frame.scales)]
-        coded = 8 * (len(frame.payload) - _HEAD.size) / frame.size
-        return {
-            "levels": (top, "s: decoded values are norm · level / s, levels -s … s"),
-            "bucket": (bucket, "how many neighbouring values share a norm"),
-            "norms": (norms, f"the smallest and the largest of {len(frame.scales)}, one for each bucket"),
-            "coded bits per value": (coded, "Elias-gamma of |level| + 1, and a sign bit unless the level is 0"),
-        }
+    def top(cls, frame: Frame) -> int:
+        """N. Raises FrameError where it is no such number."""
+        top, most = frame.scales[1], cls.most(frame)
+        if not 1 <= top <= most or top % 1:
+            raise FrameError(f"{frame.codec} sends a scale and a whole number, 1 … {most}; {list(frame.scales)} came")
+        return int(top)
+
+    def packed(self, levels: NDArray[Any], scale: float, top: int, space: Scratch) -> Payload:
+        """The payload of levels."""
+        width = width_of(top)
+        words = space.array("levels.words", -(-levels.size * width // 32), np.uint32)
+        payload = pack_integers(levels, offset=top, width=width, words=words)
+        return Payload(payload, (scale, float(top)), self.flags)
+
+    @classmethod
+    def unpacked(cls, frame: Frame, space: Scratch) -> tuple[NDArray[np.int32], int]:
+        """The levels, and N. Raises FrameError."""
+        top, levels = cls.top(frame), space.array("levels.unpacked", frame.size, np.int32)
+        largest = unpack_integers(frame.payload, offset=top, width=width_of(top), out=levels)
+        if largest > top:
+            raise FrameError(f"{frame.codec}: level {largest} of {top}: the payload is damaged")
+        return levels, top
 
     @classmethod
     def max_payload_nbytes(cls, frame: Frame) -> int:
-        return _HEAD.size + packed_nbytes(frame.size, longest(MAX_LEVELS))
-
-    @classmethod
-    def min_payload_nbytes(cls, frame: Frame) -> int:
-        _head(frame)
-        return _HEAD.size + packed_nbytes(frame.size, 1)
-
-
-_HEAD = struct.Struct("<HI")
-
-
-def _head(frame: Frame) -> tuple[int, int]:
-    """s and the bucket's size, checked against the number of norms."""
-    if len(frame.payload) < _HEAD.size:
-        raise FrameError(f"qsgd: the payload begins with {_HEAD.size} bytes, {len(frame.payload)} payload bytes came")
-    top, bucket = _HEAD.unpack_from(frame.payload)
-    if not 1 <= top <= MAX_LEVELS or not 1 <= bucket <= MAX_BUCKET:
-        raise FrameError(f"qsgd: {top} levels in buckets of {bucket} values")
-    if len(frame.scales) != -(-frame.size // bucket) or min(frame.scales) < 0:
-        raise FrameError(f"qsgd: {len(frame.scales)} norms came for {frame.size} values in buckets of {bucket}")
-    return top, bucket
+        return packed_nbytes(frame.size, width_of(cls.top(frame)))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dithering(Scheme):
+class Dithering(_Levels):
     """ceil(log2(2s + 1)) bits a value, unbiased: one norm, levels on a grid, no entropy code.
 
     Args:
@@ -155,16 +97,23 @@ class Dithering(Scheme):
     id: ClassVar[str] = "dithering"
     random: ClassVar[bool] = True
     unbiased: ClassVar[bool] = True
-    option_flags: ClassVar[int] = int(NATURAL)
+    option_flags: ClassVar[int] = NATURAL
 
-    levels: int = 7
+    levels: Annotated[int, Between(1, MAX_LEVELS)] = 7
     grid: Literal["linear", "natural"] = "linear"
     norm: Literal["max", "l2"] = "max"
 
     def __post_init__(self) -> None:
-        self.check_choice("grid", ("linear", "natural"))
-        self.check_number("levels", 1, MAX_NATURAL_LEVELS if self.grid == "natural" else MAX_LEVELS, whole=True)
-        self.check_choice("norm", ("max", "l2"))
+        super().__post_init__()
+        if self.grid == "natural" and self.levels > MAX_NATURAL_LEVELS:
+            raise ConfigError(
+                f"dithering: levels={self.levels}; with grid='natural' allowed are whole numbers from 1 to "
+                f"{MAX_NATURAL_LEVELS}"
+            )
+
+    @property
+    def flags(self) -> int:
+        return NATURAL if self.grid == "natural" else 0
 
     def encode(self, flat: Flat, step: Step, space: Scratch) -> Payload:
         values, natural = flat.values, self.grid == "natural"
@@ -178,31 +127,17 @@ class Dithering(Scheme):
         round_to_levels(
             values, norms=norms, bucket=values.size, top=self.levels, natural=natural, key=step.key, out=levels
         )
-        width = width_of(self.levels)
-        words = space.array("levels.words", -(-values.size * width // 32), np.uint32)
-        payload = pack_integers(levels, offset=self.levels, width=width, words=words)
-        return Payload(payload, (norm, float(self.levels)), int(NATURAL) if natural else 0)
+        return self.packed(levels, norm, self.levels, space)
 
     @classmethod
     def decode(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
-        top = _top(frame)
-        numbers = space.array("levels.numbers", out.size, np.int32)
-        largest = unpack_integers(frame.payload, offset=top, width=width_of(top), out=numbers)
-        if largest > top:
-            raise FrameError(f"dithering: level {largest} of {top}: the payload is damaged")
-        value_of_levels(
-            numbers,
-            norms=np.array(frame.scales[:1], out.dtype),
-            bucket=out.size,
-            top=top,
-            natural=bool(frame.flags & NATURAL),
-            out=out,
-            accumulate=accumulate,
-        )
+        levels, top = cls.unpacked(frame, space)
+        norms, natural = np.array(frame.scales[:1], out.dtype), bool(frame.flags & NATURAL)
+        value_of_levels(levels, norms=norms, bucket=out.size, top=top, natural=natural, out=out, accumulate=accumulate)
 
     @classmethod
     def explain(cls, frame: Frame, space: Scratch) -> Explained:
-        top = _top(frame)
+        top = cls.top(frame)
         return {
             "norm": (frame.scales[0], "what the last level is worth"),
             "levels": (top, "s, without the sign and zero"),
@@ -214,15 +149,58 @@ class Dithering(Scheme):
         }
 
     @classmethod
-    def max_payload_nbytes(cls, frame: Frame) -> int:
-        return packed_nbytes(frame.size, width_of(_top(frame)))
+    def most(cls, frame: Frame) -> int:
+        return MAX_NATURAL_LEVELS if frame.flags & NATURAL else MAX_LEVELS
 
 
-def _top(frame: Frame) -> int:
-    most = MAX_NATURAL_LEVELS if frame.flags & NATURAL else MAX_LEVELS
-    scales = frame.scales
-    if len(scales) != 2 or scales[0] < 0 or not 1 <= scales[1] <= most or scales[1] % 1:
-        raise FrameError(
-            f"dithering sends a norm of at least 0 and a number of levels, 1 … {most}; {list(scales)[:4]} came"
-        )
-    return int(scales[1])
+@dataclass(frozen=True, kw_only=True)
+class Votes(_Levels):
+    """ceil(log2(2N + 1)) bits a value; error at most s / 2N, and none for means of N trits of scale s.
+
+    Both options may be said of each step instead.
+
+    Args:
+        workers: N, how many trits were added.
+        scale: s, the workers' shared scale; None takes the tensor's largest magnitude.
+    """
+
+    id: ClassVar[str] = "votes"
+
+    workers: Annotated[int, Between(1, MAX_WORKERS)] = 4
+    scale: Annotated[float | None, Between(0)] = None
+
+    @property
+    def step_options(self) -> frozenset[str]:
+        return frozenset({"scale", "workers"})
+
+    def encode(self, flat: Flat, step: Step, space: Scratch) -> Payload:
+        largest = finite_magnitude(flat)
+        workers = self.workers if step.workers is None else step.workers
+        asked = self.scale if step.scale is None else step.scale
+        scale = largest if asked is None else float(flat.values.dtype.type(asked))
+        if largest > scale * (1 + SLACK):
+            raise ConfigError(f"votes: scale={asked!r} is below {largest:g}, the tensor's largest magnitude")
+        counts = space.array("levels.counts", flat.values.size, np.int32)
+        if scale == 0:
+            counts[:] = 0
+        else:
+            round_to_integers(flat.values, scale=scale, top=workers, out=counts)
+        return self.packed(counts, scale, workers, space)
+
+    @classmethod
+    def decode(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
+        counts, workers = cls.unpacked(frame, space)
+        scale_integers(counts, scale=frame.scales[0], top=workers, out=out, accumulate=accumulate)
+
+    @classmethod
+    def explain(cls, frame: Frame, space: Scratch) -> Explained:
+        workers = cls.top(frame)
+        return {
+            "scale": (frame.scales[0], "s, what all workers' votes are worth: decoded values are s · k / N"),
+            "workers": (workers, "N: votes k are -N … N"),
+            "bits per vote": (width_of(workers), "k + N, the first vote in the lowest bits of the first byte"),
+        }
+
+    @classmethod
+    def most(cls, frame: Frame) -> int:
+        return MAX_WORKERS

@@ -9,16 +9,15 @@ from __future__ import annotations
 import math
 import struct
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
-from thinwire.codecs.scheme import Explained, Payload, Scheme, Step, no_scales
-from thinwire.codecs.scratch import Scratch
-from thinwire.codecs.tensors import Flat, FloatArray, compute_dtype
+from thinwire.codecs.options import Between
+from thinwire.codecs.scheme import Explained, Payload, Scheme, Step, finite_magnitude
+from thinwire.codecs.tensors import Flat, FloatArray, Scratch
 from thinwire.errors import FrameError, NonFiniteError
 from thinwire.frames import Frame
-from thinwire.kernels.contract import require_finite_magnitude
 from thinwire.kernels.numba.jit import max_magnitude
 from thinwire.kernels.numba.stochastic import collect_kept, kept_positions, scatter
 
@@ -41,13 +40,10 @@ class RandomK(Scheme):
 
     id: ClassVar[str] = "randomk"
     random: ClassVar[bool] = True
+    num_scales: ClassVar[int] = 0
 
-    p: float = 0.1
+    p: Annotated[float, Between(MIN_P, 1)] = 0.1
     scaled: bool = True
-
-    def __post_init__(self) -> None:
-        self.check_number("p", MIN_P, 1)
-        self.check_choice("scaled", (True, False))
 
     def why_no_residual(self) -> str | None:
         if not self.scaled:
@@ -58,8 +54,7 @@ class RandomK(Scheme):
         )
 
     def encode(self, flat: Flat, step: Step, space: Scratch) -> Payload:
-        largest = max_magnitude(flat.values)
-        require_finite_magnitude(largest)
+        largest = finite_magnitude(flat)
         kind = flat.values.dtype.type
         kept = round(self.p * UNITS)
         factor = kind(UNITS / kept if self.scaled else 1.0)
@@ -81,7 +76,6 @@ class RandomK(Scheme):
 
     @classmethod
     def decode(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
-        no_scales(frame)
         low, high, kept = _HEAD.unpack_from(frame.payload)
         received = np.frombuffer(frame.payload, np.uint8)[_HEAD.size :]
         count, left = divmod(received.size, out.itemsize)
@@ -99,7 +93,7 @@ class RandomK(Scheme):
     @classmethod
     def explain(cls, frame: Frame, space: Scratch) -> Explained:
         low, high, kept = _HEAD.unpack_from(frame.payload)
-        sent = (len(frame.payload) - _HEAD.size) // np.dtype(compute_dtype(frame.dtype)).itemsize
+        sent = (len(frame.payload) - _HEAD.size) // frame.itemsize
         return {
             "key": ([low, high], "of the random numbers that chose; the receiver draws them again"),
             "p": (kept / UNITS, f"the probability that a value is sent: {kept} / 2**24"),
@@ -108,7 +102,7 @@ class RandomK(Scheme):
 
     @classmethod
     def max_payload_nbytes(cls, frame: Frame) -> int:
-        return _HEAD.size + frame.size * np.dtype(compute_dtype(frame.dtype)).itemsize
+        return _HEAD.size + frame.size * frame.itemsize
 
     @classmethod
     def min_payload_nbytes(cls, frame: Frame) -> int:
@@ -120,7 +114,7 @@ class RandomK(Scheme):
             raise FrameError(f"randomk: p = {kept}/{UNITS}; it lies between {MIN_P:g} and 1")
         expected = frame.size * kept / UNITS
         least = max(0, math.floor(expected - 8 * math.sqrt(expected) - 8))
-        return _HEAD.size + least * np.dtype(compute_dtype(frame.dtype)).itemsize
+        return _HEAD.size + least * frame.itemsize
 
 
 def _most_kept(size: int, kept: int) -> int:

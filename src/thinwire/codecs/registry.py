@@ -1,6 +1,6 @@
 """Codec ids → schemes: an explicit list, plus what other packages offer under the entry point `thinwire.codecs`.
 
-The package makes one registry, behind `tw.codec` and `tw.decode`; its codecs and its decoder share memory to work in.
+The package makes one registry, behind `tw.codec` and `tw.decode`; what it makes and decodes shares memory to work in.
 """
 
 from __future__ import annotations
@@ -11,24 +11,26 @@ from dataclasses import fields
 from importlib.metadata import entry_points
 from typing import Any
 
-from thinwire.codecs.base import WRAPPER_OPTIONS, Codec
-from thinwire.codecs.decoding import Decoder
+import torch
+
+from thinwire import frames
+from thinwire.codecs.base import Codec
+from thinwire.codecs.decoding import CheckedFrame
 from thinwire.codecs.entropy import Entropy
-from thinwire.codecs.floats import BF16, FP16, FP32
+from thinwire.codecs.floats import BF16, FP16, FP32, Truncate
 from thinwire.codecs.int8 import Int8
-from thinwire.codecs.levels import QSGD, Dithering
-from thinwire.codecs.mqe1 import MQE1
-from thinwire.codecs.onebit import OneBit
+from thinwire.codecs.levels import Dithering, Votes
+from thinwire.codecs.qsgd import QSGD
 from thinwire.codecs.randomk import RandomK
-from thinwire.codecs.scheme import Scheme
-from thinwire.codecs.scratch import ScratchPool
+from thinwire.codecs.scheme import WRAPPER_OPTIONS, Scheme
+from thinwire.codecs.signs import MQE1, OneBit
 from thinwire.codecs.stochastic import QSGDDoubleSqueeze, Stoch3, TernGrad
+from thinwire.codecs.tensors import ScratchPool, Tensor, empty
 from thinwire.codecs.threelc import ThreeLC
 from thinwire.codecs.threshold import Threshold
 from thinwire.codecs.topk import TopK
-from thinwire.codecs.truncate import Truncate
-from thinwire.codecs.votes import Votes
-from thinwire.errors import ConfigError
+from thinwire.errors import ConfigError, FrameError
+from thinwire.frames import Frame
 
 SHIPPED: tuple[type[Scheme], ...] = (
     FP32,
@@ -53,18 +55,17 @@ SHIPPED: tuple[type[Scheme], ...] = (
 
 
 class Registry:
-    """Makes codecs by id, and finds the schemes of the frames that come.
+    """Makes codecs by id, and decodes the frames of all of them.
 
     Args:
         schemes: the first of them.
-        pool: lends the memory that its codecs and its decoder work in.
+        pool: lends the memory that its codecs and decoders work in.
         group: the entry points under which other packages offer schemes; they are loaded when first needed.
     """
 
     def __init__(self, schemes: Sequence[type[Scheme]], pool: ScratchPool, group: str = "thinwire.codecs") -> None:
         self._schemes: dict[str, type[Scheme]] = {}
         self._pool, self._group, self._loaded = pool, group, False
-        self.decoder = Decoder(self.find, pool)
         for scheme in schemes:
             self.register(scheme)
 
@@ -121,6 +122,64 @@ class Registry:
         except TypeError as error:
             raise ConfigError(f"{id}: {error}") from error
 
+    def decode(
+        self,
+        frame: bytes | bytearray | memoryview,
+        *,
+        out: Tensor | None = None,
+        accumulate: bool = False,
+        threads: int = 1,
+    ) -> torch.Tensor:
+        """Decodes one frame of any codec.
+
+        Args:
+            frame: the bytes of exactly one frame.
+            out: filled in place and returned, where given; any floating dtype, of the frame's shape.
+            accumulate: adds into `out` instead of overwriting it, without a temporary for contiguous float32.
+            threads: how many threads may share one large 3LC tensor, whoever encoded it how; 0 means one for each core.
+
+        Returns:
+            A tensor of the encoded shape and dtype on the CPU; or `out`.
+
+        Raises:
+            FrameError: not a valid frame; `out` is then untouched.
+            ConfigError: `out` does not fit, or `accumulate` without `out`.
+
+        Example:
+            >>> import torch, thinwire as tw
+            >>> tw.decode(tw.codec("int8").encode(torch.tensor([1.27, -0.5])))
+            tensor([ 1.2700, -0.5000])
+        """
+        if out is None and accumulate:
+            raise ConfigError("accumulate=True adds into `out`, and no `out` was given")
+        checked = self.open_frame(frame)
+        if out is not None:
+            checked.decode(out, accumulate=accumulate, threads=threads)
+            return out if isinstance(out, torch.Tensor) else torch.from_numpy(out)
+        parsed = checked.frame
+        try:
+            result = empty(parsed.dtype, parsed.shape)
+        except (RuntimeError, MemoryError) as error:
+            raise FrameError(f"a tensor of shape {parsed.shape} does not fit this machine's memory") from error
+        checked.decode(result, accumulate=False, threads=threads)
+        return result
+
+    def open_frame(self, frame: bytes | bytearray | memoryview) -> CheckedFrame:
+        """Parses and checks a frame without decoding it.
+
+        Raises:
+            FrameError: not a valid frame.
+        """
+        return self.open_parsed(frames.parse(frame, copy=False))
+
+    def open_parsed(self, parsed: Frame) -> CheckedFrame:
+        """As `open_frame`, for receivers that look at the header first, before a zstd stage is undone."""
+        try:
+            scheme = self.find(parsed.codec)
+        except ConfigError as error:
+            raise FrameError(f"the frame's codec is not registered here: {error}") from None
+        return CheckedFrame.of(scheme, parsed, self._pool)
+
     def _load_plugins(self) -> None:
         if not self._loaded:
             self._loaded = True
@@ -135,4 +194,4 @@ def _guess(word: str, allowed: list[str]) -> str:
 
 _ours = Registry(SHIPPED, ScratchPool())
 codec, find, ids, register = _ours.codec, _ours.find, _ours.ids, _ours.register
-decode, open_frame, open_parsed = _ours.decoder.decode, _ours.decoder.open_frame, _ours.decoder.open_parsed
+decode, open_frame, open_parsed = _ours.decode, _ours.open_frame, _ours.open_parsed

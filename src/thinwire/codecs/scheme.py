@@ -1,26 +1,29 @@
 """The contract of a scheme: how one codec id turns values into a payload and back.
 
-A scheme is a frozen dataclass; its fields are the options of its id. It has no state and knows no tensors, frames'
-bytes, residuals' memory or second stages: a `Codec` (`base.py`) puts those around it. A new scheme writes `encode` and
-`decode` on flat arrays, and registers.
+A scheme is a frozen dataclass; its fields are the options of its id, and their annotations say what is allowed. It has
+no state and knows no tensors, frames' bytes, residuals' memory or second stages: a `Codec` (`base.py`) puts those
+around it. A new scheme writes `encode` and `decode` on flat arrays, and registers.
 
 Decoding needs nothing but the frame, so `decode` and the sizes are class methods.
 """
 
 from __future__ import annotations
 
-import math
+import hashlib
+import warnings
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, TypeAlias, TypedDict
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.codecs.scratch import Scratch
-from thinwire.codecs.tensors import Flat, FloatArray
-from thinwire.errors import ConfigError, FrameError
+from thinwire.codecs.options import Between, check_options
+from thinwire.codecs.tensors import Flat, FloatArray, Scratch, ScratchPool
+from thinwire.errors import ConfigError
 from thinwire.frames import Frame
+from thinwire.kernels.contract import require_finite_magnitude
+from thinwire.kernels.numba.jit import max_magnitude
 
 Key: TypeAlias = tuple[int, int]
 """Two words of 32 bits, from which all random numbers of one tensor at one step come."""
@@ -35,6 +38,11 @@ class Payload(NamedTuple):
     scales: tuple[float, ...] = ()
     flags: int = 0
 
+    @property
+    def buffer(self) -> bytes | memoryview:
+        """The data as a frame takes it."""
+        return self.data.data if isinstance(self.data, np.ndarray) else self.data
+
 
 class StepOptions(TypedDict, total=False):
     """What may be said of one tensor at one step, to the codecs that take it (`Scheme.step_options`)."""
@@ -45,6 +53,13 @@ class StepOptions(TypedDict, total=False):
     """How many workers' trits were added (`votes`)."""
     rms: float
     """Root mean square of the loss's derivative by the values (`entropy` with `mode="rms"`)."""
+
+
+class Encoded(NamedTuple):
+    """A frame, and how many of its bytes are the payload: what the papers count."""
+
+    frame: bytes
+    payload_nbytes: int
 
 
 class Step(NamedTuple):
@@ -76,6 +91,18 @@ class Scheme(ABC):
     """Options that concern one machine alone: peers may differ in them."""
     option_flags: ClassVar[int] = 0
     """The high-byte flags (`Flags.OPTION_A` …) that its frames may carry."""
+    num_scales: ClassVar[int | None] = None
+    """How many scales a frame of values has, none of them negative; None: `decode` checks them."""
+    fuses: ClassVar[bool] = False
+    """What `fuses_residual` says of every shape."""
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    @property
+    def flags(self) -> int:
+        """The option flags of its frames that follow from the options alone."""
+        return 0
 
     @property
     def step_options(self) -> frozenset[str]:
@@ -85,10 +112,10 @@ class Scheme(ABC):
     def fuses_residual(self, shape: tuple[int, ...]) -> bool:
         """Whether `encode` adds `step.residual` and leaves there what was not sent, in the passes that it makes anyway.
 
-        For other schemes and shapes error feedback encodes the sum, decodes it and subtracts (`feedback.py`).
+        For other schemes and shapes `encode_with_residual` encodes the sum, decodes it and subtracts.
         """
         del shape
-        return False
+        return self.fuses
 
     def why_no_residual(self) -> str | None:
         """Says why a residual cannot work with these options; None where it can."""
@@ -131,52 +158,112 @@ class Scheme(ABC):
         del frame, space
         return {}
 
-    # ---- what schemes check
 
-    def check_choice(self, name: str, allowed: tuple[object, ...]) -> None:
-        """Raises ConfigError where an option is none of those."""
-        value = getattr(self, name)
-        if value not in allowed:
-            raise ConfigError(f"{self.id}: {name}={value!r}; allowed are {' and '.join(map(repr, allowed))}")
+@dataclass(frozen=True)
+class CodecOptions:
+    """A scheme and the options of every codec; what they mean, `Codec` (`base.py`) says."""
 
-    def check_number(
-        self,
-        name: str,
-        least: float,
-        most: float = math.inf,
-        *,
-        whole: bool = False,
-        above: bool = False,
-        optional: bool = False,
-    ) -> None:
-        """Raises ConfigError where an option is no number from `least` to `most`.
+    scheme: Scheme
+    entropy: Literal["zstd"] | None = field(default=None, kw_only=True)
+    error_feedback: bool | None = field(default=None, kw_only=True)
+    error_scale: Annotated[float, Between(0, 1)] = field(default=1.0, kw_only=True)
+    nonfinite: Literal["raise", "skip"] = field(default="raise", kw_only=True)
+    pool: ScratchPool = field(default_factory=ScratchPool, kw_only=True, compare=False)
 
-        Args:
-            name: of the option.
-            least: the smallest number allowed.
-            most: the largest; no option may be infinite.
-            whole: only whole numbers are.
-            above: `least` itself is not.
-            optional: None is.
-        """
-        value = getattr(self, name)
-        if optional and value is None:
-            return
-        number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
-        if not number or not least <= value <= most or abs(value) == math.inf or (above and value == least):
-            kind = "whole numbers" if whole else "finite numbers" if most == math.inf else "numbers"
-            bounds = f"{'above' if above else 'from'} {least:g}" + (f" to {most:g}" if most < math.inf else "")
-            raise ConfigError(f"{self.id}: {name}={value!r}; allowed are {'None and ' * optional}{kind} {bounds}")
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.error_feedback:
+            if reason := self.scheme.why_no_residual():
+                raise ConfigError(f"{self.id}: error_feedback=True: {reason}")
+            if self.scheme.unbiased:
+                warnings.warn(
+                    f"{self.id} is unbiased: with error feedback its rounding noise, which would average out, is kept "
+                    "and sent again (3LC §3.1 reports that stochastic 3-value quantisation then failed to converge)",
+                    UserWarning,
+                    stacklevel=4,  # who called tw.codec
+                )
+
+    @property
+    def id(self) -> str:
+        """The codec's id, one of `tw.codecs()`."""
+        return self.scheme.id
+
+    @property
+    def random(self) -> bool:
+        """Whether it draws random numbers."""
+        return self.scheme.random
+
+    @property
+    def residual_by_default(self) -> bool:
+        """Whether this codec's contexts keep a residual."""
+        return self.scheme.keeps_residual if self.error_feedback is None else self.error_feedback
+
+    def config(self) -> dict[str, Any]:
+        """Returns the codec as JSON values, with its id; `tw.codec(**config)` is an equal codec."""
+        own = {name: getattr(self, name) for name in WRAPPER_OPTIONS}
+        return {"id": self.id, **own, **{each.name: getattr(self.scheme, each.name) for each in fields(self.scheme)}}
+
+    def __repr__(self) -> str:
+        """The call that makes it, as in `tw.codec('3lc', sparsity=1.75)`."""
+        return f"tw.codec({', '.join([repr(self.id), *(f'{name}={value!r}' for name, value in self._changed())])})"
+
+    def __str__(self) -> str:
+        """The name by which a design takes it, as in `3lc[sparsity=1.75]`."""
+        changed = ",".join(f"{name}={value}" for name, value in self._changed())
+        return f"{self.id}[{changed}]" if changed else self.id
+
+    def _changed(self) -> list[tuple[str, Any]]:
+        """The options that do not have their defaults, in the order of `config()`."""
+        defaults = {each.name: each.default for owner in (self, self.scheme) for each in fields(owner)}
+        return [(name, value) for name, value in self.config().items() if name != "id" and value != defaults[name]]
 
 
-def one_scale(frame: Frame) -> float:
-    """The frame's one scale. Raises FrameError where it is another number of scales, or negative."""
-    if len(frame.scales) != 1 or frame.scales[0] < 0:
-        raise FrameError(f"{frame.codec} sends one scale of at least 0; {list(frame.scales)[:4]} came")
-    return frame.scales[0]
+WRAPPER_OPTIONS = ("entropy", "error_feedback", "error_scale", "nonfinite")
+"""The options of every codec, in the order of `config()`."""
 
 
-def no_scales(frame: Frame) -> None:
-    """Raises FrameError where scales came."""
-    if frame.scales:
-        raise FrameError(f"{frame.codec} sends no scales, {len(frame.scales)} came")
+def encode_with_residual(scheme: Scheme, flat: Flat, step: Step, space: Scratch) -> Payload:
+    """Error feedback around any scheme (3LC §3, 1-bit SGD): what is not sent now is added to the next tensor.
+
+        v = scale·residual + values        sent = decode(encode(v))        residual = v − sent
+
+    A scheme with kernels that do all of it in their own passes does so; for any other it takes three more.
+    Raises NonFiniteError before anything is changed.
+    """
+    residual = step.residual
+    if residual is None or scheme.fuses_residual(flat.shape):
+        return scheme.encode(flat, step, space)
+    size, dtype = flat.values.size, flat.values.dtype
+    total = space.array("feedback.sum", size, dtype)
+    np.multiply(residual, dtype.type(step.residual_scale), out=total)
+    total += flat.values
+    payload = scheme.encode(Flat(total, flat.dtype, flat.shape), step._replace(residual=None), space)
+    data = bytes(payload.data)  # a copy, because decoding may use the memory that it lies in
+    sent = space.array("feedback.sent", size, dtype)
+    scheme.decode(Frame(scheme.id, flat.dtype, flat.shape, payload.scales, payload.flags, data), sent, False, space)
+    np.subtract(total, sent, out=residual)
+    return Payload(data, payload.scales, payload.flags)
+
+
+def finite_magnitude(flat: Flat, step: Step | None = None) -> float:
+    """Returns the largest |v|, of the values and the step's residual. Raises NonFiniteError for NaN or Inf."""
+    residual, factor = (None, 1.0) if step is None else (step.residual, step.residual_scale)
+    largest = max_magnitude(flat.values, residual, factor)
+    require_finite_magnitude(largest)
+    return largest
+
+
+def random_key(seed: int, name: str, step: int) -> Key:
+    """Returns the key of one tensor's random numbers at one step, for the kernels' counter-based generator.
+
+    It is the first number of a Philox generator that is keyed with a hash of all three. Numbers are keyed, not
+    continued, so results depend neither on the order of layers nor on threads, and a resumed run draws what the first
+    one drew.
+
+    Example:
+        >>> random_key(1, "conv1.weight", 0) == random_key(1, "conv1.weight", 0) != random_key(1, "conv1.weight", 1)
+        True
+    """
+    digest = hashlib.blake2b(f"{seed}\0{step}\0{name}".encode(), digest_size=16).digest()
+    word = int(np.random.Philox(key=int.from_bytes(digest, "little")).random_raw())
+    return word & 0xFFFFFFFF, word >> 32

@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.codecs.scheme import Explained, Payload, Scheme
-from thinwire.codecs.scratch import Scratch
-from thinwire.codecs.tensors import FloatArray, compute_dtype
+from thinwire.codecs.tensors import FloatArray, Scratch, compute_dtype
 from thinwire.errors import ConfigError, FrameError
 from thinwire.frames import Flags, Frame
 from thinwire.frames.layout import pack_varint, parse_varint
@@ -47,12 +46,9 @@ class Sparse(Scheme):
     """
 
     keeps_residual: ClassVar[bool] = True
-    option_flags: ClassVar[int] = int(BITMAP)
+    option_flags: ClassVar[int] = BITMAP
 
     positions: Literal["auto", "bitmap", "index"] = "auto"
-
-    def __post_init__(self) -> None:
-        self.check_choice("positions", ("auto", "bitmap", "index"))
 
     @property
     def sends_signs(self) -> bool:
@@ -76,7 +72,7 @@ class Sparse(Scheme):
         payload = space.array("sparse.payload", bitmap.size + body.size, np.uint8)
         payload[: bitmap.size] = bitmap
         payload[bitmap.size :] = body
-        return Payload(payload, scales, int(BITMAP | SIGNS if scales else BITMAP))
+        return Payload(payload, scales, BITMAP | SIGNS if scales else BITMAP)
 
     def with_indices(
         self, size: int, positions: Positions, body: Bytes, scales: tuple[float, ...], space: Scratch
@@ -85,11 +81,7 @@ class Sparse(Scheme):
         count = positions.size
         words = space.array("sparse.words", -(-count * index_width(size) // 32), np.uint32)
         packed = pack_integers(positions, width=index_width(size), words=words)
-        payload = space.array("sparse.payload", _index_nbytes(size, count, body.size), np.uint8)
-        told = np.concatenate((np.frombuffer(pack_varint(count), np.uint8), packed, body))
-        payload[: told.size] = told
-        payload[told.size :] = 0
-        return Payload(payload, scales, int(SIGNS) if scales else 0)
+        return Payload(index_payload(size, count, packed, body), scales, SIGNS if scales else 0)
 
     @classmethod
     def decode(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
@@ -166,7 +158,7 @@ def _index_nbytes(size: int, count: int, body_nbytes: int) -> int:
 
 
 def _body_nbytes(frame: Frame, count: int) -> int:
-    return -(-count // 8) if frame.flags & SIGNS else count * np.dtype(compute_dtype(frame.dtype)).itemsize
+    return -(-count // 8) if frame.flags & SIGNS else count * frame.itemsize
 
 
 def _read_count(frame: Frame) -> tuple[int, int]:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
-from thinwire.codecs.scheme import Explained, Payload, Scheme, Step, one_scale
-from thinwire.codecs.scratch import Scratch
-from thinwire.codecs.tensors import Flat, FloatArray
+from thinwire.codecs.options import Between
+from thinwire.codecs.scheme import Explained, Payload, Scheme, Step, finite_magnitude
+from thinwire.codecs.tensors import Flat, FloatArray, Scratch
 from thinwire.errors import ConfigError
 from thinwire.frames import Flags, Frame
 from thinwire.kernels.contract import DIGITS_PER_CODE, require_finite_magnitude
@@ -45,18 +45,15 @@ class Trits(Scheme):
     """The packed form that the three share."""
 
     random: ClassVar[bool] = True
-    option_flags: ClassVar[int] = int(TWO_BIT)
+    option_flags: ClassVar[int] = TWO_BIT
+    num_scales: ClassVar[int] = 1
     scale_is: ClassVar[str] = "max|v|"
     """Where the scale comes from, for people."""
 
     packing: Literal["base243", "2bit"]
 
-    def __post_init__(self) -> None:
-        self.check_choice("packing", tuple(DIGITS_PER_CODE))
-
     @property
     def flags(self) -> int:
-        """The flags of its frames."""
         return TWO_BIT if self.packing == "2bit" else 0
 
     def _trits(self, flat: Flat, scale: float, limit: float, step: Step, space: Scratch) -> tuple[Payload, int]:
@@ -69,7 +66,7 @@ class Trits(Scheme):
 
     @classmethod
     def decode(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
-        scale = one_scale(frame)
+        scale = frame.scales[0]
         if frame.flags & TWO_BIT:
             unpack_two_bit(np.frombuffer(frame.payload, np.uint8), scale=scale, out=out, accumulate=accumulate)
         else:
@@ -81,7 +78,7 @@ class Trits(Scheme):
     def explain(cls, frame: Frame, space: Scratch) -> Explained:
         packing = "2bit" if frame.flags & TWO_BIT else "base243"
         return {
-            "scale": (one_scale(frame), f"{cls.scale_is}: decoded values are -scale, 0 and scale"),
+            "scale": (frame.scales[0], f"{cls.scale_is}: decoded values are -scale, 0 and scale"),
             "packing": (packing, "OPTION_A: four trits to a byte, t + 1 in two bits; without it, five in base 3"),
             "values per byte": (DIGITS_PER_CODE[packing], "the first in the lowest bits, or the highest place"),
         }
@@ -105,8 +102,7 @@ class Stoch3(Trits):
     packing: Literal["base243", "2bit"] = "base243"
 
     def encode(self, flat: Flat, step: Step, space: Scratch) -> Payload:
-        largest = max_magnitude(flat.values)
-        require_finite_magnitude(largest)
+        largest = finite_magnitude(flat)
         return self._trits(flat, largest, largest, step, space)[0]
 
 
@@ -127,16 +123,10 @@ class TernGrad(Trits):
     unbiased: ClassVar[bool] = True
     scale_is: ClassVar[str] = "max|v| after clipping, or the scale that the workers share"
 
-    clip: float = 2.5
+    clip: Annotated[float, Between(0)] = 2.5
     sigma: Literal["mean", "rms"] = "mean"
     packing: Literal["base243", "2bit"] = "2bit"
-    scale: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check_number("clip", 0)
-        self.check_choice("sigma", ("mean", "rms"))
-        self.check_number("scale", 0, optional=True)
+    scale: Annotated[float | None, Between(0)] = None
 
     @property
     def step_options(self) -> frozenset[str]:

@@ -10,19 +10,19 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
-from thinwire.codecs.scheme import Explained, Payload, Scheme, Step, one_scale
-from thinwire.codecs.scratch import Scratch
-from thinwire.codecs.tensors import Flat, FloatArray
+from thinwire.codecs.options import Between
+from thinwire.codecs.scheme import Explained, Payload, Scheme, Step
+from thinwire.codecs.tensors import Flat, FloatArray, Scratch
 from thinwire.errors import ConfigError
 from thinwire.executor import Executor, InTurn
 from thinwire.frames import Flags, Frame
 from thinwire.kernels.contract import FIRST_RUN
 from thinwire.kernels.numba import Workspace
-from thinwire.kernels.numba.ternary import COALESCE, decode_ternary, encode_ternary
+from thinwire.kernels.numba.ternary import decode_ternary, encode_ternary
 
 ZERO_RUN = int(Flags.OPTION_A)
 """The payload is zero-run encoded."""
@@ -57,13 +57,15 @@ class ThreeLC(Scheme):
     id: ClassVar[str] = "3lc"
     keeps_residual: ClassVar[bool] = True
     private_options: ClassVar[frozenset[str]] = frozenset({"threads"})
-    option_flags: ClassVar[int] = int(ZERO_RUN | PARTITION)
+    option_flags: ClassVar[int] = ZERO_RUN | PARTITION
+    num_scales: ClassVar[int] = 1
+    fuses: ClassVar[bool] = True
 
     sparsity: float = 1.0
     layout: Literal["stride", "partition"] = "stride"
     zero_run: bool = True
     paper_literal: bool = False
-    threads: int = 1
+    threads: Annotated[int, Between(0, MAX_THREADS)] = 1
     coalesce: Literal["canonical", "paper"] = "canonical"
 
     def __post_init__(self) -> None:
@@ -76,9 +78,7 @@ class ThreeLC(Scheme):
                 f"3lc: sparsity={self.sparsity!r}; it must lie in [1, 2) as a float32 "
                 "(at 2 every value would round to zero and nothing would ever be sent)"
             )
-        self.check_choice("layout", ("stride", "partition"))
-        self.check_number("threads", 0, MAX_THREADS, whole=True)
-        self.check_choice("coalesce", COALESCE)
+        super().__post_init__()
         if self.coalesce == "paper" and self.threads == 0:
             raise ConfigError(
                 "3lc: coalesce='paper' with threads=0 would make other bytes on other machines; say how many"
@@ -89,9 +89,6 @@ class ThreeLC(Scheme):
         """Whether one call of a kernel encodes many tensors with these options."""
         literal = self.paper_literal or self.coalesce == "paper"
         return self.layout == "stride" and self.zero_run and self.threads == 1 and not literal
-
-    def fuses_residual(self, shape: tuple[int, ...]) -> bool:
-        return True
 
     def encode(self, flat: Flat, step: Step, space: Scratch) -> Payload:
         size, executor = flat.values.size, space.pool.executor
@@ -123,14 +120,13 @@ class ThreeLC(Scheme):
 
     @property
     def flags(self) -> int:
-        """The flags of its frames."""
         return (ZERO_RUN if self.zero_run else 0) | (PARTITION if self.layout == "partition" else 0)
 
     @classmethod
     def decode(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
         executor = space.pool.executor
         options: dict[str, Any] = {
-            "scale": one_scale(frame),
+            "scale": frame.scales[0],
             "out": out,
             "layout": "partition" if frame.flags & PARTITION else "stride",
             "zero_run": frame.flags & ZERO_RUN != 0,
@@ -150,7 +146,7 @@ class ThreeLC(Scheme):
         partition, zero_run = bool(frame.flags & PARTITION), bool(frame.flags & ZERO_RUN)
         runs = int(np.count_nonzero(np.frombuffer(frame.payload, np.uint8) >= FIRST_RUN)) if zero_run else 0
         return {
-            "m": (one_scale(frame), "max|v| · sparsity: decoded values are -m, 0 and m"),
+            "m": (frame.scales[0], "max|v| · sparsity: decoded values are -m, 0 and m"),
             "zero runs": (zero_run, "OPTION_A: a byte of 243 … 255 stands for 2 … 14 groups of five zeros"),
             "layout": (
                 "partition" if partition else "stride",

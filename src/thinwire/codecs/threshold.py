@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
-from thinwire.codecs.scheme import Payload, Step
-from thinwire.codecs.scratch import Scratch
+from thinwire.codecs.options import Between
+from thinwire.codecs.scheme import Payload, Step, finite_magnitude
 from thinwire.codecs.sparse import BITMAP, SIGNS, Sparse
-from thinwire.codecs.tensors import Flat, FloatArray
+from thinwire.codecs.tensors import Flat, FloatArray, Scratch
 from thinwire.kernels.contract import require_finite_magnitude
 from thinwire.kernels.numba.bits import positions_of
-from thinwire.kernels.numba.jit import max_magnitude
 from thinwire.kernels.numba.select import checked_sample_of, take
 
 MIN_SAMPLE = 1000
@@ -38,26 +37,17 @@ class Threshold(Sparse):
     """
 
     id: ClassVar[str] = "threshold"
-    option_flags: ClassVar[int] = int(BITMAP | SIGNS)
+    option_flags: ClassVar[int] = BITMAP | SIGNS
+    fuses: ClassVar[bool] = True
 
-    fraction: float = 0.05
-    sample: int | None = None
-    tau: float | None = None
+    fraction: Annotated[float, Between(0, 1, above=True)] = 0.05
+    sample: Annotated[int | None, Between(1)] = None
+    tau: Annotated[float | None, Between(0, above=True)] = None
     send: Literal["values", "tau"] = "values"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check_number("fraction", 0, 1, above=True)
-        self.check_number("sample", 1, whole=True, optional=True)
-        self.check_number("tau", 0, above=True, optional=True)
-        self.check_choice("send", ("values", "tau"))
 
     @property
     def sends_signs(self) -> bool:
         return self.send == "tau"
-
-    def fuses_residual(self, shape: tuple[int, ...]) -> bool:
-        return True
 
     def encode(self, flat: Flat, step: Step, space: Scratch) -> Payload:
         values, signs = flat.values, self.sends_signs
@@ -66,7 +56,7 @@ class Threshold(Sparse):
         if self.tau is None:
             bound = self._sampled(values, step)
         else:
-            require_finite_magnitude(max_magnitude(values, step.residual, step.residual_scale))
+            finite_magnitude(flat, step)
             bound = self.least(values.dtype)
         # The values are gathered right behind the bitmap, where most payloads have them.
         nbytes, wide = -(-size // 8), values.dtype.itemsize

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
-from thinwire.codecs.scheme import Payload, Step
-from thinwire.codecs.scratch import Scratch
+from thinwire.codecs.options import Between
+from thinwire.codecs.scheme import Payload, Step, finite_magnitude
 from thinwire.codecs.sparse import Positions, Sparse
-from thinwire.codecs.tensors import Flat, FloatArray
-from thinwire.kernels.contract import require_finite_magnitude
+from thinwire.codecs.tensors import Flat, FloatArray, Scratch
 from thinwire.kernels.numba.bits import set_bits
-from thinwire.kernels.numba.jit import max_magnitude
 from thinwire.kernels.numba.select import select_top
 
 
@@ -31,21 +29,14 @@ class TopK(Sparse):
     """
 
     id: ClassVar[str] = "topk"
+    fuses: ClassVar[bool] = True
 
-    fraction: float = 0.01
-    k: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check_number("fraction", 0, 1, above=True)
-        self.check_number("k", 1, whole=True, optional=True)
-
-    def fuses_residual(self, shape: tuple[int, ...]) -> bool:
-        return True
+    fraction: Annotated[float, Between(0, 1, above=True)] = 0.01
+    k: Annotated[int | None, Between(1)] = None
 
     def encode(self, flat: Flat, step: Step, space: Scratch) -> Payload:
         values, residual = flat.values, step.residual
-        require_finite_magnitude(max_magnitude(values, residual, step.residual_scale))
+        finite_magnitude(flat, step)
         if residual is not None:
             if step.residual_scale != 1:
                 residual *= residual.dtype.type(step.residual_scale)

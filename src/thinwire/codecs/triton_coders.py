@@ -6,19 +6,19 @@ A scheme that is not in `CODERS` runs on the CPU, and so do the options that its
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
-from thinwire.codecs import int8, onebit, sparse, stochastic, threelc
+from thinwire.codecs import int8, signs, sparse, stochastic, threelc
 from thinwire.codecs.device import DeviceCoder, Entry, Pending
 from thinwire.codecs.int8 import Int8
-from thinwire.codecs.onebit import OneBit
-from thinwire.codecs.scheme import Payload, Scheme, one_scale
-from thinwire.codecs.scratch import Scratch
+from thinwire.codecs.scheme import Payload, Scheme
+from thinwire.codecs.signs import OneBit
 from thinwire.codecs.sparse import Sparse
 from thinwire.codecs.stochastic import QSGDDoubleSqueeze, Stoch3, TernGrad
+from thinwire.codecs.tensors import Scratch
 from thinwire.codecs.threelc import ThreeLC
 from thinwire.codecs.threshold import Threshold
 from thinwire.codecs.topk import TopK
@@ -41,32 +41,18 @@ _NUMPY_TYPES: dict[torch.dtype, np.dtype[Any]] = {
 }
 
 
-def _values(entries: Sequence[Entry]) -> list[torch.Tensor]:
-    return [entry.flat.values for entry in entries]
-
-
-def _given(entries: Sequence[Entry], workspace: DeviceWorkspace) -> dict[str, Any]:
-    """What every encoding kernel takes beside the values."""
-    return {
-        "residuals": [entry.residual for entry in entries if entry.residual is not None] or None,
-        "residual_scale": entries[0].residual_scale,
-        "together": entries[0].together,
-        "workspace": workspace,
-    }
-
-
 class _ThreeLC(DeviceCoder[ThreeLC]):
     def encodes(self, scheme: ThreeLC) -> bool:
         return scheme.coalesce == "canonical"  # the paper's joins depend on the number of threads
 
-    def start(self, scheme: ThreeLC, entries: Sequence[Entry], workspace: DeviceWorkspace) -> Pending:
+    def start(self, scheme: ThreeLC, entries: Sequence[Entry], values: list[torch.Tensor], **given: Any) -> Pending:
         return encode_ternary(
-            _values(entries),
+            values,
             sparsity=scheme.sparsity,
             layout=scheme.layout,
             zero_run=scheme.zero_run,
             paper_literal=scheme.paper_literal,
-            **_given(entries, workspace),
+            **given,
         )
 
     def payload(self, scheme: ThreeLC, entry: Entry, sent: Sent) -> Payload:
@@ -74,35 +60,24 @@ class _ThreeLC(DeviceCoder[ThreeLC]):
             raise NonFiniteError(non_finite(sent.largest, scheme.sparsity))
         return Payload(sent.payload, (sent.scale,), scheme.flags)
 
-    def decode(
-        self, frame: Frame, out: torch.Tensor, accumulate: bool, workspace: DeviceWorkspace, space: Scratch
-    ) -> None:
+    def decode(self, frame: Frame, space: Scratch, **into: Any) -> None:
         decode_ternary(
             frame.payload,
-            scale=one_scale(frame),
-            out=out,
+            scale=frame.scales[0],
             layout="partition" if frame.flags & threelc.PARTITION else "stride",
             zero_run=bool(frame.flags & threelc.ZERO_RUN),
-            accumulate=accumulate,
-            workspace=workspace,
+            **into,
         )
 
 
 class _Int8(DeviceCoder[Int8]):
-    def start(self, scheme: Int8, entries: Sequence[Entry], workspace: DeviceWorkspace) -> Pending:
-        values = _values(entries)
+    def start(self, scheme: Int8, entries: Sequence[Entry], values: list[torch.Tensor], **given: Any) -> Pending:
         largest_scale = float(int8.largest_scale(_NUMPY_TYPES[values[0].dtype]))
-        return encode_int8(values, largest_scale=largest_scale, **_given(entries, workspace))
+        return encode_int8(values, largest_scale=largest_scale, **given)
 
-    def payload(self, scheme: Int8, entry: Entry, sent: Sent) -> Payload:
-        require_finite_magnitude(sent.largest)
-        return Payload(sent.payload, (sent.scale,))
-
-    def decode(
-        self, frame: Frame, out: torch.Tensor, accumulate: bool, workspace: DeviceWorkspace, space: Scratch
-    ) -> None:
-        levels, scale = int8.levels_of(frame, _NUMPY_TYPES[out.dtype])
-        decode_int8(levels, scale=scale, out=out, accumulate=accumulate, workspace=workspace)
+    def decode(self, frame: Frame, space: Scratch, **into: Any) -> None:
+        levels, scale = int8.levels_of(frame, _NUMPY_TYPES[into["out"].dtype])
+        decode_int8(levels, scale=scale, **into)
 
 
 class _OneBit(DeviceCoder[OneBit]):
@@ -110,58 +85,43 @@ class _OneBit(DeviceCoder[OneBit]):
         return scheme.zeros == "plus"
 
     def decodes(self, frame: Frame) -> bool:
-        return not frame.flags & onebit.ZEROS_KEPT
+        return not frame.flags & signs.ZEROS_KEPT
 
-    def start(self, scheme: OneBit, entries: Sequence[Entry], workspace: DeviceWorkspace) -> Pending:
-        return encode_signs(_values(entries), norm=scheme.norm, **_given(entries, workspace))
+    def start(self, scheme: OneBit, entries: Sequence[Entry], values: list[torch.Tensor], **given: Any) -> Pending:
+        return encode_signs(values, norm=scheme.norm, **given)
 
-    def payload(self, scheme: OneBit, entry: Entry, sent: Sent) -> Payload:
-        require_finite_magnitude(sent.largest)
-        return Payload(sent.payload, (sent.scale,))
-
-    def decode(
-        self, frame: Frame, out: torch.Tensor, accumulate: bool, workspace: DeviceWorkspace, space: Scratch
-    ) -> None:
-        decode_signs(frame.payload, scale=one_scale(frame), out=out, accumulate=accumulate, workspace=workspace)
+    def decode(self, frame: Frame, space: Scratch, **into: Any) -> None:
+        decode_signs(frame.payload, scale=frame.scales[0], **into)
 
 
 _Trits = TypeVar("_Trits", bound=stochastic.Trits)
 
 
-class _RandomTrits(DeviceCoder[_Trits], Generic[_Trits]):
+class _RandomTrits(DeviceCoder[_Trits]):
     """What the random trits share: the packed form, and how it is read."""
 
-    def start(self, scheme: _Trits, entries: Sequence[Entry], workspace: DeviceWorkspace) -> Pending:
+    def start(self, scheme: _Trits, entries: Sequence[Entry], values: list[torch.Tensor], **given: Any) -> Pending:
         keys = [entry.step.key for entry in entries]
-        return encode_stochastic(_values(entries), keys=keys, packing=scheme.packing, **_given(entries, workspace))
+        return encode_stochastic(values, keys=keys, packing=scheme.packing, **given)
 
-    def payload(self, scheme: _Trits, entry: Entry, sent: Sent) -> Payload:
-        require_finite_magnitude(sent.largest)
-        return Payload(sent.payload, (sent.scale,), scheme.flags)
-
-    def decode(
-        self, frame: Frame, out: torch.Tensor, accumulate: bool, workspace: DeviceWorkspace, space: Scratch
-    ) -> None:
-        scale = one_scale(frame)
+    def decode(self, frame: Frame, space: Scratch, **into: Any) -> None:
         if frame.flags & stochastic.TWO_BIT:
-            decode_two_bit(frame.payload, scale=scale, out=out, accumulate=accumulate, workspace=workspace)
+            decode_two_bit(frame.payload, scale=frame.scales[0], **into)
         else:
-            decode_ternary(
-                frame.payload, scale=scale, out=out, zero_run=False, accumulate=accumulate, workspace=workspace
-            )
+            decode_ternary(frame.payload, scale=frame.scales[0], zero_run=False, **into)
 
 
 class _TernGrad(_RandomTrits[TernGrad]):
-    def start(self, scheme: TernGrad, entries: Sequence[Entry], workspace: DeviceWorkspace) -> Pending:
+    def start(self, scheme: TernGrad, entries: Sequence[Entry], values: list[torch.Tensor], **given: Any) -> Pending:
         return encode_stochastic(
-            _values(entries),
+            values,
             keys=[entry.step.key for entry in entries],
             packing=scheme.packing,
             clip=scheme.clip,
             centred=scheme.sigma == "mean",
             min_spread=stochastic.MIN_SPREAD,
             scales=[scheme.asked_scale(entry.step) for entry in entries],
-            **_given(entries, workspace),
+            **given,
         )
 
     def payload(self, scheme: TernGrad, entry: Entry, sent: Sent) -> Payload:
@@ -192,7 +152,7 @@ class _QSGDDoubleSqueeze(_RandomTrits[QSGDDoubleSqueeze]):
 _Sparse = TypeVar("_Sparse", bound=Sparse)
 
 
-class _Selecting(DeviceCoder[_Sparse], Generic[_Sparse]):
+class _Selecting(DeviceCoder[_Sparse]):
     """What schemes share that send some of the values; frames are checked and positions expanded on the host."""
 
     def payload(self, scheme: _Sparse, entry: Entry, sent: Chosen) -> Payload:
@@ -204,11 +164,9 @@ class _Selecting(DeviceCoder[_Sparse], Generic[_Sparse]):
         flags = (sparse.BITMAP if sent.bitmap else 0) | (sparse.SIGNS if scheme.sends_signs else 0)
         return Payload(data, (sent.threshold,) if scheme.sends_signs else (), flags)
 
-    def decode(
-        self, frame: Frame, out: torch.Tensor, accumulate: bool, workspace: DeviceWorkspace, space: Scratch
-    ) -> None:
+    def decode(self, frame: Frame, space: Scratch, **into: Any) -> None:
         positions, chosen = sparse.read(frame, space)
-        scatter(positions, chosen, out=out, accumulate=accumulate, workspace=workspace)
+        scatter(positions, chosen, **into)
 
     def form(self, scheme: _Sparse, dtype: torch.dtype) -> Callable[[int, int], Form]:
         """How the positions of some of a tensor's values travel."""
@@ -221,15 +179,13 @@ class _Selecting(DeviceCoder[_Sparse], Generic[_Sparse]):
 
 
 class _TopK(_Selecting[TopK]):
-    def start(self, scheme: TopK, entries: Sequence[Entry], workspace: DeviceWorkspace) -> Pending:
-        values = _values(entries)
+    def start(self, scheme: TopK, entries: Sequence[Entry], values: list[torch.Tensor], **given: Any) -> Pending:
         ks = [scheme.count(tensor.numel()) for tensor in values]
-        return encode_top(values, ks=ks, form=self.form(scheme, values[0].dtype), **_given(entries, workspace))
+        return encode_top(values, ks=ks, form=self.form(scheme, values[0].dtype), **given)
 
 
 class _Threshold(_Selecting[Threshold]):
-    def start(self, scheme: Threshold, entries: Sequence[Entry], workspace: DeviceWorkspace) -> Pending:
-        values = _values(entries)
+    def start(self, scheme: Threshold, entries: Sequence[Entry], values: list[torch.Tensor], **given: Any) -> Pending:
         dtype = values[0].dtype
         return encode_from(
             values,
@@ -238,7 +194,7 @@ class _Threshold(_Selecting[Threshold]):
             fraction=scheme.fraction,
             signs=scheme.sends_signs,
             form=self.form(scheme, dtype),
-            **_given(entries, workspace),
+            **given,
         )
 
 

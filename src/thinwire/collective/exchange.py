@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import cast
 
-from thinwire.codecs.sums import Values
+from thinwire.codecs.decoding import Values
 from thinwire.collective.shard import Shard
 from thinwire.errors import ConfigError, FrameError, NonFiniteError, ProtocolError, TransportError
 from thinwire.packets import HEAD_NBYTES, LENGTH_NBYTES, parse, segments

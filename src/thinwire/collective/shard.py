@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from thinwire.codecs import Context, encode_all, open_frame
-from thinwire.codecs.sums import GradientSums, Values
+from thinwire.codecs.decoding import GradientSums, Values
 from thinwire.codecs.tensors import FloatArray
 from thinwire.codecs.ternary_batch import TernaryBatch
 from thinwire.errors import FrameError, NonFiniteError

@@ -105,6 +105,11 @@ class Frame:
         return math.prod(self.shape)
 
     @property
+    def itemsize(self) -> int:
+        """Bytes of a value that travels in full precision: float32, or float64 where the tensor is."""
+        return 8 if self.dtype == "fp64" else 4
+
+    @property
     def non_finite(self) -> bool:
         """True where the sender refused its tensor (NaN or Inf) and asks everyone to skip the step."""
         return self.flags & NON_FINITE != 0

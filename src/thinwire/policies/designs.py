@@ -11,9 +11,9 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from thinwire.codecs import Codec
+from thinwire.codecs.levels import Votes
 from thinwire.codecs.registry import codec
 from thinwire.codecs.stochastic import TernGrad
-from thinwire.codecs.votes import Votes
 from thinwire.errors import ConfigError
 from thinwire.policies.compression import MIN_NUMEL, Compression, Exclude, check_pull_codec
 from thinwire.policies.compression import compression as find_compression

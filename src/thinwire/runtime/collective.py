@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from thinwire.codecs.sums import Values
+from thinwire.codecs.decoding import Values
 from thinwire.codecs.tensors import off_host, store_tensor
 from thinwire.collective.core import Bucket, Collective
 from thinwire.collective.exchange import Exchange, Group, Pass, Send, abort_packet

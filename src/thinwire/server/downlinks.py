@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from thinwire.codecs import Codec, Context, Step
+from thinwire.codecs.levels import Votes
 from thinwire.codecs.tensors import Flat, FloatArray
-from thinwire.codecs.votes import Votes
 from thinwire.errors import NonFiniteError
 from thinwire.packets import BatchedTensor, EncodedTensor
 from thinwire.policies.compression import is_batched
@@ -153,7 +153,7 @@ class Downlink(ABC):
             accumulate: adds into `out` instead of overwriting it.
         """
         flat, step = Flat(values.reshape(-1), "fp32", self.shape), Step(key=self.codec.key(0, self.name, version))
-        return self.codec.encode_decoded(flat, step, self.name, out.reshape(-1), accumulate=accumulate)
+        return self.codec.encode_flat(flat, step, self.name, out.reshape(-1), accumulate=accumulate).frame
 
 
 class ModelDelta(Downlink):

@@ -1,0 +1,58 @@
+"""What values options may have: said once, by the annotations of a dataclass's fields."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from dataclasses import fields
+from types import UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+from thinwire.errors import ConfigError
+
+
+class Between(NamedTuple):
+    """The numbers that an option may have: `fraction: Annotated[float, Between(0, 1)]`. None may be infinite."""
+
+    least: float
+    most: float = math.inf
+    above: bool = False
+    """Whether `least` itself is refused."""
+
+
+def check_options(options: Any) -> None:
+    """Raises ConfigError where a field of a dataclass with an `id` has a value that its annotation does not allow.
+
+    What annotations say: `Literal["a", "b"]`, `bool`, `Annotated[int, Between(1, 9)]`, and any of these `| None`.
+    """
+    for name, (allowed, between, whole, optional) in _rules(type(options)).items():
+        value, said = getattr(options, name), f"{options.id}: {name}={getattr(options, name)!r}; allowed are "
+        if optional and value is None:
+            continue
+        if allowed and value not in allowed:
+            raise ConfigError(said + " and ".join(map(repr, (*[None] * optional, *allowed))))
+        if between is not None:
+            least, most, above = between
+            number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+            if not number or not least <= value <= most or abs(value) == math.inf or (above and value == least):
+                numbers = "whole numbers" if whole else "finite numbers" if most == math.inf else "numbers"
+                limits = f"{'above' if above else 'from'} {least:g}" + (f" to {most:g}" if most < math.inf else "")
+                raise ConfigError(f"{said}{'None and ' * optional}{numbers} {limits}")
+
+
+@functools.cache
+def _rules(kind: type[Any]) -> dict[str, tuple[tuple[object, ...], Between | None, bool, bool]]:
+    """By option: the values allowed, the numbers allowed, whether only whole ones are, and whether None is."""
+    rules, hints = {}, get_type_hints(kind, include_extras=True)
+    for name in (field.name for field in fields(kind)):
+        between = next((one for one in getattr(hints[name], "__metadata__", ()) if isinstance(one, Between)), None)
+        hint = hints[name].__origin__ if get_origin(hints[name]) is Annotated else hints[name]
+        kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        literals = [
+            (True, False) if one is bool else get_args(one)
+            for one in kinds
+            if one is bool or get_origin(one) is Literal
+        ]
+        rules[name] = tuple(itertools.chain(*literals)), between, float not in kinds, type(None) in kinds
+    return rules
