@@ -75,7 +75,7 @@ class Codec(CodecOptions):
             ConfigError: step options that this codec does not take.
         """
         step = Step(key=key or self.key(0, "", 0), **self._checked(options))
-        if device.encodes(self.scheme, tensor):
+        if device.encodes(tensor, self.scheme):
             entry = self.entry(flatten_on_device(tensor, name), None, step, name)
             return device.Batch([entry], self.pool).finish()[0].frame
         return self.encode_flat(flatten(tensor, name), step, name).frame
@@ -88,7 +88,7 @@ class Codec(CodecOptions):
             name: used in error messages, and to give every tensor random numbers of its own.
             seed: of the random numbers; workers that average their results must have different ones.
         """
-        like = flatten_on_device(tensor) if device.encodes(self.scheme, tensor) else flatten(tensor)
+        like = flatten_on_device(tensor) if device.encodes(tensor, self.scheme) else flatten(tensor)
         return Context(self, like, name=name, seed=seed)
 
     def key(self, seed: int, name: str, step: int) -> Key:
@@ -107,7 +107,7 @@ class Codec(CodecOptions):
             >>> tw.codec("terngrad", clip=0).local_scale(torch.tensor([0.5, -2.0]))
             2.0
         """
-        if device.encodes(self.scheme, tensor) and tensor.numel():
+        if device.encodes(tensor, self.scheme) and tensor.numel():
             return device.local_scale(self.scheme, flatten_on_device(tensor).values, self.pool)
         return self.scheme.local_scale(flatten(tensor).values)
 

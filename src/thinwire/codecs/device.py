@@ -143,7 +143,7 @@ def why_not_encoded(scheme: Scheme, device: torch.device) -> str | None:
     return None if coder and coder.encodes(scheme) else f"{scheme.id} (as configured) has no GPU kernels"
 
 
-def encodes(scheme: Scheme, tensor: object) -> TypeGuard[torch.Tensor]:
+def encodes(tensor: object, scheme: Scheme) -> TypeGuard[torch.Tensor]:
     """Whether a tensor is encoded on its own device, where it is not the host's; warns of what it costs if not."""
     if not off_host(tensor):
         return False

@@ -71,7 +71,7 @@ class _Levels(Scheme):
         return Payload(payload, (scale, float(top)), self.flags)
 
     @classmethod
-    def unpacked(cls, frame: Frame, space: Scratch) -> tuple[NDArray[np.int32], int]:
+    def unpacked(cls, frame: Frame, space: Scratch) -> tuple[NDArray[Any], int]:
         """The levels, and N. Raises FrameError."""
         top, levels = cls.top(frame), space.array("levels.unpacked", frame.size, np.int32)
         largest = unpack_integers(frame.payload, offset=top, width=width_of(top), out=levels)

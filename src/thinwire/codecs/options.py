@@ -26,7 +26,8 @@ def check_options(options: Any) -> None:
 
     What annotations say: `Literal["a", "b"]`, `bool`, `Annotated[int, Between(1, 9)]`, and any of these `| None`.
     """
-    for name, (allowed, between, whole, optional) in _rules(type(options)).items():
+    kind: Any = type(options)
+    for name, (allowed, between, whole, optional) in _rules(kind).items():
         value, said = getattr(options, name), f"{options.id}: {name}={getattr(options, name)!r}; allowed are "
         if optional and value is None:
             continue
