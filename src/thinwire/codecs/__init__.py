@@ -1,8 +1,8 @@
 """Tensor ↔ payload ↔ frame.
 
 `scheme.py` is the contract of what turns values into a payload, and one file per family fulfils it; `base.py` has the
-codec around a scheme and the context of one tensor; `registry.py` lists them, `encoding.py` and `decoding.py` are the
-two directions.
+codec around a scheme and the context of one tensor, `encoding.py` many at once; `registry.py` lists the schemes and
+decodes frames, `decoding.py` checks them and adds them up.
 
 `thinwire.codecs` is a package and, called, the list of codec ids: `tw.codecs()`.
 """
@@ -15,10 +15,12 @@ from types import ModuleType
 from thinwire.codecs.base import Codec, Context
 from thinwire.codecs.decoding import CheckedFrame
 from thinwire.codecs.encoding import Encoding, encode_all
+from thinwire.codecs.options import Between
 from thinwire.codecs.registry import codec, decode, find, ids, open_frame, open_parsed, register
 from thinwire.codecs.scheme import Payload, Scheme, Step, StepOptions
 
 __all__ = [
+    "Between",
     "CheckedFrame",
     "Codec",
     "Context",
