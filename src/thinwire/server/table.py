@@ -15,8 +15,8 @@ import torch
 
 from thinwire import frames
 from thinwire.codecs import CheckedFrame, Codec, decode, open_parsed
-from thinwire.codecs.registry import codec as make_codec
 from thinwire.codecs.decoding import Gradient, GradientSums
+from thinwire.codecs.registry import codec as make_codec
 from thinwire.codecs.tensors import FloatArray
 from thinwire.errors import FrameError, NonFiniteError, ProtocolError
 from thinwire.packets import BatchedTensor, EncodedTensor
