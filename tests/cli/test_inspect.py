@@ -98,6 +98,17 @@ EXPLAINED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"scale": pytest.approx(10**0.5), "zeros kept": True, "bits": "positive where set"},
     ),
     "topk": ({}, {"positions": "index", "bits per position": 9, "values sent": 2, "bits per value sent": 32}),
+    "blocktopk": (
+        {"block": 100, "k": 4},
+        {
+            "layout": "flat",
+            "block": [1, 100],
+            "k": 4,
+            "values sent": 2,
+            "bits per value sent": any,
+            "levels": [-2.0, 4.0, 0.0, 0.0],
+        },
+    ),
     "threshold": (
         {"tau": 1.5, "send": "tau", "positions": "bitmap"},
         {"positions": "bitmap", "bits per position": 1, "values sent": 2, "bits per value sent": 1, "tau": 1.5},

@@ -49,4 +49,6 @@ def test_every_codec_has_a_section_with_its_options_flags_bits_and_source() -> N
         assert named == {flag.name for flag in Flags if int(flag) & codec.option_flags}, codec.id
         assert "Bits per value:" in section, codec.id
         assert re.search(r"Payload: .*Scales?: ", section, re.S), codec.id
-        assert re.search(r"^- Source: .*(3LC|TernGrad|DoubleSqueeze|Wu 2018|QSGD|Øland)", section, re.M), codec.id
+        assert re.search(r"^- Source: .*(3LC|TernGrad|DoubleSqueeze|Wu 2018|QSGD|Øland|SparseLoCo)", section, re.M), (
+            codec.id
+        )

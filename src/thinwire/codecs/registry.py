@@ -15,6 +15,7 @@ import torch
 
 from thinwire import frames
 from thinwire.codecs.base import Codec
+from thinwire.codecs.blocktopk import BlockTopK
 from thinwire.codecs.decoding import CheckedFrame
 from thinwire.codecs.entropy import Entropy
 from thinwire.codecs.floats import BF16, FP16, FP32, Truncate
@@ -44,6 +45,7 @@ SHIPPED: tuple[type[Scheme], ...] = (
     MQE1,
     OneBit,
     TopK,
+    BlockTopK,
     Threshold,
     RandomK,
     QSGD,

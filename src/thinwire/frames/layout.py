@@ -43,6 +43,7 @@ CODEC_NUMBERS: dict[str, int] = {
     "entropy": 16,
     "votes": 17,
     "qsgd-ds": 18,
+    "blocktopk": 19,
 }
 
 DTYPE_NUMBERS: dict[str, int] = {"fp32": 1, "fp16": 2, "bf16": 3, "fp64": 4}

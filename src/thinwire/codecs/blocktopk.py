@@ -1,0 +1,189 @@
+"""`blocktopk`: the k largest magnitudes of every block, rounded to a few levels (SparseLoCo; DeMo, with its transform).
+
+    payload:  block, k (varints) · bits (1 byte) · number of values sent (varint) · coded positions and levels · zeros
+
+The zeros make a payload at least one byte per 4,096 values of the tensor and per 64 values sent, so that a few bytes
+cannot claim a tensor that fills the memory.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+import numpy as np
+
+from thinwire.codecs.scheme import Explained, Payload, Scheme, Step
+from thinwire.codecs.scratch import Scratch
+from thinwire.codecs.tensors import Flat, FloatArray
+from thinwire.errors import FrameError, NonFiniteError
+from thinwire.frames import Flags, Frame, varint
+from thinwire.kernels.contract import Bytes, require_finite_magnitude
+from thinwire.kernels.numba.blocktopk import Blocks, put, round_to_bins, select_blocks, take_from
+from thinwire.kernels.numba.magnitude import max_magnitude
+from thinwire.kernels.numba.positions import decode_positions, encode_positions
+
+TILES = int(Flags.OPTION_A)
+"""Blocks are tiles of a matrix; without it, stretches of neighbouring values."""
+
+MIN_BLOCK, MAX_BLOCK = 16, 1 << 16
+MAX_BITS = 8
+SMALLEST_TILE = 1 / 16
+"""Where divisors leave tiles of less than this share of a block, stretches are taken instead."""
+VALUES_PER_BYTE, SENT_PER_BYTE = 4096, 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockTopK(Scheme):
+    """0.13 bits a value at the defaults, 8 to 9 a value sent, with a residual.
+
+    Args:
+        block: values in a block, 16 … 65,536.
+        k: how many of them are sent; of a smaller block the same share, rounded up.
+        bits: a value sent is rounded to one of 2**bits levels, which travel with it.
+        layout: `"flat"` cuts the tensor into stretches of `block` values, whatever its shape; `"tiles"` cuts a matrix
+            into tiles, each axis by its largest divisor up to √block, as SparseLoCo and DeMo do.
+    """
+
+    id: ClassVar[str] = "blocktopk"
+    keeps_residual: ClassVar[bool] = True
+    option_flags: ClassVar[int] = TILES
+
+    block: int = 4096
+    k: int = 64
+    bits: int = 2
+    layout: Literal["flat", "tiles"] = "flat"
+
+    def __post_init__(self) -> None:
+        self.check_number("block", MIN_BLOCK, MAX_BLOCK, whole=True)
+        self.check_number("k", 1, self.block, whole=True)
+        self.check_number("bits", 1, MAX_BITS, whole=True)
+        self.check_choice("layout", ("flat", "tiles"))
+
+    def fuses_residual(self, shape: tuple[int, ...]) -> bool:
+        return True
+
+    def encode(self, flat: Flat, step: Step, space: Scratch) -> Payload:
+        values, residual = flat.values, step.residual
+        largest = max_magnitude(values, residual, step.residual_scale)
+        require_finite_magnitude(largest)
+        most = float(np.finfo(values.dtype).max) / 2
+        if largest > most:
+            raise NonFiniteError(
+                f"largest magnitude {largest:g} is above {most:g}, half the range: what is not sent may overflow; "
+                "nothing was changed: scale the values down"
+            )
+        blocks = blocks_of(flat.shape, self.block, self.k, self.layout == "tiles")
+        selected = select_blocks(values, blocks, residual=residual, residual_scale=step.residual_scale)
+        codes = space.array("blocktopk.codes", selected.values.size, np.uint8)
+        book = round_to_bins(selected.values, self.bits, codes)
+        if residual is not None:
+            take_from(residual, blocks, selected, codes, book)
+        coded = encode_positions(selected.counts, selected.places, codes, bits=self.bits, blocks=blocks)
+        head = b"".join((*map(varint.write, (self.block, self.k, self.bits, codes.size)),))
+        told = len(head) + coded.size
+        payload = space.array("blocktopk.payload", _padded(told, values.size, codes.size), np.uint8)
+        payload[: len(head)] = np.frombuffer(head, np.uint8)
+        payload[len(head) : told] = coded
+        payload[told:] = 0
+        return Payload(payload, tuple(book.tolist()), TILES if self.layout == "tiles" else 0)
+
+    @classmethod
+    def decode(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
+        sent = _read(frame)
+        put(out, sent.positions, sent.codes, np.array(frame.scales, out.dtype), accumulate)
+
+    @classmethod
+    def explain(cls, frame: Frame, space: Scratch) -> Explained:
+        head, sent = _head(frame), _read(frame)
+        blocks = head.blocks
+        tiles = bool(frame.flags & TILES)
+        return {
+            "layout": ("tiles" if tiles else "flat", "OPTION_A: blocks are tiles of a matrix; without it, stretches"),
+            "block": ([blocks.tile_rows, blocks.tile_columns], f"rows and columns; {blocks.number} blocks"),
+            "k": (head.k, f"of {head.block} values are sent: the largest magnitudes of each block"),
+            "values sent": (head.sent, f"of {frame.size}; the others decode to 0"),
+            "bits per value sent": (
+                8 * sent.nbytes / max(1, head.sent),
+                "its position and its level, as they are coded",
+            ),
+            "levels": (list(frame.scales[:8]), f"what the levels decode to, of {1 << head.bits}"),
+        }
+
+    @classmethod
+    def max_payload_nbytes(cls, frame: Frame) -> int:
+        """No decision of the code takes more than 12 bits; those of a value are few."""
+        return 64 + 9 * frame.size
+
+    @classmethod
+    def min_payload_nbytes(cls, frame: Frame) -> int:
+        head = _head(frame)
+        return _padded(head.nbytes + 4, frame.size, head.sent)
+
+
+class _Head(NamedTuple):
+    """What a payload begins with, checked, and how many bytes that takes."""
+
+    block: int
+    k: int
+    bits: int
+    sent: int
+    blocks: Blocks
+    nbytes: int
+
+
+class _Sent(NamedTuple):
+    """The values sent: where they belong, and which levels they have."""
+
+    positions: np.ndarray[tuple[int], np.dtype[np.int64]]
+    codes: Bytes
+    nbytes: int
+
+
+def blocks_of(shape: tuple[int, ...], block: int, k: int, tiles: bool) -> Blocks:
+    """How a tensor of one or more values is cut; of more than two dimensions the first are the rows.
+
+    Example:
+        >>> blocks_of((576, 192), 4096, 64, True)[:4], blocks_of((576, 192), 4096, 64, False)[:4]
+        ((576, 192, 64, 64), (1, 110592, 1, 4096))
+    """
+    size = math.prod(shape)
+    if tiles and len(shape) > 1:
+        rows, columns, side = shape[0], size // shape[0], math.isqrt(block)
+        tile = (_largest_divisor(rows, side), _largest_divisor(columns, side))
+        if tile[0] * tile[1] >= SMALLEST_TILE * block:
+            return Blocks(rows, columns, *tile, k, block)
+    return Blocks(1, size, 1, min(block, size), k, block)
+
+
+def _largest_divisor(number: int, most: int) -> int:
+    return next(each for each in range(most, 0, -1) if number % each == 0)
+
+
+def _padded(told: int, size: int, sent: int) -> int:
+    """Bytes of a payload, with the zeros behind what it tells."""
+    return max(told, size // VALUES_PER_BYTE, sent // SENT_PER_BYTE)
+
+
+def _head(frame: Frame) -> _Head:
+    numbers, at = [], 0
+    for what in ("the block's size", "k", "the bits of a level", "the number of values sent"):
+        number, at = varint.read(memoryview(frame.payload), at, what)
+        numbers.append(number)
+    block, k, bits, sent = numbers
+    if not (MIN_BLOCK <= block <= MAX_BLOCK and 1 <= k <= block and 1 <= bits <= MAX_BITS and sent <= frame.size):
+        raise FrameError(f"blocktopk: k={k} of {block} values, {bits} bits, {sent} of {frame.size} values sent")
+    if len(frame.scales) != 1 << bits:
+        raise FrameError(f"blocktopk: {len(frame.scales)} levels came for {bits} bits")
+    return _Head(block, k, bits, sent, blocks_of(frame.shape, block, k, bool(frame.flags & TILES)), at)
+
+
+def _read(frame: Frame) -> _Sent:
+    """Positions and levels, checked. Raises FrameError."""
+    head, payload = _head(frame), memoryview(frame.payload)
+    positions, codes, nbytes = decode_positions(payload[head.nbytes :], head.sent, bits=head.bits, blocks=head.blocks)
+    told = head.nbytes + nbytes
+    if len(payload) != _padded(told, frame.size, head.sent) or any(payload[told:]):
+        raise FrameError(f"blocktopk: {head.sent} values take {told} bytes, {len(payload)} came")
+    return _Sent(positions, codes, nbytes)

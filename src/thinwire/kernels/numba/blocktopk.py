@@ -1,0 +1,264 @@
+"""The k largest magnitudes of every block of a tensor, and their rounding to a few levels.
+
+A tensor is cut into blocks: tiles of a matrix, or stretches of neighbouring values. In each the k-th largest magnitude
+is found by a radix selection on the bits (histograms of eleven bits at a time, of fewer and fewer candidates), without
+sorting. Positions inside a block count along its rows, so that a block is read as if it were flat.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thinwire.kernels.numba.jit import frozen, jit, wide_vectors
+from thinwire.kernels.numba.magnitude import magnitude_bits
+
+_BINS = 1 << 11  # of a histogram: eleven bits of the magnitudes at a time
+
+
+class Blocks(NamedTuple):
+    """How a tensor is cut into blocks: a matrix into tiles. A flat tensor is one row, whose last tile may be short.
+
+    Attributes:
+        rows: of the matrix.
+        columns: likewise.
+        tile_rows: of a tile; divides `rows`.
+        tile_columns: of a tile; divides `columns`, unless a tile is one row.
+        k: how many values of a whole block are selected.
+        block: values of a whole block; of a smaller tile k/block of its values are selected, rounded up.
+
+    Example:
+        >>> Blocks(1, 10_000, 1, 4096, 64, 4096).number, Blocks(128, 192, 64, 64, 64, 4096).number
+        (3, 6)
+    """
+
+    rows: int
+    columns: int
+    tile_rows: int
+    tile_columns: int
+    k: int
+    block: int
+
+    @property
+    def number(self) -> int:
+        """How many blocks there are."""
+        return self.rows // self.tile_rows * -(-self.columns // self.tile_columns)
+
+
+class Selected(NamedTuple):
+    """What was selected, block after block and in each by ascending position."""
+
+    counts: NDArray[np.int32]
+    """Of every block, how many values."""
+    places: NDArray[np.int32]
+    """Their positions in the block."""
+    values: NDArray[Any]
+
+
+def select_blocks(values: Any, blocks: Blocks, *, residual: Any = None, residual_scale: float = 1.0) -> Selected:
+    """The k largest magnitudes of every block; of equal ones the lower position. Zeros are left out.
+
+    Args:
+        values: float32[n] or float64[n], finite.
+        blocks: of n values.
+        residual: of the same type and size; becomes v = residual_scale·residual + values, of which is selected.
+        residual_scale: what the residual is multiplied by first.
+
+    Example:
+        >>> v = np.array([3, -3, 1, 2, 0, 0, 0, -1], np.float32)
+        >>> found = select_blocks(v, Blocks(1, 8, 1, 4, 2, 4))
+        >>> found.counts.tolist(), found.places.tolist(), found.values.tolist()
+        ([2, 1], [0, 1, 3], [3.0, -3.0, -1.0])
+    """
+    room = min(values.size, -(-values.size * blocks.k // blocks.block) + blocks.number) + 1
+    counts = np.empty(blocks.number, np.int32)
+    places, sent = np.empty(room, np.int32), np.empty(room, values.dtype)
+    whole = blocks.tile_rows * blocks.tile_columns
+    held = np.empty(whole, values.dtype)
+    bits = np.empty((2, whole), np.int32 if values.dtype.itemsize == 4 else np.int64)
+    kind = values.dtype.type
+    histogram = np.empty(_BINS, np.int32)
+    total = _select(frozen(values), residual, kind(residual_scale), blocks, held, bits, histogram, counts, places, sent)
+    return Selected(counts, places[:total], sent[:total])
+
+
+def round_to_bins(values: Any, bits: int, codes: NDArray[np.uint8]) -> NDArray[Any]:
+    """Fills `codes` with the bin of each value, of 2**bits; returns what each bin decodes to, the mean of its members.
+
+    With 2 bits and more: c = v − mean, σ the standard deviation, and bins of 6σ/2**bits of which bin 2**(bits − 1) has
+    its middle at the mean; the outer ones take what lies beyond. With 1 bit the two bins meet at the mean. Where there
+    are no more values than bins, each has its own.
+
+    Args:
+        values: float32[n] or float64[n], finite.
+        bits: 1 … 8.
+        codes: uint8[n].
+
+    Example:
+        >>> codes = np.empty(5, np.uint8)
+        >>> round_to_bins(np.array([1.0, -1.0, 1.5, -1.0, -2.0], np.float32), 2, codes).tolist(), codes.tolist()
+        ([-2.0, -1.0, 0.0, 1.25], [3, 1, 3, 1, 0])
+    """
+    num_bins, kind = 1 << bits, values.dtype.type
+    book = np.zeros((2, num_bins))
+    if values.size <= num_bins:
+        codes[:] = np.arange(values.size)
+        book[0, : values.size] = values
+        return book[0].astype(kind)
+    unit = 1.0
+    if kind is np.float64 and values.size:  # whose squares may overflow
+        unit = 2.0 ** min(max(math.frexp(float(np.abs(values).max()))[1], -1000), 1000)
+    _round(frozen(values), 1.0 / unit, codes, book[0], book[1])
+    most = float(np.finfo(kind).max)
+    levels: NDArray[Any] = np.clip(book[0] * unit, -most, most).astype(kind)
+    return levels
+
+
+def take_from(residual: Any, blocks: Blocks, selected: Selected, codes: Any, book: Any) -> None:
+    """Takes what was sent of the selected values off the residual, which holds them."""
+    _take(residual, blocks, selected.counts, selected.places, selected.values, codes, book)
+
+
+def put(out: Any, positions: NDArray[np.int64], codes: Any, book: Any, accumulate: bool) -> None:
+    """Writes (or adds) ``book[codes]`` at the positions of `out`; those it overwrites the rest with zeros."""
+    if not accumulate:
+        out.fill(0)
+    _put(out, positions, codes, book, accumulate)
+
+
+@jit
+def _select(
+    values: Any,
+    residual: Any,
+    scale: Any,
+    blocks: Any,
+    held: Any,
+    bits: Any,
+    histogram: Any,
+    counts: Any,
+    places: Any,
+    sent: Any,
+) -> int:
+    rows, columns, tile_rows, tile_columns, k, block = blocks
+    total, index = 0, 0
+    for top in range(0, rows, tile_rows):
+        for left in range(0, columns, tile_columns):
+            width = min(tile_columns, columns - left)
+            size = tile_rows * width
+            for row in range(tile_rows):
+                first = (top + row) * columns + left
+                kept = None if residual is None else residual[first : first + width]
+                start, stop = row * width, row * width + width
+                _load(values[first : first + width], kept, scale, held[start:stop], bits[0, start:stop])
+            wanted = (k * size + block - 1) // block
+            least, ties = _threshold(bits[0, :size], wanted, histogram, bits[1])
+            before = total
+            for i in range(size):
+                magnitude = bits[0, i]
+                places[total] = i
+                sent[total] = held[i]
+                equal = magnitude == least and ties > 0
+                ties -= equal
+                total += (magnitude > least) | equal
+            counts[index] = total - before
+            index += 1
+    return total
+
+
+@jit
+def _load(values: Any, residual: Any, scale: Any, held: Any, bits: Any) -> None:
+    wide_vectors()
+    for i in range(values.size):
+        v = values[i] if residual is None else scale * residual[i] + values[i]
+        if residual is not None:
+            residual[i] = v
+        held[i] = v
+        bits[i] = magnitude_bits(v)
+
+
+@jit
+def _threshold(bits: Any, wanted: int, histogram: Any, room: Any) -> tuple[Any, int]:
+    """Returns (least, ties): the largest are those above `least`, and the first `ties` of those equal to it."""
+    candidates, size = bits, bits.size
+    shift = 8 * bits.itemsize - 12
+    while True:
+        histogram[:] = 0
+        for i in range(size):
+            histogram[(candidates[i] >> shift) & (_BINS - 1)] += 1
+        place = _BINS - 1
+        while histogram[place] < wanted:
+            wanted -= histogram[place]
+            place -= 1
+        found = 0
+        for i in range(size):
+            magnitude = candidates[i]
+            room[found] = magnitude
+            found += ((magnitude >> shift) & (_BINS - 1)) == place
+        candidates, size = room, found
+        lowest = (room[0] >> shift) << shift
+        if size == wanted:  # all of them, down to the lowest of this bin
+            return max(lowest - 1, 0), 0
+        if shift == 0:
+            return lowest, 0 if lowest == 0 else wanted
+        shift = max(shift - 11, 0)
+
+
+@jit
+def _round(values: Any, lift: float, codes: Any, means: Any, members: Any) -> None:
+    """`round_to_bins`, in units of which `lift` is the inverse; all sums from the first value to the last."""
+    if values.size == 0:
+        return
+    mean = 0.0
+    for i in range(values.size):
+        mean += values[i] * lift
+    mean /= values.size
+    squares = 0.0
+    for i in range(values.size):
+        squares += (values[i] * lift - mean) ** 2
+    num_bins = means.size
+    width = 6 * math.sqrt(squares / max(values.size - 1, 1)) / num_bins
+    for i in range(values.size):
+        v = values[i] * lift
+        if num_bins == 2:
+            code = 1 if v >= mean else 0
+        elif width > 0:
+            code = int(min(max(math.floor((v - mean) / width + (num_bins / 2 + 0.5)), 0.0), num_bins - 1.0))
+        else:
+            code = num_bins // 2
+        codes[i] = code
+        means[code] += v
+        members[code] += 1
+    for code in range(num_bins):
+        if members[code] > 0:
+            means[code] /= members[code]
+
+
+@jit
+def _take(residual: Any, blocks: Any, counts: Any, places: Any, values: Any, codes: Any, book: Any) -> None:
+    at, index = 0, 0
+    for top in range(0, blocks.rows, blocks.tile_rows):
+        for left in range(0, blocks.columns, blocks.tile_columns):
+            first = top * blocks.columns + left
+            for _ in range(counts[index]):
+                residual[position_of(places[at], first, blocks)] = values[at] - book[codes[at]]
+                at += 1
+            index += 1
+
+
+@jit
+def position_of(place: int, first: int, blocks: Any) -> Any:
+    """In a kernel: where in the tensor a place of the block lies that begins at `first`."""
+    if blocks.tile_rows == 1:
+        return first + place
+    row = place // blocks.tile_columns
+    return first + row * blocks.columns + place - row * blocks.tile_columns
+
+
+@jit
+def _put(out: Any, positions: Any, codes: Any, book: Any, accumulate: bool) -> None:
+    for i in range(positions.size):
+        at = positions[i]
+        out[at] = out[at] + book[codes[i]] if accumulate else book[codes[i]]
