@@ -18,7 +18,8 @@ from thinwire.codecs.scheme import Explained, Payload, Scheme, Step
 from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.tensors import Flat, FloatArray
 from thinwire.errors import FrameError, NonFiniteError
-from thinwire.frames import Flags, Frame, varint
+from thinwire.frames import Flags, Frame
+from thinwire.frames.layout import pack_varint, parse_varint
 from thinwire.kernels.contract import Bytes, require_finite_magnitude
 from thinwire.kernels.numba.blocktopk import Blocks, put, round_to_bins, select_blocks, take_from
 from thinwire.kernels.numba.magnitude import max_magnitude
@@ -81,7 +82,7 @@ class BlockTopK(Scheme):
         if residual is not None:
             take_from(residual, blocks, selected, codes, book)
         coded = encode_positions(selected.counts, selected.places, codes, bits=self.bits, blocks=blocks)
-        head = b"".join((*map(varint.write, (self.block, self.k, self.bits, codes.size)),))
+        head = b"".join((*map(pack_varint, (self.block, self.k, self.bits, codes.size)),))
         told = len(head) + coded.size
         payload = space.array("blocktopk.payload", _padded(told, values.size, codes.size), np.uint8)
         payload[: len(head)] = np.frombuffer(head, np.uint8)
@@ -169,7 +170,7 @@ def _padded(told: int, size: int, sent: int) -> int:
 def _head(frame: Frame) -> _Head:
     numbers, at = [], 0
     for what in ("the block's size", "k", "the bits of a level", "the number of values sent"):
-        number, at = varint.read(memoryview(frame.payload), at, what)
+        number, at = parse_varint(memoryview(frame.payload), at, what)
         numbers.append(number)
     block, k, bits, sent = numbers
     if not (MIN_BLOCK <= block <= MAX_BLOCK and 1 <= k <= block and 1 <= bits <= MAX_BITS and sent <= frame.size):

@@ -103,13 +103,13 @@ def round_to_bins(values: Any, bits: int, codes: NDArray[np.uint8]) -> NDArray[A
         ([-2.0, -1.0, 0.0, 1.25], [3, 1, 3, 1, 0])
     """
     num_bins, kind = 1 << bits, values.dtype.type
-    book = np.zeros((2, num_bins))
     if values.size <= num_bins:
         codes[:] = np.arange(values.size)
-        book[0, : values.size] = values
-        return book[0].astype(kind)
-    unit = 1.0
-    if kind is np.float64 and values.size:  # whose squares may overflow
+        exact = np.zeros(num_bins, kind)
+        exact[: values.size] = values
+        return exact
+    book, unit = np.zeros((2, num_bins)), 1.0
+    if kind is np.float64:  # whose squares may overflow
         unit = 2.0 ** min(max(math.frexp(float(np.abs(values).max()))[1], -1000), 1000)
     _round(frozen(values), 1.0 / unit, codes, book[0], book[1])
     most = float(np.finfo(kind).max)
@@ -209,8 +209,6 @@ def _threshold(bits: Any, wanted: int, histogram: Any, room: Any) -> tuple[Any, 
 @jit
 def _round(values: Any, lift: float, codes: Any, means: Any, members: Any) -> None:
     """`round_to_bins`, in units of which `lift` is the inverse; all sums from the first value to the last."""
-    if values.size == 0:
-        return
     mean = 0.0
     for i in range(values.size):
         mean += values[i] * lift
@@ -219,7 +217,7 @@ def _round(values: Any, lift: float, codes: Any, means: Any, members: Any) -> No
     for i in range(values.size):
         squares += (values[i] * lift - mean) ** 2
     num_bins = means.size
-    width = 6 * math.sqrt(squares / max(values.size - 1, 1)) / num_bins
+    width = 6 * math.sqrt(squares / (values.size - 1)) / num_bins
     for i in range(values.size):
         v = values[i] * lift
         if num_bins == 2:
