@@ -78,10 +78,24 @@ def select_blocks(values: Any, blocks: Blocks, *, residual: Any = None, residual
     places, sent = np.empty(room, np.int32), np.empty(room, values.dtype)
     whole = blocks.tile_rows * blocks.tile_columns
     held = np.empty(whole, values.dtype)
-    bits = np.empty((2, whole), np.int32 if values.dtype.itemsize == 4 else np.int64)
+    bits = np.empty((3, whole), np.int32 if values.dtype.itemsize == 4 else np.int64)
     kind = values.dtype.type
-    histogram = np.empty(_BINS, np.int32)
-    total = _select(frozen(values), residual, kind(residual_scale), blocks, held, bits, histogram, counts, places, sent)
+    histogram, found = np.empty(_BINS, np.int32), np.empty(whole, np.int32)
+    flags = np.empty(-(-whole // 8) * 8, np.uint8)
+    total = _select(
+        frozen(values),
+        residual,
+        kind(residual_scale),
+        blocks,
+        held,
+        bits,
+        histogram,
+        found,
+        flags,
+        counts,
+        places,
+        sent,
+    )
     return Selected(counts, places[:total], sent[:total])
 
 
@@ -100,7 +114,7 @@ def round_to_bins(values: Any, bits: int, codes: NDArray[np.uint8]) -> NDArray[A
     Example:
         >>> codes = np.empty(5, np.uint8)
         >>> round_to_bins(np.array([1.0, -1.0, 1.5, -1.0, -2.0], np.float32), 2, codes).tolist(), codes.tolist()
-        ([-2.0, -1.0, 0.0, 1.25], [3, 1, 3, 1, 0])
+        ([0.0, -2.0, -1.0, 1.25], [3, 2, 3, 2, 1])
     """
     num_bins, kind = 1 << bits, values.dtype.type
     if values.size <= num_bins:
@@ -138,12 +152,14 @@ def _select(
     held: Any,
     bits: Any,
     histogram: Any,
+    found: Any,
+    flags: Any,
     counts: Any,
     places: Any,
     sent: Any,
 ) -> int:
     rows, columns, tile_rows, tile_columns, k, block = blocks
-    total, index = 0, 0
+    total, index, least = 0, 0, bits.dtype.type(0)
     for top in range(0, rows, tile_rows):
         for left in range(0, columns, tile_columns):
             width = min(tile_columns, columns - left)
@@ -154,12 +170,14 @@ def _select(
                 start, stop = row * width, row * width + width
                 _load(values[first : first + width], kept, scale, held[start:stop], bits[0, start:stop])
             wanted = (k * size + block - 1) // block
-            least, ties = _threshold(bits[0, :size], wanted, histogram, bits[1])
+            floor = _floor(bits[0, :size], wanted, least)
+            num_candidates = _candidates(bits[0, :size], floor, flags, flags.view(np.uint64), found, bits[1])
+            least, ties = _threshold(bits[1, :num_candidates], wanted, histogram, bits[2])
             before = total
-            for i in range(size):
-                magnitude = bits[0, i]
-                places[total] = i
-                sent[total] = held[i]
+            for i in range(num_candidates):
+                place, magnitude = found[i], bits[1, i]
+                places[total] = place
+                sent[total] = held[place]
                 equal = magnitude == least and ties > 0
                 ties -= equal
                 total += (magnitude > least) | equal
@@ -180,8 +198,53 @@ def _load(values: Any, residual: Any, scale: Any, held: Any, bits: Any) -> None:
 
 
 @jit
+def _floor(bits: Any, wanted: int, last: Any) -> Any:
+    """A magnitude that `wanted` or more reach, a few more where this block is like the last; 1 where too few do."""
+    step = 1 << (21 if bits.itemsize == 4 else 50)  # a quarter of an octave
+    floor = np.int64(last) - step
+    while floor > 1 and _count_from(bits, bits.dtype.type(floor)) < wanted:
+        step *= 2
+        floor -= step
+    return bits.dtype.type(max(floor, 1))
+
+
+@jit
+def _count_from(bits: Any, floor: Any) -> Any:
+    wide_vectors()
+    count = np.int32(0)
+    for i in range(bits.size):
+        count = np.int32(count + np.int32(bits[i] >= floor))
+    return count
+
+
+@jit
+def _candidates(bits: Any, floor: Any, flags: Any, words: Any, found: Any, magnitudes: Any) -> int:
+    """The places and magnitudes that reach the floor; returns how many there are."""
+    _flag(bits, floor, flags)
+    count = 0
+    for i in range((bits.size + 7) // 8):
+        if words[i]:
+            for place in range(8 * i, 8 * i + 8):
+                if flags[place]:
+                    found[count] = place
+                    magnitudes[count] = bits[place]
+                    count += 1
+    return count
+
+
+@jit
+def _flag(bits: Any, floor: Any, flags: Any) -> None:
+    wide_vectors()
+    for i in range(bits.size):
+        flags[i] = np.uint8(bits[i] >= floor)
+    flags[bits.size : (bits.size + 7) // 8 * 8] = 0
+
+
+@jit
 def _threshold(bits: Any, wanted: int, histogram: Any, room: Any) -> tuple[Any, int]:
     """Returns (least, ties): the largest are those above `least`, and the first `ties` of those equal to it."""
+    if bits.size <= wanted:
+        return bits.dtype.type(0), 0
     candidates, size = bits, bits.size
     shift = 8 * bits.itemsize - 12
     while True:
@@ -200,9 +263,9 @@ def _threshold(bits: Any, wanted: int, histogram: Any, room: Any) -> tuple[Any, 
         candidates, size = room, found
         lowest = (room[0] >> shift) << shift
         if size == wanted:  # all of them, down to the lowest of this bin
-            return max(lowest - 1, 0), 0
+            return bits.dtype.type(lowest - 1), 0
         if shift == 0:
-            return lowest, 0 if lowest == 0 else wanted
+            return bits.dtype.type(lowest), wanted
         shift = max(shift - 11, 0)
 
 

@@ -1,0 +1,156 @@
+"""`blocktopk` against plain NumPy: which values are sent, as what, and which bytes no encoder writes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import thinwire as tw
+from tests.codecs.contract import naming
+from thinwire.codecs.blocktopk import blocks_of
+from thinwire.frames import Frame
+
+V = np.array([4, -3, 0.5, 1, 0, -2, 2, 0.25, 0, 0, 0, 0, 0, 0, 0, 1] * 4, np.float32)
+
+
+def oracle(values: Any, block: int, k: int, bits: int, layout: str) -> Any:
+    """What a receiver decodes, by sorting; of equal magnitudes the lower place goes first."""
+    cut = blocks_of(values.shape, block, k, layout == "tiles")
+    places = np.arange(values.size).reshape(cut.rows, cut.columns)
+    chosen: list[int] = []
+    for top in range(0, cut.rows, cut.tile_rows):
+        for left in range(0, cut.columns, cut.tile_columns):
+            tile = places[top : top + cut.tile_rows, left : left + cut.tile_columns].reshape(-1)
+            order = np.argsort(-np.abs(values.reshape(-1)[tile]), kind="stable")[: math.ceil(k * tile.size / block)]
+            chosen += [int(tile[at]) for at in sorted(order) if values.reshape(-1)[tile[at]] != 0]
+    sent = values.reshape(-1)[chosen].astype(np.float64)
+    out = np.zeros(values.size)
+    num_bins = 1 << bits
+    if sent.size <= num_bins:
+        out[chosen] = sent
+        return out.reshape(values.shape)
+    centred = sent - sent.sum() / sent.size
+    width = 6 * math.sqrt((centred**2).sum() / (sent.size - 1)) / num_bins
+    if bits == 1:
+        bins = (centred >= 0).astype(int)
+    elif width == 0:
+        bins = np.full(sent.size, num_bins // 2)
+    else:
+        bins = np.clip(np.floor(centred / width + num_bins / 2 + 0.5), 0, num_bins - 1).astype(int)
+    for each in range(num_bins):
+        if (bins == each).any():
+            out[np.array(chosen)[bins == each]] = sent[bins == each].mean()
+    return out.reshape(values.shape)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    shape=st.sampled_from([(1,), (17,), (1000,), (24, 40), (65, 7), (9, 8, 10), (64, 128)]),
+    block=st.sampled_from([16, 64, 100, 4096]),
+    share=st.sampled_from([0.01, 0.1, 0.6, 1.0]),
+    bits=st.integers(1, 8),
+    layout=st.sampled_from(["flat", "tiles"]),
+    dtype=st.sampled_from([np.float32, np.float64]),
+    zeros=st.sampled_from([0.0, 0.5, 0.98]),
+)
+def test_a_receiver_decodes_what_sorting_gives(
+    seed: int, shape: tuple[int, ...], block: int, share: float, bits: int, layout: str, dtype: Any, zeros: float
+) -> None:
+    dice = np.random.default_rng(seed)
+    # Scales of blocks that differ by orders of magnitude, ties, and zeros.
+    values = dice.standard_normal(shape) * 10.0 ** dice.integers(-3, 3, shape[:1] + (1,) * (len(shape) - 1))
+    values = np.where(dice.random(shape) < zeros, 0, np.round(values, 1)).astype(dtype)
+    k = max(1, round(share * block))
+    codec = tw.codec("blocktopk", block=block, k=k, bits=bits, layout=layout)
+    context = codec.context(values)
+    frame = context.encode(values)
+    decoded = tw.decode(frame).numpy()
+    wanted = oracle(values, block, k, bits, layout)
+    np.testing.assert_allclose(decoded, wanted, rtol=1e-5, atol=1e-6 * np.abs(values).max())
+    assert context.residual is not None
+    assert np.array_equal(context.residual.numpy(), values - decoded), "the residual is what was not sent"
+    total = torch.from_numpy(np.ones(shape, dtype))
+    tw.decode(frame, out=total, accumulate=True)
+    assert np.array_equal(total.numpy(), np.ones(shape, dtype) + decoded)
+
+
+def test_at_most_ten_bits_a_value_sent_with_the_frame() -> None:
+    values = np.random.default_rng(1).standard_normal((1024, 1024)).astype(np.float32)
+    for layout in ("flat", "tiles"):
+        with naming(layout):
+            frame = tw.codec("blocktopk", layout=layout).encode(values)
+            sent = int(np.count_nonzero(tw.decode(frame).numpy()))
+            assert sent == 64 * 256 and 8 * len(frame) <= 9.0 * sent
+
+
+def test_equal_magnitudes_go_by_place_and_zeros_are_not_sent() -> None:
+    decoded = tw.decode(tw.codec("blocktopk", block=16, k=3, bits=8).encode(np.where(V == 4, 2, V))).numpy()
+    assert np.flatnonzero(decoded).tolist() == [16 * i + j for i in range(4) for j in (0, 1, 5)]
+    sparse = np.zeros(320, np.float32)
+    sparse[[3, 200]] = 1, -2
+    assert np.array_equal(tw.decode(tw.codec("blocktopk", block=16, k=8).encode(sparse)).numpy(), sparse)
+
+
+def test_shapes_whose_divisors_are_small_are_cut_into_stretches() -> None:
+    cases = {(64, 128): (64, 64), (65, 128): (13, 64), (127, 131): (1, 4096), (50257, 768): (29, 64), (300,): (1, 300)}
+    for shape, tile in cases.items():
+        with naming(f"{shape}"):
+            assert blocks_of(shape, 4096, 64, True)[2:4] == tile
+
+
+def test_a_decayed_residual() -> None:
+    """SparseLoCo's e ← β·e + Δ is `error_scale`."""
+    context = tw.codec("blocktopk", block=16, k=1, error_scale=0.5).context(V)
+    assert context.residual is not None
+    for _ in range(3):
+        before = context.residual.numpy().copy()
+        sent = tw.decode(context.encode(V)).numpy()
+        assert np.array_equal(context.residual.numpy(), np.float32(0.5) * before + V - sent)
+
+
+def test_bytes_that_no_encoder_writes() -> None:
+    frame = tw.frames.parse(tw.codec("blocktopk", block=16, k=4).encode(V))
+    payload = bytes(frame.payload)
+    assert payload[:4] == bytes([16, 4, 2, 16])
+    lies: dict[str, bytes] = {
+        "a block of 15": bytes([15]) + payload[1:],
+        "a block too large": bytes([0x81, 0x80, 4]) + payload[1:],
+        "k = 0": bytes([16, 0]) + payload[2:],
+        "k above the block": bytes([16, 17]) + payload[2:],
+        "no bits": bytes([16, 4, 0]) + payload[3:],
+        "nine bits": bytes([16, 4, 9]) + payload[3:],
+        "more values than there are": bytes([16, 4, 2, 65]) + payload[4:],
+        "a value less": bytes([16, 4, 2, 15]) + payload[4:],
+        "a value more": bytes([16, 4, 2, 17]) + payload[4:],
+        "only the numbers": payload[:4],
+        "nothing coded": payload[:4] + bytes(4),
+        "all ones": payload[:4] + b"\xff" * (len(payload) - 4),
+    }
+    for lie, told in lies.items():
+        with naming(lie), pytest.raises(tw.FrameError):
+            tw.decode(tw.frames.pack(replace(frame, payload=told)))
+    claimed = Frame("blocktopk", "fp32", (1 << 38,), (0.0,) * 4, 0, payload[:3] + b"\x00" + bytes(8))
+    with pytest.raises(tw.FrameError, match="payload bytes"):
+        tw.decode(tw.frames.pack(claimed))
+
+
+def test_options_outside_their_range() -> None:
+    for options in (
+        {"block": 15},
+        {"block": 1 << 17},
+        {"k": 0},
+        {"k": 4097},
+        {"bits": 0},
+        {"bits": 9},
+        {"layout": "x"},
+    ):
+        with naming(f"{options}"), pytest.raises(tw.ConfigError, match=next(iter(options))):
+            tw.codec("blocktopk", **options)
