@@ -22,7 +22,7 @@ from thinwire.frames import Flags, Frame
 from thinwire.frames.layout import pack_varint, parse_varint
 from thinwire.kernels.contract import Bytes, require_finite_magnitude
 from thinwire.kernels.numba.blocktopk import Blocks, put, round_to_bins, select_blocks, take_from
-from thinwire.kernels.numba.magnitude import max_magnitude
+from thinwire.kernels.numba.jit import max_magnitude
 from thinwire.kernels.numba.positions import decode_positions, encode_positions
 
 TILES = int(Flags.OPTION_A)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.kernels.numba.jit import frozen, jit, wide_vectors
-from thinwire.kernels.numba.magnitude import magnitude_bits
+from thinwire.kernels.numba.jit import magnitude_bits
 
 _BINS = 1 << 11  # of a histogram: eleven bits of the magnitudes at a time
 
