@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.kernels.numba.jit import frozen, jit, wide_vectors
-from thinwire.kernels.numba.jit import magnitude_bits
+from thinwire.kernels.numba.jit import frozen, jit, magnitude_bits, wide_vectors
 
 _BINS = 1 << 11  # of a histogram: eleven bits of the magnitudes at a time
 
