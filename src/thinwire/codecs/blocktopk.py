@@ -10,19 +10,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from thinwire.codecs.scheme import Explained, Payload, Scheme, Step
-from thinwire.codecs.scratch import Scratch
-from thinwire.codecs.tensors import Flat, FloatArray
-from thinwire.errors import FrameError, NonFiniteError
+from thinwire.codecs.options import Between
+from thinwire.codecs.scheme import Explained, Payload, Scheme, Step, finite_magnitude
+from thinwire.codecs.tensors import Flat, FloatArray, Scratch
+from thinwire.errors import ConfigError, FrameError, NonFiniteError
 from thinwire.frames import Flags, Frame
 from thinwire.frames.layout import pack_varint, parse_varint
-from thinwire.kernels.contract import Bytes, require_finite_magnitude
+from thinwire.kernels.contract import Bytes
 from thinwire.kernels.numba.blocktopk import Blocks, put, round_to_bins, select_blocks, take_from
-from thinwire.kernels.numba.jit import max_magnitude
 from thinwire.kernels.numba.positions import decode_positions, encode_positions
 
 TILES = int(Flags.OPTION_A)
@@ -49,26 +48,22 @@ class BlockTopK(Scheme):
 
     id: ClassVar[str] = "blocktopk"
     keeps_residual: ClassVar[bool] = True
+    fuses: ClassVar[bool] = True
     option_flags: ClassVar[int] = TILES
 
-    block: int = 4096
-    k: int = 64
-    bits: int = 2
+    block: Annotated[int, Between(MIN_BLOCK, MAX_BLOCK)] = 4096
+    k: Annotated[int, Between(1, MAX_BLOCK)] = 64
+    bits: Annotated[int, Between(1, MAX_BITS)] = 2
     layout: Literal["flat", "tiles"] = "flat"
 
     def __post_init__(self) -> None:
-        self.check_number("block", MIN_BLOCK, MAX_BLOCK, whole=True)
-        self.check_number("k", 1, self.block, whole=True)
-        self.check_number("bits", 1, MAX_BITS, whole=True)
-        self.check_choice("layout", ("flat", "tiles"))
-
-    def fuses_residual(self, shape: tuple[int, ...]) -> bool:
-        return True
+        super().__post_init__()
+        if self.k > self.block:
+            raise ConfigError(f"blocktopk: k={self.k!r}; a block has {self.block} values")
 
     def encode(self, flat: Flat, step: Step, space: Scratch) -> Payload:
         values, residual = flat.values, step.residual
-        largest = max_magnitude(values, residual, step.residual_scale)
-        require_finite_magnitude(largest)
+        largest = finite_magnitude(flat, step)
         most = float(np.finfo(values.dtype).max) / 2
         if largest > most:
             raise NonFiniteError(
