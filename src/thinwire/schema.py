@@ -53,6 +53,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         consistency: name of the consistency policy, options spelled out.
         downlink: what the server sends down: `delta`, the change of a model that it updates; `gradient`, the
             average gradient, for workers that run the optimizer; `weights`, the average of the workers' weights.
+        local: what workers that push updates of their own optimizer agree on besides; empty where they push gradients.
     """
 
     workers: int
@@ -64,6 +65,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     state_interval: int = 50
     consistency: str = "bsp"
     downlink: Literal["delta", "gradient", "weights"] = "delta"
+    local: str = ""
 
 
 class Join(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

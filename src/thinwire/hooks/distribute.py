@@ -13,10 +13,12 @@ from contextlib import suppress
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from thinwire.codecs import Codec
 from thinwire.errors import ConfigError
+from thinwire.hooks.local_optimizer import LocalUpdateOptimizer
 from thinwire.hooks.optimizer import DistributedOptimizer
 from thinwire.hooks.planning import make_plan
 from thinwire.optimizers.options import ParameterGroups
@@ -29,9 +31,11 @@ from thinwire.policies.placement import Placement
 from thinwire.runtime.connection import connect
 from thinwire.runtime.driver import WorkerDriver
 from thinwire.runtime.metrics import MetricsWriter
+from thinwire.runtime.rank_shards import RankShards
 from thinwire.transports.base import Connection
 from thinwire.worker.conversation import CHUNK_NBYTES
 from thinwire.worker.core import Worker
+from thinwire.worker.local_updates import LocalWorker
 
 __all__ = ["DistributedOptimizer", "distribute"]
 
@@ -40,7 +44,8 @@ def distribute(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     *,
-    server: str | Connection | Sequence[str | Connection],
+    server: str | Connection | Sequence[str | Connection] | None = None,
+    group: dist.ProcessGroup | None = None,
     rank: int = 0,
     workers: int = 1,
     codec: str | Codec = "3lc",
@@ -72,8 +77,10 @@ def distribute(
 
     Args:
         model: any module; its parameters may be of any floating dtype, on any device.
-        optimizer: a stock torch optimizer over the model's parameters.
+        optimizer: a stock torch optimizer over the model's parameters; with a design of local updates, any optimizer.
         server: `grpc://host:port`, or an open connection; a list of them for several shards.
+        group: in place of `server`, `rank` and `workers`: every rank of this process group is a worker, and serves a
+            share of the model to all of them, so that there is no server process.
         rank: this worker's number, 0 … workers − 1.
         workers: how many workers train together.
         codec: of the pushes; an id with `**options`, or a codec.
@@ -104,6 +111,8 @@ def distribute(
         DeadlineError: no server at that address.
         ProtocolError: the server refuses this worker, for instance for a tensor of another shape.
     """
+    if (server is None) == (group is None):
+        raise ConfigError("give either server=… (addresses of shards) or group=… (a process group whose ranks serve)")
     if not 0 <= rank < workers:
         raise ConfigError(f"rank={rank} with workers={workers}; ranks are 0 … workers − 1")
     if reduce not in ("mean", "sum"):
@@ -124,7 +133,10 @@ def distribute(
     chosen.check_reduce(reduce)
     if design is not None and (options or codec_down is not None):
         raise ConfigError(f"design={design!r} brings its codecs; {sorted(options) or 'codec_down'} would change them")
-    servers = [server] if isinstance(server, str | Connection) else list(server)
+    own = None if group is None else RankShards(group, grace_s=reconnect_s)
+    if own is not None:
+        server, rank, workers = own.addresses, own.rank, own.workers
+    servers = [server] if isinstance(server, str | Connection) else list(server or ())
     if not servers:
         raise ConfigError("no server was given")
     planned = make_plan(
@@ -140,11 +152,14 @@ def distribute(
         reduce=reduce,
         state_interval=state_interval,
     )
-    worker = Worker(
+    local = chosen.local
+    outer = None if local is None else local.outer_groups(inner_lr=optimizer.param_groups[0]["lr"])
+    groups = optimizer.param_groups if outer is None else outer
+    worker = (Worker if local is None else LocalWorker)(
         planned.plans,
         planned.tensors,
         chosen,
-        ParameterGroups(type(optimizer).__name__, optimizer.param_groups, optimizer.defaults),
+        ParameterGroups(planned.plans[0].optimizer, groups, optimizer.defaults if outer is None else outer[0]),
         rank=rank,
         now=time.perf_counter,
         chunk_nbytes=chunk_nbytes,
@@ -156,13 +171,16 @@ def distribute(
         for address in servers:  # one by one, so that those which opened are closed where the next does not
             connections += [connect(address, connect_timeout_s=connect_timeout_s, reconnect_s=reconnect_s)]
         driver = WorkerDriver(worker.conversations, connections, timeout_s=timeout_s, counters=worker.counters)
-        return DistributedOptimizer(
-            model, optimizer, worker, driver, assignment=planned.assignment, metrics=metrics, resume=resume
-        )
+        common: dict[str, Any] = {"assignment": planned.assignment, "metrics": metrics, "resume": resume, "shards": own}
+        if isinstance(worker, LocalWorker) and local is not None and outer is not None:
+            return LocalUpdateOptimizer(model, optimizer, worker, driver, updates=local, outer_groups=outer, **common)
+        return DistributedOptimizer(model, optimizer, worker, driver, **common)
     except BaseException:
         for connection in connections:
             with suppress(Exception):
                 connection.close()
+        if own is not None:
+            own.stop()
         raise
 
 

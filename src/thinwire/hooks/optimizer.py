@@ -13,6 +13,7 @@ from thinwire.hooks.records import Recorder, residual_ratios
 from thinwire.policies.assignment import Assignment
 from thinwire.runtime.driver import ModelHooks, WorkerDriver
 from thinwire.runtime.metrics import MetricsWriter
+from thinwire.runtime.rank_shards import RankShards
 from thinwire.worker.core import Worker
 
 
@@ -41,13 +42,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         assignment: Assignment,
         metrics: Sequence[MetricsWriter] = (),
         resume: Mapping[str, Any] | None = None,
+        shards: RankShards | None = None,
     ) -> None:
         super().__init__([{"params": list(group["params"])} for group in optimizer.param_groups], optimizer.defaults)
         # One list for both, so that a scheduler made for either moves the rate of both.
         self.param_groups = optimizer.param_groups
         self.counters = worker.counters
         self.assignment = assignment
-        self._worker, self._driver = worker, driver
+        self._worker, self._driver, self._shards = worker, driver, shards
         self._recorder = Recorder(metrics, worker.rank)
         if resume is not None:
             self.load_state_dict(resume)
@@ -104,6 +106,21 @@ class DistributedOptimizer(torch.optim.Optimizer):
         with self._worker.model.averaged_weights():
             yield
 
+    @contextmanager
+    def shared_weights(self) -> Iterator[None]:
+        """Inside the block the model has the parameters that all workers share: evaluate and save those.
+
+        After every exchange it has them anyway; with local updates it has this worker's own in between, which are back
+        after the block.
+
+        Example::
+
+            with opt.shared_weights():
+                loss = evaluate(model)
+        """
+        self.sync()
+        yield
+
     def stop_after_this_step(self) -> None:
         """Makes this step the last for everyone; worker 0 calls it before the step's backward pass."""
         self._worker.last = True
@@ -135,6 +152,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._hooks.remove()
             self._driver.close()
             self._recorder.close()
+            if self._shards is not None:
+                self._shards.close()
 
     def __enter__(self) -> DistributedOptimizer:
         return self

@@ -68,9 +68,13 @@ def make_plan(
     Raises:
         ConfigError: an optimizer that servers do not run, or a parameter that it does not hold.
     """
-    name = type(optimizer).__name__
-    if ALLOWED.get(name) is not type(optimizer):
-        raise ConfigError(f"the server runs {', '.join(ALLOWED)}; {name} is none of them")
+    local = design.local
+    name = type(optimizer).__name__ if local is None else local.outer
+    if local is None and ALLOWED.get(name) is not type(optimizer):
+        raise ConfigError(
+            f"the server runs {', '.join(ALLOWED)}; {name} is none of them. A design of local updates, such as "
+            "'update', runs any optimizer at the workers"
+        )
     parameters = _trained(model, optimizer)
     choices = select(
         {key: tuple(parameter.shape) for key, parameter in parameters},
@@ -101,28 +105,36 @@ def make_plan(
                 shape=tuple(parameter.shape) if whole else (part.stop - part.start,),
                 up=up,
                 down=down,
-                group=group_of[id(parameter)],
+                group=group_of[id(parameter)] if local is None else 0,
             )
             placed.append((part, len(tables[part.server])))
             tables[part.server].append(spec)
-        tensors.append(PlannedTensor(key, parameter, False, choices[key].up, tuple(placed)))
+        tensors.append(PlannedTensor(key, parameter, False, choices[key].up, tuple(placed), local is not None))
     plain = index_of(PLAIN)
     for key, buffer in model.named_buffers():
         if buffer.is_floating_point():
-            whole_buffer = Partition(0, 0, buffer.numel())
-            tensors.append(PlannedTensor(key, buffer, True, PLAIN, ((whole_buffer, len(tables[0])),)))
-            tables[0].append(TableSpec(name=key, shape=tuple(buffer.shape), up=plain, down=plain, state=True))
+            placed = [(Partition(0, 0, buffer.numel()), len(tables[0]))]
+            # After local steps everybody's statistics count; after a common step, worker 0's are as good as any.
+            state, group = (True, 0) if local is None else (False, 1)
+            tensors.append(PlannedTensor(key, buffer, state, PLAIN, tuple(placed), local is not None))
+            tables[0].append(
+                TableSpec(name=key, shape=tuple(buffer.shape), up=plain, down=plain, group=group, state=state)
+            )
+    given = optimizer.param_groups if local is None else local.outer_groups()
+    known = optimizer.defaults if local is None else given[0]
+    groups = tuple(portable_options(group, known) for group in given)
     plans = tuple(
         Plan(
             workers=workers,
             tables=tuple(specs),
             codecs=tuple(codecs),
             optimizer=name,
-            groups=tuple(portable_options(group, optimizer.defaults) for group in optimizer.param_groups),
+            groups=groups,
             reduce=reduce,
             state_interval=state_interval,
             consistency=name_of(consistency or find_consistency(design.consistency)),
             downlink=design.downlink,
+            local="" if local is None else local.agreement(),
         )
         for specs in tables
     )

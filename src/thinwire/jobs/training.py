@@ -207,8 +207,8 @@ class _Loop:
             seconds, loss = now - self._began, self._losses[-1]
             self._report(Progress(step=steps, steps=self._steps, seconds=seconds, loss=loss))
         if self._job.eval_every and now - self._evaluated >= self._job.eval_every:
-            self._opt.sync()
-            score = evaluate(self._model, self._dataset)
+            with self._opt.shared_weights():
+                score = evaluate(self._model, self._dataset)
             self._evaluated = time.perf_counter()
             self._report(Accuracy(step=steps, seconds=self._evaluated - self._began, accuracy=score.accuracy))
 

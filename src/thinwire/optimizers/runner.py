@@ -16,6 +16,7 @@ import torch
 
 from thinwire.errors import ProtocolError
 from thinwire.optimizers.options import LOCAL_OPTIONS, Options, Settings
+from thinwire.optimizers.sign_sgd import SignSGD
 
 ALLOWED: dict[str, type[torch.optim.Optimizer]] = {
     kind.__name__: kind
@@ -29,6 +30,7 @@ ALLOWED: dict[str, type[torch.optim.Optimizer]] = {
         torch.optim.NAdam,
         torch.optim.RAdam,
         torch.optim.RMSprop,
+        SignSGD,
     )
 }
 

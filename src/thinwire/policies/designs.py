@@ -18,6 +18,8 @@ from thinwire.errors import ConfigError
 from thinwire.policies.compression import MIN_NUMEL, Compression, Exclude, check_pull_codec
 from thinwire.policies.compression import compression as find_compression
 from thinwire.policies.consistency import consistency
+from thinwire.policies.local_updates import KINDS as LOCAL_KINDS
+from thinwire.policies.local_updates import LocalUpdates, split_options
 from thinwire.policies.naming import parse_name, plugins
 from thinwire.policies.placement import placement
 
@@ -45,6 +47,7 @@ class Design:
             `with_epoch`.
         digest_every: replicas are compared by hash every so many steps; 0: never.
         ema: decay of the moving average of the weights, for evaluation (`opt.averaged_weights()`); 0: none.
+        local: workers run their own optimizer for H steps, and what that changed is pushed in place of gradients.
         cite: what it is, and where it comes from.
 
     Raises:
@@ -65,6 +68,7 @@ class Design:
     every: Literal["step", "epoch"] = "step"
     digest_every: int = 0
     ema: float = 0.0
+    local: LocalUpdates | None = None
     cite: str = ""
 
     def __post_init__(self) -> None:
@@ -92,6 +96,11 @@ class Design:
             raise ConfigError(
                 "sharing scales is a round trip of all workers at the end of backward: it needs bsp and "
                 "transmission=traditional"
+            )
+        if self.local is not None and (self.downlink != "delta" or self.consistency != self.local.consistency):
+            raise ConfigError(
+                f"design {self.name!r} trains locally for {self.local.sync_every} steps: its consistency is "
+                f"{self.local.consistency} and its downlink delta; {self.consistency} and {self.downlink} were given"
             )
         if policy.criterion() is not None and self.downlink == "weights":
             raise ConfigError("adaptive communication accumulates gradients; whole weights cannot be accumulated")
@@ -200,6 +209,19 @@ def _mps(staleness: int = 5, fraction: float = 0.01, **options: Any) -> dict[str
     }
 
 
+def _local(fixed: LocalUpdates, usual: str) -> Callable[..., dict[str, Any]]:
+    """Workers run their own optimizer; options are of the local updates, `codec`, `codec_down`, and the codec's own."""
+
+    def make(codec: str = usual, codec_down: str | None = None, **options: Any) -> dict[str, Any]:
+        timetable, own = split_options(options)
+        local = replace(fixed, **timetable)
+        up = codec_by_name(codec, **{"nonfinite": "skip", **own})
+        down = codec_by_name(codec, **own) if codec_down is None else codec_by_name(codec_down)
+        return {"up": up, "down": down, "local": local, "consistency": local.consistency}
+
+    return make
+
+
 _K = 1 / 32
 """DoubleSqueeze's k: 300,000 values, about 1/32 of the parameters (§5.2)."""
 
@@ -243,6 +265,7 @@ _SHIPPED: dict[str, tuple[Callable[..., dict[str, Any]], str]] = {
     ),
     "entropy": (_entropy, "whole weights after each epoch, adaptive bits and Huffman code (Øland & Raj §2, §4)"),
     "mps": (_mps, "heuristic placement, passive SSP 5, top 1 % with residual (Wu 2018, ch. 4–5)"),
+    **{name: (_local(fixed, usual), about) for name, (fixed, usual, about) in LOCAL_KINDS.items()},
 }
 
 
@@ -277,14 +300,14 @@ def design(name: str | Design, **replacements: Any) -> Design:
     return replace(made, **given)
 
 
-def codec_by_name(name: str) -> Codec:
-    """Returns a codec by name with options in brackets.
+def codec_by_name(name: str, **options: Any) -> Codec:
+    """Returns a codec by name with options in brackets; they go before those that are given beside it.
 
     >>> codec_by_name("topk[fraction=0.05]").config()["fraction"]
     0.05
     """
-    codec_id, options = parse_name(name, "codec", short={"s": "sparsity"})
-    return codec(codec_id, **options)
+    codec_id, own = parse_name(name, "codec", short={"s": "sparsity"})
+    return codec(codec_id, **{**options, **own})
 
 
 def _make(name: str) -> Design:

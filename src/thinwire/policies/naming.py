@@ -6,6 +6,7 @@ Other packages offer theirs under our entry points. Nothing here knows what a po
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -23,7 +24,9 @@ _EXAMPLES = {
     "placement": "uniform[min=1024]",
     "compression": "by-shape",
 }
-_FORM = re.compile(r"^(?P<id>[\w.-]+)(?:\[(?P<options>[^\[\]]*)\])?$")
+_FORM = re.compile(r"^(?P<id>[\w.-]+)(?:\[(?P<options>(?:[^\[\]]|\[[^\[\]]*\])*)\])?$")
+_COMMA = re.compile(r",(?![^\[]*\])")
+"""A comma between options, not one within the brackets of an option's value, as in `diloco[codec=topk[k=2,seed=1]]`."""
 
 
 def parse_name(
@@ -45,6 +48,8 @@ def parse_name(
         ('ssp', {'staleness': 5, 'mode': 'passive'})
         >>> parse_name("backup[1]", "consistency", bare="spare")
         ('backup', {'spare': 1})
+        >>> parse_name("diloco[h=30,codec=3lc[s=1.5,entropy=zstd]]", "design")
+        ('diloco', {'h': 30, 'codec': '3lc[s=1.5,entropy=zstd]'})
     """
     match = _FORM.match(name) if isinstance(name, str) else None
     if match is None:
@@ -52,7 +57,7 @@ def parse_name(
             f"{what} {name!r}; expected an id with options in brackets, as in {_EXAMPLES.get(what, 'ssp[staleness=5]')}"
         )
     options: dict[str, Any] = {}
-    for part in filter(None, (piece.strip() for piece in (match["options"] or "").split(","))):
+    for part in filter(None, (piece.strip() for piece in _COMMA.split(match["options"] or ""))):
         key, equals, value = part.partition("=")
         if not equals and bare is not None:
             key, value = bare, part
@@ -73,10 +78,11 @@ def _value(text: str) -> Any:
         return text
 
 
-def check_count(what: str, value: object, least: int) -> None:
-    """Raises ConfigError where an option is not a whole number of at least `least`."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigError(f"{what} is {value!r}; it must be a whole number of at least {least}")
+def check_count(what: str, value: object, least: int, most: float = math.inf) -> None:
+    """Raises ConfigError where an option is not a whole number of at least `least`, and of at most `most`."""
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        bound = f"of at least {least}" if most == math.inf else f"in {least} … {most}"
+        raise ConfigError(f"{what} is {value!r}; it must be a whole number {bound}")
 
 
 @cache

@@ -146,7 +146,7 @@ class ModelHooks:
             elif own := own + [index[id(buffer)] for buffer in module._buffers.values() if id(buffer) in index]:
                 self._handles.append(module.register_forward_pre_hook(partial(self._before_layer, own)))
         for tensor in self._tensors:
-            if not tensor.state:
+            if tensor.parameter.requires_grad:
                 register: Any = tensor.parameter.register_post_accumulate_grad_hook  # untyped in torch
                 self._handles.append(register(partial(self._after_gradient, tensor)))
 

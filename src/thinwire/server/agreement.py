@@ -101,7 +101,7 @@ def _table_difference(ours: tuple[TableSpec, ...], theirs: tuple[TableSpec, ...]
 
 
 def _field_difference(ours: Plan, theirs: Plan) -> str | None:
-    for field in ("codecs", "optimizer", "groups", "reduce", "state_interval", "consistency", "downlink"):
+    for field in ("codecs", "optimizer", "groups", "reduce", "state_interval", "consistency", "downlink", "local"):
         if (here := getattr(ours, field)) != (there := getattr(theirs, field)):
             return f"{field}: this worker plans {there}, the others {here}"
     return None

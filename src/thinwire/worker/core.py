@@ -75,7 +75,7 @@ class Worker:
         self._criterion = self._policy.criterion()
         self._barrier = design.transmission == "traditional" or self._terms.barrier
         # Whoever skips steps with everybody looks at all gradients before any of them is encoded.
-        self._skips = design.up.nonfinite == "skip"
+        self._skips = design.up.nonfinite == "skip" and design.local is None
         self._batching = Batching(now)
         self._batches = design.downlink != "weights" and self._criterion is None
         self._announced = -1

@@ -33,6 +33,7 @@ class PlannedTensor:
         state: whether it is a buffer.
         up: codec of the pushes.
         placed: its partitions in order, each with the index of its table in the shard's plan.
+        local: whether the tensor is changed by the worker's own optimizer, beside the shared copy.
     """
 
     name: str
@@ -40,6 +41,7 @@ class PlannedTensor:
     state: bool
     up: Codec
     placed: tuple[tuple[Partition, int], ...]
+    local: bool = False
 
 
 class WorkerTensor:
@@ -55,13 +57,15 @@ class WorkerTensor:
     Attributes:
         values: float32[n], flat; the tensor's own memory where possible.
         tables: one for each partition, in order.
+        offset: shared − local parameters after the last merge; None where they were equal.
     """
 
     def __init__(self, planned: PlannedTensor) -> None:
         self.name, self.state, self.parameter = planned.name, planned.state, planned.tensor
         self.tables: list[WorkerTable] = []
         self._shown = planned.tensor.detach()
-        self._separate = self._shown.dtype != torch.float32 or not planned.tensor.is_contiguous()
+        self._separate = planned.local or self._shown.dtype != torch.float32 or not planned.tensor.is_contiguous()
+        self.offset: torch.Tensor | None = None
         self.values = self._flat().clone() if self._separate else self._shown.view(-1)
 
     def read(self) -> None:
@@ -73,6 +77,22 @@ class WorkerTensor:
         """Copies the values to the tensor, where they are separate."""
         if self._separate:
             self._shown.copy_(self.values.view(self._shown.shape))
+
+    def update(self) -> torch.Tensor:
+        """Returns what local steps have changed since the last merge, with a minus sign: shared − local, float32."""
+        change = self.values - self._flat()
+        return (change if self.offset is None else change.sub_(self.offset)).view(self._shown.shape)
+
+    def merge(self, keep: float) -> None:
+        """Continues the local parameters from the shared ones: keep · local + (1 − keep) · shared.
+
+        What then differs from the shared parameters, kept or by rounding to the parameter's own dtype, is remembered: no
+        update holds it.
+        """
+        merged = torch.lerp(self.values, self._flat(), keep) if keep else self.values
+        self._shown.copy_(merged.view(self._shown.shape))
+        exact = not keep and self._shown.dtype == torch.float32
+        self.offset = None if exact else self.values - self._flat()
 
     def gradients(self) -> Iterator[tuple[WorkerTable, torch.Tensor]]:
         """Each table with its part of the gradient; nothing for a buffer, or without a gradient."""
@@ -236,6 +256,20 @@ class WorkerModel:
         for tensor, value in zip(self.tensors, values, strict=True):
             tensor.values.copy_(value)
             tensor.write()
+
+    @contextmanager
+    def shared_weights(self) -> Iterator[None]:
+        """Inside the block the model has the parameters that all workers share, after local steps that they do not."""
+        local = [tensor.parameter.detach().clone() for tensor in self.tensors]
+        self.evaluating = True
+        try:
+            for tensor in self.tensors:
+                tensor.write()
+            yield
+        finally:
+            self.evaluating = False
+            for tensor, values in zip(self.tensors, local, strict=True):
+                tensor.parameter.detach().copy_(values)
 
     # ---- state
 

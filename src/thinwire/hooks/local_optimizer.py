@@ -1,0 +1,104 @@
+"""The optimizer of one worker that trains by itself between exchanges: the user's own, and the exchanges around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from thinwire.hooks.optimizer import DistributedOptimizer
+from thinwire.policies.local_updates import LocalUpdates
+from thinwire.runtime.driver import WorkerDriver
+from thinwire.worker.local_updates import LocalWorker
+
+
+class LocalUpdateOptimizer(DistributedOptimizer):
+    """The user's optimizer, any torch optimizer, whose steps are exchanged after every H of them.
+
+    Between exchanges the model has this worker's own parameters. Gradient clipping, learning-rate schedulers, autocast
+    and `torch.amp.GradScaler` work as they do without it.
+
+    Args:
+        model, optimizer, worker, driver, **settings: as for `DistributedOptimizer`.
+        updates: the timetable and the outer optimizer.
+        outer_groups: the outer optimizer's parameter groups; a rate that is written there counts from the next push.
+
+    Example::
+
+        opt = tw.distribute(model, torch.optim.AdamW(model.parameters(), lr=4e-4), design="diloco[h=30]",
+                            server="grpc://10.0.0.1:7070", rank=rank, workers=4)
+        with opt:
+            for x, y in batches:
+                opt.zero_grad()
+                loss(model(x), y).backward()
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                opt.step()
+            opt.flush()          # every worker now has the same parameters
+    """
+
+    _step_supports_amp_scaling = True  # so that a GradScaler calls every step, those with overflows too
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        worker: LocalWorker,
+        driver: WorkerDriver,
+        *,
+        updates: LocalUpdates,
+        outer_groups: list[dict[str, Any]],
+        **settings: Any,
+    ) -> None:
+        self.outer_groups = outer_groups
+        self._inner, self._local, self._updates = optimizer, worker, updates
+        super().__init__(model, optimizer, worker, driver, **settings)
+        self.state = optimizer.state
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Takes an inner step, and ends it: pushes what is due. The model continues from the answer at its next use."""
+        loss = self._inner_step(closure)
+        if self._updates.outer_lr is None:
+            self.outer_groups[0]["lr"] = self.param_groups[0]["lr"]
+        super().step()
+        if self._local.void:
+            for state in self._inner.state.values():
+                for value in state.values():
+                    if isinstance(value, torch.Tensor) and value.is_floating_point():
+                        torch.nan_to_num_(value, nan=0.0, posinf=0.0, neginf=0.0)
+        return loss
+
+    @contextmanager
+    def shared_weights(self) -> Iterator[None]:
+        self.sync()
+        with self._worker.model.shared_weights():
+            yield
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what `DistributedOptimizer.state_dict` does, and the inner optimizer's state.
+
+        Together with the model's own `state_dict`, taken at the same time, it resumes bit for bit, in the middle of H
+        inner steps too.
+        """
+        return {**super().state_dict(), "inner": self._inner.state_dict(), "outer_groups": self.outer_groups}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._inner.load_state_dict(state_dict["inner"])
+        for group, saved in zip(self.outer_groups, state_dict["outer_groups"], strict=True):
+            group.update(saved)
+        self.param_groups = self._inner.param_groups
+
+    def _inner_step(self, closure: Callable[[], Any] | None) -> Any:
+        """The user's optimizer's step, unless a GradScaler found an overflow; gradients are unscaled where it asks."""
+        scale, overflow = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+        if overflow is not None and bool(overflow):
+            return None
+        if scale is not None:
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        parameter.grad.mul_(1 / float(scale))
+        return self._inner.step(closure) if closure is not None else self._inner.step()

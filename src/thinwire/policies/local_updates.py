@@ -1,0 +1,164 @@
+"""Local updates: what a worker's own optimizer did in H steps travels, not its gradients.
+
+Every worker trains from the shared parameters θ with its own optimizer. After H steps it pushes what that changed, the
+pseudo-gradient Δ = θ − local parameters; the shards apply an **outer** optimizer to the mean of them and send what it
+changed, and every worker continues from there (Local SGD, Stich 2019; DiLoCo, Douillard et al. 2023). Tensors may be
+cut into fragments that are exchanged at different steps, and an answer may be waited for only some steps later
+(Streaming DiLoCo, Douillard et al. 2025). This file holds the numbers and the timetable; the worker carries them out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+from thinwire.errors import ConfigError
+from thinwire.policies.naming import check_count
+
+Outer = Literal["SGD", "SignSGD"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalUpdates:
+    """How workers train by themselves, and what shards do with the mean of their updates.
+
+    Args:
+        sync_every: inner steps between two exchanges of a tensor, H ≥ 1.
+        fragments: groups of tensors that are exchanged at different steps, 1 … H.
+        delay: inner steps that go on while an exchange is under way, 0 … H − 1.
+        keep: which share of its local parameters a worker keeps when an answer comes, in [0, 1); the rest is θ.
+        outer: the shards' optimizer: SGD, or SignSGD, which steps by the sign of the mean.
+        outer_lr: its rate; None follows the inner optimizer's.
+        outer_momentum: in [0, 1).
+        nesterov: whether the momentum is Nesterov's.
+
+    Raises:
+        ConfigError: a number out of range.
+
+    Example:
+        >>> timetable = LocalUpdates(sync_every=6, fragments=3, delay=1)
+        >>> [timetable.fragment_due(step) for step in range(6)]
+        [None, 0, None, 1, None, 2]
+    """
+
+    sync_every: int = 1
+    fragments: int = 1
+    delay: int = 0
+    keep: float = 0.0
+    outer: Outer = "SGD"
+    outer_lr: float | None = 1.0
+    outer_momentum: float = 0.0
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        check_count("h", self.sync_every, 1)
+        check_count("fragments", self.fragments, 1, self.sync_every)
+        check_count("delay", self.delay, 0, self.sync_every - 1)
+        for name, value, least in (("keep", self.keep, 0.0), ("outer_momentum", self.outer_momentum, 0.0)):
+            if not (_is_number(value) and least <= value < 1):
+                raise ConfigError(f"{name} is {value!r}; it is a number of at least 0 and below 1")
+        if self.outer_lr is not None and not (_is_number(self.outer_lr) and 0 < self.outer_lr < math.inf):
+            raise ConfigError(f"outer_lr is {self.outer_lr!r}; it is a positive number, or null for the inner rate")
+        if self.outer not in ("SGD", "SignSGD"):
+            raise ConfigError(f"outer is {self.outer!r}; there are SGD and SignSGD")
+        if self.nesterov and not self.outer_momentum:
+            raise ConfigError("nesterov needs an outer_momentum above 0")
+
+    @property
+    def consistency(self) -> str:
+        """The policy that exchanges after so many steps."""
+        return f"local[steps={self.sync_every}]"
+
+    # ---- the timetable
+
+    def fragment_due(self, iteration: int) -> int | None:
+        """Returns which fragment is pushed at the end of an inner step; None where none is.
+
+        Fragment f of F is pushed after step ⌊(f + 1)·H/F⌋ of every H, so that the last one ends the round.
+
+        Args:
+            iteration: of the training, from 0.
+        """
+        position = iteration % self.sync_every + 1
+        fragment = -(-position * self.fragments // self.sync_every) - 1
+        return fragment if (fragment + 1) * self.sync_every // self.fragments == position else None
+
+    def ends_round(self, iteration: int) -> bool:
+        """Returns whether every tensor has been pushed once more after this inner step."""
+        return (iteration + 1) % self.sync_every == 0
+
+    def merges_at(self, iteration: int) -> int:
+        """Returns before which inner step the answer to a push at the end of `iteration` is needed."""
+        return iteration + 1 + self.delay
+
+    def assign(self, sizes: Sequence[int]) -> list[int]:
+        """Returns each tensor's fragment: consecutive tensors, about equally many values in each.
+
+        Args:
+            sizes: values of every tensor, in the model's order.
+
+        Example:
+            >>> LocalUpdates(sync_every=4, fragments=2).assign([6, 1, 1, 6])
+            [0, 0, 1, 1]
+        """
+        total, before, found = max(1, sum(sizes)), 0, []
+        for size in sizes:
+            middle = before + size / 2
+            found.append(min(self.fragments - 1, int(middle * self.fragments / total)))
+            before += size
+        return found
+
+    # ---- the shards' optimizer
+
+    def outer_groups(self, inner_lr: float = 1.0) -> list[dict[str, Any]]:
+        """Returns the outer optimizer's parameter groups: the model's parameters, and its buffers, which are averaged.
+
+        Args:
+            inner_lr: the rate where `outer_lr` follows the inner optimizer's.
+        """
+        lr = inner_lr if self.outer_lr is None else self.outer_lr
+        if self.outer == "SignSGD":
+            return [{"lr": lr, "sign": True}, {"lr": 1.0, "sign": False}]
+        plain = {"momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False, "maximize": False}
+        trained = {**plain, "lr": lr, "momentum": self.outer_momentum, "nesterov": self.nesterov}
+        return [trained, {**plain, "lr": 1.0}]
+
+    def agreement(self) -> str:
+        """Returns what workers must agree on besides H and the outer optimizer, as a plan states it."""
+        return ",".join(f"{name}={getattr(self, name)}" for name in ("fragments", "delay", "keep"))
+
+
+_NAMES = {"h": "sync_every"} | {each.name: each.name for each in fields(LocalUpdates)}
+_NESTEROV = LocalUpdates(sync_every=30, outer_lr=0.7, outer_momentum=0.9, nesterov=True)
+
+KINDS: dict[str, tuple[LocalUpdates, str, str]] = {
+    "update": (LocalUpdates(), "3lc", "every worker's own optimizer steps, and its update is coded, not its gradient"),
+    "local-sgd": (
+        LocalUpdates(sync_every=4),
+        "3lc",
+        "h local steps of the worker's own optimizer, then an average (Local SGD, Stich 2019)",
+    ),
+    "diloco": (_NESTEROV, "3lc", "h local steps, then an outer Nesterov step (DiLoCo, Douillard et al. 2023)"),
+    "streaming-diloco": (
+        replace(_NESTEROV, fragments=3, delay=1, keep=0.5),
+        "3lc",
+        "DiLoCo by fragments, each at its own step, answered some steps later (Douillard et al. 2025)",
+    ),
+}
+"""The designs of local updates: their numbers, their usual codec both ways, and what they are."""
+
+
+def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns a design's options in brackets as those of the local updates, by their full names, and all others.
+
+    >>> split_options({"h": 30, "sparsity": 1.5})
+    ({'sync_every': 30}, {'sparsity': 1.5})
+    """
+    local = {_NAMES[key]: value for key, value in options.items() if key in _NAMES}
+    return local, {key: value for key, value in options.items() if key not in _NAMES}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

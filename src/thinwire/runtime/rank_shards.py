@@ -1,0 +1,91 @@
+"""Shards without a server process: every rank of a process group serves a share of the model to all of them.
+
+The group is used once, to tell the others each rank's address. Everything else goes over the same conversations as with
+servers of their own, so that both modes have one mechanism.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+
+import torch.distributed as dist
+
+from thinwire.errors import ConfigError
+from thinwire.runtime.serving import serving
+from thinwire.server.core import ServerCore
+from thinwire.transports import grpc
+
+_CLOSE_S = 30.0
+"""How long a rank that is done keeps serving those that are not, at most."""
+
+
+class RankShards:
+    """This rank's shard, and the way to everybody's. Every rank of the group makes one at the same time.
+
+    Args:
+        group: of any backend.
+        grace_s: how long a rank whose connection broke may take to come back, in seconds.
+
+    Attributes:
+        rank: this rank, in the group.
+        workers: how many ranks there are.
+        core: this rank's shard.
+        addresses: of every rank's shard, by rank.
+
+    Raises:
+        ConfigError: torch.distributed is not initialised, or this process is not in the group.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, *, grace_s: float = 60.0) -> None:
+        if not (dist.is_available() and dist.is_initialized()):
+            raise ConfigError("group=… needs torch.distributed.init_process_group() first, as in a torchrun script")
+        self.rank, self.workers = dist.get_rank(group), dist.get_world_size(group)
+        if self.rank < 0:
+            raise ConfigError("this process is not in the group that it was given")
+        self.core = ServerCore()
+        self._ended = threading.Event()
+        host = _own_host(group, self.rank, self.workers)
+        self._server = grpc.serve(serving(self.core, self._ended.set, grace_s=grace_s), f"{host}:0")
+        self.addresses: list[str] = [f"grpc://{each}" for each in _gather(self._server.address, group, self.workers)]
+
+    def close(self) -> None:
+        """Stops serving, once every rank has left."""
+        self._ended.wait(_CLOSE_S)
+        self.stop()
+
+    def stop(self) -> None:
+        """Stops serving, whoever is still there."""
+        self._server.stop()
+
+
+def _own_host(group: dist.ProcessGroup, rank: int, workers: int) -> str:
+    """The address by which the other ranks reach this one.
+
+    It is the one by which this machine reaches the rendezvous. The machine that the rendezvous is on may call itself
+    by a loopback address; if others are elsewhere, its address is the one by which it reaches them.
+    """
+    rendezvous = os.environ.get("MASTER_ADDR", "127.0.0.1")  # torchrun's own variable
+    hosts = _gather(_source_address(rendezvous), group, workers)
+    mine = hosts[rank]
+    elsewhere = [host for host in hosts if not host.startswith("127.")]
+    return _source_address(elsewhere[0]) if mine.startswith("127.") and elsewhere else mine
+
+
+def _source_address(destination: str) -> str:
+    """The address that packets of this machine to a destination come from. Nothing is sent."""
+    try:
+        family = socket.getaddrinfo(destination, 9, type=socket.SOCK_DGRAM)[0][0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((destination, 9))
+            host = str(probe.getsockname()[0])
+    except OSError as error:
+        raise ConfigError(f"MASTER_ADDR={destination!r} cannot be reached from here: {error}") from error
+    return f"[{host}]" if ":" in host else host
+
+
+def _gather(value: str, group: dist.ProcessGroup, workers: int) -> list[str]:
+    gathered: list[str | None] = [None] * workers
+    dist.all_gather_object(gathered, value, group=group)
+    return [each or "" for each in gathered]

@@ -1,0 +1,207 @@
+"""A worker that trains by itself for H steps and then exchanges what that changed, in both modes. Sans-IO.
+
+The model's parameters are this worker's own (**local**); `WorkerTensor.values` are the **shared** ones θ, equal bit for
+bit at every worker. After H inner steps the worker pushes the pseudo-gradient Δ = θ − local, the shards answer with the
+outer optimizer's step, and the local parameters continue from the new θ (see `policies.local_updates`).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from thinwire.errors import ConfigError, NonFiniteError, ProtocolError
+from thinwire.optimizers.options import ParameterGroups
+from thinwire.policies.designs import Design
+from thinwire.schema import Plan
+from thinwire.worker.conversation import Procedure
+from thinwire.worker.core import Frames, Worker
+from thinwire.worker.model import PlannedTensor, WorkerTensor
+from thinwire.worker.table import NO_GRADIENT
+
+
+@dataclass(slots=True)
+class Round:
+    """Where one tensor stands.
+
+    Args:
+        fragment: with which tensors it is pushed.
+        pushes: how often it was pushed, so which version it waits for.
+        merges_at: the inner step before which its answer is merged into the local parameters; None: nothing is awaited.
+        whole: the merge keeps nothing of the local parameters.
+    """
+
+    fragment: int
+    pushes: int = 0
+    merges_at: int | None = 0
+    whole: bool = True
+
+
+class LocalWorker(Worker):
+    """A `Worker` whose own optimizer runs between exchanges. Its `groups` are the outer optimizer's.
+
+    Args:
+        plans, tensors, design, groups, **settings: as for `Worker`; the design has `local` set.
+
+    Attributes:
+        void: whether the last exchange went without this worker, whose parameters held NaN or Inf.
+    """
+
+    def __init__(
+        self,
+        plans: Sequence[Plan],
+        tensors: Sequence[PlannedTensor],
+        design: Design,
+        groups: ParameterGroups,
+        **settings: Any,
+    ) -> None:
+        super().__init__(plans, tensors, design, groups, **settings)
+        assert design.local is not None
+        self.void = False
+        self._updates = design.local
+        self._voids = design.up.nonfinite == "skip"
+        fragments = self._updates.assign([tensor.values.numel() for tensor in self.model.tensors])
+        self._rounds = {t.name: Round(f) for t, f in zip(self.model.tensors, fragments, strict=True)}
+
+    # ---- the training
+
+    def start(self) -> Procedure[None]:
+        yield from super().start()
+        for tensor in self.model.tensors:
+            self._rounds[tensor.name].pushes = self.conversations[tensor.tables[0].shard].versions[
+                tensor.tables[0].index
+            ]
+
+    def gradient_ready(self, tensor: WorkerTensor) -> Procedure[None]:
+        if self.model.evaluating:
+            raise ProtocolError("shared weights are for evaluation; run backward passes outside the block")
+        if self._is_due(tensor):
+            raise ProtocolError(
+                f"{tensor.name!r} was used before its last update was applied: its module was not "
+                "called through the model. Call opt.sync() before such a forward pass"
+            )
+        yield from ()
+
+    def end_step(self) -> Procedure[None]:
+        """Ends an inner step, which the worker's own optimizer has taken; pushes the fragment that is due."""
+        self.check_open()
+        self.model.update_average()
+        fragment = self._updates.fragment_due(self.iteration)
+        if fragment is not None:
+            yield from self._exchange_tensors(
+                [tensor for tensor in self.model.tensors if self._rounds[tensor.name].fragment == fragment]
+            )
+            if self._updates.ends_round(self.iteration):
+                self._advance()
+        self.iteration += 1
+        self.began = True
+        self.counters.add("steps", 1)
+
+    def pull(self, tensor: WorkerTensor, *, strict: bool = False) -> Procedure[None]:
+        """Merges a tensor's answer into its local parameters, if it is due; `strict` waits for it in any case."""
+        due = self._is_due(tensor)
+        if self.model.evaluating or not (due or strict):
+            return
+        state = self._rounds[tensor.name]
+        for table in tensor.tables:
+            asked = self._now()
+            updates = yield from self.conversations[table.shard].pull(table.index, state.pushes, strict=True)
+            table.cost.wait_s = self._now() - asked
+            table.apply(updates, None, step=self.iteration - 1)
+        if due:
+            tensor.merge(0.0 if state.whole else self._updates.keep)
+            state.merges_at, state.whole = None, False
+
+    def flush(self) -> Procedure[None]:
+        """Ends the round under way, early if need be: every worker then has the same parameters, the shared ones."""
+        tensors = self.model.tensors
+        if self.iteration % self._updates.sync_every:
+            yield from self._exchange_tensors(
+                [each for each in tensors if self._rounds[each.name].pushes == self.clock]
+            )
+            self._advance()
+        for tensor in tensors:
+            state = self._rounds[tensor.name]
+            state.merges_at, state.whole = self.iteration, True
+            yield from self.pull(tensor, strict=True)
+
+    def _is_due(self, tensor: WorkerTensor) -> bool:
+        merges_at = self._rounds[tensor.name].merges_at
+        return merges_at is not None and self.iteration >= merges_at
+
+    # ---- up
+
+    def _exchange_tensors(self, tensors: Sequence[WorkerTensor]) -> Procedure[None]:
+        for tensor in tensors:  # an answer that no forward pass has waited for
+            yield from self.pull(tensor, strict=True)
+        updates = [tensor.update() for tensor in tensors]
+        self.void = not all(bool(torch.isfinite(update).all()) for update in updates)
+        if self.void:
+            self._refuse_or_warn(tensors, updates)
+        self._announce_options()
+        yield from self._push_frames(self._encode_updates(tensors, updates))
+        for tensor in tensors:
+            state = self._rounds[tensor.name]
+            state.pushes += 1
+            state.merges_at, state.whole = self._updates.merges_at(self.iteration), self.void
+        for conversation in self.conversations:
+            yield from self._flush(conversation)
+
+    def _encode_updates(self, tensors: Sequence[WorkerTensor], updates: Sequence[torch.Tensor]) -> Frames:
+        for tensor, update in zip(tensors, updates, strict=True):
+            for table in tensor.tables:
+                if self.void:
+                    yield table, NO_GRADIENT
+                elif table.encodes_in_batches:
+                    yield from self._batching.add(table, table.part_of(update))
+                else:
+                    yield table, table.encode(table.part_of(update), None)
+        yield from self._batching.finish()
+
+    def _refuse_or_warn(self, tensors: Sequence[WorkerTensor], updates: Sequence[torch.Tensor]) -> None:
+        name = next(t.name for t, update in zip(tensors, updates, strict=True) if not torch.isfinite(update).all())
+        if not self._voids:
+            raise NonFiniteError(f"local parameters of {name!r} hold NaN or Inf after inner step {self.iteration}")
+        self.counters.add("void_rounds", 1)
+        warnings.warn(
+            f"worker {self.rank}: {name!r} holds NaN or Inf after inner step {self.iteration}; this exchange goes "
+            "without this worker, which continues from the others' parameters",
+            UserWarning,
+            stacklevel=2,
+        )
+
+    # ---- its state
+
+    def position(self) -> dict[str, Any]:
+        return {
+            **super().position(),
+            "local": asdict(self._updates),
+            "rounds": {name: asdict(state) for name, state in self._rounds.items()},
+            "offsets": {each.name: each.offset.clone() for each in self.model.tensors if each.offset is not None},
+        }
+
+    def restore_position(self, state: Mapping[str, Any]) -> None:
+        """Restores what `position` returned.
+
+        Raises:
+            ConfigError: it is of other local updates; nothing was changed.
+        """
+        mine, saved = asdict(self._updates), state.get("local")
+        if saved is None:
+            raise ConfigError("the state is of a training without local updates: start from the model's weights")
+        if differing := [key for key in mine if saved.get(key) != mine[key]]:
+            raise ConfigError(
+                "the state is of "
+                + ", ".join(f"{key}={saved.get(key)}" for key in differing)
+                + " and this training has "
+                + ", ".join(f"{key}={mine[key]}" for key in differing)
+                + ": resume with the same, or start from the model's weights"
+            )
+        super().restore_position(state)
+        self._rounds = {name: Round(**each) for name, each in state["rounds"].items()}
+        for tensor in self.model.tensors:
+            tensor.offset = state["offsets"].get(tensor.name)
