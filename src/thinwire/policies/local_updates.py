@@ -20,6 +20,10 @@ from thinwire.policies.naming import check_count
 Outer = Literal["SGD", "SignSGD"]
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 @dataclass(frozen=True, kw_only=True)
 class LocalUpdates:
     """How workers train by themselves, and what shards do with the mean of their updates.
@@ -158,7 +162,3 @@ def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
     """
     local = {_NAMES[key]: value for key, value in options.items() if key in _NAMES}
     return local, {key: value for key, value in options.items() if key not in _NAMES}
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -86,8 +86,8 @@ class WorkerTensor:
     def merge(self, keep: float) -> None:
         """Continues the local parameters from the shared ones: keep · local + (1 − keep) · shared.
 
-        What then differs from the shared parameters, kept or by rounding to the parameter's own dtype, is remembered: no
-        update holds it.
+        What then differs from the shared parameters, kept or by rounding to the parameter's own dtype, is remembered:
+        no update holds it.
         """
         merged = torch.lerp(self.values, self._flat(), keep) if keep else self.values
         self._shown.copy_(merged.view(self._shown.shape))
