@@ -25,12 +25,9 @@ from thinwire.codecs.topk import TopK
 from thinwire.errors import NonFiniteError
 from thinwire.frames import Frame
 from thinwire.kernels.contract import non_finite, require_finite_magnitude
-from thinwire.kernels.triton.batch import Batch
-from thinwire.kernels.triton.levels import decode_int8, encode_int8
-from thinwire.kernels.triton.pending import Sent
-from thinwire.kernels.triton.scatter import scatter
-from thinwire.kernels.triton.select import Chosen, Form, encode_from, encode_top
-from thinwire.kernels.triton.signs import decode_signs, encode_signs
+from thinwire.kernels.triton.batch import Batch, Sent
+from thinwire.kernels.triton.dense import decode_dense, encode_int8, encode_signs
+from thinwire.kernels.triton.select import Chosen, Form, encode_from, encode_top, scatter
 from thinwire.kernels.triton.stochastic import clipped_at, decode_two_bit, encode_stochastic
 from thinwire.kernels.triton.ternary import decode_ternary, encode_ternary
 from thinwire.kernels.triton.workspace import DeviceWorkspace
@@ -77,7 +74,7 @@ class _Int8(DeviceCoder[Int8]):
 
     def decode(self, frame: Frame, space: Scratch, **into: Any) -> None:
         levels, scale = int8.levels_of(frame, _NUMPY_TYPES[into["out"].dtype])
-        decode_int8(levels, scale=scale, **into)
+        decode_dense(levels, per_byte=1, scale=scale, **into)
 
 
 class _OneBit(DeviceCoder[OneBit]):
@@ -91,7 +88,7 @@ class _OneBit(DeviceCoder[OneBit]):
         return encode_signs(values, norm=scheme.norm, **given)
 
     def decode(self, frame: Frame, space: Scratch, **into: Any) -> None:
-        decode_signs(frame.payload, scale=frame.scales[0], **into)
+        decode_dense(frame.payload, per_byte=8, scale=frame.scales[0], **into)
 
 
 _Trits = TypeVar("_Trits", bound=stochastic.Trits)

@@ -20,19 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
 
 from thinwire.kernels.numba import Workspace, encode_ternary
-from thinwire.kernels.triton import (
-    batch,
-    levels,
-    moments,
-    order,
-    sample,
-    scatter,
-    select,
-    signs,
-    stochastic,
-    ternary,
-    zero_run,
-)
+from thinwire.kernels.triton import batch, dense, moments, order, select, stochastic, ternary
 from thinwire.kernels.triton.workspace import DeviceWorkspace
 
 SIZES = (7, 3000)
@@ -95,9 +83,9 @@ def launch_all(dtype: torch.dtype) -> None:
         for accumulate in (False, True):
             ternary.decode_ternary(payload, scale=scale, out=out, layout=layout, accumulate=accumulate, workspace=space)
     for kept in (None, residuals):
-        levels.encode_int8(values, largest_scale=1.0, residuals=kept, workspace=space)
+        dense.encode_int8(values, largest_scale=1.0, residuals=kept, workspace=space)
         for norm in ("l1", "l2"):
-            signs.encode_signs(values, norm=norm, residuals=kept, workspace=space)
+            dense.encode_signs(values, norm=norm, residuals=kept, workspace=space)
     for packing, kept in (("2bit", None), ("base243", residuals)):
         keys = [(1, 2)] * len(values)
         stochastic.encode_stochastic(values, keys=keys, packing=packing, clip=2.5, residuals=kept, workspace=space)
@@ -114,10 +102,11 @@ def launch_all(dtype: torch.dtype) -> None:
         ).finish()
     numbers, positions = np.ones(5, out.numpy().dtype), np.arange(5)
     for accumulate in (False, True):
-        scatter.scatter(positions, numbers, out=out, accumulate=accumulate, workspace=space)
+        select.scatter(positions, numbers, out=out, accumulate=accumulate, workspace=space)
         stochastic.decode_two_bit(bytes(750), scale=1.0, out=out, accumulate=accumulate, workspace=space)
-        levels.decode_int8(bytes(SIZES[1]), scale=1.0, out=out, accumulate=accumulate, workspace=space)
-        signs.decode_signs(bytes(375), scale=1.0, out=out, accumulate=accumulate, workspace=space)
+        for per_byte, nbytes in ((1, 3000), (8, 375)):
+            payload = bytes(nbytes)
+            dense.decode_dense(payload, per_byte=per_byte, scale=1.0, out=out, accumulate=accumulate, workspace=space)
 
 
 @pytest.mark.timeout(900)  # half a minute where nothing else runs
@@ -131,7 +120,7 @@ def test_every_launch_compiles_and_keeps_every_bit(compiled: list[tuple[str, Any
     # Kernels are private and return nothing; what kernels call returns something, or is public.
     kernels = {
         name
-        for module in (batch, levels, moments, order, sample, scatter, select, signs, stochastic, ternary, zero_run)
+        for module in (batch, dense, moments, order, select, stochastic, ternary)
         for name, value in vars(module).items()
         if name.startswith("_") and isinstance(value, JITFunction) and value.fn.__annotations__["return"] == "None"
     }

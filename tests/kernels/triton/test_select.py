@@ -14,7 +14,7 @@ from thinwire.codecs import encode_all
 from thinwire.kernels.triton import batch
 from thinwire.kernels.triton.batch import Batch
 from thinwire.kernels.triton.order import kth_largest
-from thinwire.kernels.triton.scatter import scatter
+from thinwire.kernels.triton.select import scatter
 from thinwire.kernels.triton.workspace import DeviceWorkspace
 
 pytestmark = pytest.mark.gpu

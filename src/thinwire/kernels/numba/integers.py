@@ -82,8 +82,6 @@ def _num_groups(size: int, width: int) -> int:
 def _pack(values: Any, offset: int, shift: Any, width: Any, num_groups: int, words_at: Any, words: Any) -> None:
     if width <= np.uint64(8):
         _pack_narrow(values, offset, shift, width, num_groups, words_at)
-    elif width <= np.uint64(28):
-        _pack_pairs(values, offset, shift, width, num_groups, words_at)
     else:
         _pack_wide(values, offset, shift, width, num_groups, words_at)
     held, filled, at = np.uint64(0), np.uint64(0), num_groups * np.int64(width) // 4
@@ -111,36 +109,21 @@ def _pack_narrow(values: Any, offset: int, shift: Any, width: Any, num_groups: i
 
 
 @jit
-def _pack_pairs(values: Any, offset: int, shift: Any, width: Any, num_groups: int, words_at: Any) -> None:
-    """Two values in a store, behind the at most seven bits that the one before left over."""
-    three, seven, two = np.uint64(3), np.uint64(7), np.uint64(2)
-    for group in range(num_groups):
-        i, at = 8 * group, group * np.int64(width)
-        held, filled = np.uint64(0), np.uint64(0)
-        for pair in range(4):
-            first = np.uint64(np.int64(values[i + 2 * pair]) + offset) >> shift
-            second = np.uint64(np.int64(values[i + 2 * pair + 1]) + offset) >> shift
-            held |= (first | second << width) << filled
-            filled += two * width
-            words_at[at] = held
-            at += np.int64(filled >> three)
-            held >>= filled & ~seven
-            filled &= seven
-
-
-@jit
 def _pack_wide(values: Any, offset: int, shift: Any, width: Any, num_groups: int, words_at: Any) -> None:
-    three, seven = np.uint64(3), np.uint64(7)
+    """Two values in a store where the at most seven bits that the one before left over fit beside them, else one."""
+    per_store = 2 if width <= np.uint64(28) else 1
     for group in range(num_groups):
-        i, at = 8 * group, group * np.int64(width)
-        held, filled = np.uint64(0), np.uint64(0)
-        for place in range(8):
-            held |= (np.uint64(np.int64(values[i + place]) + offset) >> shift) << filled
-            filled += width
+        held, filled, at = np.uint64(0), np.uint64(0), np.uint64(group) * width
+        for place in range(8 * group, 8 * group + 8, per_store):
+            number = np.uint64(np.int64(values[place]) + offset) >> shift
+            if per_store == 2:
+                number |= (np.uint64(np.int64(values[place + 1]) + offset) >> shift) << width
+            held |= number << filled
+            filled += np.uint64(per_store) * width
             words_at[at] = held
-            at += np.int64(filled >> three)
-            held >>= filled & ~seven
-            filled &= seven
+            at += filled >> np.uint64(3)
+            held >>= filled & ~np.uint64(7)
+            filled &= np.uint64(7)
 
 
 @jit

@@ -5,7 +5,7 @@ disk, beside the source or in the user's cache folder. Where neither can be writ
 are then compiled once in each process. No `parallel=True`: its thread layers abort when two threads enter, or in forks.
 
 A kernel may call kernels of other files, whose machine code becomes part of its own. Numba's cache looks at the file of
-the kernel that is called and at no other; the cache here looks at every file of the package.
+the kernel that is called and at no other; the stamp added here is of every file of the package.
 
 The magnitude bits of IEEE numbers, read as integers, order like the magnitudes, and NaN and Inf come out on top. So an
 integer maximum, which compilers vectorise (they do not vectorise a float maximum, because of NaN), finds the largest
@@ -24,7 +24,6 @@ from typing import Any
 import numba
 import numpy as np
 from numba.core import types
-from numba.core.caching import CompileResultCacheImpl, FunctionCache
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
@@ -35,7 +34,9 @@ def jit(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile `function` lazily, without the interpreter lock, cached where a cache can be written."""
     kernel: Any = numba.njit(nogil=True)(function)
     with suppress(RuntimeError):  # "cannot cache function ...: no locator available"
-        kernel._cache = _KernelCache(function)  # what njit(cache=True) does, with another cache
+        kernel.enable_caching()
+        index = kernel._cache._cache_file
+        index._source_stamp = (index._source_stamp, _digest())  # where it differs, the machine code is not used
     return kernel  # type: ignore[no-any-return]
 
 
@@ -76,30 +77,6 @@ def _digest() -> bytes:
     for path in sorted([*here.glob("*.py"), *here.parent.glob("*.py")]):
         digest.update(path.read_bytes())
     return digest.digest()
-
-
-class _PackageLocator:
-    """A locator of Numba's, which finds a folder for the cache, with a stamp that covers the whole package."""
-
-    def __init__(self, locator: Any) -> None:
-        self._locator = locator
-
-    def get_source_stamp(self) -> tuple[Any, bytes]:
-        """What the machine code was made of: where it differs, the cache is not used."""
-        return self._locator.get_source_stamp(), _digest()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._locator, name)
-
-
-class _KernelCacheImpl(CompileResultCacheImpl):  # type: ignore[misc]
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__(function)
-        self._locator: Any = _PackageLocator(self.locator)
-
-
-class _KernelCache(FunctionCache):  # type: ignore[misc]
-    _impl_class = _KernelCacheImpl
 
 
 @intrinsic

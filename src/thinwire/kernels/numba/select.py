@@ -81,8 +81,8 @@ def select_from(values: Any, bound: float, count: int) -> NDArray[np.int64]:
     """The positions, ascending, of all magnitudes of at least `bound`, of which there are `count`."""
     positions = np.empty(count + _SPARE, np.int64)
     flags = np.empty(_BLOCK, np.uint8)
-    bits = np.empty(_BLOCK // 8, np.uint8)
-    _positions(frozen(values), values.dtype.type(bound), flags, flags.view(np.uint64), bits, positions)
+    bits, least = np.empty(_BLOCK // 8, np.uint8), values.dtype.type(bound)
+    _take(frozen(values), None, least, least, None, flags, flags.view(np.uint64), None, bits, positions)
     return positions[:count]
 
 
@@ -169,17 +169,6 @@ def _count_block(values: Any, residual: Any, scale: Any, least: Any, most: Any) 
 
 
 @jit
-def _positions(values: Any, bound: Any, flags: Any, words: Any, bits: Any, positions: Any) -> None:
-    at = np.uint64(0)
-    for start in range(0, values.size, _BLOCK):
-        block = values[start : start + _BLOCK]
-        _sift(block, None, bound, bound, None, flags, None)
-        num_bytes = (block.size + 7) // 8
-        gather(flags, words, block.size, bits[:num_bytes])
-        at = _compact(bits[:num_bytes], None, np.uint64(start), positions, at)
-
-
-@jit
 def _take(
     values: Any,
     residual: Any,
@@ -192,14 +181,16 @@ def _take(
     bitmap: Any,
     taken: Any,
 ) -> Any:
+    """Appends the values taken, or their positions where `block` is None; `bitmap` is then that of one block."""
     at = np.uint64(0)
     for start in range(0, values.size, _BLOCK):
         stop = min(start + _BLOCK, values.size)
         held = None if residual is None else residual[start:stop]
         _sift(values[start:stop], held, scale, bound, tau, flags, block)
-        bits = bitmap[start // 8 : (stop + 7) // 8]
+        first = 0 if block is None else start // 8
+        bits = bitmap[first : first + (stop - start + 7) // 8]
         gather(flags, words, stop - start, bits)
-        at = _compact(bits, block, np.uint64(0), taken, at)
+        at = _compact(bits, block, np.uint64(start), taken, at)
     return at
 
 

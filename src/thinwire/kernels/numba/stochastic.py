@@ -216,9 +216,8 @@ def collect_kept(values: Floats, *, key: Key, kept: int, factor: Any, sent: Floa
         >>> sent[:3].tolist()
         [2.0, 4.0, 6.0]
     """
-    return int(
-        _collect_kept(frozen(values), *start_of(key), np.int32(kept), factor, np.empty(_BLOCK_DRAWS, np.int32), sent)
-    )
+    block = np.empty(_BLOCK_DRAWS, np.int32)
+    return int(_keep(frozen(values), values.size, *start_of(key), np.int32(kept), factor, block, sent))
 
 
 def kept_positions(size: int, *, key: Key, kept: int, positions: NDArray[Any]) -> int:
@@ -226,7 +225,8 @@ def kept_positions(size: int, *, key: Key, kept: int, positions: NDArray[Any]) -
 
     `positions` is never written past its end, whatever the key. It is int32, or int64 for 2**31 values and more.
     """
-    return int(_kept_positions(size, *start_of(key), np.int32(kept), np.empty(_BLOCK_DRAWS, np.int32), positions))
+    block = np.empty(_BLOCK_DRAWS, np.int32)
+    return int(_keep(None, size, *start_of(key), np.int32(kept), None, block, positions))
 
 
 def scatter(values: Floats, positions: NDArray[Any], out: Floats, accumulate: bool) -> None:
@@ -237,26 +237,14 @@ def scatter(values: Floats, positions: NDArray[Any], out: Floats, accumulate: bo
 
 
 @jit
-def _collect_kept(values: Any, start: Any, key1: Any, kept: Any, factor: Any, block: Any, sent: Any) -> Any:
+def _keep(values: Any, size: int, start: Any, key1: Any, kept: Any, factor: Any, block: Any, out: Any) -> Any:
+    """Collects factor·v of the values that are kept, or their positions where values are None; returns how many."""
     count: Any = 0
-    last = sent.size - 1
-    for first in range(0, values.size, block.size):
-        size = min(block.size, values.size - first)
-        fill_draws(np.uint32(start + np.uint32(first)), key1, block)
-        for i in range(size):
-            sent[min(count, last)] = values[first + i] * factor
-            count += np.int64(block[i] < kept)
-    return count
-
-
-@jit
-def _kept_positions(size: int, start: Any, key1: Any, kept: Any, block: Any, positions: Any) -> Any:
-    count: Any = 0
-    last = positions.size - 1
+    last = out.size - 1
     for first in range(0, size, block.size):
         fill_draws(np.uint32(start + np.uint32(first)), key1, block)
         for i in range(min(block.size, size - first)):
-            positions[min(count, last)] = first + i
+            out[min(count, last)] = first + i if values is None else values[first + i] * factor
             count += np.int64(block[i] < kept)
     return count
 

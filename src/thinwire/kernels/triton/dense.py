@@ -1,35 +1,41 @@
-"""Codecs that make the same number of bytes of any values, and have one scale: how their kernels are launched.
+"""Codecs that make the same number of bytes of any values, and have one scale: `int8` and `onebit` of a batch.
 
-Such a codec brings a rule for its scale and two kernels, one that makes bytes and one that takes them back. What is
-around them is the same for all: a batch, its largest magnitudes, which tensors are refused, the payload's memory.
-This file knows nothing of what the bytes mean.
+Such a codec brings a rule for its scale and a kernel that makes bytes; `encode_dense` does what is the same for all: a
+batch, its largest magnitudes, which tensors are refused, the payload's memory. One kernel takes bytes back.
+
+`int8` is q = round(v / scale), half to even, within ±127 (3LC §4.2, "8-bit int"); `onebit` the sign of every value, and
+one scale from sums over the tensor (DoubleSqueeze §5.1). Scales are found on the device by the same operations in the
+same type as on the CPU, with divisions that round to nearest: neither Triton's plain float32 division nor torch's
+division by a number does that on a GPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Required, TypedDict, Unpack
+from typing import Any, Literal, NamedTuple, Unpack
 
 import numpy as np
 import torch
 import triton
 import triton.language as tl
-from numpy.typing import NDArray
 
-from thinwire.kernels.triton.batch import Batch
-from thinwire.kernels.triton.pending import Pending, allow
+from thinwire.kernels.triton.batch import (
+    Batch,
+    Given,
+    Pending,
+    Tables,
+    allow,
+    byte_span,
+    encoding,
+    find_block,
+    load_block,
+    store_residual,
+)
+from thinwire.kernels.triton.moments import moments, root
 from thinwire.kernels.triton.workspace import DeviceWorkspace
 
 DECODE_BLOCK = 4096  # values per program, in decoding
-
-
-class Given(TypedDict, total=False):
-    """What every encoder takes beside the values; see `thinwire.kernels.triton.ternary.encode_ternary`."""
-
-    residuals: Sequence[torch.Tensor] | None
-    residual_scale: float
-    together: bool
-    workspace: Required[DeviceWorkspace]
+_TOP = tl.constexpr(127)
 
 
 class Scaled(NamedTuple):
@@ -62,19 +68,10 @@ def encode_dense(
         rule: finds the scales, from the batch and its largest magnitudes, on the device.
         per_byte: values that make a byte.
     """
-    workspace, residuals = given["workspace"], given.get("residuals")
-    workspace.follow()
-    with workspace.running():
-        batch = Batch(
-            values,
-            residuals,
-            residual_scale=given.get("residual_scale", 1.0),
-            per_byte=per_byte,
-            workspace=workspace,
-        )
+    with encoding(values, per_byte=per_byte, **given) as batch:
         largest = batch.largest()
         scales, arguments, limits = rule(batch, largest)
-        payload = workspace.array("dense.payload", batch.num_bytes, torch.uint8)
+        payload = batch.workspace.array("dense.payload", batch.num_bytes, torch.uint8)
         kernel[(batch.num_blocks,)](
             scales=scales,
             allowed=allow(largest, scales, limits, together=given.get("together", False)),
@@ -86,33 +83,115 @@ def encode_dense(
 
 
 def decode_dense(
-    kernel: Any,
-    payload: NDArray[np.generic],
+    payload: Any,
     *,
+    per_byte: int,
     scale: float,
     out: torch.Tensor,
-    accumulate: bool,
+    accumulate: bool = False,
     workspace: DeviceWorkspace,
 ) -> None:
-    """Fills (or adds into) flat `out` from a payload that the caller has checked; does not wait.
+    """``out = scale * q``, or ``out += scale * q``, of a payload that the caller has checked; does not wait.
 
     Args:
-        kernel: takes `payload`, `scale`, `out`, `size`, and writes a block of the values.
+        payload: any buffer of bytes.
+        per_byte: how many q are in a byte: 1, signed levels; 4, two-bit trits; 8, bits that stand for 1 and -1.
         scale: finite in the type of `out`.
         workspace: of out's device; its next use must `synchronize` first.
     """
-    workspace.follow()
-    with workspace.running():
-        kernel[(-(-out.numel() // DECODE_BLOCK),)](
-            payload=workspace.upload("dense.received", payload),
-            scale=torch.full((1,), scale, dtype=out.dtype, device=out.device),
-            out=out,
-            size=out.numel(),
+    received = np.frombuffer(payload, np.int8 if per_byte == 1 else np.uint8)
+    with workspace.decoding():
+        _decode[(-(-out.numel() // DECODE_BLOCK),)](
+            workspace.upload("dense.received", received),
+            torch.full((1,), scale, dtype=out.dtype, device=out.device),
+            out,
+            out.numel(),
+            PER_BYTE=per_byte,
             ACCUMULATE=accumulate,
             BLOCK=DECODE_BLOCK,
             enable_fp_fusion=False,
         )
-    workspace.join()
+
+
+def encode_int8(values: Sequence[torch.Tensor], *, largest_scale: float, **given: Unpack[Given]) -> Pending:
+    """Encodes a batch: scale = max|v| / 127, at most `largest_scale`; one level per byte.
+
+    Args and returns as `thinwire.kernels.triton.ternary.encode_ternary`.
+    """
+
+    def rule(batch: Batch, largest: torch.Tensor) -> Scaled:
+        scales = torch.clamp(largest / torch.full_like(largest, 127), max=largest_scale)
+        return Scaled(scales, {"ROUNDS": 1.5 * 2**52 if batch.dtype == torch.float64 else 1.5 * 2**23})
+
+    return encode_dense(values, kernel=_round, rule=rule, per_byte=1, **given)
+
+
+def encode_signs(values: Sequence[torch.Tensor], *, norm: Literal["l2", "l1"], **given: Unpack[Given]) -> Pending:
+    """Encodes a batch: a bit is set where v >= 0, and stands for ±scale, scale = ‖v‖₂ / √n or ‖v‖₁ / n.
+
+    Args and returns as `thinwire.kernels.triton.ternary.encode_ternary`.
+    """
+
+    def rule(batch: Batch, largest: torch.Tensor) -> Scaled:
+        sums = moments(batch, largest, signed=norm == "l1", squares=norm == "l2")
+        mean = (sums.positive - sums.negative if norm == "l1" else sums.squares) / batch.sizes.to(torch.float64)
+        scale = (mean if norm == "l1" else root(mean)) * sums.unit
+        # Rounding must not lift the scale above the largest magnitude.
+        return Scaled(torch.minimum(scale.to(batch.dtype), largest), {})
+
+    return encode_dense(values, kernel=_pack_signs, rule=rule, per_byte=8, **given)
+
+
+@triton.jit
+def _round(scales: tl.tensor, allowed: tl.tensor, payload: tl.tensor, batch: Tables, ROUNDS: tl.constexpr) -> None:
+    tensor, byte = find_block(batch)
+    index, known, v = load_block(batch, tensor, byte, False)
+    scale = tl.load(scales + tensor)
+    divisor = tl.where(scale > 0, scale, 1.0)  # all levels of a zero scale are zero: so are all values
+    q = tl.div_rn(v, divisor) if tl.float32 == batch.DTYPE else v / divisor
+    q = tl.minimum(tl.maximum(q, -_TOP), _TOP)
+    # 1.5 times the number from which floats are whole: adding and taking it away rounds half to even.
+    q = (q + ROUNDS) - ROUNDS
+    if batch.RESIDUAL:
+        store_residual(batch, tensor, index, known, allowed, v - q * scale)
+    _, first = byte_span(batch, tensor)
+    tl.store(payload + first + index, q.to(tl.int8).to(tl.uint8, bitcast=True), mask=known)
+
+
+@triton.jit
+def _pack_signs(scales: tl.tensor, allowed: tl.tensor, payload: tl.tensor, batch: Tables) -> None:
+    tensor, byte = find_block(batch)
+    index, known, v = load_block(batch, tensor, byte, False)
+    positive = v >= 0
+    if batch.RESIDUAL:
+        high = tl.load(scales + tensor)
+        store_residual(batch, tensor, index, known, allowed, v - tl.where(positive, high, 0.0 - high))
+    flag = (positive & known).to(tl.int32) << (7 - tl.arange(0, batch.WIDTH))[None, :]
+    num_bytes, first = byte_span(batch, tensor)
+    tl.store(payload + first + byte, tl.sum(flag, axis=1).to(tl.uint8), mask=byte < num_bytes)
+
+
+@triton.jit
+def _decode(
+    payload: tl.tensor,
+    scale: tl.tensor,
+    out: tl.tensor,
+    size: tl.tensor,
+    PER_BYTE: tl.constexpr,
+    ACCUMULATE: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    known = at < size
+    m = tl.load(scale)
+    byte = tl.load(payload + at // PER_BYTE, mask=known, other=0)
+    if PER_BYTE == 1:
+        put(out, at, byte.to(m.dtype) * m, known, ACCUMULATE)
+    elif PER_BYTE == 4:
+        put_digit(out, at, (byte.to(tl.int32) >> (2 * (at & 3)).to(tl.int32)) & 3, m, known, ACCUMULATE)
+    else:
+        positive = (byte.to(tl.int32) >> (7 - (at & 7)).to(tl.int32)) & 1
+        put(out, at, tl.where(positive != 0, m, 0.0 - m), known, ACCUMULATE)
 
 
 @triton.jit
@@ -121,3 +200,13 @@ def put(out: tl.tensor, at: tl.tensor, value: tl.tensor, known: tl.tensor, ACCUM
     if ACCUMULATE:
         value = tl.load(out + at, mask=known, other=0.0) + value
     tl.store(out + at, value, mask=known)
+
+
+@triton.jit
+def put_digit(
+    out: tl.tensor, at: tl.tensor, digit: tl.tensor, m: tl.tensor, known: tl.tensor, ACCUMULATE: tl.constexpr
+) -> None:
+    """``out = m·(digit − 1)``, or ``out +=``, which changes no bit where the digit is 1."""
+    if ACCUMULATE:
+        known = known & (digit != 1)
+    put(out, at, tl.where(digit == 2, m, tl.where(digit == 0, -m, 0.0)), known, ACCUMULATE)

@@ -4,13 +4,13 @@ A value is sent where its magnitude is above a bound, or equals it and is among 
 steps with the host between them, because only the counts say how long a payload is and in which form its positions
 are shorter: the first finds bounds and counts; the second, when frames are asked for, reads the data once more,
 writes positions and values where they belong, and clears the residual. So values and residuals must stay as they are
-until then.
+until then. `scatter` decodes: values to their places.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 import torch
@@ -21,19 +21,22 @@ from numpy.typing import NDArray
 from thinwire.kernels.triton.batch import (
     INTEGER_TYPES,
     Batch,
+    Given,
     Tables,
+    allow,
     byte_span,
+    encoding,
     find_block,
     load_block,
     magnitude_bits,
     store_residual,
 )
-from thinwire.kernels.triton.dense import Given
-from thinwire.kernels.triton.order import Kth, kth_largest
-from thinwire.kernels.triton.pending import allow
-from thinwire.kernels.triton.sample import sampled_bounds
+from thinwire.kernels.triton.dense import put
+from thinwire.kernels.triton.order import Kth, kth_largest, sampled_bounds
+from thinwire.kernels.triton.workspace import DeviceWorkspace
 
 _ALIGN = 8  # bytes: places and values of every tensor begin at whole words
+_BLOCK = 1024  # values per program, in decoding
 
 
 class Chosen(NamedTuple):
@@ -138,16 +141,8 @@ class Selected:
         self._sizes = [tensor.numel() for tensor in values]
         self._kept = (values, given.get("residuals"))  # the second step reads them again
         workspace = given["workspace"]
-        workspace.follow()
-        with workspace.running():
-            self._batch = batch = Batch(
-                values,
-                given.get("residuals"),
-                residual_scale=given.get("residual_scale", 1.0),
-                per_byte=8,
-                workspace=workspace,
-            )
-            largest = batch.largest()
+        with encoding(values, per_byte=8, **given) as batch:
+            self._batch, largest = batch, batch.largest()
             self._bounds, self._quotas = rule(batch)
             self._allowed = allow(largest, largest, together=given.get("together", False))
             counts = workspace.array("select.counts", 2 * batch.num_blocks, torch.int64)
@@ -210,6 +205,35 @@ class Selected:
 
 def _aligned(nbytes: int) -> int:
     return -(-nbytes // _ALIGN) * _ALIGN
+
+
+def scatter(
+    positions: NDArray[np.int64],
+    values: NDArray[Any],
+    *,
+    out: torch.Tensor,
+    accumulate: bool = False,
+    workspace: DeviceWorkspace,
+) -> None:
+    """Writes (or adds) values at ascending positions of flat `out`, which is else filled with zeros; does not wait.
+
+    Args:
+        positions: below out's size; the caller has checked them.
+        values: in the type of `out`.
+    """
+    narrow = positions.astype(np.int32) if out.numel() < 1 << 31 else positions
+    with workspace.decoding():
+        if not accumulate:
+            out.zero_()
+        if positions.size:
+            _scatter[(-(-positions.size // _BLOCK),)](
+                workspace.upload("scatter.positions", narrow),
+                workspace.upload("scatter.values", values),
+                out,
+                positions.size,
+                ACCUMULATE=accumulate,
+                BLOCK=_BLOCK,
+            )
 
 
 @triton.jit
@@ -285,3 +309,19 @@ def _write(
         tl.atomic_or(words + body // 4 + (rank >> 5), positive, mask=sent & (v > 0), sem="relaxed")
     else:
         tl.store(numbers + body // (v.dtype.primitive_bitwidth // 8) + rank, v, mask=sent)
+
+
+@triton.jit
+def _scatter(
+    positions: tl.tensor,
+    values: tl.tensor,
+    out: tl.tensor,
+    count: tl.tensor,
+    ACCUMULATE: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    known = at < count
+    position = tl.load(positions + at, mask=known, other=0)
+    value = tl.load(values + at, mask=known, other=0.0)
+    put(out, position, value, known, ACCUMULATE)

@@ -18,11 +18,20 @@ import triton.language as tl
 
 from thinwire.errors import FrameError
 from thinwire.kernels.contract import DIGITS_PER_CODE, UNIT, Key, check_scale
-from thinwire.kernels.triton.batch import NUMPY_TYPES, Batch, Tables, byte_span, find_block, load_block, store_residual
-from thinwire.kernels.triton.dense import Given, Scaled, decode_dense, encode_dense
+from thinwire.kernels.triton.batch import (
+    NUMPY_TYPES,
+    Batch,
+    Given,
+    Pending,
+    Tables,
+    byte_span,
+    find_block,
+    load_block,
+    store_residual,
+)
+from thinwire.kernels.triton.dense import Scaled, decode_dense, encode_dense
 from thinwire.kernels.triton.moments import moments, root
-from thinwire.kernels.triton.pending import Pending
-from thinwire.kernels.triton.ternary import place_value, put_digit
+from thinwire.kernels.triton.ternary import place_value
 from thinwire.kernels.triton.workspace import DeviceWorkspace
 
 _LIFT_EXPONENTS = {torch.float32: 64, torch.float64: 512}
@@ -82,7 +91,7 @@ def clipped_at(batch: Batch, largest: torch.Tensor, clip: float, *, centred: boo
 def decode_two_bit(
     payload: Any, *, scale: float, out: torch.Tensor, accumulate: bool = False, workspace: DeviceWorkspace
 ) -> None:
-    """``out = scale * t``, or ``out += scale * t``, of two-bit trits; uint8[ceil(n / 4)] for out[n]; does not wait.
+    """``out = scale * t``, or ``out += scale * t``, of two-bit trits, uint8[ceil(n / 4)] for out[n]; does not wait.
 
     Raises:
         FrameError: a pair of bits is 3, which no trit is, or the scale is no finite number >= 0. `out` is untouched.
@@ -91,7 +100,7 @@ def decode_two_bit(
     codes = np.frombuffer(payload, np.uint8)
     if np.any(codes & (codes >> 1) & 0x55):
         raise FrameError("two bits of a trit are both set: the payload is damaged")
-    decode_dense(_unpack_two_bit, codes, scale=scale, out=out, accumulate=accumulate, workspace=workspace)
+    decode_dense(codes, per_byte=4, scale=scale, out=out, accumulate=accumulate, workspace=workspace)
 
 
 def _given_scales(batch: Batch, limits: torch.Tensor, scales: Sequence[float | None]) -> torch.Tensor:
@@ -154,20 +163,3 @@ def _pack(
     code = tl.sum(digit * weight[None, :], axis=1)
     num_bytes, first = byte_span(batch, tensor)
     tl.store(payload + first + byte, code.to(tl.uint8), mask=byte < num_bytes)
-
-
-@triton.jit
-def _unpack_two_bit(
-    payload: tl.tensor,
-    scale: tl.tensor,
-    out: tl.tensor,
-    size: tl.tensor,
-    ACCUMULATE: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    known = at < size
-    code = tl.load(payload + (at >> 2), mask=known, other=0x55).to(tl.int32)
-    digit = (code >> (2 * (at & 3)).to(tl.int32)) & 3
-    m = tl.load(scale)
-    put_digit(out, at, digit, m, known, ACCUMULATE)

@@ -58,6 +58,14 @@ class DeviceWorkspace:
         if self._stream is not None:
             torch.cuda.current_stream(self.device).wait_stream(self._stream)
 
+    @contextmanager
+    def decoding(self) -> Iterator[None]:
+        """Work inside runs on the side stream, between what the caller's stream holds and what it gets next."""
+        self.follow()
+        with self.running():
+            yield
+        self.join()
+
     def synchronize(self) -> None:
         """The host waits for everything queued on the side stream."""
         if self._stream is not None:
