@@ -105,8 +105,8 @@ def launch_all(dtype: torch.dtype) -> None:
         select.scatter(positions, numbers, out=out, accumulate=accumulate, workspace=space)
         stochastic.decode_two_bit(bytes(750), scale=1.0, out=out, accumulate=accumulate, workspace=space)
         for per_byte, nbytes in ((1, 3000), (8, 375)):
-            payload = bytes(nbytes)
-            dense.decode_dense(payload, per_byte=per_byte, scale=1.0, out=out, accumulate=accumulate, workspace=space)
+            form: dict[str, Any] = {"per_byte": per_byte, "accumulate": accumulate}
+            dense.decode_dense(bytes(nbytes), scale=1.0, out=out, workspace=space, **form)
 
 
 @pytest.mark.timeout(900)  # half a minute where nothing else runs
