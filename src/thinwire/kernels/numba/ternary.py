@@ -104,28 +104,31 @@ def encode_ternary(
     if residual is not None:
         check_residual(residual, values)
     given, r, size = frozen(values), _rounded(residual_scale, values.dtype), num_codes_of(values.size)
+    pad, partition = 0 if paper_literal else 1, layout == "partition"
     # A single slice shortens its codes where they are; several put what they shorten into the home of the payload.
     home = workspace.codes if zero_run and others else workspace.payload
     home.reserve(size)
-    codes, crew = home.bytes[:size], (workspace, *others)
+    codes = home.bytes[:size]
+    if not others:  # written out, because what slices need costs half as much as a small tensor
+        m = _scale_of(largest_magnitude(given, residual, r), sparsity, values.dtype)
+        pack_trits(given, residual, r, m, codes, 0, size, partition, pad, workspace.digits)
+        return float(m), zero_run_encode(codes, workspace=workspace) if zero_run else codes
+    crew = (workspace, *others)
 
     def look(begin: int, end: int, which: int) -> None:
         held = None if residual is None else residual[begin:end]
         found[which] = largest_magnitude(given[begin:end], held, r)
 
     def pack(begin: int, end: int, which: int) -> None:
-        pad, digits = 0 if paper_literal else 1, crew[which].digits
-        pack_trits(given, residual, r, m, codes, begin, end, layout == "partition", pad, digits)
+        pack_trits(given, residual, r, m, codes, begin, end, partition, pad, crew[which].digits)
 
     found = [0.0] * len(crew)
     _each(executor, look, _equal_parts(values.size, len(crew)))
-    m = _scale_of(float(np.max(found)) if others else found[0], sparsity, values.dtype)  # NaN where one is
+    m = _scale_of(float(np.max(found)), sparsity, values.dtype)  # NaN where one is
     parts = _equal_parts(size, len(crew))
     _each(executor, pack, parts)
     if not zero_run:
         return float(m), codes
-    if not others:
-        return float(m), zero_run_encode(codes, workspace=workspace)
     cuts = parts if coalesce == "paper" else canonical_cuts(codes, len(crew))
     return float(m), encode_runs(codes, cuts, coalesce=coalesce, workspaces=crew, executor=executor)
 
@@ -169,25 +172,10 @@ def decode_ternary(
     check_layout(layout)
     check_scale(scale, out.dtype)
     received = frozen(np.frombuffer(payload, dtype=np.uint8))
-    num_codes, crew = num_codes_of(out.size), (workspace, *others)
-    cuts = starts = _equal_parts(received.size, len(crew))
-    if zero_run:
-        counts = [0] * len(crew)
-
-        def count(begin: int, end: int, which: int) -> None:
-            counts[which] = num_expanded(received[begin:end])
-
-        _each(executor, count, cuts)
-        starts = [0, *itertools.accumulate(counts)]
-        check_length(starts[-1], num_codes)
-    else:
-        check_codes(received, out.size)
+    num_codes = num_codes_of(out.size)
     sparse = zero_run and accumulate and layout == "stride" and received.size < SPARSE_BELOW * num_codes
 
-    def expand(begin: int, end: int, which: int) -> None:
-        first, last = starts[which], starts[which + 1]
-        target = out if layout == "partition" else out[5 * first : min(5 * last, out.size)]
-        codes, workspace = received[begin:end], crew[which]
+    def expand(codes: Bytes, first: int, last: int, target: Floats, workspace: Workspace) -> None:
         if sparse:
             add_sparse(codes, scale=scale, out=target, workspace=workspace)
             return
@@ -204,7 +192,31 @@ def decode_ternary(
             num_codes=num_codes,
         )
 
-    _each(executor, expand, cuts)
+    if not zero_run:
+        check_codes(received, out.size)
+    if not others:
+        if zero_run:
+            check_length(num_expanded(received), num_codes)
+        expand(received, 0, num_codes, out, workspace)
+        return
+    crew = (workspace, *others)
+    cuts = starts = _equal_parts(received.size, len(crew))
+    if zero_run:
+        counts = [0] * len(crew)
+
+        def count(begin: int, end: int, which: int) -> None:
+            counts[which] = num_expanded(received[begin:end])
+
+        _each(executor, count, cuts)
+        starts = [0, *itertools.accumulate(counts)]
+        check_length(starts[-1], num_codes)
+
+    def expand_part(begin: int, end: int, which: int) -> None:
+        first, last = starts[which], starts[which + 1]
+        target = out if layout == "partition" else out[5 * first : min(5 * last, out.size)]
+        expand(received[begin:end], first, last, target, crew[which])
+
+    _each(executor, expand_part, cuts)
 
 
 def canonical_cuts(codes: Bytes, parts: int) -> list[int]:
@@ -300,8 +312,5 @@ def _run_start(codes: Bytes, cut: int) -> int:
 
 
 def _each(executor: Executor, work: Callable[[int, int, int], None], cuts: Sequence[int]) -> None:
-    """Runs ``work(begin, end, i)`` for part number i between cuts; a single one at once."""
-    if len(cuts) == 2:
-        work(cuts[0], cuts[1], 0)
-    else:
-        executor.run([partial(work, *ends, i) for i, ends in enumerate(itertools.pairwise(cuts))])
+    """Runs ``work(begin, end, i)`` for part number i between cuts."""
+    executor.run([partial(work, *ends, i) for i, ends in enumerate(itertools.pairwise(cuts))])
