@@ -15,6 +15,7 @@ from tests.designs.simulations import Course, Setting, Weights
 from tests.hooks.cluster import run_cluster
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.policies.designs import designs
+from thinwire.policies.local_updates import KINDS as LOCAL_KINDS
 from thinwire.server.core import ServerCore
 
 torch.set_num_threads(1)
@@ -177,7 +178,8 @@ def test_entropy_averages_decoded_weights() -> None:
 
 def test_every_design_is_simulated() -> None:
     covered = {name.partition("[")[0] for name in (*SERVER_UPDATES, *WORKERS_UPDATE)}
-    assert covered | {"local2", "mps", "terngrad", "entropy"} | {"fp16", "bf16"} == set(designs())
+    by_hand = LOCAL_KINDS.keys()  # with plain torch optimizers, in tests/hooks/test_local_updates.py
+    assert covered | {"local2", "mps", "terngrad", "entropy"} | {"fp16", "bf16"} | by_hand == set(designs())
 
 
 def test_half_precision_both_ways() -> None:

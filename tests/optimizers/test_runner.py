@@ -22,6 +22,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "NAdam": [{}, {"momentum_decay": 0.1, "decoupled_weight_decay": True, "weight_decay": 0.1}],
     "RAdam": [{}, {"betas": (0.5, 0.6), "weight_decay": 0.1}],
     "RMSprop": [{}, {"alpha": 0.7, "momentum": 0.9, "centered": True}, {"maximize": True}],
+    "SignSGD": [{}, {"sign": False}],
 }
 CASES = [(name, options) for name, all_options in OPTIONS.items() for options in all_options]
 

@@ -16,6 +16,7 @@ from thinwire.policies import designs as module
 from thinwire.policies import naming
 from thinwire.policies.consistency import POLICIES, Consistency, consistency
 from thinwire.policies.designs import Design, codec_by_name, design, designs
+from thinwire.policies.local_updates import KINDS as LOCAL_KINDS
 
 
 def test_every_design_that_is_listed_can_be_made() -> None:
@@ -127,7 +128,7 @@ def test_a_random_codec_keeps_no_residual_on_pulls() -> None:
 
 
 def test_what_makes_sense_can_be_mixed() -> None:
-    for name in designs().keys() - {"terngrad", "entropy"}:
+    for name in designs().keys() - {"terngrad", "entropy"} - LOCAL_KINDS.keys():
         for policy in ("ssp[3]", "ssp[3,mode=aggressive]", "backup[1]", "local[2]", "adaptive[norm]"):
             mixed = design(name, consistency=policy, placement="uniform", transmission="traditional")
             found = mixed.consistency, mixed.placement, mixed.transmission

@@ -11,12 +11,13 @@ from typing import Any
 
 from thinwire.cli.options import split_names
 from thinwire.policies.designs import Design, codec_by_name, design, designs
+from thinwire.policies.local_updates import LocalUpdates
 from thinwire.studies.compare import Comparison
 
 PAGE = (Path(__file__).parents[2] / "docs" / "designs.md").read_text()
 LIST, RESULTS = PAGE.split("\n## Results\n")
 ROW = r"^\| `([\w-]+)` \| `(.+?)` \| (?:`(.+?)`|as up) \| `(\w+)` \| `(.+?)` \|$"
-DEFAULTS = {field.name: field.default for field in fields(Design)}
+DEFAULTS = {field.name: field.default for field in (*fields(Design), *fields(LocalUpdates))}
 
 
 def test_every_designs_choices_are_told_as_they_are() -> None:
@@ -28,7 +29,8 @@ def test_every_designs_choices_are_told_as_they_are() -> None:
         assert codec_by_name(up) == made.up, name
         assert codec_by_name(down or up) == made.down, name
         choices = {**made.choices(), "name": None, "up": None, "down": None, "cite": None}
-        given = dict(re.findall(r"`(\w+)=(\w+)`", text)) | {"downlink": downlink, "consistency": consistency}
+        choices |= choices.pop("local") or {}
+        given = dict(re.findall(r"`(\w+)=([\w.]+)`", text)) | {"downlink": downlink, "consistency": consistency}
         for key, value in given.items():
             assert value == (choices[key] if isinstance(choices[key], str) else json.dumps(choices[key])), name
         unusual = {key for key, value in choices.items() if value is not None and value != DEFAULTS[key]}

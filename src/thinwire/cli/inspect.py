@@ -204,7 +204,7 @@ def spell(choices: dict[str, Any]) -> dict[str, str]:
 def _spelled(value: Any) -> str:
     if isinstance(value, dict):
         given = ", ".join(f"{name}={_spelled(option)}" for name, option in value.items() if name != "id")
-        return f"{value['id']}[{given}]"
+        return f"{value['id']}[{given}]" if "id" in value else given
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return str(value)

@@ -162,6 +162,7 @@ def distribute(
         ParameterGroups(planned.plans[0].optimizer, groups, optimizer.defaults if outer is None else outer[0]),
         rank=rank,
         now=time.perf_counter,
+        policy=policy,
         chunk_nbytes=chunk_nbytes,
         seed=seed,
         measures=bool(metrics),

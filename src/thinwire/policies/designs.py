@@ -7,7 +7,7 @@ A design is a frozen value; every choice in it may be replaced (`dataclasses.rep
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 from thinwire.codecs import Codec
@@ -150,7 +150,12 @@ class Design:
     def choices(self) -> dict[str, Any]:
         """Returns every choice spelled out, as JSON values."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {name: value.config() if isinstance(value, Codec) else value for name, value in values.items()}
+        for name, value in values.items():
+            if isinstance(value, Codec):
+                values[name] = value.config()
+            elif isinstance(value, LocalUpdates):
+                values[name] = asdict(value)
+        return values
 
 
 def _both(codec_id: str, **fixed: Any) -> Callable[..., dict[str, Any]]:

@@ -24,7 +24,7 @@ _EXAMPLES = {
     "placement": "uniform[min=1024]",
     "compression": "by-shape",
 }
-_FORM = re.compile(r"^(?P<id>[\w.-]+)(?:\[(?P<options>(?:[^\[\]]|\[[^\[\]]*\])*)\])?$")
+_FORM = re.compile(r"^(?P<id>[\w.-]+)(?:\[(?P<options>(?:[^\[\]]|(?<=[a-z0-9])\[[^\[\]]*\])*)\])?$")
 _COMMA = re.compile(r",(?![^\[]*\])")
 """A comma between options, not one within the brackets of an option's value, as in `diloco[codec=topk[k=2,seed=1]]`."""
 

@@ -18,7 +18,7 @@ from typing import TypeAlias, TypeVar
 
 from thinwire.errors import ConfigError, ProtocolError
 from thinwire.packets import EncodedTensor
-from thinwire.policies.consistency import consistency
+from thinwire.policies.consistency import Consistency, consistency
 from thinwire.schema import Changes, Delta, Join, Leave, Message, Plan, Push, Refused, Scalars, Values, Welcome
 
 CHUNK_NBYTES = 32 * 1024
@@ -83,6 +83,7 @@ class Conversation:
     Args:
         shard: the shard's index.
         plan: what the worker brings to the shard.
+        policy: of consistency; by default the plan's.
         rank: the worker's number, 0 … workers − 1.
         chunk_nbytes: how many bytes of frames make a push worth sending.
 
@@ -91,12 +92,20 @@ class Conversation:
         last_version: with which the training ends, once the shard has said so.
     """
 
-    def __init__(self, shard: int, plan: Plan, *, rank: int, chunk_nbytes: int = CHUNK_NBYTES) -> None:
+    def __init__(
+        self,
+        shard: int,
+        plan: Plan,
+        policy: Consistency | None = None,
+        *,
+        rank: int,
+        chunk_nbytes: int = CHUNK_NBYTES,
+    ) -> None:
         self.shard, self.plan, self.rank = shard, plan, rank
         self.versions = [-1] * len(plan.tables)
         self.last_version: int | None = None
         self._welcome: Welcome | None = None
-        self._policy = consistency(plan.consistency)
+        self._policy = policy or consistency(plan.consistency)
         self._terms = self._policy.terms(plan.workers)
         self._newest = 0
         self._maxima: dict[int, tuple[float, ...]] = {}

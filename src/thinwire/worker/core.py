@@ -15,7 +15,7 @@ from thinwire.errors import NonFiniteError, ProtocolError
 from thinwire.optimizers.options import ParameterGroups
 from thinwire.packets import EncodedTensor
 from thinwire.policies.compression import PLAIN
-from thinwire.policies.consistency import consistency
+from thinwire.policies.consistency import Consistency, consistency
 from thinwire.policies.designs import Design
 from thinwire.schema import Plan, Welcome
 from thinwire.telemetry import Counters
@@ -37,6 +37,7 @@ class Worker:
         groups: rates and options, read at every step.
         rank: this worker's number, 0 … workers − 1.
         now: returns a time in seconds.
+        policy: of consistency, where the plans' name is of none that is installed here.
         chunk_nbytes: how many bytes of frames make a push leave.
         seed: of random codecs; each rank derives its own stream.
         measures: whether steps are recorded; see `WorkerTable`.
@@ -62,6 +63,7 @@ class Worker:
         *,
         rank: int,
         now: Callable[[], float],
+        policy: Consistency | None = None,
         chunk_nbytes: int = CHUNK_NBYTES,
         seed: int = 0,
         measures: bool = False,
@@ -70,7 +72,7 @@ class Worker:
         self.began = self.last = self.accumulating = self.closed = False
         self.counters = Counters()
         self._design, self._groups, self._now = design, groups, now
-        self._policy = consistency(plans[0].consistency)
+        self._policy = policy or consistency(plans[0].consistency)
         self._terms = self._policy.terms(plans[0].workers)
         self._criterion = self._policy.criterion()
         self._barrier = design.transmission == "traditional" or self._terms.barrier
@@ -80,7 +82,8 @@ class Worker:
         self._batches = design.downlink != "weights" and self._criterion is None
         self._announced = -1
         self.conversations = [
-            Conversation(shard, plan, rank=rank, chunk_nbytes=chunk_nbytes) for shard, plan in enumerate(plans)
+            Conversation(shard, plan, self._policy, rank=rank, chunk_nbytes=chunk_nbytes)
+            for shard, plan in enumerate(plans)
         ]
         self.model = WorkerModel(
             plans,
