@@ -26,6 +26,15 @@ def test_sums_are_over_workers_and_the_ratio_is_of_all_that_travelled() -> None:
     assert found.train_loss == 2.0 and found.seconds_wait == 1.0
 
 
+def test_with_local_updates_bits_are_per_parameter_and_step() -> None:
+    """5 steps of 2,000 parameters at each worker, of which 1,000 values have travelled."""
+    job = Job(design="local-sgd[h=10]", workers=3, steps=5)
+    workers = [worker_outcome(rank, parameters=2000) for rank in range(3)]
+    found = summarise(job, workers, rate=Rate(None), shaping="none")
+    assert (found.bits_per_value_push, found.bits_per_value_pull) == (0.08, 0.24)
+    assert found.compression_ratio == 32 * 60_000 / (8 * 1200)
+
+
 def test_the_order_in_which_workers_end_changes_no_digit() -> None:
     """0.1 + 0.2 + 0.3 is not 0.3 + 0.2 + 0.1: floats are summed in the order of ranks."""
     workers = [worker_outcome(rank, train_loss=loss) for rank, loss in enumerate((0.1, 0.2, 0.3))]

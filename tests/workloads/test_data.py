@@ -70,6 +70,13 @@ def test_what_comes_along_is_always_there(nowhere: Path) -> None:
     assert data("digits", root=nowhere).name == "digits"
 
 
+def test_text_has_a_context_to_choose_and_images_have_none() -> None:
+    assert data("python-text").in_shape == (64,) and data("python-text", context=96).in_shape == (96,)
+    for name, context, message in (("digits", 96, "digits is no text"), ("python-text", 0, "a context of 0 bytes")):
+        with pytest.raises(ConfigError, match=message):
+            data(name, context=context)
+
+
 def test_unknown_name() -> None:
     with pytest.raises(ConfigError, match="unknown data set 'imagenet'; the data sets are digits, fashion-mnist"):
         data("imagenet")

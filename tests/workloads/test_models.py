@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
 import torch
 
 from thinwire.errors import ConfigError
 from thinwire.workloads.evaluate import cross_entropy
-from thinwire.workloads.models import model, models
+from thinwire.workloads.models import TEXT_MODELS, model, models
 
 GREY, COLOUR, DIGIT, TEXT = (1, 28, 28), (3, 32, 32), (1, 8, 8), (64,)
 
@@ -32,6 +34,9 @@ def test_parameter_counts_and_one_training_step() -> None:
         ("resnet20", COLOUR, 10, 269_722),
         ("resnet110", COLOUR, 10, 1_727_962),
         ("byte-transformer", TEXT, 128, 120_064),
+        ("byte-transformer-1m", (96,), 128, 962_080),
+        ("byte-transformer-3m", (96,), 128, 3_212_800),
+        ("byte-transformer-10m", (96,), 128, 9_925_760),
     ]:
         net = model(name, num_classes=num_classes, in_shape=in_shape, seed=3)
         assert sum(p.numel() for p in net.parameters()) == size
@@ -45,8 +50,18 @@ def test_parameter_counts_and_one_training_step() -> None:
 
 
 def test_the_table_above_is_complete() -> None:
-    known = {"mlp", "mlp-tanh", "mlp-5m", "lenet5", "lenet", "resnet8", "resnet20", "resnet110", "byte-transformer"}
-    assert set(models()) == known
+    images = {"mlp", "mlp-tanh", "mlp-5m", "lenet5", "lenet", "resnet8", "resnet20", "resnet110"}
+    assert set(models()) | {"gpt2-tiny"} == images | set(TEXT_MODELS)
+
+
+def test_gpt2_is_there_where_its_library_is() -> None:
+    if find_spec("transformers") is None:
+        assert "gpt2-tiny" not in models()
+        with pytest.raises(ConfigError, match="pip install transformers"):
+            model("gpt2-tiny", num_classes=128, in_shape=TEXT, seed=0)
+    else:
+        net = model("gpt2-tiny", num_classes=128, in_shape=TEXT, seed=0)
+        assert net(torch.zeros(2, 64, dtype=torch.int64)).shape == (2, 64, 128)
 
 
 def test_values_in_matrices_match_the_papers_and_the_measured_payloads() -> None:

@@ -13,8 +13,8 @@ from thinwire.workloads.batches import Batches
 from thinwire.workloads.data import datasets
 from thinwire.workloads.digits import digits
 from thinwire.workloads.evaluate import cross_entropy, evaluate
-from thinwire.workloads.models import model, models
-from thinwire.workloads.recipes import Recipe, build_optimizer, param_groups, recipe, schedule
+from thinwire.workloads.models import TEXT_MODELS, model, models
+from thinwire.workloads.recipes import Recipe, build_optimizer, clip_gradients, param_groups, recipe, schedule
 
 
 def test_measured_and_prescribed_numbers() -> None:
@@ -45,13 +45,18 @@ def test_common_settings_and_the_two_families() -> None:
     assert text.optimizer == "Adam" and text.lr == 0.003
     assert schedule(text, 1.0) == pytest.approx(0.0003)
     assert text.warmup * text.steps == pytest.approx(100)
+    for size in ("1m", "3m", "10m"):
+        text = recipe(f"byte-transformer-{size}", "python-text")
+        assert (text.optimizer, text.betas, text.weight_decay, text.clip) == ("AdamW", (0.9, 0.95), 0.1, 1.0)
+        assert (text.workers, text.batch, text.steps, text.context) == (4, 4, 1000, 96)
+        assert text.warmup * text.steps == pytest.approx(30) and text.schedule == "linear"
     assert recipe("resnet110", "cifar10").augment and not recipe("resnet8", "fashion-mnist").augment
 
 
 def test_every_fitting_pair_has_a_recipe_that_fits_the_data() -> None:
     images = [info.name for info in datasets() if info.name != "python-text"]
     for name in models():
-        for data in ["python-text"] if name == "byte-transformer" else images:
+        for data in ["python-text"] if name in TEXT_MODELS else images:
             for design in (None, "3lc[s=1.9]", "doublesqueeze-topk"):
                 found = recipe(name, data, design=design)
                 assert (found.model, found.data) == (name, data)
@@ -97,6 +102,8 @@ def test_schedules() -> None:
     warm = replace(base, warmup=0.1)
     assert schedule(warm, 0.0) == pytest.approx(0.0002) and schedule(warm, 0.1) == pytest.approx(0.02)
     assert schedule(warm, 0.05) == pytest.approx(0.0101) and schedule(warm, 1.0) == pytest.approx(0.0002)
+    line = replace(base, schedule="linear", warmup=0.1, final=0.1)
+    assert [schedule(line, p) for p in (0.0, 0.1, 0.55, 1.0)] == pytest.approx([0.002, 0.02, 0.011, 0.002])
     assert schedule(base, -1.0) == 0.02 and schedule(base, 7.0) == schedule(base, 1.0)
 
 
@@ -111,8 +118,10 @@ def test_impossible_recipes() -> None:
         {"warmup": 1.0},
         {"momentum": 1.0},
         {"weight_decay": -1e-4},
-        {"schedule": "linear"},
-        {"optimizer": "AdamW"},
+        {"schedule": "stairs"},
+        {"optimizer": "Lion"},
+        {"betas": (0.9, 1.0)},
+        {"clip": 0.0},
     ]:
         with pytest.raises(ConfigError):
             replace(recipe("mlp", "digits"), **change)  # type: ignore[arg-type]
@@ -137,6 +146,16 @@ def test_optimizers() -> None:
     assert all(group["momentum"] == 0.9 and group["lr"] == 0.02 for group in sgd.param_groups)
     adam = build_optimizer(net, replace(recipe("mlp", "digits"), optimizer="Adam"))
     assert isinstance(adam, torch.optim.Adam)
+    changed = replace(recipe("mlp", "digits"), optimizer="AdamW", betas=(0.8, 0.9), clip=0.5)
+    adamw = build_optimizer(net, changed)
+    assert type(adamw) is torch.optim.AdamW and adamw.param_groups[0]["betas"] == (0.8, 0.9)
+    for parameter in net.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    clip_gradients(net, recipe("mlp", "digits"))
+    assert all(parameter.grad is not None and bool((parameter.grad == 1).all()) for parameter in net.parameters())
+    clip_gradients(net, changed)
+    norms = [parameter.grad.norm() for parameter in net.parameters() if parameter.grad is not None]
+    assert torch.stack(norms).norm().item() == pytest.approx(0.5, rel=1e-4)
 
 
 def _train(recipe: Recipe, seed: int) -> tuple[torch.nn.Module, float]:

@@ -17,10 +17,14 @@ from thinwire.jobs import in_process
 from thinwire.jobs.job import Job
 from thinwire.jobs.tables import Table
 from thinwire.policies.designs import designs as list_designs
+from thinwire.workloads.models import TEXT_MODELS
 from thinwire.workloads.models import models as list_models
 
-TEXT_DATA = {"byte-transformer": "python-text"}
+TEXT_DATA = dict.fromkeys(TEXT_MODELS, "python-text")
 """Models that do not train on images."""
+
+WIDER = ("byte-transformer-3m", "byte-transformer-10m")
+"""Models that are left out unless named: they are another one, only wider."""
 
 
 class Trained(Figures, frozen=True, kw_only=True):
@@ -36,7 +40,7 @@ class DesignsBench(Bench[Job, Trained]):
 
     Args:
         designs: by default all.
-        models: by default all.
+        models: by default all but `WIDER`.
         data: the data set of the models that see images.
         steps: of each training.
         workers: how many.
@@ -56,7 +60,8 @@ class DesignsBench(Bench[Job, Trained]):
     kinds = (Trained,)
 
     def __post_init__(self) -> None:
-        self.designs, self.models = self.designs or tuple(list_designs()), self.models or list_models()
+        self.designs = self.designs or tuple(list_designs())
+        self.models = self.models or [name for name in list_models() if name not in WIDER]
         self.cells()
 
     def cells(self) -> list[Job]:

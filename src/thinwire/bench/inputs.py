@@ -16,7 +16,7 @@ from thinwire.workloads.batches import Batches
 from thinwire.workloads.data import data
 from thinwire.workloads.evaluate import cross_entropy
 from thinwire.workloads.models import model as make_model
-from thinwire.workloads.recipes import build_optimizer
+from thinwire.workloads.recipes import build_optimizer, clip_gradients
 
 BLOCK = 4096
 ROTATION = 3
@@ -102,7 +102,8 @@ def training(job: Job) -> tuple[nn.Module, torch.optim.Optimizer, Iterator[list[
 
     The gradients are in the parameters' order, and are applied when the next ones are asked for.
     """
-    dataset, recipe = data(job.data, root=job.data_root), job.recipe()
+    recipe = job.recipe()
+    dataset = data(job.data, root=job.data_root, context=recipe.context)
     network = make_model(job.model, num_classes=dataset.num_classes, in_shape=dataset.in_shape, seed=job.seed)
     optimizer = build_optimizer(network, recipe)
     batches = Batches(dataset, rank=0, workers=job.workers, batch=recipe.batch, seed=job.seed, augment=recipe.augment)
@@ -111,6 +112,7 @@ def training(job: Job) -> tuple[nn.Module, torch.optim.Optimizer, Iterator[list[
         for inputs, targets in batches:
             optimizer.zero_grad()
             cross_entropy(network(inputs), targets).backward()  # type: ignore[no-untyped-call]
+            clip_gradients(network, recipe)
             yield [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
             optimizer.step()
 

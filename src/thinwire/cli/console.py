@@ -17,6 +17,7 @@ from thinwire.engines.events import Event
 from thinwire.errors import ConfigError
 from thinwire.jobs.outcome import RunOutcome
 from thinwire.jobs.tables import Table, nbytes_text
+from thinwire.workloads.models import TEXT_MODELS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -76,6 +77,7 @@ def runs_table(runs: Sequence[RunOutcome], title: str) -> Table:
         ("seconds per step", lambda run: f"{run.seconds_per_step:.4f}"),
         *([("speed-up", lambda run: f"{first / run.seconds_per_step:.1f}×")] if len(runs) > 1 else []),
         ("test accuracy", lambda run: f"{run.test_accuracy:.2%}"),
+        *([("held-out nats a byte", lambda run: f"{run.test_loss:.4f}")] if runs[0].model in TEXT_MODELS else []),
         ("train loss", lambda run: f"{run.train_loss:.4f}"),
         ("payload up / down", lambda r: f"{nbytes_text(r.payload_bytes_push)} / {nbytes_text(r.payload_bytes_pull)}"),
         ("wire up / down", lambda run: f"{nbytes_text(run.wire_bytes_push)} / {nbytes_text(run.wire_bytes_pull)}"),

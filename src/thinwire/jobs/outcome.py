@@ -39,6 +39,7 @@ class WorkerOutcome(msgspec.Struct, frozen=True, kw_only=True):
         seconds: of training, from the end of the first step, without start-up and the first broadcast.
         train_loss: mean over the latest steps, in nats.
         weights: digest of every parameter's bits.
+        parameters: how many values are trained.
         traffic: sums of bytes, values and seconds, by name; see `DistributedOptimizer.traffic`.
         residual_ratio: by table, see `DistributedOptimizer.residual_ratios`.
         test_accuracy_ema: of the averaged weights, where the design keeps them.
@@ -52,6 +53,7 @@ class WorkerOutcome(msgspec.Struct, frozen=True, kw_only=True):
     weights: str
     traffic: dict[str, float]
     placement: PlacementSummary
+    parameters: int = 0
     test_accuracy: float | UnsetType = UNSET
     test_loss: float | UnsetType = UNSET
     test_accuracy_ema: float | UnsetType = UNSET
@@ -70,7 +72,9 @@ class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What a run came to.
 
     Payload and wire bytes are sums over all workers; bits per value and the ratio come from the payload of everything
-    that travelled, uncompressed small tensors included. Interface counters are the kernel's, at the workers' links.
+    that travelled, uncompressed small tensors included. With local updates values are counted at every inner step,
+    exchanged or not, so the bits are per parameter and step, and the ratio is over float32 at every step. Interface
+    counters are the kernel's, at the workers' links.
     """
 
     design: str
@@ -151,6 +155,10 @@ def summarise(
     def ratio(a: float, b: float) -> float:
         return a / b if b else 0.0
 
+    values = total("values_push"), total("values_pull")
+    if design.local is not None:
+        every_step = float(sum(worker.steps * worker.parameters for worker in workers))
+        values = every_step, every_step
     push_bits, pull_bits = 8 * total("payload_bytes_push"), 8 * total("payload_bytes_pull")
     counted: dict[str, Any] = {name: int(total(name)) for name in _COUNTERS}
     of_job = ("design", "model", "data", "workers", "servers_on_workers", "seed")
@@ -163,9 +171,9 @@ def summarise(
         link=str(rate),
         test_accuracy=first.test_accuracy,
         train_loss=sum(worker.train_loss for worker in workers) / len(workers),
-        bits_per_value_push=ratio(push_bits, total("values_push")),
-        bits_per_value_pull=ratio(pull_bits, total("values_pull")),
-        compression_ratio=ratio(32 * (total("values_push") + total("values_pull")), push_bits + pull_bits),
+        bits_per_value_push=ratio(push_bits, values[0]),
+        bits_per_value_pull=ratio(pull_bits, values[1]),
+        compression_ratio=ratio(32 * sum(values), push_bits + pull_bits),
         shaping=shaping,
         choices=design.choices(),
         batch=recipe.batch,

@@ -31,7 +31,7 @@ from thinwire.workloads.data import data
 from thinwire.workloads.dataset import Dataset
 from thinwire.workloads.evaluate import cross_entropy, evaluate
 from thinwire.workloads.models import model as make_model
-from thinwire.workloads.recipes import build_optimizer, schedule
+from thinwire.workloads.recipes import build_optimizer, clip_gradients, schedule
 
 Report = Callable[[Event], None]
 
@@ -56,9 +56,9 @@ def run_worker(
     saved = None if checkpoint is None else checkpoint.read(job, rank)
     torch.set_num_threads(1)
     torch.manual_seed(job.seed)
-    dataset = data(job.data, root=job.data_root)
-    model = make_model(job.model, num_classes=dataset.num_classes, in_shape=dataset.in_shape, seed=job.seed)
     recipe = job.recipe()
+    dataset = data(job.data, root=job.data_root, context=recipe.context)
+    model = make_model(job.model, num_classes=dataset.num_classes, in_shape=dataset.in_shape, seed=job.seed)
     design = job.full_design()
     optimizer = build_optimizer(model, recipe)
     batches = Batches(
@@ -117,7 +117,9 @@ class _Loop:
     ) -> None:
         self._job, self._rank, self._model, self._opt, self._dataset = job, rank, model, opt, dataset
         self._report = report
-        self._recipe = job.recipe()
+        self._recipe, design = job.recipe(), job.full_design()
+        # Otherwise gradients have left by the end of the backward pass.
+        self._clips = design.local is not None or design.transmission == "traditional"
         self._steps = None if job.seconds is not None else self._recipe.steps
         self._losses: deque[float] = deque(maxlen=LOSS_STEPS)
         self._first = opt.steps_done
@@ -145,6 +147,8 @@ class _Loop:
         self._opt.zero_grad()
         loss = cross_entropy(self._model(inputs), targets)
         loss.backward()  # type: ignore[no-untyped-call]
+        if self._clips:
+            clip_gradients(self._model, self._recipe)
         self._opt.step()
         self._losses.append(float(loss.detach()))
         if self._rank == 0:
@@ -161,6 +165,7 @@ class _Loop:
             seconds_per_step=seconds / max(1, steps - self._first - 1),
             train_loss=sum(self._losses) / len(self._losses),
             weights=weights_digest(self._model),
+            parameters=sum(each.numel() for each in self._model.parameters() if each.requires_grad),
             traffic=self._opt.traffic(),
             placement=PlacementSummary(
                 loads=list(assignment.loads()),

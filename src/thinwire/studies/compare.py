@@ -214,7 +214,8 @@ def _short_steps(full: Job, least: int) -> int:
     shrink = design.compression != "by-shape" or varies(design.up) or varies(design.down)
     wanted = max(least, full.steps // SWEPT_SHARE) if shrink else least
     if design.every == "epoch":
-        period = len(data(full.data, root=full.data_root).train_x) // full.workers // full.batch
+        dataset = data(full.data, root=full.data_root, context=full.recipe().context)
+        period = len(dataset.train_x) // full.workers // full.batch
     else:
         policy = consistency(design.consistency)
         period = next((i + 1 for i in range(_LONGEST_PERIOD) if policy.exchanges(i)), 1)

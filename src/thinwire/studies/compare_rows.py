@@ -39,6 +39,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     shaping: list[str]
     test_accuracy: float | None
     test_accuracy_std: float | None
+    test_loss: float | None
+    test_loss_std: float | None
     accuracy_difference: float | None
     accuracy_difference_std: float | None
     train_loss: float | None
@@ -80,6 +82,7 @@ def _row(key: tuple[str, str, str], pairs: list[_Pair], base: list[_Pair]) -> Ro
     against = [(*pair, *first) for pair, first in zip(pairs, base, strict=True)]
     values = {
         "test_accuracy": [full.test_accuracy for full in fulls],
+        "test_loss": [full.test_loss for full in fulls],
         "accuracy_difference": [a.test_accuracy - b.test_accuracy for a, _, b, _ in against if a and b],
         "train_loss": [full.train_loss for full in fulls],
         "bits_per_value_push": [full.bits_per_value_push for full in fulls],

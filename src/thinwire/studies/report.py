@@ -19,6 +19,7 @@ from thinwire.jobs.results import Run
 from thinwire.jobs.tables import Table
 from thinwire.studies.compare import Comparison, Failure, Findings
 from thinwire.studies.compare_rows import Row
+from thinwire.workloads.models import TEXT_MODELS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -73,9 +74,11 @@ def page(findings: Findings) -> str:
 
 def designs_table(rows: Sequence[Row], title: str | None = None) -> Table:
     """Returns a line for each design of one model: how good it gets, and how much it sends."""
+    text = any(row.model in TEXT_MODELS for row in rows)
     lines = [
         [
             row.design,
+            *([figure(row, "test_loss", 3)] if text else []),
             figure(row, "test_accuracy", 2, 100),
             figure(row, "accuracy_difference", 2, 100, sign="+"),
             f"{figure(row, 'bits_per_value_push', 3, std=False)} / {figure(row, 'bits_per_value_pull', 3, std=False)}",
@@ -83,7 +86,8 @@ def designs_table(rows: Sequence[Row], title: str | None = None) -> Table:
         ]
         for row in reversed({row.design: row for row in reversed(rows)}.values())
     ]
-    return Table(["design", "accuracy %", "difference", "bits up / down", "ratio"], lines, title)
+    header = ["design", *(["nats a byte"] if text else []), "accuracy %", "difference", "bits up / down", "ratio"]
+    return Table(header, lines, title)
 
 
 def times_table(rows: Sequence[Row]) -> Table:
@@ -184,8 +188,9 @@ def _how(findings: Findings) -> str:
         f"{asked.workers} workers; servers: {servers_of(asked)}; seeds {seeds}. Accuracy, bits and "
         "ratio come from full runs on an unlimited link; seconds per step come from short runs on each link, at least "
         f"{asked.short_steps} steps. ± is one standard deviation over seeds. Difference and speed-up are against "
-        f"{asked.designs[0]}, seed by seed. Bits are payload per value, small uncompressed tensors included. The "
-        "time of a full run is extrapolated: its steps at the seconds per step of that link."
+        f"{asked.designs[0]}, seed by seed. Bits are payload per value, small uncompressed tensors included; with "
+        "local updates per parameter and inner step, as the ratio is over float32 at every step. The time of a full run "
+        "is extrapolated: its steps at the seconds per step of that link."
     )
     chosen = choices(asked)
     more = [f"Chosen for every design: {chosen}."] if chosen else []

@@ -42,13 +42,14 @@ class DataInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class _Source:
-    """One data set: `present` is what makes a folder it; one that has a `home` is not looked for."""
+    """One data set: `present` is what makes a folder it; one with a `home` is not looked for; `text` has a context."""
 
     description: str
     how: str
     present: Callable[[Path], bool]
-    load: Callable[[Path], Dataset]
+    load: Callable[..., Dataset]
     home: Callable[[], Path] | None = None
+    text: bool = False
 
 
 _SOURCES: dict[str, _Source] = {
@@ -78,11 +79,12 @@ _SOURCES: dict[str, _Source] = {
         load=cifar10.cifar10,
     ),
     "python-text": _Source(
-        description="source of this Python's standard library, 64 bytes of context",
+        description="source of this Python's standard library, 64 bytes of context, or what the recipe says",
         how="part of Python; Debian keeps it in libpython3-stdlib",
         present=python_text.present,
         load=python_text.python_text,
         home=python_text.standard_library,
+        text=True,
     ),
 }
 
@@ -92,16 +94,17 @@ def cache_folder() -> Path:
     return Path.home() / ".cache" / "thinwire"
 
 
-def data(name: str, *, root: Path | str | None = None) -> Dataset:
+def data(name: str, *, root: Path | str | None = None, context: int | None = None) -> Dataset:
     """Loads a data set.
 
     Args:
         name: one of the names that `datasets` lists.
         root: the only folder to look in: the files lie there or in its subfolder `name`. Without it: our
             cache, then /usr/share/datasets. Data sets that come with thinwire or Python are never looked for.
+        context: of text, how many bytes an example holds; None is the data set's usual.
 
     Raises:
-        ConfigError: an unknown name.
+        ConfigError: an unknown name, or a context of images.
         DataError: it is missing (the message says how to get it) or damaged.
 
     >>> data("digits")
@@ -110,9 +113,12 @@ def data(name: str, *, root: Path | str | None = None) -> Dataset:
     if name not in _SOURCES:
         raise ConfigError(f"unknown data set {name!r}; the data sets are {', '.join(_SOURCES)}")
     source, places = _SOURCES[name], _places(name, root)
+    if context is not None and not source.text:
+        raise ConfigError(f"{name} is no text: it has no context to choose")
+    cut = {} if context is None else {"context": context}
     for place in places:
         if source.present(place):
-            return source.load(place)
+            return source.load(place, **cut)
     raise DataError(f"the data set {name} is not in {' and '.join(map(str, places))}: {source.how}")
 
 

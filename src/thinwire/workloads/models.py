@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from importlib.util import find_spec
 from itertools import pairwise
 
 import torch
@@ -16,7 +17,7 @@ from torch import nn
 from thinwire.errors import ConfigError
 from thinwire.workloads.lenet import lenet, lenet5
 from thinwire.workloads.resnet import ResNet
-from thinwire.workloads.transformer import ByteTransformer
+from thinwire.workloads.transformer import ByteTransformer, TinyGPT2
 
 Shape = tuple[int, ...]
 
@@ -61,16 +62,24 @@ _MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "resnet20": lambda shape, classes: ResNet(shape, classes, 3),
     "resnet110": lambda shape, classes: ResNet(shape, classes, 18),
     "byte-transformer": ByteTransformer,
+    # About 1, 3 and 10 million parameters, tied embeddings.
+    "byte-transformer-1m": lambda shape, classes: ByteTransformer(shape, classes, 160, 3, 4, tied=True),
+    "byte-transformer-3m": lambda shape, classes: ByteTransformer(shape, classes, 256, 4, 4, tied=True),
+    "byte-transformer-10m": lambda shape, classes: ByteTransformer(shape, classes, 320, 8, 5, tied=True),
+    "gpt2-tiny": TinyGPT2,
 }
+_NEEDS = {"gpt2-tiny": "transformers"}
+TEXT_MODELS = ("byte-transformer", "byte-transformer-1m", "byte-transformer-3m", "byte-transformer-10m", "gpt2-tiny")
+"""Models that read bytes, and train on text alone."""
 
 
 def models() -> list[str]:
-    """The names that `model` knows.
+    """The names that `model` knows, without those whose library is not installed.
 
     >>> models()[:3]
     ['mlp', 'mlp-tanh', 'mlp-5m']
     """
-    return list(_MODELS)
+    return [name for name in _MODELS if name not in _NEEDS or find_spec(_NEEDS[name]) is not None]
 
 
 def model(name: str, *, num_classes: int, in_shape: tuple[int, ...], seed: int) -> nn.Module:
@@ -87,14 +96,14 @@ def model(name: str, *, num_classes: int, in_shape: tuple[int, ...], seed: int) 
         text from (batch, context) to (batch, context, num_classes).
 
     Raises:
-        ConfigError: an unknown name, or a shape that the model cannot read.
+        ConfigError: an unknown name, a shape that the model cannot read, or a library that is not installed.
 
     >>> net = model("lenet5", num_classes=10, in_shape=(1, 28, 28), seed=0)
     >>> net(torch.zeros(2, 1, 28, 28)).shape
     torch.Size([2, 10])
     """
     if name not in _MODELS:
-        raise ConfigError(f"unknown model {name!r}; the models are {', '.join(_MODELS)}")
+        raise ConfigError(f"unknown model {name!r}; the models are {', '.join(models())}")
     if num_classes < 2:
         raise ConfigError(f"num_classes is {num_classes}; a model needs at least 2 classes")
     with torch.random.fork_rng(devices=[]):

@@ -1,8 +1,8 @@
 """Text that every machine has: the source of Python's own standard library.
 
 Strategy: the library's top-level modules in alphabetical order, every tenth one held out for testing, each
-cut into windows of 64 bytes with the byte that follows each as its target. Bytes above 127 become 127, so
-the vocabulary is 128. The text depends on the interpreter's version: runs compare only under the same
+cut into windows, of 64 bytes unless told otherwise, with the byte that follows each as its target. Bytes above 127
+become 127, so the vocabulary is 128. The text depends on the interpreter's version: runs compare only under the same
 Python. Nothing is imported or executed; the files are read as bytes.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from thinwire.errors import DataError
+from thinwire.errors import ConfigError, DataError
 from thinwire.workloads.dataset import Dataset
 
 CONTEXT = 64
@@ -40,13 +40,15 @@ def present(folder: Path) -> bool:
     return len(source_files(folder)) >= MIN_MODULES
 
 
-def python_text(folder: Path | None = None) -> Dataset:
-    """Windows of 64 bytes of Python source; the target of every byte is the byte after it.
+def python_text(folder: Path | None = None, context: int = CONTEXT) -> Dataset:
+    """Windows of bytes of Python source; the target of every byte is the byte after it.
 
     Args:
         folder: folder of .py files; the interpreter's own standard library if not given.
+        context: bytes of a window.
 
     Raises:
+        ConfigError: a context that cannot be.
         DataError: the library has no sources here (a stripped or zipped installation), or one cannot be read.
 
     >>> dataset = python_text()
@@ -54,14 +56,16 @@ def python_text(folder: Path | None = None) -> Dataset:
     ((64,), 128, True)
     """
     folder = folder or standard_library()
+    if context < 1:
+        raise ConfigError(f"a context of {context} bytes; at least 1 is needed")
     files = source_files(folder)
     if len(files) < MIN_MODULES:
         raise DataError(
             f"{folder} holds {len(files)} Python modules, expected {MIN_MODULES} or more: this installation has no "
             "standard-library sources; install them (Debian: libpython3-stdlib) or use another data set"
         )
-    train = _windows([path for i, path in enumerate(files) if i % HOLD_OUT_EVERY])
-    test = _windows([path for i, path in enumerate(files) if i % HOLD_OUT_EVERY == 0])
+    train = _windows([path for i, path in enumerate(files) if i % HOLD_OUT_EVERY], context)
+    test = _windows([path for i, path in enumerate(files) if i % HOLD_OUT_EVERY == 0], context)
     return Dataset(
         name="python-text",
         task="bytes",
@@ -75,11 +79,11 @@ def python_text(folder: Path | None = None) -> Dataset:
     )
 
 
-def _windows(files: list[Path]) -> torch.Tensor:
+def _windows(files: list[Path], context: int) -> torch.Tensor:
     """uint8 (windows, context + 1): one's last target is its neighbour's first input."""
     try:
         text = b"".join(path.read_bytes() for path in files)
     except OSError as error:
         raise DataError(f"a standard-library source cannot be read ({error})") from error
     data = torch.frombuffer(bytearray(text), dtype=torch.uint8).clamp_(max=VOCABULARY - 1)
-    return data.unfold(0, CONTEXT + 1, CONTEXT)
+    return data.unfold(0, context + 1, context)

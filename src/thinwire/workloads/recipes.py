@@ -21,16 +21,17 @@ import torch
 from torch import nn
 
 from thinwire.errors import ConfigError
-from thinwire.workloads.models import models
+from thinwire.workloads.models import TEXT_MODELS, models
 
-Schedule = Literal["cosine", "step", "constant"]
-Optimizer = Literal["SGD", "Adam"]
+Schedule = Literal["cosine", "linear", "step", "constant"]
+Optimizer = Literal["SGD", "Adam", "AdamW"]
 
 STEP_AT = 2 / 3
 # Above this sparsity multiplier the residual holds 24 to 98 steps of updates, against 31 at most below it.
 LAGGING_ABOVE = 1.75
 
 _MEASURED = "measured"
+_WIDER = "derived from byte-transformer-1m on python-text"
 _IMAGES = ("digits", "fashion-mnist", "mnist", "cifar10")
 _TEXTS = ("python-text",)
 
@@ -44,15 +45,19 @@ class Recipe:
         data: name of the data set.
         lr: the largest learning rate.
         final: the last learning rate as a share of `lr`; for "step" the share after two thirds of the run.
-        schedule: "cosine" (without restarts), "step" or "constant".
+        schedule: "cosine" (without restarts), "linear", "step" or "constant".
         warmup: share of the run in which the rate rises linearly to `lr`.
-        optimizer: "SGD" or "Adam".
+        optimizer: "SGD", "Adam" or "AdamW".
         momentum: SGD's momentum.
+        betas: of Adam and AdamW.
         weight_decay: decay of matrices and filters; vectors (biases, norms) are never decayed.
         batch: examples per worker and step.
         workers: number of workers the rate belongs to.
         steps: number of steps.
         augment: random crop and flip.
+        clip: largest norm of all gradients together; None clips nothing. Gradients that leave during the backward pass
+            are not clipped.
+        context: of text, bytes of an example; None takes the data set's.
         source: where the numbers come from: measured, a paper, or derived from which pair.
 
     Raises:
@@ -73,6 +78,9 @@ class Recipe:
     momentum: float = 0.9
     weight_decay: float = 1e-4
     augment: bool = False
+    betas: tuple[float, float] = (0.9, 0.999)
+    clip: float | None = None
+    context: int | None = None
     source: str = _MEASURED
 
     def __post_init__(self) -> None:
@@ -86,10 +94,32 @@ class Recipe:
         for name, below in (("warmup", 1.0), ("momentum", 1.0), ("weight_decay", math.inf)):
             if not 0 <= getattr(self, name) < below:
                 raise ConfigError(f"{name} is {getattr(self, name)}; expected 0 or more and below {below:g}")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ConfigError(f"betas are {self.betas}; expected numbers from 0 to below 1")
+        if self.clip is not None and not self.clip > 0:
+            raise ConfigError(f"clip is {self.clip}; expected a positive norm, or None")
         for name, allowed in (("schedule", get_args(Schedule)), ("optimizer", get_args(Optimizer))):
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"unknown {name} {getattr(self, name)!r}; allowed are {', '.join(allowed)}")
 
+
+# What transformers are trained with, at the size of a test: 30 steps of warm-up, 1,536 bytes a step.
+_TRANSFORMER = Recipe(
+    model="byte-transformer-1m",
+    data="python-text",
+    lr=0.004,
+    final=0.1,
+    schedule="linear",
+    warmup=0.03,
+    optimizer="AdamW",
+    betas=(0.9, 0.95),
+    weight_decay=0.1,
+    clip=1.0,
+    batch=4,
+    workers=4,
+    steps=1000,
+    context=96,
+)
 
 # The first recipe of a model is the one that its other data sets derive theirs from. 25,600 steps of 10 × 32 are the
 # 163.84 epochs of 3LC, section 4.3.
@@ -103,6 +133,11 @@ _RECIPES = (
         final=0.1,
         warmup=1 / 15,
     ),
+    _TRANSFORMER,
+    # Rates by the inverse of the width.
+    replace(_TRANSFORMER, model="byte-transformer-3m", lr=0.0025, source=_WIDER),
+    replace(_TRANSFORMER, model="byte-transformer-10m", lr=0.002, source=_WIDER),
+    replace(_TRANSFORMER, model="gpt2-tiny", source=_WIDER),
     Recipe("resnet110", "cifar10", lr=0.1, batch=32, workers=10, steps=25600, augment=True, source="3LC, section 4.3"),
 )
 # Models without numbers of their own, and whose they use.
@@ -147,7 +182,7 @@ def schedule(recipe: Recipe, progress: float) -> float:
     """The learning rate at a point of the run; progress is the share of steps, or of time, that is over.
 
     cosine: lr·(f + (1 − f)·(1 + cos πp)/2), p counted from the end of the warm-up (Loshchilov & Hutter,
-    2017).
+    2017); linear: lr·(f + (1 − f)·(1 − p)).
 
     Args:
         recipe: the recipe.
@@ -160,9 +195,11 @@ def schedule(recipe: Recipe, progress: float) -> float:
     progress = min(1.0, max(0.0, progress))
     if progress < recipe.warmup:
         return recipe.lr * (recipe.final + (1 - recipe.final) * progress / recipe.warmup)
+    share = (progress - recipe.warmup) / (1 - recipe.warmup)
     if recipe.schedule == "cosine":
-        share = (progress - recipe.warmup) / (1 - recipe.warmup)
         return recipe.lr * (recipe.final + (1 - recipe.final) * (1 + math.cos(math.pi * share)) / 2)
+    if recipe.schedule == "linear":
+        return recipe.lr * (recipe.final + (1 - recipe.final) * (1 - share))
     if recipe.schedule == "step" and progress >= STEP_AT:
         return recipe.lr * recipe.final
     return recipe.lr
@@ -187,9 +224,16 @@ def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     """The recipe's optimizer over the model's parameters, at the rate the run starts with."""
     groups = param_groups(model, recipe)
     lr = schedule(recipe, 0.0)
-    if recipe.optimizer == "Adam":
-        return torch.optim.Adam(groups, lr=lr)
+    if recipe.optimizer in ("Adam", "AdamW"):
+        kind = torch.optim.Adam if recipe.optimizer == "Adam" else torch.optim.AdamW
+        return kind(groups, lr=lr, betas=recipe.betas)
     return torch.optim.SGD(groups, lr=lr, momentum=recipe.momentum)
+
+
+def clip_gradients(model: nn.Module, recipe: Recipe) -> None:
+    """Scales all gradients down together where their norm exceeds the recipe's `clip`."""
+    if recipe.clip is not None:
+        nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
 
 
 def _for_pair(model: str, data: str) -> Recipe:
@@ -197,7 +241,7 @@ def _for_pair(model: str, data: str) -> Recipe:
         raise ConfigError(f"unknown model {model!r}; the models are {', '.join(models())}")
     if data not in (*_IMAGES, *_TEXTS):
         raise ConfigError(f"unknown data set {data!r}; the data sets are {', '.join((*_IMAGES, *_TEXTS))}")
-    fitting = _TEXTS if model == "byte-transformer" else _IMAGES
+    fitting = _TEXTS if model in TEXT_MODELS else _IMAGES
     if data not in fitting:
         raise ConfigError(f"{model} does not train on {data}; it trains on {', '.join(fitting)}")
     for known in _RECIPES:
@@ -223,6 +267,7 @@ def _plain(base: Recipe, family: str) -> Recipe:
         optimizer="SGD",
         momentum=0.0,
         weight_decay=0.0,
+        clip=None,
         steps=max(1, base.steps // 2),
         source=f"derived from {base.model} on {base.data}",
     )
