@@ -15,6 +15,10 @@ BatchSizes: TypeAlias = tuple[int, ...]
 """Which of a message's tables share its last frame, the batch: for every table how many float32 values of that frame
 are its own, in order, or 0 where it has a frame of its own. Empty where no table is in a batch."""
 
+Reduce: TypeAlias = Literal["mean", "sum", "mean-of-senders", "clipped-mean-of-senders"]
+"""How gradients are aggregated: their mean or sum; or, of tables whose codec sends some of the values, the mean over
+those who sent a value (DeMo), with every worker's message scaled down to the median norm (SparseLoCo)."""
+
 Changes: TypeAlias = tuple[tuple[int, dict[str, Any]], ...]
 """Options of an optimizer that changed: the index of a parameter group, and its new values by name."""
 
@@ -48,7 +52,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         codecs: codec configurations (`codec.config()`).
         optimizer: name of a torch optimizer on the server's allow-list.
         groups: options of each parameter group, JSON values.
-        reduce: how gradients are aggregated.
+        reduce: how gradients are aggregated, see `Reduce`.
         state_interval: buffers travel after every so many steps.
         consistency: name of the consistency policy, options spelled out.
         downlink: what the server sends down: `delta`, the change of a model that it updates; `gradient`, the
@@ -61,7 +65,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     codecs: tuple[dict[str, Any], ...]
     optimizer: str
     groups: tuple[dict[str, Any], ...]
-    reduce: Literal["mean", "sum"] = "mean"
+    reduce: Reduce = "mean"
     state_interval: int = 50
     consistency: str = "bsp"
     downlink: Literal["delta", "gradient", "weights"] = "delta"

@@ -114,9 +114,18 @@ def test_nonsense_is_refused_with_the_reason() -> None:
 def test_sums_of_weights_and_of_votes_are_refused() -> None:
     for name, text in (("entropy", "the sum of the workers' weights"), ("terngrad", "votes are")):
         with pytest.raises(ConfigError, match=text):
-            design(name).check_reduce("sum")
-        design(name).check_reduce("mean")
-    design("3lc").check_reduce("sum")
+            design(name, reduce="sum")
+        assert design(name).reduce == "mean"
+    assert design("3lc", reduce="sum").reduce == "sum"
+
+
+def test_means_over_senders_are_of_codecs_that_send_some_of_the_values() -> None:
+    with pytest.raises(ConfigError, match="the pushes are 3lc, which sends all of them: use reduce='mean'"):
+        design("3lc", reduce="mean-of-senders")
+    with pytest.raises(ConfigError, match="reduce='most'; there are mean, sum, mean-of-senders"):
+        design("mps", reduce="most")
+    assert design("mps", reduce="mean-of-senders").reduce == "mean-of-senders"
+    assert design("sparseloco[reduce=mean]").reduce == "mean"
 
 
 def test_a_random_codec_keeps_no_residual_on_pulls() -> None:

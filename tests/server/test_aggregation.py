@@ -35,7 +35,7 @@ def test_every_order_gives_the_bits_of_the_ranks_order() -> None:
             aggregation.add(rank, frames[rank])
             assert aggregation.has(rank) and aggregation.started
         assert aggregation.complete
-        total, ranks = aggregation.take("mean")
+        total, ranks = aggregation.take()
         assert total is not None and ranks == (0, 1, 2, 3)
         results.add(total.tobytes())
         assert not aggregation.started
@@ -51,7 +51,7 @@ def test_empty_frames_do_not_count(missing: tuple[int, ...]) -> None:
     aggregation = Aggregation((64,), 3)
     for rank in (2, 0, 1):
         aggregation.add(rank, None if rank in missing else frame(given[rank]))
-    mean, _ = aggregation.take("mean")
+    mean, _ = aggregation.take()
     came = [given[rank] for rank in range(3) if rank not in missing]
     if not came:
         assert mean is None
@@ -61,11 +61,11 @@ def test_empty_frames_do_not_count(missing: tuple[int, ...]) -> None:
 
 
 def test_one_step_leaves_nothing_to_the_next() -> None:
-    aggregation = Aggregation((64,), 2)
+    aggregation = Aggregation((64,), 2, reduce="sum")
     for _ in range(3):
         for rank, grad in enumerate(grads(2)):
             aggregation.add(rank, frame(grad))
-        total, _ = aggregation.take("sum")
+        total, _ = aggregation.take()
         np.testing.assert_array_equal(total, grads(2)[0] + grads(2)[1])
 
 
@@ -76,21 +76,21 @@ def test_a_quorum_is_enough_and_says_who_took_part() -> None:
     early = aggregation.complete
     aggregation.add(1, frame(given[1]))
     assert (early, aggregation.complete) == (False, True)
-    mean, ranks = aggregation.take("mean")
+    mean, ranks = aggregation.take()
     assert ranks == (1, 3) and aggregation.clock == 1
     np.testing.assert_array_equal(mean, (given[1] + given[3]) * np.float32(0.5))
 
 
 def test_gradients_of_later_clocks_wait_for_their_turn() -> None:
-    aggregation = Aggregation((64,), 2)
+    aggregation = Aggregation((64,), 2, reduce="sum")
     given = grads(2)
     aggregation.add(1, frame(given[1]), clock=1)
     aggregation.add(1, frame(given[0]), clock=0)
     aggregation.add(0, frame(given[0]), clock=0)
-    total, _ = aggregation.take("sum")
+    total, _ = aggregation.take()
     np.testing.assert_array_equal(total, given[0] + given[0])
     aggregation.resume()
     assert aggregation.has(1)
     aggregation.add(0, frame(given[1]))
-    total, _ = aggregation.take("sum")
+    total, _ = aggregation.take()
     np.testing.assert_array_equal(total, given[1] + given[1])

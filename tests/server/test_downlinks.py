@@ -211,7 +211,7 @@ def test_doublesqueeze_worked_example() -> None:
     for gradients in (([1, -2, 0.5], [0, 1, -1.5]), ([0.5, 0.5, 0.5], [-1, 0, 1])):
         for rank, gradient in enumerate(gradients):
             table.add(rank, contexts[rank].encode(np.array(gradient, np.float32)))
-        aggregate, ranks = table.incoming.take("mean")
+        aggregate, ranks = table.incoming.take()
         assert ranks == (0, 1)
         [(_, frame)] = table.publish(aggregate)
         broadcasts.append(decode(as_frame(frame, table.spec.shape)).numpy().copy())
@@ -237,7 +237,7 @@ def test_votes_arrive_exactly(workers: int) -> None:
         frame = shared.context(noise(0), name="w", seed=rank).encode(noise(rank))
         trits += np.rint(decode(frame).numpy() / np.float32(scale)).astype(np.int64)
         table.add(rank, frame)
-    [(_, down)] = table.publish(table.incoming.take("mean")[0])
+    [(_, down)] = table.publish(table.incoming.take()[0])
     np.testing.assert_allclose(decode(as_frame(down, SHAPE)).numpy(), scale * trits / workers, rtol=1e-6, atol=1e-7)
     assert len(np.unique(trits)) > 3
     bits = int(np.ceil(np.log2(2 * workers + 1)))

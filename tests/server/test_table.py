@@ -64,7 +64,7 @@ def test_odd_shapes() -> None:
     for shape in shapes:
         table = make(codec("3lc"), shape)
         table.add(0, PLAIN.encode(np.ones(shape, np.float32)))
-        grad, _ = table.incoming.take("mean")
+        grad, _ = table.incoming.take()
         assert grad is not None and grad.shape == shape
         update(table, 0)
         assert table.version == 1 and decode(table.snapshot()).shape == shape
@@ -91,7 +91,7 @@ def test_damaged_gradients_change_nothing() -> None:
     table.add(0, good)
     table.add(1, good)
     assert table.incoming.complete
-    mean, ranks = table.incoming.take("mean")
+    mean, ranks = table.incoming.take()
     assert ranks == (0, 1)
     np.testing.assert_array_equal(mean, np.ones((4, 25)))
 

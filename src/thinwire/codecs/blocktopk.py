@@ -15,8 +15,8 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 import numpy as np
 
 from thinwire.codecs.options import Between
-from thinwire.codecs.scheme import Explained, Payload, Scheme, Step, finite_magnitude
-from thinwire.codecs.tensors import Flat, FloatArray, Scratch
+from thinwire.codecs.scheme import Explained, Payload, Scheme, Sent, Step, finite_magnitude
+from thinwire.codecs.tensors import Flat, FloatArray, Scratch, compute_dtype
 from thinwire.errors import ConfigError, FrameError, NonFiniteError
 from thinwire.frames import Flags, Frame
 from thinwire.frames.layout import pack_varint, parse_varint
@@ -48,6 +48,7 @@ class BlockTopK(Scheme):
 
     id: ClassVar[str] = "blocktopk"
     keeps_residual: ClassVar[bool] = True
+    sends_some: ClassVar[bool] = True
     fuses: ClassVar[bool] = True
     option_flags: ClassVar[int] = TILES
 
@@ -89,6 +90,11 @@ class BlockTopK(Scheme):
     def decode(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
         sent = _read(frame)
         put(out, sent.positions, sent.codes, np.array(frame.scales, out.dtype), accumulate)
+
+    @classmethod
+    def sent(cls, frame: Frame, space: Scratch) -> Sent:
+        sent = _read(frame)
+        return Sent(sent.positions, np.array(frame.scales, compute_dtype(frame.dtype))[sent.codes])
 
     @classmethod
     def explain(cls, frame: Frame, space: Scratch) -> Explained:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from thinwire.codecs import device
-from thinwire.codecs.scheme import Explained, Scheme
+from thinwire.codecs.scheme import Explained, Scheme, Sent
 from thinwire.codecs.tensors import (
     FloatArray,
     ScratchPool,
@@ -119,6 +119,17 @@ class CheckedFrame:
         elif out.size:
             with self.pool.lend() as space:
                 self.scheme.decode(self.frame, out, accumulate, space)
+
+    def sent(self) -> Sent:
+        """Returns which values the frame holds, for schemes with `sends_some`.
+
+        Raises:
+            FrameError: the payload is damaged.
+        """
+        if self.frame.size == 0:
+            return Sent(np.empty(0, np.int64), np.empty(0, compute_dtype(self.frame.dtype)))
+        with self.pool.lend() as space:
+            return self.scheme.sent(self.frame, space)
 
     def explain(self) -> Explained:
         """Says what the codec's own fields mean; see `Scheme.explain`. Raises FrameError where decoding would."""

@@ -13,7 +13,7 @@ import hashlib
 import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias, TypedDict
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,22 @@ class Payload(NamedTuple):
     def buffer(self) -> bytes | memoryview:
         """The data as a frame takes it."""
         return self.data.data if isinstance(self.data, np.ndarray) else self.data
+
+
+class Transform(Protocol):
+    """An orthonormal transform of a tensor's values; equal ones are the same transform."""
+
+    def invert(self, values: FloatArray) -> None:
+        """Replaces flat coefficients by the values that they stand for."""
+
+
+class Sent(NamedTuple):
+    """What a frame holds of a tensor of which some values travel: where, and which. No position comes twice."""
+
+    positions: NDArray[np.int64]
+    values: FloatArray
+    transform: Transform | None = None
+    """What they are coefficients of; None: they are the tensor's own values."""
 
 
 class StepOptions(TypedDict, total=False):
@@ -93,6 +109,8 @@ class Scheme(ABC):
     """The high-byte flags (`Flags.OPTION_A` …) that its frames may carry."""
     num_scales: ClassVar[int | None] = None
     """How many scales a frame of values has, none of them negative; None: `decode` checks them."""
+    sends_some: ClassVar[bool] = False
+    """Whether a frame holds only some of the values, and `sent` says which."""
     fuses: ClassVar[bool] = False
     """What `fuses_residual` says of every shape."""
 
@@ -134,6 +152,14 @@ class Scheme(ABC):
     @abstractmethod
     def decode(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
         """Fills (or adds into) flat `out` of `frame.size` values. Raises FrameError before `out` is touched."""
+
+    @classmethod
+    def sent(cls, frame: Frame, space: Scratch) -> Sent:
+        """Returns which values a checked, non-empty frame holds, in arrays of their own.
+
+        Only of schemes with `sends_some`. Raises FrameError where decoding would.
+        """
+        raise NotImplementedError(f"{cls.id} sends all values")
 
     @classmethod
     @abstractmethod

@@ -18,7 +18,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.codecs.scheme import Explained, Payload, Scheme
+from thinwire.codecs.scheme import Explained, Payload, Scheme, Sent
 from thinwire.codecs.tensors import FloatArray, Scratch, compute_dtype
 from thinwire.errors import ConfigError, FrameError
 from thinwire.frames import Flags, Frame
@@ -46,6 +46,7 @@ class Sparse(Scheme):
     """
 
     keeps_residual: ClassVar[bool] = True
+    sends_some: ClassVar[bool] = True
     option_flags: ClassVar[int] = BITMAP
 
     positions: Literal["auto", "bitmap", "index"] = "auto"
@@ -91,6 +92,11 @@ class Sparse(Scheme):
         else:
             out.fill(0)
             out[positions] = values
+
+    @classmethod
+    def sent(cls, frame: Frame, space: Scratch) -> Sent:
+        positions, values = read(frame, space)
+        return Sent(positions.copy(), values.copy())
 
     @classmethod
     def explain(cls, frame: Frame, space: Scratch) -> Explained:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -32,6 +32,7 @@ from thinwire.runtime.connection import connect
 from thinwire.runtime.driver import WorkerDriver
 from thinwire.runtime.metrics import MetricsWriter
 from thinwire.runtime.rank_shards import RankShards
+from thinwire.schema import Reduce
 from thinwire.transports.base import Connection
 from thinwire.worker.conversation import CHUNK_NBYTES
 from thinwire.worker.core import Worker
@@ -56,7 +57,7 @@ def distribute(
     min_numel: int | None = None,
     exclude: Callable[[str, tuple[int, ...]], bool] | None = None,
     compression: str | Compression | None = None,
-    reduce: Literal["mean", "sum"] = "mean",
+    reduce: Reduce | None = None,
     overlap: bool | None = None,
     seed: int = 0,
     chunk_nbytes: int = CHUNK_NBYTES,
@@ -92,7 +93,8 @@ def distribute(
         exclude: further tensors to leave uncompressed, by name and shape.
         compression: which tensor takes which codec: a policy's name, or a policy that replaces codecs, `min_numel` and
             `exclude`.
-        reduce: the mean over the gradients that came, or their sum (not where weights or votes travel down).
+        reduce: `mean` over the gradients that came, or their `sum` (not where weights or votes travel down); see
+            `Design` for the means over those who sent a value. By default the design's, the mean unless it says so.
         overlap: False pushes and pulls at `step()`, which leaves room for gradient clipping between backward and step.
         seed: of random codecs; each rank derives its own stream.
         chunk_nbytes: a push leaves as soon as so many bytes of frames are ready.
@@ -115,8 +117,6 @@ def distribute(
         raise ConfigError("give either server=… (addresses of shards) or group=… (a process group whose ranks serve)")
     if not 0 <= rank < workers:
         raise ConfigError(f"rank={rank} with workers={workers}; ranks are 0 … workers − 1")
-    if reduce not in ("mean", "sum"):
-        raise ConfigError(f"reduce={reduce!r}; allowed are 'mean' and 'sum'")
     if state_interval < 1 or chunk_nbytes < 1:
         raise ConfigError(f"state_interval={state_interval} and chunk_nbytes={chunk_nbytes} must be at least 1")
     policy = None if consistency is None else find_consistency(consistency)
@@ -126,11 +126,11 @@ def distribute(
         transmission=None if overlap is None else ("wait-free" if overlap else "traditional"),
         consistency=consistency if isinstance(consistency, str) else None,
         placement=placement if isinstance(placement, str) else None,
+        reduce=reduce,
         compression=compression if isinstance(compression, str) else None,
     )
     if policy is None:
         chosen = chosen.with_epoch(steps_per_epoch)
-    chosen.check_reduce(reduce)
     if design is not None and (options or codec_down is not None):
         raise ConfigError(f"design={design!r} brings its codecs; {sorted(options) or 'codec_down'} would change them")
     own = None if group is None else RankShards(group, grace_s=reconnect_s)
@@ -149,7 +149,6 @@ def distribute(
         exclude=exclude,
         consistency=policy,
         placement=placement if isinstance(placement, Placement) else None,
-        reduce=reduce,
         state_interval=state_interval,
     )
     local = chosen.local

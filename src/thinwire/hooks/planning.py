@@ -7,7 +7,7 @@ table of its own on one shard, with its own context and scale. A tensor in one p
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -47,7 +47,6 @@ def make_plan(
     exclude: Exclude | None = None,
     consistency: Consistency | None = None,
     placement: Placement | None = None,
-    reduce: Literal["mean", "sum"] = "mean",
     state_interval: int = 50,
 ) -> Planned:
     """Places the model's trained parameters on the shards, and its floating-point buffers on the first of them.
@@ -62,7 +61,6 @@ def make_plan(
         exclude: tensors to leave uncompressed besides those of the design's compression.
         consistency: in place of the design's.
         placement: in place of the design's.
-        reduce: how gradients are aggregated.
         state_interval: buffers travel after every so many exchanges.
 
     Raises:
@@ -130,7 +128,7 @@ def make_plan(
             codecs=tuple(codecs),
             optimizer=name,
             groups=groups,
-            reduce=reduce,
+            reduce=design.reduce,
             state_interval=state_interval,
             consistency=name_of(consistency or find_consistency(design.consistency)),
             downlink=design.downlink,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from thinwire.codecs import Codec
 from thinwire.codecs.levels import Votes
@@ -19,9 +19,10 @@ from thinwire.policies.compression import MIN_NUMEL, Compression, Exclude, check
 from thinwire.policies.compression import compression as find_compression
 from thinwire.policies.consistency import consistency
 from thinwire.policies.local_updates import KINDS as LOCAL_KINDS
-from thinwire.policies.local_updates import LocalUpdates, split_options
+from thinwire.policies.local_updates import Kind, LocalUpdates, split_options
 from thinwire.policies.naming import parse_name, plugins
 from thinwire.policies.placement import placement
+from thinwire.schema import Reduce
 
 Downlink = Literal["delta", "gradient", "weights"]
 
@@ -48,6 +49,9 @@ class Design:
         digest_every: replicas are compared by hash every so many steps; 0: never.
         ema: decay of the moving average of the weights, for evaluation (`opt.averaged_weights()`); 0: none.
         local: workers run their own optimizer for H steps, and what that changed is pushed in place of gradients.
+        reduce: the mean over the gradients that came, or their sum. Of codecs that send some of the values also
+            `mean-of-senders`, each value's mean over those who sent it, and `clipped-mean-of-senders`, in which every
+            worker's message is first scaled down to the median of their norms, table by table.
         cite: what it is, and where it comes from.
 
     Raises:
@@ -69,6 +73,7 @@ class Design:
     digest_every: int = 0
     ema: float = 0.0
     local: LocalUpdates | None = None
+    reduce: Reduce = "mean"
     cite: str = ""
 
     def __post_init__(self) -> None:
@@ -102,6 +107,7 @@ class Design:
                 f"design {self.name!r} trains locally for {self.local.sync_every} steps: its consistency is "
                 f"{self.local.consistency} and its downlink delta; {self.consistency} and {self.downlink} were given"
             )
+        self._check_reduce()
         if policy.criterion() is not None and self.downlink == "weights":
             raise ConfigError("adaptive communication accumulates gradients; whole weights cannot be accumulated")
 
@@ -135,16 +141,22 @@ class Design:
             )
         return replace(self, every="step", consistency=f"local[steps={steps}]")
 
-    def check_reduce(self, reduce: str) -> None:
-        """Raises ConfigError for gradients that are to be summed where it is no gradient that travels down."""
-        if reduce == "sum" and self.downlink == "weights":
+    def _check_reduce(self) -> None:
+        if self.reduce not in get_args(Reduce):
+            raise ConfigError(f"reduce={self.reduce!r}; there are {', '.join(get_args(Reduce))}")
+        if self.reduce == "sum" and self.downlink == "weights":
             raise ConfigError(
                 "reduce='sum' with downlink=weights: the sum of the workers' weights is no model; use reduce='mean'"
             )
-        if reduce == "sum" and isinstance(self.down.scheme, Votes):
+        if self.reduce == "sum" and isinstance(self.down.scheme, Votes):
             raise ConfigError(
                 "reduce='sum' with votes: votes are counted and their mean is what travels; use reduce='mean', and a "
                 "learning rate that is larger by the number of workers"
+            )
+        if self.reduce not in ("mean", "sum") and not self.up.scheme.sends_some:
+            raise ConfigError(
+                f"reduce={self.reduce!r} is of codecs that send some of the values (blocktopk, topk, threshold); the "
+                f"pushes are {self.up.id}, which sends all of them: use reduce='mean'"
             )
 
     def choices(self) -> dict[str, Any]:
@@ -214,15 +226,24 @@ def _mps(staleness: int = 5, fraction: float = 0.01, **options: Any) -> dict[str
     }
 
 
-def _local(fixed: LocalUpdates, usual: str) -> Callable[..., dict[str, Any]]:
+def _local(kind: Kind) -> Callable[..., dict[str, Any]]:
     """Workers run their own optimizer; options are of the local updates, `codec`, `codec_down`, and the codec's own."""
 
-    def make(codec: str = usual, codec_down: str | None = None, **options: Any) -> dict[str, Any]:
+    def make(
+        codec: str | None = None, codec_down: str | None = None, reduce: Reduce = kind.reduce, **options: Any
+    ) -> dict[str, Any]:
         timetable, own = split_options(options)
-        local = replace(fixed, **timetable)
-        up = codec_by_name(codec, **{"nonfinite": "skip", **own})
-        down = codec_by_name(codec, **own) if codec_down is None else codec_by_name(codec_down)
-        return {"up": up, "down": down, "local": local, "consistency": local.consistency}
+        local = replace(kind.updates, **timetable)
+        up = {"nonfinite": "skip", **({} if codec else kind.options), **own}
+        down_codec = codec_down or (None if codec else kind.down)
+        down = {key: value for key, value in up.items() if key not in ("nonfinite", "error_scale")}
+        return {
+            "up": codec_by_name(codec or kind.codec, **up),
+            "down": codec_by_name(down_codec) if down_codec else codec_by_name(codec or kind.codec, **down),
+            "local": local,
+            "consistency": local.consistency,
+            "reduce": reduce,
+        }
 
     return make
 
@@ -270,7 +291,7 @@ _SHIPPED: dict[str, tuple[Callable[..., dict[str, Any]], str]] = {
     ),
     "entropy": (_entropy, "whole weights after each epoch, adaptive bits and Huffman code (Øland & Raj §2, §4)"),
     "mps": (_mps, "heuristic placement, passive SSP 5, top 1 % with residual (Wu 2018, ch. 4–5)"),
-    **{name: (_local(fixed, usual), about) for name, (fixed, usual, about) in LOCAL_KINDS.items()},
+    **{name: (_local(kind), kind.about) for name, kind in LOCAL_KINDS.items()},
 }
 
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from thinwire.errors import ConfigError
 from thinwire.policies.naming import check_count
+from thinwire.schema import Reduce
 
 Outer = Literal["SGD", "SignSGD"]
 
@@ -134,24 +135,53 @@ class LocalUpdates:
         return ",".join(f"{name}={getattr(self, name)}" for name in ("fragments", "delay", "keep"))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """What a design of local updates is made of.
+
+    Args:
+        about: what it is, and where it comes from.
+        updates: its numbers.
+        codec: of the pushes, and of the pulls unless `down` is given.
+        options: of that codec, where they are not its defaults. A decay of the residual (`error_scale`) is of the
+            pushes alone.
+        down: of the pulls, by name.
+        reduce: how the shards aggregate what the workers push.
+    """
+
+    about: str
+    updates: LocalUpdates = LocalUpdates()
+    codec: str = "3lc"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    down: str | None = None
+    reduce: Reduce = "mean"
+
+
 _NAMES = {"h": "sync_every"} | {each.name: each.name for each in fields(LocalUpdates)}
 _NESTEROV = LocalUpdates(sync_every=30, outer_lr=0.7, outer_momentum=0.9, nesterov=True)
 
-KINDS: dict[str, tuple[LocalUpdates, str, str]] = {
-    "update": (LocalUpdates(), "3lc", "every worker's own optimizer steps, and its update is coded, not its gradient"),
-    "local-sgd": (
-        LocalUpdates(sync_every=4),
-        "3lc",
-        "h local steps of the worker's own optimizer, then an average (Local SGD, Stich 2019)",
+KINDS: dict[str, Kind] = {
+    "update": Kind(about="every worker's own optimizer steps, and its update is coded, not its gradient"),
+    "local-sgd": Kind(
+        about="h local steps of the worker's own optimizer, then an average (Local SGD, Stich 2019)",
+        updates=LocalUpdates(sync_every=4),
     ),
-    "diloco": (_NESTEROV, "3lc", "h local steps, then an outer Nesterov step (DiLoCo, Douillard et al. 2023)"),
-    "streaming-diloco": (
-        replace(_NESTEROV, fragments=3, delay=1, keep=0.5),
-        "3lc",
-        "DiLoCo by fragments, each at its own step, answered some steps later (Douillard et al. 2025)",
+    "diloco": Kind(
+        about="h local steps, then an outer Nesterov step (DiLoCo, Douillard et al. 2023)", updates=_NESTEROV
+    ),
+    "streaming-diloco": Kind(
+        about="DiLoCo by fragments, each at its own step, answered some steps later (Douillard et al. 2025)",
+        updates=replace(_NESTEROV, fragments=3, delay=1, keep=0.5),
+    ),
+    "sparseloco": Kind(
+        about="h local steps, 64 values of each 64 × 64 tile in 2 bits, averaged over those who sent them (SparseLoCo)",
+        updates=LocalUpdates(sync_every=30, outer_lr=0.65),
+        codec="blocktopk",
+        options={"layout": "tiles", "error_scale": 0.95},
+        reduce="clipped-mean-of-senders",
     ),
 }
-"""The designs of local updates: their numbers, their usual codec both ways, and what they are."""
+"""The designs of local updates, by id."""
 
 
 def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -17,12 +17,13 @@ from thinwire import frames
 from thinwire.codecs import CheckedFrame, Codec, decode, open_parsed
 from thinwire.codecs.decoding import Gradient, GradientSums
 from thinwire.codecs.registry import codec as make_codec
+from thinwire.codecs.senders import SenderMeans
 from thinwire.codecs.tensors import FloatArray
 from thinwire.errors import FrameError, NonFiniteError, ProtocolError
 from thinwire.packets import BatchedTensor, EncodedTensor
 from thinwire.policies.compression import is_batched
 from thinwire.policies.consistency import Terms
-from thinwire.schema import TableSpec
+from thinwire.schema import Reduce, TableSpec
 from thinwire.server.downlinks import FORMS, ModelDelta, diverged
 
 _PLAIN = make_codec("fp32")
@@ -39,14 +40,20 @@ class Aggregation:
         shape: of the table.
         workers: how many workers there are.
         quorum: how many gradients complete a clock; by default all.
+        reduce: how they are aggregated; a mean over senders is of frames that hold some of the values.
     """
 
-    def __init__(self, shape: tuple[int, ...], workers: int, quorum: int | None = None) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], workers: int, quorum: int | None = None, reduce: Reduce = "mean"
+    ) -> None:
         self.clock = 0
         self._quorum = workers if quorum is None else quorum
         self._eager = self._quorum == workers
         self._sum = np.zeros(shape, np.float32)
-        self._total = GradientSums([self._sum.reshape(-1)])
+        self._reduce = reduce
+        flat = [self._sum.reshape(-1)]
+        plain, clip = reduce in ("mean", "sum"), reduce == "clipped-mean-of-senders"
+        self._total = GradientSums(flat) if plain else SenderMeans(flat, clip=clip)
         self._arrived: dict[int, dict[int, Gradient | None]] = {0: {}}
         self._refused: set[int] = set()
         self._next = 0
@@ -86,11 +93,8 @@ class Aggregation:
         """Whether enough gradients of the current clock are in."""
         return len(self._arrived[self.clock]) >= self._quorum
 
-    def take(self, reduce: str) -> tuple[FloatArray | None, tuple[int, ...]]:
+    def take(self) -> tuple[FloatArray | None, tuple[int, ...]]:
         """Ends the current clock.
-
-        Args:
-            reduce: `mean` over the gradients that came, or their `sum`.
 
         Returns:
             The aggregate (None where nobody had a gradient; the array is used again by the next clock), and the
@@ -108,7 +112,7 @@ class Aggregation:
         self._arrived.setdefault(self.clock, {})
         if refused:
             return None, NOBODY
-        if given and reduce == "mean":
+        if given and self._reduce != "sum":
             self._total.average(given)
         return (self._sum if given else None), tuple(sorted(arrived))
 
@@ -155,6 +159,7 @@ class Table:
         down: codec of the pulls.
         terms: how many workers push, and how many gradients make an update.
         downlink: what travels down, a key of `FORMS`.
+        reduce: how gradients are aggregated; where `up` sends all values, a mean over senders is the mean.
     """
 
     def __init__(
@@ -164,12 +169,14 @@ class Table:
         down: Codec,
         terms: Terms,
         downlink: str = "delta",
+        reduce: Reduce = "mean",
     ) -> None:
         self.spec = spec
         self.version = 0
         self.downlink = FORMS["delta" if spec.state else downlink](spec.name, spec.shape, down, terms.workers)
         self.values = torch.from_numpy(self.downlink.values)
-        self.incoming = Aggregation(spec.shape, terms.workers, terms.quorum)
+        some = up.scheme.sends_some or reduce == "sum"
+        self.incoming = Aggregation(spec.shape, terms.workers, terms.quorum, reduce if some else "mean")
         self.given = [0] * terms.workers
         """The version that each worker was led to last."""
         self._everyone = set(range(terms.workers))

@@ -57,7 +57,8 @@ class UpdateEngine:
         self.terms = consistency(plan.consistency).terms(plan.workers)
         try:
             self.tables = [
-                Table(spec, codecs[spec.up], codecs[spec.down], self.terms, plan.downlink) for spec in plan.tables
+                Table(spec, codecs[spec.up], codecs[spec.down], self.terms, plan.downlink, plan.reduce)
+                for spec in plan.tables
             ]
         except (MemoryError, RuntimeError) as error:  # NumPy's and torch's ways to say so
             raise ProtocolError(f"the tables do not fit the server's memory: {error}") from error
@@ -270,7 +271,7 @@ class UpdateEngine:
     def _aggregate(self, ready: list[int], settings: Settings) -> list[tuple[int, FloatArray | None, tuple[int, ...]]]:
         """Ends the current clock of some tables, and updates the model where that is the server's to do."""
         assert self._optimizer is not None
-        taken = [(index, *self.tables[index].incoming.take(self.plan.reduce)) for index in ready]
+        taken = [(index, *self.tables[index].incoming.take()) for index in ready]
         if self.plan.downlink == "delta":
             changed = [(self.tables[index], gradient) for index, gradient, _ in taken if gradient is not None]
             self._optimizer.set(settings)

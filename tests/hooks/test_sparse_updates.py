@@ -1,0 +1,137 @@
+"""SparseLoCo and DeMo through the whole stack, against their steps written out in plain torch; replicas."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from tests.hooks.cluster import run_cluster
+from thinwire.hooks.distribute import DistributedOptimizer
+
+torch.set_num_threads(1)
+WORKERS = 3
+Trained = tuple[list[torch.Tensor], list[torch.Tensor]]
+"""Parameters, and what is left of each matrix."""
+
+
+def mlp(_rank: int) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 16, bias=False))
+
+
+def inner_step(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, step: int) -> None:
+    x = torch.randn(8, 64, generator=torch.Generator().manual_seed(1000 * step + rank))
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(x), x[:, :16].argmax(1)).backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.003, weight_decay=0.1)
+
+
+def train(steps: int) -> Callable[[int, nn.Module, DistributedOptimizer], Trained]:
+    def run(rank: int, model: nn.Module, opt: DistributedOptimizer) -> Trained:
+        for step in range(steps):
+            inner_step(model, opt, rank, step)
+        opt.flush()
+        contexts = [t.tables[0].context for t in opt._worker.model.tensors]
+        left = [context.residual.clone() for context in contexts if context and context.residual is not None]
+        return [each.detach().clone() for each in model.parameters()], left
+
+    return run
+
+
+def tiles(matrix: torch.Tensor) -> torch.Tensor:
+    """A matrix as its tiles of up to 64 × 64, each flat."""
+    rows, columns = matrix.shape
+    high, wide = min(rows, 64), min(columns, 64)
+    return matrix.reshape(rows // high, high, columns // wide, wide).transpose(1, 2).reshape(-1, high * wide)
+
+
+def whole(flat: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """The matrix of such tiles."""
+    rows, columns = shape
+    high, wide = min(rows, 64), min(columns, 64)
+    return flat.reshape(rows // high, columns // wide, high, wide).transpose(1, 2).reshape(shape)
+
+
+def rounded(values: torch.Tensor, bits: int) -> torch.Tensor:
+    """What the values of one tensor decode to."""
+    mean, bins = values.mean(), 1 << bits
+    width = 6 * values.std() / bins
+    code = ((values - mean) / width + bins / 2).round().clamp(0, bins - 1)
+    decoded = values.clone()
+    for each in range(bins):
+        if (code == each).any():
+            decoded[code == each] = values[code == each].mean()
+    return decoded
+
+
+def by_hand(steps: int, h: int, k: int, decay: float, outer_lr: float) -> tuple[list[torch.Tensor], list[Trained]]:
+    """SparseLoCo in one process. Biases, which travel whole, are averaged."""
+    shared = mlp(0)
+    models = [copy.deepcopy(shared) for _ in range(WORKERS)]
+    inner = [adamw(model) for model in models]
+    left = [[torch.zeros_like(p) for p in shared.parameters()] for _ in models]
+    for step in range(steps):
+        for rank, (model, optimizer) in enumerate(zip(models, inner, strict=True)):
+            inner_step(model, optimizer, rank, step)
+        if (step + 1) % h:
+            continue
+        with torch.no_grad():
+            for index, theta in enumerate(shared.parameters()):
+                updates = [theta - list(model.parameters())[index] for model in models]
+                if theta.ndim == 1:
+                    theta -= outer_lr * torch.stack(updates).mean(0)
+                    continue
+                messages, marks = [], []
+                for rank, update in enumerate(updates):
+                    error = decay * left[rank][index] + update
+                    cut = tiles(error)
+                    chosen = cut.abs().topk(k * cut.shape[1] // 4096, dim=1).indices
+                    mark = torch.zeros_like(cut, dtype=torch.bool).scatter_(1, chosen, True)
+                    sent = torch.zeros_like(cut)
+                    sent[mark] = rounded(cut[mark], bits=2)
+                    left[rank][index] = error - whole(sent, theta.shape)
+                    messages.append(sent)
+                    marks.append(mark)
+                norms = torch.stack([message.norm() for message in messages])
+                factors = (norms.median() / norms).clamp(max=1)
+                total = sum(factor * message for factor, message in zip(factors, messages, strict=True))
+                mean = total / torch.stack(marks).sum(0).clamp(min=1)
+                theta -= outer_lr * whole(mean, theta.shape)
+            for model in models:
+                for mine, theirs in zip(model.parameters(), shared.parameters(), strict=True):
+                    mine.copy_(theirs)
+    matrices = [index for index, theta in enumerate(shared.parameters()) if theta.ndim > 1]
+    return list(shared.parameters()), [[errors[index] for index in matrices] for errors in left]  # type: ignore[misc]
+
+
+def test_sparseloco_selects_and_keeps_what_its_steps_by_hand_do() -> None:
+    design = "sparseloco[h=3,outer_lr=0.4,codec_down=fp32]"
+    found, _ = run_cluster(mlp, train(12), workers=WORKERS, optimizer=adamw, design=design)
+    wanted, left = by_hand(12, h=3, k=64, decay=0.95, outer_lr=0.4)
+    for rank, (parameters, residuals) in enumerate(found):
+        for mine, theirs in zip(parameters, wanted, strict=True):
+            torch.testing.assert_close(mine, theirs.detach(), rtol=1e-4, atol=2e-6)
+        for mine, theirs in zip(residuals, left[rank], strict=True):  # 1/64 of them were sent at every exchange
+            torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=2e-6)
+            assert (mine.abs() < 1e-7).sum() == (theirs.abs() < 1e-7).sum()
+
+
+@pytest.mark.parametrize("transport", ["memory", "grpc"])
+def test_sparse_designs_keep_replicas_equal_and_repeat(transport: str) -> None:
+    for design in ("sparseloco[h=4]",):
+        runs = [
+            run_cluster(mlp, train(12), workers=WORKERS, optimizer=adamw, design=design, transport=transport)[0]
+            for _ in range(2)
+        ]
+        first = runs[0][0][0]
+        for run in runs:
+            for parameters, _ in run:
+                assert all(torch.equal(mine, theirs) for mine, theirs in zip(parameters, first, strict=True)), design
