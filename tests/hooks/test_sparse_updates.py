@@ -14,7 +14,8 @@ from thinwire.hooks.distribute import DistributedOptimizer
 
 torch.set_num_threads(1)
 WORKERS = 3
-Trained = tuple[list[torch.Tensor], list[torch.Tensor]]
+Tensors = list[torch.Tensor]
+Trained = tuple[Tensors, Tensors]
 """Parameters, and what is left of each matrix."""
 
 
@@ -72,7 +73,7 @@ def rounded(values: torch.Tensor, bits: int) -> torch.Tensor:
     return decoded
 
 
-def by_hand(steps: int, h: int, k: int, decay: float, outer_lr: float) -> tuple[list[torch.Tensor], list[Trained]]:
+def by_hand(steps: int, h: int, k: int, decay: float, outer_lr: float) -> tuple[Tensors, list[Tensors]]:
     """SparseLoCo in one process. Biases, which travel whole, are averaged."""
     shared = mlp(0)
     models = [copy.deepcopy(shared) for _ in range(WORKERS)]
@@ -84,7 +85,8 @@ def by_hand(steps: int, h: int, k: int, decay: float, outer_lr: float) -> tuple[
         if (step + 1) % h:
             continue
         with torch.no_grad():
-            for index, theta in enumerate(shared.parameters()):
+            for index, parameter in enumerate(shared.parameters()):
+                theta = parameter.detach()
                 updates = [theta - list(model.parameters())[index] for model in models]
                 if theta.ndim == 1:
                     theta -= outer_lr * torch.stack(updates).mean(0)
@@ -102,14 +104,14 @@ def by_hand(steps: int, h: int, k: int, decay: float, outer_lr: float) -> tuple[
                     marks.append(mark)
                 norms = torch.stack([message.norm() for message in messages])
                 factors = (norms.median() / norms).clamp(max=1)
-                total = sum(factor * message for factor, message in zip(factors, messages, strict=True))
+                total = torch.einsum("r,rtv->tv", factors, torch.stack(messages))
                 mean = total / torch.stack(marks).sum(0).clamp(min=1)
                 theta -= outer_lr * whole(mean, theta.shape)
             for model in models:
                 for mine, theirs in zip(model.parameters(), shared.parameters(), strict=True):
                     mine.copy_(theirs)
     matrices = [index for index, theta in enumerate(shared.parameters()) if theta.ndim > 1]
-    return list(shared.parameters()), [[errors[index] for index in matrices] for errors in left]  # type: ignore[misc]
+    return list(shared.parameters()), [[errors[index] for index in matrices] for errors in left]
 
 
 def test_sparseloco_selects_and_keeps_what_its_steps_by_hand_do() -> None:
