@@ -12,7 +12,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.hooks.ddp_ranks import batch, mlp, run_ranks
-from thinwire.bench.hook_rank import NOTES, OURS, Cell, install
+from thinwire.bench.hook_cells import NOTES, OURS, Cell
+from thinwire.bench.hook_rank import install
 from thinwire.bench.hooks import HookRun, HooksBench, measure
 from thinwire.engines.namespaces import available
 from thinwire.errors import ConfigError

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from thinwire.bench import harness, race
-from thinwire.bench.hook_rank import Cell, HookRank
+from thinwire.bench.hook_cells import Cell
+from thinwire.bench.hook_rank import HookRank
 from thinwire.bench.hooks import HookRun, measure
 from thinwire.bench.race import RUNNERS, RaceBench, standings
 from thinwire.errors import ConfigError

@@ -1,4 +1,4 @@
-"""Measured DDP hooks as pictures: step time by link rate, and accuracy against seconds.
+"""Measured DDP hooks as pictures: step time by link rate, accuracy against seconds, and loss against seconds and bytes.
 
 Every `thinwire` process imports this and few draw, so matplotlib, half a second, is loaded where a picture begins.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from thinwire.bench.hook_rank import Cell
+from thinwire.bench.hook_cells import Cell
 from thinwire.jobs.outcome import CurvePoint
 
 if TYPE_CHECKING:
@@ -70,6 +70,33 @@ def draw_race(curves: Mapping[Cell, Sequence[CurvePoint]]) -> Figure:
         axes.set(xscale="log", xlabel="seconds of training", ylabel="test accuracy (%)", title=title)
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small", loc="lower right")
+    return figure
+
+
+def draw_loss_race(curves: Mapping[tuple[str, str], Mapping[str, Sequence[tuple[float, float]]]]) -> Figure:
+    """Returns one panel for each model and measure: loss against it, a colour for each method, and their frontier.
+
+    Args:
+        curves: by model and what is on the horizontal axis, and by method: points of that and the loss.
+    """
+    methods = list(dict.fromkeys(method for each in curves.values() for method in each))
+    figure, panels = _panels(len(curves), 6, 4.5)
+    for axes, ((model, measure), each) in zip(panels, curves.items(), strict=True):
+        for method, points in each.items():
+            xs, ys = zip(*points, strict=True)
+            index = methods.index(method)
+            style = "-" if index < 10 else "--"
+            axes.plot(xs, ys, style, color=f"C{index % 10}", marker=".", markersize=3, linewidth=1, label=method)
+        best, lowest = float("inf"), []
+        for x, y in sorted(point for points in each.values() for point in points):
+            if y < best:
+                best = y
+                lowest.append((x, y))
+        xs, ys = zip(*lowest, strict=True)
+        axes.step(xs, ys, where="post", color="grey", alpha=0.35, linewidth=5, label="the lowest so far")
+        axes.set(xscale="log", xlabel=measure, ylabel="held-out nats a byte", title=model)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="x-small")
     return figure
 
 

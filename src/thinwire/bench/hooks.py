@@ -20,26 +20,16 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec import UNSET, UnsetType
+
 from thinwire.bench.charts import draw_step_times
 from thinwire.bench.harness import Bench, Figures, Measured, Tell, median
-from thinwire.bench.hook_rank import (
-    NOTES,
-    OURS,
-    SILENCE_S,
-    STOCK,
-    Cell,
-    Ended,
-    HookRank,
-    Scored,
-    Stepped,
-    Stopped,
-    Warm,
-    hook,
-)
+from thinwire.bench.hook_cells import NOTES, OURS, STOCK, Cell, hook
+from thinwire.bench.hook_rank import SILENCE_S, Ended, HookRank, Scored, Stepped, Stopped, Warm
 from thinwire.engines.events import Event
 from thinwire.engines.links import Rate
 from thinwire.engines.local import LocalEngine
-from thinwire.engines.namespaces import Fabric
+from thinwire.engines.namespaces import Fabric, available
 from thinwire.errors import ConfigError, EngineError, ThinwireError
 from thinwire.jobs.cluster import Links, choose_links
 from thinwire.jobs.outcome import CurvePoint
@@ -61,6 +51,8 @@ class HookRun(Figures, frozen=True, kw_only=True):
         sent_bytes_per_step: mean over ranks, as the kernel counted them.
         seconds: of training, evaluations left out.
         ended: `steps`, `target` (reached), `limit` (cut short) or `error`.
+        test_loss: at the end, in nats a byte, of text.
+        lr: the largest learning rate, where it was chosen from a grid.
         report: what `ddp.report` says of a hook of ours.
     """
 
@@ -73,6 +65,8 @@ class HookRun(Figures, frozen=True, kw_only=True):
     curve: list[CurvePoint]
     seconds_to_target: float | None = None
     test_accuracy: float | None = None
+    test_loss: float | None = None
+    lr: float | None = None
     steps_done: int
     seconds: float
     ended: str
@@ -87,7 +81,12 @@ def rank_command(role: HookRank) -> list[str]:
 
 
 def measure(
-    cell: Cell, *, limit_s: float | None = None, tell: Tell = lambda text: None, command: RankCommand = rank_command
+    cell: Cell,
+    *,
+    limit_s: float | None = None,
+    tell: Tell = lambda text: None,
+    command: RankCommand = rank_command,
+    counted: bool = False,
 ) -> HookRun:
     """Measures one run. One that fails keeps what it got to, and `error` says how.
 
@@ -96,10 +95,12 @@ def measure(
         limit_s: end the run once it has trained for so many seconds; None lets it go on.
         tell: takes words on progress.
         command: of a rank's process.
+        counted: have the kernel make links, and count their bytes, without a limit too, where it may.
     """
     run = _Run(cell, tell)
     try:
-        links = choose_links(cell.link, "kernel" if cell.link else "auto")
+        kernel = cell.link is not None or (counted and available()[0])
+        links = choose_links(cell.link, "kernel" if kernel else "auto")
         run.play(links, limit_s, command)
         return run.figures(links)
     except ThinwireError as error:
@@ -117,6 +118,8 @@ class _Run:
 
     def __init__(self, cell: Cell, tell: Tell) -> None:
         self.cell, self.tell = cell, tell
+        self.fabric: Fabric | None = None
+        self.names = [f"rank {rank}" for rank in range(cell.ranks)]
         self.elapsed: list[float] = []
         self.curve: list[CurvePoint] = []
         self.ended: list[Ended] = []
@@ -124,13 +127,13 @@ class _Run:
 
     def play(self, links: Links, limit_s: float | None, command: RankCommand) -> None:
         """Starts the ranks, opens their gates, and collects what they report until they end or the limit is over."""
-        names = [f"rank {rank}" for rank in range(self.cell.ranks)]
+        names = self.names
         kinds: list[type[Event]] = [Warm, Stepped, Scored, Stopped, Ended]
         with ExitStack() as stack:
             gate = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             fabric = None
             if links.shaping == "kernel":
-                fabric = stack.enter_context(Fabric(dict.fromkeys(names, Rate(None))))
+                fabric = self.fabric = stack.enter_context(Fabric(dict.fromkeys(names, Rate(None))))
             environment = {"GLOO_SOCKET_IFNAME": "eth0" if fabric else "lo"}
             engine = stack.enter_context(LocalEngine(kinds, fabric=fabric, environment=environment))
             master = f"{fabric.addresses[names[0]]}:{PORT}" if fabric else f"127.0.0.1:{_free_port()}"
@@ -138,16 +141,11 @@ class _Run:
                 role = HookRank(cell=self.cell, rank=rank, master=master, gate=str(gate))
                 engine.start(name, command(role), host=name if fabric else None)
 
-            def count() -> None:
-                if fabric is not None:
-                    sent, received = (sum(way(name).nbytes for name in names) for way in (fabric.sent, fabric.received))
-                    self.counts.append((sent, received))
-
             waiting = 0
             for _, event in engine.events(silence_s=SILENCE_S):
                 self._take(event)
                 if limit_s is not None and self.elapsed and self.elapsed[-1] > limit_s and len(self.counts) < 2:
-                    count()
+                    self._count()
                     return
                 waiting += isinstance(event, (Warm, Stopped))
                 if waiting == self.cell.ranks:
@@ -155,17 +153,31 @@ class _Run:
                     if fabric is not None and isinstance(event, Warm):
                         for name in names:
                             fabric.set_rate(name, links.rate)
-                    count()
+                    self._count()
                     (gate / ("warm" if isinstance(event, Warm) else "stopped")).touch()
+
+    def _count(self) -> None:
+        if self.fabric is not None:
+            ways = (self.fabric.sent, self.fabric.received)
+            sent, received = (sum(way(name).nbytes for name in self.names) for way in ways)
+            self.counts.append((sent, received))
+
+    def _sent_so_far(self) -> float | UnsetType:
+        """Bytes that left a rank since the clock started, mean over the ranks."""
+        if self.fabric is None or not self.counts:
+            return UNSET
+        return (sum(self.fabric.sent(name).nbytes for name in self.names) - self.counts[0][0]) / len(self.names)
 
     def _take(self, event: Event) -> None:
         match event:
             case Stepped(step=step, seconds=seconds):
                 self.elapsed.append(seconds)
-                score = f", accuracy {self.curve[-1].accuracy:.1%}" if self.curve else ""
+                score = f", {self.curve[-1].text()}" if self.curve else ""
                 self.tell(f"step {step} of {self.cell.steps}, {seconds:.1f} s of training{score}")
-            case Scored(step=step, seconds=seconds, accuracy=accuracy):
-                self.curve.append(CurvePoint(step=step, seconds=seconds, accuracy=accuracy))
+            case Scored(step=step, seconds=seconds, accuracy=accuracy, loss=loss):
+                sent = UNSET if loss is UNSET else self._sent_so_far()
+                point = CurvePoint(step=step, seconds=seconds, accuracy=accuracy, loss=loss, sent_bytes=sent)
+                self.curve.append(point)
             case Ended():
                 self.ended.append(event)
 
@@ -195,6 +207,7 @@ class _Run:
             curve=curve,
             seconds_to_target=target.seconds if target else None,
             test_accuracy=curve[-1].accuracy if curve else None,
+            test_loss=curve[-1].loss or None if curve else None,
             steps_done=len(elapsed),
             seconds=elapsed[-1],
             ended="target" if target else "steps" if whole else "limit",

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from thinwire.bench.charts import draw_race
 from thinwire.bench.harness import Measured, Tell
-from thinwire.bench.hook_rank import Cell, hook
+from thinwire.bench.hook_cells import Cell, hook
 from thinwire.bench.hooks import HookRun, HooksBench, last_line, measure
 from thinwire.errors import ConfigError
 from thinwire.jobs.tables import Table
@@ -154,7 +154,7 @@ def standings(measured: Measured[Cell, HookRun]) -> list[Standing]:
     }
     rows = []
     for key, runs in seeds.items():
-        rivals = (value for other, value in medians.items() if other[:2] == key[:2] and hook(other[2]).codec is None)
+        rivals = (value for other, value in medians.items() if other[:2] == key[:2] and not hook(other[2]).compresses)
         own, best = medians[key], min(rivals, default=math.inf)
         row = Standing(
             model=key[0],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +16,7 @@ from thinwire.bench.codecs import CodecsBench
 from thinwire.bench.designs import DesignsBench
 from thinwire.bench.hook_rank import HookRank
 from thinwire.bench.hooks import HooksBench
+from thinwire.bench.loss_race import LossRace
 from thinwire.bench.race import RaceBench
 from thinwire.bench.server import ServerBench, ServerLoad, ServerShard
 from thinwire.bench.transports import TransportsBench, TransportsWorker
@@ -25,6 +27,7 @@ from thinwire.cli.roles import grpc_options
 from thinwire.cli.train import with_privileges
 from thinwire.errors import ConfigError, EngineError
 from thinwire.jobs.results import Results
+from thinwire.workloads.models import TEXT_MODELS
 
 app = typer.Typer(help="Measure codecs, transports and hooks on this machine.", no_args_is_help=True)
 
@@ -36,7 +39,26 @@ AllModels = options.names("Models with commas between; by default all.")
 Link = options.many("Rate of every link.", "--link")
 Steps = Annotated[int, typer.Option(min=1, help="Measured steps of each run.")]
 MaxSteps = Annotated[int, typer.Option(min=1, help="At most so many; the learning rate's schedule is as long.")]
-EvalEvery = Annotated[int, typer.Option(min=1, help="Steps between evaluations; they are off the clock.")]
+EvalEvery = Annotated[
+    int | None, typer.Option(min=1, help="Steps between evaluations, off the clock; by default 25, of text 50.")
+]
+EvalExamples = Annotated[
+    int | None,
+    typer.Option(min=1, help="Evaluate on the first so many test examples; of text on so many windows, evenly spaced."),
+]
+Racers = Annotated[
+    list[str] | None,
+    typer.Option(
+        help=r"As for `bench hooks`; of text also a design of local updates, as in diloco\[h=30]. Repeat for several."
+    ),
+]
+Rates = Annotated[
+    str | None,
+    typer.Option(metavar="RATES", help="Of text: learning rates to try each method with, commas between."),
+]
+TimedSteps = Annotated[int, typer.Option(min=1, help="Of text: steps on each link, which seconds per step come from.")]
+TimedSeconds = Annotated[float, typer.Option(min=0, help="Of text: end a run on a link after so many seconds.")]
+Margin = Annotated[float, typer.Option(min=0, help="Of text: the target is the loss of `none` plus so many nats.")]
 
 
 def measure(bench: harness.Bench[Any, Any], json: Path | None, resume: bool, png: Path | None = None) -> None:
@@ -121,19 +143,60 @@ def hooks(
     measure(bench, json, resume, png)
 
 
-@app.command(epilog="Example: thinwire bench race --models lenet --links 10mbit --target-accuracy 0.8 --json race.json")
-@takes(RaceBench, steps=MaxSteps, eval_every=EvalEvery)
+@app.command(
+    epilog="Example: thinwire bench race --models lenet --links 10mbit --target-accuracy 0.8 --json race.json; "
+    "thinwire bench race --models byte-transformer-1m --links 10mbit,100mbit --seeds 3 --json loss.json"
+)
+@takes(RaceBench, without=("hooks", "eval_every", "eval_examples"), steps=MaxSteps)
 def race(
     bench: RaceBench,
+    hook: Racers = None,
+    eval_every: EvalEvery = None,
+    eval_examples: EvalExamples = None,
+    rates: Rates = None,
+    timed_steps: TimedSteps = LossRace.timed_steps,
+    timed_seconds: TimedSeconds = LossRace.timed_seconds,
+    margin: Margin = LossRace.margin,
     resume: Resume = False,
     png: options.Png = Path("thinwire-race.png"),
     json: options.Json = None,
 ) -> None:
-    """Race DDP hooks to a test accuracy: seconds of training, equal seeds, batches and learning rates for all.
+    """Race DDP hooks to a test accuracy, or language models to a held-out loss.
+
+    To an accuracy: seconds of training, equal seeds, batches and learning rates for all. To a loss: every method, local
+    updates among them, at its best rate; full runs without a limit and short ones on each link.
 
     Every finished run is in the JSON file at once. Ctrl-C keeps what has been measured.
     """
-    measure(bench, json, resume, png)
+    asked = {"hooks": tuple(hook or ()), "eval_every": eval_every, "eval_examples": eval_examples}
+    given: dict[str, Any] = {name: value for name, value in asked.items() if value}
+    text = [model in TEXT_MODELS for model in bench.models]
+    if not any(text):
+        measure(replace(bench, **given), json, resume, png)
+        return
+    if not all(text):
+        raise ConfigError(f"models {', '.join(bench.models)}: some read text and some images; race them by themselves")
+    for name in ("models", "links", "ranks", "steps", "batch", "seeds", "seed", "bucket_cap_mb"):
+        given[name] = getattr(bench, name)
+    if rates is not None or bench.lr is not None:
+        given["rates"] = split_rates(rates) if rates is not None else (bench.lr,)
+    race = LossRace(timed_steps=timed_steps, timed_seconds=timed_seconds, margin=margin, **given)
+    measure(race, json, resume, png)
+
+
+def split_rates(text: str) -> tuple[float, ...]:
+    """Returns the learning rates in a list with commas.
+
+    Raises:
+        ConfigError: one is no number.
+
+    >>> split_rates("2e-3, 0.004")
+    (0.002, 0.004)
+    """
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError as error:
+        raise ConfigError(f"rates {text!r}; expected numbers with commas between, as in 2e-3,4e-3") from error
 
 
 @app.command(epilog="Example: thinwire bench server --workers 4 --workers 8 --workers 16 --json out/server.json")

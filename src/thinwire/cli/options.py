@@ -24,11 +24,13 @@ def split_names(text: str) -> tuple[str, ...]:
     Example:
         >>> split_names("fp32, 3lc[s=1.75,entropy=zstd],int8")
         ('fp32', '3lc[s=1.75,entropy=zstd]', 'int8')
+        >>> split_names("update[codec=3lc[s=1.5]],fp32")
+        ('update[codec=3lc[s=1.5]]', 'fp32')
     """
     names, depth = [""], 0
     for letter in text:
         depth += (letter == "[") - (letter == "]")
-        if depth not in (0, 1):
+        if depth < 0:
             break
         if letter == "," and depth == 0:
             names.append("")

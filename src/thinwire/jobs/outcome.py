@@ -61,11 +61,26 @@ class WorkerOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Test accuracy, 0 … 1, after so many steps and seconds of training."""
+    """Test accuracy, 0 … 1, after so many steps and seconds of training; some runs also have more.
+
+    Attributes:
+        loss: on the test set, in nats a byte, of text.
+        sent_bytes: that left a rank since the clock started, as the kernel counted them.
+    """
 
     step: int
     seconds: float
     accuracy: float
+    loss: float | UnsetType = UNSET
+    sent_bytes: float | UnsetType = UNSET
+
+    def text(self) -> str:
+        """Returns the score for people.
+
+        >>> CurvePoint(step=1, seconds=1.0, accuracy=0.5).text()
+        'accuracy 50.0%'
+        """
+        return f"accuracy {self.accuracy:.1%}" if isinstance(self.loss, UnsetType) else f"{self.loss:.3f} nats a byte"
 
 
 class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,148 @@
+"""What the measured hooks are called, and one run of one of them: model, data, link, steps, seed.
+
+A hook is named as torch names its own, or by our codec, with `start_step` in the same brackets:
+`3lc[s=1.75,start_step=50]` is what `ddp.compress(model, "3lc", sparsity=1.75, start_step=50)` registers. Of torch's
+hooks PowerSGD can begin late too. A design of local updates, as in `diloco[h=30]`, trains through `tw.distribute` in
+place of DDP, among the same ranks and on the same links.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from thinwire.codecs import Codec, ids
+from thinwire.codecs import codec as make_codec
+from thinwire.errors import ConfigError
+from thinwire.policies.designs import Design, designs
+from thinwire.policies.designs import design as find_design
+from thinwire.policies.naming import parse_name
+
+STOCK = ("none", "fp16", "bf16", "powersgd-1", "powersgd-2", "powersgd-4")
+"""What torch ships, and `none` for plain DDP."""
+
+OURS = ("3lc[s=1.0]", "3lc[s=1.75,entropy=zstd]", "onebit", "topk")
+"""What of ours is measured unless told otherwise: any codec may be, options in brackets."""
+
+NOTES = {
+    "bf16": "torch refuses its own bf16 hook on gloo; this is the same cast and all-reduce, written out",
+    "powersgd-1": "bucket_cap_mb=100: with default buckets it aborts or hangs on gloo",
+}
+"""What is to be known of a hook, by id."""
+
+POWERSGD = "powersgd-"
+POWERSGD_START = 2
+"""PowerSGD's own least: its error feedback and warm start need two uncompressed steps."""
+BATCHES = {"lenet": 16, "resnet20": 8, "mlp-5m": 32}
+"""Examples per rank and step that the bars in `docs/ddp.md` are stated for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """What a hook's name says.
+
+    Args:
+        id: one of `STOCK`, a codec's, or a design's.
+        codec: of a hook of ours; None for torch's, and for designs.
+        start_step: steps of the training before it travel uncompressed.
+        design: of local updates; None for hooks of DDP.
+    """
+
+    id: str
+    codec: Codec | None
+    start_step: int
+    design: Design | None = None
+
+    @property
+    def period(self) -> int:
+        """Steps between two exchanges of a tensor."""
+        return self.design.local.sync_every if self.design and self.design.local else 1
+
+    @property
+    def compresses(self) -> bool:
+        """Whether something of ours is compressed; local updates in float32 are not."""
+        return self.codec is not None or (self.design is not None and self.design.up.id != "fp32")
+
+
+def hook(name: str) -> Hook:
+    """Returns what a name says.
+
+    Raises:
+        ConfigError: an unknown hook, an option that it does not have, or a `start_step` that cannot be.
+
+    Example:
+        >>> hook("3lc[s=1.75,start_step=50]").start_step, hook("powersgd-2").start_step, hook("fp16").codec
+        (50, 2, None)
+        >>> hook("diloco[h=30,codec=fp32]").period, hook("diloco[h=30,codec=fp32]").compresses
+        (30, False)
+    """
+    found, options = parse_name(name, "hook", short={"s": "sparsity"})
+    powersgd, codec = found.startswith(POWERSGD), None
+    least = POWERSGD_START if powersgd else 0
+    start = options.pop("start_step", None)
+    if found in STOCK:
+        if options or (start is not None and not powersgd):
+            raise ConfigError(f"hook {name!r}: torch's hooks have no options here, but for PowerSGD's start_step")
+    elif found in ids():
+        codec = make_codec(found, **options)
+    elif found in designs() and (design := find_design(name)).local is not None:
+        return Hook(found, None, 0, design)
+    else:
+        raise ConfigError(
+            f"unknown hook {name!r}; there are {', '.join(STOCK)}, codecs: {ids()}, and designs of local updates"
+        )
+    start = least if start is None else start
+    if type(start) is not int or start < least:
+        raise ConfigError(f"hook {name!r}: start_step={start}; it is a number of steps, at least {least}")
+    return Hook(found, codec, start)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One run of one hook.
+
+    Args:
+        hook: a name that `hook` knows, as in `3lc[s=1.75,start_step=50]`.
+        model: a model's name.
+        data: a data set's name.
+        link: rate of every rank's link, as in `10mbit`; None is unlimited.
+        ranks: how many ranks train.
+        steps: measured steps.
+        warmup: steps before, over unlimited links; at least 3, because PowerSGD's first two are uncompressed. A hook's
+            `start_step` counts from the first of them.
+        batch: examples per rank and step; None takes `BATCHES`, or the recipe's.
+        lr: the largest learning rate; None takes the recipe's.
+        seed: of weights, batches and random codecs.
+        eval_every: measured steps between evaluations; 0 evaluates at the end alone.
+        eval_examples: evaluate on the first so many test examples; None takes all.
+        target: stop at this test accuracy; None runs all steps.
+        bucket_cap_mb: of DDP; None is DDP's default, and 100 for PowerSGD, which needs one bucket on gloo.
+        data_root: where to look for data that is not in its usual place.
+    """
+
+    hook: str
+    model: str = "lenet"
+    data: str = "fashion-mnist"
+    link: str | None = None
+    ranks: int = 4
+    steps: int = 20
+    warmup: int = 3
+    batch: int | None = None
+    lr: float | None = None
+    seed: int = 0
+    eval_every: int = 0
+    eval_examples: int | None = None
+    target: float | None = None
+    bucket_cap_mb: int | None = None
+    data_root: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.model}, {self.link or 'unlimited'}, seed {self.seed}, {self.hook}"
+
+    def __post_init__(self) -> None:
+        hook(self.hook)
+        if self.warmup < 3 or self.steps < 1 or self.ranks < 2:
+            raise ConfigError(
+                f"{self.ranks} ranks, {self.warmup} warm-up and {self.steps} measured steps; needed are 2, 3 and 1"
+            )
+        if self.target is not None and self.eval_every < 1:
+            raise ConfigError("a target accuracy needs eval_every, the steps between evaluations")

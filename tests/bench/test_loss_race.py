@@ -1,0 +1,153 @@
+"""The race to a loss: rates from the grid, whole periods on links, and what the tables say. Ranks are scripts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from thinwire.bench import harness, loss_race
+from thinwire.bench.hook_cells import Cell
+from thinwire.bench.hook_rank import HookRank
+from thinwire.bench.hooks import HookRun, measure
+from thinwire.bench.loss_race import LossRace, standings
+from thinwire.errors import ConfigError
+from thinwire.jobs.results import Results
+
+# A rank whose loss falls by 0.1 at each evaluation from what its method, rate and seed begin with.
+SCRIPT = """
+import json, pathlib, sys, time
+role = json.loads(sys.argv[1])
+cell, rank, gate = role["cell"], role["rank"], pathlib.Path(role["gate"])
+first = json.loads(FIRST)[cell["hook"]] + (0 if cell["lr"] == 0.004 else 0.5) + cell["seed"] / 100
+
+def say(event, **more):
+    print(json.dumps({"event": event, **more}), flush=True)
+
+def wait(name):
+    while not (gate / name).exists():
+        time.sleep(0.01)
+
+say("warm")
+wait("warm")
+if first > 9:
+    sys.exit("NonFiniteError: diverged")
+for step in range(1, cell["steps"] + 1):
+    if rank == 0:
+        say("stepped", step=step, seconds=2.0 * step)
+        if cell["eval_every"] and step % cell["eval_every"] == 0:
+            loss = first - 0.1 * step / cell["eval_every"]
+            say("scored", step=step, seconds=2.0 * step, accuracy=0.5, loss=loss)
+say("stopped")
+wait("stopped")
+say("ended", cpu_seconds=1.0, cpu_seconds_alone=0.01, weights="same", report="")
+"""
+FIRST = {"none": 2.0, "local-sgd[h=4]": 2.1, "diloco[h=30,codec=fp32]": 2.15}
+
+
+@pytest.fixture
+def raced(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def run(first: dict[str, float], file: Path | None = None, **options: Any) -> tuple[LossRace, Any, list[Cell]]:
+        script, ran = SCRIPT.replace("FIRST", repr(json.dumps(first))), []
+
+        def command(role: HookRank) -> list[str]:
+            return [sys.executable, "-c", script, role.command()[-1]]
+
+        def measured_by(cell: Cell, *, counted: bool, **more: Any) -> HookRun:
+            ran.append(cell)
+            assert counted
+            return measure(replace(cell, link=None), command=command, **more)
+
+        monkeypatch.setattr(loss_race, "measure", measured_by)
+        given = {"links": ["10mbit"], "ranks": 2, "steps": 8, "eval_every": 2, "rates": (0.002, 0.004), "seeds": 2}
+        race = LossRace(hooks=list(first), **{**given, **options})
+        measured: dict[Cell, list[HookRun]] = {}
+        harness.run(race, Results(file, race.kinds), measured)
+        return race, measured, ran
+
+    return run
+
+
+def test_each_method_runs_at_its_best_rate_and_for_whole_periods_on_links(raced: Any) -> None:
+    race, measured, ran = raced(FIRST)
+    assert [(cell.lr, cell.seed, cell.link) for cell in ran] == [
+        (0.002, 0, None),
+        (0.004, 0, None),
+        (0.004, 1, None),
+        (0.004, 0, "10mbit"),
+    ] * 3
+    timed = {cell.hook: (cell.warmup, cell.steps, cell.eval_every) for cell in ran if cell.link}
+    assert timed == {"none": (3, 40, 0), "local-sgd[h=4]": (4, 40, 0), "diloco[h=30,codec=fp32]": (30, 60, 0)}
+    plain, local, uncoded = standings(measured, race.margin)
+    assert plain.rate == 0.004 and plain.losses == pytest.approx({0: 1.6, 1: 1.61})
+    assert plain.rates == pytest.approx({0.002: 2.1, 0.004: 1.6})
+    assert plain.above_plain == 0 and local.above_plain == pytest.approx(0.1)
+    assert [step for step, _, _ in local.curve] == [2, 4, 6, 8] and local.curve[-1][2] == pytest.approx(1.705)
+    # To 1.705: `none` passes it 95 hundredths of the way from step 4 to step 6; the last never does.
+    assert plain.steps_to_target == pytest.approx(6) and local.steps_to_target == pytest.approx(8)
+    assert uncoded.steps_to_target is None and uncoded.seconds_to_target == {"10mbit": None}
+    assert local.seconds_per_step == {"10mbit": 2.0} and local.seconds_to_target == {"10mbit": pytest.approx(16)}
+    assert local.of_best_other == {"10mbit": pytest.approx(8 / 6)}
+    losses, times = race.tables(measured)
+    assert losses.title == "byte-transformer-1m, 2 ranks, 8 steps"
+    assert losses.lines[1][:5] == ["local-sgd[h=4]", "0.004", "1.700, 1.710", "1.705", "+0.100"]
+    assert times.header[-1] == "10mbit: s a step, s, of best other"
+    assert times.lines[1][-1] == "2.000, 16, 1.33" and times.lines[2][-1] == "2.000, –, –"
+    picture = race.chart(measured)
+    assert picture is not None
+    by_link = [axes for axes in picture.axes if axes.get_xlabel() == "seconds at 10mbit"]
+    assert len(by_link) == 1 and len(by_link[0].lines) == 4, "three methods and the frontier"
+
+
+def test_what_diverges_is_a_row_and_the_file_goes_on(raced: Any, tmp_path: Path) -> None:
+    file = tmp_path / "race.json"
+    first = {"none": 2.0, "3lc[s=1.0]": 9.4}
+    race, measured, ran = raced(first, file, seeds=1, rates=(0.004,))
+    assert [cell.hook for cell in ran] == ["none", "none", "3lc[s=1.0]"], "nothing to time without a loss"
+    race, measured, ran = raced(first | {"3lc[s=1.0]": 9.1}, file, seeds=1, rates=(0.002, 0.004))
+    assert [(cell.hook, cell.lr) for cell in ran] == [("none", 0.002), ("3lc[s=1.0]", 0.002)]
+    _, lost = standings(measured, race.margin)
+    assert (lost.rate, lost.losses, lost.median_loss) == (None, {}, None)
+    assert race.tables(measured)[0].lines[1][:4] == ["3lc[s=1.0]", "–", "failed", "–"]
+    lines = [race.line(cell, run) for cell, [run] in measured.items()]
+    assert lines[0].startswith("byte-transformer-1m, unlimited, seed 0, none, rate 0.002: 2.100 nats a byte")
+    assert any("failed: NonFiniteError: diverged" in line for line in lines)
+    written = json.loads(file.read_text())
+    assert written["standings"][0]["method"] == "none" and written["rows"][0]["test_loss"] == pytest.approx(2.1)
+
+
+def test_one_real_run_of_local_updates() -> None:
+    cell = Cell(
+        hook="local-sgd[h=2]",
+        model="byte-transformer",
+        data="python-text",
+        ranks=2,
+        steps=4,
+        eval_every=3,
+        eval_examples=8,
+    )
+    run = measure(cell, counted=True)
+    assert (run.ended, run.error, run.steps_done) == ("steps", None, 4)
+    assert [point.step for point in run.curve] == [3, 4] and run.test_loss is not None
+    assert run.test_loss == run.curve[-1].loss and 2 < run.test_loss < 5.5
+    if run.shaping == "kernel":
+        sent = [point.sent_bytes for point in run.curve]
+        assert isinstance(sent[0], float) and isinstance(sent[1], float) and 0 < sent[0] < sent[1]
+        # Four steps of 120,064 values in float32 would be 960 kB a rank.
+        assert run.sent_bytes_per_step and 1_000 < run.sent_bytes_per_step < 40_000
+
+
+def test_races_that_cannot_be() -> None:
+    for options, text in (
+        ({"rates": ()}, "rates"),
+        ({"rates": (0.0,)}, "all of them positive"),
+        ({"hooks": ["fp32x"]}, "unknown hook 'fp32x'"),
+        ({"hooks": ["diloco[h=0]"]}, "h is 0"),
+        ({"hooks": ["mps"]}, "unknown hook 'mps'"),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            LossRace(**options)
