@@ -85,6 +85,6 @@ def test_a_field_without_an_option_is_our_mistake() -> None:
 def test_names_are_split_at_commas_outside_of_brackets() -> None:
     assert split_names("3lc[s=1.0,entropy=zstd],int8 , fp32,") == ("3lc[s=1.0,entropy=zstd]", "int8", "fp32")
     assert split_names("") == ()
-    for text in ("3lc[s=1", "3lc]s=1[", "a[[b]]", "a[b,c"):
+    for text in ("3lc[s=1", "3lc]s=1[", "a[[[b]]]", "a[b,c"):
         with pytest.raises(ConfigError, match="its brackets do not match"):
             split_names(text)

@@ -30,7 +30,7 @@ def split_names(text: str) -> tuple[str, ...]:
     names, depth = [""], 0
     for letter in text:
         depth += (letter == "[") - (letter == "]")
-        if depth < 0:
+        if depth not in (0, 1, 2):
             break
         if letter == "," and depth == 0:
             names.append("")
