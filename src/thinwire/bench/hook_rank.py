@@ -7,7 +7,6 @@ rank serves a share of the model. What they have not exchanged at the last step 
 from __future__ import annotations
 
 import copy
-import os
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -97,7 +96,6 @@ class HookRank(Role, frozen=True, kw_only=True):
         """Trains as one rank."""
         torch.set_num_threads(1)
         cell, rank, report, gate = self.cell, self.rank, stage.report, Path(self.gate)
-        os.environ["MASTER_ADDR"] = self.master.partition(":")[0]  # by which ranks find their own address
         dist.init_process_group(
             "gloo",
             init_method=f"tcp://{self.master}",

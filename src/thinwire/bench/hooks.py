@@ -134,9 +134,11 @@ class _Run:
             fabric = None
             if links.shaping == "kernel":
                 fabric = self.fabric = stack.enter_context(Fabric(dict.fromkeys(names, Rate(None))))
-            environment = {"GLOO_SOCKET_IFNAME": "eth0" if fabric else "lo"}
+            host = fabric.addresses[names[0]] if fabric else "127.0.0.1"
+            master = f"{host}:{PORT if fabric else _free_port()}"
+            # By the rendezvous ranks find the address that others reach their shards by.
+            environment = {"GLOO_SOCKET_IFNAME": "eth0" if fabric else "lo", "MASTER_ADDR": host}
             engine = stack.enter_context(LocalEngine(kinds, fabric=fabric, environment=environment))
-            master = f"{fabric.addresses[names[0]]}:{PORT}" if fabric else f"127.0.0.1:{_free_port()}"
             for rank, name in enumerate(names):
                 role = HookRank(cell=self.cell, rank=rank, master=master, gate=str(gate))
                 engine.start(name, command(role), host=name if fabric else None)
