@@ -106,6 +106,7 @@ EXPLAINED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "k": 4,
             "values sent": 2,
             "bits per value sent": any,
+            "transform": None,
             "levels": [-2.0, 4.0, 0.0, 0.0],
         },
     ),

@@ -164,6 +164,12 @@ ENROLLED: list[Enrolled] = [
         bits=1.9,
     ),
     enrol("blocktopk", {"block": 100, "k": 100, "bits": 1}, error=of_largest(2), largest=FLOAT32_MAX / 2, bits=1.3),
+    enrol(
+        "blocktopk",
+        {"block": 1024, "k": 20, "bits": 4, "layout": "tiles", "transform": "dct"},
+        largest=FLOAT32_MAX / 2,
+        bits=0.3,
+    ),
     enrol("threshold", error=itself, bits=2.8),
     enrol("threshold", {"sample": 20}, error=itself),
     enrol("threshold", {"tau": 0.5}, error=itself),

@@ -16,6 +16,7 @@ import thinwire as tw
 from tests.codecs.contract import naming
 from thinwire.codecs.blocktopk import blocks_of
 from thinwire.frames import Frame
+from thinwire.kernels.numba.dct import basis
 
 V = np.array([4, -3, 0.5, 1, 0, -2, 2, 0.25, 0, 0, 0, 0, 0, 0, 0, 1] * 4, np.float32)
 
@@ -106,6 +107,62 @@ def test_shapes_whose_divisors_are_small_are_cut_into_stretches() -> None:
             assert blocks_of(shape, 4096, 64, True)[2:4] == tile
 
 
+def test_coefficients_of_tiles() -> None:
+    """The largest coefficients of each tile's DCT-II; the residual is what of the values they do not make up."""
+    for shape, tile in (
+        ((128, 64), (64, 64)),
+        ((26, 40), (26, 40)),
+        ((29, 67), (29, 1)),
+        ((1, 300), None),
+        ((300,), None),
+    ):
+        for dtype in (np.float32, np.float64):
+            with naming(f"{shape} {dtype.__name__}"):
+                values = np.random.default_rng(5).standard_normal(shape).astype(dtype)
+                options: dict[str, Any] = {"k": 100, "bits": 8, "layout": "tiles"}
+                context = tw.codec("blocktopk", transform="dct", **options).context(values)
+                frame = context.encode(values)
+                decoded = tw.decode(frame).numpy()
+                assert context.residual is not None
+                assert np.array_equal(context.residual.numpy(), values - decoded)
+                total = torch.ones(shape, dtype=torch.from_numpy(values).dtype)
+                tw.decode(frame, out=total, accumulate=True)
+                assert np.array_equal(total.numpy(), 1 + decoded)
+                if tile is None or tile[1] == 1:  # cut into stretches
+                    assert np.array_equal(decoded, tw.decode(tw.codec("blocktopk", **options).encode(values)).numpy())
+                    continue
+                rows, columns = (basis(side, np.float64) for side in tile)
+                coefficients = np.empty(shape)
+                for top in range(0, shape[0], tile[0]):
+                    part = slice(top, top + tile[0])
+                    coefficients[part] = rows @ values[part] @ columns.T
+                sent = oracle(coefficients, 4096, 100, 8, "tiles")
+                for top in range(0, shape[0], tile[0]):
+                    part = slice(top, top + tile[0])
+                    np.testing.assert_allclose(decoded[part], rows.T @ sent[part] @ columns, atol=1e-5)
+
+
+def test_coefficients_that_may_overflow_are_refused() -> None:
+    codec = tw.codec("blocktopk", block=64, k=9, layout="tiles", transform="dct")
+    largest = float(np.finfo(np.float32).max) / (4 * 64**1.5)
+    decoded = tw.decode(codec.encode(np.full((16, 16), largest * 0.999, np.float32))).numpy()
+    assert np.isfinite(decoded).all()
+    with pytest.raises(tw.NonFiniteError, match="scale the values down"):
+        codec.encode(np.full((16, 16), largest * 1.001, np.float32))
+    frame = tw.frames.parse(codec.encode(np.eye(16, dtype=np.float32)))
+    for lie in (replace(frame, scales=(0.0, 0.0, 3e36, 0.0)), replace(frame, flags=int(tw.frames.Flags.OPTION_B))):
+        with pytest.raises(tw.FrameError, match=r"may overflow|coefficients of tiles came for stretches"):
+            tw.decode(tw.frames.pack(lie))
+
+
+def test_the_basis_is_the_orthonormal_dct() -> None:
+    for size in (1, 2, 3, 29, 64, 256):
+        i, r = np.arange(size)[:, None], np.arange(size)
+        wanted = math.sqrt(2 / size) * np.cos(np.pi * (2 * r + 1) * i / (2 * size))
+        wanted[0] = math.sqrt(1 / size)
+        np.testing.assert_allclose(basis(size, np.float64), wanted, atol=1e-14)
+
+
 def test_a_decayed_residual() -> None:
     """SparseLoCo's e ← β·e + Δ is `error_scale`."""
     context = tw.codec("blocktopk", block=16, k=1, error_scale=0.5).context(V)
@@ -151,6 +208,8 @@ def test_options_outside_their_range() -> None:
         {"bits": 0},
         {"bits": 9},
         {"layout": "x"},
+        {"transform": "fft"},
+        {"transform": "dct"},
     ):
         with naming(f"{options}"), pytest.raises(tw.ConfigError, match=next(iter(options))):
             tw.codec("blocktopk", **options)

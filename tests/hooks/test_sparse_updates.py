@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 
 import pytest
@@ -10,10 +11,12 @@ import torch
 from torch import nn
 
 from tests.hooks.cluster import run_cluster
+from thinwire.errors import ConfigError
 from thinwire.hooks.distribute import DistributedOptimizer
 
 torch.set_num_threads(1)
 WORKERS = 3
+LR = 2.0**-6
 Tensors = list[torch.Tensor]
 Trained = tuple[Tensors, Tensors]
 """Parameters, and what is left of each matrix."""
@@ -31,11 +34,24 @@ def inner_step(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, st
     optimizer.step()
 
 
+def given_step(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, step: int) -> None:
+    """A step with gradients that do not depend on the parameters: two trainings do not drift apart by a rounding."""
+    dice = torch.Generator().manual_seed(1000 * step + rank)
+    optimizer.zero_grad()
+    loss = 0 * model(torch.zeros(1, 64)).sum()
+    for parameter in model.parameters():
+        loss = loss + (parameter * torch.randn(parameter.shape, generator=dice)).sum()
+    loss.backward()
+    optimizer.step()
+
+
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=0.003, weight_decay=0.1)
 
 
-def train(steps: int) -> Callable[[int, nn.Module, DistributedOptimizer], Trained]:
+def train(
+    steps: int, inner_step: Callable[[nn.Module, torch.optim.Optimizer, int, int], None] = inner_step
+) -> Callable[[int, nn.Module, DistributedOptimizer], Trained]:
     def run(rank: int, model: nn.Module, opt: DistributedOptimizer) -> Trained:
         for step in range(steps):
             inner_step(model, opt, rank, step)
@@ -126,11 +142,77 @@ def test_sparseloco_selects_and_keeps_what_its_steps_by_hand_do() -> None:
             assert (mine.abs() < 1e-7).sum() == (theirs.abs() < 1e-7).sum()
 
 
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=LR)
+
+
+def cosines(size: int) -> torch.Tensor:
+    """The orthonormal DCT-II."""
+    i, r = torch.arange(size).double()[:, None], torch.arange(size).double()
+    rows: torch.Tensor = torch.cos(torch.pi * (2 * r + 1) * i / (2 * size)) * math.sqrt(2 / size)
+    rows[0] = math.sqrt(1 / size)
+    return rows.to(torch.float32)
+
+
+def demo_by_hand(steps: int, lr: float, k: int, decay: float) -> tuple[Tensors, list[Tensors]]:
+    """DeMo in one process. Biases, which travel whole, step by the signs of their mean gradients."""
+    shared = mlp(0)
+    left = [[torch.zeros_like(p) for p in shared.parameters()] for _ in range(WORKERS)]
+    for step in range(steps):
+        models = [copy.deepcopy(shared) for _ in range(WORKERS)]
+        for rank, model in enumerate(models):
+            given_step(model, sgd(model), rank, step)
+        for index, parameter in enumerate(shared.parameters()):
+            theta = parameter.detach()
+            grads = [list(model.parameters())[index].grad for model in models]
+            if theta.ndim == 1:
+                theta -= lr * torch.stack([grad for grad in grads if grad is not None]).mean(0).sign()
+                continue
+            total, senders = torch.zeros(()), torch.zeros(())
+            for rank, grad in enumerate(grads):
+                assert grad is not None
+                momentum = decay * left[rank][index] + lr * grad
+                rows, columns = (cosines(min(side, 64)) for side in theta.shape)
+                cut = tiles(momentum).reshape(-1, len(rows), len(columns))
+                coefficients = (rows @ cut @ columns.T).flatten(1)
+                chosen = coefficients.abs().topk(k * coefficients.shape[1] // 4096, dim=1).indices
+                mark = torch.zeros_like(coefficients, dtype=torch.bool).scatter_(1, chosen, True)
+                sent = torch.zeros_like(coefficients)
+                sent[mark] = rounded(coefficients[mark], bits=8)
+                left[rank][index] = momentum - whole((rows.T @ sent.view_as(cut) @ columns).flatten(1), theta.shape)
+                total, senders = total + sent, senders + mark
+            mean = (total / senders.clamp(min=1)).view_as(cut)
+            theta -= lr * whole((rows.T @ mean @ columns).flatten(1), theta.shape).sign()
+    matrices = [index for index, theta in enumerate(shared.parameters()) if theta.ndim > 1]
+    return list(shared.parameters()), [[errors[index] for index in matrices] for errors in left]
+
+
+def test_demo_selects_and_keeps_what_its_steps_by_hand_do() -> None:
+    found, _ = run_cluster(mlp, train(4, given_step), workers=WORKERS, optimizer=sgd, design="demo")
+    wanted, left = demo_by_hand(4, lr=LR, k=32, decay=0.999)
+    for rank, (parameters, residuals) in enumerate(found):
+        for mine, theirs in zip(parameters, wanted, strict=True):
+            # Where a mean is all but 0, rounding decides its sign.
+            assert ((mine - theirs.detach()).abs() > 1e-5).float().mean() < 0.01
+        for mine, theirs in zip(residuals, left[rank], strict=True):
+            assert (mine - theirs).norm() < 1e-2 * theirs.norm()
+
+
+def test_demo_takes_sgd_without_momentum() -> None:
+    for optimizer, given in (
+        (adamw, "AdamW"),
+        (lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9), "SGD with momentum"),
+    ):
+        with pytest.raises(ConfigError, match=f"takes torch.optim.SGD without momentum and was given {given}"):
+            run_cluster(mlp, train(1), workers=1, optimizer=optimizer, design="demo")
+    run_cluster(mlp, train(1), workers=1, optimizer=adamw, design="demo[inner=any]")
+
+
 @pytest.mark.parametrize("transport", ["memory", "grpc"])
 def test_sparse_designs_keep_replicas_equal_and_repeat(transport: str) -> None:
-    for design in ("sparseloco[h=4]",):
+    for design, optimizer in (("sparseloco[h=4]", adamw), ("demo", sgd)):
         runs = [
-            run_cluster(mlp, train(12), workers=WORKERS, optimizer=adamw, design=design, transport=transport)[0]
+            run_cluster(mlp, train(12), workers=WORKERS, optimizer=optimizer, design=design, transport=transport)[0]
             for _ in range(2)
         ]
         first = runs[0][0][0]

@@ -16,7 +16,7 @@ from thinwire.studies.compare import Comparison
 
 PAGE = (Path(__file__).parents[2] / "docs" / "designs.md").read_text()
 LIST, RESULTS = PAGE.split("\n## Results\n")
-ROW = r"^\| `([\w-]+)` \| `(.+?)` \| (?:`(.+?)`|as up) \| `(\w+)` \| `(.+?)` \|$"
+ROW = r"^\| ?`([\w-]+)` ?\| ?`(.+?)` ?\| ?(?:`(.+?)`|as up) ?\| ?`(\w+)` ?\| ?`(.+?)` ?\|$"
 DEFAULTS = {field.name: field.default for field in (*fields(Design), *fields(LocalUpdates))}
 
 

@@ -21,11 +21,15 @@ from thinwire.errors import ConfigError, FrameError, NonFiniteError
 from thinwire.frames import Flags, Frame
 from thinwire.frames.layout import pack_varint, parse_varint
 from thinwire.kernels.contract import Bytes
-from thinwire.kernels.numba.blocktopk import Blocks, put, round_to_bins, select_blocks, take_from
+from thinwire.kernels.numba.blocktopk import Blocks, put, round_to_bins, select_blocks, spread, take_from
+from thinwire.kernels.numba.dct import invert, transform
 from thinwire.kernels.numba.positions import decode_positions, encode_positions
 
 TILES = int(Flags.OPTION_A)
 """Blocks are tiles of a matrix; without it, stretches of neighbouring values."""
+
+DCT = int(Flags.OPTION_B)
+"""What is sent are coefficients of the tiles' DCT."""
 
 MIN_BLOCK, MAX_BLOCK = 16, 1 << 16
 MAX_BITS = 8
@@ -44,39 +48,61 @@ class BlockTopK(Scheme):
         bits: a value sent is rounded to one of 2**bits levels, which travel with it.
         layout: `"flat"` cuts the tensor into stretches of `block` values, whatever its shape; `"tiles"` cuts a matrix
             into tiles, each axis by its largest divisor up to √block, as SparseLoCo and DeMo do.
+        transform: `"dct"` selects and sends coefficients of each tile's orthonormal DCT-II, as DeMo does; of tensors
+            that are cut into stretches, values.
     """
 
     id: ClassVar[str] = "blocktopk"
     keeps_residual: ClassVar[bool] = True
     sends_some: ClassVar[bool] = True
     fuses: ClassVar[bool] = True
-    option_flags: ClassVar[int] = TILES
+    option_flags: ClassVar[int] = TILES | DCT
 
     block: Annotated[int, Between(MIN_BLOCK, MAX_BLOCK)] = 4096
     k: Annotated[int, Between(1, MAX_BLOCK)] = 64
     bits: Annotated[int, Between(1, MAX_BITS)] = 2
     layout: Literal["flat", "tiles"] = "flat"
+    transform: Literal["dct"] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.k > self.block:
             raise ConfigError(f"blocktopk: k={self.k!r}; a block has {self.block} values")
+        if self.transform and self.layout == "flat":
+            raise ConfigError("blocktopk: transform='dct' is of a matrix's tiles; it needs layout='tiles'")
+
+    @property
+    def flags(self) -> int:
+        return (TILES if self.layout == "tiles" else 0) | (DCT if self.transform else 0)
 
     def encode(self, flat: Flat, step: Step, space: Scratch) -> Payload:
         values, residual = flat.values, step.residual
         largest = finite_magnitude(flat, step)
-        most = float(np.finfo(values.dtype).max) / 2
+        blocks = blocks_of(flat.shape, self.block, self.k, self.layout == "tiles")
+        dct = _Dct.of(blocks, self.flags)
+        most = float(np.finfo(values.dtype).max) / (2 if dct is None else 4 * blocks.block**1.5)
         if largest > most:
             raise NonFiniteError(
-                f"largest magnitude {largest:g} is above {most:g}, half the range: what is not sent may overflow; "
-                "nothing was changed: scale the values down"
+                f"largest magnitude {largest:g} is above {most:g}: what is not sent, or what a transform adds up, may "
+                "overflow; nothing was changed: scale the values down"
             )
-        blocks = blocks_of(flat.shape, self.block, self.k, self.layout == "tiles")
-        selected = select_blocks(values, blocks, residual=residual, residual_scale=step.residual_scale)
+        if dct is None:
+            selected = select_blocks(values, blocks, residual=residual, residual_scale=step.residual_scale)
+        else:
+            if residual is not None:
+                residual *= residual.dtype.type(step.residual_scale)
+                residual += values
+            coefficients = space.array("blocktopk.coefficients", values.size, values.dtype)
+            transform(values if residual is None else residual, blocks, coefficients)
+            selected = select_blocks(coefficients, blocks)
         codes = space.array("blocktopk.codes", selected.values.size, np.uint8)
         book = round_to_bins(selected.values, self.bits, codes)
-        if residual is not None:
+        if residual is not None and dct is None:
             take_from(residual, blocks, selected, codes, book)
+        elif residual is not None:
+            spread(coefficients, blocks, selected, codes, book)
+            invert(coefficients, blocks)
+            residual -= coefficients
         coded = encode_positions(selected.counts, selected.places, codes, bits=self.bits, blocks=blocks)
         head = b"".join((*map(pack_varint, (self.block, self.k, self.bits, codes.size)),))
         told = len(head) + coded.size
@@ -84,17 +110,24 @@ class BlockTopK(Scheme):
         payload[: len(head)] = np.frombuffer(head, np.uint8)
         payload[len(head) : told] = coded
         payload[told:] = 0
-        return Payload(payload, tuple(book.tolist()), TILES if self.layout == "tiles" else 0)
+        return Payload(payload, tuple(book.tolist()), self.flags)
 
     @classmethod
     def decode(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
-        sent = _read(frame)
-        put(out, sent.positions, sent.codes, np.array(frame.scales, out.dtype), accumulate)
+        sent, book = _read(frame), np.array(frame.scales, out.dtype)
+        if sent.dct is None:
+            put(out, sent.positions, sent.codes, book, accumulate)
+            return
+        values = space.array("blocktopk.values", out.size, out.dtype) if accumulate else out
+        put(values, sent.positions, sent.codes, book, False)
+        sent.dct.invert(values)
+        if accumulate:
+            out += values
 
     @classmethod
     def sent(cls, frame: Frame, space: Scratch) -> Sent:
         sent = _read(frame)
-        return Sent(sent.positions, np.array(frame.scales, compute_dtype(frame.dtype))[sent.codes])
+        return Sent(sent.positions, np.array(frame.scales, compute_dtype(frame.dtype))[sent.codes], sent.dct)
 
     @classmethod
     def explain(cls, frame: Frame, space: Scratch) -> Explained:
@@ -109,6 +142,10 @@ class BlockTopK(Scheme):
             "bits per value sent": (
                 8 * sent.nbytes / max(1, head.sent),
                 "its position and its level, as they are coded",
+            ),
+            "transform": (
+                None if sent.dct is None else "dct",
+                "OPTION_B: what is sent are coefficients of each tile's DCT-II; without it, values",
             ),
             "levels": (list(frame.scales[:8]), f"what the levels decode to, of {1 << head.bits}"),
         }
@@ -141,6 +178,22 @@ class _Sent(NamedTuple):
     positions: np.ndarray[tuple[int], np.dtype[np.int64]]
     codes: Bytes
     nbytes: int
+    dct: _Dct | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Dct:
+    """The transform of a matrix's tiles."""
+
+    blocks: Blocks
+
+    @classmethod
+    def of(cls, blocks: Blocks, flags: int) -> _Dct | None:
+        """The transform that frames of these flags are of; None where the tensor was not cut into tiles."""
+        return cls(blocks) if flags & DCT and blocks.rows > 1 else None
+
+    def invert(self, values: FloatArray) -> None:
+        invert(values, self.blocks)
 
 
 def blocks_of(shape: tuple[int, ...], block: int, k: int, tiles: bool) -> Blocks:
@@ -178,7 +231,13 @@ def _head(frame: Frame) -> _Head:
         raise FrameError(f"blocktopk: k={k} of {block} values, {bits} bits, {sent} of {frame.size} values sent")
     if len(frame.scales) != 1 << bits:
         raise FrameError(f"blocktopk: {len(frame.scales)} levels came for {bits} bits")
-    return _Head(block, k, bits, sent, blocks_of(frame.shape, block, k, bool(frame.flags & TILES)), at)
+    if frame.flags & DCT and not frame.flags & TILES:
+        raise FrameError("blocktopk: coefficients of tiles came for stretches")
+    blocks = blocks_of(frame.shape, block, k, bool(frame.flags & TILES))
+    most = float(np.finfo(compute_dtype(frame.dtype)).max) / (2 * block)
+    if _Dct.of(blocks, frame.flags) and not max(map(abs, frame.scales)) <= most:
+        raise FrameError(f"blocktopk: the values of coefficients above {most:g} may overflow")
+    return _Head(block, k, bits, sent, blocks, at)
 
 
 def _read(frame: Frame) -> _Sent:
@@ -188,4 +247,4 @@ def _read(frame: Frame) -> _Sent:
     told = head.nbytes + nbytes
     if len(payload) != _padded(told, frame.size, head.sent) or any(payload[told:]):
         raise FrameError(f"blocktopk: {head.sent} values take {told} bytes, {len(payload)} came")
-    return _Sent(positions, codes, nbytes)
+    return _Sent(positions, codes, nbytes, _Dct.of(head.blocks, frame.flags))

@@ -73,6 +73,8 @@ def make_plan(
             f"the server runs {', '.join(ALLOWED)}; {name} is none of them. A design of local updates, such as "
             "'update', runs any optimizer at the workers"
         )
+    if local is not None:
+        local.check_inner(type(optimizer).__name__, optimizer.param_groups)
     parameters = _trained(model, optimizer)
     choices = select(
         {key: tuple(parameter.shape) for key, parameter in parameters},

@@ -236,7 +236,8 @@ def _local(kind: Kind) -> Callable[..., dict[str, Any]]:
         local = replace(kind.updates, **timetable)
         up = {"nonfinite": "skip", **({} if codec else kind.options), **own}
         down_codec = codec_down or (None if codec else kind.down)
-        down = {key: value for key, value in up.items() if key not in ("nonfinite", "error_scale")}
+        down = {**up, **({} if codec else kind.down_options), **own}
+        down = {key: value for key, value in down.items() if key not in ("nonfinite", "error_scale")}
         return {
             "up": codec_by_name(codec or kind.codec, **up),
             "down": codec_by_name(down_codec) if down_codec else codec_by_name(codec or kind.codec, **down),

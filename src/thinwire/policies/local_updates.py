@@ -38,6 +38,8 @@ class LocalUpdates:
         outer_lr: its rate; None follows the inner optimizer's.
         outer_momentum: in [0, 1).
         nesterov: whether the momentum is Nesterov's.
+        inner: `any` optimizer of the workers, or only `SGD` without momentum: where the residual of the pushes is the
+            momentum, a second one would count gradients twice.
 
     Raises:
         ConfigError: a number out of range.
@@ -56,6 +58,7 @@ class LocalUpdates:
     outer_lr: float | None = 1.0
     outer_momentum: float = 0.0
     nesterov: bool = False
+    inner: Literal["any", "SGD"] = "any"
 
     def __post_init__(self) -> None:
         check_count("h", self.sync_every, 1)
@@ -68,6 +71,8 @@ class LocalUpdates:
             raise ConfigError(f"outer_lr is {self.outer_lr!r}; it is a positive number, or null for the inner rate")
         if self.outer not in ("SGD", "SignSGD"):
             raise ConfigError(f"outer is {self.outer!r}; there are SGD and SignSGD")
+        if self.inner not in ("any", "SGD"):
+            raise ConfigError(f"inner is {self.inner!r}; there are any and SGD")
         if self.nesterov and not self.outer_momentum:
             raise ConfigError("nesterov needs an outer_momentum above 0")
 
@@ -115,7 +120,16 @@ class LocalUpdates:
             before += size
         return found
 
-    # ---- the shards' optimizer
+    # ---- the optimizers
+
+    def check_inner(self, optimizer: str, groups: Sequence[Mapping[str, Any]]) -> None:
+        """Raises ConfigError for an optimizer of the workers, by class name and parameter groups, that cannot be."""
+        if self.inner == "SGD" and (optimizer != "SGD" or any(group["momentum"] for group in groups)):
+            given = optimizer if optimizer != "SGD" else "SGD with momentum"
+            raise ConfigError(
+                f"this design takes torch.optim.SGD without momentum and was given {given}: what is not sent yet is "
+                "kept, decays and is added to the next step, and so is the momentum already; inner=any allows others"
+            )
 
     def outer_groups(self, inner_lr: float = 1.0) -> list[dict[str, Any]]:
         """Returns the outer optimizer's parameter groups: the model's parameters, and its buffers, which are averaged.
@@ -145,6 +159,7 @@ class Kind:
         codec: of the pushes, and of the pulls unless `down` is given.
         options: of that codec, where they are not its defaults. A decay of the residual (`error_scale`) is of the
             pushes alone.
+        down_options: of the pulls' codec where it is the same, besides.
         down: of the pulls, by name.
         reduce: how the shards aggregate what the workers push.
     """
@@ -153,6 +168,7 @@ class Kind:
     updates: LocalUpdates = LocalUpdates()
     codec: str = "3lc"
     options: Mapping[str, Any] = field(default_factory=dict)
+    down_options: Mapping[str, Any] = field(default_factory=dict)
     down: str | None = None
     reduce: Reduce = "mean"
 
@@ -178,7 +194,16 @@ KINDS: dict[str, Kind] = {
         updates=LocalUpdates(sync_every=30, outer_lr=0.65),
         codec="blocktopk",
         options={"layout": "tiles", "error_scale": 0.95},
+        down_options={"k": 74},
         reduce="clipped-mean-of-senders",
+    ),
+    "demo": Kind(
+        about="32 DCT coefficients of each 64 × 64 tile of what gathers at a worker, then a step by their signs (DeMo)",
+        updates=LocalUpdates(outer="SignSGD", outer_lr=None, inner="SGD"),
+        codec="blocktopk",
+        options={"layout": "tiles", "transform": "dct", "k": 32, "bits": 8, "error_scale": 0.999},
+        down="3lc",
+        reduce="mean-of-senders",
     ),
 }
 """The designs of local updates, by id."""
