@@ -7,6 +7,7 @@ outer optimizer's step, and the local parameters continue from the new θ (see `
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -139,7 +140,7 @@ class LocalWorker(Worker):
         for tensor in tensors:  # an answer that no forward pass has waited for
             yield from self.pull(tensor, strict=True)
         updates = [tensor.update() for tensor in tensors]
-        self.void = not all(bool(torch.isfinite(update).all()) for update in updates)
+        self.void = not all(_is_finite(update) for update in updates)
         if self.void:
             self._refuse_or_warn(tensors, updates)
         self._announce_options()
@@ -163,7 +164,7 @@ class LocalWorker(Worker):
         yield from self._batching.finish()
 
     def _refuse_or_warn(self, tensors: Sequence[WorkerTensor], updates: Sequence[torch.Tensor]) -> None:
-        name = next(t.name for t, update in zip(tensors, updates, strict=True) if not torch.isfinite(update).all())
+        name = next(t.name for t, update in zip(tensors, updates, strict=True) if not _is_finite(update))
         if not self._voids:
             raise NonFiniteError(f"local parameters of {name!r} hold NaN or Inf after inner step {self.iteration}")
         self.counters.add("void_rounds", 1)
@@ -205,3 +206,8 @@ class LocalWorker(Worker):
         self._rounds = {name: Round(**each) for name, each in state["rounds"].items()}
         for tensor in self.model.tensors:
             tensor.offset = state["offsets"].get(tensor.name)
+
+
+def _is_finite(update: torch.Tensor) -> bool:
+    """Whether a tensor holds no NaN or Inf. Its sum tells in one pass; one that overflows could not be coded either."""
+    return math.isfinite(float(update.sum()))
