@@ -114,7 +114,12 @@ def distribute(
         ProtocolError: the server refuses this worker, for instance for a tensor of another shape.
     """
     if (server is None) == (group is None):
-        raise ConfigError("give either server=… (addresses of shards) or group=… (a process group whose ranks serve)")
+        raise ConfigError(
+            "give either server=… (addresses of shards) or group=… (a process group whose ranks serve; "
+            "dist.group.WORLD is None before init_process_group())"
+        )
+    if group is not None and (rank, workers) != (0, 1):
+        raise ConfigError("group=… says which rank this is and how many workers there are: leave out rank and workers")
     if not 0 <= rank < workers:
         raise ConfigError(f"rank={rank} with workers={workers}; ranks are 0 … workers − 1")
     if state_interval < 1 or chunk_nbytes < 1:
@@ -135,16 +140,16 @@ def distribute(
         raise ConfigError(f"design={design!r} brings its codecs; {sorted(options) or 'codec_down'} would change them")
     own = None if group is None else RankShards(group, grace_s=reconnect_s)
     if own is not None:
-        server, rank, workers = own.addresses, own.rank, own.workers
+        rank, workers = own.rank, own.workers
     servers = [server] if isinstance(server, str | Connection) else list(server or ())
-    if not servers:
+    if own is None and not servers:
         raise ConfigError("no server was given")
     planned = make_plan(
         model,
         optimizer,
         chosen,
         workers=workers,
-        shards=len(servers),
+        shards=len(servers) if own is None else own.workers,
         compression=None if isinstance(compression, str) else compression,
         exclude=exclude,
         consistency=policy,
@@ -168,6 +173,8 @@ def distribute(
     )
     connections: list[Connection] = []
     try:
+        if own is not None:
+            servers.extend(own.open())
         for address in servers:  # one by one, so that those which opened are closed where the next does not
             connections += [connect(address, connect_timeout_s=connect_timeout_s, reconnect_s=reconnect_s)]
         driver = WorkerDriver(worker.conversations, connections, timeout_s=timeout_s, counters=worker.counters)

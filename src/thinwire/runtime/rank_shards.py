@@ -16,13 +16,14 @@ from thinwire.errors import ConfigError
 from thinwire.runtime.serving import serving
 from thinwire.server.core import ServerCore
 from thinwire.transports import grpc
+from thinwire.transports.base import Server
 
 _CLOSE_S = 30.0
 """How long a rank that is done keeps serving those that are not, at most."""
 
 
 class RankShards:
-    """This rank's shard, and the way to everybody's. Every rank of the group makes one at the same time.
+    """This rank's shard, and the way to everybody's. Nothing is opened before `open`.
 
     Args:
         group: of any backend.
@@ -32,7 +33,6 @@ class RankShards:
         rank: this rank, in the group.
         workers: how many ranks there are.
         core: this rank's shard.
-        addresses: of every rank's shard, by rank.
 
     Raises:
         ConfigError: torch.distributed is not initialised, or this process is not in the group.
@@ -45,10 +45,15 @@ class RankShards:
         if self.rank < 0:
             raise ConfigError("this process is not in the group that it was given")
         self.core = ServerCore()
+        self._group, self._grace_s = group, grace_s
         self._ended = threading.Event()
-        host = _own_host(group, self.rank, self.workers)
-        self._server = grpc.serve(serving(self.core, self._ended.set, grace_s=grace_s), f"{host}:0")
-        self.addresses: list[str] = [f"grpc://{each}" for each in _gather(self._server.address, group, self.workers)]
+        self._server: Server | None = None
+
+    def open(self) -> list[str]:
+        """Starts serving; returns the addresses of all ranks' shards. Every rank of the group calls it together."""
+        host = _own_host(self._group, self.rank, self.workers)
+        self._server = grpc.serve(serving(self.core, self._ended.set, grace_s=self._grace_s), f"{host}:0")
+        return [f"grpc://{each}" for each in _gather(self._server.address, self._group, self.workers)]
 
     def close(self) -> None:
         """Stops serving, once every rank has left."""
@@ -57,7 +62,8 @@ class RankShards:
 
     def stop(self) -> None:
         """Stops serving, whoever is still there."""
-        self._server.stop()
+        if self._server is not None:
+            self._server.stop()
 
 
 def _own_host(group: dist.ProcessGroup, rank: int, workers: int) -> str:

@@ -1,0 +1,59 @@
+"""A process group whose ranks serve: here a group of one, in this process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import HashStore
+
+import thinwire as tw
+from thinwire.errors import ConfigError
+
+
+@pytest.fixture
+def group() -> Iterator[dist.ProcessGroup]:
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    assert dist.group.WORLD is not None
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+def serving() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("thinwire-serve")]
+
+
+def test_a_rank_serves_itself_and_stops(group: dist.ProcessGroup) -> None:
+    model = nn.Linear(20, 20)
+    before = model.weight.detach().clone()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    with tw.distribute(model, optimizer, group=group, design="local-sgd[h=2]") as opt:
+        assert serving()
+        for _ in range(3):
+            opt.zero_grad()
+            model(torch.ones(4, 20)).square().mean().backward()
+            opt.step()
+        opt.flush()
+    assert torch.isfinite(model.weight).all() and not torch.equal(model.weight, before) and not serving()
+
+
+def test_what_cannot_be_opens_nothing(group: dist.ProcessGroup) -> None:
+    model = nn.Linear(20, 20)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with pytest.raises(ConfigError, match="parameter 'bias' needs a gradient and the optimizer does not hold it"):
+        tw.distribute(model, torch.optim.AdamW([model.weight]), group=group, design="update")
+    with pytest.raises(ConfigError, match="leave out rank and workers"):
+        tw.distribute(model, optimizer, group=group, rank=0, workers=4, design="update")
+    with pytest.raises(ConfigError, match=r"give either server=.* or group="):
+        tw.distribute(model, optimizer, group=group, server="grpc://127.0.0.1:1", design="update")
+    assert not serving()
+
+
+def test_without_a_process_group_the_message_says_what_is_missing() -> None:
+    model = nn.Linear(4, 4)
+    with pytest.raises(ConfigError, match="is None before init_process_group"):
+        tw.distribute(model, torch.optim.AdamW(model.parameters()), group=dist.group.WORLD, design="update")
