@@ -95,8 +95,8 @@ def test_each_method_runs_at_its_best_rate_and_for_whole_periods_on_links(raced:
     losses, times = race.tables(measured)
     assert losses.title == "byte-transformer-1m, 2 ranks, 8 steps"
     assert losses.lines[1][:5] == ["local-sgd[h=4]", "0.004", "1.700, 1.710", "1.705", "+0.100"]
-    assert times.header[-1] == "10mbit: s a step, s, of best other"
-    assert times.lines[1][-1] == "2.000, 16, 1.33" and times.lines[2][-1] == "2.000, –, –"
+    assert times.header[-1] == "10mbit: s a step, computing, s, of best other"
+    assert times.lines[1][-1] == "2.000, –, 16, 1.33" and times.lines[2][-1] == "2.000, –, –, –"
     picture = race.chart(measured)
     assert picture is not None
     by_link = [axes for axes in picture.axes if axes.get_xlabel() == "seconds at 10mbit"]

@@ -131,7 +131,7 @@ def by_hand(steps: int, h: int, k: int, decay: float, outer_lr: float) -> tuple[
 
 
 def test_sparseloco_selects_and_keeps_what_its_steps_by_hand_do() -> None:
-    design = "sparseloco[h=3,outer_lr=0.4,codec_down=fp32]"
+    design = "sparseloco[h=3,outer_lr=0.4,codec_down=fp32,small=fp32]"
     found, _ = run_cluster(mlp, train(12), workers=WORKERS, optimizer=adamw, design=design)
     wanted, left = by_hand(12, h=3, k=64, decay=0.95, outer_lr=0.4)
     for rank, (parameters, residuals) in enumerate(found):
@@ -188,7 +188,7 @@ def demo_by_hand(steps: int, lr: float, k: int, decay: float) -> tuple[Tensors, 
 
 
 def test_demo_selects_and_keeps_what_its_steps_by_hand_do() -> None:
-    found, _ = run_cluster(mlp, train(4, given_step), workers=WORKERS, optimizer=sgd, design="demo")
+    found, _ = run_cluster(mlp, train(4, given_step), workers=WORKERS, optimizer=sgd, design="demo[small=fp32]")
     wanted, left = demo_by_hand(4, lr=LR, k=32, decay=0.999)
     for rank, (parameters, residuals) in enumerate(found):
         for mine, theirs in zip(parameters, wanted, strict=True):

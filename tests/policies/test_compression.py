@@ -81,7 +81,7 @@ def test_a_policy_of_another_package_goes_by_its_name() -> None:
     policy = design("3lc", compression="named[letter=x]").compress(lambda name, shape: name == "x.no")
     assert policy.choose("x.weight", (100, 100)).up.id == "3lc"
     assert policy.choose("y.weight", (100, 100)).up is PLAIN and policy.choose("x.no", (100, 100)).up is PLAIN
-    with pytest.raises(ConfigError, match=r"'named\[colour=red\]': .*'colour'; the options are \['letter'\]"):
+    with pytest.raises(ConfigError, match=r"'named\[colour=red\]': .*'colour'; the options are \['small', 'letter'\]"):
         design("3lc", compression="named[colour=red]")
 
 
@@ -136,3 +136,13 @@ def test_what_cannot_be_is_refused_by_name() -> None:
         with pytest.raises(ConfigError) as caught:
             call()
         assert re.search(text, str(caught.value)), text
+
+
+def test_small_tensors_may_have_a_codec_of_their_own() -> None:
+    policy = compression("by-shape[small=int8[error_feedback=true]]", up=UP, down=DOWN, exclude=lambda n, _: n == "out")
+    norm, tiny, matrix = (policy.choose("a", shape) for shape in ((64,), (31,), (64, 64)))
+    assert norm.up == norm.down and norm.up.id == "int8" and norm.up.config()["error_feedback"] is True
+    assert (tiny.up.id, matrix.up, matrix.down) == ("fp32", UP, DOWN), "a frame costs more than 31 values save"
+    assert policy.choose("out", (64,)).up.id == "fp32", "what the user left out stays as it is"
+    with pytest.raises(ConfigError, match="unknown codec 'int9'"):
+        compression("by-shape[small=int9]", up=UP, down=DOWN)

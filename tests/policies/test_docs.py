@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.cli.options import split_names
-from thinwire.policies.designs import Design, codec_by_name, design, designs
+from thinwire.policies.compression import codec_by_name
+from thinwire.policies.designs import Design, design, designs
 from thinwire.policies.local_updates import LocalUpdates
 from thinwire.studies.compare import Comparison
 
@@ -24,6 +25,7 @@ def test_every_designs_choices_are_told_as_they_are() -> None:
     table = {name: rest for name, *rest in re.findall(ROW, LIST, re.M)}
     told = dict(re.findall(r"^\* \*\*`([\w-]+)`\*\*: (.*?)(?=^\* |\Z)", LIST, re.M | re.S))
     assert list(table) == list(told) == list(designs())
+    [local] = re.findall(r"`compression=([^`]+)`", told["update"])
     for name, (up, down, downlink, consistency) in table.items():
         made, text = design(name), " ".join(told[name].split())
         assert codec_by_name(up, nonfinite=made.up.nonfinite) == made.up, name
@@ -31,6 +33,7 @@ def test_every_designs_choices_are_told_as_they_are() -> None:
         choices = {**made.choices(), "name": None, "up": None, "down": None, "cite": None}
         choices |= choices.pop("local") or {}
         given = dict(re.findall(r"`(\w+)=([\w.-]+)`", text)) | {"downlink": downlink, "consistency": consistency}
+        given |= {} if made.local is None else {"compression": local}
         for key, value in given.items():
             assert value == (choices[key] if isinstance(choices[key], str) else json.dumps(choices[key])), name
         unusual = {key for key, value in choices.items() if value is not None and value != DEFAULTS[key]}

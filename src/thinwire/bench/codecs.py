@@ -33,7 +33,7 @@ from thinwire.frames import parse
 from thinwire.jobs.tables import Table
 from thinwire.kernels import triton
 from thinwire.kernels.triton.workspace import DeviceWorkspace
-from thinwire.policies.designs import codec_by_name
+from thinwire.policies.compression import codec_by_name
 
 SIZES, DEVICE_SIZES = (25_600_000, 1_000_000), (100_000_000, 25_600_000, 1_000_000)
 ZERO_FRACTIONS, DEVICE_ZERO_FRACTIONS = (0.6, 0.8, 0.9, 0.95, 0.99, 0.999), (0.8, 0.95, 0.99)

@@ -69,10 +69,15 @@ class Stopped(Event, frozen=True, kw_only=True):
 
 
 class Ended(Event, frozen=True, kw_only=True):
-    """A rank's sums: CPU seconds of the measured steps, and of a step without any exchange."""
+    """A rank's sums: CPU seconds of the measured steps, and of a step without any exchange.
+
+    Attributes:
+        exchange_seconds: of the measured steps, with local updates: what their exchanges took of the training loop.
+    """
 
     cpu_seconds: float
     cpu_seconds_alone: float
+    exchange_seconds: float | None
     weights: str
     report: str
 
@@ -120,15 +125,16 @@ class HookRank(Role, frozen=True, kw_only=True):
         _wait_for(gate / "warm")
         dist.barrier()
         seconds: list[float] = []
-        cpu = 0.0
+        cpu = exchange = 0.0
         for number in range(cell.steps):
-            began, used = time.perf_counter(), time.process_time()
+            began, used, exchanged = time.perf_counter(), time.process_time(), _exchange_seconds(optimizer)
             step(cell.warmup + number)
             last = number + 1 == cell.steps
             if last:
                 _finish(optimizer)
             seconds.append(time.perf_counter() - began)
             cpu += time.process_time() - used
+            exchange += _exchange_seconds(optimizer) - exchanged
             if rank == 0:
                 report(Stepped(step=number + 1, seconds=sum(seconds)))
             if last or (cell.eval_every and (number + 1) % cell.eval_every == 0):
@@ -142,7 +148,8 @@ class HookRank(Role, frozen=True, kw_only=True):
         report(Stopped())
         _wait_for(gate / "stopped")
         weights, said = weights_digest(module), "" if state is None else str(ddp.report(state))
-        report(Ended(cpu_seconds=cpu, cpu_seconds_alone=alone, weights=weights, report=said))
+        spent = exchange if isinstance(optimizer, DistributedOptimizer) else None
+        report(Ended(cpu_seconds=cpu, cpu_seconds_alone=alone, exchange_seconds=spent, weights=weights, report=said))
         if isinstance(optimizer, DistributedOptimizer):
             optimizer.close()
         dist.destroy_process_group()
@@ -192,6 +199,11 @@ def _finish(optimizer: torch.optim.Optimizer) -> None:
     """Exchanges what local steps have changed since the last exchange."""
     if isinstance(optimizer, DistributedOptimizer):
         optimizer.flush()
+
+
+def _exchange_seconds(optimizer: torch.optim.Optimizer) -> float:
+    """What exchanges have taken of the training loop so far; 0 for hooks of DDP, which are not told apart from it."""
+    return optimizer.traffic()["exchange_seconds"] if isinstance(optimizer, DistributedOptimizer) else 0.0
 
 
 def _score(module: nn.Module, optimizer: torch.optim.Optimizer, tested: Dataset, step: int, seconds: float) -> Scored:

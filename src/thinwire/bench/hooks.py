@@ -48,6 +48,7 @@ class HookRun(Figures, frozen=True, kw_only=True):
     Attributes:
         seconds_per_step: median over rank 0's steps.
         cpu_seconds_alone: of the same step without any exchange.
+        compute_share: of the steps' time, 0 … 1, what exchanges left for computing; of local updates alone.
         sent_bytes_per_step: mean over ranks, as the kernel counted them.
         seconds: of training, evaluations left out.
         ended: `steps`, `target` (reached), `limit` (cut short) or `error`.
@@ -60,6 +61,7 @@ class HookRun(Figures, frozen=True, kw_only=True):
     seconds_per_step_mean: float | None = None
     cpu_seconds_per_step: float | None = None
     cpu_seconds_alone: float | None = None
+    compute_share: float | None = None
     sent_bytes_per_step: float | None = None
     received_bytes_per_step: float | None = None
     curve: list[CurvePoint]
@@ -199,11 +201,13 @@ class _Run:
             sent, received = (share * (after - before) for before, after in zip(*counts, strict=True))
         target = next((point for point in curve if cell.target is not None and point.accuracy >= cell.target), None)
         whole = len(ended) == cell.ranks
+        spent = [each.exchange_seconds for each in ended if each.exchange_seconds is not None]
         return HookRun(
             seconds_per_step=statistics.median(seconds),
             seconds_per_step_mean=statistics.fmean(seconds),
             cpu_seconds_per_step=sum(each.cpu_seconds for each in ended) * share if whole else None,
             cpu_seconds_alone=statistics.fmean(each.cpu_seconds_alone for each in ended) if whole else None,
+            compute_share=1 - statistics.fmean(spent) / elapsed[-1] if whole and spent else None,
             sent_bytes_per_step=sent,
             received_bytes_per_step=received,
             curve=curve,

@@ -11,7 +11,7 @@ from torch import nn
 
 from thinwire.codecs import Context
 from thinwire.jobs.job import Job
-from thinwire.policies.designs import codec_by_name
+from thinwire.policies.compression import codec_by_name
 from thinwire.workloads.batches import Batches
 from thinwire.workloads.data import data
 from thinwire.workloads.evaluate import cross_entropy

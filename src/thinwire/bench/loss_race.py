@@ -54,6 +54,8 @@ class Standing:
         steps_to_target: until the loss of `none` plus the margin.
         bytes_to_target: that left a rank until then.
         seconds_per_step: by link.
+        compute_share: by link, what exchanges left of the steps' time, 0 … 1; of local updates alone.
+        cpu: seconds of a step over those of the same step without exchanges; the median of the full runs.
         seconds_to_target: by link.
         of_best_other: by link, the seconds to the target over those of the best method without a codec of ours.
         curve: step, bytes that left a rank, and loss.
@@ -71,6 +73,8 @@ class Standing:
     steps_to_target: float | None
     bytes_to_target: float | None
     seconds_per_step: dict[str, float]
+    compute_share: dict[str, float]
+    cpu: float | None
     seconds_to_target: dict[str, float | None]
     of_best_other: dict[str, float | None]
     curve: list[tuple[int, float | None, float]]
@@ -164,11 +168,11 @@ class LossRace(HooksBench):
         rows, tables = standings(measured, self.margin), []
         for model in dict.fromkeys(row.model for row in rows):
             mine = [row for row in rows if row.model == model]
-            header = ["method", "rate", "nats a byte by seed", "median", "above none", "sent a step", "less"]
+            header = ["method", "rate", "nats a byte by seed", "median", "above none", "sent a step", "less", "CPU"]
             title = f"{model}, {self.ranks} ranks, {self.steps} steps"
             tables.append(Table(header, [_loss_line(row) for row in mine], title))
             links = list(dict.fromkeys(link for row in mine for link in row.seconds_per_step))
-            header = ["method", "steps", "bytes", *(f"{link}: s a step, s, of best other" for link in links)]
+            header = ["method", "steps", "bytes", *(f"{link}: s a step, computing, s, of best other" for link in links)]
             title = f"{model}: to the loss of none + {self.margin:g}"
             tables.append(Table(header, [_time_line(row, links) for row in mine], title))
         return tables
@@ -199,10 +203,15 @@ def _standing(model: str, method: str, measured: Measured[Cell, HookRun]) -> Sta
     full = _full_runs(model, method, rate, measured)
     sent = [run.sent_bytes_per_step for run in full.values() if run.sent_bytes_per_step is not None]
     timed = {
-        cell.link or "unlimited": run.seconds_per_step_mean
+        cell.link or "unlimited": run
         for cell, [run] in measured.items()
         if (cell.model, cell.hook) == (model, method) and _is_timed(cell)
     }
+    cpu = [
+        run.cpu_seconds_per_step / run.cpu_seconds_alone
+        for run in full.values()
+        if run.cpu_seconds_per_step and run.cpu_seconds_alone
+    ]
     return Standing(
         model=model,
         method=method,
@@ -215,7 +224,11 @@ def _standing(model: str, method: str, measured: Measured[Cell, HookRun]) -> Sta
         less=None,
         steps_to_target=None,
         bytes_to_target=None,
-        seconds_per_step={link: seconds for link, seconds in timed.items() if seconds is not None},
+        seconds_per_step={
+            link: run.seconds_per_step_mean for link, run in timed.items() if run.seconds_per_step_mean is not None
+        },
+        compute_share={link: run.compute_share for link, run in timed.items() if run.compute_share is not None},
+        cpu=statistics.median(cpu) if cpu else None,
         seconds_to_target={},
         of_best_other={},
         curve=_median_curve(list(full.values())),
@@ -323,12 +336,14 @@ def _loss_line(row: Standing) -> list[str]:
         _text(row.above_plain, "{:+.3f}"),
         "–" if row.sent_bytes_per_step is None else nbytes_text(row.sent_bytes_per_step),
         _text(row.less, "{:.1f}×"),
+        _text(row.cpu, "{:.2f}×"),
     ]
 
 
 def _time_line(row: Standing, links: Sequence[str]) -> list[str]:
     cells = [
-        f"{_text(row.seconds_per_step.get(link), '{:.3f}')}, {_text(row.seconds_to_target.get(link), '{:.0f}')}, "
+        f"{_text(row.seconds_per_step.get(link), '{:.3f}')}, {_text(row.compute_share.get(link), '{:.0%}')}, "
+        f"{_text(row.seconds_to_target.get(link), '{:.0f}')}, "
         f"{_text(row.of_best_other.get(link), '{:.2f}')}"
         for link in links
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from thinwire.hooks.records import Recorder, residual_ratios
+from thinwire.hooks.report import Stopwatch, TrainingReport
 from thinwire.policies.assignment import Assignment
 from thinwire.runtime.driver import ModelHooks, WorkerDriver
 from thinwire.runtime.metrics import MetricsWriter
@@ -51,6 +53,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.assignment = assignment
         self._worker, self._driver, self._shards = worker, driver, shards
         self._recorder = Recorder(metrics, worker.rank)
+        self._watch: Stopwatch | None = None
         if resume is not None:
             self.load_state_dict(resume)
             worker.restore_position(resume["position"])
@@ -68,6 +71,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._driver.run(self._worker.end_step())
         self._recorder.record(self._worker.iteration - 1, self._worker.model)
         self._driver.run(self._worker.settle())
+        if self._watch is None:
+            self._watch = Stopwatch(time.perf_counter(), self.traffic(), self._worker.iteration)
         return loss
 
     @contextmanager
@@ -195,6 +200,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Returns this worker's sums so far: payload and wire bytes and values each way, and seconds by purpose."""
         sent, received = self._driver.wire_nbytes
         return {**self.counters.snapshot(), "wire_bytes_push": sent, "wire_bytes_pull": received}
+
+    def report(self) -> TrainingReport:
+        """Returns what the exchanges cost so far, and the share of the time that was left for computing; print it."""
+        values = sum(tensor.values.numel() for tensor in self._worker.model.tensors if not tensor.state)
+        now, sums, steps = time.perf_counter(), self.traffic(), self._worker.iteration
+        return (self._watch or Stopwatch(now, sums, steps)).report(now, sums, steps, values=values)
 
     def residual_ratios(self) -> dict[str, float]:
         """Returns, per table, ‖residual‖ in units of a gradient's norm: how many steps are waiting."""

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from thinwire.errors import ConfigError
-from thinwire.policies.designs import Design, codec_by_name, design
+from thinwire.policies.compression import codec_by_name
+from thinwire.policies.designs import Design, design
 from thinwire.workloads.recipes import Recipe, recipe
 
 

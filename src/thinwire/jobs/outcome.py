@@ -39,6 +39,7 @@ class WorkerOutcome(msgspec.Struct, frozen=True, kw_only=True):
         seconds: of training, from the end of the first step, without start-up and the first broadcast.
         train_loss: mean over the latest steps, in nats.
         weights: digest of every parameter's bits.
+        compute_share: of the steps' time, 0 … 1; see `hooks.report.TrainingReport`.
         parameters: how many values are trained.
         traffic: sums of bytes, values and seconds, by name; see `DistributedOptimizer.traffic`.
         residual_ratio: by table, see `DistributedOptimizer.residual_ratios`.
@@ -53,6 +54,7 @@ class WorkerOutcome(msgspec.Struct, frozen=True, kw_only=True):
     weights: str
     traffic: dict[str, float]
     placement: PlacementSummary
+    compute_share: float = 0.0
     parameters: int = 0
     test_accuracy: float | UnsetType = UNSET
     test_loss: float | UnsetType = UNSET
@@ -126,6 +128,7 @@ class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
     seconds_encode: float
     seconds_decode: float
     seconds_wait: float
+    compute_share: float = 0.0
     curve: list[CurvePoint]
     interface_bytes_push: int | UnsetType = UNSET
     interface_bytes_pull: int | UnsetType = UNSET
@@ -198,5 +201,6 @@ def summarise(
         seconds_encode=total("encode_seconds") / job.workers,
         seconds_decode=total("decode_seconds") / job.workers,
         seconds_wait=total("wait_seconds") / job.workers,
+        compute_share=sum(worker.compute_share for worker in workers) / len(workers),
         curve=list(curve),
     )

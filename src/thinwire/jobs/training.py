@@ -167,6 +167,7 @@ class _Loop:
             weights=weights_digest(self._model),
             parameters=sum(each.numel() for each in self._model.parameters() if each.requires_grad),
             traffic=self._opt.traffic(),
+            compute_share=self._opt.report().compute_share,
             placement=PlacementSummary(
                 loads=list(assignment.loads()),
                 coefficient_of_variation=assignment.coefficient_of_variation(),

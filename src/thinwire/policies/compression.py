@@ -18,10 +18,13 @@ from thinwire.codecs import Codec
 from thinwire.codecs.registry import codec as make_codec
 from thinwire.errors import ConfigError
 from thinwire.packets import MAX_BATCHED_NBYTES
-from thinwire.policies.naming import Family
+from thinwire.policies.naming import Family, parse_name
 
 MIN_NUMEL = 128
 """Below it a frame's header weighs as much as the values it would save."""
+
+MIN_SMALL_NUMEL = 32
+"""Below it even a small tensor's own codec gains nothing: uncompressed ones travel together, without frames."""
 
 PLAIN = make_codec("fp32")
 
@@ -64,6 +67,11 @@ class ByShape:
         down: codec of the pulls.
         min_numel: tensors with fewer values are left alone.
         exclude: further tensors to leave alone, by name and shape.
+        small: name of the codec of biases, norm layers and small tensors, both ways; those with fewer than 32 values
+            and excluded ones travel uncompressed in any case.
+
+    Raises:
+        ConfigError: an unknown codec for small tensors.
 
     Example:
         >>> policy = ByShape(up=make_codec("3lc"), down=make_codec("3lc"))
@@ -75,11 +83,18 @@ class ByShape:
     down: Codec
     min_numel: int = MIN_NUMEL
     exclude: Exclude | None = None
+    small: str = "fp32"
+
+    def __post_init__(self) -> None:
+        codec_by_name(self.small)
 
     def choose(self, name: str, shape: tuple[int, ...]) -> Choice:
-        left_alone = len(shape) <= 1 or math.prod(shape) < self.min_numel
-        if left_alone or (self.exclude is not None and self.exclude(name, shape)):
+        numel = math.prod(shape)
+        if self.exclude is not None and self.exclude(name, shape):
             return Choice(PLAIN, PLAIN)
+        if len(shape) <= 1 or numel < self.min_numel:
+            small = codec_by_name(self.small) if numel >= MIN_SMALL_NUMEL else PLAIN
+            return Choice(small, small)
         return Choice(self.up, self.down)
 
 
@@ -92,7 +107,7 @@ def compression(
     """Returns a policy by name, options in brackets.
 
     Args:
-        name: as in `by-shape`, or another package's with its own options.
+        name: as in `by-shape` or `by-shape[small=int8]`, or another package's with its own options.
         up: the design's codec of the pushes.
         down: that of the pulls.
         min_numel: tensors with fewer values are left alone.
@@ -107,6 +122,16 @@ def compression(
         'int8'
     """
     return POLICIES.make(name, up=up, down=down, min_numel=min_numel, exclude=exclude)
+
+
+def codec_by_name(name: str, **options: Any) -> Codec:
+    """Returns a codec by name with options in brackets; they go before those that are given beside it.
+
+    >>> codec_by_name("topk[fraction=0.05]").config()["fraction"]
+    0.05
+    """
+    codec_id, own = parse_name(name, "codec", short={"s": "sparsity"})
+    return make_codec(codec_id, **{**options, **own})
 
 
 def as_codec(codec: str | Codec, options: Mapping[str, Any]) -> Codec:

@@ -15,7 +15,7 @@ from thinwire.codecs.levels import Votes
 from thinwire.codecs.registry import codec
 from thinwire.codecs.stochastic import TernGrad
 from thinwire.errors import ConfigError
-from thinwire.policies.compression import MIN_NUMEL, Compression, Exclude, check_pull_codec
+from thinwire.policies.compression import MIN_NUMEL, Compression, Exclude, check_pull_codec, codec_by_name
 from thinwire.policies.compression import compression as find_compression
 from thinwire.policies.consistency import consistency
 from thinwire.policies.local_updates import KINDS as LOCAL_KINDS
@@ -227,10 +227,17 @@ def _mps(staleness: int = 5, fraction: float = 0.01, **options: Any) -> dict[str
 
 
 def _local(kind: Kind) -> Callable[..., dict[str, Any]]:
-    """Workers run their own optimizer; options are of the local updates, `codec`, `codec_down`, and the codec's own."""
+    """Workers run their own optimizer; options are of the local updates, `codec`, `codec_down`, and the codec's own.
+
+    Norms and biases of transformers are a quarter of what `update` would send with float32 in place of `small`.
+    """
 
     def make(
-        codec: str | None = None, codec_down: str | None = None, reduce: Reduce = kind.reduce, **options: Any
+        codec: str | None = None,
+        codec_down: str | None = None,
+        reduce: Reduce = kind.reduce,
+        small: str | None = None,
+        **options: Any,
     ) -> dict[str, Any]:
         timetable, own = split_options(options)
         local = replace(kind.updates, **timetable)
@@ -238,9 +245,13 @@ def _local(kind: Kind) -> Callable[..., dict[str, Any]]:
         down_codec = codec_down or (None if codec else kind.down)
         down = {**up, **({} if codec else kind.down_options), **own}
         down = {key: value for key, value in down.items() if key not in ("nonfinite", "error_scale")}
+        pushes = codec_by_name(codec or kind.codec, **up)
+        if small is None:
+            small = pushes.id if pushes.id in ("fp32", "fp16", "bf16") else "int8[error_feedback=true]"
         return {
-            "up": codec_by_name(codec or kind.codec, **up),
+            "up": pushes,
             "down": codec_by_name(down_codec) if down_codec else codec_by_name(codec or kind.codec, **down),
+            "compression": f"by-shape[small={small}]",
             "local": local,
             "consistency": local.consistency,
             "reduce": reduce,
@@ -325,16 +336,6 @@ def design(name: str | Design, **replacements: Any) -> Design:
     if "consistency" in given:
         given.setdefault("every", "step")
     return replace(made, **given)
-
-
-def codec_by_name(name: str, **options: Any) -> Codec:
-    """Returns a codec by name with options in brackets; they go before those that are given beside it.
-
-    >>> codec_by_name("topk[fraction=0.05]").config()["fraction"]
-    0.05
-    """
-    codec_id, own = parse_name(name, "codec", short={"s": "sparsity"})
-    return codec(codec_id, **{**options, **own})
 
 
 def _make(name: str) -> Design:

@@ -32,7 +32,7 @@ class WorkerDriver:
         conversations: the worker's, one for each shard.
         connections: to the shards' servers, in the same order; closed with the driver.
         timeout_s: how long the slowest worker of a step may keep the others waiting, in seconds.
-        counters: for the seconds spent waiting.
+        counters: for the seconds spent in procedures, and of those the seconds spent waiting.
     """
 
     def __init__(
@@ -55,19 +55,23 @@ class WorkerDriver:
             ProtocolError: a shard refused this worker, or broke the conversation.
             TransportError: a connection is lost.
         """
-        while True:
-            try:
-                effect = next(procedure)
-            except StopIteration as end:
-                result: T = end.value
-                return result
-            match effect:
-                case Send():
-                    self._send(effect)
-                case Receive():
-                    self._receive(effect)
-                case Poll():
-                    self._receive_arrived(effect.shard)
+        begin = time.perf_counter()
+        try:
+            while True:
+                try:
+                    effect = next(procedure)
+                except StopIteration as end:
+                    result: T = end.value
+                    return result
+                match effect:
+                    case Send():
+                        self._send(effect)
+                    case Receive():
+                        self._receive(effect)
+                    case Poll():
+                        self._receive_arrived(effect.shard)
+        finally:
+            self._counters.add("exchange_seconds", time.perf_counter() - begin)
 
     def close(self) -> None:
         """Leaves every shard in good order. A session that broke is only dropped."""

@@ -198,7 +198,7 @@ def compare(comparison: Comparison, folder: Path, train: Train, *, on_job: OnJob
 def varies(codec: Codec) -> bool:
     """Whether the size of a codec's frames depends on the values in them, found by encoding two kinds.
 
-    >>> from thinwire.policies.designs import codec_by_name
+    >>> from thinwire.policies.compression import codec_by_name
     >>> varies(codec_by_name("3lc")), varies(codec_by_name("3lc[zero_run=false]"))
     (True, False)
     """
