@@ -25,13 +25,14 @@ from thinwire.errors import (
     ThinwireError,
     TransportError,
 )
+from thinwire.version import VERSION
 
 if TYPE_CHECKING:
     from thinwire import codecs, frames
     from thinwire.codecs import Codec, Context, codec, decode
     from thinwire.hooks.distribute import distribute
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 _HOME = {
     "Codec": "thinwire.codecs",

@@ -7,6 +7,7 @@ Fields are added last, with a default, so that an older reader skips what it doe
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias, get_args
 
 import msgspec
@@ -21,6 +22,9 @@ those who sent a value (DeMo), with every worker's message scaled down to the me
 
 Changes: TypeAlias = tuple[tuple[int, dict[str, Any]], ...]
 """Options of an optimizer that changed: the index of a parameter group, and its new values by name."""
+
+Settings: TypeAlias = Mapping[str, str | int | float | bool]
+"""What else must be equal on all workers, by name."""
 
 
 class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +62,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         downlink: what the server sends down: `delta`, the change of a model that it updates; `gradient`, the
             average gradient, for workers that run the optimizer; `weights`, the average of the workers' weights.
         local: what workers that push updates of their own optimizer agree on besides; empty where they push gradients.
+        settings: see `Settings`: seed, batch, steps, a digest of the data.
     """
 
     workers: int
@@ -70,14 +75,23 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     consistency: str = "bsp"
     downlink: Literal["delta", "gradient", "weights"] = "delta"
     local: str = ""
+    settings: dict[str, str | int | float | bool] = {}
 
 
 class Join(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Worker → server, first. `have` holds the table versions of a worker that resumes, else nothing."""
+    """Worker → server, first.
+
+    Args:
+        rank: the worker's number, 0 … workers − 1.
+        plan: what it plans with; the others' must be equal.
+        have: the table versions of a worker that resumes, else nothing.
+        version: of the worker's thinwire; empty is not compared.
+    """
 
     rank: int
     plan: Plan
     have: tuple[int, ...] = ()
+    version: str = ""
 
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
+import pytest
 import torch
 
 from thinwire.engines.events import Event
+from thinwire.errors import TransportError
 from thinwire.jobs.events import Accuracy, Done
 from thinwire.jobs.job import Job
 from thinwire.jobs.outcome import WorkerOutcome
 from thinwire.jobs.training import run_worker, weights_digest
+from thinwire.packets import parse
 from thinwire.runtime.serving import serving
-from thinwire.server.core import ServerCore
+from thinwire.schema import Join, Refused
+from thinwire.server.core import Close, Send, ServerCore
 from thinwire.transports import grpc
 from thinwire.transports.base import Connection, Server
 from thinwire.transports.memory import MemoryServer
+from thinwire.workloads.data import data
 
 torch.set_num_threads(1)
 
@@ -122,3 +128,53 @@ def test_averaged_parameters_follow_the_model() -> None:
     assert slow.weights == short.weights, "the average is beside the training"
     assert isinstance(slow.test_accuracy_ema, float)
     assert slow.test_accuracy_ema < 0.4, "a long average has not left the first weights yet"
+
+
+class FirstWords(Connection):
+    """Keeps what a worker says first, and breaks."""
+
+    address = "nowhere"
+
+    def send(self, packet: bytes) -> None:
+        self.packet = packet
+
+    def receive(self, timeout_s: float | None = None) -> bytes | None:
+        raise TransportError("that was enough")
+
+    def close(self, timeout_s: float = 30.0) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
+
+
+def join_of(job: Job, rank: int) -> Join:
+    connection = FirstWords()
+    with pytest.raises(TransportError, match="that was enough"):
+        run_worker(job, rank=rank, servers=[connection], report=lambda event: None)
+    message, _ = parse(connection.packet)
+    assert isinstance(message, Join)
+    return message
+
+
+def test_a_worker_that_was_started_otherwise_is_refused_by_the_settings_name() -> None:
+    job, core = Job(design="fp32", workers=2, steps=40), ServerCore()
+    assert isinstance(core.received(0, join_of(job, 0))[0], Send)
+    for name, other in (
+        ("seed", replace(job, seed=1)),
+        ("batch", replace(job, batch=7)),
+        ("steps", replace(job, steps=41)),
+        ("seconds", replace(job, steps=None, seconds=5.0)),
+        ("learning rate", replace(job, lr=0.5)),
+    ):
+        [refusal] = core.received(1, join_of(other, 1))
+        assert isinstance(refusal, Close) and isinstance(refusal.message, Refused)
+        assert refusal.message.reason.startswith(f"{name}: this worker has "), refusal
+    assert isinstance(core.received(1, join_of(job, 1))[0], Send)
+
+
+def test_a_data_set_that_differs_by_a_byte_has_another_digest() -> None:
+    digits = data("digits")
+    changed = digits.train_x.clone()
+    changed[-1, 0, 0, 0] += 1
+    assert len({digits.digest(), data("digits").digest(), replace(digits, train_x=changed).digest()}) == 2

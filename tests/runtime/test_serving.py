@@ -9,25 +9,29 @@ from collections.abc import Callable
 import pytest
 
 from tests.packets.bytes_of import packet
-from tests.runtime.sessions import Cluster, number_in, numbered
+from tests.runtime.sessions import Cluster, Echo, number_in, numbered
 from tests.server.conversation import Shard, make_plan
 from thinwire.errors import ProtocolError, TransportError
 from thinwire.packets import kind_of, pack, parse
-from thinwire.runtime.serving import ServerHandler, serving
-from thinwire.schema import Join, Leave, Message, Refused, SessionAccepted, SessionOpen, Values, Welcome
+from thinwire.runtime.serving import MAX_JOIN_NBYTES, MAX_OPENING_NBYTES, ServerHandler, SessionServer, serving
+from thinwire.schema import Acknowledged, Join, Leave, Message, Refused, SessionAccepted, SessionOpen, Values, Welcome
 from thinwire.server.core import ServerCore
-from thinwire.transports.base import Sender, wire_nbytes
+from thinwire.transports.base import ANYBODY, Identity, Sender, wire_nbytes
 from thinwire.transports.memory import MemoryServer
 
 # ---- effects carried out
 
 
 class Notes(Sender):
-    """Writes down what a handler does."""
+    """Writes down what a handler does. Peers are who `identities` says."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[int, bytes]] = []
         self.ended: list[tuple[int, Message | None]] = []
+        self.identities: dict[int, Identity] = {}
+
+    def identity(self, peer: int) -> Identity:
+        return self.identities.get(peer, ANYBODY)
 
     def send(self, peer: int, packet: bytes) -> None:
         self.sent.append((peer, packet))
@@ -106,6 +110,60 @@ def test_without_a_callback_it_serves_all_the_same() -> None:
         answer = connection.receive(10)
         assert answer is not None and parse(answer)[0] == Welcome(send_values=True)
     assert core.failed is not None and "worker 0 went away" in core.failed
+
+
+# ---- strangers
+
+
+def test_nothing_but_a_join_is_decoded_before_a_worker_has_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    handler, notes, core, _ = make()
+    decoded: list[bytes] = []
+    monkeypatch.setattr("thinwire.runtime.serving.parse", decoded.append)
+    for said, why in (
+        (pack(Values(tables=(), versions=())), "Values came before Join"),
+        (pack(Leave()), "Leave came before Join"),
+        (pack(Join(rank=0, plan=make_plan(1))) + bytes(MAX_JOIN_NBYTES), "a Join takes at most 16777216"),
+    ):
+        handler.received(7, said)
+        peer, message = notes.ended[-1]
+        assert peer == 7 and isinstance(message, Refused) and why in message.reason
+    assert not decoded and core.failed is None
+
+
+def test_packets_about_the_session_are_short() -> None:
+    cluster = Cluster()
+    for said in (SessionOpen(session="x" * MAX_OPENING_NBYTES), Acknowledged(count=0)):
+        liar = cluster.connect()
+        liar.send(pack(said, (bytes(MAX_OPENING_NBYTES),)))
+        answer = liar.receive(1)
+        assert answer is not None and f"{type(said).__name__} of ".encode() in answer
+    assert not cluster.echo.received_numbers
+
+
+def test_a_peer_joins_with_the_rank_that_it_proved() -> None:
+    handler, notes, core, _ = make(0)
+    notes.identities = {5: Identity("worker-1", 1), 6: Identity("worker-1", 1), 7: Identity("anybody")}
+    for peer, rank in ((5, 0), (6, 1), (7, 0)):
+        handler.received(peer, pack(Join(rank=rank, plan=make_plan(2))))
+    [(peer, message)] = notes.ended
+    assert peer == 5 and isinstance(message, Refused)
+    assert message.reason == "rank 0: this worker's certificate or token is for rank 1; use that rank's own"
+    assert [peer for peer, _ in notes.sent] == [6, 7] and core.failed is None
+
+
+def test_a_session_is_taken_up_by_the_peer_that_began_it_alone() -> None:
+    notes = Notes()
+    notes.identities = {0: Identity("worker-0", 0), 1: Identity("worker-1", 1), 3: Identity("worker-0", 0)}
+    sessions = SessionServer(Echo, notes, 30.0)
+    opening = pack(SessionOpen(session="a sniffed name"))
+    for peer in range(4):
+        sessions.opened(peer)
+        sessions.received(peer, opening)
+    refused = Refused(reason="this session is another worker's: go on with the certificate and rank that began it")
+    assert notes.ended == [(1, refused), (2, refused), (0, None)], "peer 3 replaces peer 0"
+    assert [peer for peer, _ in notes.sent] == [0, 3]
+    sessions.received(3, numbered(1))
+    assert [number_in(packet) for peer, packet in notes.sent[2:] if peer == 3] == [2, 3]
 
 
 # ---- sessions

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+import thinwire as tw
 from tests.server.conversation import Shard, make_plan
 from thinwire.codecs import codec
 from thinwire.errors import ProtocolError
@@ -134,18 +135,32 @@ DIFFERENCES: dict[str, tuple[Callable[[Plan], Plan], str]] = {
     "its options": (lambda p: changed(p, groups=({"momentum": 0.75},)), r"groups: .*0\.75.*, the others .*0\.5"),
     "the reduction": (lambda p: changed(p, reduce="sum"), r"reduce: this worker plans sum, the others mean"),
     "the interval": (lambda p: changed(p, state_interval=7), r"state_interval: this worker plans 7, the others 50"),
+    "a setting": (lambda p: changed(p, settings={"seed": 1}), r"seed: this worker has 1, the others 0; start all"),
+    "a setting more": (
+        lambda p: changed(p, settings={"seed": 0, "lr": 0.1}),
+        r"lr: this worker has 0.1, the others no",
+    ),
+    "no settings": (lambda p: changed(p, settings={}), r"seed: this worker has none, the others 0"),
 }
 
 
 @pytest.mark.parametrize("case", DIFFERENCES)
 def test_a_plan_that_differs_is_refused_by_name(case: str) -> None:
     make, text = DIFFERENCES[case]
-    shard = Shard(begin=False)
+    shard = Shard(changed(make_plan(), settings={"seed": 0}), begin=False)
     shard.join(0)
     shard.say(1, Join(rank=1, plan=make(shard.plan)))
     assert shard.ended.keys() == {1}
     with pytest.raises(ProtocolError, match=text):
         raise ProtocolError(str(shard.ended[1]))
+
+
+def test_another_thinwire_is_refused_whoever_comes_first() -> None:
+    shard = Shard(begin=False)
+    shard.say(0, Join(rank=0, plan=shard.plan, version="9.9.9"))
+    assert f"version: this worker runs thinwire 9.9.9, the server {tw.__version__}" in str(shard.ended[0])
+    shard.say(1, Join(rank=0, plan=shard.plan, version=tw.__version__))
+    assert isinstance(shard.told[1][0][0], Welcome) and shard.ended.keys() == {0}
 
 
 def test_workers_may_have_as_many_threads_as_they_like() -> None:

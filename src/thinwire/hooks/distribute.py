@@ -32,7 +32,7 @@ from thinwire.runtime.connection import connect
 from thinwire.runtime.driver import WorkerDriver
 from thinwire.runtime.metrics import MetricsWriter
 from thinwire.runtime.rank_shards import RankShards
-from thinwire.schema import Reduce
+from thinwire.schema import Reduce, Settings
 from thinwire.transports.base import Connection
 from thinwire.worker.conversation import CHUNK_NBYTES
 from thinwire.worker.core import Worker
@@ -68,6 +68,7 @@ def distribute(
     metrics: Sequence[MetricsWriter] = (),
     resume: Mapping[str, Any] | None = None,
     steps_per_epoch: int | None = None,
+    settings: Settings | None = None,
     **options: Any,
 ) -> DistributedOptimizer:
     """Joins a training and returns an optimizer to use in place of `optimizer`.
@@ -106,6 +107,8 @@ def distribute(
         resume: what `opt.state_dict()` returned after `opt.sync()`; the model has its weights of then, and the shards
             were started with their checkpoints of the same step.
         steps_per_epoch: how many steps every worker takes in an epoch, for designs that exchange once an epoch.
+        settings: what else must be equal on all workers, by name, as in `{"batch": 32, "steps": 1000}`; a worker that
+            has another value is refused, and the message names it. The seed is always compared.
         **options: of the codec, such as `sparsity=1.75`.
 
     Raises:
@@ -155,6 +158,7 @@ def distribute(
         consistency=policy,
         placement=placement if isinstance(placement, Placement) else None,
         state_interval=state_interval,
+        settings={"seed": seed, **(settings or {})},
     )
     local = chosen.local
     outer = None if local is None else local.outer_groups(inner_lr=optimizer.param_groups[0]["lr"])

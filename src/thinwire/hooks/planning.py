@@ -23,7 +23,7 @@ from thinwire.policies.consistency import consistency as find_consistency
 from thinwire.policies.designs import Design
 from thinwire.policies.placement import Placement
 from thinwire.policies.placement import placement as find_placement
-from thinwire.schema import Plan, TableSpec
+from thinwire.schema import Plan, Settings, TableSpec
 from thinwire.worker.model import PlannedTensor
 
 
@@ -48,6 +48,7 @@ def make_plan(
     consistency: Consistency | None = None,
     placement: Placement | None = None,
     state_interval: int = 50,
+    settings: Settings | None = None,
 ) -> Planned:
     """Places the model's trained parameters on the shards, and its floating-point buffers on the first of them.
 
@@ -62,6 +63,7 @@ def make_plan(
         consistency: in place of the design's.
         placement: in place of the design's.
         state_interval: buffers travel after every so many exchanges.
+        settings: what else must be equal on all workers.
 
     Raises:
         ConfigError: an optimizer that servers do not run, or a parameter that it does not hold.
@@ -135,6 +137,7 @@ def make_plan(
             consistency=name_of(consistency or find_consistency(design.consistency)),
             downlink=design.downlink,
             local="" if local is None else local.agreement(),
+            settings=dict(settings or {}),
         )
         for specs in tables
     )

@@ -25,6 +25,7 @@ from thinwire.jobs.events import Accuracy, Checkpointed, Done, Progress
 from thinwire.jobs.job import Job
 from thinwire.jobs.outcome import PlacementSummary, WorkerOutcome
 from thinwire.runtime.metrics import MetricsWriter
+from thinwire.schema import Settings
 from thinwire.transports.base import Connection
 from thinwire.workloads.batches import Batches
 from thinwire.workloads.data import data
@@ -81,6 +82,7 @@ def run_worker(
         metrics=metrics,
         resume=None if saved is None else saved["optimizer"],
         steps_per_epoch=len(dataset.train_x) // job.workers // recipe.batch,
+        settings=_settings(job, dataset),
     )
     with opt:
         loop = _Loop(job, rank, model, opt, dataset, report)
@@ -98,6 +100,14 @@ def run_worker(
         outcome = loop.finish()
     report(Done(outcome=outcome))
     return outcome
+
+
+def _settings(job: Job, dataset: Dataset) -> Settings:
+    """What a worker's plan does not show, and yet must be as the others have it."""
+    recipe = job.recipe()
+    length = {"steps": recipe.steps} if job.seconds is None else {"seconds": job.seconds}
+    data = {"data": job.data, "data digest": dataset.digest()}
+    return {"model": job.model, "batch": recipe.batch, "learning rate": recipe.lr, **length, **data}
 
 
 def warm_up(codec: Codec) -> None:

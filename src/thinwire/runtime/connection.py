@@ -29,6 +29,9 @@ ACKNOWLEDGE_MESSAGES = 64
 ACKNOWLEDGE_NBYTES = 2**20
 """After so many messages or bytes a receiver acknowledges them, so that the sender may drop its copies."""
 
+SESSION_NBYTES = 16
+"""A session's name is a secret of 128 bits: who knows it can speak in the worker's place."""
+
 Connect = Callable[[float], Connection]
 """Opens a connection, waiting so many seconds for the server at most."""
 
@@ -153,7 +156,7 @@ class ReconnectingConnection(Connection):
         max_message_nbytes: int = MAX_MESSAGE_NBYTES,
     ) -> None:
         self._connect, self._reconnect_s, self._max_message_nbytes = connect, reconnect_s, max_message_nbytes
-        self._session = secrets.token_hex(8)
+        self._session = secrets.token_hex(SESSION_NBYTES)
         # Held while a packet is sent, so that packets leave in the order in which they are kept, and while the
         # connection is replaced.
         self._sending = threading.RLock()

@@ -18,11 +18,15 @@ from thinwire.errors import ProtocolError
 from thinwire.packets import kind_of, pack, parse
 from thinwire.runtime.checkpoint import Checkpointer
 from thinwire.runtime.connection import ReplayBuffer
-from thinwire.schema import Acknowledged, Refused, SessionAccepted, SessionOpen
+from thinwire.schema import Acknowledged, Join, Message, Refused, SessionAccepted, SessionOpen
 from thinwire.server.core import Close, Effect, Send, ServerCore
-from thinwire.transports.base import MAX_PENDING_NBYTES, Handler, HandlerFactory, Sender
+from thinwire.transports.base import ANYBODY, MAX_PENDING_NBYTES, Handler, HandlerFactory, Identity, Sender
 
 MAX_NAME = 64
+MAX_OPENING_NBYTES = 64 * 1024
+"""Of a packet about the session, which holds a name and two numbers."""
+MAX_JOIN_NBYTES = 16 * 2**20
+"""Of a worker's first message: a plan of the largest number of tables takes some 15 MB."""
 MAX_KEPT_NBYTES = 2 * MAX_PENDING_NBYTES
 """What may wait for a worker's acknowledgement: twice what the transport lets wait to be sent to it."""
 
@@ -62,13 +66,19 @@ class ServerHandler:
     ) -> None:
         self._core, self._sender, self._checkpointer = core, sender, checkpointer
         self._on_end: Callable[[], None] | None = on_end
+        self._joined: set[int] = set()
 
     def opened(self, peer: int) -> None:
         """Nothing to do: a worker speaks first."""
 
     def received(self, peer: int, packet: bytes) -> None:
         try:
+            if peer not in self._joined:
+                self._check_first(packet)
             message, frames = parse(packet)
+            if isinstance(message, Join):
+                self._check_rank(peer, message.rank)
+                self._joined.add(peer)
         except ProtocolError as error:
             self._do(self._core.broke(peer, str(error)))
             return
@@ -77,7 +87,23 @@ class ServerHandler:
             self._checkpointer.write_if_due()
 
     def closed(self, peer: int, error: str | None) -> None:
+        self._joined.discard(peer)
         self._do(self._core.closed(peer, error))
+
+    def _check_first(self, packet: bytes) -> None:
+        """Looks at a packet of a peer that has not joined before anything in it is decoded."""
+        kind = kind_of(packet)
+        if kind is not None and kind is not Join:
+            raise ProtocolError(f"{kind.__name__} came before Join")
+        if len(packet) > MAX_JOIN_NBYTES:
+            raise ProtocolError(f"a first message of {len(packet)} bytes; a Join takes at most {MAX_JOIN_NBYTES}")
+
+    def _check_rank(self, peer: int, rank: int) -> None:
+        identity = self._sender.identity(peer)
+        if identity.rank not in (None, rank):
+            raise ProtocolError(
+                f"rank {rank}: this worker's certificate or token is for rank {identity.rank}; use that rank's own"
+            )
 
     def _do(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -101,6 +127,7 @@ class _Session:
         number: the handler's number of it.
         name: the worker's, by which it comes back; None where it cannot.
         peer: the transport's number of its connection; None while it has none.
+        identity: of its worker, which every connection of the session must prove.
         ended: whether the handler has ended it.
         last: the packet that ended it.
         breaks: how often its connection broke.
@@ -109,6 +136,7 @@ class _Session:
     number: int
     name: str | None
     peer: int | None
+    identity: Identity
     buffer: ReplayBuffer = field(default_factory=ReplayBuffer)
     ended: bool = False
     last: bytes | None = None
@@ -146,7 +174,11 @@ class SessionServer(Sender):
             return  # its session goes on on another connection, which repeats this
         session, kind = self._of_peer.get(peer), kind_of(packet)
         try:
-            message = parse(packet)[0] if kind is Acknowledged or (kind is SessionOpen and session is None) else None
+            message: Message | None = None
+            if kind is Acknowledged or (kind is SessionOpen and session is None):
+                if len(packet) > MAX_OPENING_NBYTES:
+                    raise ProtocolError(f"a {kind.__name__} of {len(packet)} bytes; it takes a few dozen")
+                message = parse(packet)[0]
             if isinstance(message, SessionOpen):
                 self._open(peer, message)
                 return
@@ -207,13 +239,18 @@ class SessionServer(Sender):
     def call(self, callback: Callable[[], None]) -> None:
         self._sender.call(callback)
 
+    def identity(self, peer: int) -> Identity:
+        session = self._numbered.get(peer)
+        return ANYBODY if session is None else session.identity
+
     # ---- sessions
 
     def _outlives_breaks(self, session: _Session) -> bool:
         return session.name is not None and self._grace_s > 0
 
     def _begin(self, peer: int, name: str | None) -> _Session:
-        session = self._of_peer[peer] = self._numbered[self._num_sessions] = _Session(self._num_sessions, name, peer)
+        session = _Session(self._num_sessions, name, peer, self._sender.identity(peer))
+        self._of_peer[peer] = self._numbered[session.number] = session
         self._num_sessions += 1
         if name is not None:
             self._named[name] = session
@@ -233,6 +270,8 @@ class SessionServer(Sender):
                     "Resume all workers and shards from checkpoints of one step"
                 )
             session = self._begin(peer, message.session)
+        elif session.identity != self._sender.identity(peer):
+            raise ProtocolError("this session is another worker's: go on with the certificate and rank that began it")
         elif session.ended:
             self._sender.close(peer, session.last)
             return

@@ -12,13 +12,16 @@ from thinwire.codecs.registry import codec as make_codec
 from thinwire.codecs.registry import find as find_codec
 from thinwire.codecs.registry import ids
 from thinwire.errors import ProtocolError
-from thinwire.schema import Plan, TableSpec
+from thinwire.schema import Plan, Settings, TableSpec
+from thinwire.version import VERSION
 
 MAX_TABLES = 100_000
 MAX_VALUES = 2**36
 """256 GiB of float32: far above any shard, far below what would overflow a size."""
 MAX_RANK = 32
 """That of a frame."""
+MAX_SETTINGS = 64
+"""Settings are a handful of numbers and short texts."""
 
 
 def check_plan(plan: Plan) -> None:
@@ -29,6 +32,8 @@ def check_plan(plan: Plan) -> None:
         raise ProtocolError(f"a plan with {len(plan.tables)} tables; at most {MAX_TABLES} are possible")
     if plan.state_interval < 1:
         raise ProtocolError(f"buffers that travel every {plan.state_interval} steps; at least 1 is needed")
+    if len(plan.settings) > MAX_SETTINGS:
+        raise ProtocolError(f"a plan with {len(plan.settings)} settings; at most {MAX_SETTINGS} are possible")
     if len({spec.name for spec in plan.tables}) != len(plan.tables):
         raise ProtocolError("two tables have one name")
     values = 0
@@ -77,6 +82,7 @@ def difference(ours: Plan, theirs: Plan) -> str | None:
     return (
         _table_difference(ours.tables, theirs.tables)
         or _field_difference(ours, theirs)
+        or _setting_difference(ours.settings, theirs.settings)
         or "this worker's plan differs from the others'"
     )
 
@@ -105,6 +111,22 @@ def _field_difference(ours: Plan, theirs: Plan) -> str | None:
         if (here := getattr(ours, field)) != (there := getattr(theirs, field)):
             return f"{field}: this worker plans {there}, the others {here}"
     return None
+
+
+def _setting_difference(ours: Settings, theirs: Settings) -> str | None:
+    for name in sorted({*ours, *theirs}):
+        if ours.get(name) != theirs.get(name):
+            here, there = (repr(each[name]) if name in each else "none" for each in (ours, theirs))
+            return f"{name}: this worker has {there}, the others {here}; start all workers with the same"
+    return None
+
+
+def check_version(version: str) -> None:
+    """Raises ProtocolError where a joining worker runs another thinwire than this server."""
+    if version not in ("", VERSION):
+        raise ProtocolError(
+            f"version: this worker runs thinwire {version}, the server {VERSION}; install one version on all machines"
+        )
 
 
 def _without_private_options(plan: Plan) -> Plan:

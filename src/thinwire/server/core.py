@@ -20,7 +20,7 @@ import msgspec
 from thinwire.errors import ConfigError, FrameError, NonFiniteError, ProtocolError
 from thinwire.packets import EncodedTensor
 from thinwire.schema import Join, Leave, Message, Plan, Push, Refused, Scalars, Values, Welcome
-from thinwire.server.agreement import check_plan, difference
+from thinwire.server.agreement import check_plan, check_version, difference
 from thinwire.server.table import Table
 from thinwire.server.update_engine import Outgoing, StepUnreachable, UpdateEngine
 
@@ -117,6 +117,7 @@ class ServerCore:
     def _join(self, peer: int, join: Join) -> list[Effect]:
         if peer in self._ranks:
             raise ProtocolError("a second Join in one session")
+        check_version(join.version)
         if self.plan is None:
             check_plan(join.plan)
         elif reason := difference(self.plan, join.plan):

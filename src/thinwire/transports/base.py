@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -47,6 +48,23 @@ def check_packet(packet: bytes, limit_nbytes: int) -> None:
             f"a packet of {len(packet)} bytes is over the message limit of {limit_nbytes} bytes; send fewer frames in "
             f"it or raise max_message_nbytes on both sides"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a peer has proved of itself before its first message.
+
+    Attributes:
+        name: the one in its certificate; empty without a certificate.
+        rank: the one that its certificate or token is for; None where they are for any rank.
+    """
+
+    name: str = ""
+    rank: int | None = None
+
+
+ANYBODY = Identity()
+"""A peer that was asked for nothing."""
 
 
 class Connection(ABC):
@@ -162,6 +180,10 @@ class Sender(ABC):
     @abstractmethod
     def call(self, callback: Callable[[], None]) -> None:
         """Runs `callback` between two calls of the handler, soon. Safe from any thread: for timers."""
+
+    def identity(self, peer: int) -> Identity:
+        """Returns what a peer has proved of itself; `ANYBODY` where the transport asks for nothing."""
+        return ANYBODY
 
 
 HandlerFactory = Callable[[Sender], Handler]

@@ -20,6 +20,7 @@ from thinwire.errors import ConfigError, ProtocolError
 from thinwire.packets import EncodedTensor
 from thinwire.policies.consistency import Consistency, consistency
 from thinwire.schema import Changes, Delta, Join, Leave, Message, Plan, Push, Refused, Scalars, Values, Welcome
+from thinwire.version import VERSION
 
 CHUNK_NBYTES = 32 * 1024
 """A push leaves as soon as this much is ready: 3 ms at 100 Mbit/s, and a few chunks a step for small models."""
@@ -130,7 +131,7 @@ class Conversation:
             ConfigError: the shard holds parameters and is at another step than a worker that resumes.
         """
         have = tuple(self.versions) if min(self.versions, default=-1) >= 0 else ()
-        yield Send(self.shard, Join(rank=self.rank, plan=self.plan, have=have))
+        yield Send(self.shard, Join(rank=self.rank, plan=self.plan, have=have, version=VERSION))
         while self._welcome is None:
             yield Receive(self.shard, "the server's welcome")
         step = self._welcome.step

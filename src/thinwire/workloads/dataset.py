@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+import xxhash
 
 from thinwire.errors import DataError
 
@@ -60,6 +61,14 @@ class Dataset:
     def in_shape(self) -> tuple[int, ...]:
         """The shape of one example."""
         return tuple(self.train_x.shape[1:])
+
+    def digest(self) -> str:
+        """Returns a digest of the training set: workers that learn together must have the same."""
+        digest = xxhash.xxh3_64()
+        for tensor in (self.train_x, self.train_y):
+            digest.update(repr(tuple(tensor.shape)).encode())
+            digest.update(tensor.contiguous().numpy().data)
+        return digest.hexdigest()
 
     def inputs(self, x: torch.Tensor) -> torch.Tensor:
         """What a model reads: float32 pixels, standardised; for "bytes" int64.
