@@ -101,11 +101,16 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         send_values: whether it does.
         step: updates that every table has had.
         final: the version with which the training ends, where worker 0 has said so; else −1.
+        begin: the first clock that this worker is expected at, where it joins a training that went on without it;
+            else −1.
+        elastic: whether the training goes on without workers that die.
     """
 
     send_values: bool
     step: int = 0
     final: int = -1
+    begin: int = -1
+    elastic: bool = False
 
 
 class Values(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -237,6 +242,24 @@ class Abort(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     reason: str
 
 
+class Members(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Server → worker: who takes part from now on, after somebody went away or came.
+
+    Args:
+        step: updates that every table has had.
+        ranks: of the workers that are expected to push.
+        least: with fewer workers no update is made until others come.
+        reason: who came or went, and why.
+        interrupted: nobody has gone yet: a worker lost its connection, and the others wait for it for a while.
+    """
+
+    step: int
+    ranks: tuple[int, ...]
+    least: int
+    reason: str
+    interrupted: bool = False
+
+
 Message: TypeAlias = (
     Join
     | Welcome
@@ -252,6 +275,7 @@ Message: TypeAlias = (
     | Shard
     | Skip
     | Abort
+    | Members
 )
 
 KINDS: dict[int, type[Message]] = dict(enumerate(get_args(Message), start=1))

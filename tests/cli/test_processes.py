@@ -66,6 +66,27 @@ def test_interrupting_a_training_leaves_no_process_behind() -> None:
                 child.kill()
 
 
+def test_a_killed_worker_is_started_again_and_goes_on_where_the_others_are(tmp_path: Path) -> None:
+    records, outcome = tmp_path / "records.jsonl", tmp_path / "outcome.json"
+    train = start(
+        *("train", "--steps", 300, "--workers", 2, "--design", "3lc", "--min-workers", 2, "--max-restarts", 1),
+        *("--telemetry", records, "--json", outcome),
+    )
+    try:
+        while not (records.exists() and records.stat().st_size):
+            assert train.poll() is None
+            time.sleep(0.05)
+        children = psutil.Process(train.pid).children(recursive=True)
+        [victim] = [c for c in children if cmdline(c)[1:4] == ["-m", "thinwire", "worker"] and "1" in cmdline(c)[4:6]]
+        victim.kill()
+        out, err = train.communicate(timeout=120)
+        assert train.returncode == 0, err
+        assert "worker 1 was killed by SIGKILL" in " ".join(out.split())
+        assert json.loads(outcome.read_text())["steps"] == 300
+    finally:
+        train.kill()
+
+
 def test_a_server_ends_in_good_order_on_ctrl_c() -> None:
     server = start("server", "--listen", "127.0.0.1:0", "--events")
     try:

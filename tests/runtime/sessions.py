@@ -28,6 +28,7 @@ class Echo:
         self.sender = sender
         self.received_numbers: list[int] = []
         self.ends: list[tuple[int, str | None]] = []
+        self.breaks: list[tuple[int, str]] = []
 
     def opened(self, peer: int) -> None:
         pass
@@ -43,6 +44,12 @@ class Echo:
 
     def closed(self, peer: int, error: str | None) -> None:
         self.ends.append((peer, error))
+
+    def interrupted(self, peer: int) -> None:
+        self.breaks.append((peer, "interrupted"))
+
+    def resumed(self, peer: int) -> None:
+        self.breaks.append((peer, "resumed"))
 
 
 class Cluster:

@@ -60,9 +60,9 @@ def gradient(rank: int, step: int, table: int) -> Array:
 class Shard:
     """A server core, and a list of what it said to each peer. Peer r is the worker of rank r, unless said otherwise."""
 
-    def __init__(self, plan: Plan | None = None, *, begin: bool = True) -> None:
+    def __init__(self, plan: Plan | None = None, *, begin: bool = True, min_workers: int | None = None) -> None:
         self.plan = plan or make_plan()
-        self.core = ServerCore()
+        self.core = ServerCore(min_workers)
         self.told: dict[int, list[tuple[Message, tuple[bytes, ...]]]] = defaultdict(list)
         self.ended: dict[int, str | None] = {}
         if begin:
@@ -79,6 +79,10 @@ class Shard:
                 case Close(peer, message):
                     assert message is None or isinstance(message, Refused)
                     self.ended[peer] = None if message is None else message.reason
+
+    def lose(self, peer: int) -> None:
+        """A worker dies."""
+        self.carry_out(self.core.closed(peer, "connection reset"))
 
     def say(self, peer: int, message: Message, frames: tuple[EncodedTensor, ...] = ()) -> None:
         self.carry_out(self.core.received(peer, message, frames))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from thinwire.codecs import CheckedFrame, codec, open_frame
+from thinwire.server.membership import Membership
 from thinwire.server.table import Aggregation
 
 PLAIN = codec("fp32")
@@ -27,7 +28,7 @@ def grads(workers: int) -> list[Floats]:
 
 def test_every_order_gives_the_bits_of_the_ranks_order() -> None:
     frames = [frame(grad) for grad in grads(4)]
-    aggregation = Aggregation((64,), 4)
+    aggregation = Aggregation((64,), Membership(4))
     results = set()
     for order in itertools.permutations(range(4)):
         for rank in order:
@@ -48,7 +49,7 @@ def test_every_order_gives_the_bits_of_the_ranks_order() -> None:
 @pytest.mark.parametrize("missing", [subset for n in range(4) for subset in itertools.combinations(range(3), n)])
 def test_empty_frames_do_not_count(missing: tuple[int, ...]) -> None:
     given = grads(3)
-    aggregation = Aggregation((64,), 3)
+    aggregation = Aggregation((64,), Membership(3))
     for rank in (2, 0, 1):
         aggregation.add(rank, None if rank in missing else frame(given[rank]))
     mean, _ = aggregation.take()
@@ -61,7 +62,7 @@ def test_empty_frames_do_not_count(missing: tuple[int, ...]) -> None:
 
 
 def test_one_step_leaves_nothing_to_the_next() -> None:
-    aggregation = Aggregation((64,), 2, reduce="sum")
+    aggregation = Aggregation((64,), Membership(2), reduce="sum")
     for _ in range(3):
         for rank, grad in enumerate(grads(2)):
             aggregation.add(rank, frame(grad))
@@ -70,7 +71,7 @@ def test_one_step_leaves_nothing_to_the_next() -> None:
 
 
 def test_a_quorum_is_enough_and_says_who_took_part() -> None:
-    aggregation = Aggregation((64,), 4, quorum=2)
+    aggregation = Aggregation((64,), Membership(4, 2))
     given = grads(4)
     aggregation.add(3, frame(given[3]))
     early = aggregation.complete
@@ -82,7 +83,7 @@ def test_a_quorum_is_enough_and_says_who_took_part() -> None:
 
 
 def test_gradients_of_later_clocks_wait_for_their_turn() -> None:
-    aggregation = Aggregation((64,), 2, reduce="sum")
+    aggregation = Aggregation((64,), Membership(2), reduce="sum")
     given = grads(2)
     aggregation.add(1, frame(given[1]), clock=1)
     aggregation.add(1, frame(given[0]), clock=0)

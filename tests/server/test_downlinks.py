@@ -165,7 +165,7 @@ def test_a_worker_that_starts_late_lacks_nothing() -> None:
         table.values += torch.from_numpy(noise(seed))
         table.publish(noise(seed), {0})
     np.testing.assert_array_equal(decode(table.hand_over(1)).numpy(), table.values.numpy())
-    assert table.given == [3, 3]
+    assert table.given == {0: 3, 1: 3}
     assert (table.downlink.snapshot(0) != table.values.numpy()).any()
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thinwire.errors import ProtocolError
-from thinwire.server.core import MAX_OPEN, Digests, Maxima
+from thinwire.server.rounds import MAX_OPEN, Digests, Maxima
 
 SCALARS = st.lists(st.floats(0, 1e30), min_size=3, max_size=3).map(tuple)
 
@@ -18,35 +18,35 @@ SCALARS = st.lists(st.floats(0, 1e30), min_size=3, max_size=3).map(tuple)
 def test_the_largest_of_each_once_all_have_spoken(said: list[tuple[float, ...]], order: random.Random) -> None:
     maxima, ranks = Maxima(), list(range(len(said)))
     order.shuffle(ranks)
-    answers = [maxima.add(rank, 7, said[rank], len(said)) for rank in ranks]
+    answers = [maxima.add(rank, 7, said[rank], ranks) for rank in ranks]
     assert answers[:-1] == [None] * (len(said) - 1)
     assert answers[-1] == tuple(max(column) for column in zip(*said, strict=True))
 
 
 def test_steps_do_not_mix() -> None:
     maxima = Maxima()
-    assert maxima.add(0, 0, (1.0,), 2) is None
-    assert maxima.add(0, 1, (9.0,), 2) is None
-    assert maxima.add(1, 0, (2.0,), 2) == (2.0,)
-    assert maxima.add(1, 1, (3.0,), 2) == (9.0,)
-    assert maxima.add(0, 0, (5.0,), 2) is None, "a step that is over may begin again"
+    assert maxima.add(0, 0, (1.0,), {0, 1}) is None
+    assert maxima.add(0, 1, (9.0,), {0, 1}) is None
+    assert maxima.add(1, 0, (2.0,), {0, 1}) == (2.0,)
+    assert maxima.add(1, 1, (3.0,), {0, 1}) == (9.0,)
+    assert maxima.add(0, 0, (5.0,), {0, 1}) is None, "a step that is over may begin again"
 
 
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
 def test_a_scale_is_finite_and_not_negative(value: float) -> None:
     with pytest.raises(ProtocolError, match="negative, NaN or Inf"):
-        Maxima().add(0, 0, (1.0, value), 2)
+        Maxima().add(0, 0, (1.0, value), {0, 1})
 
 
 def test_nobody_speaks_twice_or_of_too_many_steps() -> None:
     maxima = Maxima()
-    maxima.add(0, 0, (1.0,), 2)
+    maxima.add(0, 0, (1.0,), {0, 1})
     with pytest.raises(ProtocolError, match="came twice"):
-        maxima.add(0, 0, (1.0,), 2)
+        maxima.add(0, 0, (1.0,), {0, 1})
     for step in range(1, MAX_OPEN):
-        maxima.add(0, step, (1.0,), 2)
+        maxima.add(0, step, (1.0,), {0, 1})
     with pytest.raises(ProtocolError, match="too many steps"):
-        maxima.add(0, MAX_OPEN, (1.0,), 2)
+        maxima.add(0, MAX_OPEN, (1.0,), {0, 1})
 
 
 def test_equal_digests_are_silent_and_another_one_names_both() -> None:

@@ -68,6 +68,9 @@ CheckpointEvery = Annotated[int, typer.Option(min=1, help="Steps between two che
 CheckpointDir = Annotated[
     Path | None, typer.Option(file_okay=False, help="Write checkpoints of every process to this folder.")
 ]
+MinWorkers = Annotated[
+    int | None, typer.Option(min=1, help="Go on without workers that die while so many are left; with fewer, wait.")
+]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint.")]
 ResumeStep = Annotated[int | None, typer.Option(min=1, help="Which of the two checkpoints; by default the newest.")]
 Png = Annotated[Path | None, typer.Option(dir_okay=False, help="Draw a picture into this file.")]

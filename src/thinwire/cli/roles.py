@@ -30,11 +30,22 @@ from thinwire.transports.shaped import Shaping
 
 app = typer.Typer()
 
+ENDING_GRACE_S, ELASTIC_GRACE_S = 60.0, 10.0
+"""How long a server waits for a worker whose connection broke, where the training then ends, or goes on without it."""
 
-def grpc_options(shape: str | None) -> GrpcOptions:
-    """The transport's options of a role: an application-level link of this rate, or none."""
+
+def grpc_options(shape: str | None, keepalive_s: float | None = None) -> GrpcOptions:
+    """The transport's options of a role.
+
+    Args:
+        shape: the rate of an application-level link; None: no link.
+        keepalive_s: quiet seconds before the other end is asked for a sign of life; None takes the transport's own.
+    """
     bps = parse_rate(shape or "none").bps
-    return GrpcOptions(shaping=None if bps is None else Shaping.symmetric(bps))
+    shaping = None if bps is None else Shaping.symmetric(bps)
+    return (
+        GrpcOptions(shaping=shaping) if keepalive_s is None else GrpcOptions(shaping=shaping, keepalive_s=keepalive_s)
+    )
 
 
 @app.command(epilog="Example: thinwire server --listen 0.0.0.0:7070")
@@ -45,14 +56,18 @@ def server(
     resume: options.Resume = False,
     resume_step: options.ResumeStep = None,
     rejoin: Annotated[bool, typer.Option(help="Wait for a worker whose connection broke.")] = True,
-    rejoin_grace_s: Annotated[
-        float, typer.Option(min=0, help="How long, before the training ends, in seconds.")
-    ] = 60.0,
+    min_workers: options.MinWorkers = None,
+    worker_grace_s: Annotated[
+        float | None,
+        typer.Option(min=0, help="How long to wait for it, in seconds; by default 10 with --min-workers, else 60."),
+    ] = None,
     shape: options.Shape = None,
     events: options.Events = False,
 ) -> None:
     """Serve one training: the first worker brings the model and the optimizer; ends when all workers have left."""
-    core = ServerCore()
+    core = ServerCore(min_workers)
+    if worker_grace_s is None:
+        worker_grace_s = ENDING_GRACE_S if min_workers is None else ELASTIC_GRACE_S
     checkpointer = None if checkpoint is None else Checkpointer(core, checkpoint, checkpoint_every)
     if resume:
         if checkpointer is None:
@@ -61,8 +76,10 @@ def server(
     ended = threading.Event()
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, lambda *_: ended.set())
-    handler = serving(core, ended.set, checkpointer, grace_s=rejoin_grace_s if rejoin else 0.0)
-    with serve(handler, listen, options=grpc_options(shape)) as running:
+    handler = serving(core, ended.set, checkpointer, grace_s=worker_grace_s if rejoin else 0.0)
+    # A frozen worker is noticed as soon as a dead one is given up.
+    transport = grpc_options(shape, None if min_workers is None else max(1.0, worker_grace_s / 2))
+    with serve(handler, listen, options=transport) as running:
         if events:
             report(Listening(address=running.address))
         else:

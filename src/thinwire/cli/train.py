@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -12,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from thinwire.cli import options
 from thinwire.cli.console import console, runs_table, show, write_json
 from thinwire.cli.options import takes
-from thinwire.engines.events import Event
+from thinwire.engines.events import Event, Restarted
 from thinwire.engines.links import parse_rate
 from thinwire.engines.namespaces import can_unshare, reexec_in_user_namespace
 from thinwire.errors import ConfigError
@@ -39,6 +40,8 @@ def run_with_progress(
     checkpoints: RunCheckpoints | None = None,
     *,
     in_process: bool = False,
+    min_workers: int | None = None,
+    max_restarts: int = 0,
 ) -> RunOutcome:
     """Runs a job behind a progress bar; `in_process`: with threads for workers, which takes no other option."""
     links = choose_links(job.link, shaping)
@@ -56,15 +59,25 @@ def run_with_progress(
     with bar:
         task = bar.add_task(escape(job.design), total=total, text="starting")
 
-        def on_event(_process: str, event: Event) -> None:
-            if isinstance(event, Stepped):
+        def on_event(process: str, event: Event) -> None:
+            if isinstance(event, Restarted):
+                console.print(f"{process} {event.reason}; started again, {event.left} restarts left")
+            elif isinstance(event, Stepped):
                 done = min(event.seconds, total) if job.seconds else event.step
                 bar.update(task, completed=done, text=f"step {event.step:,}, loss {event.loss:.3f}")
 
         if in_process:
             outcome = run_in_process(job, on_event=on_event)
         else:
-            outcome = run(job, links=links, on_event=on_event, worker_options=worker_options, checkpoints=checkpoints)
+            outcome = run(
+                job,
+                links=links,
+                on_event=on_event,
+                worker_options=worker_options,
+                checkpoints=checkpoints,
+                min_workers=min_workers,
+                max_restarts=max_restarts,
+            )
         bar.update(task, completed=total, text=f"{outcome.steps:,} steps, {outcome.test_accuracy:.2%}")
     return outcome
 
@@ -83,6 +96,10 @@ def train(
     checkpoint_dir: options.CheckpointDir = None,
     checkpoint_every: options.CheckpointEvery = 100,
     resume: options.Resume = False,
+    min_workers: options.MinWorkers = None,
+    max_restarts: Annotated[
+        int, typer.Option(min=0, help="Start a worker that fails again, so often; it goes on where the others are.")
+    ] = 0,
     json: options.Json = None,
 ) -> None:
     """Train a model with a server and N workers on this machine, over an emulated link."""
@@ -97,6 +114,8 @@ def train(
         *(() if metrics_port is None else ("--metrics-port", str(metrics_port))),
         *(() if tensorboard is None else ("--tensorboard", str(tensorboard))),
     ]
-    outcome = run_with_progress(job, shaping, telemetry_options, checkpoints)
+    outcome = run_with_progress(
+        job, shaping, telemetry_options, checkpoints, min_workers=min_workers, max_restarts=max_restarts
+    )
     show(runs_table([outcome], f"{job.model} on {job.data}, {job.workers} workers"))
     write_json(json, outcome)

@@ -31,6 +31,18 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=st
         return json.dumps(msgspec.to_builtins(self))
 
 
+class Restarted(Event, frozen=True, kw_only=True):
+    """The engine has started a process again.
+
+    Attributes:
+        reason: how it ended.
+        left: how often it may still be started again.
+    """
+
+    reason: str
+    left: int
+
+
 def reader(kinds: Sequence[type[Event]]) -> Callable[[str], Event | None]:
     """Returns a function that reads a line: the event in it, or None where it is something else.
 

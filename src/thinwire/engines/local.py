@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import IO, NoReturn, TypeVar
 
-from thinwire.engines.events import Event, reader
+from thinwire.engines.events import Event, Restarted, reader
 from thinwire.engines.namespaces import Fabric
 from thinwire.engines.parent_watch import with_parent_watch
 from thinwire.errors import ConfigError, EngineError
@@ -41,8 +41,8 @@ E = TypeVar("E", bound=Event)
 class _Child:
     """One process. What it reports, and last of all its exit status, goes to the engine's inbox beside its name."""
 
-    def __init__(self, engine: LocalEngine, name: str, command: Sequence[str]) -> None:
-        self.engine, self.name = engine, name
+    def __init__(self, engine: LocalEngine, name: str, command: Sequence[str], restarts: int) -> None:
+        self.engine, self.name, self.command, self.restarts = engine, name, command, restarts
         self.status: int | None = None  # once the engine has read its end
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         self.process = subprocess.Popen(
@@ -133,13 +133,14 @@ class LocalEngine:
         """The process ids of everything started, by name."""
         return {name: child.process.pid for name, child in self._children.items()}
 
-    def start(self, name: str, argv: Sequence[str], *, host: str | None = None) -> None:
+    def start(self, name: str, argv: Sequence[str], *, host: str | None = None, restarts: int = 0) -> None:
         """Starts a process.
 
         Args:
             name: what to call it in events and errors; each name once.
             argv: the command, program first.
             host: the fabric's host to run it in; it must have one if and only if the engine has a fabric.
+            restarts: how often it is started again where it fails, before that ends the run.
 
         Raises:
             ConfigError: a name used twice, a host without a fabric or the reverse, an unknown host.
@@ -156,8 +157,11 @@ class LocalEngine:
         command = ["env", *(f"{key}={value}" for key, value in self._environment.items()), *argv]
         if self._fabric is not None and host is not None:
             command = self._fabric.inside(host, command)
+        self._children[name] = self._spawn(name, command, restarts)
+
+    def _spawn(self, name: str, command: Sequence[str], restarts: int) -> _Child:
         try:
-            self._children[name] = _Child(self, name, command)
+            return _Child(self, name, command, restarts)
         except OSError as error:
             raise EngineError(f"{name} could not be started: {error}") from error
 
@@ -228,6 +232,8 @@ class LocalEngine:
             return self._unread.popleft()
         came = self._receive(timeout_s)
         if came is not None and isinstance(came[1], int) and came[1] != 0:
+            if restarted := self._restart(came[0]):
+                return came[0], restarted
             # When one dies, its peers may be heard of before it is: the first to be heard of is not named alone.
             deadline = time.monotonic() + _SETTLE_S
             while (left := deadline - time.monotonic()) > 0 and self._receive(left) is not None:
@@ -235,6 +241,14 @@ class LocalEngine:
             failed = [name for name, child in self._children.items() if child.status]
             self._fail(None, sorted(failed, key=lambda name: name != came[0]))
         return came
+
+    def _restart(self, name: str) -> Restarted | None:
+        """Starts a process that failed again; None where it has failed too often."""
+        child = self._children[name]
+        if not child.restarts:
+            return None
+        self._children[name] = self._spawn(name, child.command, child.restarts - 1)
+        return Restarted(reason=_describe(child.status), left=child.restarts - 1)
 
     def _receive(self, timeout_s: float | None) -> tuple[str, Event | int] | None:
         try:

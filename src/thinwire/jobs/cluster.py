@@ -78,6 +78,7 @@ def run_cluster(
     servers: int = 1,
     servers_on_workers: bool = False,
     server_command: Callable[[int], list[str]] = lambda index: ["server"],
+    max_restarts: int = 0,
 ) -> dict[str, int]:
     """Starts servers and workers, passes on what they report, and returns when all have ended.
 
@@ -90,6 +91,7 @@ def run_cluster(
         servers: how many shards.
         servers_on_workers: shard i runs on worker i's node, and both share its link.
         server_command: the `thinwire` command of a shard, by index, up to `--listen`; it reports `Listening`.
+        max_restarts: how often each worker that fails is started again.
 
     Returns:
         With kernel shaping the interface counters of the workers' nodes, named as in `RunOutcome`.
@@ -115,9 +117,9 @@ def run_cluster(
         engine = stack.enter_context(LocalEngine([Listening, *kinds], fabric=fabric))
         shape = ["--shape", str(links.rate)] if links.shaping == "application" else []
 
-        def start(name: str, host: str, *command: str) -> None:
+        def start(name: str, host: str, *command: str, restarts: int = 0) -> None:
             argv = [sys.executable, "-m", "thinwire", *command, "--events", *shape]
-            engine.start(name, argv, host=host if fabric else None)
+            engine.start(name, argv, host=host if fabric else None, restarts=restarts)
 
         for index, shard in enumerate(shards):
             host = names[index] if servers_on_workers else shard
@@ -125,7 +127,7 @@ def run_cluster(
             start(shard, host, *server_command(index), "--listen", address)
         addresses = [engine.wait_for(shard, Listening, START_TIMEOUT_S).address for shard in shards]
         for rank, name in enumerate(names):
-            start(name, name, *worker_command(rank, addresses))
+            start(name, name, *worker_command(rank, addresses), restarts=max_restarts)
         for process, event in engine.events():
             on_event(process, event)
         return _interfaces(fabric, names) if fabric else {}
@@ -149,6 +151,8 @@ def run(
     on_event: OnEvent = lambda process, event: None,
     worker_options: Sequence[str] = (),
     checkpoints: RunCheckpoints | None = None,
+    min_workers: int | None = None,
+    max_restarts: int = 0,
 ) -> RunOutcome:
     """Trains once.
 
@@ -158,6 +162,8 @@ def run(
         on_event: called with each process's name and event, as it is reported.
         worker_options: further options of every worker's command: where its telemetry goes.
         checkpoints: where and how often every process writes a checkpoint, and whether to go on from there.
+        min_workers: the servers go on without workers that died while so many are left; None: they wait.
+        max_restarts: how often each worker that fails is started again.
 
     Raises:
         ConfigError: there is nothing to resume, or a job that cannot be resumed.
@@ -180,7 +186,9 @@ def run(
         on_event(process, event)
 
     def server_command(index: int) -> list[str]:
-        return ["server", *([] if checkpoints is None else checkpoints.arguments(checkpoints.server(index), step))]
+        least = [] if min_workers is None else ["--min-workers", str(min_workers)]
+        kept = [] if checkpoints is None else checkpoints.arguments(checkpoints.server(index), step)
+        return ["server", *least, *kept]
 
     def worker_command(rank: int, addresses: list[str]) -> list[str]:
         more = [] if checkpoints is None else checkpoints.arguments(checkpoints.worker(rank), step)
@@ -195,6 +203,7 @@ def run(
         servers=job.shards,
         servers_on_workers=job.servers_on_workers,
         server_command=server_command,
+        max_restarts=max_restarts,
     )
     outcome = summarise(job, workers, curve, rate=links.rate, shaping=links.shaping)
     return msgspec.structs.replace(outcome, **interfaces)

@@ -88,6 +88,8 @@ def run_worker(
         loop = _Loop(job, rank, model, opt, dataset, report)
         if saved is not None:
             loop.load_state_dict(saved["loop"])
+        elif opt.steps_done:  # it joined a training that went on without it
+            batches.advance_to(opt.steps_done)
         written = opt.clock
         while not loop.over():
             loop.step(batches)

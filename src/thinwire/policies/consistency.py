@@ -26,6 +26,7 @@ class Terms:
         lead: how many clocks a push may be ahead of its table.
         immediate: every push is an update of its own, answered to its sender alone.
         barrier: all layers are pushed and pulled together, at the end of a step.
+        elastic: workers may die and others join.
 
     Example:
         >>> terms = consistency("backup[1]").terms(workers=4)
@@ -38,6 +39,7 @@ class Terms:
     lead: int
     immediate: bool
     barrier: bool
+    elastic: bool = False
 
     @property
     def partial_quorum(self) -> bool:
@@ -60,7 +62,7 @@ class Terms:
         Args:
             rank: the worker's number.
         """
-        return rank == 0 or self.immediate or self.quorum < self.workers
+        return rank == 0 or self.immediate or self.elastic or self.quorum < self.workers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +78,10 @@ class Consistency:
     def exchanges(self, iteration: int) -> bool:
         """Whether iteration 0, 1, 2, … ends with an exchange; if not, its gradient is accumulated for the next one."""
         return True
+
+    def iterations(self, clock: int) -> int:
+        """How many iterations a worker has taken after so many exchanges."""
+        return clock
 
     def needs(self, clock: int) -> int:
         """Which version a table must have before the forward pass that follows `clock` exchanges."""
@@ -97,14 +103,20 @@ class Consistency:
         """Decides, per tensor, whether its pending gradient is worth sending; None sends always."""
         return None
 
-    def terms(self, workers: int) -> Terms:
-        """Returns the answers that stay the same throughout a training of so many workers."""
+    def terms(self, workers: int, *, elastic: bool = False) -> Terms:
+        """Returns the answers that stay the same throughout a training of so many workers.
+
+        Args:
+            workers: how many.
+            elastic: whether they may die and others join.
+        """
         return Terms(
             workers=workers,
             quorum=self.quorum(workers),
             lead=self.lead(),
             immediate=self.immediate,
             barrier=self.barrier(),
+            elastic=elastic,
         )
 
 
@@ -153,6 +165,9 @@ class Ssp(Consistency):
     def exchanges(self, iteration: int) -> bool:
         return self.mode != "passive" or (iteration + 1) % (self.staleness + 1) == 0
 
+    def iterations(self, clock: int) -> int:
+        return clock * (self.staleness + 1) if self.mode == "passive" else clock
+
     def needs(self, clock: int) -> int:
         return clock if self.mode == "passive" else max(0, clock - self.staleness)
 
@@ -192,6 +207,9 @@ class Local(Consistency):
 
     def exchanges(self, iteration: int) -> bool:
         return (iteration + 1) % self.steps == 0
+
+    def iterations(self, clock: int) -> int:
+        return clock * self.steps
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ threads move bytes meanwhile, so nothing waits on this one; and the cores need n
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -18,6 +19,7 @@ from torch import nn
 
 from thinwire.errors import DeadlineError, ProtocolError, TransportError
 from thinwire.packets import pack, parse
+from thinwire.schema import Members
 from thinwire.telemetry import Counters
 from thinwire.transports.base import Connection
 from thinwire.worker.conversation import Conversation, Poll, Procedure, Receive, Send, T
@@ -116,13 +118,31 @@ class WorkerDriver:
             raise TransportError(
                 f"{connection.address}: the server ended the session while we waited for {effect.awaited}"
             )
-        self._conversations[effect.shard].received(*parse(packet))
+        self._take(effect.shard, packet)
 
     def _receive_arrived(self, shard: int) -> None:
         """Takes every message that has arrived."""
         with suppress(DeadlineError):
             while (packet := self._connections[shard].receive(0)) is not None:
-                self._conversations[shard].received(*parse(packet))
+                self._take(shard, packet)
+
+    def _take(self, shard: int, packet: bytes) -> None:
+        conversation = self._conversations[shard]
+        conversation.received(*parse(packet))
+        for notice in conversation.notices:
+            if shard == 0:  # all shards say the same
+                self._tell(notice)
+        conversation.notices.clear()
+
+    def _tell(self, notice: Members) -> None:
+        here = len(notice.ranks)
+        if notice.interrupted:
+            state = "the others wait for it, for as long as the server says"
+        elif here >= notice.least:
+            state = f"the training goes on with {here} workers"
+        else:
+            state = f"{here} workers are here, and the training waits until they are {notice.least}"
+        warnings.warn(f"{notice.reason}; {state}", UserWarning, stacklevel=2)
 
 
 class ModelHooks:

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol
 
 from thinwire.errors import ProtocolError
 from thinwire.packets import kind_of, pack, parse
@@ -105,6 +106,14 @@ class ServerHandler:
                 f"rank {rank}: this worker's certificate or token is for rank {identity.rank}; use that rank's own"
             )
 
+    def interrupted(self, peer: int) -> None:
+        """A session's connection broke; it may come back."""
+        self._do(self._core.interrupted(peer))
+
+    def resumed(self, peer: int) -> None:
+        """An interrupted session is back."""
+        self._core.resumed(peer)
+
     def _do(self, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
@@ -117,6 +126,16 @@ class ServerHandler:
         if self._on_end is not None and (self._core.finished or self._core.failed is not None):
             ended, self._on_end = self._on_end, None
             ended()
+
+
+class SessionHandler(Handler, Protocol):
+    """A handler whose peers are sessions, which may be without a connection for a while."""
+
+    def interrupted(self, peer: int) -> None:
+        """The connection of a session broke, and another may take its place."""
+
+    def resumed(self, peer: int) -> None:
+        """An interrupted session has a connection again."""
 
 
 @dataclass(eq=False, slots=True)
@@ -153,7 +172,7 @@ class SessionServer(Sender):
         grace_s: how long a worker may take to come back, in seconds; 0 reports every break at once.
     """
 
-    def __init__(self, inner: HandlerFactory, sender: Sender, grace_s: float) -> None:
+    def __init__(self, inner: Callable[[Sender], SessionHandler], sender: Sender, grace_s: float) -> None:
         self._sender, self._grace_s = sender, grace_s
         self._num_sessions = 0
         self._numbered: dict[int, _Session] = {}
@@ -161,7 +180,7 @@ class SessionServer(Sender):
         self._of_peer: dict[int, _Session] = {}
         self._replaced: set[int] = set()
         self._expiring: deque[tuple[float, str]] = deque()
-        self._inner: Handler = inner(self)
+        self._inner = inner(self)
 
     # ---- what the transport calls
 
@@ -204,6 +223,7 @@ class SessionServer(Sender):
             self._end(session, error)
             return
         session.breaks += 1
+        self._inner.interrupted(session.number)
         over = partial(self._give_up, session, session.breaks, error)
         session.timer = threading.Timer(self._grace_s, self._sender.call, [over])
         session.timer.daemon = True
@@ -267,7 +287,8 @@ class SessionServer(Sender):
             if message.received or message.acknowledged:
                 raise ProtocolError(
                     "this server does not know the session: it was restarted, or it no longer waited for this worker. "
-                    "Resume all workers and shards from checkpoints of one step"
+                    "Start this worker again: with --min-workers it goes on where the others are. Else resume all "
+                    "workers and shards from checkpoints of one step"
                 )
             session = self._begin(peer, message.session)
         elif session.identity != self._sender.identity(peer):
@@ -285,6 +306,7 @@ class SessionServer(Sender):
                 self._replace(session)
             session.peer = peer
             self._of_peer[peer] = session
+            self._inner.resumed(session.number)
         self._sender.send(peer, pack(SessionAccepted(received=session.buffer.received, grace_s=self._grace_s)))
         for packet in repeated:
             self._sender.send(peer, packet)

@@ -4,13 +4,12 @@ It owns no socket, thread or clock. This file holds the conversation: who is the
 sent when somebody breaks it, and what all workers say once a step: scales to share, digests to compare. The updates
 themselves are in `update_engine.py`, the plan's checks in `agreement.py`.
 
-A peer that breaks the conversation is refused with the reason and closed; since no step can then complete, the
-others are told as well.
+A peer that breaks the conversation is refused with the reason and closed. So is one that goes away dropped: with enough
+others the training goes on, or waits for more; else it ends, and they are told why.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,15 +18,15 @@ import msgspec
 
 from thinwire.errors import ConfigError, FrameError, NonFiniteError, ProtocolError
 from thinwire.packets import EncodedTensor
-from thinwire.schema import Join, Leave, Message, Plan, Push, Refused, Scalars, Values, Welcome
+from thinwire.schema import Join, Leave, Members, Message, Plan, Push, Refused, Scalars, Values, Welcome
 from thinwire.server.agreement import check_plan, check_version, difference
+from thinwire.server.rounds import Digests, Maxima
 from thinwire.server.table import Table
 from thinwire.server.update_engine import Outgoing, StepUnreachable, UpdateEngine
 
 MAX_REASON = 2000
 """Characters. A reason may quote what a peer sent, and the answer to a large message must not be larger still."""
-MAX_OPEN = 64
-"""Steps of which some workers have spoken and others have not; more means that a peer breaks the conversation."""
+MAX_WORKERS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +51,25 @@ Effect = Send | Close
 
 
 class ServerCore:
-    """One shard."""
+    """One shard.
 
-    def __init__(self) -> None:
+    Args:
+        min_workers: the training goes on without workers that died, and with others that join, while so many are left;
+            with fewer it waits. None: it goes on while the consistency policy has enough gradients, and else ends.
+
+    Raises:
+        ConfigError: `min_workers` is below 1.
+    """
+
+    def __init__(self, min_workers: int | None = None) -> None:
+        if min_workers is not None and min_workers < 1:
+            raise ConfigError(f"min_workers is {min_workers}; at least 1 is needed")
         self.finished = False
+        self._min_workers = min_workers
         self._engine: UpdateEngine | None = None
         self._ranks: dict[int, int] = {}
         self._left: set[int] = set()
+        self._interrupted: set[int] = set()
         self._initialised = False
         self._failed: str | None = None
         self._maxima = Maxima()
@@ -86,14 +97,36 @@ class ServerCore:
         rank = self._ranks.get(peer)
         if rank is None or self._failed is not None:
             return [Close(peer, refused(reason))]
-        return self._fail(f"worker {rank}: {reason}")
+        if self._min_workers is None or not self._initialised:
+            return self._fail(f"worker {rank}: {reason}")
+        del self._ranks[peer]
+        return [Close(peer, refused(f"worker {rank}: {reason}")), *self._drop(rank, f"worker {rank}: {reason}")]
+
+    def interrupted(self, peer: int) -> list[Effect]:
+        """A peer's connection broke, and its session waits: another process may now take its rank."""
+        rank = self._ranks.get(peer)
+        if rank is None:
+            return []
+        self._interrupted.add(peer)
+        if self._min_workers is None:
+            return []
+        return self._tell(f"worker {rank} lost its connection at step {self.step}", but=peer, interrupted=True)
+
+    def resumed(self, peer: int) -> None:
+        """An interrupted peer is back."""
+        self._interrupted.discard(peer)
 
     def closed(self, peer: int, error: str | None) -> list[Effect]:
-        """A session is over. In the middle of training that ends it for all."""
+        """A session is over. In the middle of training its worker is dropped, or the training ends for all."""
+        self._interrupted.discard(peer)
         rank = self._ranks.pop(peer, None)
         if rank is None or self._failed is not None:
             return []
-        return self._fail(f"worker {rank} went away at step {self.step}: {error or 'it closed its session'}")
+        reason = f"worker {rank} went away at step {self.step}: {error or 'it closed its session'}"
+        too_few = self._min_workers is None and len(self._ranks) < self._least
+        if not self._initialised or too_few or (self._left and not self._ranks):
+            return self._fail(reason)
+        return self._drop(rank, reason)
 
     # ---- the conversation
 
@@ -122,23 +155,77 @@ class ServerCore:
             check_plan(join.plan)
         elif reason := difference(self.plan, join.plan):
             raise ProtocolError(reason)
-        if not 0 <= join.rank < join.plan.workers:
-            raise ProtocolError(f"rank {join.rank}; this training has ranks 0 … {join.plan.workers - 1}")
+        highest = join.plan.workers if self._min_workers is None else MAX_WORKERS
+        if not 0 <= join.rank < highest:
+            raise ProtocolError(f"rank {join.rank}; this training has ranks 0 … {highest - 1}")
         if self._engine is None:
-            self._engine = UpdateEngine(join.plan)
+            self._engine = UpdateEngine(join.plan, self._min_workers)
             # A shard may hold nothing, where there are more of them than tables: then nobody has values to send.
             self._initialised = not self._engine.tables
-        if join.rank in self._ranks.values():
+        holder = next((other for other, rank in self._ranks.items() if rank == join.rank), None)
+        if holder is not None and holder not in self._interrupted:
             raise ProtocolError(f"rank {join.rank} is taken: every worker needs a rank of its own")
-        if join.rank in self._left:
+        if join.rank in self._left and self._min_workers is None:
             raise ProtocolError(f"worker {join.rank} has left this training, and it does not begin again")
+        if self._initialised:
+            self._engine.check_versions(join.rank, join.have)  # before anybody is replaced
+        effects = [] if holder is None else self._replace(holder, join.rank)
+        begin = -1 if join.rank in self._engine.members.ranks else self._engine.admit(join.rank)
         values = self._engine.catch_up(join.rank, join.have) if self._initialised else []
+        self._left.discard(join.rank)
         self._engine.begin(join.rank)
         self._ranks[peer] = join.rank
         ask = join.rank == 0 and not self._initialised
         final = self._engine.final
-        welcome = Welcome(send_values=ask, step=self.step, final=-1 if final is None else final)
-        return [Send((peer,), welcome), *self._address(values)]
+        elastic = self._min_workers is not None
+        welcome = Welcome(
+            send_values=ask, step=self.step, final=-1 if final is None else final, begin=begin, elastic=elastic
+        )
+        effects += [Send((peer,), welcome), *self._address(values)]
+        if begin >= 0:
+            effects += self._address(self._engine.go_on())  # where it was one too few that the others waited for
+            effects += self._tell(f"worker {join.rank} is back from step {begin} on", but=peer)
+        return effects
+
+    def _replace(self, holder: int, rank: int) -> list[Effect]:
+        """Another process takes the rank of a worker whose connection is broken."""
+        del self._ranks[holder]
+        self._interrupted.discard(holder)
+        over = Close(holder, refused(f"another process has taken rank {rank}, while this one was not connected"))
+        if not self._initialised:
+            return [over]
+        return [over, *self._drop(rank, f"worker {rank} was not connected at step {self.step}, and is replaced")]
+
+    def _drop(self, rank: int, reason: str) -> list[Effect]:
+        """Goes on without a worker, or waits for others, and tells those who are left."""
+        assert self._engine is not None
+        self._maxima.drop(rank)
+        self._digests.drop(rank)
+        effects = self._address(self._engine.drop(rank))
+        effects += [
+            effect
+            for step, largest in self._maxima.completed(self._engine.members.ranks)
+            for effect in self._address([Outgoing(Scalars(step=step, values=largest))])
+        ]
+        return [*effects, *self._tell(reason)]
+
+    def _tell(self, reason: str, *, but: int | None = None, interrupted: bool = False) -> list[Effect]:
+        """Says to all workers, or all but one, who takes part from now on."""
+        assert self._engine is not None
+        members = Members(
+            step=self.step,
+            ranks=self._engine.members.ranks,
+            least=self._least,
+            reason=refused(reason).reason,
+            interrupted=interrupted,
+        )
+        peers = tuple(peer for peer in self._ranks if peer != but)
+        return [Send(peers, members)] if peers else []
+
+    @property
+    def _least(self) -> int:
+        """With fewer workers no update is made."""
+        return 1 if self._engine is None else self._engine.members.least
 
     def _values(self, peer: int, message: Values, frames: tuple[EncodedTensor, ...]) -> list[Effect]:
         assert self._engine is not None
@@ -164,18 +251,21 @@ class ServerCore:
         assert self._engine is not None
         if len(message.values) != len(self.tables):
             raise ProtocolError(f"{len(message.values)} scalars came for {len(self.tables)} tables")
-        workers = self._engine.plan.workers
-        largest = self._maxima.add(self._ranks[peer], message.step, message.values, workers)
+        ranks = self._engine.members.ranks
+        largest = self._maxima.add(self._ranks[peer], message.step, message.values, ranks)
         if largest is None:
             return []
         return self._address([Outgoing(Scalars(step=message.step, values=largest))])
 
     def _leave(self, peer: int) -> list[Effect]:
         assert self._engine is not None
-        self._left.add(self._ranks.pop(peer))
-        self.finished = len(self._left) == self._engine.plan.workers
+        rank = self._ranks.pop(peer)
+        self._left.add(rank)
+        self.finished = not self._ranks and self._left >= set(self._engine.members.ranks)
         if not (self._initialised or self.finished):
             return [Close(peer), *self._fail("a worker left before the training had begun")]
+        if self._min_workers is not None:
+            return [Close(peer), *self._address(self._engine.drop(rank))]
         if reason := self._engine.unreachable(self._left):
             return [Close(peer), *self._fail(reason)]
         return [Close(peer)]
@@ -203,7 +293,7 @@ class ServerCore:
         try:
             plan = msgspec.convert(state["plan"], Plan)
             check_plan(plan)
-            engine = UpdateEngine(plan)
+            engine = UpdateEngine(plan, self._min_workers)
             engine.load_state_dict(state["steps"])
         except (ProtocolError, msgspec.ValidationError, KeyError, TypeError, ValueError, RuntimeError) as error:
             raise ConfigError(f"the state is not one of a shard: {type(error).__name__}: {error}") from error
@@ -242,51 +332,6 @@ class ServerCore:
     def failed(self) -> str | None:
         """Why the training ended early, or None."""
         return self._failed
-
-
-class Maxima:
-    """The largest over all workers of each of a list of numbers, per step."""
-
-    def __init__(self) -> None:
-        self._open: dict[int, dict[int, tuple[float, ...]]] = {}
-
-    def add(self, rank: int, step: int, values: tuple[float, ...], workers: int) -> tuple[float, ...] | None:
-        """Takes one worker's numbers; returns the maxima once all are in.
-
-        Raises:
-            ProtocolError: a number that is negative, NaN or Inf; a worker that speaks twice; too many open steps.
-        """
-        if not all(math.isfinite(value) and value >= 0 for value in values):
-            raise ProtocolError("a scalar is negative, NaN or Inf")
-        said = self._open.setdefault(step, {})
-        if rank in said or len(self._open) > MAX_OPEN:
-            raise ProtocolError(f"scalars for step {step} came twice, or for too many steps")
-        said[rank] = values
-        if len(said) < workers:
-            return None
-        del self._open[step]
-        return tuple(map(max, *said.values())) if len(said) > 1 else values
-
-
-class Digests:
-    """Digests of replicas, compared step by step. The first one of a step is what the others must equal."""
-
-    def __init__(self) -> None:
-        self._first: dict[int, tuple[int, str]] = {}
-
-    def add(self, rank: int, step: int, digest: str) -> None:
-        """Takes one worker's digest.
-
-        Raises:
-            ProtocolError: it differs from another worker's.
-        """
-        first, expected = self._first.setdefault(step, (rank, digest))
-        if digest != expected:
-            raise ProtocolError(
-                f"its model differs from worker {first}'s before step {step}: replicas have drifted apart"
-            )
-        if len(self._first) > MAX_OPEN:
-            del self._first[min(self._first)]
 
 
 def refused(reason: str) -> Refused:

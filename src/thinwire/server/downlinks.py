@@ -70,6 +70,11 @@ class Copies:
                 self._copies.append(copy)
             yield copy
 
+    @property
+    def owners(self) -> set[int]:
+        """All workers."""
+        return {rank for copy in self._copies for rank in copy.owners}
+
     def of(self, rank: int) -> FloatArray:
         """The copy of one worker."""
         return next(copy.values for copy in self._copies if rank in copy.owners)
@@ -80,6 +85,11 @@ class Copies:
             copy.owners -= ranks
         self._copies = [copy for copy in self._copies if copy.owners]
         self._copies.append(Copy(values.copy(), values.copy() if self._keep_seen else None, set(ranks)))
+
+    def admit(self, rank: int) -> None:
+        """A further worker holds what most others do."""
+        if not any(rank in copy.owners for copy in self._copies):
+            max(self._copies, key=lambda copy: len(copy.owners)).owners.add(rank)
 
     def state_dict(self) -> list[dict[str, Any]]:
         """Every copy and whose it is."""
@@ -134,6 +144,9 @@ class Downlink(ABC):
     @abstractmethod
     def assign(self, values: FloatArray) -> None:
         """Everybody now holds `values`."""
+
+    def admit(self, rank: int) -> None:  # noqa: B027  # all hold the same in most forms
+        """A further worker is there, and holds what most others do."""
 
     def state_dict(self) -> dict[str, Any]:
         """What it keeps. Arrays are copies; random streams need nothing, for they depend on the version alone."""
@@ -194,7 +207,10 @@ class ModelDelta(Downlink):
 
     def assign(self, values: FloatArray) -> None:
         self.values[...] = values
-        self.copies.assign(values, set(range(self.workers)))
+        self.copies.assign(values, self.copies.owners)
+
+    def admit(self, rank: int) -> None:
+        self.copies.admit(rank)
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "copies": self.copies.state_dict()}

@@ -8,6 +8,7 @@ missing, nobody's turn is known before the quorum is there. Gradients of later c
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from thinwire.policies.compression import is_batched
 from thinwire.policies.consistency import Terms
 from thinwire.schema import Reduce, TableSpec
 from thinwire.server.downlinks import FORMS, ModelDelta, diverged
+from thinwire.server.membership import Membership
 
 _PLAIN = make_codec("fp32")
 NO_GRADIENT = b""
@@ -38,17 +40,13 @@ class Aggregation:
 
     Args:
         shape: of the table.
-        workers: how many workers there are.
-        quorum: how many gradients complete a clock; by default all.
-        reduce: how they are aggregated; a mean over senders is of frames that hold some of the values.
+        members: who is expected to push.
+        reduce: how gradients are aggregated; a mean over senders is of frames that hold some of the values.
     """
 
-    def __init__(
-        self, shape: tuple[int, ...], workers: int, quorum: int | None = None, reduce: Reduce = "mean"
-    ) -> None:
+    def __init__(self, shape: tuple[int, ...], members: Membership, reduce: Reduce = "mean") -> None:
         self.clock = 0
-        self._quorum = workers if quorum is None else quorum
-        self._eager = self._quorum == workers
+        self._members, self._eager = members, members.lockstep
         self._sum = np.zeros(shape, np.float32)
         self._reduce = reduce
         flat = [self._sum.reshape(-1)]
@@ -72,6 +70,16 @@ class Aggregation:
         """Whether any worker's gradient of the current clock, or of a later one, is in."""
         return any(self._arrived.values())
 
+    @property
+    def arrived(self) -> Collection[int]:
+        """The ranks whose gradients of the current clock are in."""
+        return self._arrived[self.clock].keys()
+
+    @property
+    def untouched(self) -> int:
+        """The first clock that nobody has begun."""
+        return max((clock + 1 for clock, arrived in self._arrived.items() if arrived), default=self.clock)
+
     def add(self, rank: int, frame: Gradient | None, clock: int | None = None) -> None:
         """Takes a worker's gradient, already checked against the table; None says that it has none.
 
@@ -91,7 +99,7 @@ class Aggregation:
     @property
     def complete(self) -> bool:
         """Whether enough gradients of the current clock are in."""
-        return len(self._arrived[self.clock]) >= self._quorum
+        return self._members.complete(self.clock, self._arrived[self.clock])
 
     def take(self) -> tuple[FloatArray | None, tuple[int, ...]]:
         """Ends the current clock.
@@ -124,20 +132,27 @@ class Aggregation:
         self._refused.clear()
 
     def resume(self) -> None:
-        """Decodes what is in for the current clock; called once the last aggregate is no longer needed."""
+        """Decodes what is in for the current clock, where nobody is waited for any more.
+
+        Called once the last aggregate is no longer needed, and when a worker was dropped.
+        """
         if self._eager:
             self._decode_in_turn()
 
     def _decode_in_turn(self) -> None:
         arrived = self._arrived[self.clock]
-        while self._next in arrived:
+        highest = max(arrived, default=-1)
+        while self._next <= highest:
             rank = self._next
-            try:
-                self._add_to_sum(rank, arrived[rank])
-            except FrameError:
-                del arrived[rank]
-                raise
-            arrived[rank] = None  # it is in the sum; its bytes may go
+            if rank in arrived:
+                try:
+                    self._add_to_sum(rank, arrived[rank])
+                except FrameError:
+                    del arrived[rank]
+                    raise
+                arrived[rank] = None  # it is in the sum; its bytes may go
+            elif self._members.expects(rank, self.clock):
+                return
             self._next += 1
 
     def _start_anew(self) -> None:
@@ -160,6 +175,7 @@ class Table:
         terms: how many workers push, and how many gradients make an update.
         downlink: what travels down, a key of `FORMS`.
         reduce: how gradients are aggregated; where `up` sends all values, a mean over senders is the mean.
+        members: who is expected to push; by default all workers, always.
     """
 
     def __init__(
@@ -170,16 +186,17 @@ class Table:
         terms: Terms,
         downlink: str = "delta",
         reduce: Reduce = "mean",
+        members: Membership | None = None,
     ) -> None:
         self.spec = spec
         self.version = 0
         self.downlink = FORMS["delta" if spec.state else downlink](spec.name, spec.shape, down, terms.workers)
         self.values = torch.from_numpy(self.downlink.values)
         some = up.scheme.sends_some or reduce == "sum"
-        self.incoming = Aggregation(spec.shape, terms.workers, terms.quorum, reduce if some else "mean")
-        self.given = [0] * terms.workers
+        self._members = members or Membership(terms.workers, terms.quorum)
+        self.incoming = Aggregation(spec.shape, self._members, reduce if some else "mean")
+        self.given = dict.fromkeys(range(terms.workers), 0)
         """The version that each worker was led to last."""
-        self._everyone = set(range(terms.workers))
         self._up = up
         self._batched = is_batched(up, spec.shape)
         self._scale: float | None = None
@@ -233,7 +250,7 @@ class Table:
             raise ProtocolError(f"{self.spec.name}: {error}") from error
         self.downlink.assign(values)
         self.version = version
-        self.given = [version] * len(self.given)
+        self.given = dict.fromkeys(self.given, version)
 
     def publish(
         self, aggregate: FloatArray | None, ranks: set[int] | None = None
@@ -246,7 +263,7 @@ class Table:
             NonFiniteError: the update gave NaN or Inf: training has diverged.
         """
         self.version += 1
-        targets = self._everyone if ranks is None else ranks
+        targets = set(self.given) if ranks is None else ranks
         if aggregate is None:
             sent: list[tuple[set[int], EncodedTensor]] = [(targets, NO_GRADIENT)]
         else:
@@ -264,6 +281,12 @@ class Table:
         self.given[rank] = self.version
         return _PLAIN.encode(self.downlink.snapshot(rank))
 
+    def admit(self, rank: int) -> None:
+        """A worker that was never here holds what the others do."""
+        if rank not in self.given:
+            self.given[rank] = self.version
+            self.downlink.admit(rank)
+
     def hand_over(self, rank: int) -> bytes:
         """As `snapshot`, but of the server's own values: a worker that starts late gets everything."""
         if isinstance(self.downlink, ModelDelta):
@@ -274,7 +297,7 @@ class Table:
         """Everything but the gradients that have come for the next version: their workers send them again."""
         return {
             "version": self.version,
-            "given": list(self.given),
+            "given": [self.given.get(rank, 0) for rank in range(max(self.given) + 1)],
             "scale": self._scale,
             "downlink": self.downlink.state_dict(),
         }
@@ -282,7 +305,8 @@ class Table:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes back what `state_dict` gave."""
         self.downlink.load_state_dict(state["downlink"])
-        self.version, self.given, self._scale = int(state["version"]), list(state["given"]), state["scale"]
+        self.version, self._scale = int(state["version"]), state["scale"]
+        self.given = dict(enumerate(state["given"]))
         self.incoming.begin_at(self.version)
 
     def _checked(self, tensor: BatchedTensor) -> BatchedTensor:

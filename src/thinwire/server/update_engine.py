@@ -22,6 +22,7 @@ from thinwire.packets import EncodedTensor
 from thinwire.policies.consistency import consistency
 from thinwire.schema import Delta, Message, Plan, Push, Values
 from thinwire.server.agreement import usable_codecs
+from thinwire.server.membership import Membership
 from thinwire.server.table import Table
 
 MAX_STEP = 2**53
@@ -46,18 +47,20 @@ class UpdateEngine:
 
     Args:
         plan: checked already.
+        least: with fewer workers no update is made; by default as many as the policy asks for.
 
     Raises:
         ProtocolError: codecs or an optimizer that cannot be used, or tables that do not fit the memory.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, least: int | None = None) -> None:
         codecs = usable_codecs(plan)
         self.plan = plan
-        self.terms = consistency(plan.consistency).terms(plan.workers)
+        self.terms = consistency(plan.consistency).terms(plan.workers, elastic=least is not None)
+        self.members = Membership(plan.workers, self.terms.quorum, least)
         try:
             self.tables = [
-                Table(spec, codecs[spec.up], codecs[spec.down], self.terms, plan.downlink, plan.reduce)
+                Table(spec, codecs[spec.up], codecs[spec.down], self.terms, plan.downlink, plan.reduce, self.members)
                 for spec in plan.tables
             ]
         except (MemoryError, RuntimeError) as error:  # NumPy's and torch's ways to say so
@@ -70,26 +73,52 @@ class UpdateEngine:
             self._optimizer = OptimizerRunner(plan.optimizer, plan.groups, trained)
         self._options: dict[int, tuple[Options, ...]] = {}
         """The options of the workers that changed some, by rank."""
-        self._settings: dict[int, Settings] = {}
-        """What the updates of the current clock and of those ahead of it go by: the first that came for each."""
+        self._settings: dict[int, tuple[int, Settings]] = {}
+        """What the updates of the current clock and of those ahead of it go by: the lowest rank's, and the rank."""
 
-    # ---- who joins
+    # ---- who joins, and who is gone
+
+    def admit(self, rank: int) -> int:
+        """Expects a worker that was dropped, or was never there, from the first clock that nobody has begun.
+
+        Returns:
+            That clock.
+        """
+        clock = max((table.incoming.untouched for table in self.tables if not table.spec.state), default=0)
+        self.members.admit(rank, clock)
+        for table in self.tables:
+            table.admit(rank)
+        return clock
+
+    def drop(self, rank: int) -> list[Outgoing]:
+        """Goes on without a worker; returns what is to be sent, where only its gradients were missing."""
+        self.members.drop(rank)
+        return self.go_on()
+
+    def go_on(self) -> list[Outgoing]:
+        """Updates what nobody is waited for any more; returns what is to be sent."""
+        if self.terms.immediate:
+            return []
+        trained = [(index, table) for index, table in enumerate(self.tables) if not table.spec.state]
+        for _, table in trained:
+            table.incoming.resume()
+        return self._update_all([index for index, table in trained if table.incoming.complete])
 
     def begin(self, rank: int) -> None:
         """A worker joins: the changes of its options count from the plan's on."""
         self._options.pop(rank, None)
 
-    def catch_up(self, rank: int, have: Sequence[int]) -> list[Outgoing]:
-        """Returns the whole tables that a worker lacks which joins late, or resumes.
+    def check_versions(self, rank: int, have: Sequence[int]) -> tuple[int, ...]:
+        """Returns the version of each table that a worker has which joins late, or resumes; −1 where it has nothing.
 
         Args:
             rank: whose.
-            have: the version it has of each table; anything else says that it has nothing.
+            have: what it says; of another number of tables, that it has nothing.
 
         Raises:
             ProtocolError: it is ahead of the shard, or lacks updates that nobody can give it any more.
         """
-        versions = have if len(have) == len(self.tables) else (-1,) * len(self.tables)
+        versions = tuple(have) if len(have) == len(self.tables) else (-1,) * len(self.tables)
         for table, version in zip(self.tables, versions, strict=True):
             if version > table.version:
                 raise ProtocolError(
@@ -103,6 +132,14 @@ class UpdateEngine:
                     f"{table.version}; under this design the workers hold the model, and the server cannot give it to "
                     "one that begins or comes back late: resume all workers and shards from the same step"
                 )
+        return versions
+
+    def catch_up(self, rank: int, have: Sequence[int]) -> list[Outgoing]:
+        """Returns the whole tables that a worker lacks which joins late, or resumes.
+
+        Args and Raises: as for `check_versions`.
+        """
+        versions = self.check_versions(rank, have)
         lacks = [i for i, table in enumerate(self.tables) if versions[i] < table.version or self.terms.immediate]
         if not lacks:
             return []
@@ -139,7 +176,7 @@ class UpdateEngine:
         if len(push.tables) != len(frames):
             raise ProtocolError(f"{len(push.tables)} tables and {len(frames)} frames in one push")
         settings = self._settings_of(rank, push)
-        if rank == 0 and push.last and self.final is None:
+        if push.last and self.final is None and (rank == 0 or self.terms.elastic):
             # Where updates are made without worker 0, they may be ahead of it.
             clocks = [table.incoming.clock for table in self.tables if not table.spec.state]
             self.final = max(push.step, *clocks, 0) + 1
@@ -154,8 +191,8 @@ class UpdateEngine:
                 ready.append(index)
             elif not self._late(rank, table, push.step):
                 table.add(rank, frame, push.step)
-                if settings is not None:
-                    self._settings.setdefault(push.step, settings)
+                if settings is not None and rank <= self._settings.get(push.step, (rank, settings))[0]:
+                    self._settings[push.step] = rank, settings
                 if table.incoming.complete:
                     ready.append(index)
                 elif left and (reason := self._unreachable(table, left)):
@@ -167,13 +204,7 @@ class UpdateEngine:
         if self.terms.immediate:
             assert settings is not None  # there, everybody's count
             return outgoing + (self._update(ready, settings, rank) if ready else [])
-        while ready:
-            outgoing += self._update(ready, self._settings[self.tables[ready[0]].incoming.clock])
-            # Gradients of the next clock may have been waiting already.
-            ready = [index for index in ready if self.tables[index].incoming.complete]
-        while len(self._settings) > 1 and (oldest := min(self._settings)) < self.step:
-            del self._settings[oldest]
-        return outgoing
+        return outgoing + self._update_all(ready)
 
     # ---- where everything stands
 
@@ -190,8 +221,9 @@ class UpdateEngine:
         return None
 
     def _unreachable(self, table: Table, left: Collection[int]) -> str | None:
-        absent = [rank for rank in left if not table.incoming.has(rank)]
-        if not absent or self.plan.workers - len(absent) >= self.terms.quorum:
+        arrived = table.incoming.arrived
+        absent = [rank for rank in left if rank not in arrived]
+        if not absent or self.members.reachable(table.incoming.clock, arrived, left):
             return None
         return (
             f"worker {absent[0]} has left before step {table.version}, with which the others go on; "
@@ -232,12 +264,12 @@ class UpdateEngine:
     # ---- one message
 
     def _settings_of(self, rank: int, push: Push) -> Settings | None:
-        """Returns the rates and options of a push; None where this worker's do not count.
+        """Returns the rates and options of a push; None where they do not count and there are none.
 
         Raises:
             ProtocolError: another number of rates than of parameter groups, or options that may not change.
         """
-        if not self.terms.owns_hyperparameters(rank):
+        if not push.rates and not self.terms.owns_hyperparameters(rank):
             return None
         if len(push.rates) != len(self.plan.groups):
             raise ProtocolError(f"{len(push.rates)} learning rates came for {len(self.plan.groups)} groups")
@@ -258,7 +290,7 @@ class UpdateEngine:
         return False
 
     def _relay(self, rank: int, table: Table, step: int, frame: EncodedTensor) -> EncodedTensor:
-        if rank != 0:
+        if rank != 0 and not self.terms.elastic:
             raise ProtocolError(f"buffer {table.spec.name!r} comes from worker 0 alone")
         newest = max((other.version for other in self.tables if not other.spec.state), default=MAX_STEP)
         if not table.version <= step <= newest + self.terms.lead and not self.terms.immediate:
@@ -267,6 +299,17 @@ class UpdateEngine:
         return frame
 
     # ---- updates
+
+    def _update_all(self, ready: list[int]) -> list[Outgoing]:
+        """Updates tables whose gradients are in, for as many clocks as they are."""
+        outgoing: list[Outgoing] = []
+        while ready:
+            outgoing += self._update(ready, self._settings[self.tables[ready[0]].incoming.clock][1])
+            # Gradients of the next clock may have been waiting already.
+            ready = [index for index in ready if self.tables[index].incoming.complete]
+        while len(self._settings) > 1 and (oldest := min(self._settings)) < self.step:
+            del self._settings[oldest]
+        return outgoing
 
     def _aggregate(self, ready: list[int], settings: Settings) -> list[tuple[int, FloatArray | None, tuple[int, ...]]]:
         """Ends the current clock of some tables, and updates the model where that is the server's to do."""

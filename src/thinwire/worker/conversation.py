@@ -19,7 +19,7 @@ from typing import TypeAlias, TypeVar
 from thinwire.errors import ConfigError, ProtocolError
 from thinwire.packets import EncodedTensor
 from thinwire.policies.consistency import Consistency, consistency
-from thinwire.schema import Changes, Delta, Join, Leave, Message, Plan, Push, Refused, Scalars, Values, Welcome
+from thinwire.schema import Changes, Delta, Join, Leave, Members, Message, Plan, Push, Refused, Scalars, Values, Welcome
 from thinwire.version import VERSION
 
 CHUNK_NBYTES = 32 * 1024
@@ -91,6 +91,8 @@ class Conversation:
     Attributes:
         versions: of the worker's copy, per table; −1 before the initial values.
         last_version: with which the training ends, once the shard has said so.
+        members: who takes part, where the shard has said so last; None: those whom the plan names.
+        notices: what the shard said of workers that came or went, to be told and taken from here.
     """
 
     def __init__(
@@ -105,6 +107,8 @@ class Conversation:
         self.shard, self.plan, self.rank = shard, plan, rank
         self.versions = [-1] * len(plan.tables)
         self.last_version: int | None = None
+        self.members: Members | None = None
+        self.notices: list[Members] = []
         self._welcome: Welcome | None = None
         self._policy = policy or consistency(plan.consistency)
         self._terms = self._policy.terms(plan.workers)
@@ -240,6 +244,9 @@ class Conversation:
                     self._apply[table].append(update)
             case Scalars():
                 self._maxima[message.step] = message.values
+            case Members():
+                self.members = message
+                self.notices.append(message)
             case Refused():
                 raise ProtocolError(f"the server ended the session: {message.reason}")
             case _:

@@ -8,6 +8,7 @@ Whatever depends on design or policy is decided once, in the constructor.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from thinwire.codecs.stochastic import TernGrad
@@ -22,7 +23,7 @@ from thinwire.telemetry import Counters
 from thinwire.worker.batching import Batching
 from thinwire.worker.conversation import CHUNK_NBYTES, Conversation, Poll, Procedure
 from thinwire.worker.model import PlannedTensor, WorkerModel, WorkerTensor
-from thinwire.worker.table import WorkerTable
+from thinwire.worker.table import NO_GRADIENT, WorkerTable
 
 Frames = Iterator[tuple[WorkerTable, EncodedTensor]]
 
@@ -103,13 +104,39 @@ class Worker:
         welcomes: dict[int, Welcome] = {}
         for conversation in self.conversations:
             welcomes[conversation.shard] = yield from conversation.join(self.clock)
+        if any(welcome.elastic for welcome in welcomes.values()):
+            self._terms = replace(self._terms, elastic=True)
+        late = max(welcome.begin for welcome in welcomes.values()) > 0
         if self.clock == 0 and not self._terms.immediate:  # there, everybody counts their own exchanges
             # The others may be in the middle of a step, which all shards will have had before ours.
-            self.clock = max(welcome.step for welcome in welcomes.values())
+            self.clock = max(max(welcome.step, welcome.begin) for welcome in welcomes.values())
         for conversation in self.conversations:
             if welcomes[conversation.shard].send_values:
                 yield from conversation.send_values(self.model.initial_frames(conversation.shard))
+        if late:
+            yield from self._sit_out(welcomes)
+            self.iteration = self._policy.iterations(self.clock)
         yield from self.sync()
+
+    def _sit_out(self, welcomes: Mapping[int, Welcome]) -> Procedure[None]:
+        """Pushes nothing at the clocks before the first at which all shards expect this worker, which joined late."""
+        for conversation in self.conversations:
+            tables = [i for i, spec in enumerate(conversation.plan.tables) if not spec.state]
+            for clock in range(welcomes[conversation.shard].begin, self.clock):
+                for index in tables:
+                    yield from self._catch_up(conversation, index, clock)
+                for index in tables:
+                    conversation.push(clock, index, NO_GRADIENT)
+                yield from conversation.flush(clock, self._groups.rates)
+                conversation.end_step()
+
+    def _catch_up(self, conversation: Conversation, index: int, clock: int) -> Procedure[None]:
+        updates = yield from conversation.pull(index, clock, strict=True)
+        for tensor in self.model.tensors:
+            for table in tensor.tables:
+                if (table.shard, table.index) == (conversation.shard, index):
+                    table.apply(updates, self.model.local_step, step=clock)
+                    tensor.write()
 
     def gradient_ready(self, tensor: WorkerTensor) -> Procedure[None]:
         """Pushes a gradient that the backward pass has produced, unless the design or the policy has it wait.
@@ -295,13 +322,19 @@ class Worker:
     def _push_buffers(self) -> Procedure[None]:
         """Pushes worker 0's buffers (batch-norm statistics), every so many exchanges."""
         for tensor in self.model.tensors:
-            if not tensor.state or self.rank:
+            if not tensor.state or not self._speaks_for_all:
                 continue
             [table] = tensor.tables
             if self.clock % self.conversations[table.shard].plan.state_interval == 0:
                 tensor.read()
                 table.count_push(table.values.nbytes, 0.0)
                 yield from self._push_frames(iter([(table, PLAIN.encode(table.array))]))
+
+    @property
+    def _speaks_for_all(self) -> bool:
+        """Whether this worker's buffers count: worker 0's, or the lowest rank's where that is gone."""
+        members = self.conversations[0].members
+        return self.rank == (0 if members is None else min(members.ranks, default=0))
 
     def _share_scales(self, *, refuse: bool) -> Procedure[None]:
         """One round trip for all tables: everybody encodes with the largest scale (TernGrad §3.1, equation 5)."""

@@ -73,9 +73,10 @@ class LocalWorker(Worker):
     def start(self) -> Procedure[None]:
         yield from super().start()
         for tensor in self.model.tensors:
-            self._rounds[tensor.name].pushes = self.conversations[tensor.tables[0].shard].versions[
-                tensor.tables[0].index
-            ]
+            table = tensor.tables[0]
+            # One that joins late continues from the version which its first exchange will change.
+            version = self.conversations[table.shard].versions[table.index]
+            self._rounds[tensor.name].pushes = max(version, self.clock)
 
     def gradient_ready(self, tensor: WorkerTensor) -> Procedure[None]:
         if self.model.evaluating:

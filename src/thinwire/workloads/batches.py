@@ -118,6 +118,11 @@ class Batches(Iterator[tuple[torch.Tensor, torch.Tensor]]):
         self.epoch, self.index = (state["epoch"], state["index"]) if same_slices else (state["epoch"] + 1, 0)
         self._shard = self._draw_shard()
 
+    def advance_to(self, step: int) -> None:
+        """Goes on where a worker is after so many batches."""
+        self.epoch, self.index = divmod(step, self.batches_per_epoch)
+        self._shard = self._draw_shard()
+
     def _draw_shard(self) -> torch.Tensor:
         """This worker's rows in this epoch, a slice of a permutation that all workers agree on."""
         order = torch.randperm(len(self.dataset.train_x), generator=_generator(self.seed, self.epoch, 0, 0))

@@ -1,0 +1,88 @@
+"""Who takes part in a training, and from which clock on.
+
+A training begins with the workers of its plan. One that died is dropped: the others' gradients complete the clocks that
+it is missing in. One that joins later, in its place or besides, is expected from the first clock that nobody has begun.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+
+class Membership:
+    """The ranks that are expected to push.
+
+    Args:
+        workers: of the plan, expected from the first clock on.
+        quorum: how many gradients complete a clock while all of them are there; by default all.
+        least: with fewer workers no clock is completed; by default `quorum`.
+
+    Example:
+        >>> members = Membership(3)
+        >>> members.complete(7, {0, 2})
+        False
+        >>> members.drop(1)
+        >>> members.complete(7, {0, 2})  # by default nothing is completed without all three
+        False
+        >>> members = Membership(3, least=2)
+        >>> members.drop(1)
+        >>> members.complete(7, {0, 2})
+        True
+        >>> members.admit(1, clock=9)
+        >>> members.complete(8, {0, 2}), members.complete(9, {0, 2})
+        (True, False)
+    """
+
+    def __init__(self, workers: int, quorum: int | None = None, least: int | None = None) -> None:
+        self._workers, self._quorum = workers, workers if quorum is None else quorum
+        self.least = self._quorum if least is None else least
+        self._since = dict.fromkeys(range(workers), 0)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Those who are expected, now or from a clock to come."""
+        return tuple(sorted(self._since))
+
+    @property
+    def lockstep(self) -> bool:
+        """Whether every worker's gradient is needed, as long as it is there."""
+        return self._quorum == self._workers
+
+    @property
+    def highest(self) -> int:
+        """The largest rank; −1 without any."""
+        return max(self._since, default=-1)
+
+    def expects(self, rank: int, clock: int) -> bool:
+        """Whether a worker's gradient of a clock will come."""
+        return self._since.get(rank, clock + 1) <= clock
+
+    def needed(self, clock: int) -> int:
+        """How many of the expected gradients complete a clock."""
+        expected = sum(since <= clock for since in self._since.values())
+        spare = self._workers - self._quorum
+        return max(1, expected - spare if expected > self._workers else min(self._quorum, expected))
+
+    def complete(self, clock: int, arrived: Collection[int]) -> bool:
+        """Whether enough gradients of a clock are in.
+
+        Args:
+            clock: which.
+            arrived: the ranks whose gradients are in, perhaps of workers that have been dropped since.
+        """
+        if len(self._since) < self.least:
+            return False
+        return sum(since <= clock and rank in arrived for rank, since in self._since.items()) >= self.needed(clock)
+
+    def reachable(self, clock: int, arrived: Collection[int], left: Collection[int]) -> bool:
+        """Whether enough gradients of a clock can still come when these ranks, which have left, send none."""
+        possible = sum(since <= clock and (r in arrived or r not in left) for r, since in self._since.items())
+        return possible >= self.needed(clock)
+
+    def drop(self, rank: int) -> None:
+        """Stops to expect a worker."""
+        self._since.pop(rank, None)
+
+    def admit(self, rank: int, clock: int) -> None:
+        """Expects a worker from a clock on."""
+        self._since[rank] = clock

@@ -1,0 +1,74 @@
+"""What all workers say once a step: scales that they share, and digests of their replicas."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+from thinwire.errors import ProtocolError
+
+MAX_OPEN = 64
+"""Steps of which some workers have spoken and others have not; more means that a peer breaks the conversation."""
+
+
+class Maxima:
+    """The largest over all workers of each of a list of numbers, per step."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, dict[int, tuple[float, ...]]] = {}
+
+    def add(self, rank: int, step: int, values: tuple[float, ...], ranks: Collection[int]) -> tuple[float, ...] | None:
+        """Takes one worker's numbers; returns the maxima once those of all `ranks` are in.
+
+        Raises:
+            ProtocolError: a number that is negative, NaN or Inf; a worker that speaks twice; too many open steps.
+        """
+        if not all(math.isfinite(value) and value >= 0 for value in values):
+            raise ProtocolError("a scalar is negative, NaN or Inf")
+        said = self._open.setdefault(step, {})
+        if rank in said or len(self._open) > MAX_OPEN:
+            raise ProtocolError(f"scalars for step {step} came twice, or for too many steps")
+        said[rank] = values
+        return next((largest for of, largest in self.completed(ranks, step) if of == step), None)
+
+    def drop(self, rank: int) -> None:
+        """Forgets what a worker said, which pushes nothing any more."""
+        for said in self._open.values():
+            said.pop(rank, None)
+
+    def completed(self, ranks: Collection[int], step: int | None = None) -> list[tuple[int, tuple[float, ...]]]:
+        """Ends the steps (or one of them) for which the numbers of all `ranks` are in; returns them and the maxima."""
+        done = [
+            each for each, said in self._open.items() if step in (None, each) and said and said.keys() >= set(ranks)
+        ]
+        return [(each, _largest(self._open.pop(each))) for each in done]
+
+
+def _largest(said: dict[int, tuple[float, ...]]) -> tuple[float, ...]:
+    lists = list(said.values())
+    return tuple(map(max, *lists)) if len(lists) > 1 else lists[0]
+
+
+class Digests:
+    """Digests of replicas, compared step by step. The first one of a step is what the others must equal."""
+
+    def __init__(self) -> None:
+        self._first: dict[int, tuple[int, str]] = {}
+
+    def add(self, rank: int, step: int, digest: str) -> None:
+        """Takes one worker's digest.
+
+        Raises:
+            ProtocolError: it differs from another worker's.
+        """
+        first, expected = self._first.setdefault(step, (rank, digest))
+        if digest != expected:
+            raise ProtocolError(
+                f"its model differs from worker {first}'s before step {step}: replicas have drifted apart"
+            )
+        if len(self._first) > MAX_OPEN:
+            del self._first[min(self._first)]
+
+    def drop(self, rank: int) -> None:
+        """Forgets the digests of a worker that is gone: nobody need equal them."""
+        self._first = {step: first for step, first in self._first.items() if first[0] != rank}

@@ -1,0 +1,92 @@
+"""Workers that die while others train on, and come back: with real models, in every design that allows it."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import thinwire as tw
+from tests.hooks.cluster import start_server
+from thinwire.server.core import ServerCore
+
+STEPS, DIES_AT, WORKERS = 24, 6, 3
+
+
+def mlp() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 40), nn.BatchNorm1d(40), nn.ReLU(), nn.Linear(40, 4))
+
+
+def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    chance = torch.Generator().manual_seed(1000 * rank + step)
+    return torch.randn(16, 8, generator=chance), torch.randint(4, (16,), generator=chance)
+
+
+class Life:
+    """One worker's process, as a thread: it trains to the last step, or dies at one."""
+
+    def __init__(self, address: Any, rank: int, design: str, dies_at: int | None = None) -> None:
+        self.rank, self.joined_at, self.weights = rank, -1, [torch.empty(0)]
+        self.error: BaseException | None = None
+        self.reached = threading.Event()
+        self._dies_at, self._address, self._design = dies_at, address, design
+        self._thread = threading.Thread(target=self._live)
+        self._thread.start()
+
+    def join(self) -> None:
+        self._thread.join(60)
+        assert not self._thread.is_alive(), f"worker {self.rank} hangs"
+        if self.error is not None:
+            raise self.error
+
+    def _live(self) -> None:
+        try:
+            self._train()
+        except BaseException as error:
+            self.error = error
+        finally:
+            self.reached.set()
+
+    def _train(self) -> None:
+        connection, model = self._address(), mlp()
+        inner = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        opt = tw.distribute(
+            model, inner, server=connection, rank=self.rank, workers=WORKERS, design=self._design, timeout_s=30
+        )
+        self.joined_at = opt.steps_done
+        while opt.steps_done < STEPS:
+            if opt.steps_done == self._dies_at:
+                connection.abort()
+                return
+            x, y = batch(self.rank, opt.steps_done)
+            opt.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+            opt.step()
+        opt.flush()
+        self.weights = [p.detach().clone() for p in model.parameters()]
+        opt.close()
+
+
+@pytest.mark.parametrize("design", ["3lc", "local2", "update", "local-sgd[h=3]", "diloco[h=6]", "mps"])
+def test_a_worker_that_died_comes_back_and_all_end_with_the_same_weights(design: str) -> None:
+    core = ServerCore(min_workers=WORKERS)  # the others wait, so that it is back in the middle of the training
+    server, address = start_server(core, "memory")
+    with server, warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        first = [Life(address, rank, design, DIES_AT if rank == 1 else None) for rank in range(WORKERS)]
+        first[1].join()
+        back = Life(address, 1, design)
+        lives = [first[0], back, first[2]]
+        for life in lives:
+            life.join()
+    assert core.finished and core.failed is None
+    assert any("worker 1 went away" in str(each.message) for each in said)
+    assert DIES_AT - 6 <= back.joined_at < STEPS, "it goes on where the others are"
+    for life in lives[1:]:
+        for mine, theirs in zip(life.weights, lives[0].weights, strict=True):
+            assert torch.equal(mine, theirs), f"worker {life.rank} differs"

@@ -1,0 +1,215 @@
+"""Workers that die, and others that take their place: who is waited for, whose gradients count, and who is told."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.server.conversation import BIAS, PLAIN, WEIGHT, Shard, gradient, make_plan
+from thinwire.errors import ConfigError
+from thinwire.schema import Delta, Leave, Members, Message, Scalars, Welcome
+from thinwire.server.core import ServerCore
+
+LATE = 7
+PLAINLY = make_plan(3, up=PLAIN, down=PLAIN, groups=({"momentum": 0.0},))
+"""Three workers, nothing compressed, plain SGD: what an update is can be said in one line."""
+
+
+def told(shard: Shard, peer: int, kind: type[Message]) -> list[Message]:
+    return [message for message, _ in shard.told[peer] if isinstance(message, kind)]
+
+
+def test_the_others_go_on_with_the_mean_over_those_who_took_part() -> None:
+    shard = Shard(PLAINLY, min_workers=2)
+    shard.step(0)
+    before = shard.core.tables[WEIGHT].values.numpy().copy()
+    for rank in (0, 1):
+        shard.push(rank, 1, shard.frames(rank, 1))
+    # Worker 2 dies with half of its gradients sent.
+    shard.push(2, 1, {BIAS: PLAIN.encode(gradient(2, 1, BIAS))})
+    assert [table.version for table in shard.core.tables] == [1, 2]
+    shard.lose(2)
+    assert [table.version for table in shard.core.tables] == [2, 2], "nobody waits for it any more"
+    mean = (gradient(0, 1, WEIGHT) + gradient(1, 1, WEIGHT)) / np.float32(2)
+    np.testing.assert_allclose(shard.core.tables[WEIGHT].values.numpy(), before - np.float32(0.1) * mean, rtol=1e-5)
+    for rank in (0, 1):
+        (last, _) = next(each for each in reversed(shard.told[rank]) if isinstance(each[0], Delta))
+        assert isinstance(last, Delta) and last.ranks == (0, 1) and last.tables == (WEIGHT,)
+        [members] = told(shard, rank, Members)
+        assert members == Members(
+            step=2, ranks=(0, 1), least=2, reason="worker 2 went away at step 1: connection reset"
+        )
+
+
+def test_one_that_comes_back_is_expected_from_the_first_clock_that_nobody_has_begun() -> None:
+    shard = Shard(PLAINLY, min_workers=2)
+    shard.step(0)
+    shard.lose(1)
+    shard.push(0, 1, shard.frames(0, 1))
+    shard.join(1, peer=LATE)
+    [welcome] = told(shard, LATE, Welcome)
+    assert welcome == Welcome(send_values=False, step=1, begin=2, elastic=True)
+    assert shard.copy_of(LATE)[WEIGHT][0] == 1, "the whole tables as they are"
+    shard.push(2, 1, shard.frames(2, 1))
+    assert shard.core.step == 2, "clock 1 had begun without it"
+    for rank in (0, 2):
+        shard.push(rank, 2, shard.frames(rank, 2))
+    assert shard.core.step == 2, "clock 2 waits for it"
+    shard.push(LATE, 2, shard.frames(1, 2))
+    assert shard.core.step == 3
+    np.testing.assert_array_equal(shard.copy_of(LATE)[WEIGHT][1], shard.core.tables[WEIGHT].replica)
+    assert [type(each).__name__ for each in told(shard, 0, Members)] == ["Members"] * 2
+
+
+def test_with_too_few_the_training_waits_for_more() -> None:
+    shard = Shard(PLAINLY, min_workers=2)
+    for rank in (1, 2):
+        shard.lose(rank)
+    shard.push(0, 0, shard.frames(0, 0))
+    assert shard.core.step == 0 and shard.core.failed is None
+    last = told(shard, 0, Members)[-1]
+    assert isinstance(last, Members) and last.ranks == (0,) and last.least == 2
+    shard.join(2, peer=LATE)
+    assert told(shard, LATE, Welcome) == [Welcome(send_values=False, step=0, begin=1, elastic=True)]
+    assert shard.core.step == 1, "clock 0 had begun without it"
+    shard.push(0, 1, shard.frames(0, 1))
+    assert shard.core.step == 1
+    shard.push(LATE, 1, shard.frames(2, 1))
+    assert shard.core.step == 2
+    np.testing.assert_array_equal(shard.copy_of(LATE)[WEIGHT][1], shard.core.tables[WEIGHT].replica)
+
+
+def test_more_than_the_plan_names_may_join() -> None:
+    shard = Shard(PLAINLY, min_workers=1)
+    shard.step(0)
+    shard.join(5, peer=LATE)
+    for rank, peer in ((0, 0), (1, 1), (2, 2), (5, LATE)):
+        assert shard.core.step == 1
+        shard.push(peer, 1, shard.frames(rank, 1))
+    assert shard.core.step == 2
+    np.testing.assert_array_equal(shard.copy_of(LATE)[WEIGHT][1], shard.copy_of(0)[WEIGHT][1])
+    shard = Shard(PLAINLY)
+    shard.join(5, peer=LATE)
+    assert shard.ended[LATE] == "rank 5; this training has ranks 0 … 2", "not where nobody may die either"
+
+
+def test_the_worker_whose_rates_and_buffers_count_may_die() -> None:
+    shard = Shard(make_plan(3, state=True, up=PLAIN, down=PLAIN), min_workers=1)
+    shard.lose(0)
+    for rank in (1, 2):
+        shard.push(rank, 0, shard.frames(rank, 0), rate=0.5)
+    assert shard.core.step == 1
+    shard.push(1, 1, {**shard.frames(1, 1), 2: PLAIN.encode(gradient(1, 1, 2))}, last=True)
+    shard.push(2, 1, shard.frames(2, 1))
+    assert shard.core.step == 2 and shard.core.failed is None
+    for peer in (1, 2):
+        shard.say(peer, Leave())
+    assert shard.core.finished
+
+
+def test_backup_workers_are_for_deaths_too() -> None:
+    shard = Shard(make_plan(3, consistency="backup[b=1]"))
+    shard.lose(1)
+    for step in range(3):
+        for rank in (0, 2):
+            shard.push(rank, step, shard.frames(rank, step))
+    assert shard.core.step == 3 and shard.core.failed is None
+    shard.lose(2)
+    assert shard.core.failed == "worker 2 went away at step 3: connection reset", "one spare, two deaths"
+
+
+def test_another_process_takes_the_rank_of_one_that_is_not_connected() -> None:
+    shard = Shard(PLAINLY)
+    shard.step(0)
+    shard.join(1, peer=LATE)
+    assert shard.ended[LATE] == "rank 1 is taken: every worker needs a rank of its own"
+    shard.core.interrupted(1)
+    shard.join(1, peer=LATE)
+    assert "another process has taken rank 1" in str(shard.ended[1])
+    for rank, peer in ((0, 0), (1, LATE), (2, 2)):
+        assert shard.core.step == 1
+        shard.push(peer, 1, shard.frames(rank, 1))
+    assert shard.core.step == 2 and shard.core.failed is None
+
+
+def test_a_worker_that_breaks_the_conversation_goes_alone() -> None:
+    shard = Shard(PLAINLY, min_workers=1)
+    shard.push(1, 5, shard.frames(1, 5))
+    assert shard.ended.keys() == {1} and "a gradient of step 5 came" in str(shard.ended[1])
+    for rank in (0, 2):
+        shard.push(rank, 0, shard.frames(rank, 0))
+    assert shard.core.step == 1
+
+
+def test_scales_are_shared_among_those_who_are_left() -> None:
+    shard = Shard(PLAINLY, min_workers=1)
+    for rank, value in ((0, 1.0), (1, 9.0)):
+        shard.say(rank, Scalars(step=0, values=(value, 1.0)))
+    shard.lose(1)
+    assert not told(shard, 0, Scalars)
+    shard.lose(2)
+    assert told(shard, 0, Scalars) == [Scalars(step=0, values=(1.0, 1.0))]
+
+
+def test_the_last_one_that_dies_after_others_have_left_ends_it() -> None:
+    shard = Shard(PLAINLY, min_workers=1)
+    shard.step(0)
+    for rank in (0, 1):
+        shard.say(rank, Leave())
+    shard.lose(2)
+    assert shard.core.failed is not None and not shard.core.finished
+
+
+def test_a_minimum_is_at_least_one() -> None:
+    with pytest.raises(ConfigError, match="min_workers is 0; at least 1 is needed"):
+        ServerCore(0)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_dies_and_joins_every_update_is_the_mean_of_those_it_names(seed: int) -> None:
+    """Workers push, die and join in any order; the model is what its updates say, and in the end all go on."""
+    chance = np.random.default_rng(seed)
+    shard = Shard(PLAINLY, min_workers=1)
+    peers, clocks = {rank: rank for rank in range(3)}, dict.fromkeys(range(3), 0)
+    unsent: dict[int, dict[int, bytes]] = {}
+    fresh = 10
+    for _ in range(120):
+        rank = int(chance.integers(3))
+        if rank not in peers:
+            if chance.random() < 0.3:
+                peers[rank], fresh = fresh, fresh + 1
+                shard.join(rank, peer=peers[rank])
+                [welcome] = told(shard, peers[rank], Welcome)
+                assert isinstance(welcome, Welcome)
+                clocks[rank] = max(welcome.begin, 0)
+            continue
+        if chance.random() < 0.04 and len(peers) > 1:
+            shard.lose(peers.pop(rank))
+            unsent.pop(rank, None)
+            continue
+        versions = {table: shard.core.tables[table].version for table in (WEIGHT, BIAS)}
+        frames = unsent.get(rank) or shard.frames(rank, clocks[rank])
+        ready = [table for table in frames if versions[table] == clocks[rank]]
+        if not ready:
+            continue
+        table = ready[int(chance.integers(len(ready)))]
+        shard.push(peers[rank], clocks[rank], {table: frames[table]})
+        unsent[rank] = {other: frame for other, frame in frames.items() if other != table}
+        if not unsent[rank]:
+            del unsent[rank]
+            clocks[rank] += 1
+    assert shard.core.failed is None and shard.core.step > 5
+    values = {table: gradient(99, 0, table) for table in (WEIGHT, BIAS)}
+    seen: dict[tuple[int, int], tuple[int, ...]] = {}
+    for peer in list(shard.told):
+        for message in told(shard, peer, Delta):
+            assert isinstance(message, Delta)
+            for table in message.tables:
+                ranks = message.ranks or (0, 1, 2)
+                assert seen.setdefault((table, message.version), ranks) == ranks
+    for table, version in sorted(seen):
+        ranks = seen[table, version]
+        total = sum((gradient(rank, version - 1, table) for rank in ranks), np.zeros_like(values[table]))
+        values[table] = values[table] - np.float32(0.1) * (total / np.float32(len(ranks)))
+    for table in (WEIGHT, BIAS):
+        np.testing.assert_allclose(shard.core.tables[table].values.numpy(), values[table], rtol=1e-4, atol=1e-5)
