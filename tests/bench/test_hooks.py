@@ -13,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.hooks.ddp_ranks import batch, mlp, run_ranks
 from thinwire.bench.hook_cells import NOTES, OURS, Cell
-from thinwire.bench.hook_rank import install
 from thinwire.bench.hooks import HookRun, HooksBench, measure
+from thinwire.bench.methods import install
 from thinwire.engines.namespaces import available
 from thinwire.errors import ConfigError
 

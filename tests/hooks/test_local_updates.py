@@ -29,6 +29,12 @@ def mlp(_rank: int) -> nn.Module:
     return nn.Sequential(nn.Linear(12, 40, bias=False), nn.BatchNorm1d(40), nn.ReLU(), nn.Linear(40, 3))
 
 
+def wide(_rank: int) -> nn.Module:
+    """Its matrices are large enough for `blocktopk`."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(12, 128, bias=False), nn.BatchNorm1d(128), nn.ReLU(), nn.Linear(128, 3))
+
+
 def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
     x = torch.randn(8, 12, generator=torch.Generator().manual_seed(1000 * step + rank))
     return x, (x[:, :3] + x[:, 3:6]).argmax(1)
@@ -36,6 +42,14 @@ def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+def inner_optimizer(design: str) -> Callable[[nn.Module], torch.optim.Optimizer]:
+    return sgd if design.startswith("demo") else adamw
 
 
 def inner_step(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, step: int) -> None:
@@ -123,11 +137,22 @@ def test_replicas_are_equal_bit_for_bit_and_repeat_over_every_transport() -> Non
 
 @pytest.mark.parametrize(
     ("design", "stop"),
-    [("diloco[h=3]", 6), ("diloco[h=5]", 8), ("diloco[h=3,keep=0.5]", 9), ("streaming-diloco[h=6,delay=2]", 12)],
+    [
+        ("diloco[h=3]", 6),
+        ("diloco[h=5]", 8),
+        ("diloco[h=3,keep=0.5]", 9),
+        ("streaming-diloco[h=6,delay=2]", 12),
+        ("sparseloco[h=5]", 8),
+        ("demo", 7),
+        ("demo[h=3]", 7),
+    ],
 )
 def test_resuming_goes_on_bit_for_bit_in_the_middle_of_a_round_too(design: str, stop: int) -> None:
     total = 15
-    whole, _ = run_cluster(mlp, steps(total), workers=2, optimizer=adamw, design=design)
+    optimizer = inner_optimizer(design)
+    whole, core = run_cluster(wide, steps(total), workers=2, optimizer=optimizer, design=design)
+    codecs = {core.plan.codecs[spec.up]["id"] for spec in core.plan.tables} if core.plan else set()
+    assert find_design(design).up.id in codecs, "the matrices are too small for what is tested"
 
     def first(rank: int, model: nn.Module, opt: DistributedOptimizer) -> dict[str, Any]:
         for step in range(stop):
@@ -135,65 +160,85 @@ def test_resuming_goes_on_bit_for_bit_in_the_middle_of_a_round_too(design: str, 
         opt.sync()
         return copy.deepcopy({"model": model.state_dict(), "opt": opt.state_dict()})
 
-    saved, core = run_cluster(mlp, first, workers=2, optimizer=adamw, design=design)
-    found = resume(saved, core, design, range(stop, total))
+    saved, core = run_cluster(wide, first, workers=2, optimizer=optimizer, design=design)
+    found = resume(saved, core, design, range(stop, total), wide)
     for rank in range(2):
         assert torch.equal(found[rank], whole[rank]), f"worker {rank}"
 
 
-def resume(saved: list[dict[str, Any]], core: ServerCore, design: str, those: range) -> list[torch.Tensor]:
-    """Two workers and a shard go on from what they saved."""
+def resume(
+    saved: list[dict[str, Any]],
+    core: ServerCore,
+    design: str,
+    those: range,
+    make: Callable[[int], nn.Module] = mlp,
+) -> list[torch.Tensor]:
+    """Workers and a shard go on from what they saved."""
     again = ServerCore()
     again.load_state_dict(core.state_dict())
     server, address = start_server(again, "memory")
 
     def work(rank: int) -> torch.Tensor:
-        model = mlp(rank)
+        model = make(rank)
         model.load_state_dict(saved[rank]["model"])
-        place: dict[str, Any] = {"server": address(), "rank": rank, "workers": 2, "timeout_s": 30}
-        with tw.distribute(model, adamw(model), design=design, resume=saved[rank]["opt"], **place) as opt:
+        place: dict[str, Any] = {"server": address(), "rank": rank, "workers": len(saved), "timeout_s": 30}
+        optimizer = inner_optimizer(design)(model)
+        with tw.distribute(model, optimizer, design=design, resume=saved[rank]["opt"], **place) as opt:
             for step in those:
                 inner_step(model, opt, rank, step)
             opt.flush()
             return values(model)
 
-    with server, ThreadPoolExecutor(2) as pool:
-        return list(pool.map(work, range(2)))
+    with server, ThreadPoolExecutor(len(saved)) as pool:
+        return list(pool.map(work, range(len(saved))))
 
 
-def test_a_resumed_worker_with_another_timetable_is_told_what_differs() -> None:
+def test_a_resumed_worker_with_other_settings_is_told_what_differs() -> None:
     def first(rank: int, model: nn.Module, opt: DistributedOptimizer) -> dict[str, Any]:
         steps(4)(rank, model, opt)
-        return opt.state_dict()
+        return {"model": model.state_dict(), "opt": opt.state_dict()}
 
-    [state], core = run_cluster(mlp, first, workers=1, optimizer=adamw, design="diloco[h=2]")
-    saved = [{"model": mlp(0).state_dict(), "opt": state}] * 2
-    with pytest.raises(
-        ConfigError, match="state is of sync_every=2 and this training has sync_every=4: resume with the"
-    ):
-        resume(saved, core, "diloco[h=4]", range(4, 5))
+    [saved], core = run_cluster(wide, first, workers=1, optimizer=adamw, design="sparseloco[h=2]")
+    cases: list[tuple[str, int, type[Exception], str]] = [
+        ("sparseloco[h=4]", 1, ConfigError, "state is of sync_every=2 and this training has sync_every=4: resume with"),
+        ("sparseloco[h=2,fragments=2]", 1, ConfigError, "state is of fragments=1 and this training has fragments=2"),
+        ("sparseloco[h=2,outer_lr=0.5]", 1, ConfigError, "state is of outer_lr=0.65 and this training has"),
+        ("sparseloco[h=2,reduce=mean]", 1, ProtocolError, "reduce: this worker plans mean, the others clipped-mean"),
+        (
+            "sparseloco[h=2]",
+            2,
+            ProtocolError,
+            "expects 2 workers, the others 1: a training goes on, and resumes, with",
+        ),
+    ]
+    for design, workers, kind, expected in cases:
+        with pytest.raises(kind, match=expected):
+            resume([saved] * workers, core, design, range(4, 5), wide)
+    assert torch.isfinite(resume([saved], core, "sparseloco[h=2]", range(4, 5), wide)[0]).all(), "nothing was lost"
 
 
 # ---- rounds without a worker
 
 
 def poisoned(rank: int, model: nn.Module, opt: DistributedOptimizer) -> tuple[torch.Tensor, float]:
-    """Worker 1's parameters are NaN after step 4; everybody goes on."""
+    """Worker 1's gradients are NaN in inner step 4, and so are its parameters then; everybody goes on."""
     for step in range(12):
-        inner_step(model, opt, rank, step)
-        if rank == 1 and step == 4:
-            with torch.no_grad():
-                next(model.parameters())[0, 0] = torch.nan
+        x, y = batch(rank, step)
+        opt.zero_grad()
+        nan = torch.nan if (rank, step) == (1, 4) else 1
+        (nan * nn.functional.cross_entropy(model(x), y)).backward()  # type: ignore[no-untyped-call]
+        opt.step()
     opt.flush()
     return values(model), opt.traffic().get("void_rounds", 0.0)
 
 
-@pytest.mark.filterwarnings("ignore:worker 1. '0.weight' holds NaN or Inf after inner step 5")
+@pytest.mark.filterwarnings("ignore:worker 1. '0.weight' holds NaN or Inf after inner step")
 def test_a_worker_whose_parameters_are_not_finite_sits_out_a_round() -> None:
-    results, _ = run_cluster(mlp, poisoned, workers=WORKERS, optimizer=adamw, design="local-sgd[h=3]")
-    assert [void for _, void in results] == [0, 1, 0]
-    for weights, _ in results:
-        assert torch.isfinite(weights).all() and torch.equal(weights, results[0][0])
+    for design in ("local-sgd[h=3]", "sparseloco[h=3]", "demo"):
+        results, _ = run_cluster(wide, poisoned, workers=WORKERS, optimizer=inner_optimizer(design), design=design)
+        assert [void for _, void in results] == [0, 1, 0], design
+        for weights, _ in results:
+            assert torch.isfinite(weights).all() and torch.equal(weights, results[0][0]), design
 
 
 def test_it_ends_the_training_where_the_design_says_so() -> None:
@@ -208,7 +253,7 @@ def test_workers_agree_on_the_timetable() -> None:
     for other, expected in (
         (
             "diloco[h=4]",
-            r"consistency: this worker plans local\[steps=4\]|consistency: this worker plans local\[steps=3\]",
+            r"h, inner steps between exchanges: this worker plans local\[steps=[34]\], the others local\[steps=[34]\]",
         ),
         ("diloco[h=3,fragments=2]", "local: this worker plans fragments="),
         ("diloco[h=3,outer_lr=0.5]", ""),
@@ -240,7 +285,10 @@ def test_designs_say_what_is_wrong_with_their_options() -> None:
         ("diloco[keep=1.0]", "keep is 1.0"),
         ("diloco[outer_lr=0]", "outer_lr is 0"),
         ("diloco[outer=Adam]", "outer is 'Adam'; there are SGD and SignSGD"),
-        ("diloco[outer_speed=3]", "unknown option 'outer_speed'"),
+        (
+            "diloco[outer_speed=3]",
+            "unknown option 'outer_speed'; local updates have h, .*outer, outer_lr, .*and their codec 3lc has .*spars",
+        ),
         ("local-sgd[h=2,nesterov=true]", "nesterov needs an outer_momentum"),
     ):
         with pytest.raises(ConfigError, match=expected):
@@ -251,7 +299,7 @@ def test_designs_say_what_is_wrong_with_their_options() -> None:
 
 def test_parameters_frozen_midway_and_other_dtypes_and_unused_ones() -> None:
     def half(rank: int) -> nn.Module:
-        return mlp(rank).to(torch.bfloat16)
+        return wide(rank).to(torch.bfloat16)
 
     def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
         for step in range(9):
@@ -264,8 +312,8 @@ def test_parameters_frozen_midway_and_other_dtypes_and_unused_ones() -> None:
         opt.flush()
         return values(model)
 
-    for design in ("local-sgd[h=2]", "streaming-diloco[h=4,fragments=2]"):
-        found, _ = run_cluster(half, train, workers=2, optimizer=adamw, design=design)
+    for design in ("local-sgd[h=2]", "streaming-diloco[h=4,fragments=2]", "sparseloco[h=2]", "demo"):
+        found, _ = run_cluster(half, train, workers=2, optimizer=inner_optimizer(design), design=design)
         assert torch.equal(*found), design
         assert not torch.equal(found[0], values(half(0))), design
 
@@ -305,3 +353,32 @@ def test_a_grad_scalers_skipped_steps_count() -> None:
 
     found, _ = run_cluster(mlp, train, workers=2, optimizer=adamw, design="local-sgd[h=2]")
     assert torch.isfinite(found[0]).all() and torch.equal(*found)
+
+
+class Offloading(torch.optim.SGD):
+    """Keeps some of its state on another device, and knows what to do with it."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter].setdefault("elsewhere", torch.zeros_like(parameter, device="meta"))
+        return super().step(closure)
+
+
+@pytest.mark.filterwarnings("ignore:worker 1. '0.weight' holds NaN or Inf after inner step")
+def test_optimizer_state_on_another_device() -> None:
+    def offloading(model: nn.Module) -> torch.optim.Optimizer:
+        return Offloading(model.parameters(), lr=0.01, momentum=0.9)
+
+    results, _ = run_cluster(mlp, poisoned, workers=2, optimizer=offloading, design="local-sgd[h=3]")
+    assert torch.isfinite(results[0][0]).all() and torch.equal(results[0][0], results[1][0])
+
+    model = mlp(0)
+    optimizer = adamw(model)
+    inner_step(model, optimizer, 0, 0)
+    moments = optimizer.state[next(model.parameters())]
+    moments["exp_avg"] = moments["exp_avg"].to("meta")
+    with pytest.raises(
+        ConfigError, match=r"'exp_avg' of a parameter of shape \(40, 12\) is on meta and the parameter on cpu"
+    ):
+        tw.distribute(model, optimizer, server="grpc://127.0.0.1:1", design="update")

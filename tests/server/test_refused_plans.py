@@ -12,6 +12,7 @@ import thinwire as tw
 from tests.server.conversation import Shard, make_plan
 from thinwire.codecs import codec
 from thinwire.errors import ProtocolError
+from thinwire.packets import pack, parse
 from thinwire.schema import (
     Join,
     Plan,
@@ -28,6 +29,10 @@ def changed(plan: Plan, **fields: Any) -> Plan:
 
 
 PLANS: dict[str, tuple[Callable[[Plan], Plan], str]] = {
+    "a mean over senders of codecs that send all": (
+        lambda p: changed(p, reduce="clipped-mean-of-senders"),
+        r"'clipped-mean-of-senders' is of codecs that send some of the values, .*: 3lc, fp32; plan reduce='mean'",
+    ),
     "an optimizer that is not on the list": (
         lambda p: changed(p, optimizer="LBFGS"),
         r"optimizer 'LBFGS' is not on the server's list: SGD, Adam",
@@ -92,6 +97,12 @@ def test_a_plan_that_cannot_be_served(case: str) -> None:
     shard.ended.clear()
     shard.join(0)
     assert (shard.core.plan, shard.ended) == (shard.plan, {})
+
+
+def test_a_reduction_that_nobody_knows_does_not_get_past_the_packet() -> None:
+    join = pack(Join(rank=0, plan=changed(make_plan(), reduce="most")))
+    with pytest.raises(ProtocolError, match=r"could not be read.*'most'"):
+        parse(join)
 
 
 def test_tables_that_do_not_fit_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,12 +45,14 @@ class Bench(ABC, Generic[C, F]):
 
     Attributes:
         kinds: the classes of what is measured.
+        defaults: of fields that cells got later, so that older files of results stay good.
         columns: of its table.
         left: how many of them are text.
         rounds: how often the grid is gone through.
     """
 
     kinds: ClassVar[Sequence[type[Figures]]]
+    defaults: ClassVar[Mapping[str, Any]] = {}
     columns: Sequence[Column[Any, Any]] = ()
     left: ClassVar[int] = 1
     rounds: int = 1

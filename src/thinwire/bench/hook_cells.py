@@ -3,13 +3,16 @@
 A hook is named as torch names its own, or by our codec, with `start_step` in the same brackets:
 `3lc[s=1.75,start_step=50]` is what `ddp.compress(model, "3lc", sparsity=1.75, start_step=50)` registers. Of torch's
 hooks PowerSGD can begin late too. A design of local updates, as in `diloco[h=30]`, trains through `tw.distribute` in
-place of DDP, among the same ranks and on the same links.
+place of DDP, among the same ranks and on the same links, and so do other people's optimizers as in
+`sparseloco-authors[h=15,k=128]`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from thinwire.bench.authors import WORKS, chosen
 from thinwire.codecs import Codec, ids
 from thinwire.codecs import codec as make_codec
 from thinwire.errors import ConfigError
@@ -26,6 +29,7 @@ OURS = ("3lc[s=1.0]", "3lc[s=1.75,entropy=zstd]", "onebit", "topk")
 NOTES = {
     "bf16": "torch refuses its own bf16 hook on gloo; this is the same cast and all-reduce, written out",
     "powersgd-1": "bucket_cap_mb=100: with default buckets it aborts or hangs on gloo",
+    "diloco-torchft": "torchft's DiLoCo ends no round early: give --steps a multiple of its h",
 }
 """What is to be known of a hook, by id."""
 
@@ -41,21 +45,30 @@ class Hook:
     """What a hook's name says.
 
     Args:
-        id: one of `STOCK`, a codec's, or a design's.
+        id: one of `STOCK`, a codec's, a design's, or one of `authors.WORKS`.
         codec: of a hook of ours; None for torch's, and for designs.
         start_step: steps of the training before it travel uncompressed.
         design: of local updates; None for hooks of DDP.
+        work: options of other people's optimizer; None for all else.
     """
 
     id: str
     codec: Codec | None
     start_step: int
     design: Design | None = None
+    work: Mapping[str, float] | None = None
 
     @property
     def period(self) -> int:
         """Steps between two exchanges of a tensor."""
+        if self.work is not None:
+            return int(self.work.get("h", 1))
         return self.design.local.sync_every if self.design and self.design.local else 1
+
+    @property
+    def recipe(self) -> str | None:
+        """The design whose recipe it trains with, where that is not everybody's."""
+        return "demo" if self.id in ("demo", "demo-authors") else None
 
     @property
     def compresses(self) -> bool:
@@ -76,6 +89,8 @@ def hook(name: str) -> Hook:
         (30, False)
     """
     found, options = parse_name(name, "hook", short={"s": "sparsity"})
+    if found in WORKS:
+        return Hook(found, None, 0, work=chosen(found, options))
     powersgd, codec = found.startswith(POWERSGD), None
     least = POWERSGD_START if powersgd else 0
     start = options.pop("start_step", None)
@@ -88,7 +103,8 @@ def hook(name: str) -> Hook:
         return Hook(found, None, 0, design)
     else:
         raise ConfigError(
-            f"unknown hook {name!r}; there are {', '.join(STOCK)}, codecs: {ids()}, and designs of local updates"
+            f"unknown hook {name!r}; there are {', '.join((*STOCK, *WORKS))}, codecs: {ids()}, and designs of local "
+            "updates"
         )
     start = least if start is None else start
     if type(start) is not int or start < least:
@@ -117,6 +133,7 @@ class Cell:
         target: stop at this test accuracy; None runs all steps.
         bucket_cap_mb: of DDP; None is DDP's default, and 100 for PowerSGD, which needs one bucket on gloo.
         data_root: where to look for data that is not in its usual place.
+        authors: what other people's optimizer is loaded from: a file's name and SHA-256, or a package's version.
     """
 
     hook: str
@@ -134,6 +151,7 @@ class Cell:
     target: float | None = None
     bucket_cap_mb: int | None = None
     data_root: str | None = None
+    authors: str | None = None
 
     def __str__(self) -> str:
         return f"{self.model}, {self.link or 'unlimited'}, seed {self.seed}, {self.hook}"

@@ -1,7 +1,7 @@
 """One rank of a measured DDP hook: a plain training loop, with whichever hook is being measured.
 
-Designs of local updates train in the same loop, without DDP: `tw.distribute(group=…)` makes the optimizer, and every
-rank serves a share of the model. What they have not exchanged at the last step is exchanged on the clock.
+Designs of local updates and other people's optimizers train in the same loop, without DDP. What they have not exchanged
+at the last step is exchanged on the clock.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -19,16 +18,13 @@ import torch
 import torch.distributed as dist
 from msgspec import UNSET, UnsetType
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
-from torch.nn.parallel import DistributedDataParallel
 
+from thinwire.bench.authors_methods import AuthorsDemo, AuthorsSparseLoCo, TorchftDiLoCo
 from thinwire.bench.harness import Role, Stage
-from thinwire.bench.hook_cells import BATCHES, POWERSGD, Cell, hook
+from thinwire.bench.hook_cells import BATCHES, Cell, hook
+from thinwire.bench.methods import Hooked, LocalUpdating, Method
 from thinwire.engines.events import Event
 from thinwire.errors import EngineError
-from thinwire.hooks import ddp
-from thinwire.hooks.distribute import distribute
-from thinwire.hooks.optimizer import DistributedOptimizer
 from thinwire.jobs.training import weights_digest
 from thinwire.workloads.batches import Batches
 from thinwire.workloads.data import data
@@ -38,7 +34,6 @@ from thinwire.workloads.models import model as make_model
 from thinwire.workloads.recipes import Recipe, build_optimizer, clip_gradients, recipe, schedule
 
 SILENCE_S = 900.0
-POWERSGD_BUCKET_MB = 100
 _ALONE_STEPS = 6
 """Steps without any exchange, for the CPU time of computation; the first is not counted."""
 _POLL_S = 0.01
@@ -90,12 +85,14 @@ class HookRank(Role, frozen=True, kw_only=True):
         rank: this rank.
         master: host and port of rank 0.
         gate: a folder; the file `warm` in it starts the clock, `stopped` lets the rank go.
+        authors: path of the authors' file, for hooks that have one.
     """
 
     cell: Cell
     rank: int
     master: str
     gate: str
+    authors: str | None = None
 
     def play(self, stage: Stage) -> None:
         """Trains as one rank."""
@@ -108,16 +105,16 @@ class HookRank(Role, frozen=True, kw_only=True):
             world_size=cell.ranks,
             timeout=timedelta(seconds=SILENCE_S),
         )
-        found = recipe(cell.model, cell.data)
+        found = recipe(cell.model, cell.data, design=hook(cell.hook).recipe)
         batch = cell.batch or BATCHES.get(cell.model, found.batch)
         found = replace(found, batch=batch, lr=cell.lr or found.lr, steps=cell.warmup + cell.steps)
         dataset = data(cell.data, root=cell.data_root, context=found.context)
         module = make_model(cell.model, num_classes=dataset.num_classes, in_shape=dataset.in_shape, seed=cell.seed)
         tested = _held_out(dataset, cell)
         dist.barrier()
-        alone = _cpu_alone(_training(cell, rank, copy.deepcopy(module), found, dataset))
-        model, optimizer, state = _prepare(cell, module, build_optimizer(module, found))
-        step = _training(cell, rank, model, found, dataset, optimizer)
+        alone = _cpu_alone(_training(cell, rank, _plain(copy.deepcopy(module), found), found, dataset))
+        method = _method(self, module, build_optimizer(module, found))
+        step = _training(cell, rank, method, found, dataset)
         for number in range(cell.warmup):
             step(number)
         dist.barrier()
@@ -127,89 +124,61 @@ class HookRank(Role, frozen=True, kw_only=True):
         seconds: list[float] = []
         cpu = exchange = 0.0
         for number in range(cell.steps):
-            began, used, exchanged = time.perf_counter(), time.process_time(), _exchange_seconds(optimizer)
+            began, used, exchanged = time.perf_counter(), time.process_time(), method.exchange_seconds or 0.0
             step(cell.warmup + number)
             last = number + 1 == cell.steps
             if last:
-                _finish(optimizer)
+                method.finish()
             seconds.append(time.perf_counter() - began)
             cpu += time.process_time() - used
-            exchange += _exchange_seconds(optimizer) - exchanged
+            exchange += (method.exchange_seconds or 0.0) - exchanged
             if rank == 0:
                 report(Stepped(step=number + 1, seconds=sum(seconds)))
             if last or (cell.eval_every and (number + 1) % cell.eval_every == 0):
-                scored = _score(module, optimizer, tested, number + 1, sum(seconds)) if rank == 0 else None
+                scored = _score(module, method, tested, number + 1, sum(seconds)) if rank == 0 else None
                 if scored is not None:
                     report(scored)
                 if _enough(cell, 0.0 if scored is None else scored.accuracy):
                     if not last:
-                        _finish(optimizer)
+                        method.finish()
                     break
         report(Stopped())
         _wait_for(gate / "stopped")
-        weights, said = weights_digest(module), "" if state is None else str(ddp.report(state))
-        spent = exchange if isinstance(optimizer, DistributedOptimizer) else None
-        report(Ended(cpu_seconds=cpu, cpu_seconds_alone=alone, exchange_seconds=spent, weights=weights, report=said))
-        if isinstance(optimizer, DistributedOptimizer):
-            optimizer.close()
+        report(
+            Ended(
+                cpu_seconds=cpu,
+                cpu_seconds_alone=alone,
+                exchange_seconds=None if method.exchange_seconds is None else exchange,
+                weights=weights_digest(module),
+                report=method.report(),
+            )
+        )
+        method.close()
         dist.destroy_process_group()
 
 
-def install(model: DistributedDataParallel, cell: Cell) -> ddp.ThinwireState | None:
-    """Registers the cell's hook. Returns our state where it is ours."""
-    named = hook(cell.hook)
-    if named.codec is not None:
-        # The link is not thin yet: measuring it here would only mislead.
-        return ddp.compress(model, named.codec, start_step=named.start_step, seed=cell.seed, measure_link=False)
-    if named.id == "fp16":
-        model.register_comm_hook(None, default_hooks.fp16_compress_hook)
-    elif named.id == "bf16":
-        model.register_comm_hook(None, bf16_hook)
-    elif named.id.startswith(POWERSGD):
-        state = powerSGD_hook.PowerSGDState(
-            process_group=None,
-            matrix_approximation_rank=int(named.id.removeprefix(POWERSGD)),
-            start_powerSGD_iter=named.start_step,
-        )
-        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-    return None
+def _plain(module: nn.Module, found: Recipe) -> Method:
+    return Method(module, build_optimizer(module, found))
 
 
-def bf16_hook(_state, bucket):  # type: ignore[no-untyped-def]
-    """What torch's bf16 hook does, on gloo: DDP compares annotations with types, so there are none here."""
-    buffer = bucket.buffer()
-    narrow = buffer.to(torch.bfloat16).div_(dist.get_world_size())
-    future = dist.all_reduce(narrow, async_op=True).get_future()
-    return future.then(lambda done: buffer.copy_(done.value()[0]))
+def _method(role: HookRank, module: nn.Module, optimizer: torch.optim.Optimizer) -> Method:
+    """Puts the hook, the design or other people's optimizer in place."""
+    cell, named = role.cell, hook(role.cell.hook)
+    if named.design is not None:
+        return LocalUpdating(module, optimizer, named.design, cell.seed)
+    if named.work is None:
+        return Hooked(module, optimizer, cell)
+    if named.id == "diloco-torchft":
+        return TorchftDiLoCo(module, optimizer, role.master, named.work)
+    path = Path(role.authors or "")
+    if named.id == "demo-authors":
+        return AuthorsDemo(module, optimizer, path, named.work)
+    return AuthorsSparseLoCo(module, optimizer, path, named.work)
 
 
-def _prepare(
-    cell: Cell, module: nn.Module, optimizer: torch.optim.Optimizer
-) -> tuple[nn.Module, torch.optim.Optimizer, ddp.ThinwireState | None]:
-    """Puts the hook or design in place. Returns the model to call, the optimizer to step, and our hook's state."""
-    design = hook(cell.hook).design
-    if design is not None:
-        return module, distribute(module, optimizer, group=dist.group.WORLD, design=design, seed=cell.seed), None
-    cap = cell.bucket_cap_mb or (POWERSGD_BUCKET_MB if cell.hook.startswith(POWERSGD) else None)
-    model = DistributedDataParallel(module, bucket_cap_mb=cap)
-    return model, optimizer, install(model, cell)
-
-
-def _finish(optimizer: torch.optim.Optimizer) -> None:
-    """Exchanges what local steps have changed since the last exchange."""
-    if isinstance(optimizer, DistributedOptimizer):
-        optimizer.flush()
-
-
-def _exchange_seconds(optimizer: torch.optim.Optimizer) -> float:
-    """What exchanges have taken of the training loop so far; 0 for hooks of DDP, which are not told apart from it."""
-    return optimizer.traffic()["exchange_seconds"] if isinstance(optimizer, DistributedOptimizer) else 0.0
-
-
-def _score(module: nn.Module, optimizer: torch.optim.Optimizer, tested: Dataset, step: int, seconds: float) -> Scored:
+def _score(module: nn.Module, method: Method, tested: Dataset, step: int, seconds: float) -> Scored:
     """Evaluates the parameters that all ranks share."""
-    shared = optimizer.shared_weights() if isinstance(optimizer, DistributedOptimizer) else nullcontext()
-    with shared:
+    with method.shared_weights():
         score = evaluate(module, tested)
     scored = Scored(step=step, seconds=seconds, accuracy=score.accuracy)
     return scored if tested.task != "bytes" else msgspec.structs.replace(scored, loss=score.loss)
@@ -224,16 +193,9 @@ def _held_out(dataset: Dataset, cell: Cell) -> Dataset:
     return replace(dataset, test_x=dataset.test_x[rows], test_y=dataset.test_y[rows])
 
 
-def _training(
-    cell: Cell,
-    rank: int,
-    model: nn.Module,
-    found: Recipe,
-    dataset: Dataset,
-    given: torch.optim.Optimizer | None = None,
-) -> Callable[[int], None]:
-    """Returns one step of training, to be called with its number; without an optimizer it takes the recipe's."""
-    optimizer = given or build_optimizer(model, found)
+def _training(cell: Cell, rank: int, method: Method, found: Recipe, dataset: Dataset) -> Callable[[int], None]:
+    """Returns one step of training, to be called with its number."""
+    model, optimizer = method.model, method.optimizer
     batches = Batches(dataset, rank=rank, workers=cell.ranks, batch=found.batch, seed=cell.seed, augment=found.augment)
 
     def step(number: int) -> None:
@@ -243,7 +205,7 @@ def _training(
         optimizer.zero_grad()
         cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
         clip_gradients(model, found)
-        optimizer.step()
+        method.step()
 
     return step
 

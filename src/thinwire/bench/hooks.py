@@ -14,14 +14,15 @@ import socket
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from msgspec import UNSET, UnsetType
 
+from thinwire.bench.authors import identify
 from thinwire.bench.charts import draw_step_times
 from thinwire.bench.harness import Bench, Figures, Measured, Tell, median
 from thinwire.bench.hook_cells import NOTES, OURS, STOCK, Cell, hook
@@ -89,6 +90,7 @@ def measure(
     tell: Tell = lambda text: None,
     command: RankCommand = rank_command,
     counted: bool = False,
+    authors: Path | None = None,
 ) -> HookRun:
     """Measures one run. One that fails keeps what it got to, and `error` says how.
 
@@ -98,8 +100,9 @@ def measure(
         tell: takes words on progress.
         command: of a rank's process.
         counted: have the kernel make links, and count their bytes, without a limit too, where it may.
+        authors: the file of other people's optimizer.
     """
-    run = _Run(cell, tell)
+    run = _Run(cell, tell, authors)
     try:
         kernel = cell.link is not None or (counted and available()[0])
         links = choose_links(cell.link, "kernel" if kernel else "auto")
@@ -118,8 +121,9 @@ def measure(
 class _Run:
     """What the ranks of one run have reported so far, and the bytes counted at the clock's start and end."""
 
-    def __init__(self, cell: Cell, tell: Tell) -> None:
+    def __init__(self, cell: Cell, tell: Tell, authors: Path | None) -> None:
         self.cell, self.tell = cell, tell
+        self._authors = None if authors is None else str(authors)
         self.fabric: Fabric | None = None
         self.names = [f"rank {rank}" for rank in range(cell.ranks)]
         self.elapsed: list[float] = []
@@ -142,7 +146,7 @@ class _Run:
             environment = {"GLOO_SOCKET_IFNAME": "eth0" if fabric else "lo", "MASTER_ADDR": host}
             engine = stack.enter_context(LocalEngine(kinds, fabric=fabric, environment=environment))
             for rank, name in enumerate(names):
-                role = HookRank(cell=self.cell, rank=rank, master=master, gate=str(gate))
+                role = HookRank(cell=self.cell, rank=rank, master=master, gate=str(gate), authors=self._authors)
                 engine.start(name, command(role), host=name if fabric else None)
 
             waiting = 0
@@ -269,6 +273,7 @@ class HooksBench(Bench[Cell, HookRun]):
     data_root: str | None = None
 
     kinds = (HookRun,)
+    defaults: ClassVar[Mapping[str, Any]] = {"authors": None}
 
     def __post_init__(self) -> None:
         if not self.cells():
@@ -278,7 +283,16 @@ class HooksBench(Bench[Cell, HookRun]):
         """Returns one run."""
         own: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(Cell) if hasattr(self, each.name)}
         rate = None if link in ("none", "unlimited") else link
-        return Cell(**own | {"hook": name, "model": model, "link": rate, "seed": seed})
+        mine = {"hook": name, "model": model, "link": rate, "seed": seed, "authors": self.authors(name)}
+        return Cell(**own | mine)
+
+    def authors(self, name: str) -> str | None:
+        """Returns the file that a hook's optimizer is loaded from, as results tell it; None for hooks that need none.
+
+        Raises:
+            ConfigError: the file, or a package, is missing.
+        """
+        return identify(hook(name).id, {})
 
     def cells(self) -> list[Cell]:
         return [

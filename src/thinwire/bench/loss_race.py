@@ -12,13 +12,15 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import UnsetType
 
+from thinwire.bench.authors import WORKS, identify
 from thinwire.bench.charts import draw_loss_race
 from thinwire.bench.harness import Measured, Tell
 from thinwire.bench.hook_cells import Cell, hook
@@ -91,6 +93,7 @@ class LossRace(HooksBench):
         timed_steps: of a run on a thin link, at least; it has two exchanges or more.
         timed_seconds: a run on a thin link that has taken so long is ended.
         margin: the target is the loss of `none` plus so many nats a byte.
+        files: other people's optimizers, by what their hooks call the file.
 
     Raises:
         ConfigError: nothing to measure, or a rate that cannot be.
@@ -107,6 +110,7 @@ class LossRace(HooksBench):
     timed_steps: int = 40
     timed_seconds: float = 120.0
     margin: float = 0.1
+    files: Mapping[str, Path] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.rates or not all(math.isfinite(rate) and rate > 0 for rate in self.rates):
@@ -135,15 +139,19 @@ class LossRace(HooksBench):
             *(replace(timed, lr=None, link=link) for link in dict.fromkeys(links)),
         ]
 
+    def authors(self, name: str) -> str | None:
+        return identify(hook(name).id, self.files)
+
     def measure(self, cell: Cell, before: Measured[Cell, HookRun], tell: Tell) -> HookRun:
         limit_s = self.timed_seconds if cell.link else None
+        file = self.files.get(WORKS[hook(cell.hook).id].file or "") if cell.authors else None
         if cell.lr is not None:
-            return measure(cell, tell=tell, counted=True)
+            return measure(cell, tell=tell, counted=True, authors=file)
         rate = _best_rate(_grid(cell.model, cell.hook, before))
         if rate is None:
             error = f"{cell.hook} ended with a loss at no rate of the grid"
             return HookRun(curve=[], steps_done=0, seconds=0.0, ended="error", error=error)
-        run = measure(replace(cell, lr=rate), limit_s=limit_s, tell=tell, counted=True)
+        run = measure(replace(cell, lr=rate), limit_s=limit_s, tell=tell, counted=True, authors=file)
         return msgspec.structs.replace(run, lr=rate)
 
     def failed(self, figures: HookRun) -> bool:

@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from thinwire.bench import harness
+from thinwire.bench.authors import files
 from thinwire.bench.codecs import CodecsBench
 from thinwire.bench.designs import DesignsBench
 from thinwire.bench.hook_rank import HookRank
@@ -49,7 +50,16 @@ EvalExamples = Annotated[
 Racers = Annotated[
     list[str] | None,
     typer.Option(
-        help=r"As for `bench hooks`; of text also a design of local updates, as in diloco\[h=30]. Repeat for several."
+        help=r"As for `bench hooks`; of text also a design of local updates, as in diloco\[h=30], and other people's "
+        "optimizers: demo-authors, sparseloco-authors, diloco-torchft. Repeat for several."
+    ),
+]
+Authors = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=PATH",
+        help="Of text: the file of other people's optimizer, for its hook: demo (demo-authors), sparseloco "
+        "(sparseloco-authors). Repeat for several.",
     ),
 ]
 Rates = Annotated[
@@ -71,7 +81,7 @@ def measure(bench: harness.Bench[Any, Any], json: Path | None, resume: bool, png
     if resume and json is None:
         raise ConfigError("--resume goes on from a file of results: say which with --json FILE")
     with_privileges(*bench.thin_link())
-    results: Results[harness.Figures] = Results(json, bench.kinds, fresh=not resume)
+    results: Results[harness.Figures] = Results(json, bench.kinds, defaults=bench.defaults, fresh=not resume)
     measured: dict[Any, list[harness.Figures]] = {}
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"), TimeElapsedColumn()
     try:
@@ -153,6 +163,7 @@ def race(
     hook: Racers = None,
     eval_every: EvalEvery = None,
     eval_examples: EvalExamples = None,
+    authors: Authors = None,
     rates: Rates = None,
     timed_steps: TimedSteps = LossRace.timed_steps,
     timed_seconds: TimedSeconds = LossRace.timed_seconds,
@@ -180,6 +191,7 @@ def race(
         given[name] = getattr(bench, name)
     if rates is not None or bench.lr is not None:
         given["rates"] = split_rates(rates) if rates is not None else (bench.lr,)
+    given["files"] = files(authors or ())
     race = LossRace(timed_steps=timed_steps, timed_seconds=timed_seconds, margin=margin, **given)
     measure(race, json, resume, png)
 

@@ -77,6 +77,7 @@ def make_plan(
         )
     if local is not None:
         local.check_inner(type(optimizer).__name__, optimizer.param_groups)
+        _check_devices(optimizer)
     parameters = _trained(model, optimizer)
     choices = select(
         {key: tuple(parameter.shape) for key, parameter in parameters},
@@ -95,6 +96,7 @@ def make_plan(
         return codecs.index(config)
 
     tables: list[list[TableSpec]] = [[] for _ in range(shards)]
+    sends_some = [False] * shards
     tensors = []
     group_of = {id(p): index for index, group in enumerate(optimizer.param_groups) for p in group["params"]}
     for (key, parameter), partitions in zip(parameters, assignment.partitions, strict=True):
@@ -111,6 +113,7 @@ def make_plan(
             )
             placed.append((part, len(tables[part.server])))
             tables[part.server].append(spec)
+            sends_some[part.server] |= choices[key].up.scheme.sends_some
         tensors.append(PlannedTensor(key, parameter, False, choices[key].up, tuple(placed), local is not None))
     plain = index_of(PLAIN)
     for key, buffer in model.named_buffers():
@@ -132,16 +135,32 @@ def make_plan(
             codecs=tuple(codecs),
             optimizer=name,
             groups=groups,
-            reduce=design.reduce,
+            # Of a shard all of whose tensors are too small for a codec that sends some of the values, it is the mean.
+            reduce=design.reduce if some or "senders" not in design.reduce else "mean",
             state_interval=state_interval,
             consistency=name_of(consistency or find_consistency(design.consistency)),
             downlink=design.downlink,
             local="" if local is None else local.agreement(),
             settings=dict(settings or {}),
         )
-        for specs in tables
+        for specs, some in zip(tables, sends_some, strict=True)
     )
     return Planned(plans, tuple(tensors), assignment)
+
+
+def _check_devices(optimizer: torch.optim.Optimizer) -> None:
+    """Raises ConfigError where one of torch's optimizers has its moments on another device than the parameter."""
+    if ALLOWED.get(type(optimizer).__name__) is not type(optimizer):
+        return  # it may keep them elsewhere on purpose
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            # A step's count, a single value, may be on the CPU.
+            if isinstance(value, torch.Tensor) and value.ndim and value.device != parameter.device:
+                raise ConfigError(
+                    f"the optimizer's {name!r} of a parameter of shape {tuple(parameter.shape)} is on {value.device} "
+                    f"and the parameter on {parameter.device}: move the model before the optimizer is made, or load "
+                    "the optimizer's state again with load_state_dict, which moves it"
+                )
 
 
 def _trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[str, nn.Parameter]]:

@@ -6,7 +6,7 @@ A design is a frozen value; every choice in it may be replaced (`dataclasses.rep
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_args
 
@@ -19,7 +19,7 @@ from thinwire.policies.compression import MIN_NUMEL, Compression, Exclude, check
 from thinwire.policies.compression import compression as find_compression
 from thinwire.policies.consistency import consistency
 from thinwire.policies.local_updates import KINDS as LOCAL_KINDS
-from thinwire.policies.local_updates import Kind, LocalUpdates, split_options
+from thinwire.policies.local_updates import OPTIONS, Kind, LocalUpdates, split_options
 from thinwire.policies.naming import parse_name, plugins
 from thinwire.policies.placement import placement
 from thinwire.schema import Reduce
@@ -240,6 +240,7 @@ def _local(kind: Kind) -> Callable[..., dict[str, Any]]:
         **options: Any,
     ) -> dict[str, Any]:
         timetable, own = split_options(options)
+        _check_options(codec or kind.codec, own)
         local = replace(kind.updates, **timetable)
         up = {"nonfinite": "skip", **({} if codec else kind.options), **own}
         down_codec = codec_down or (None if codec else kind.down)
@@ -258,6 +259,17 @@ def _local(kind: Kind) -> Callable[..., dict[str, Any]]:
         }
 
     return make
+
+
+def _check_options(of: str, given: Mapping[str, Any]) -> None:
+    """Raises ConfigError for an option that neither local updates nor their codec, by name, have."""
+    codec_id = parse_name(of, "codec", short={"s": "sparsity"})[0]
+    known = [name for name in codec(codec_id).config() if name != "id"]
+    if unknown := [name for name in given if name not in known]:
+        raise ConfigError(
+            f"unknown option {unknown[0]!r}; local updates have {', '.join(OPTIONS)}, codec, codec_down, small and "
+            f"reduce, and their codec {codec_id} has {', '.join(known)}"
+        )
 
 
 _K = 1 / 32

@@ -174,6 +174,8 @@ class Kind:
 
 
 _NAMES = {"h": "sync_every"} | {each.name: each.name for each in fields(LocalUpdates)}
+OPTIONS = ("h", *(each.name for each in fields(LocalUpdates) if each.name != "sync_every"))
+"""What local updates have, in brackets."""
 _NESTEROV = LocalUpdates(sync_every=30, outer_lr=0.7, outer_momentum=0.9, nesterov=True)
 
 KINDS: dict[str, Kind] = {

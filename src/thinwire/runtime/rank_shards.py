@@ -73,13 +73,13 @@ def _own_host(group: dist.ProcessGroup, rank: int, workers: int) -> str:
     by a loopback address; if others are elsewhere, its address is the one by which it reaches them.
     """
     rendezvous = os.environ.get("MASTER_ADDR", "127.0.0.1")  # torchrun's own variable
-    hosts = _gather(_source_address(rendezvous), group, workers)
+    hosts = _gather(source_address(rendezvous), group, workers)
     mine = hosts[rank]
     elsewhere = [host for host in hosts if not host.startswith("127.")]
-    return _source_address(elsewhere[0]) if mine.startswith("127.") and elsewhere else mine
+    return source_address(elsewhere[0]) if mine.startswith("127.") and elsewhere else mine
 
 
-def _source_address(destination: str) -> str:
+def source_address(destination: str) -> str:
     """The address that packets of this machine to a destination come from. Nothing is sent."""
     try:
         family = socket.getaddrinfo(destination, 9, type=socket.SOCK_DGRAM)[0][0]

@@ -56,7 +56,8 @@ def usable_codecs(plan: Plan) -> list[Codec]:
     """Makes the plan's codecs and tries each out, for options come from a peer and may be of any JSON type.
 
     Raises:
-        ProtocolError: a configuration without an id, or with an option that the codec cannot work with.
+        ProtocolError: a configuration without an id, or with an option that the codec cannot work with; or none of the
+            tables has a codec that the plan's `reduce` is of.
         ConfigError: an unknown codec or option.
     """
     codecs = []
@@ -69,6 +70,11 @@ def usable_codecs(plan: Plan) -> list[Codec]:
         except Exception as error:  # whatever comes of an option that is no number
             raise ProtocolError(f"codec {config} cannot be used: {error}") from error
         codecs.append(codec)
+    if "senders" in plan.reduce and not any(codecs[spec.up].scheme.sends_some for spec in plan.tables):
+        raise ProtocolError(
+            f"reduce={plan.reduce!r} is of codecs that send some of the values, and no table's pushes have one: "
+            f"{', '.join(sorted({codecs[spec.up].id for spec in plan.tables}))}; plan reduce='mean'"
+        )
     return codecs
 
 
@@ -78,7 +84,10 @@ def difference(ours: Plan, theirs: Plan) -> str | None:
     if ours == theirs:
         return None
     if theirs.workers != ours.workers:
-        return f"this worker expects {theirs.workers} workers, the others {ours.workers}"
+        return (
+            f"this worker expects {theirs.workers} workers, the others {ours.workers}: a training goes on, and "
+            "resumes, with as many as it began with; with another number it begins anew from the model's weights"
+        )
     return (
         _table_difference(ours.tables, theirs.tables)
         or _field_difference(ours, theirs)
@@ -107,6 +116,10 @@ def _table_difference(ours: tuple[TableSpec, ...], theirs: tuple[TableSpec, ...]
 
 
 def _field_difference(ours: Plan, theirs: Plan) -> str | None:
+    if ours.local and theirs.local and theirs.consistency != ours.consistency:
+        return (
+            f"h, inner steps between exchanges: this worker plans {theirs.consistency}, the others {ours.consistency}"
+        )
     for field in ("codecs", "optimizer", "groups", "reduce", "state_interval", "consistency", "downlink", "local"):
         if (here := getattr(ours, field)) != (there := getattr(theirs, field)):
             return f"{field}: this worker plans {there}, the others {here}"

@@ -1,10 +1,10 @@
 """How to train each model on each data set: rate, batch, steps, schedule, and where the numbers come from.
 
 Strategy: a short table of pairs that were measured or that a paper prescribes; any other pair takes the
-recipe of the same model and says so in `source`. A design changes the recipe in two known cases. A high
+recipe of the same model and says so in `source`. A design changes the recipe in three known cases. A high
 sparsity multiplier makes updates arrive tens of steps late, which lowers the rate at which training is
 stable. The designs that quantise gradients with error feedback in the manner of DoubleSqueeze use plain
-SGD, tenfold lower after two thirds of the run.
+SGD, tenfold lower after two thirds of the run. DeMo's residual is its momentum: it takes SGD without one.
 
 The measured rates belong to many small steps (batches of 8 or 16 per worker): with few large steps the lag of
 compressed updates dominates every comparison. Recipes refuse to know what a design is; they read its name.
@@ -173,6 +173,8 @@ def recipe(model: str, data: str, *, design: str | None = None) -> Recipe:
     family, sparsity = _read_design(design)
     if family in _PLAIN:
         return _plain(found, family)
+    if family == "demo":  # steps by signs: its rate is of AdamW's size
+        return replace(found, optimizer="SGD", momentum=0.0, weight_decay=0.0)
     if sparsity > LAGGING_ABOVE:
         return replace(found, lr=min(found.lr, _LAGGING_LR.get(model, found.lr)))
     return found
