@@ -13,6 +13,7 @@ SURFACE = {
     "Codec",
     "ConfigError",
     "Context",
+    "Credentials",
     "DataError",
     "DeadlineError",
     "EngineError",

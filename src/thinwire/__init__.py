@@ -31,12 +31,14 @@ if TYPE_CHECKING:
     from thinwire import codecs, frames
     from thinwire.codecs import Codec, Context, codec, decode
     from thinwire.hooks.distribute import distribute
+    from thinwire.security import Credentials
 
 __version__ = VERSION
 
 _HOME = {
     "Codec": "thinwire.codecs",
     "Context": "thinwire.codecs",
+    "Credentials": "thinwire.security",
     "codec": "thinwire.codecs",
     "decode": "thinwire.codecs",
     "distribute": "thinwire.hooks.distribute",
@@ -47,6 +49,7 @@ __all__ = [
     "Codec",
     "ConfigError",
     "Context",
+    "Credentials",
     "DataError",
     "DeadlineError",
     "EngineError",

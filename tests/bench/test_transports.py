@@ -41,4 +41,6 @@ def take_steps(path: str, chunks: str) -> None:
 def test_the_grid() -> None:
     bench = TransportsBench(links=["none", "100 Mbit"], rounds=2)
     assert [cell.link for cell in bench.cells()] == ["none"] * 6 + ["100mbit"] * 6 and bench.rounds == 2
+    both = TransportsBench(links=["none"], security=["none", "tls"]).cells()
+    assert [cell.security for cell in both] == ["none", "tls"] * 6, "pairs take turns"
     assert bench.thin_link() == ("100 Mbit", "auto") and TransportsBench(links=["none"]).thin_link()[0] is None

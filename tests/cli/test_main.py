@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import shlex
 import socket
 from collections.abc import Callable, Iterator
+from json import loads
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from thinwire.cli import main
 
 Command = Callable[..., Result]
 BENCHES = {"codecs", "transports", "hooks", "race", "server", "designs"}
-COMMANDS = {"demo", "train", "compare", "server", "worker", "designs", "codecs", "inspect"}
+COMMANDS = {"demo", "train", "compare", "server", "worker", "designs", "codecs", "inspect", "certs"}
 
 
 def visible(group: Any) -> dict[str, Any]:
@@ -65,6 +67,12 @@ MISUSE: list[tuple[list[str], str]] = [
     (["demo", "--link", "fast"], r".*fast.*10mbit.*"),
     (["server", "--shape", "10"], r".*10.*10mbit.*"),
     (["server", "--listen", "nowhere"], r".*nowhere.*"),
+    (
+        ["server", "--listen", "0.0.0.0:0"],
+        r"listening on 0.0.0.0 without a certificate and a token file .*--insecure.*",
+    ),
+    (["server", "--tls-cert", __file__], r"a certificate needs its key and a key its certificate.*"),
+    (["bench", "transports", "--security", "ssl"], r"security ssl; allowed are none and tls"),
     (["server", "--resume"], r"--resume goes on from a checkpoint: say which with --checkpoint FILE"),
     (["server", "--resume", "--checkpoint", "no/such"], r"there is no checkpoint 'no/such' to resume from"),
     (["train", "--resume"], r"--resume goes on from checkpoints: say where they are with --checkpoint-dir DIR"),
@@ -124,3 +132,15 @@ def test_a_json_file_that_cannot_be_written(command: Command, tmp_path: Path) ->
     assert result.err.startswith("error: ") and "out.json cannot be written" in result.err
     result = command("inspect", "models", "--json", tmp_path)
     assert result.status == 2 and "is a directory" in result.err
+
+
+def test_certificates_are_made_once_and_the_next_commands_shown(command: Command, tmp_path: Path) -> None:
+    folder, json = tmp_path / "certs", tmp_path / "out.json"
+    result = command("certs", folder, "--workers", 3, "--host", "trainer.example.org", "--json", json)
+    assert result.status == 0 and "the server's certificate is for trainer.example.org, " in result.out
+    commands = [shlex.split(line) for line in result.out.splitlines() if line.startswith("thinwire ")]
+    assert [words[1] for words in commands] == ["server", "worker"]
+    assert "grpc://trainer.example.org:7070" in commands[1] and str(folder / "worker-0.token") in commands[1]
+    assert loads(json.read_text())["commands"] == commands and len(list(folder.iterdir())) == 14
+    again = command("certs", folder)
+    assert again.status == 2 and "nothing is overwritten" in again.err

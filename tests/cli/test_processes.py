@@ -4,38 +4,56 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 
+from tests.cli.commands import Result
+from thinwire.security.starter import options_in
+
+Command = Callable[..., Result]
+
 THINWIRE = [sys.executable, "-m", "thinwire"]
 
 
-def start(*arguments: object) -> subprocess.Popen[str]:
+def start(*arguments: object, **environment: object) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [*THINWIRE, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*THINWIRE, *map(str, arguments)],
+        env={**os.environ, **{name: str(value) for name, value in environment.items()}},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 
-def test_a_server_and_two_workers_by_hand(tmp_path: Path) -> None:
-    server = start("server", "--listen", "127.0.0.1:0")
+def test_a_server_and_two_workers_by_hand_with_certificates_and_tokens(command: Command, tmp_path: Path) -> None:
+    certs = tmp_path / "certs"
+    assert command("certs", certs, "--workers", 2).status == 0
+    files = {"CERT": "server.pem", "KEY": "server.key", "CA": "ca.pem"}
+    tls = {f"THINWIRE_TLS_{name}": certs / file for name, file in files.items()}
+    server = start("server", "--listen", "127.0.0.1:0", THINWIRE_TOKEN_FILE=certs / "server.token", **tls)
     try:
         assert server.stdout is not None
         line = server.stdout.readline()
         assert line.startswith("listening on grpc://127.0.0.1:")
         address = line.split()[2].rstrip(";")
-        files = [tmp_path / f"{rank}.json" for rank in (0, 1)]
+        written = [tmp_path / f"{rank}.json" for rank in (0, 1)]
         common = ("--workers", 2, "--design", "3lc[s=1.75]", "--steps", 20, "--server", address)
-        workers = [start("worker", *common, "--rank", rank, "--json", files[rank]) for rank in (0, 1)]
+        workers = [
+            start("worker", *common, "--rank", rank, "--json", written[rank], *options_in(certs, rank))
+            for rank in (0, 1)
+        ]
         for worker in workers:
             out, err = worker.communicate(timeout=120)
             assert (worker.returncode, err) == (0, "")
             assert "20 steps in " in out
-        outcomes = [json.loads(file.read_text()) for file in files]
+        outcomes = [json.loads(file.read_text()) for file in written]
         assert outcomes[0]["weights"] == outcomes[1]["weights"]
         assert outcomes[0]["steps"] == outcomes[1]["steps"] == 20
         assert server.wait(60) == 0, "it ends when all have left"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,13 @@ from torch import nn
 from torch._C._distributed_c10d import HashStore
 
 import thinwire as tw
-from thinwire.errors import ConfigError
+from thinwire.errors import ConfigError, TransportError
+from thinwire.packets import pack
+from thinwire.runtime.connection import connect
+from thinwire.runtime.rank_shards import RankShards
+from thinwire.schema import SessionOpen
+from thinwire.security.certificates import self_signed
+from thinwire.transports.grpc import GrpcOptions
 
 
 @pytest.fixture
@@ -41,6 +48,25 @@ def test_a_rank_serves_itself_and_stops(group: dist.ProcessGroup) -> None:
     assert torch.isfinite(model.weight).all() and not torch.equal(model.weight, before) and not serving()
 
 
+def test_who_is_not_in_the_group_is_not_let_in(group: dist.ProcessGroup) -> None:
+    shards = RankShards(group)
+    [address] = shards.open()
+    try:
+        with connect(address, options=shards.transport) as connection:
+            connection.send(pack(SessionOpen(session="mine")))
+            assert connection.receive(20) is not None
+        tls, drawn = shards.transport.tls, self_signed("worker-0", "ranks.thinwire", days=1)
+        assert tls is not None
+        stranger = replace(tls, certificate=drawn.certificate, key=drawn.key)
+        for tried, told in ((GrpcOptions(), "it hung up"), (GrpcOptions(tls=stranger), "it hung up")):
+            with pytest.raises(TransportError, match=told):
+                connect(address, connect_timeout_s=0.3, options=tried)
+        with pytest.raises(TransportError, match="do not trust"):
+            connect(address, options=GrpcOptions(tls=replace(stranger, root=drawn.certificate)))
+    finally:
+        shards.stop()
+
+
 def test_what_cannot_be_opens_nothing(group: dist.ProcessGroup) -> None:
     model = nn.Linear(20, 20)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -48,6 +74,8 @@ def test_what_cannot_be_opens_nothing(group: dist.ProcessGroup) -> None:
         tw.distribute(model, torch.optim.AdamW([model.weight]), group=group, design="update")
     with pytest.raises(ConfigError, match="leave out rank and workers"):
         tw.distribute(model, optimizer, group=group, rank=0, workers=4, design="update")
+    with pytest.raises(ConfigError, match="draws certificates of its own"):
+        tw.distribute(model, optimizer, group=group, design="update", credentials=tw.Credentials())
     with pytest.raises(ConfigError, match=r"give either server=.* or group="):
         tw.distribute(model, optimizer, group=group, server="grpc://127.0.0.1:1", design="update")
     assert not serving()

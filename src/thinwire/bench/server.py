@@ -159,7 +159,7 @@ class ServerShard(Role, frozen=True, kw_only=True):
             if core.step not in marks and running:
                 marks[core.step] = time.process_time(), running[0].bytes_received + running[0].bytes_sent
 
-        with grpc.serve(lambda sender: _Marking(inner(sender), mark), stage.listen) as server:
+        with grpc.serve(lambda sender: _Marking(inner(sender), mark), stage.listen, options=stage.transport) as server:
             running.append(server)
             stage.report(Listening(address=server.address))
             ended.wait()

@@ -12,6 +12,8 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -23,13 +25,18 @@ from thinwire.codecs import open_frame
 from thinwire.codecs.registry import codec as make_codec
 from thinwire.engines.events import Event
 from thinwire.engines.links import parse_rate
+from thinwire.engines.namespaces import address_of
+from thinwire.errors import ConfigError
 from thinwire.hooks.distribute import distribute
-from thinwire.jobs.cluster import choose_links, run_cluster
+from thinwire.jobs.cluster import Links, choose_links, run_cluster
 from thinwire.jobs.events import Served
 from thinwire.packets import BatchedTensor, EncodedTensor
 from thinwire.runtime.connection import connect
 from thinwire.runtime.driver import WorkerDriver
 from thinwire.schema import Plan, TableSpec
+from thinwire.security import Credentials
+from thinwire.security.certificates import Authority
+from thinwire.security.starter import in_starter, make_starter, options_in
 from thinwire.transports.base import Connection
 from thinwire.worker.conversation import Conversation
 
@@ -60,9 +67,10 @@ class Cell:
     workers: int
     steps: int
     wanted: str
+    security: str = "none"
 
     def __str__(self) -> str:
-        return f"{self.link}, {self.path}, {self.chunks}"
+        return f"{self.link}, {self.path}, {self.chunks}, security: {self.security}"
 
 
 class Player:
@@ -171,10 +179,12 @@ class TransportsWorker(Role, frozen=True, kw_only=True):
     server: str
     rank: int
     cell: Cell
+    certificates: str = ""
 
     def play(self, stage: Stage) -> None:
         """Takes the steps and reports their median."""
-        connection = connect(self.server, options=stage.transport)
+        own = in_starter(Path(self.certificates), self.rank) if self.certificates else Credentials()
+        connection = connect(self.server, options=own.worker(self.rank, stage.transport))
         stage.report(Stepped(seconds_per_step=PATHS[self.cell.path](connection, self.rank, self.cell)))
 
 
@@ -197,6 +207,10 @@ class TransportsBench(Bench[Cell, Step]):
         steps: of each run; the first fifth is not counted.
         rounds: runs of each cell.
         shaping: see `choose_links`.
+        security: `none`, and `tls` for certificates on both ends and tokens.
+
+    Raises:
+        ConfigError: another kind of security.
     """
 
     links: Sequence[str] = ("none", "100mbit")
@@ -204,23 +218,30 @@ class TransportsBench(Bench[Cell, Step]):
     steps: int = 200
     rounds: int = 3
     shaping: str = "auto"
+    security: Sequence[str] = ("none",)
 
     kinds = (Step,)
-    left = 4
+    left = 5
     columns = (
         ("link", lambda cell, runs: cell.link),
         ("shaped by", lambda cell, runs: runs[0].shaping),
         ("path", lambda cell, runs: cell.path),
         ("messages", lambda cell, runs: cell.chunks),
+        ("security", lambda cell, runs: cell.security),
         *milliseconds("ms a step", "seconds_per_step"),
     )
 
+    def __post_init__(self) -> None:
+        if unknown := set(self.security) - {"none", "tls"}:
+            raise ConfigError(f"security {', '.join(sorted(unknown))}; allowed are none and tls")
+
     def cells(self) -> list[Cell]:
         return [
-            Cell(str(parse_rate(link)), path, chunks, self.workers, self.steps, self.shaping)
+            Cell(str(parse_rate(link)), path, chunks, self.workers, self.steps, self.shaping, security)
             for link in self.links
             for path in PATHS
             for chunks in CHUNKS
+            for security in self.security
         ]
 
     def thin_link(self) -> tuple[str | None, str]:
@@ -228,13 +249,25 @@ class TransportsBench(Bench[Cell, Step]):
 
     def measure(self, cell: Cell, before: Measured[Cell, Step], tell: Tell) -> Step:
         links, seconds = choose_links(cell.link, cell.wanted), list[float]()
+        with TemporaryDirectory() as folder:
+            if cell.security == "tls":
+                hosts = ["127.0.0.1", address_of(1)]
+                make_starter(Path(folder), Authority("benchmark"), workers=cell.workers, hosts=hosts)
+            self._run(cell, links, folder if cell.security == "tls" else "", seconds)
+        return Step(seconds_per_step=statistics.median(seconds), shaping=links.shaping)
+
+    def _run(self, cell: Cell, links: Links, certificates: str, seconds: list[float]) -> None:
+        """Runs the processes of a cell; adds every worker's median step to `seconds`."""
+
+        def server(_index: int) -> list[str]:
+            return ["server", *(options_in(Path(certificates)) if certificates else ())]
 
         def command(rank: int, addresses: list[str]) -> list[str]:
-            return TransportsWorker(server=f"grpc://{addresses[0]}", rank=rank, cell=cell).command()
+            role = TransportsWorker(server=f"grpc://{addresses[0]}", rank=rank, cell=cell, certificates=certificates)
+            return role.command()
 
         def collect(process: str, event: Event) -> None:
             if isinstance(event, Stepped):
                 seconds.append(event.seconds_per_step)
 
-        run_cluster(links, cell.workers, command, [Stepped, Served], collect)
-        return Step(seconds_per_step=statistics.median(seconds), shaping=links.shaping)
+        run_cluster(links, cell.workers, command, [Stepped, Served], collect, server_command=server)

@@ -233,8 +233,9 @@ def role(
     listen: Annotated[str, typer.Option()] = "127.0.0.1:0",
     shape: options.Shape = None,
     events: options.Events = False,
+    insecure: options.Insecure = False,
 ) -> None:
     """One process of a benchmark; the others start it."""
     kinds = TransportsWorker | ServerShard | ServerLoad | HookRank
     part = msgspec.json.decode(spec.encode(), type=kinds)
-    part.play(harness.Stage(report if events else console.print, listen, grpc_options(shape)))
+    part.play(harness.Stage(report if events else console.print, listen, grpc_options(shape, insecure=insecure)))

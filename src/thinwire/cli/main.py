@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 
 import thinwire
-from thinwire.cli import bench, compare, demo, inspect, roles, train
+from thinwire.cli import bench, certs, compare, demo, inspect, roles, train
 from thinwire.cli.console import errors
 from thinwire.errors import ConfigError, ThinwireError
 
@@ -22,7 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for _part in (demo, train, compare, roles, inspect):
+for _part in (demo, train, compare, roles, certs, inspect):
     app.add_typer(_part.app)
 app.add_typer(bench.app, name="bench")
 

@@ -73,6 +73,32 @@ MinWorkers = Annotated[
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint.")]
 ResumeStep = Annotated[int | None, typer.Option(min=1, help="Which of the two checkpoints; by default the newest.")]
+TlsCert = Annotated[
+    Path | None,
+    typer.Option(dir_okay=False, envvar="THINWIRE_TLS_CERT", help="This process's certificate, a PEM file."),
+]
+TlsKey = Annotated[
+    Path | None, typer.Option(dir_okay=False, envvar="THINWIRE_TLS_KEY", help="Its private key, a PEM file.")
+]
+TlsCa = Annotated[
+    Path | None,
+    typer.Option(
+        dir_okay=False,
+        envvar="THINWIRE_TLS_CA",
+        help="Who signed the other end's certificate, a PEM file; a server with it asks workers for one.",
+    ),
+]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        dir_okay=False,
+        envvar="THINWIRE_TOKEN_FILE",
+        help="Secrets, one a line, TOKEN or rank=3 TOKEN; a worker must show one of the server's.",
+    ),
+]
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="Go without certificate and token where other machines can connect.")
+]
 Png = Annotated[Path | None, typer.Option(dir_okay=False, help="Draw a picture into this file.")]
 Workers = Annotated[int, typer.Option(min=1, help="How many workers train together.")]
 Model = Annotated[str, typer.Option(help="A model's name; `thinwire inspect models` lists them.")]
@@ -92,6 +118,7 @@ OPTIONS: dict[str, Any] = {
     "link": typer.Option(help="Rate of every process's link, both ways: 10mbit, 1gbit; none."),
     "links": names("Rates of every process's link, with commas between; none: no limit."),
     "shaping": Shaping,
+    "security": names("none, tls (certificates on both ends, and tokens), or both with a comma between."),
     "seed": Seed,
     "seeds": typer.Option(min=1, help="How many runs of each, each with a seed of its own."),
     "batch": typer.Option(min=1, help="Examples per worker and step; by default the recipe's."),

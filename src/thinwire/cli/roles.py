@@ -24,6 +24,7 @@ from thinwire.runtime.checkpoint import Checkpointer
 from thinwire.runtime.connection import connect
 from thinwire.runtime.metrics import JsonLines, MetricsWriter, Prometheus, TensorBoard
 from thinwire.runtime.serving import serving
+from thinwire.security import Credentials
 from thinwire.server.core import ServerCore
 from thinwire.transports.grpc import GrpcOptions, serve
 from thinwire.transports.shaped import Shaping
@@ -34,21 +35,23 @@ ENDING_GRACE_S, ELASTIC_GRACE_S = 60.0, 10.0
 """How long a server waits for a worker whose connection broke, where the training then ends, or goes on without it."""
 
 
-def grpc_options(shape: str | None, keepalive_s: float | None = None) -> GrpcOptions:
+def grpc_options(shape: str | None, *, keepalive_s: float | None = None, insecure: bool = False) -> GrpcOptions:
     """The transport's options of a role.
 
     Args:
         shape: the rate of an application-level link; None: no link.
         keepalive_s: quiet seconds before the other end is asked for a sign of life; None takes the transport's own.
+        insecure: see `GrpcOptions`.
     """
     bps = parse_rate(shape or "none").bps
-    shaping = None if bps is None else Shaping.symmetric(bps)
-    return (
-        GrpcOptions(shaping=shaping) if keepalive_s is None else GrpcOptions(shaping=shaping, keepalive_s=keepalive_s)
-    )
+    options = GrpcOptions(shaping=None if bps is None else Shaping.symmetric(bps), insecure=insecure)
+    return options if keepalive_s is None else replace(options, keepalive_s=keepalive_s)
 
 
-@app.command(epilog="Example: thinwire server --listen 0.0.0.0:7070")
+@app.command(
+    epilog="Example: thinwire server --listen 0.0.0.0:7070 --tls-cert certs/server.pem --tls-key certs/server.key "
+    "--tls-ca certs/ca.pem --token-file certs/server.token"
+)
 def server(
     listen: Annotated[str, typer.Option(help="Address to listen on; port 0 takes a free one.")] = "127.0.0.1:7070",
     checkpoint: options.Checkpoint = None,
@@ -61,6 +64,11 @@ def server(
         float | None,
         typer.Option(min=0, help="How long to wait for it, in seconds; by default 10 with --min-workers, else 60."),
     ] = None,
+    tls_cert: options.TlsCert = None,
+    tls_key: options.TlsKey = None,
+    tls_ca: options.TlsCa = None,
+    token_file: options.TokenFile = None,
+    insecure: options.Insecure = False,
     shape: options.Shape = None,
     events: options.Events = False,
 ) -> None:
@@ -68,6 +76,7 @@ def server(
     core = ServerCore(min_workers)
     if worker_grace_s is None:
         worker_grace_s = ENDING_GRACE_S if min_workers is None else ELASTIC_GRACE_S
+    credentials = Credentials(ca=tls_ca, cert=tls_cert, key=tls_key, token_file=token_file, insecure=insecure)
     checkpointer = None if checkpoint is None else Checkpointer(core, checkpoint, checkpoint_every)
     if resume:
         if checkpointer is None:
@@ -78,12 +87,15 @@ def server(
         signal.signal(signum, lambda *_: ended.set())
     handler = serving(core, ended.set, checkpointer, grace_s=worker_grace_s if rejoin else 0.0)
     # A frozen worker is noticed as soon as a dead one is given up.
-    transport = grpc_options(shape, None if min_workers is None else max(1.0, worker_grace_s / 2))
+    keepalive_s = None if min_workers is None else max(1.0, worker_grace_s / 2)
+    transport = credentials.server(grpc_options(shape, keepalive_s=keepalive_s))
     with serve(handler, listen, options=transport) as running:
         if events:
             report(Listening(address=running.address))
         else:
             console.print(f"listening on grpc://{running.address}; Ctrl-C ends it")
+            if insecure:
+                console.print("insecure: whoever reaches this address can take part, or read what is sent")
         while not ended.wait(0.2):
             if running.wait(0):
                 break
@@ -95,7 +107,8 @@ def server(
 
 @app.command(
     epilog="Example, on each of four machines, with rank 0 … 3: "
-    "thinwire worker --server grpc://10.0.0.1:7070 --rank 0 --workers 4 --design '3lc[s=1.75]'"
+    "thinwire worker --server grpc://10.0.0.1:7070 --rank 0 --workers 4 --design '3lc\\[s=1.75]' "
+    "--tls-cert certs/worker-0.pem --tls-key certs/worker-0.key --tls-ca certs/ca.pem --token-file certs/worker-0.token"
 )
 @takes(Job, without=("link", "servers", "servers_on_workers"))
 def worker(
@@ -111,6 +124,11 @@ def worker(
     checkpoint_every: options.CheckpointEvery = 100,
     resume: options.Resume = False,
     resume_step: options.ResumeStep = None,
+    tls_cert: options.TlsCert = None,
+    tls_key: options.TlsKey = None,
+    tls_ca: options.TlsCa = None,
+    token_file: options.TokenFile = None,
+    insecure: options.Insecure = False,
     shape: options.Shape = None,
     events: options.Events = False,
     json: options.Json = None,
@@ -121,7 +139,8 @@ def worker(
     mine = None
     if checkpoint is not None:
         mine = WorkerCheckpoint(path=checkpoint, every=checkpoint_every, resume=resume, step=resume_step)
-    transport = grpc_options(shape)
+    credentials = Credentials(ca=tls_ca, cert=tls_cert, key=tls_key, token_file=token_file, insecure=insecure)
+    transport = credentials.worker(rank, grpc_options(shape))
     outcome = run_worker(
         replace(job, servers=len(server)),
         rank=rank,

@@ -65,6 +65,11 @@ class Count:
         return self.nbytes - TCP_PACKET_NBYTES * self.packets
 
 
+def address_of(number: int) -> str:
+    """Returns the IPv4 address of a fabric's host by its number, from 1, in the order in which hosts are given."""
+    return f"10.77.0.{number}"
+
+
 class Fabric:
     """Hosts on one switch, each behind a link of its own rate, while this object and its process live.
 
@@ -92,7 +97,7 @@ class Fabric:
             raise ConfigError(f"a fabric of {len(rates)} hosts; expected 1 to {MAX_HOSTS}")
         self._tools = find_tools()
         self._rates = dict(rates)
-        self.addresses = {host: f"10.77.0.{number}" for number, host in enumerate(rates, start=1)}
+        self.addresses = {host: address_of(number) for number, host in enumerate(rates, start=1)}
         self._ports = {host: f"h{number}" for number, host in enumerate(rates, start=1)}
         self._holders: dict[str | None, subprocess.Popen[str]] = {}  # None is the fabric's own
         # Counted by queues that set_rate has replaced by another kind, as (sent, received).

@@ -33,6 +33,7 @@ from thinwire.runtime.driver import WorkerDriver
 from thinwire.runtime.metrics import MetricsWriter
 from thinwire.runtime.rank_shards import RankShards
 from thinwire.schema import Reduce, Settings
+from thinwire.security import Credentials
 from thinwire.transports.base import Connection
 from thinwire.worker.conversation import CHUNK_NBYTES
 from thinwire.worker.core import Worker
@@ -65,6 +66,7 @@ def distribute(
     timeout_s: float = 600.0,
     connect_timeout_s: float = 30.0,
     reconnect_s: float = 60.0,
+    credentials: Credentials | None = None,
     metrics: Sequence[MetricsWriter] = (),
     resume: Mapping[str, Any] | None = None,
     steps_per_epoch: int | None = None,
@@ -103,6 +105,8 @@ def distribute(
         timeout_s: how long the slowest worker may keep the others waiting, in seconds.
         connect_timeout_s: how long the server may take to appear, in seconds.
         reconnect_s: for how long a broken connection to an address is tried to be replaced, in seconds; 0 turns it off.
+        credentials: this worker's certificate and token, and whom it trusts; None: it shows none and trusts all. The
+            ranks of a group protect their shards by themselves.
         metrics: take a record of every table at every step; closed with the optimizer.
         resume: what `opt.state_dict()` returned after `opt.sync()`; the model has its weights of then, and the shards
             were started with their checkpoints of the same step.
@@ -114,6 +118,7 @@ def distribute(
     Raises:
         ConfigError: arguments that cannot be; a design that exchanges once an epoch, without `steps_per_epoch`.
         DeadlineError: no server at that address.
+        TransportError: the server does not let this worker in.
         ProtocolError: the server refuses this worker, for instance for a tensor of another shape.
     """
     if (server is None) == (group is None):
@@ -123,6 +128,8 @@ def distribute(
         )
     if group is not None and (rank, workers) != (0, 1):
         raise ConfigError("group=… says which rank this is and how many workers there are: leave out rank and workers")
+    if group is not None and credentials is not None:
+        raise ConfigError("group=… draws certificates of its own: leave out credentials")
     if not 0 <= rank < workers:
         raise ConfigError(f"rank={rank} with workers={workers}; ranks are 0 … workers − 1")
     if state_interval < 1 or chunk_nbytes < 1:
@@ -179,8 +186,11 @@ def distribute(
     try:
         if own is not None:
             servers.extend(own.open())
+        transport = (credentials or Credentials()).worker(rank) if own is None else own.transport
         for address in servers:  # one by one, so that those which opened are closed where the next does not
-            connections += [connect(address, connect_timeout_s=connect_timeout_s, reconnect_s=reconnect_s)]
+            connections += [
+                connect(address, connect_timeout_s=connect_timeout_s, reconnect_s=reconnect_s, options=transport)
+            ]
         driver = WorkerDriver(worker.conversations, connections, timeout_s=timeout_s, counters=worker.counters)
         common: dict[str, Any] = {"assignment": planned.assignment, "metrics": metrics, "resume": resume, "shards": own}
         if isinstance(worker, LocalWorker) and local is not None and outer is not None:

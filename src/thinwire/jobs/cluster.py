@@ -116,9 +116,10 @@ def run_cluster(
             fabric = stack.enter_context(Fabric(dict.fromkeys(hosts, links.rate)))
         engine = stack.enter_context(LocalEngine([Listening, *kinds], fabric=fabric))
         shape = ["--shape", str(links.rate)] if links.shaping == "application" else []
+        private = [] if fabric is None else ["--insecure"]  # nobody else has a link to these namespaces
 
         def start(name: str, host: str, *command: str, restarts: int = 0) -> None:
-            argv = [sys.executable, "-m", "thinwire", *command, "--events", *shape]
+            argv = [sys.executable, "-m", "thinwire", *command, "--events", *shape, *private]
             engine.start(name, argv, host=host if fabric else None, restarts=restarts)
 
         for index, shard in enumerate(shards):

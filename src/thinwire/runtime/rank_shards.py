@@ -1,7 +1,11 @@
 """Shards without a server process: every rank of a process group serves a share of the model to all of them.
 
-The group is used once, to tell the others each rank's address. Everything else goes over the same conversations as with
-servers of their own, so that both modes have one mechanism.
+The group is used twice, to tell the others each rank's certificate and its address. Everything else goes over the same
+conversations as with servers of their own, so that both modes have one mechanism.
+
+Every rank draws a key and signs a throw-away certificate for it, with its rank in the name. Only certificates travel
+through the group, and no rank talks to anybody whose certificate did not: who is not in the group is not let in, and
+who listens on the way reads nothing.
 """
 
 from __future__ import annotations
@@ -14,12 +18,19 @@ import torch.distributed as dist
 
 from thinwire.errors import ConfigError
 from thinwire.runtime.serving import serving
+from thinwire.security.admission import Admission, worker_name
+from thinwire.security.certificates import self_signed
 from thinwire.server.core import ServerCore
 from thinwire.transports import grpc
 from thinwire.transports.base import Server
+from thinwire.transports.grpc import GrpcOptions, Tls
 
 _CLOSE_S = 30.0
 """How long a rank that is done keeps serving those that are not, at most."""
+_GROUP = "ranks.thinwire"
+"""The name in every rank's certificate: a certificate is known before the address is."""
+_CERTIFICATE_DAYS = 3650.0
+"""Longer than any run: keys end with their processes."""
 
 
 class RankShards:
@@ -33,6 +44,7 @@ class RankShards:
         rank: this rank, in the group.
         workers: how many ranks there are.
         core: this rank's shard.
+        transport: options of connections to the shards; there once they are open.
 
     Raises:
         ConfigError: torch.distributed is not initialised, or this process is not in the group.
@@ -45,6 +57,7 @@ class RankShards:
         if self.rank < 0:
             raise ConfigError("this process is not in the group that it was given")
         self.core = ServerCore()
+        self.transport = GrpcOptions()
         self._group, self._grace_s = group, grace_s
         self._ended = threading.Event()
         self._server: Server | None = None
@@ -52,7 +65,12 @@ class RankShards:
     def open(self) -> list[str]:
         """Starts serving; returns the addresses of all ranks' shards. Every rank of the group calls it together."""
         host = _own_host(self._group, self.rank, self.workers)
-        self._server = grpc.serve(serving(self.core, self._ended.set, grace_s=self._grace_s), f"{host}:0")
+        issued = self_signed(worker_name(self.rank), _GROUP, days=_CERTIFICATE_DAYS)
+        known = "".join(_gather(issued.certificate.decode(), self._group, self.workers)).encode()
+        tls = Tls(root=known, certificate=issued.certificate, key=issued.key, server_name=_GROUP)
+        self.transport = GrpcOptions(tls=tls, authenticate=Admission(None))
+        handler = serving(self.core, self._ended.set, grace_s=self._grace_s)
+        self._server = grpc.serve(handler, f"{host}:0", options=self.transport)
         return [f"grpc://{each}" for each in _gather(self._server.address, self._group, self.workers)]
 
     def close(self) -> None:

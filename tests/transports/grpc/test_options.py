@@ -34,6 +34,7 @@ def test_a_value_out_of_range_is_named() -> None:
 
 
 def test_certificate_and_key_come_together() -> None:
-    for half in ({"certificate": b"pem"}, {"key": b"pem"}):
+    halves: list[dict[str, Any]] = [{"certificate": b"pem"}, {"key": b"pem"}]
+    for half in halves:
         with pytest.raises(ConfigError, match="certificate and key together"):
             Tls(**half)

@@ -17,7 +17,21 @@ import grpc
 
 from thinwire.errors import ConfigError, DeadlineError, ProtocolError, TransportError
 from thinwire.transports.base import Connection, check_packet, wire_nbytes
-from thinwire.transports.grpc.options import GOODBYE, GREETING, METHOD, SERVICE, GrpcOptions, parse_address
+from thinwire.transports.grpc.options import (
+    GOODBYE,
+    GREETING,
+    METHOD,
+    SERVICE,
+    TOKEN_KEY,
+    TOKEN_SCHEME,
+    GrpcOptions,
+    parse_address,
+)
+
+ASK_AFTER_S, ASK_S = 1.0, 0.5
+"""A connection that is not there after so many seconds is asked why, for so many seconds at most."""
+NO_METHOD = "None"
+"""No server has it: whoever answers has ended its handshake."""
 
 
 def connect(address: str, *, connect_timeout_s: float = 10.0, options: GrpcOptions | None = None) -> Connection:
@@ -29,8 +43,9 @@ def connect(address: str, *, connect_timeout_s: float = 10.0, options: GrpcOptio
         options: Limits, keepalive, shaping and encryption; None takes the defaults.
 
     Raises:
-        ConfigError: The address cannot be one.
+        ConfigError: The address cannot be one, or a token would travel in the clear.
         DeadlineError: No server answered in time.
+        TransportError: The server does not let this worker in, or one end does not trust the other's certificate.
     """
     return GrpcConnection(address, connect_timeout_s, options or GrpcOptions())
 
@@ -42,6 +57,7 @@ class GrpcConnection(Connection):
         host, port = parse_address(address)
         if port == 0:
             raise ConfigError(f"{address!r} has port 0; connect to the port that the server reports")
+        options.check_worker(host)
         self.address = f"{host}:{port}"
         self._options = options
         self._channel = self._open_channel()
@@ -59,7 +75,8 @@ class GrpcConnection(Connection):
         open_stream = self._channel.stream_stream(
             f"/{SERVICE}/{METHOD}", request_serializer=bytes, response_deserializer=bytes
         )
-        self._call = open_stream(self._outgoing(), wait_for_ready=True)
+        metadata = None if options.token is None else ((TOKEN_KEY, TOKEN_SCHEME + options.token()),)
+        self._call = open_stream(self._outgoing(), wait_for_ready=True, metadata=metadata)
         self._reader = threading.Thread(target=self._read, name=f"thinwire-read-{self.address}", daemon=True)
         self._reader.start()
         self._await_server(connect_timeout_s)
@@ -120,18 +137,40 @@ class GrpcConnection(Connection):
         return grpc.secure_channel(self.address, credentials, arguments)
 
     def _await_server(self, timeout_s: float) -> None:
-        with self._in:
-            answered = self._in.wait_for(lambda: self._ready or self._over, timeout_s)
-            error = self._error
+        deadline, answered, failure = time.monotonic() + timeout_s, False, ""
+        while not answered and "handshake failed" not in failure and (left := deadline - time.monotonic()) > 0:
+            with self._in:
+                answered = self._in.wait_for(lambda: self._ready or self._over, min(left, ASK_AFTER_S))
+            failure = "" if answered else self._last_failure()
+        error = self._error
         if answered and error is None:
             return
         self.abort()
-        if answered:
+        if error is not None:
             raise TransportError(error)
+        if "handshake failed" in failure:
+            raise TransportError(
+                f"{self.address} and this worker do not trust each other: {failure}. The server must use TLS and have "
+                "a certificate for this very host that this worker's ca (--tls-ca) has signed"
+            )
+        if "Socket closed" in failure:
+            failure = "it hung up; it may want TLS (--tls-ca), or a certificate (--tls-cert) that its own ca has signed"
+        failure = f" ({failure})" if failure else ""
         raise DeadlineError(
             f"no server answered at {self.address} within {timeout_s} s; check that it runs, that the "
-            f"address is right and reachable, and that both ends use TLS or neither does"
+            f"address is right and reachable, and that both ends use TLS or neither does{failure}"
         )
+
+    def _last_failure(self) -> str:
+        """Why there is no connection, which the session's call does not say while it waits; empty if there is one."""
+        ask = self._channel.unary_unary(
+            f"/{SERVICE}/{NO_METHOD}", request_serializer=bytes, response_deserializer=bytes
+        )
+        try:
+            ask(b"", timeout=ASK_S)
+        except grpc.RpcError as status:
+            return str(status.details()) if status.code() is grpc.StatusCode.UNAVAILABLE else ""
+        return ""
 
     def _outgoing(self) -> Iterator[bytes]:
         """What gRPC's thread sends: it asks for the next message once it has passed on the last."""
@@ -190,6 +229,8 @@ class GrpcConnection(Connection):
         code, details = self._call.code(), self._call.details()
         if code is grpc.StatusCode.UNIMPLEMENTED:
             return f"what listens at {self.address} is no thinwire server of this version: {details}"
+        if code is grpc.StatusCode.UNAUTHENTICATED:
+            return f"the server at {self.address} does not let this worker in: {details}"
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
             return f"lost the server at {self.address}: {details}"
         return f"the server at {self.address} broke the session off: {details}"

@@ -1,20 +1,24 @@
-"""What both ends of a gRPC session agree on: limits, keepalive, encryption, address syntax.
+"""What both ends of a gRPC session agree on: limits, keepalive, encryption, who is let in, address syntax.
 
 Holds values and turns them into gRPC's own; opens nothing.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from ipaddress import ip_address
 
 from thinwire.errors import ConfigError
-from thinwire.transports.base import MAX_MESSAGE_NBYTES, MAX_PENDING_NBYTES
+from thinwire.transports.base import MAX_MESSAGE_NBYTES, MAX_PENDING_NBYTES, Identity
 from thinwire.transports.shaped import Shaping
 
 SCHEME = "grpc://"
 SERVICE = "thinwire.v2.Exchange"
 METHOD = "Session"
 GREETING = ("thinwire-session", "2")  # the metadata with which a server accepts a session
+TOKEN_KEY, TOKEN_SCHEME = "authorization", "Bearer "
+"""The metadata in which a worker shows its token; nothing else holds it."""
 GOODBYE = b""
 """The worker's last message, when it leaves in good order; not a packet, and not counted as one. A stream that ends
 without it has crashed, which HTTP/2 alone does not tell apart."""
@@ -30,17 +34,41 @@ class Tls:
     worker needs `root`, unless the system's certificate authorities vouch for the server, and its own
     `certificate` and `key` only where the server demands them.
 
+    Attributes:
+        root: certificates that sign the other end's.
+        certificate: this end's, followed by those that lead to a root.
+        key: the private key of `certificate`.
+        server_name: name that the server's certificate must hold; None: the host that the worker connects to.
+
     Raises:
         ConfigError: A certificate without its key, or a key without its certificate.
     """
 
     root: bytes | None = None
     certificate: bytes | None = None
-    key: bytes | None = None
+    key: bytes | None = field(default=None, repr=False)
+    server_name: str | None = None
 
     def __post_init__(self) -> None:
         if (self.certificate is None) != (self.key is None):
             raise ConfigError("TLS needs certificate and key together; one of the two is missing")
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """What a worker shows before its first message.
+
+    Attributes:
+        token: a secret; None where none came.
+        names: in its certificate, the common name first; empty without a certificate. The handshake has checked it.
+    """
+
+    token: str | None = field(repr=False)
+    names: tuple[str, ...] = ()
+
+
+Authenticate = Callable[[Caller], Identity]
+"""Says who a caller is, or raises ProtocolError with what the caller is to be told."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +83,10 @@ class GrpcOptions:
             another so many without one the session is broken.
         shaping: An application-level thin link for this process, where the kernel cannot shape.
         tls: Encryption; None sends in the clear.
+        token: Worker: returns the secret that this worker shows, asked for anew for every session.
+        authenticate: Server: is asked about every worker before its first message is read; None lets all in.
+        insecure: Leaves out what is otherwise refused beyond this machine: a server without `tls` or `authenticate`,
+            and a token without `tls`.
 
     Raises:
         ConfigError: A value out of range.
@@ -65,6 +97,9 @@ class GrpcOptions:
     keepalive_s: float = 20.0
     shaping: Shaping | None = None
     tls: Tls | None = None
+    token: Callable[[], str] | None = None
+    authenticate: Authenticate | None = None
+    insecure: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.max_message_nbytes <= MAX_GRPC_NBYTES:
@@ -74,10 +109,33 @@ class GrpcOptions:
         if not 1 <= self.keepalive_s <= 86_400:
             raise ConfigError(f"keepalive_s is {self.keepalive_s}; give 1 to 86400 seconds")
 
-    def channel_arguments(self) -> list[tuple[str, int]]:
+    def check_server(self, host: str) -> None:
+        """Raises ConfigError where a server at `host` would let strangers in."""
+        if self.insecure or is_loopback(host) or (self.tls is not None and self.authenticate is not None):
+            return
+        missing = "a certificate" if self.tls is None else ""
+        if self.authenticate is None:
+            missing += f"{' and ' if missing else ''}a token file"
+        raise ConfigError(
+            f"listening on {host} without {missing} lets everybody in who reaches it: give --tls-cert, --tls-key and "
+            "--token-file (`thinwire certs DIR` makes them), or listen on 127.0.0.1, or say --insecure "
+            "(in Python GrpcOptions(insecure=True)) where the network keeps strangers out"
+        )
+
+    def check_worker(self, host: str) -> None:
+        """Raises ConfigError where a worker would send its token to `host` for all to read."""
+        if self.token is not None and self.tls is None and not (self.insecure or is_loopback(host)):
+            raise ConfigError(
+                f"a token would travel to {host} in the clear: give --tls-ca (in Python Credentials(ca=…)), the "
+                "certificate that signed the server's, or say --insecure"
+            )
+
+    def channel_arguments(self) -> list[tuple[str, int | str]]:
         """Returns gRPC's settings for either end; each end ignores what is only for the other."""
         keepalive_ms = round(self.keepalive_s * 1000)
+        named = self.tls is not None and self.tls.server_name
         return [
+            *([("grpc.ssl_target_name_override", named)] if named else []),
             ("grpc.max_send_message_length", self.max_message_nbytes),
             ("grpc.max_receive_message_length", self.max_message_nbytes),
             ("grpc.keepalive_time_ms", keepalive_ms),
@@ -115,3 +173,17 @@ def parse_address(address: str) -> tuple[str, int]:
     if not host or "/" in host or bare_ipv6 or not 0 <= number <= MAX_PORT:
         raise ConfigError(f"{address!r} is no address; give host:port or grpc://host:port, IPv6 in brackets")
     return host, number
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a host; a name other than localhost may mean anything.
+
+    >>> [is_loopback(host) for host in ("127.0.0.1", "[::1]", "localhost", "0.0.0.0", "[::]", "10.0.0.1", "me")]
+    [True, True, True, False, False, False, False]
+    """
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -11,25 +11,41 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import logging
+import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
 import grpc
 
-from thinwire.errors import ConfigError, TransportError
+from thinwire.errors import ConfigError, ProtocolError, TransportError
 from thinwire.transports.base import (
+    ANYBODY,
     Handler,
     HandlerFactory,
+    Identity,
     Sender,
     Server,
     check_packet,
     wire_nbytes,
 )
-from thinwire.transports.grpc.options import GOODBYE, GREETING, METHOD, SERVICE, GrpcOptions, parse_address
+from thinwire.transports.grpc.options import (
+    GOODBYE,
+    GREETING,
+    METHOD,
+    SERVICE,
+    TOKEN_KEY,
+    TOKEN_SCHEME,
+    Caller,
+    GrpcOptions,
+    parse_address,
+)
+
+_log = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 
@@ -43,7 +59,8 @@ def serve(handler_factory: HandlerFactory, address: str, *, options: GrpcOptions
         options: Limits, keepalive, shaping and encryption; None takes the defaults.
 
     Raises:
-        ConfigError: The address cannot be one, or TLS lacks the server's certificate.
+        ConfigError: The address cannot be one, TLS lacks the server's certificate, or beyond this machine the options
+            would let strangers in.
         TransportError: The port is in use, or the host is not this machine's.
     """
     return GrpcServer(handler_factory, address, options or GrpcOptions())
@@ -56,10 +73,12 @@ class GrpcServer(Server):
         self._host, self._port = parse_address(address)
         if options.tls is not None and options.tls.key is None:
             raise ConfigError("a server with TLS needs certificate and key")
+        options.check_server(self._host)
         self.options = options
         self._sessions: dict[int, _Session] = {}
         self._num_opened = 0
         self._grace_s = 0.0
+        self._warned = -math.inf
         self._failure: Exception | None = None
         self._loop: asyncio.AbstractEventLoop
         self._handler: Handler
@@ -114,6 +133,11 @@ class GrpcServer(Server):
         session = self._sessions.get(peer)
         return None if session is None or session.closing or session.over.done() else session
 
+    def identity(self, peer: int) -> Identity:
+        """Returns who a peer has proved to be; `ANYBODY` once it has gone."""
+        session = self._sessions.get(peer)
+        return ANYBODY if session is None else session.identity
+
     def _run(self, handler_factory: HandlerFactory, listening: concurrent.futures.Future[int]) -> None:
         try:
             asyncio.run(self._main(handler_factory, listening))
@@ -159,8 +183,13 @@ class GrpcServer(Server):
             ) from error
 
     async def _converse(self, _requests: object, context: Context) -> None:
-        """One session, from the first byte to the status."""
-        peer, session = self._num_opened, _Session(self.options.max_pending_nbytes)
+        """One session, from the first byte to the status. Nothing of a stranger's is read."""
+        try:
+            identity = self._identify(context)
+        except ProtocolError as stranger:
+            self._warn(context, stranger)
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(stranger))
+        peer, session = self._num_opened, _Session(self.options.max_pending_nbytes, identity)
         self._num_opened += 1
         self._sessions[peer] = session
         self.tell(lambda: self._handler.opened(peer))
@@ -185,6 +214,22 @@ class GrpcServer(Server):
             self.tell(lambda: self._handler.closed(peer, error))
         if error is not None:
             await context.abort(grpc.StatusCode.ABORTED, error)
+
+    def _identify(self, context: Context) -> Identity:
+        """Returns who the caller is. Raises ProtocolError where it does not prove it."""
+        if self.options.authenticate is None:
+            return ANYBODY
+        shown = dict(context.invocation_metadata() or ()).get(TOKEN_KEY)
+        token = shown.removeprefix(TOKEN_SCHEME) if isinstance(shown, str) else None
+        proved: Mapping[str, Iterable[bytes]] = context.auth_context()
+        names = [name for key in ("x509_common_name", "x509_subject_alternative_name") for name in proved.get(key, ())]
+        return self.options.authenticate(Caller(token, tuple(dict.fromkeys(name.decode() for name in names))))
+
+    def _warn(self, context: Context, stranger: ProtocolError) -> None:
+        """Tells whoever runs the server of a stranger, once a second at most."""
+        if (now := time.monotonic()) - self._warned >= 1.0:
+            self._warned = now
+            _log.warning("%s was not let in: %s", context.peer(), stranger)
 
     def _why_lost(self, task: asyncio.Task[None] | None = None) -> str:
         """What to tell of a session that nobody has ended; `task` is the reading or writing one that died."""
@@ -224,7 +269,8 @@ class GrpcServer(Server):
 class _Session:
     """What waits for one peer, and whether and why its session is over."""
 
-    def __init__(self, max_pending_nbytes: int) -> None:
+    def __init__(self, max_pending_nbytes: int, identity: Identity) -> None:
+        self.identity = identity
         self.over: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self.closing = False
         self.pending_nbytes = 0
@@ -281,3 +327,6 @@ class _GrpcSender(Sender):
 
     def call(self, callback: Callable[[], None]) -> None:
         self._server.post(lambda: self._server.tell(callback))
+
+    def identity(self, peer: int) -> Identity:
+        return self._server.identity(peer)

@@ -1,0 +1,47 @@
+"""`thinwire certs`: an authority, certificates and tokens, for tests and first steps."""
+
+from __future__ import annotations
+
+import shlex
+import socket
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from thinwire.cli import options
+from thinwire.cli.console import console, write_json
+from thinwire.security.certificates import Authority
+from thinwire.security.starter import make_starter, options_in
+
+app = typer.Typer()
+
+LOCAL = ("localhost", "127.0.0.1", "::1")
+
+
+@app.command(epilog="Example: thinwire certs certs --workers 4 --host 10.0.0.1 --host server.example.org")
+def certs(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", file_okay=False, help="Where to; made if it is missing.")],
+    workers: options.Workers = 4,
+    host: Annotated[
+        list[str] | None,
+        typer.Option(help="A name or address by which workers reach the server; this machine's are in. Repeat."),
+    ] = None,
+    days: Annotated[float, typer.Option(min=1, help="For how long the certificates hold.")] = 365.0,
+    json: options.Json = None,
+) -> None:
+    """Make a certificate authority, a server's and workers' certificates, and tokens. Nothing is overwritten."""
+    hosts = list(dict.fromkeys([*(host or ()), socket.gethostname(), *LOCAL]))
+    files = make_starter(folder, Authority("thinwire test CA", days=days), workers=workers, hosts=hosts)
+    console.print(
+        f"wrote {len(files)} files to {folder}: the server's certificate is for {', '.join(hosts)}", soft_wrap=True
+    )
+    console.print(
+        "copy to each machine its own files and ca.pem; ca.key signs certificates: keep it to yourself", soft_wrap=True
+    )
+    worker = ["thinwire", "worker", "--server", f"grpc://{hosts[0]}:7070", "--rank", "0", "--workers", str(workers)]
+    server = ["thinwire", "server", "--listen", "0.0.0.0:7070"]
+    commands = [[*server, *options_in(folder)], [*worker, *options_in(folder, 0)]]
+    for command in commands:
+        console.print(shlex.join(command), highlight=False, soft_wrap=True)
+    write_json(json, {"files": [str(file) for file in files], "hosts": hosts, "commands": commands})

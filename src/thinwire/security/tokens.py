@@ -1,0 +1,159 @@
+"""Tokens: secrets in a text file, one a line, that let workers in.
+
+    # comments and empty lines are left out
+    rank=3 8Qx1…     for rank 3 alone
+    5tTz0…           for any rank
+
+Two may hold at once for the same workers, an old and a new one: so tokens are replaced while a training runs. The file
+is read again whenever it has changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from thinwire.errors import ConfigError
+
+TOKEN_NBYTES = 32
+MIN_CHARACTERS = 16
+MAX_CHARACTERS = 256
+"""It travels in a header, of which gRPC takes some 8 kB."""
+MAX_VALID = 2
+"""The old and the new one."""
+
+_LINE = re.compile(r"(?:rank=(\d{1,9})[ \t]+)?([!-~]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One line of a token file; `rank` is whose it is, None for anybody's."""
+
+    secret: str = field(repr=False)
+    rank: int | None = None
+
+
+def new_token() -> str:
+    """Returns a random secret of 256 bits as text.
+
+    >>> len(new_token()), new_token() == new_token()
+    (43, False)
+    """
+    return secrets.token_urlsafe(TOKEN_NBYTES)
+
+
+def parse_tokens(text: str, origin: str) -> tuple[Token, ...]:
+    """Reads the lines of a token file. No message holds a secret.
+
+    Args:
+        text: the file's content.
+        origin: what to call it in messages.
+
+    Raises:
+        ConfigError: a line of another form, a secret that is too short, more than two for one rank, or no token at all.
+
+    >>> parse_tokens("rank=3 0123456789abcdef # of the third site", "tokens")
+    (Token(rank=3),)
+    """
+    tokens: list[Token] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not (line := re.sub(r"(^|\s)#.*", "", line).strip()):
+            continue
+        match = _LINE.fullmatch(line)
+        if match is None or match[2].startswith("rank="):
+            raise ConfigError(f"{origin}, line {number}: expected TOKEN or rank=3 TOKEN, a token without blanks")
+        if not MIN_CHARACTERS <= len(match[2]) <= MAX_CHARACTERS:
+            raise ConfigError(
+                f"{origin}, line {number}: a token of {len(match[2])} characters; {MIN_CHARACTERS} to {MAX_CHARACTERS} "
+                "are expected, and random ones: `thinwire certs DIR` makes them"
+            )
+        tokens.append(Token(match[2], None if match[1] is None else int(match[1])))
+    if not tokens:
+        raise ConfigError(f"{origin} holds no token; one a line is expected")
+    for rank, count in Counter(token.rank for token in tokens).items():
+        if count > MAX_VALID:
+            whose = "any rank" if rank is None else f"rank {rank}"
+            raise ConfigError(f"{origin}: {count} tokens for {whose}; at most two hold at once, an old and a new one")
+    return tuple(tokens)
+
+
+class TokenFile:
+    """The tokens in a file, as it is now.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        ConfigError: it cannot be read, or holds something else.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "tokens"
+        >>> _ = path.write_text("rank=1 first-token-of-1\\nthe-token-of-all\\n")
+        >>> tokens = TokenFile(path)
+        >>> tokens.own(1), tokens.own(2)
+        ('first-token-of-1', 'the-token-of-all')
+        >>> tokens.find("first-token-of-1"), tokens.find("first-token-of-2")
+        (Token(rank=1), None)
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path)
+        self._seen: tuple[int, ...] = ()
+        self._tokens: Sequence[Token] = ()
+        self.tokens()
+
+    def tokens(self) -> Sequence[Token]:
+        """Returns the file's tokens.
+
+        Raises:
+            ConfigError: the file cannot be read, or holds something else. What it held before counts no more.
+        """
+        try:
+            status = self._path.stat()
+            seen = status.st_mtime_ns, status.st_size, status.st_ino
+            if seen != self._seen:
+                self._seen, self._tokens = (), ()
+                self._tokens = parse_tokens(self._path.read_text("utf-8"), f"token file {str(self._path)!r}")
+                self._seen = seen
+        except (OSError, UnicodeDecodeError) as error:
+            self._seen, self._tokens = (), ()
+            reason = error.strerror if isinstance(error, OSError) else "it is no text"
+            raise ConfigError(f"token file {str(self._path)!r} cannot be read: {reason}") from error
+        return self._tokens
+
+    def own(self, rank: int | None) -> str:
+        """Returns the secret that a worker shows: the first line for its rank, else the first for any.
+
+        Raises:
+            ConfigError: there is none for this rank; or as `tokens`.
+        """
+        tokens = self.tokens()
+        for wanted in (rank, None):
+            for token in tokens:
+                if token.rank == wanted:
+                    return token.secret
+        raise ConfigError(f"token file {str(self._path)!r} has no token for rank {rank}")
+
+    def find(self, secret: str) -> Token | None:
+        """Returns the token with this secret, or None; how long it takes says nothing about the secrets.
+
+        Raises:
+            ConfigError: as `tokens`.
+        """
+        shown, found = _digest(secret), None
+        for token in self.tokens():
+            if hmac.compare_digest(_digest(token.secret), shown):
+                found = token
+        return found
+
+
+def _digest(secret: str) -> bytes:
+    """Equally long for every secret, so that not even its length shows."""
+    return hashlib.sha256(secret.encode()).digest()

@@ -1,0 +1,286 @@
+"""Attacks on a server, each by a stranger or by a worker that goes beyond its rights, while an honest worker trains.
+
+`Watch` sits where bytes leave the transport: what it has not seen nobody has decoded.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import msgspec
+import pytest
+import torch
+from torch import nn
+
+import thinwire as tw
+from tests.security.conftest import Pki
+from thinwire.errors import ProtocolError, TransportError
+from thinwire.packets import kind_of, pack, parse
+from thinwire.runtime.serving import MAX_JOIN_NBYTES, serving
+from thinwire.schema import Join, Push, Refused, SessionAccepted, SessionOpen
+from thinwire.server.core import ServerCore
+from thinwire.transports.base import Handler, Sender, Server
+from thinwire.transports.grpc import GrpcOptions, Tls, connect, serve
+from thinwire.transports.grpc.options import METHOD, SERVICE, TOKEN_KEY, TOKEN_SCHEME
+
+WAIT_S = 20.0
+FAIL_S = 0.3
+"""How long an attack waits whose connection never comes about."""
+SETTINGS: dict[str, Any] = {"batch": 32, "steps": 1000, "data digest": "5eed"}
+
+
+class Watch:
+    """A handler in front of the server's, which keeps what comes out of the transport."""
+
+    def __init__(self, inner: Handler) -> None:
+        self.opened_peers: list[int] = []
+        self.packets: list[tuple[int, bytes]] = []
+        self.inner = inner
+
+    def opened(self, peer: int) -> None:
+        self.opened_peers.append(peer)
+        self.inner.opened(peer)
+
+    def received(self, peer: int, packet: bytes) -> None:
+        self.packets.append((peer, packet))
+        self.inner.received(peer, packet)
+
+    def closed(self, peer: int, error: str | None) -> None:
+        self.inner.closed(peer, error)
+
+
+class Training:
+    """A server that is told who may come, and worker 0, which needs nobody else to take a step."""
+
+    def __init__(self, pki: Pki) -> None:
+        self.pki, self.core = pki, ServerCore()
+        handler = serving(self.core, grace_s=30.0)
+
+        def watched(sender: Sender) -> Watch:
+            self.watch = Watch(handler(sender))
+            return self.watch
+
+        self.server: Server = serve(watched, "127.0.0.1:0", options=pki.server().server())
+        self.address = self.server.address
+        self.port = int(self.address.rpartition(":")[2])
+        self.opt, self.model = self.join(0)
+
+    def join(self, rank: int, **settings: Any) -> tuple[Any, nn.Module]:
+        """Joins as an honest worker does."""
+        torch.manual_seed(0)
+        model = nn.Linear(4, 1)
+        opt = tw.distribute(
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.01),
+            server=f"grpc://{self.address}",
+            rank=rank,
+            workers=2,
+            codec="fp32",
+            consistency="asp",
+            credentials=self.pki.worker(rank),
+            **{"settings": SETTINGS, "timeout_s": WAIT_S, **settings},
+        )
+        return opt, model
+
+    def step(self, opt: Any, model: nn.Module) -> float:
+        opt.zero_grad()
+        loss = (model(torch.ones(8, 4)) - 3.0).square().mean()
+        loss.backward()
+        opt.step()
+        opt.sync()
+        return float(loss.detach())
+
+    def trains_on(self) -> bool:
+        """Whether two more steps of the honest worker lower its loss."""
+        first, second = (self.step(self.opt, self.model) for _ in range(2))
+        return second < first and self.core.failed is None
+
+    def options(self, rank: int = 1, **changed: Any) -> GrpcOptions:
+        """What worker `rank` shows, with changes."""
+        return replace(self.pki.worker(rank).worker(rank), **changed)
+
+    def say(self, *packets: bytes, rank: int = 1) -> str:
+        """Says something as the true worker `rank`; returns why the server ends the session."""
+        with connect(self.address, connect_timeout_s=WAIT_S, options=self.options(rank)) as connection:
+            for packet in packets:
+                with suppress(TransportError):  # it may be over already
+                    connection.send(packet)
+            while (answer := connection.receive(WAIT_S)) is not None:
+                if kind_of(answer) is not SessionAccepted:
+                    message, _ = parse(answer)
+                    return message.reason if isinstance(message, Refused) else type(message).__name__
+        return "ended"
+
+    def first(self, kind: type[Any]) -> Any:
+        """The honest worker's first message of a kind."""
+        return next(parse(packet)[0] for _, packet in self.watch.packets if kind_of(packet) is kind)
+
+
+@pytest.fixture(scope="module")
+def training(pki: Pki) -> Iterator[Training]:
+    training = Training(pki)
+    yield training
+    training.server.stop(grace_s=0)
+
+
+# ---- strangers
+
+
+def dial(training: Training, options: GrpcOptions, address: str = "", timeout_s: float = FAIL_S) -> str:
+    """Connects as a worker would, and says something; returns what the worker is told."""
+    try:
+        with connect(address or training.address, connect_timeout_s=timeout_s, options=options) as connection:
+            connection.send(b"stranger")
+            return str(connection.receive(timeout_s))
+    except TransportError as error:
+        return str(error)
+
+
+def shout(training: Training, metadata: tuple[tuple[str, str], ...], message: bytes) -> str:
+    """Sends a message behind a good certificate without waiting for the server's greeting."""
+    tls = training.options().tls
+    assert tls is not None
+    credentials = grpc.ssl_channel_credentials(tls.root, tls.key, tls.certificate)
+    with grpc.secure_channel(training.address, credentials, [("grpc.max_send_message_length", -1)]) as channel:
+        call = channel.stream_stream(f"/{SERVICE}/{METHOD}", request_serializer=bytes, response_deserializer=bytes)
+        try:
+            return str(list(call(iter([message]), metadata=metadata, timeout=WAIT_S)))
+        except grpc.RpcError as error:
+            return f"{error.code().name}: {error.details()}"
+
+
+def throw(training: Training, *parts: bytes) -> str:
+    """Sends bytes to the port."""
+    with socket.create_connection(("127.0.0.1", training.port), timeout=WAIT_S) as thrown:
+        for part in parts:
+            thrown.sendall(part)
+        return "thrown"
+
+
+def certificate(training: Training, *, own: bool = False, days: float = 1.0, usage: Any = "worker") -> Tls:
+    """A certificate of worker 1, by the training's own authority or by a stranger's, in place of the true one."""
+    tls = training.options().tls
+    assert tls is not None
+    authority = training.pki.authority if own else training.pki.stranger
+    issued = authority.issue("worker-1", ["worker-1", "127.0.0.1"], usage, days=days)
+    return replace(tls, certificate=issued.certificate, key=issued.key)
+
+
+def stranger_root(training: Training) -> Tls:
+    tls = training.options().tls
+    assert tls is not None
+    return replace(tls, root=training.pki.stranger.issued.certificate)
+
+
+HUNG_UP = "it hung up; it may want TLS"
+NO_TOKEN = "UNAUTHENTICATED: it showed no token"
+WRONG = "its token is none of the server's"
+STRANGERS: dict[str, tuple[Callable[[Training], str], str]] = {
+    "plaintext to the TLS port": (lambda t: dial(t, GrpcOptions()), HUNG_UP),
+    "plaintext with a true token": (lambda t: dial(t, t.options(tls=None)), HUNG_UP),
+    "no certificate": (lambda t: dial(t, t.options(tls=replace(certificate(t), certificate=None, key=None))), HUNG_UP),
+    "a certificate of another authority": (lambda t: dial(t, t.options(tls=certificate(t))), HUNG_UP),
+    "a certificate that has expired": (lambda t: dial(t, t.options(tls=certificate(t, own=True, days=-1))), HUNG_UP),
+    "a server's certificate": (lambda t: dial(t, t.options(tls=certificate(t, own=True, usage="server"))), HUNG_UP),
+    "a worker that trusts another authority": (lambda t: dial(t, t.options(tls=stranger_root(t))), "do not trust"),
+    "no token": (
+        lambda t: dial(t, t.options(token=None), timeout_s=WAIT_S),
+        "does not let this worker in: it showed no",
+    ),
+    "a wrong token": (lambda t: dial(t, t.options(token=lambda: "x" * 43), timeout_s=WAIT_S), WRONG),
+    "a token cut short": (lambda t: dial(t, t.options(token=lambda: t.pki.secrets[1][:-1]), timeout_s=WAIT_S), WRONG),
+    "another rank's token": (
+        lambda t: dial(t, t.options(token=t.options(0).token), timeout_s=WAIT_S),
+        "its certificate and its token are for ranks 0 and 1",
+    ),
+    "a token of another scheme": (lambda t: shout(t, ((TOKEN_KEY, "Basic " + t.pki.secrets[1]),), b"x"), WRONG),
+    "a token in another header": (lambda t: shout(t, (("token", t.pki.secrets[1]),), b"x"), NO_TOKEN),
+    "a large message before the greeting": (lambda t: shout(t, (), bytes(2**23)), NO_TOKEN),
+    "a Join before the greeting": (lambda t: shout(t, (), pack(t.first(Join))), NO_TOKEN),
+    "a sniffed session before the greeting": (lambda t: shout(t, (), pack(t.first(SessionOpen))), NO_TOKEN),
+    "a token of 7,000 characters": (lambda t: shout(t, ((TOKEN_KEY, TOKEN_SCHEME + "x" * 7000),), b"x"), WRONG),
+    "a web browser": (lambda t: throw(t, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"), "thrown"),
+    "HTTP/2 without TLS": (lambda t: throw(t, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", bytes(9)), "thrown"),
+    "a TLS greeting cut short": (lambda t: throw(t, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"), "thrown"),
+    "noise": (lambda t: throw(t, bytes(range(256)) * 256), "thrown"),
+    "a connection that says nothing": (lambda t: throw(t), "thrown"),
+}
+
+
+def test_nothing_of_a_strangers_is_decoded(training: Training, caplog: pytest.LogCaptureFixture) -> None:
+    known = set(training.watch.opened_peers)
+    for name, (attack, told) in STRANGERS.items():
+        answer = attack(training)
+        assert told in answer, f"{name}: {answer}"
+        assert not any(secret in answer + caplog.text for secret in training.pki.secrets), name
+        assert training.trains_on(), name
+    assert set(training.watch.opened_peers) == {peer for peer, _ in training.watch.packets} == known
+    assert "was not let in: " in caplog.text
+
+
+def test_tls_to_a_plaintext_port_says_so(training: Training) -> None:
+    with serve(serving(ServerCore()), "127.0.0.1:0") as plain:
+        answer = dial(training, training.options(), plain.address, timeout_s=WAIT_S)
+    assert "do not trust each other" in answer and "WRONG_VERSION_NUMBER" in answer
+
+
+# ---- workers that are known and go too far
+
+
+def joining(training: Training, **changed: Any) -> bytes:
+    """Worker 1's Join, with changes in it or in the plan."""
+    join = training.first(Join)
+    plan = msgspec.structs.replace(join.plan, **{k: v for k, v in changed.items() if k in join.plan.__struct_fields__})
+    rest = {name: value for name, value in changed.items() if name in join.__struct_fields__}
+    return pack(msgspec.structs.replace(join, **{"rank": 1, "plan": plan, **rest}))
+
+
+def setting(training: Training, **changed: Any) -> bytes:
+    """Worker 1's Join with other settings."""
+    named = {name.replace("_", " "): value for name, value in changed.items()}
+    return joining(training, settings={**training.first(Join).plan.settings, **named})
+
+
+KNOWN: dict[str, tuple[Callable[[Training], str], str]] = {
+    "a Join as another rank": (
+        lambda t: t.say(joining(t, rank=0)),
+        "rank 0: this worker's certificate or token is for rank 1; use that rank's own",
+    ),
+    "another worker's session": (
+        lambda t: t.say(pack(t.first(SessionOpen))),
+        "this session is another worker's: go on with the certificate and rank that began it",
+    ),
+    "another seed": (lambda t: t.say(setting(t, seed=7)), "seed: this worker has 7, the others 0"),
+    "another batch": (lambda t: t.say(setting(t, batch=64)), "batch: this worker has 64, the others 32"),
+    "other steps": (lambda t: t.say(setting(t, steps=7)), "steps: this worker has 7, the others 1000"),
+    "other data": (lambda t: t.say(setting(t, data_digest="0")), "data digest: this worker has '0', the others '5eed'"),
+    "settings without end": (lambda t: t.say(setting(t, **{str(n): n for n in range(99)})), "0: this worker has 0, th"),
+    "another thinwire": (lambda t: t.say(joining(t, version="9.9")), "version: this worker runs thinwire 9.9"),
+    "another number of workers": (lambda t: t.say(joining(t, workers=3)), "this worker expects 3 workers"),
+    "a push before Join": (lambda t: t.say(pack(Push(step=0, tables=()))), "Push came before Join"),
+    "garbage": (lambda t: t.say(b"\xff" * 64), "a packet begins with b'TP'"),
+    "a Join in a larger packet": (lambda t: t.say(joining(t) + bytes(8)), "bytes is declared and"),
+    "a Join of 17 MB": (lambda t: t.say(joining(t) + bytes(MAX_JOIN_NBYTES)), "a Join takes at most 16777216"),
+    "a session's name of 1 MB": (
+        lambda t: t.say(pack(SessionOpen(session="x" * 2**20))),
+        "a SessionOpen of 1048604 bytes",
+    ),
+}
+
+
+def test_a_known_worker_that_goes_too_far_harms_itself_alone(training: Training) -> None:
+    for name, (attack, told) in KNOWN.items():
+        answer = attack(training)
+        assert answer.startswith(told) or told in answer[:120], f"{name}: {answer}"
+        assert training.trains_on(), name
+    with pytest.raises(ProtocolError, match="seed: this worker has 1, the others 0; start all workers with the same"):
+        training.join(1, seed=1)
+    opt, model = training.join(1)
+    with opt:
+        assert training.step(opt, model) > 0, "and the true worker 1 is let in after all of it"
+    assert training.trains_on()
