@@ -34,6 +34,8 @@ class LocalUpdates:
         fragments: groups of tensors that are exchanged at different steps, 1 … H.
         delay: inner steps that go on while an exchange is under way, 0 … H − 1.
         keep: which share of its local parameters a worker keeps when an answer comes, in [0, 1); the rest is θ.
+        keep_unsent: which share of its residual stays in its local parameters then, in [0, 1]: a worker that forgets
+            what it did not send learns it again, and sends both.
         outer: the shards' optimizer: SGD, or SignSGD, which steps by the sign of the mean.
         outer_lr: its rate; None follows the inner optimizer's.
         outer_momentum: in [0, 1).
@@ -54,6 +56,7 @@ class LocalUpdates:
     fragments: int = 1
     delay: int = 0
     keep: float = 0.0
+    keep_unsent: float = 0.0
     outer: Outer = "SGD"
     outer_lr: float | None = 1.0
     outer_momentum: float = 0.0
@@ -67,6 +70,8 @@ class LocalUpdates:
         for name, value, least in (("keep", self.keep, 0.0), ("outer_momentum", self.outer_momentum, 0.0)):
             if not (_is_number(value) and least <= value < 1):
                 raise ConfigError(f"{name} is {value!r}; it is a number of at least 0 and below 1")
+        if not (_is_number(self.keep_unsent) and 0 <= self.keep_unsent <= 1):
+            raise ConfigError(f"keep_unsent is {self.keep_unsent!r}; it is a number from 0 to 1")
         if self.outer_lr is not None and not (_is_number(self.outer_lr) and 0 < self.outer_lr < math.inf):
             raise ConfigError(f"outer_lr is {self.outer_lr!r}; it is a positive number, or null for the inner rate")
         if self.outer not in ("SGD", "SignSGD"):
@@ -146,7 +151,7 @@ class LocalUpdates:
 
     def agreement(self) -> str:
         """Returns what workers must agree on besides H and the outer optimizer, as a plan states it."""
-        return ",".join(f"{name}={getattr(self, name)}" for name in ("fragments", "delay", "keep"))
+        return ",".join(f"{name}={getattr(self, name)}" for name in ("fragments", "delay", "keep", "keep_unsent"))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -115,7 +115,8 @@ class LocalWorker(Worker):
             table.cost.wait_s = self._now() - asked
             table.apply(updates, None, step=self.iteration - 1)
         if due:
-            tensor.merge(0.0 if state.whole else self._updates.keep)
+            kept = (0.0, 0.0) if state.whole else (self._updates.keep, self._updates.keep_unsent)
+            tensor.merge(*kept)
             state.merges_at, state.whole = None, False
 
     def flush(self) -> Procedure[None]:

@@ -83,15 +83,25 @@ class WorkerTensor:
         change = self.values - self._flat()
         return (change if self.offset is None else change.sub_(self.offset)).view(self._shown.shape)
 
-    def merge(self, keep: float) -> None:
-        """Continues the local parameters from the shared ones: keep · local + (1 − keep) · shared.
+    def merge(self, keep: float, keep_unsent: float) -> None:
+        """Continues the local parameters from the shared ones.
 
         What then differs from the shared parameters, kept or by rounding to the parameter's own dtype, is remembered:
         no update holds it.
+
+        Args:
+            keep: the share of the local parameters, 0 … 1; the rest is the shared ones'.
+            keep_unsent: the share of the residual, 0 … 1, which is taken from the shared ones: it is a change with a
+                minus sign, as updates are.
         """
         merged = torch.lerp(self.values, self._flat(), keep) if keep else self.values
+        if keep_unsent:
+            merged = merged.clone()
+            for table in self.tables:
+                if (residual := table.residual) is not None:
+                    merged[table.span] -= keep_unsent * residual
         self._shown.copy_(merged.view(self._shown.shape))
-        exact = not keep and self._shown.dtype == torch.float32
+        exact = not (keep or keep_unsent) and self._shown.dtype == torch.float32
         self.offset = None if exact else self.values - self._flat()
 
     def gradients(self) -> Iterator[tuple[WorkerTable, torch.Tensor]]:

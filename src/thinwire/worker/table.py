@@ -68,6 +68,7 @@ class WorkerTable:
         cost: of the step under way.
         staleness: how many updates the copy lacks.
         gradient_norm: the running mean of the gradients' norms.
+        span: which values of the tensor they are.
         changed_in: the steps that changed the copy, until they are recorded; kept only where steps are.
     """
 
@@ -93,7 +94,7 @@ class WorkerTable:
         self.cost, self.staleness = StepCost(), 0
         self.gradient_norm = 0.0
         self.changed_in: set[int] = set()
-        self._span = slice(partition.start, partition.stop)
+        self.span = slice(partition.start, partition.stop)
         self._on_host = not off_host(values)
         self._observes = codec is not None and "rms" in codec.scheme.step_options
         self._observed_squares, self._num_observed = 0.0, 0
@@ -117,16 +118,20 @@ class WorkerTable:
         return array
 
     @property
+    def residual(self) -> torch.Tensor | None:
+        """What the pushes so far left unsent, float32[n]; None where they keep no residual."""
+        return None if self.context is None or self.context.residual is None else self.context.residual.view(-1)
+
+    @property
     def residual_norm(self) -> float | None:
         """2-norm of what the pushes so far left unsent; None where they keep no residual."""
-        residual = None if self.context is None else self.context.residual
-        return None if residual is None else float(residual.norm())
+        return None if self.residual is None else float(self.residual.norm())
 
     def part_of(self, gradient: torch.Tensor) -> torch.Tensor:
         """This table's values of a tensor's gradient, in the table's shape."""
         if tuple(gradient.shape) == self.spec.shape:
             return gradient
-        return gradient.reshape(-1)[self._span].reshape(self.spec.shape)
+        return gradient.reshape(-1)[self.span].reshape(self.spec.shape)
 
     # ---- up
 
