@@ -6,6 +6,7 @@ import contextlib
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -30,6 +31,24 @@ def test_tensors_come_out_as_they_went_in(values: list[np.ndarray], dtype: type)
         assert part.values.tobytes() == each.tobytes() and part == BatchedTensor(each)
 
 
+@given(values=arrays_of_floats)
+@settings(deadline=None)
+def test_rounded_tensors_travel_in_16_bits(values: list[np.ndarray]) -> None:
+    values = [np.clip(each, -1e38, 1e38) for each in values]
+    narrow = [BatchedTensor.of(each, "w", narrow=True) for each in values]
+    for part, each in zip(narrow, values, strict=True):
+        expected = torch.from_numpy(each).bfloat16().float().numpy()
+        assert part.values.tobytes() == expected.tobytes(), "as torch rounds: half to even"
+    sizes, total = [each.size for each in values], sum(each.size for each in values)
+    frame = join(narrow)
+    assert len(parse(frame).payload) == 2 * total == sum(map(len, narrow))
+    for came, sent in zip(split(frame, sizes), narrow, strict=True):
+        assert came == sent and came.narrow
+    mixed = join([*narrow, BatchedTensor.of(values[0], "w")])
+    assert len(parse(mixed).payload) == 4 * (total + sizes[0]), "beside others they travel as the others do"
+    assert not any(part.narrow for part in split(mixed, [*sizes, sizes[0]]))
+
+
 def test_a_batched_tensor_is_a_copy_of_values_that_were_checked() -> None:
     values = np.ones(5, np.float32)
     made = BatchedTensor.of(values, "w")
@@ -37,8 +56,12 @@ def test_a_batched_tensor_is_a_copy_of_values_that_were_checked() -> None:
     assert made.values.tolist() == [1.0] * 5 and len(made) == 20
     for bad in (np.nan, np.inf, -np.inf):
         values[3] = bad
-        with pytest.raises(NonFiniteError, match=r"layer\.bias: holds NaN or Inf"):
-            BatchedTensor.of(values, "layer.bias")
+        for narrow in (False, True):
+            with pytest.raises(NonFiniteError, match=r"layer\.bias: holds NaN or Inf"):
+                BatchedTensor.of(values, "layer.bias", narrow=narrow)
+    values[3] = np.finfo(np.float32).max
+    with pytest.raises(NonFiniteError, match="holds NaN or Inf"):
+        BatchedTensor.of(values, "w", narrow=True)  # it rounds to Inf
 
 
 def test_a_batched_tensor_is_stored_or_added() -> None:
@@ -60,6 +83,9 @@ OTHER_FRAMES = [
     (pack(Frame("fp32", "fp32", (5,), (1.0,), payload=bytes(20))), "1 scales came"),
     (pack(Frame("fp32", "fp32", (5,), payload=np.full(5, np.nan, np.float32).tobytes())), "NaN or Inf"),
     (pack(Frame("fp32", "fp32", (5,), flags=2, payload=b"")), "flags"),
+    (pack(Frame("bf16", "fp32", (5,), payload=bytes(20))), "takes 10 payload bytes and no scales; 20 bytes"),
+    (pack(Frame("bf16", "fp64", (5,), payload=bytes(10))), "came as 'bf16' of fp64"),
+    (pack(Frame("bf16", "fp32", (5,), payload=b"\x80\x7f" * 5)), "NaN or Inf"),
     (b"", "too few"),
 ]
 

@@ -109,12 +109,12 @@ WORKERS: dict[str, tuple[int, Callable[[Shard], tuple[Message, tuple[EncodedTens
     "a batch for a compressed table": (
         1,
         lambda s: (Push(step=1, tables=(WEIGHT,)), (BatchedTensor.of(gradient(1, 1, WEIGHT).reshape(-1), "w"),)),
-        r"worker 1: weight: 40 values came in a batch; the table has shape \(8, 5\), and '3lc' was agreed on",
+        r"worker 1: weight: 40 values came in a fp32 batch; the table has shape \(8, 5\), and '3lc' was agreed on",
     ),
     "a batch with too few values": (
         1,
         lambda s: (Push(step=1, tables=(BIAS,)), (BatchedTensor.of(gradient(1, 1, BIAS)[:4], "b"),)),
-        r"worker 1: bias: 4 values came in a batch; the table has shape \(5,\)",
+        r"worker 1: bias: 4 values came in a fp32 batch; the table has shape \(5,\)",
     ),
     "another codec": (
         1,

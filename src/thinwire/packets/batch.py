@@ -2,7 +2,8 @@
 
 A frame has a head, a checksum, and checks on both sides, which cost more than a bias or a norm layer is worth: thirty
 frames from each of four workers were half of a step in which nothing is computed. So tensors that travel uncompressed
-are concatenated in one `fp32` frame; the message says how many values belong to each.
+are concatenated in one `fp32` frame, or `bf16` where all of them are rounded to that; the message says how many values
+belong to each.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from thinwire.errors import FrameError, NonFiniteError
 MAX_BATCHED_NBYTES = 32 * 1024
 """A tensor's size up to which its own frame costs more than copying its values into a shared one."""
 
-CODEC = "fp32"
-"""The codec of the shared frame: values as they are, float32 or float64."""
+CODEC, NARROW = "fp32", "bf16"
+"""The codecs of the shared frame: values as they are, float32 or float64; or the upper halves of float32."""
 
 _DTYPES = {np.dtype(np.float32): "fp32", np.dtype(np.float64): "fp64"}
 
@@ -32,28 +33,36 @@ class BatchedTensor:
 
     Args:
         values: float32[n] or float64[n], n ≥ 1, flat; nobody writes to them.
+        narrow: they are bfloat16 numbers, and travel in 16 bits where all of their batch are.
     """
 
     values: NDArray[Any]
+    narrow: bool = False
 
     @classmethod
-    def of(cls, values: NDArray[Any], name: str) -> Self:
+    def of(cls, values: NDArray[Any], name: str, *, narrow: bool = False) -> Self:
         """Returns a copy of float32[n] or float64[n].
 
         Args:
             values: flat.
             name: the tensor's, for the error.
+            narrow: rounds float32 to bfloat16, half to even.
 
         Raises:
-            NonFiniteError: a value is NaN or Inf.
+            NonFiniteError: a value is NaN or Inf, or rounds to Inf.
+
+        Example:
+            >>> BatchedTensor.of(np.array([1.0, 1.003, 1.0079], np.float32), "w", narrow=True).values.tolist()
+            [1.0, 1.0, 1.0078125]
         """
-        if not np.isfinite(values).all():
+        kept = _rounded(values) if narrow else values.copy()
+        if not np.isfinite(kept).all():
             raise NonFiniteError(f"{name}: holds NaN or Inf; nothing was encoded and no state was changed")
-        return cls(values.copy())
+        return cls(kept, narrow)
 
     def __len__(self) -> int:
         """Bytes that the values take, as for a frame."""
-        return int(self.values.nbytes)
+        return int(self.values.nbytes) // (2 if self.narrow else 1)
 
     def __eq__(self, other: object) -> bool:
         """Bit for bit."""
@@ -80,6 +89,9 @@ def join(tensors: Sequence[BatchedTensor]) -> bytes:
     [[1.0, 1.0], [0.0, 0.0, 0.0]]
     """
     values = np.concatenate([each.values for each in tensors])
+    if all(each.narrow for each in tensors):
+        halves = (values.view(np.uint32) >> 16).astype("<u2")
+        return frames.write(NARROW, "fp32", (values.size,), (), 0, halves.data.cast("B"))
     return frames.write(CODEC, _DTYPES[values.dtype], (values.size,), (), 0, values.data.cast("B"))
 
 
@@ -95,21 +107,38 @@ def split(frame: bytes | memoryview, sizes: Sequence[int], dtype: DTypeLike = np
         FrameError: no valid frame of as many finite values of that dtype.
     """
     parsed, count, dtype = frames.parse(frame, copy=False), sum(sizes), np.dtype(dtype)
-    if (parsed.codec, parsed.dtype, parsed.shape, parsed.flags) != (CODEC, _DTYPES[dtype], (count,), 0):
+    narrow = parsed.codec == NARROW and dtype == np.float32
+    if (CODEC if narrow else parsed.codec, parsed.dtype, parsed.shape, parsed.flags) != (
+        CODEC,
+        _DTYPES[dtype],
+        (count,),
+        0,
+    ):
         raise FrameError(
             f"a batch of {count} values came as {parsed.codec!r} of {parsed.dtype}, shape {parsed.shape}, flags "
             f"{parsed.flags:#06x}; it is an {CODEC!r} frame of {_DTYPES[dtype]}, shape ({count},), without flags"
         )
-    if len(parsed.payload) != count * dtype.itemsize or parsed.scales:
+    nbytes = count * (2 if narrow else dtype.itemsize)
+    if len(parsed.payload) != nbytes or parsed.scales:
         raise FrameError(
-            f"a batch of {count} values takes {count * dtype.itemsize} payload bytes and no scales; "
+            f"a batch of {count} values takes {nbytes} payload bytes and no scales; "
             f"{len(parsed.payload)} bytes and {len(parsed.scales)} scales came"
         )
-    values = np.frombuffer(parsed.payload, dtype).copy()  # the payload lies anywhere in the packet: not aligned
+    if narrow:
+        values = (np.frombuffer(parsed.payload, "<u2").astype(np.uint32) << 16).view(np.float32)
+    else:
+        values = np.frombuffer(parsed.payload, dtype).copy()  # the payload lies anywhere in the packet: not aligned
     if not np.isfinite(values).all():  # no sender of ours lets them out, and they would spread over the model
         raise FrameError("the payload holds NaN or Inf")
     tensors, begin = [], 0
     for size in sizes:
-        tensors.append(BatchedTensor(values[begin : begin + size]))
+        tensors.append(BatchedTensor(values[begin : begin + size], narrow))
         begin += size
     return tensors
+
+
+def _rounded(values: NDArray[Any]) -> NDArray[Any]:
+    """Float32 rounded to the nearest bfloat16, a tie to even; NaN and what rounds to Inf are not finite."""
+    bits = values.view(np.uint32).astype(np.uint64)
+    rounded: NDArray[Any] = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+    return np.where(np.isnan(values), values, rounded)

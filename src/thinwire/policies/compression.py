@@ -23,10 +23,7 @@ from thinwire.policies.naming import Family, parse_name
 MIN_NUMEL = 128
 """Below it a frame's header weighs as much as the values it would save."""
 
-MIN_SMALL_NUMEL = 32
-"""Below it even a small tensor's own codec gains nothing: uncompressed ones travel together, without frames."""
-
-PLAIN = make_codec("fp32")
+PLAIN, NARROW = make_codec("fp32"), make_codec("bf16")
 
 
 def is_batched(codec: Codec, shape: tuple[int, ...]) -> bool:
@@ -35,7 +32,7 @@ def is_batched(codec: Codec, shape: tuple[int, ...]) -> bool:
     >>> is_batched(PLAIN, (20,)), is_batched(PLAIN, (1000, 1000)), is_batched(make_codec("3lc"), (20,))
     (True, False, False)
     """
-    return codec == PLAIN and 0 < 4 * math.prod(shape) <= MAX_BATCHED_NBYTES
+    return codec in (PLAIN, NARROW) and 0 < 4 * math.prod(shape) <= MAX_BATCHED_NBYTES
 
 
 Exclude = Callable[[str, tuple[int, ...]], bool]
@@ -67,8 +64,8 @@ class ByShape:
         down: codec of the pulls.
         min_numel: tensors with fewer values are left alone.
         exclude: further tensors to leave alone, by name and shape.
-        small: name of the codec of biases, norm layers and small tensors, both ways; those with fewer than 32 values
-            and excluded ones travel uncompressed in any case.
+        small: name of the codec of biases, norm layers and small tensors, both ways, but of excluded ones. Those in
+            `fp32` and `bf16` share a frame.
 
     Raises:
         ConfigError: an unknown codec for small tensors.
@@ -89,11 +86,10 @@ class ByShape:
         codec_by_name(self.small)
 
     def choose(self, name: str, shape: tuple[int, ...]) -> Choice:
-        numel = math.prod(shape)
         if self.exclude is not None and self.exclude(name, shape):
             return Choice(PLAIN, PLAIN)
-        if len(shape) <= 1 or numel < self.min_numel:
-            small = codec_by_name(self.small) if numel >= MIN_SMALL_NUMEL else PLAIN
+        if len(shape) <= 1 or math.prod(shape) < self.min_numel:
+            small = codec_by_name(self.small)
             return Choice(small, small)
         return Choice(self.up, self.down)
 

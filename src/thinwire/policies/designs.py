@@ -248,7 +248,7 @@ def _local(kind: Kind) -> Callable[..., dict[str, Any]]:
         down = {key: value for key, value in down.items() if key not in ("nonfinite", "error_scale")}
         pushes = codec_by_name(codec or kind.codec, **up)
         if small is None:
-            small = pushes.id if pushes.id in ("fp32", "fp16", "bf16") else "int8[error_feedback=true]"
+            small = "fp32" if pushes.id == "fp32" else "bf16"
         return {
             "up": pushes,
             "down": codec_by_name(down_codec) if down_codec else codec_by_name(codec or kind.codec, **down),

@@ -22,7 +22,7 @@ from thinwire.codecs.levels import Votes
 from thinwire.codecs.tensors import Flat, FloatArray
 from thinwire.errors import NonFiniteError
 from thinwire.packets import BatchedTensor, EncodedTensor
-from thinwire.policies.compression import is_batched
+from thinwire.policies.compression import NARROW, is_batched
 
 
 @dataclass
@@ -182,7 +182,7 @@ class ModelDelta(Downlink):
         super().__init__(name, shape, codec, workers)
         self.copies = Copies(shape, workers, keep_seen=not codec.residual_by_default)
         self._unsent = np.zeros(shape, np.float32)
-        self._batched = is_batched(codec, shape)
+        self._batched, self._narrow = is_batched(codec, shape), codec == NARROW
 
     def publish(
         self, aggregate: FloatArray, version: int, ranks: set[int], scale: float | None
@@ -193,8 +193,8 @@ class ModelDelta(Downlink):
             np.subtract(self.values, base, out=self._unsent)
             frame: EncodedTensor
             if self._batched:
-                frame = BatchedTensor.of(self._unsent.reshape(-1), self.name)
-                copy.values += self._unsent
+                frame = BatchedTensor.of(self._unsent.reshape(-1), self.name, narrow=self._narrow)
+                frame.unpack(copy.values.reshape(-1), accumulate=True)
             else:
                 frame = self.encode(self._unsent, version, copy.values, accumulate=True)
             if copy.seen is not None:
@@ -226,7 +226,7 @@ class AverageGradient(Downlink):
     def __init__(self, name: str, shape: tuple[int, ...], codec: Codec, workers: int) -> None:
         super().__init__(name, shape, codec, workers)
         self.context: Context = codec.context(self.values, name=name)
-        self._batched = is_batched(codec, shape)
+        self._batched, self._narrow = is_batched(codec, shape), codec == NARROW
 
     def publish(
         self, aggregate: FloatArray, version: int, ranks: set[int], scale: float | None
@@ -235,7 +235,7 @@ class AverageGradient(Downlink):
             # The votes of workers that share one scale are whole numbers of it (TernGrad §3.1).
             return [(ranks, self.codec.encode(aggregate, scale=scale, workers=self.workers))]
         if self._batched:
-            return [(ranks, BatchedTensor.of(aggregate.reshape(-1), self.name))]
+            return [(ranks, BatchedTensor.of(aggregate.reshape(-1), self.name, narrow=self._narrow))]
         return [(ranks, self.context.encode(aggregate))]
 
     def snapshot(self, rank: int) -> FloatArray:

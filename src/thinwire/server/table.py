@@ -17,18 +17,16 @@ import torch
 from thinwire import frames
 from thinwire.codecs import CheckedFrame, Codec, decode, open_parsed
 from thinwire.codecs.decoding import Gradient, GradientSums
-from thinwire.codecs.registry import codec as make_codec
 from thinwire.codecs.senders import SenderMeans
 from thinwire.codecs.tensors import FloatArray
 from thinwire.errors import FrameError, NonFiniteError, ProtocolError
 from thinwire.packets import BatchedTensor, EncodedTensor
-from thinwire.policies.compression import is_batched
+from thinwire.policies.compression import PLAIN, is_batched
 from thinwire.policies.consistency import Terms
 from thinwire.schema import Reduce, TableSpec
 from thinwire.server.downlinks import FORMS, ModelDelta, diverged
 from thinwire.server.membership import Membership
 
-_PLAIN = make_codec("fp32")
 NO_GRADIENT = b""
 """The frame of a parameter that took no part in this step."""
 NOBODY = (-1,)
@@ -242,7 +240,7 @@ class Table:
         """
         if isinstance(frame, BatchedTensor):
             raise ProtocolError(f"{self.spec.name}: whole values came in a batch; they have a frame of their own")
-        if self._open(frame, _PLAIN.id) is None:
+        if self._open(frame, PLAIN.id) is None:
             raise ProtocolError(f"{self.spec.name}: whole values that are not finite")
         try:
             values = decode(frame).numpy()
@@ -279,7 +277,7 @@ class Table:
     def snapshot(self, rank: int = 0) -> bytes:
         """Returns a worker's copy as one uncompressed frame; it now has the current version."""
         self.given[rank] = self.version
-        return _PLAIN.encode(self.downlink.snapshot(rank))
+        return PLAIN.encode(self.downlink.snapshot(rank))
 
     def admit(self, rank: int) -> None:
         """A worker that was never here holds what the others do."""
@@ -311,10 +309,10 @@ class Table:
 
     def _checked(self, tensor: BatchedTensor) -> BatchedTensor:
         """A tensor of a batch, if it may be this table's gradient."""
-        if not self._batched or tensor.values.size != self.incoming.size:
+        if not self._batched or tensor.values.size != self.incoming.size or (tensor.narrow and self._up == PLAIN):
             raise ProtocolError(
-                f"{self.spec.name}: {tensor.values.size} values came in a batch; the table has shape "
-                f"{self.spec.shape}, and {self._up.id!r} was agreed on"
+                f"{self.spec.name}: {tensor.values.size} values came in a {'bf16' if tensor.narrow else 'fp32'} batch; "
+                f"the table has shape {self.spec.shape}, and {self._up.id!r} was agreed on"
             )
         return tensor
 

@@ -21,7 +21,7 @@ from thinwire.errors import NonFiniteError, ProtocolError
 from thinwire.frames import Flags, Frame, pack
 from thinwire.packets import BatchedTensor, EncodedTensor
 from thinwire.policies.assignment import Partition
-from thinwire.policies.compression import is_batched
+from thinwire.policies.compression import NARROW, is_batched
 from thinwire.policies.criteria import Criterion, Pending
 from thinwire.schema import TableSpec
 from thinwire.telemetry import Counters
@@ -182,7 +182,7 @@ class WorkerTable:
         if self._batched:  # what `context.encode` does, for values that travel in a batch
             flat = flatten(total, self.spec.name)
             self.context.check(flat)
-            frame = BatchedTensor.of(flat.values, self.spec.name)
+            frame = BatchedTensor.of(flat.values, self.spec.name, narrow=self.context.codec == NARROW)
             self.context.sent(len(frame))
         else:
             frame = self.context.encode(total, **self.step_options)
