@@ -92,6 +92,7 @@ def test_what_travels_in_batches() -> None:
     assert not is_batched(codec("fp32", entropy="zstd"), (5,)), "its frames are compressed, each by itself"
     assert not is_batched(codec("fp32", nonfinite="skip"), (5,)), "its frames may say that a tensor was refused"
     assert is_batched(codec("bf16"), (5,)) and not is_batched(codec("fp16"), (5,))
+    assert not is_batched(codec("bf16"), (5, 5)), "beside uncompressed biases it would travel as they do"
 
 
 # ---- every tensor of a model

@@ -32,7 +32,9 @@ def is_batched(codec: Codec, shape: tuple[int, ...]) -> bool:
     >>> is_batched(PLAIN, (20,)), is_batched(PLAIN, (1000, 1000)), is_batched(make_codec("3lc"), (20,))
     (True, False, False)
     """
-    return codec in (PLAIN, NARROW) and 0 < 4 * math.prod(shape) <= MAX_BATCHED_NBYTES
+    # One batch has one codec, and where matrices travel as bf16, norms and biases are uncompressed as a rule.
+    kind = codec == PLAIN or (codec == NARROW and len(shape) <= 1)
+    return kind and 0 < 4 * math.prod(shape) <= MAX_BATCHED_NBYTES
 
 
 Exclude = Callable[[str, tuple[int, ...]], bool]
