@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -22,7 +22,8 @@ from tests.security.conftest import Pki
 from thinwire.errors import ProtocolError, TransportError
 from thinwire.packets import kind_of, pack, parse
 from thinwire.runtime.serving import MAX_JOIN_NBYTES, serving
-from thinwire.schema import Join, Push, Refused, SessionAccepted, SessionOpen
+from thinwire.schema import Acknowledged, Join, Leave, Push, Refused, SessionAccepted, SessionOpen, Values, Welcome
+from thinwire.security.certificates import self_signed
 from thinwire.server.core import ServerCore
 from thinwire.transports.base import Handler, Sender, Server
 from thinwire.transports.grpc import GrpcOptions, Tls, connect, serve
@@ -141,13 +142,14 @@ def dial(training: Training, options: GrpcOptions, address: str = "", timeout_s:
         return str(error)
 
 
-def shout(training: Training, metadata: tuple[tuple[str, str], ...], message: bytes) -> str:
+def shout(training: Training, metadata: tuple[tuple[str, str], ...], message: bytes, method: str = METHOD) -> str:
     """Sends a message behind a good certificate without waiting for the server's greeting."""
     tls = training.options().tls
     assert tls is not None
     credentials = grpc.ssl_channel_credentials(tls.root, tls.key, tls.certificate)
     with grpc.secure_channel(training.address, credentials, [("grpc.max_send_message_length", -1)]) as channel:
-        call = channel.stream_stream(f"/{SERVICE}/{METHOD}", request_serializer=bytes, response_deserializer=bytes)
+        path = method if method.startswith("/") else f"/{SERVICE}/{method}"
+        call = channel.stream_stream(path, request_serializer=bytes, response_deserializer=bytes)
         try:
             return str(list(call(iter([message]), metadata=metadata, timeout=WAIT_S)))
         except grpc.RpcError as error:
@@ -162,13 +164,20 @@ def throw(training: Training, *parts: bytes) -> str:
         return "thrown"
 
 
-def certificate(training: Training, *, own: bool = False, days: float = 1.0, usage: Any = "worker") -> Tls:
+def certificate(
+    training: Training, *, own: bool = False, days: float = 1.0, usage: Any = "worker", hosts: Sequence[str] = ()
+) -> Tls:
     """A certificate of worker 1, by the training's own authority or by a stranger's, in place of the true one."""
     tls = training.options().tls
     assert tls is not None
     authority = training.pki.authority if own else training.pki.stranger
-    issued = authority.issue("worker-1", ["worker-1", "127.0.0.1"], usage, days=days)
+    issued = authority.issue("worker-1", ["worker-1", "127.0.0.1", *hosts], usage, days=days)
     return replace(tls, certificate=issued.certificate, key=issued.key)
+
+
+def self_made(training: Training) -> Tls:
+    issued = self_signed("worker-1", "worker-1", days=1)
+    return replace(certificate(training), certificate=issued.certificate, key=issued.key)
 
 
 def stranger_root(training: Training) -> Tls:
@@ -187,6 +196,7 @@ STRANGERS: dict[str, tuple[Callable[[Training], str], str]] = {
     "a certificate of another authority": (lambda t: dial(t, t.options(tls=certificate(t))), HUNG_UP),
     "a certificate that has expired": (lambda t: dial(t, t.options(tls=certificate(t, own=True, days=-1))), HUNG_UP),
     "a server's certificate": (lambda t: dial(t, t.options(tls=certificate(t, own=True, usage="server"))), HUNG_UP),
+    "a certificate that vouches for itself": (lambda t: dial(t, t.options(tls=self_made(t))), HUNG_UP),
     "a worker that trusts another authority": (lambda t: dial(t, t.options(tls=stranger_root(t))), "do not trust"),
     "no token": (
         lambda t: dial(t, t.options(token=None), timeout_s=WAIT_S),
@@ -198,6 +208,17 @@ STRANGERS: dict[str, tuple[Callable[[Training], str], str]] = {
         lambda t: dial(t, t.options(token=t.options(0).token), timeout_s=WAIT_S),
         "its certificate and its token are for ranks 0 and 1",
     ),
+    "a certificate for two ranks": (
+        lambda t: dial(t, t.options(tls=certificate(t, own=True, hosts=["worker-0"])), timeout_s=WAIT_S),
+        "its certificate and its token are for ranks 0 and 1",
+    ),
+    "an empty token": (lambda t: shout(t, ((TOKEN_KEY, TOKEN_SCHEME),), b"x"), WRONG),
+    "a whole line of the token file": (
+        lambda t: shout(t, ((TOKEN_KEY, f"{TOKEN_SCHEME}rank=1 {t.pki.secrets[1]}"),), b"x"),
+        WRONG,
+    ),
+    "another method": (lambda t: shout(t, (), b"x", method="Shutdown"), "UNIMPLEMENTED"),
+    "another service": (lambda t: shout(t, (), b"x", method="/grpc.health.v1.Health/Watch"), "UNIMPLEMENTED"),
     "a token of another scheme": (lambda t: shout(t, ((TOKEN_KEY, "Basic " + t.pki.secrets[1]),), b"x"), WRONG),
     "a token in another header": (lambda t: shout(t, (("token", t.pki.secrets[1]),), b"x"), NO_TOKEN),
     "a large message before the greeting": (lambda t: shout(t, (), bytes(2**23)), NO_TOKEN),
@@ -255,6 +276,23 @@ KNOWN: dict[str, tuple[Callable[[Training], str], str]] = {
         lambda t: t.say(pack(t.first(SessionOpen))),
         "this session is another worker's: go on with the certificate and rank that began it",
     ),
+    "another worker's session, with what it received": (
+        lambda t: t.say(pack(msgspec.structs.replace(t.first(SessionOpen), received=3))),
+        "this session is another worker's",
+    ),
+    "a session that never was": (
+        lambda t: t.say(pack(SessionOpen(session="f" * 32, received=1))),
+        "this server does not know the session",
+    ),
+    "a session opened twice": (
+        lambda t: t.say(pack(SessionOpen(session="e" * 32)), pack(SessionOpen(session="e" * 32))),
+        "SessionOpen came before Join",
+    ),
+    "acknowledgements of what was not sent": (
+        lambda t: t.say(pack(SessionOpen(session="d" * 32)), pack(Acknowledged(count=9))),
+        "the other end acknowledges 9 messages; between 0 and 0 are possible",
+    ),
+    "a rank below zero": (lambda t: t.say(joining(t, rank=-1)), "rank -1: this worker's certificate"),
     "another seed": (lambda t: t.say(setting(t, seed=7)), "seed: this worker has 7, the others 0"),
     "another batch": (lambda t: t.say(setting(t, batch=64)), "batch: this worker has 64, the others 32"),
     "other steps": (lambda t: t.say(setting(t, steps=7)), "steps: this worker has 7, the others 1000"),
@@ -262,6 +300,12 @@ KNOWN: dict[str, tuple[Callable[[Training], str], str]] = {
     "settings without end": (lambda t: t.say(setting(t, **{str(n): n for n in range(99)})), "0: this worker has 0, th"),
     "another thinwire": (lambda t: t.say(joining(t, version="9.9")), "version: this worker runs thinwire 9.9"),
     "another number of workers": (lambda t: t.say(joining(t, workers=3)), "this worker expects 3 workers"),
+    "another model": (lambda t: t.say(joining(t, tables=())), "this worker's model lacks the tensor"),
+    "another optimizer": (lambda t: t.say(joining(t, optimizer="Adam")), "optimizer: this worker plans Adam"),
+    "another consistency": (lambda t: t.say(joining(t, consistency="bsp")), "consistency: this worker plans bsp"),
+    "values before Join": (lambda t: t.say(pack(Values(tables=(), versions=()))), "Values came before Join"),
+    "a server's words": (lambda t: t.say(pack(Welcome(send_values=True))), "Welcome came before Join"),
+    "a leave before Join": (lambda t: t.say(pack(Leave())), "Leave came before Join"),
     "a push before Join": (lambda t: t.say(pack(Push(step=0, tables=()))), "Push came before Join"),
     "garbage": (lambda t: t.say(b"\xff" * 64), "a packet begins with b'TP'"),
     "a Join in a larger packet": (lambda t: t.say(joining(t) + bytes(8)), "bytes is declared and"),
