@@ -3,7 +3,8 @@
 Both are products with a basis, row by row and column by column. Rows at the same distance from a tile's two ends are
 added and subtracted first, because a cosine is symmetric or antisymmetric about the middle: that halves the work.
 Products are added in one fixed order and the basis is rounded from exact integers, so the same bits come out
-everywhere. The inverse skips coefficients that are zero, as most are.
+everywhere. The inverse skips coefficients that are zero, as most are. A strip of neighbouring tiles goes through at
+once, and each pass adds to two rows, so that what it reads counts twice.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from thinwire.kernels.numba.blocktopk import Blocks
 from thinwire.kernels.numba.jit import frozen, jit, wide_vectors
 
 _UNROLLED = 8  # rows that one pass over an accumulator adds
+_TILES = 2  # side by side in one pass: the longer its rows, the less the loops around them count
+_PAD = 16  # values between the rows of a strip, so that a column's do not fall into one set of the cache
 _ONE = 1 << 192
 _PI = 314159265358979323846264338327950288419716939937510582097494459230781640628620899862803482534211706798
 _PI_UNIT = 10**101
@@ -38,7 +41,9 @@ def transform(values: Any, blocks: Blocks, out: Any) -> None:
         >>> np.round(found, 6).tolist()
         [5.656854, -2.828427, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
     """
-    _transform(frozen(values), blocks, *_bases(blocks, out.dtype), *_room(blocks, out.dtype), out)
+    kind = np.dtype(out.dtype).str
+    down, across = _forward_weights(blocks.tile_rows, kind), _forward_weights(blocks.tile_columns, kind)
+    _transform(frozen(values), blocks, down, across, *_room(blocks, out.dtype), out)
 
 
 def invert(values: Any, blocks: Blocks) -> None:
@@ -50,7 +55,9 @@ def invert(values: Any, blocks: Blocks) -> None:
         >>> np.round(values, 6).tolist()
         [1.0, 1.0, 1.0, 1.0]
     """
-    _invert(values, blocks, *_bases(blocks, values.dtype), *_room(blocks, values.dtype))
+    kind = np.dtype(values.dtype).str
+    across = _backward_weights(blocks.tile_columns, kind)
+    _invert(values, blocks, _basis(blocks.tile_rows, kind), across, *_room(blocks, values.dtype))
 
 
 def basis(size: int, dtype: Any) -> NDArray[Any]:
@@ -87,55 +94,78 @@ def _cosine(m: int, size: int) -> float:
     return total / _ONE
 
 
-def _bases(blocks: Blocks, dtype: Any) -> tuple[Any, Any]:
-    return basis(blocks.tile_rows, dtype), basis(blocks.tile_columns, dtype)
+@cache
+def _forward_weights(size: int, dtype: str) -> Any:
+    """The basis on the sums and differences of rows: its left half, and zeros up to a multiple of `_UNROLLED`."""
+    half = (size + 1) // 2
+    weights = np.zeros((size, -(-half // _UNROLLED) * _UNROLLED), dtype)
+    weights[:, :half] = _basis(size, dtype)[:, :half]
+    return frozen(weights)
+
+
+@cache
+def _backward_weights(size: int, dtype: str) -> Any:
+    """The transposed basis on even and on odd coefficients: its upper half, and zeros."""
+    evens, odds = (size + 1) // 2, size // 2
+    weights = np.zeros((2, evens, -(-evens // _UNROLLED) * _UNROLLED), dtype)
+    weights[0, :, :evens] = _basis(size, dtype)[0::2, :evens].T
+    weights[1, :, :odds] = _basis(size, dtype)[1::2, :evens].T
+    return frozen(weights)
 
 
 def _room(blocks: Blocks, dtype: Any) -> tuple[Any, Any, Any]:
-    """Memory to work in: a tile, twice; and its folded halves, padded with rows of zeros."""
+    """Memory to work in: a strip of tiles, twice; and its folded halves, padded with rows of zeros."""
     side = max(blocks.tile_rows, blocks.tile_columns)
     half = -(-((side + 1) // 2) // _UNROLLED) * _UNROLLED
-    return np.empty((side, side), dtype), np.empty((side, side), dtype), np.zeros((2, half, side), dtype)
+    wide = _TILES * side + _PAD
+    return np.empty((side, wide), dtype), np.empty((side, wide), dtype), np.zeros((2, half, wide), dtype)
 
 
 @jit
-def _transform(
-    values: Any, blocks: Any, row_basis: Any, column_basis: Any, tile: Any, other: Any, halves: Any, out: Any
-) -> None:
+def _transform(values: Any, blocks: Any, down: Any, across: Any, tile: Any, other: Any, halves: Any, out: Any) -> None:
     height, width = blocks.tile_rows, blocks.tile_columns
     for top in range(0, blocks.rows, height):
-        for left in range(0, blocks.columns, width):
+        for left in range(0, blocks.columns, _TILES * width):
+            tiles = min(_TILES, (blocks.columns - left) // width)
             first = top * blocks.columns + left
             for row in range(height):
                 start = first + row * blocks.columns
-                tile[row, :width] = values[start : start + width]
-            _forward(tile, height, width, row_basis, halves, other)
-            _turn(other, height, width, tile)
-            _forward(tile, width, height, column_basis, halves, other)
+                tile[row, : tiles * width] = values[start : start + tiles * width]
+            _forward(tile, height, tiles * width, down, halves, other)
+            for each in range(tiles):
+                for row in range(height):
+                    for column in range(width):
+                        tile[column, each * height + row] = other[row, each * width + column]
+            _forward(tile, width, tiles * height, across, halves, other)
             for row in range(height):
                 start = first + row * blocks.columns
-                for column in range(width):
-                    out[start + column] = other[column, row]
+                for each in range(tiles):
+                    for column in range(width):
+                        out[start + each * width + column] = other[column, each * height + row]
 
 
 @jit
-def _invert(values: Any, blocks: Any, row_basis: Any, column_basis: Any, tile: Any, other: Any, halves: Any) -> None:
+def _invert(values: Any, blocks: Any, row_basis: Any, across: Any, tile: Any, other: Any, halves: Any) -> None:
     height, width = blocks.tile_rows, blocks.tile_columns
     for top in range(0, blocks.rows, height):
-        for left in range(0, blocks.columns, width):
+        for left in range(0, blocks.columns, _TILES * width):
+            tiles = min(_TILES, (blocks.columns - left) // width)
             first = top * blocks.columns + left
-            tile[:width, :height] = 0
+            tile[:width, : tiles * height] = 0
             for row in range(height):
                 start = first + row * blocks.columns
-                for column in range(width):
-                    coefficient = values[start + column]
-                    if coefficient != 0:
-                        _add_multiple(row_basis[row], coefficient, tile[column, :height])
-            _backward(tile, width, height, column_basis, halves, other)
+                for each in range(tiles):
+                    at, end = each * height, (each + 1) * height
+                    for column in range(width):
+                        coefficient = values[start + each * width + column]
+                        if coefficient != 0:
+                            _add_multiple(row_basis[row], coefficient, tile[column, at:end])
+            _backward(tile, width, tiles * height, across, halves, other)
             for row in range(height):
                 start = first + row * blocks.columns
-                for column in range(width):
-                    values[start + column] = other[column, row]
+                for each in range(tiles):
+                    for column in range(width):
+                        values[start + each * width + column] = other[column, each * height + row]
 
 
 @jit
@@ -146,18 +176,10 @@ def _add_multiple(values: Any, factor: Any, total: Any) -> None:
 
 
 @jit
-def _turn(matrix: Any, height: int, width: int, out: Any) -> None:
-    for row in range(width):
-        for column in range(height):
-            out[row, column] = matrix[column, row]
-
-
-@jit
-def _forward(matrix: Any, height: int, width: int, basis: Any, halves: Any, out: Any) -> None:
-    """out = basis · matrix, of `height` rows."""
+def _forward(matrix: Any, height: int, width: int, weights: Any, halves: Any, out: Any) -> None:
+    """out = basis · matrix, of `height` rows; every second pair of rows comes with the pair before it."""
     wide_vectors()
     half = (height + 1) // 2
-    padded = (half + 7) // 8 * 8
     for row in range(half):
         last = height - 1 - row
         for column in range(width):
@@ -167,36 +189,86 @@ def _forward(matrix: Any, height: int, width: int, basis: Any, halves: Any, out:
             else:
                 halves[0, row, column] = matrix[row, column] + matrix[last, column]
                 halves[1, row, column] = matrix[row, column] - matrix[last, column]
-    halves[:, half:padded, :width] = 0
-    weights = np.zeros(padded, matrix.dtype)
+    halves[:, half : weights.shape[1], :width] = 0
     for row in range(height):
-        weights[:half] = basis[row, :half]
-        _combine(halves[row & 1], weights, width, out[row])
+        if row % 4 < 2 and row + 2 < height:
+            _combine_two(halves[row & 1], weights[row], weights[row + 2], width, out[row], out[row + 2])
+        elif row % 4 < 2:
+            _combine(halves[row & 1], weights[row], width, out[row])
 
 
 @jit
-def _backward(matrix: Any, height: int, width: int, basis: Any, halves: Any, out: Any) -> None:
+def _backward(matrix: Any, height: int, width: int, weights: Any, halves: Any, out: Any) -> None:
     """out = transposed basis · matrix, of `height` rows."""
     wide_vectors()
-    evens, odds = (height + 1) // 2, height // 2
-    padded = (evens + 7) // 8 * 8
-    halves[:, :padded, :width] = 0
+    evens = (height + 1) // 2
+    halves[:, height // 2 : weights.shape[2], :width] = 0
     for row in range(height):
         halves[row & 1, row // 2, :width] = matrix[row, :width]
-    weights = np.zeros((2, padded), matrix.dtype)
-    for row in range(evens):
-        for i in range(evens):
-            weights[0, i] = basis[2 * i, row]
-        for i in range(odds):
-            weights[1, i] = basis[2 * i + 1, row]
+    row = 0
+    while row < evens:
         last = height - 1 - row
-        _combine(halves[0], weights[0], width, out[row])
-        if row != last:
-            _combine(halves[1], weights[1], width, out[last])
-            for column in range(width):
-                even, odd = out[row, column], out[last, column]
-                out[row, column] = even + odd
-                out[last, column] = even - odd
+        if row + 1 < last - 1:  # both have a partner, and none is the middle
+            _combine_two(halves[0], weights[0, row], weights[0, row + 1], width, out[row], out[row + 1])
+            _combine_two(halves[1], weights[1, row], weights[1, row + 1], width, out[last], out[last - 1])
+            _unfold(out[row], out[last], width)
+            _unfold(out[row + 1], out[last - 1], width)
+            row += 2
+        else:
+            _combine(halves[0], weights[0, row], width, out[row])
+            if row != last:
+                _combine(halves[1], weights[1, row], width, out[last])
+                _unfold(out[row], out[last], width)
+            row += 1
+
+
+@jit
+def _unfold(even: Any, odd: Any, width: int) -> None:
+    wide_vectors()
+    for column in range(width):
+        a, b = even[column], odd[column]
+        even[column] = a + b
+        odd[column] = a - b
+
+
+@jit
+def _combine_two(rows: Any, weights: Any, others: Any, width: int, out: Any, second: Any) -> None:
+    """As `_combine`, twice: what is read counts for both."""
+    wide_vectors()
+    out[:width] = 0
+    second[:width] = 0
+    for i in range(0, weights.size, 8):
+        a, b, c, d = weights[i], weights[i + 1], weights[i + 2], weights[i + 3]
+        e, f, g, h = weights[i + 4], weights[i + 5], weights[i + 6], weights[i + 7]
+        p, q, r, s = others[i], others[i + 1], others[i + 2], others[i + 3]
+        t, u, v, w = others[i + 4], others[i + 5], others[i + 6], others[i + 7]
+        for column in range(width):
+            one, two = out[column], second[column]
+            x = rows[i, column]
+            one += a * x
+            two += p * x
+            x = rows[i + 1, column]
+            one += b * x
+            two += q * x
+            x = rows[i + 2, column]
+            one += c * x
+            two += r * x
+            x = rows[i + 3, column]
+            one += d * x
+            two += s * x
+            x = rows[i + 4, column]
+            one += e * x
+            two += t * x
+            x = rows[i + 5, column]
+            one += f * x
+            two += u * x
+            x = rows[i + 6, column]
+            one += g * x
+            two += v * x
+            x = rows[i + 7, column]
+            one += h * x
+            two += w * x
+            out[column], second[column] = one, two
 
 
 @jit
