@@ -187,7 +187,7 @@ KINDS: dict[str, Kind] = {
     "update": Kind(about="every worker's own optimizer steps, and its update is coded, not its gradient"),
     "local-sgd": Kind(
         about="h local steps of the worker's own optimizer, then an average (Local SGD, Stich 2019)",
-        updates=LocalUpdates(sync_every=4),
+        updates=LocalUpdates(sync_every=4, keep_unsent=1.0),
     ),
     "diloco": Kind(
         about="h local steps, then an outer Nesterov step (DiLoCo, Douillard et al. 2023)", updates=_NESTEROV
