@@ -283,6 +283,7 @@ def test_designs_say_what_is_wrong_with_their_options() -> None:
         ("diloco[h=4,fragments=5]", "fragments is 5; it must be a whole number in 1 … 4"),
         ("diloco[h=4,delay=4]", "delay is 4; it must be a whole number in 0 … 3"),
         ("diloco[keep=1.0]", "keep is 1.0"),
+        ("local-sgd[keep_unsent=1.5]", "keep_unsent is 1.5; it is a number from 0 to 1"),
         ("diloco[outer_lr=0]", "outer_lr is 0"),
         ("diloco[outer=Adam]", "outer is 'Adam'; there are SGD and SignSGD"),
         (
@@ -332,6 +333,25 @@ def test_shared_weights_are_everybodys_and_the_local_ones_come_back() -> None:
     (mine, shared, after), (theirs, shared_too, _) = results
     assert torch.equal(shared, shared_too) and torch.equal(mine, after)
     assert not torch.equal(mine, theirs) and not torch.equal(mine, shared)
+
+
+def test_what_was_not_sent_stays_in_the_local_parameters() -> None:
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
+        for step in range(6):
+            inner_step(model, opt, rank, step)
+        opt.sync()
+        local = model.get_parameter("0.weight").detach().clone()
+        with opt.shared_weights():
+            shared = model.get_parameter("0.weight").detach().clone()
+        unsent = opt.state_dict()["contexts"]["0.weight"]["residual"].view(shared.shape)
+        assert float(unsent.abs().max()) > 0
+        torch.testing.assert_close(local, shared - 0.5 * unsent)
+        opt.flush()
+        return values(model)
+
+    for design in ("update[keep_unsent=0.5]", "local-sgd[h=3,keep_unsent=0.5]"):
+        found, _ = run_cluster(mlp, train, workers=WORKERS, optimizer=adamw, design=design)
+        assert all(torch.equal(each, found[0]) for each in found), "at the end all have the shared ones"
 
 
 def test_a_grad_scalers_skipped_steps_count() -> None:
