@@ -105,6 +105,29 @@ def test_a_killed_worker_is_started_again_and_goes_on_where_the_others_are(tmp_p
         train.kill()
 
 
+def test_the_others_reach_the_end_without_one_that_died(tmp_path: Path) -> None:
+    records, outcome = tmp_path / "records.jsonl", tmp_path / "outcome.json"
+    train = start(
+        *("train", "--steps", 300, "--workers", 3, "--design", "3lc", "--min-workers", 2),
+        *("--telemetry", records, "--json", outcome),
+    )
+    try:
+        while not (records.exists() and records.stat().st_size):
+            assert train.poll() is None
+            time.sleep(0.05)
+        children = psutil.Process(train.pid).children(recursive=True)
+        [victim] = [c for c in children if cmdline(c)[1:4] == ["-m", "thinwire", "worker"] and "2" in cmdline(c)[4:6]]
+        victim.kill()
+        out, err = train.communicate(timeout=120)
+        assert train.returncode == 1, "not every worker reached the end"
+        assert "worker 2 was killed by SIGKILL" in " ".join(out.split())
+        assert "1 of 3 workers did not reach the end" in err
+        saved = json.loads(outcome.read_text())
+        assert (saved["steps"], saved["lost_workers"]) == (300, 1) and saved["test_accuracy"] > 0.8
+    finally:
+        train.kill()
+
+
 def test_a_server_ends_in_good_order_on_ctrl_c() -> None:
     server = start("server", "--listen", "127.0.0.1:0", "--events")
     try:

@@ -81,7 +81,17 @@ def equal_parts(outcome: RunOutcome, other: RunOutcome) -> tuple[dict[str, Any],
     """Both outcomes without what processes and links make different."""
     both = msgspec.to_builtins(outcome), msgspec.to_builtins(other)
     # Sessions over gRPC may outlive their connections, and send a little more for it.
-    words = ("seconds", "wire", "interface", "curve", "link", "shaping", "in_process", "servers_on_workers")
+    words = (
+        "seconds",
+        "compute_share",
+        "wire",
+        "interface",
+        "curve",
+        "link",
+        "shaping",
+        "in_process",
+        "servers_on_workers",
+    )
     one, two = ({k: v for k, v in each.items() if not any(word in k for word in words)} for each in both)
     return one, two
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+import warnings
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -40,8 +41,22 @@ def _root(
     """Nothing to do before a command."""
 
 
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: Any = None,
+    line: str | None = None,
+) -> None:
+    """Prints a warning as one line; of what people can do nothing about, with its place in the code."""
+    place = "" if issubclass(category, UserWarning) else f" ({filename}:{lineno}, {category.__name__})"
+    errors.print(f"[yellow]warning:[/] {escape(str(message))}{escape(place)}", highlight=False, soft_wrap=True)
+
+
 def run() -> None:
     """Runs the command; an error that we raised on purpose is one line on standard error, not a traceback."""
+    warnings.showwarning = _show_warning
     try:
         app()
     except ConfigError as error:

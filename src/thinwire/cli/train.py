@@ -13,10 +13,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from thinwire.cli import options
 from thinwire.cli.console import console, runs_table, show, write_json
 from thinwire.cli.options import takes
-from thinwire.engines.events import Event, Restarted
+from thinwire.engines.events import Event, Lost, Restarted
 from thinwire.engines.links import parse_rate
 from thinwire.engines.namespaces import can_unshare, reexec_in_user_namespace
-from thinwire.errors import ConfigError
+from thinwire.errors import ConfigError, EngineError
 from thinwire.jobs.checkpoints import RunCheckpoints
 from thinwire.jobs.cluster import choose_links, run
 from thinwire.jobs.events import Progress as Stepped
@@ -62,6 +62,8 @@ def run_with_progress(
         def on_event(process: str, event: Event) -> None:
             if isinstance(event, Restarted):
                 console.print(f"{process} {event.reason}; started again, {event.left} restarts left")
+            elif isinstance(event, Lost):
+                console.print(f"{process} {event.reason.partition(chr(10))[0]} … the others go on without it")
             elif isinstance(event, Stepped):
                 done = min(event.seconds, total) if job.seconds else event.step
                 bar.update(task, completed=done, text=f"step {event.step:,}, loss {event.loss:.3f}")
@@ -119,3 +121,5 @@ def train(
     )
     show(runs_table([outcome], f"{job.model} on {job.data}, {job.workers} workers"))
     write_json(json, outcome)
+    if outcome.lost_workers:
+        raise EngineError(f"{outcome.lost_workers} of {job.workers} workers did not reach the end")

@@ -43,6 +43,16 @@ class Restarted(Event, frozen=True, kw_only=True):
     left: int
 
 
+class Lost(Event, frozen=True, kw_only=True):
+    """A process without which the run goes on has failed, and is not started again.
+
+    Attributes:
+        reason: how it ended, and the last lines that it wrote.
+    """
+
+    reason: str
+
+
 def reader(kinds: Sequence[type[Event]]) -> Callable[[str], Event | None]:
     """Returns a function that reads a line: the event in it, or None where it is something else.
 

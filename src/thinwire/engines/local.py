@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import IO, NoReturn, TypeVar
 
-from thinwire.engines.events import Event, Restarted, reader
+from thinwire.engines.events import Event, Lost, Restarted, reader
 from thinwire.engines.namespaces import Fabric
 from thinwire.engines.parent_watch import with_parent_watch
 from thinwire.errors import ConfigError, EngineError
@@ -41,8 +41,8 @@ E = TypeVar("E", bound=Event)
 class _Child:
     """One process. What it reports, and last of all its exit status, goes to the engine's inbox beside its name."""
 
-    def __init__(self, engine: LocalEngine, name: str, command: Sequence[str], restarts: int) -> None:
-        self.engine, self.name, self.command, self.restarts = engine, name, command, restarts
+    def __init__(self, engine: LocalEngine, name: str, command: Sequence[str], restarts: int, optional: bool) -> None:
+        self.engine, self.name, self.command, self.restarts, self.optional = engine, name, command, restarts, optional
         self.status: int | None = None  # once the engine has read its end
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         self.process = subprocess.Popen(
@@ -133,7 +133,9 @@ class LocalEngine:
         """The process ids of everything started, by name."""
         return {name: child.process.pid for name, child in self._children.items()}
 
-    def start(self, name: str, argv: Sequence[str], *, host: str | None = None, restarts: int = 0) -> None:
+    def start(
+        self, name: str, argv: Sequence[str], *, host: str | None = None, restarts: int = 0, optional: bool = False
+    ) -> None:
         """Starts a process.
 
         Args:
@@ -141,6 +143,7 @@ class LocalEngine:
             argv: the command, program first.
             host: the fabric's host to run it in; it must have one if and only if the engine has a fabric.
             restarts: how often it is started again where it fails, before that ends the run.
+            optional: the run goes on where it fails for good.
 
         Raises:
             ConfigError: a name used twice, a host without a fabric or the reverse, an unknown host.
@@ -157,11 +160,11 @@ class LocalEngine:
         command = ["env", *(f"{key}={value}" for key, value in self._environment.items()), *argv]
         if self._fabric is not None and host is not None:
             command = self._fabric.inside(host, command)
-        self._children[name] = self._spawn(name, command, restarts)
+        self._children[name] = self._spawn(name, command, restarts, optional)
 
-    def _spawn(self, name: str, command: Sequence[str], restarts: int) -> _Child:
+    def _spawn(self, name: str, command: Sequence[str], restarts: int, optional: bool) -> _Child:
         try:
-            return _Child(self, name, command, restarts)
+            return _Child(self, name, command, restarts, optional)
         except OSError as error:
             raise EngineError(f"{name} could not be started: {error}") from error
 
@@ -232,23 +235,23 @@ class LocalEngine:
             return self._unread.popleft()
         came = self._receive(timeout_s)
         if came is not None and isinstance(came[1], int) and came[1] != 0:
-            if restarted := self._restart(came[0]):
-                return came[0], restarted
+            if settled := self._restart(came[0]):
+                return came[0], settled
             # When one dies, its peers may be heard of before it is: the first to be heard of is not named alone.
             deadline = time.monotonic() + _SETTLE_S
             while (left := deadline - time.monotonic()) > 0 and self._receive(left) is not None:
                 pass
-            failed = [name for name, child in self._children.items() if child.status]
+            failed = [name for name, child in self._children.items() if child.status and not child.optional]
             self._fail(None, sorted(failed, key=lambda name: name != came[0]))
         return came
 
-    def _restart(self, name: str) -> Restarted | None:
-        """Starts a process that failed again; None where it has failed too often."""
+    def _restart(self, name: str) -> Restarted | Lost | None:
+        """Starts a process that failed again, or gives it up; None where that ends the run."""
         child = self._children[name]
-        if not child.restarts:
-            return None
-        self._children[name] = self._spawn(name, child.command, child.restarts - 1)
-        return Restarted(reason=_describe(child.status), left=child.restarts - 1)
+        if child.restarts:
+            self._children[name] = self._spawn(name, child.command, child.restarts - 1, child.optional)
+            return Restarted(reason=_describe(child.status), left=child.restarts - 1)
+        return Lost(reason=_end_of(child)) if child.optional else None
 
     def _receive(self, timeout_s: float | None) -> tuple[str, Event | int] | None:
         try:
@@ -265,12 +268,16 @@ class LocalEngine:
         ends = {name: _describe(self._children[name].status) for name in processes}
         self.stop()
         parts = [] if what is None else [what]
-        for name, end in ends.items():
-            lines = "".join(f"\n    {line}" for line in list(self._children[name].tail)) or " none"
-            parts.append(f"{name} {end}; last lines:{lines}")
+        parts += [f"{name} {_end_of(self._children[name], end)}" for name, end in ends.items()]
         if running:
             parts.append(f"stopped: {', '.join(running)}")
         raise EngineError("\n".join(parts))
+
+
+def _end_of(child: _Child, end: str = "") -> str:
+    """How a process ended, and the last lines that it wrote."""
+    lines = "".join(f"\n    {line}" for line in list(child.tail)) or " none"
+    return f"{end or _describe(child.status)}; last lines:{lines}"
 
 
 def _describe(status: int | None) -> str:

@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from thinwire.engines.events import Event
+from thinwire.engines.events import Event, Lost
 from thinwire.engines.links import Rate, parse_rate
 from thinwire.engines.local import LocalEngine
 from thinwire.engines.namespaces import Fabric, available
@@ -79,6 +79,7 @@ def run_cluster(
     servers_on_workers: bool = False,
     server_command: Callable[[int], list[str]] = lambda index: ["server"],
     max_restarts: int = 0,
+    min_workers: int | None = None,
 ) -> dict[str, int]:
     """Starts servers and workers, passes on what they report, and returns when all have ended.
 
@@ -92,6 +93,7 @@ def run_cluster(
         servers_on_workers: shard i runs on worker i's node, and both share its link.
         server_command: the `thinwire` command of a shard, by index, up to `--listen`; it reports `Listening`.
         max_restarts: how often each worker that fails is started again.
+        min_workers: the run goes on while so many workers have not failed; None: with all of them.
 
     Returns:
         With kernel shaping the interface counters of the workers' nodes, named as in `RunOutcome`.
@@ -118,9 +120,9 @@ def run_cluster(
         shape = ["--shape", str(links.rate)] if links.shaping == "application" else []
         private = [] if fabric is None else ["--insecure"]  # nobody else has a link to these namespaces
 
-        def start(name: str, host: str, *command: str, restarts: int = 0) -> None:
+        def start(name: str, host: str, *command: str, restarts: int = 0, optional: bool = False) -> None:
             argv = [sys.executable, "-m", "thinwire", *command, "--events", *shape, *private]
-            engine.start(name, argv, host=host if fabric else None, restarts=restarts)
+            engine.start(name, argv, host=host if fabric else None, restarts=restarts, optional=optional)
 
         for index, shard in enumerate(shards):
             host = names[index] if servers_on_workers else shard
@@ -128,9 +130,15 @@ def run_cluster(
             start(shard, host, *server_command(index), "--listen", address)
         addresses = [engine.wait_for(shard, Listening, START_TIMEOUT_S).address for shard in shards]
         for rank, name in enumerate(names):
-            start(name, name, *worker_command(rank, addresses), restarts=max_restarts)
+            command = worker_command(rank, addresses)
+            start(name, name, *command, restarts=max_restarts, optional=min_workers is not None)
+        lost = []
         for process, event in engine.events():
             on_event(process, event)
+            if isinstance(event, Lost):
+                lost.append(f"{process} {event.reason}")
+                if workers - len(lost) < (min_workers or workers):
+                    raise EngineError("\n".join([f"fewer than {min_workers} workers are left", *lost]))
         return _interfaces(fabric, names) if fabric else {}
 
 
@@ -163,7 +171,7 @@ def run(
         on_event: called with each process's name and event, as it is reported.
         worker_options: further options of every worker's command: where its telemetry goes.
         checkpoints: where and how often every process writes a checkpoint, and whether to go on from there.
-        min_workers: the servers go on without workers that died while so many are left; None: they wait.
+        min_workers: the run goes on without workers that failed while so many are left; None: with all of them.
         max_restarts: how often each worker that fails is started again.
 
     Raises:
@@ -205,6 +213,7 @@ def run(
         servers_on_workers=job.servers_on_workers,
         server_command=server_command,
         max_restarts=max_restarts,
+        min_workers=min_workers,
     )
     outcome = summarise(job, workers, curve, rate=links.rate, shaping=links.shaping)
     return msgspec.structs.replace(outcome, **interfaces)

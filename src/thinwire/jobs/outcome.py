@@ -129,6 +129,7 @@ class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
     seconds_decode: float
     seconds_wait: float
     compute_share: float = 0.0
+    lost_workers: int = 0
     curve: list[CurvePoint]
     interface_bytes_push: int | UnsetType = UNSET
     interface_bytes_pull: int | UnsetType = UNSET
@@ -164,7 +165,7 @@ def summarise(
     digests = {worker.weights for worker in workers}
     if len(digests) > 1 and consistency(design.consistency).replicas_end_equal:
         raise EngineError(f"the workers ended with {len(digests)} different models; they must be equal bit for bit")
-    if isinstance(first.test_accuracy, UnsetType) or isinstance(first.test_loss, UnsetType):
+    if first.rank or isinstance(first.test_accuracy, UnsetType) or isinstance(first.test_loss, UnsetType):
         raise EngineError("worker 0 ended without an evaluation")
 
     def total(name: str) -> float:
@@ -198,9 +199,10 @@ def summarise(
         lr=recipe.lr,
         test_loss=first.test_loss,
         residual_ratio=first.residual_ratio or {},
-        seconds_encode=total("encode_seconds") / job.workers,
-        seconds_decode=total("decode_seconds") / job.workers,
-        seconds_wait=total("wait_seconds") / job.workers,
+        seconds_encode=total("encode_seconds") / len(workers),
+        seconds_decode=total("decode_seconds") / len(workers),
+        seconds_wait=total("wait_seconds") / len(workers),
+        lost_workers=job.workers - len(workers),
         compute_share=sum(worker.compute_share for worker in workers) / len(workers),
         curve=list(curve),
     )
