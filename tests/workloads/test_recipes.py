@@ -53,6 +53,13 @@ def test_common_settings_and_the_two_families() -> None:
     assert recipe("resnet110", "cifar10").augment and not recipe("resnet8", "fashion-mnist").augment
 
 
+def test_demo_takes_a_plain_sgd_at_the_models_rate() -> None:
+    usual = recipe("byte-transformer-1m", "python-text")
+    found = recipe("byte-transformer-1m", "python-text", design="demo")
+    assert (found.optimizer, found.momentum, found.weight_decay) == ("SGD", 0.0, 0.0) and usual.optimizer == "AdamW"
+    assert (found.lr, found.clip, found.warmup) == (usual.lr, usual.clip, usual.warmup)
+
+
 def test_every_fitting_pair_has_a_recipe_that_fits_the_data() -> None:
     images = [info.name for info in datasets() if info.name != "python-text"]
     for name in models():
