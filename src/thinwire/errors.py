@@ -2,9 +2,11 @@
 
     ThinwireError
     ├── ConfigError        what you asked for cannot be: an unknown id or option, a value out of range
+    │   └── StepMismatchError  a worker resumes at another step than the shards are at
     ├── NonFiniteError     a tensor holds NaN or Inf, or a scale would overflow; nothing was changed
     ├── FrameError         bytes that claim to be a frame and are not
     ├── ProtocolError      a peer broke the conversation: wrong shapes, wrong step, wrong version
+    │   └── SessionLostError  the server no longer knows this worker: start it again
     ├── TransportError     bytes could not be moved: no server, a broken connection, a port in use
     │   └── DeadlineError  nobody answered in time
     ├── DataError          a data set is missing or damaged
@@ -25,6 +27,18 @@ class ConfigError(ThinwireError, ValueError):
     """A configuration that cannot be: the message lists what is allowed."""
 
 
+class StepMismatchError(ConfigError):
+    """A worker that resumes is at another step than a shard.
+
+    Attributes:
+        step: the shard's.
+    """
+
+    def __init__(self, text: str, step: int) -> None:
+        super().__init__(text)
+        self.step = step
+
+
 class NonFiniteError(ThinwireError, ValueError):
     """A tensor with NaN or Inf, or a scale past the largest finite number. No state was changed."""
 
@@ -35,6 +49,10 @@ class FrameError(ThinwireError, ValueError):
 
 class ProtocolError(ThinwireError):
     """A peer said something that the conversation does not allow."""
+
+
+class SessionLostError(ProtocolError):
+    """The server no longer knows this worker's session: it was restarted, or went on without this worker."""
 
 
 class TransportError(ThinwireError, ConnectionError):

@@ -180,9 +180,15 @@ class Leave(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Server → worker: the conversation is over, and why."""
+    """Server → worker: the conversation is over, and why.
+
+    Args:
+        reason: in words.
+        lost: the server does not know the session that the worker wants to take up again: it may join anew.
+    """
 
     reason: str
+    lost: bool = False
 
 
 class SessionOpen(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

@@ -15,6 +15,8 @@ from pathlib import Path
 import psutil
 
 from tests.cli.commands import Result
+from thinwire.jobs import in_process
+from thinwire.jobs.job import Job
 from thinwire.security.starter import options_in
 
 Command = Callable[..., Result]
@@ -60,6 +62,45 @@ def test_a_server_and_two_workers_by_hand_with_certificates_and_tokens(command: 
     finally:
         server.kill()
         server.communicate()
+
+
+def test_workers_find_back_to_a_server_that_was_killed_and_resumed(tmp_path: Path) -> None:
+    """Everybody goes back to the server's step unaided, and the weights are those of an undisturbed run."""
+    job = Job(design="3lc", workers=2, steps=60)
+    file, records = tmp_path / "server", tmp_path / "records.jsonl"
+    kept = ("--checkpoint-every", 10, "--checkpoint")
+    server = start("server", "--listen", "127.0.0.1:0", *kept, file)
+    workers: list[subprocess.Popen[str]] = []
+    try:
+        assert server.stdout is not None
+        address = server.stdout.readline().split()[2].rstrip(";")
+        common = ("--workers", job.workers, "--design", job.design, "--steps", job.steps, "--server", address)
+        workers = [
+            start(
+                *("worker", *common, "--rank", rank, *kept, tmp_path / f"worker-{rank}"),
+                *("--telemetry", records, "--json", tmp_path / f"{rank}.json"),
+            )
+            for rank in range(job.workers)
+        ]
+        while not file.exists():
+            assert server.poll() is None
+            time.sleep(0.01)
+        server.kill()
+        server.communicate()
+        server = start("server", "--listen", address.removeprefix("grpc://"), *kept, file, "--resume")
+        for worker in workers:
+            _, err = worker.communicate(timeout=120)
+            assert worker.returncode == 0, err
+            assert "This worker joins again" in err
+        assert server.wait(60) == 0
+        expected = in_process.run(job).weights
+        for rank in range(job.workers):
+            outcome = json.loads((tmp_path / f"{rank}.json").read_text())
+            assert (outcome["weights"], outcome["steps"]) == (expected, job.steps)
+    finally:
+        for process in (server, *workers):
+            process.kill()
+            process.communicate()
 
 
 def test_interrupting_a_training_leaves_no_process_behind() -> None:

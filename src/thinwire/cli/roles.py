@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
+import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -15,10 +17,11 @@ from thinwire.cli.console import console, report, write_json
 from thinwire.cli.options import takes
 from thinwire.engines.events import Event
 from thinwire.engines.links import parse_rate
-from thinwire.errors import ConfigError, ProtocolError
+from thinwire.errors import ConfigError, ProtocolError, SessionLostError, StepMismatchError
 from thinwire.jobs.checkpoints import WorkerCheckpoint
 from thinwire.jobs.events import Accuracy, Done, Listening, Progress, Served
 from thinwire.jobs.job import Job
+from thinwire.jobs.outcome import WorkerOutcome
 from thinwire.jobs.training import run_worker
 from thinwire.runtime.checkpoint import Checkpointer
 from thinwire.runtime.connection import connect
@@ -141,19 +144,53 @@ def worker(
         mine = WorkerCheckpoint(path=checkpoint, every=checkpoint_every, resume=resume, step=resume_step)
     credentials = Credentials(ca=tls_ca, cert=tls_cert, key=tls_key, token_file=token_file, insecure=insecure)
     transport = credentials.worker(rank, grpc_options(shape))
-    outcome = run_worker(
-        replace(job, servers=len(server)),
-        rank=rank,
-        servers=lambda: [
-            connect(each, connect_timeout_s=connect_timeout, reconnect_s=reconnect_s, options=transport)
-            for each in server
-        ],
-        metrics=open_metrics(rank, telemetry, metrics_port, tensorboard),
-        report=report if events else _tell,
-        connect_timeout_s=connect_timeout,
-        checkpoint=mine,
-    )
+
+    def train(kept: WorkerCheckpoint | None) -> WorkerOutcome:
+        return run_worker(
+            replace(job, servers=len(server)),
+            rank=rank,
+            servers=lambda: [
+                connect(each, connect_timeout_s=connect_timeout, reconnect_s=reconnect_s, options=transport)
+                for each in server
+            ],
+            metrics=open_metrics(rank, telemetry, metrics_port, tensorboard),
+            report=report if events else _tell,
+            connect_timeout_s=connect_timeout,
+            checkpoint=kept,
+        )
+
+    outcome = rejoining(train, mine)
     write_json(json, outcome)
+
+
+def rejoining(
+    train: Callable[[WorkerCheckpoint | None], WorkerOutcome], kept: WorkerCheckpoint | None
+) -> WorkerOutcome:
+    """Trains, and joins again where the server no longer knows this worker.
+
+    A server that was restarted from a checkpoint is at its step: a worker that has one of the same step goes on from
+    it, and the run ends with the bits of one that nothing disturbed. Without one it begins with the shards' parameters
+    and an empty residual.
+
+    Args:
+        train: trains with these checkpoints.
+        kept: this worker's checkpoints, if it writes any.
+
+    Raises:
+        StepMismatchError: the server went back to a step of which this worker has no checkpoint.
+    """
+    lost = False
+    while True:
+        try:
+            return train(kept)
+        except SessionLostError as error:
+            lost = True
+            kept = None if kept is None else replace(kept, resume=kept.path.exists(), step=None)
+            warnings.warn(f"{error}. This worker joins again", UserWarning, stacklevel=2)
+        except StepMismatchError as mismatch:
+            if kept is None or not lost or kept.step == mismatch.step:
+                raise
+            kept = replace(kept, step=mismatch.step)
 
 
 def open_metrics(

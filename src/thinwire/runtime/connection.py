@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from thinwire.errors import ConfigError, DeadlineError, ProtocolError, TransportError
+from thinwire.errors import ConfigError, DeadlineError, ProtocolError, SessionLostError, TransportError
 from thinwire.packets import kind_of, pack, parse
 from thinwire.schema import Acknowledged, Leave, Refused, SessionAccepted, SessionOpen
 from thinwire.transports import grpc
@@ -294,7 +294,8 @@ class ReconnectingConnection(Connection):
             packet = connection.receive(left)
             message = None if packet is None else parse(packet)[0]
             if isinstance(message, Refused):
-                raise ProtocolError(f"the server ended the session: {message.reason}")
+                kind = SessionLostError if message.lost else ProtocolError
+                raise kind(f"the server ended the session: {message.reason}")
             if not isinstance(message, SessionAccepted):
                 raise TransportError(f"{self.address} did not take the session up again")
             with self._counting:

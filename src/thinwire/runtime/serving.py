@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from thinwire.errors import ProtocolError
+from thinwire.errors import ProtocolError, SessionLostError
 from thinwire.packets import kind_of, pack, parse
 from thinwire.runtime.checkpoint import Checkpointer
 from thinwire.runtime.connection import ReplayBuffer
@@ -206,7 +206,8 @@ class SessionServer(Sender):
                 session.buffer.acknowledge(message.count)
                 return
         except ProtocolError as error:
-            self._sender.close(peer, pack(Refused(reason=str(error))))
+            lost = isinstance(error, SessionLostError)
+            self._sender.close(peer, pack(Refused(reason=str(error), lost=lost)))
             return
         if session.buffer.record(packet) and self._outlives_breaks(session):
             self._sender.send(peer, pack(Acknowledged(count=session.buffer.received)))
@@ -285,7 +286,7 @@ class SessionServer(Sender):
         session, repeated = self._named.get(message.session), tuple[bytes, ...]()
         if session is None:
             if message.received or message.acknowledged:
-                raise ProtocolError(
+                raise SessionLostError(
                     "this server does not know the session: it was restarted, or it no longer waited for this worker. "
                     "Start this worker again: with --min-workers it goes on where the others are. Else resume all "
                     "workers and shards from checkpoints of one step"

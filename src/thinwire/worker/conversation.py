@@ -16,7 +16,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar
 
-from thinwire.errors import ConfigError, ProtocolError
+from thinwire.errors import ProtocolError, StepMismatchError
 from thinwire.packets import EncodedTensor
 from thinwire.policies.consistency import Consistency, consistency
 from thinwire.schema import Changes, Delta, Join, Leave, Members, Message, Plan, Push, Refused, Scalars, Values, Welcome
@@ -132,7 +132,7 @@ class Conversation:
             clock: of a worker that resumes.
 
         Raises:
-            ConfigError: the shard holds parameters and is at another step than a worker that resumes.
+            StepMismatchError: the shard holds parameters and is at another step than a worker that resumes.
         """
         have = tuple(self.versions) if min(self.versions, default=-1) >= 0 else ()
         yield Send(self.shard, Join(rank=self.rank, plan=self.plan, have=have, version=VERSION))
@@ -141,9 +141,10 @@ class Conversation:
         step = self._welcome.step
         ahead = self._terms.partial_quorum and step > clock  # updates were made without this worker
         if clock and step != clock and not ahead and any(not spec.state for spec in self.plan.tables):
-            raise ConfigError(
+            raise StepMismatchError(
                 f"this worker resumes at exchange {clock}, and shard {self.shard} is at {step}: "
-                "resume all workers and shards from the same step"
+                "resume all workers and shards from the same step",
+                step,
             )
         return self._welcome
 

@@ -110,12 +110,12 @@ class Worker:
         if self.clock == 0 and not self._terms.immediate:  # there, everybody counts their own exchanges
             # The others may be in the middle of a step, which all shards will have had before ours.
             self.clock = max(max(welcome.step, welcome.begin) for welcome in welcomes.values())
+            self.iteration = self._policy.iterations(self.clock)
         for conversation in self.conversations:
             if welcomes[conversation.shard].send_values:
                 yield from conversation.send_values(self.model.initial_frames(conversation.shard))
         if late:
             yield from self._sit_out(welcomes)
-            self.iteration = self._policy.iterations(self.clock)
         yield from self.sync()
 
     def _sit_out(self, welcomes: Mapping[int, Welcome]) -> Procedure[None]:
