@@ -34,9 +34,12 @@ class StepMismatchError(ConfigError):
         step: the shard's.
     """
 
-    def __init__(self, text: str, step: int) -> None:
+    def __init__(self, text: str, step: int = -1) -> None:
         super().__init__(text)
         self.step = step
+
+    def __reduce__(self) -> tuple[type[StepMismatchError], tuple[str, int]]:
+        return type(self), (str(self), self.step)
 
 
 class NonFiniteError(ThinwireError, ValueError):

@@ -8,6 +8,7 @@ from thinwire.schema import (
     Delta,
     Join,
     Leave,
+    Members,
     Message,
     Plan,
     Push,
@@ -50,4 +51,5 @@ MESSAGES: list[Message] = [
     Shard(step=2**40, bucket=3),
     Skip(step=0, bucket=0),
     Abort(reason="FrameError: why"),
+    Members(step=7, ranks=(0, 2), least=1, reason="worker 1 went away"),
 ]

@@ -6,6 +6,7 @@ import pytest
 
 from thinwire.errors import ProtocolError
 from thinwire.schema import Delta, Join, Leave, Message, Plan, Push, Refused, TableSpec, Values, Welcome
+from thinwire.version import VERSION
 from thinwire.worker.conversation import CHUNK_NBYTES, Conversation, Receive, Send, Update
 
 RATES = (0.5,)
@@ -47,7 +48,7 @@ def begun(one: Conversation) -> Conversation:
 def test_it_joins_with_the_versions_that_it_has() -> None:
     one = make()
     joining = one.join()
-    assert next(joining) == Send(SHARD, Join(rank=1, plan=one.plan))
+    assert next(joining) == Send(SHARD, Join(rank=1, plan=one.plan, version=VERSION))
     assert next(joining) == Receive(SHARD, "the server's welcome")
     one.received(Welcome(send_values=True, step=17), ())
     with pytest.raises(StopIteration) as end:
@@ -56,7 +57,7 @@ def test_it_joins_with_the_versions_that_it_has() -> None:
     begun(one)
     one.received(Delta(version=1, tables=(1,)), (b"d",))
     one.take(1, 1)
-    assert next(one.join()) == Send(SHARD, Join(rank=1, plan=one.plan, have=(0, 1, 0)))
+    assert next(one.join()) == Send(SHARD, Join(rank=1, plan=one.plan, have=(0, 1, 0), version=VERSION))
 
 
 def test_initial_values_are_version_zero_of_everything() -> None:

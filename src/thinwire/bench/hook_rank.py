@@ -72,7 +72,7 @@ class Ended(Event, frozen=True, kw_only=True):
 
     cpu_seconds: float
     cpu_seconds_alone: float
-    exchange_seconds: float | None
+    exchange_seconds: float | None = None
     weights: str
     report: str
 

@@ -269,7 +269,7 @@ class UpdateEngine:
         Raises:
             ProtocolError: another number of rates than of parameter groups, or options that may not change.
         """
-        if not push.rates and not self.terms.owns_hyperparameters(rank):
+        if not self.terms.owns_hyperparameters(rank) and not push.rates:
             return None
         if len(push.rates) != len(self.plan.groups):
             raise ProtocolError(f"{len(push.rates)} learning rates came for {len(self.plan.groups)} groups")

@@ -110,7 +110,8 @@ class Worker:
         if self.clock == 0 and not self._terms.immediate:  # there, everybody counts their own exchanges
             # The others may be in the middle of a step, which all shards will have had before ours.
             self.clock = max(max(welcome.step, welcome.begin) for welcome in welcomes.values())
-            self.iteration = self._policy.iterations(self.clock)
+            if not self._terms.partial_quorum:  # there, workers are behind the clock as a rule
+                self.iteration = self._policy.iterations(self.clock)
         for conversation in self.conversations:
             if welcomes[conversation.shard].send_values:
                 yield from conversation.send_values(self.model.initial_frames(conversation.shard))
