@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.cli.commands import Result
 from thinwire.jobs import in_process
@@ -125,6 +126,7 @@ def test_interrupting_a_training_leaves_no_process_behind() -> None:
                 child.kill()
 
 
+@pytest.mark.long
 def test_a_killed_worker_is_started_again_and_goes_on_where_the_others_are(tmp_path: Path) -> None:
     records, outcome = tmp_path / "records.jsonl", tmp_path / "outcome.json"
     train = start(
@@ -146,6 +148,7 @@ def test_a_killed_worker_is_started_again_and_goes_on_where_the_others_are(tmp_p
         train.kill()
 
 
+@pytest.mark.long
 def test_the_others_reach_the_end_without_one_that_died(tmp_path: Path) -> None:
     records, outcome = tmp_path / "records.jsonl", tmp_path / "outcome.json"
     train = start(
