@@ -65,6 +65,7 @@ def test_a_server_and_two_workers_by_hand_with_certificates_and_tokens(command: 
         server.communicate()
 
 
+@pytest.mark.long
 def test_workers_find_back_to_a_server_that_was_killed_and_resumed(tmp_path: Path) -> None:
     """Everybody goes back to the server's step unaided, and the weights are those of an undisturbed run."""
     job = Job(design="3lc", workers=2, steps=60)
