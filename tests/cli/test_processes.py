@@ -135,12 +135,7 @@ def test_a_killed_worker_is_started_again_and_goes_on_where_the_others_are(tmp_p
         *("--telemetry", records, "--json", outcome),
     )
     try:
-        while not (records.exists() and records.stat().st_size):
-            assert train.poll() is None
-            time.sleep(0.05)
-        children = psutil.Process(train.pid).children(recursive=True)
-        [victim] = [c for c in children if cmdline(c)[1:4] == ["-m", "thinwire", "worker"] and "1" in cmdline(c)[4:6]]
-        victim.kill()
+        kill_worker(train, 1, records)
         out, err = train.communicate(timeout=120)
         assert train.returncode == 0, err
         assert "worker 1 was killed by SIGKILL" in " ".join(out.split())
@@ -157,12 +152,7 @@ def test_the_others_reach_the_end_without_one_that_died(tmp_path: Path) -> None:
         *("--telemetry", records, "--json", outcome),
     )
     try:
-        while not (records.exists() and records.stat().st_size):
-            assert train.poll() is None
-            time.sleep(0.05)
-        children = psutil.Process(train.pid).children(recursive=True)
-        [victim] = [c for c in children if cmdline(c)[1:4] == ["-m", "thinwire", "worker"] and "2" in cmdline(c)[4:6]]
-        victim.kill()
+        kill_worker(train, 2, records)
         out, err = train.communicate(timeout=120)
         assert train.returncode == 1, "not every worker reached the end"
         assert "worker 2 was killed by SIGKILL" in " ".join(out.split())
@@ -184,6 +174,16 @@ def test_a_server_ends_in_good_order_on_ctrl_c() -> None:
         assert json.loads(out) == {"event": "served", "wire_bytes_sent": 0, "wire_bytes_received": 0}
     finally:
         server.kill()
+
+
+def kill_worker(train: subprocess.Popen[str], rank: int, records: Path) -> None:
+    """Kills a worker of a training whose workers have written records of steps."""
+    while not (records.exists() and records.stat().st_size):
+        assert train.poll() is None
+        time.sleep(0.05)
+    children = psutil.Process(train.pid).children(recursive=True)
+    [victim] = [c for c in children if cmdline(c)[1:6] == ["-m", "thinwire", "worker", "--rank", str(rank)]]
+    victim.kill()
 
 
 def cmdline(process: psutil.Process) -> list[str]:
