@@ -12,14 +12,8 @@ from tests.runtime.sessions import Cluster, number_in, numbered
 from tests.server.conversation import make_plan
 from thinwire.errors import ConfigError, DeadlineError, ProtocolError, TransportError
 from thinwire.packets import pack
-from thinwire.runtime import connection
-from thinwire.runtime.connection import (
-    ACKNOWLEDGE_MESSAGES,
-    ACKNOWLEDGE_NBYTES,
-    ReconnectingConnection,
-    ReplayBuffer,
-    connect,
-)
+from thinwire.runtime import session
+from thinwire.runtime.connection import ReconnectingConnection, connect
 from thinwire.runtime.serving import serving
 from thinwire.schema import Join, Leave, Refused
 from thinwire.server.core import ServerCore
@@ -66,27 +60,6 @@ def test_nobody_there_is_said_with_the_address() -> None:
             connect(f"grpc://{address}", connect_timeout_s=0.3)
 
 
-# ---- what one end keeps
-
-
-def test_acknowledgements_that_cannot_be() -> None:
-    buffer = ReplayBuffer()
-    buffer.append(b"packet")
-    buffer.acknowledge(1)
-    for count in (0, 2, -1):
-        with pytest.raises(ProtocolError, match=f"acknowledges {count} messages; between 1 and 1 are possible"):
-            buffer.acknowledge(count)
-    assert buffer.nbytes == 0 and buffer.unacknowledged == ()
-
-
-def test_it_is_time_to_acknowledge_after_so_many_messages_or_bytes() -> None:
-    buffer = ReplayBuffer()
-    for _ in range(2):
-        assert [buffer.record(b"x") for _ in range(ACKNOWLEDGE_MESSAGES)] == [False] * 63 + [True]
-        assert buffer.record(bytes(ACKNOWLEDGE_NBYTES))
-    assert buffer.received == 2 * (ACKNOWLEDGE_MESSAGES + 1)
-
-
 # ---- connections that break
 
 
@@ -96,7 +69,7 @@ def drain(worker: ReconnectingConnection) -> None:
 
 
 def test_every_message_once_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "ACKNOWLEDGE_MESSAGES", 5)
+    monkeypatch.setattr(session, "ACKNOWLEDGE_MESSAGES", 5)
     for seed in range(8):
         chance, cluster = random.Random(seed), Cluster()
         worker = cluster.worker()
@@ -111,7 +84,7 @@ def test_every_message_once_and_in_order(monkeypatch: pytest.MonkeyPatch) -> Non
             came.append(number_in(worker.receive(5)))
         assert cluster.echo.received_numbers == list(range(60)) and came == list(range(120)), seed
         assert worker.reconnections > 3 and cluster.echo.ends == []
-        assert worker._buffer.nbytes < 8 * wire_nbytes(numbered(59)), "what was acknowledged is forgotten"
+        assert worker._session.buffer.nbytes < 8 * wire_nbytes(numbered(59)), "what was acknowledged is forgotten"
         worker.send(pack(Leave()))
         assert worker.receive(5) is None
         worker.close()

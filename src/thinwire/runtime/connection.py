@@ -11,23 +11,15 @@ import contextlib
 import secrets
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 
-from thinwire.errors import ConfigError, DeadlineError, ProtocolError, SessionLostError, TransportError
-from thinwire.packets import kind_of, pack, parse
-from thinwire.schema import Acknowledged, Leave, Refused, SessionAccepted, SessionOpen
+from thinwire.errors import ConfigError, DeadlineError, TransportError
+from thinwire.packets import kind_of
+from thinwire.runtime.session import Abandon, Await, Dial, Drain, Pause, Reconnection, Transmit, WorkerSession
+from thinwire.schema import Refused
 from thinwire.transports import grpc
-from thinwire.transports.base import MAX_MESSAGE_NBYTES, Connection, check_packet, wire_nbytes
+from thinwire.transports.base import MAX_MESSAGE_NBYTES, Connection, check_packet
 from thinwire.transports.grpc import GrpcOptions
-
-FIRST_PAUSE_S = 0.05
-LONGEST_PAUSE_S = 3.0
-LEAVING_S = 5.0
-"""For how long one that has sent its `Leave` tries to receive the answer."""
-ACKNOWLEDGE_MESSAGES = 64
-ACKNOWLEDGE_NBYTES = 2**20
-"""After so many messages or bytes a receiver acknowledges them, so that the sender may drop its copies."""
 
 SESSION_NBYTES = 16
 """A session's name is a secret of 128 bits: who knows it can speak in the worker's place."""
@@ -74,66 +66,6 @@ def connect(
     )
 
 
-class ReplayBuffer:
-    """One end of a session: what it sent and may have to send again, and how much it received.
-
-    Messages are counted, not numbered: they keep their order, so a count says which.
-
-    Attributes:
-        received: messages that came from the other end.
-        acknowledged: messages of this end that the other is known to have.
-        nbytes: size of the messages kept.
-
-    Example:
-        >>> buffer = ReplayBuffer()
-        >>> for packet in (b"1", b"2", b"3"):
-        ...     buffer.append(packet)
-        >>> buffer.acknowledge(2)
-        >>> buffer.unacknowledged
-        (b'3',)
-    """
-
-    def __init__(self) -> None:
-        self.received = self.acknowledged = self.nbytes = 0
-        self._sent: deque[bytes] = deque()
-        self._due_messages = self._due_nbytes = 0
-
-    def append(self, packet: bytes) -> None:
-        """Keeps a message that is sent."""
-        self._sent.append(packet)
-        self.nbytes += wire_nbytes(packet)
-
-    def record(self, packet: bytes) -> bool:
-        """Counts a message that came; returns whether it is time to acknowledge."""
-        self.received += 1
-        self._due_messages += 1
-        self._due_nbytes += len(packet)
-        if self._due_messages < ACKNOWLEDGE_MESSAGES and self._due_nbytes < ACKNOWLEDGE_NBYTES:
-            return False
-        self._due_messages = self._due_nbytes = 0
-        return True
-
-    def acknowledge(self, count: int) -> None:
-        """Drops what the other end has: `count` messages since the session began.
-
-        Raises:
-            ProtocolError: fewer than it acknowledged before, or more than there were.
-        """
-        most = self.acknowledged + len(self._sent)
-        if not self.acknowledged <= count <= most:
-            raise ProtocolError(
-                f"the other end acknowledges {count} messages; between {self.acknowledged} and {most} are possible"
-            )
-        while self.acknowledged < count:
-            self.nbytes -= wire_nbytes(self._sent.popleft())
-            self.acknowledged += 1
-
-    @property
-    def unacknowledged(self) -> tuple[bytes, ...]:
-        """What the other end may not have, in order."""
-        return tuple(self._sent)
-
-
 class ReconnectingConnection(Connection):
     """A connection that is replaced where it breaks.
 
@@ -155,25 +87,26 @@ class ReconnectingConnection(Connection):
         reconnect_s: float,
         max_message_nbytes: int = MAX_MESSAGE_NBYTES,
     ) -> None:
-        self._connect, self._reconnect_s, self._max_message_nbytes = connect, reconnect_s, max_message_nbytes
-        self._session = secrets.token_hex(SESSION_NBYTES)
+        self._connect, self._max_message_nbytes = connect, max_message_nbytes
         # Held while a packet is sent, so that packets leave in the order in which they are kept, and while the
         # connection is replaced.
         self._sending = threading.RLock()
-        # Held for moments only: the buffer, and whose packets count.
+        # Held for moments only: the session's counts, and whose packets count.
         self._counting = threading.Lock()
-        self._buffer = ReplayBuffer()
-        self._server_waits = True  # until the server says otherwise
-        self._left = False
-        self._over: str | None = None
-        self.reconnections = 0
-        """How often a connection was replaced."""
         self._connection = connect(connect_timeout_s)
         self._counted: Connection | None = self._connection
         """The connection whose packets count; None while another is sought, on which the server repeats them."""
         self.address = self._connection.address
+        self._session = WorkerSession(
+            secrets.token_hex(SESSION_NBYTES), self.address, reconnect_s=reconnect_s, now=time.monotonic
+        )
         self._sent = self._received = 0
-        self._connection.send(self._opening())
+        self._connection.send(self._session.opening())
+
+    @property
+    def reconnections(self) -> int:
+        """How often a connection was replaced."""
+        return self._session.reconnections
 
     @property
     def bytes_sent(self) -> int:  # type: ignore[override]  # sums over all connections
@@ -188,11 +121,9 @@ class ReconnectingConnection(Connection):
     def send(self, packet: bytes) -> None:
         check_packet(packet, self._max_message_nbytes)
         with self._sending:
-            self._check()
-            self._left = self._left or kind_of(packet) is Leave
+            self._session.check()
             with self._counting:
-                if self._server_waits:
-                    self._buffer.append(packet)
+                self._session.send(packet)
             try:
                 self._connection.send(packet)
             except TransportError as error:
@@ -201,7 +132,7 @@ class ReconnectingConnection(Connection):
     def receive(self, timeout_s: float | None = None) -> bytes | None:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            self._check()
+            self._session.check()
             connection = self._connection
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:
@@ -211,106 +142,82 @@ class ReconnectingConnection(Connection):
             except TransportError as error:
                 self._replace(connection, error)
                 continue
-            if packet is None or (kind := kind_of(packet)) is Refused:
-                return packet
-            message = parse(packet)[0] if kind is SessionAccepted or kind is Acknowledged else None
+            if packet is None:
+                return None
             with self._counting:
-                if connection is not self._counted:
+                if connection is not self._counted and kind_of(packet) is not Refused:
                     continue  # another thread is replacing it, or has: the server repeats this packet
-                if isinstance(message, Acknowledged):
-                    self._buffer.acknowledge(message.count)
-                elif isinstance(message, SessionAccepted) and message.grace_s <= 0:
-                    self._server_waits, self._buffer = False, ReplayBuffer()
-                due = message is None and self._buffer.record(packet) and self._server_waits
-                received = self._buffer.received
-            if due:
+                mine, answer = self._session.receive(packet)
+            if answer is not None:
                 with contextlib.suppress(TransportError):  # noticed by whoever sends or receives next
-                    connection.send(pack(Acknowledged(count=received)))
-            if message is None:
+                    connection.send(answer)
+            if mine:
                 return packet
 
     def close(self, timeout_s: float = 30.0) -> None:
-        self._over = self._over or f"this end has closed the session with {self.address}"
+        self._end()
         self._connection.close(timeout_s)
 
     def abort(self) -> None:
-        self._over = self._over or f"this end has closed the session with {self.address}"
+        self._end()
         self._connection.abort()
 
-    def _check(self) -> None:
-        if self._over is not None:
-            raise TransportError(self._over)
-
-    def _opening(self) -> bytes:
-        with self._counting:
-            received, acknowledged = self._buffer.received, self._buffer.acknowledged
-        return pack(SessionOpen(session=self._session, received=received, acknowledged=acknowledged))
+    def _end(self) -> None:
+        self._session.over = self._session.over or f"this end has closed the session with {self.address}"
 
     def _replace(self, broken: Connection, error: TransportError) -> None:
         """Replaces a broken connection, unless another thread has done so. Raises what broke it where it cannot."""
         with self._sending:
             if self._connection is not broken:
                 return
-            self._check()
-            if not self._server_waits:
-                raise error
+            reconnection = self._session.reconnect(error)
             with self._counting:
                 self._counted = None
-            self._look_for_refusal(broken, error)
-            patience = min(self._reconnect_s, LEAVING_S) if self._left else self._reconnect_s
-            deadline, pause, last = time.monotonic() + patience, FIRST_PAUSE_S, str(error)
-            while (left := deadline - time.monotonic()) > 0:
-                try:
-                    self._resume(left)
-                    return
-                except TransportError as failed:
-                    last = str(failed)
-                except ProtocolError as refused:
-                    self._over = str(refused)
-                    raise
-                time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
-                pause = min(2 * pause, LONGEST_PAUSE_S)
-            self._over = f"{error}; no way back to {self.address} within {patience:g} s: {last}"
-            raise TransportError(self._over) from error
-
-    def _look_for_refusal(self, broken: Connection, error: TransportError) -> None:
-        """Raises the server's reason where it has ended the session. Anything else that came will be repeated."""
-        with contextlib.suppress(TransportError):
-            while (packet := broken.receive(0)) is not None:
-                if kind_of(packet) is Refused:
-                    message, _ = parse(packet)
-                    assert isinstance(message, Refused)
-                    self._over = f"the server ended the session: {message.reason}"
-                    raise ProtocolError(self._over)
-            self._over = str(error)
-        if self._over is not None:
-            raise error
-
-    def _resume(self, left: float) -> None:
-        """Opens another connection, within `left` seconds, and repeats what the server has not received."""
-        connection = self._connect(left)
-        try:
-            connection.send(self._opening())
-            packet = connection.receive(left)
-            message = None if packet is None else parse(packet)[0]
-            if isinstance(message, Refused):
-                kind = SessionLostError if message.lost else ProtocolError
-                raise kind(f"the server ended the session: {message.reason}")
-            if not isinstance(message, SessionAccepted):
-                raise TransportError(f"{self.address} did not take the session up again")
-            with self._counting:
-                self._buffer.acknowledge(message.received)
-                unacknowledged = self._buffer.unacknowledged
-            for sent in unacknowledged:
-                connection.send(sent)
-        except BaseException:
+            connection = self._carry_out(reconnection, broken)
+            self._sent += broken.bytes_sent
+            self._received += broken.bytes_received
             with contextlib.suppress(TransportError):
-                connection.abort()
+                broken.abort()
+            with self._counting:
+                self._connection = self._counted = connection
+
+    def _carry_out(self, reconnection: Reconnection, broken: Connection) -> Connection:
+        """Runs the procedure; returns the connection that takes the broken one's place."""
+        candidate: Connection | None = None
+        answer: bytes | None = None
+        failure: TransportError | None = None
+        try:
+            while True:
+                try:
+                    effect = reconnection.send(answer) if failure is None else reconnection.throw(failure)
+                except StopIteration:
+                    assert candidate is not None
+                    return candidate
+                answer = failure = None
+                try:
+                    match effect:
+                        case Drain():
+                            answer = broken.receive(0)
+                        case Dial(within_s):
+                            candidate = self._connect(within_s)
+                        case Transmit(packet):
+                            assert candidate is not None
+                            candidate.send(packet)
+                        case Await(within_s):
+                            assert candidate is not None
+                            answer = candidate.receive(within_s)
+                        case Abandon():
+                            self._abandon(candidate)
+                            candidate = None
+                        case Pause(seconds):
+                            time.sleep(seconds)
+                except TransportError as error:
+                    failure = error
+        except BaseException:
+            self._abandon(candidate)
             raise
-        self._sent += self._connection.bytes_sent
-        self._received += self._connection.bytes_received
-        with contextlib.suppress(TransportError):
-            self._connection.abort()
-        with self._counting:
-            self._connection = self._counted = connection
-        self.reconnections += 1
+
+    def _abandon(self, candidate: Connection | None) -> None:
+        if candidate is not None:
+            with contextlib.suppress(TransportError):
+                candidate.abort()

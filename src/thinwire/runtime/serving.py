@@ -7,8 +7,6 @@ sent then. A worker that does not begin with `SessionOpen` has a session of one 
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,7 +16,8 @@ from typing import Protocol
 from thinwire.errors import ProtocolError, SessionLostError
 from thinwire.packets import kind_of, pack, parse
 from thinwire.runtime.checkpoint import Checkpointer
-from thinwire.runtime.connection import ReplayBuffer
+from thinwire.runtime.clock import Cancel, Clock, SystemClock
+from thinwire.runtime.session import ReplayBuffer
 from thinwire.schema import Acknowledged, Join, Message, Refused, SessionAccepted, SessionOpen
 from thinwire.server.core import Close, Effect, Send, ServerCore
 from thinwire.transports.base import ANYBODY, MAX_PENDING_NBYTES, Handler, HandlerFactory, Identity, Sender
@@ -38,6 +37,7 @@ def serving(
     checkpointer: Checkpointer | None = None,
     *,
     grace_s: float = 0.0,
+    clock: Clock | None = None,
 ) -> HandlerFactory:
     """Returns what a transport's server needs to serve `core`.
 
@@ -46,12 +46,13 @@ def serving(
         on_end: called once, when every worker has left or the training has failed.
         checkpointer: writes the shard's checkpoints.
         grace_s: how long a worker whose connection broke may take to come back, in seconds; 0 ends the training.
+        clock: by default the system's.
     """
 
     def handler(sender: Sender) -> ServerHandler:
         return ServerHandler(core, sender, on_end, checkpointer)
 
-    return lambda sender: SessionServer(handler, sender, grace_s)
+    return lambda sender: SessionServer(handler, sender, grace_s, clock)
 
 
 class ServerHandler:
@@ -149,6 +150,7 @@ class _Session:
         identity: of its worker, which every connection of the session must prove.
         ended: whether the handler has ended it.
         last: the packet that ended it.
+        cancel: makes the server not give up the worker that it waits for.
         breaks: how often its connection broke.
     """
 
@@ -159,7 +161,7 @@ class _Session:
     buffer: ReplayBuffer = field(default_factory=ReplayBuffer)
     ended: bool = False
     last: bytes | None = None
-    timer: threading.Timer | None = None
+    cancel: Cancel | None = None
     breaks: int = 0
 
 
@@ -170,10 +172,14 @@ class SessionServer(Sender):
         inner: makes the handler of sessions.
         sender: the transport's.
         grace_s: how long a worker may take to come back, in seconds; 0 reports every break at once.
+        clock: by default the system's.
     """
 
-    def __init__(self, inner: Callable[[Sender], SessionHandler], sender: Sender, grace_s: float) -> None:
+    def __init__(
+        self, inner: Callable[[Sender], SessionHandler], sender: Sender, grace_s: float, clock: Clock | None = None
+    ) -> None:
         self._sender, self._grace_s = sender, grace_s
+        self._clock = clock or SystemClock()
         self._num_sessions = 0
         self._numbered: dict[int, _Session] = {}
         self._named: dict[str, _Session] = {}
@@ -226,9 +232,7 @@ class SessionServer(Sender):
         session.breaks += 1
         self._inner.interrupted(session.number)
         over = partial(self._give_up, session, session.breaks, error)
-        session.timer = threading.Timer(self._grace_s, self._sender.call, [over])
-        session.timer.daemon = True
-        session.timer.start()
+        session.cancel = self._clock.call_later(self._grace_s, partial(self._sender.call, over))
 
     # ---- what the handler calls, with a session's number in place of a peer's
 
@@ -281,7 +285,7 @@ class SessionServer(Sender):
     def _open(self, peer: int, message: SessionOpen) -> None:
         if not 0 < len(message.session) <= MAX_NAME:
             raise ProtocolError(f"a session's name has 1 to {MAX_NAME} characters; {len(message.session)} came")
-        while self._expiring and self._expiring[0][0] <= time.monotonic():
+        while self._expiring and self._expiring[0][0] <= self._clock.now():
             del self._named[self._expiring.popleft()[1]]
         session, repeated = self._named.get(message.session), tuple[bytes, ...]()
         if session is None:
@@ -300,9 +304,9 @@ class SessionServer(Sender):
         else:
             session.buffer.acknowledge(message.received)
             repeated = session.buffer.unacknowledged
-            if session.timer is not None:
-                session.timer.cancel()
-                session.timer = None
+            if session.cancel is not None:
+                session.cancel()
+                session.cancel = None
             if session.peer is not None:  # the worker noticed first that the connection was lost
                 self._replace(session)
             session.peer = peer
@@ -332,11 +336,11 @@ class SessionServer(Sender):
 
     def _end(self, session: _Session, error: str | None) -> None:
         """Tells the handler of the end, once. The name stays for as long as its last packet may be asked for."""
-        if session.timer is not None:
-            session.timer.cancel()
+        if session.cancel is not None:
+            session.cancel()
         del self._numbered[session.number]
         if session.name is not None and session.ended:
-            self._expiring.append((time.monotonic() + self._grace_s, session.name))
+            self._expiring.append((self._clock.now() + self._grace_s, session.name))
         elif session.name is not None:
             del self._named[session.name]
         session.ended, session.buffer = True, ReplayBuffer()
