@@ -17,7 +17,7 @@ from thinwire.jobs.job import Job
 from thinwire.jobs.outcome import WorkerOutcome
 from thinwire.jobs.training import run_worker
 from thinwire.runtime import checkpoint
-from thinwire.runtime.checkpoint import Checkpointer
+from thinwire.runtime.checkpointing import Checkpointer
 from thinwire.runtime.serving import serving
 from thinwire.server.core import ServerCore
 from thinwire.transports.base import Connection

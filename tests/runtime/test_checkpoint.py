@@ -1,7 +1,9 @@
-"""Checkpoint files: what goes in comes out, an old file outlives a crash, damage is said; when a shard writes one."""
+"""Checkpoint files: what goes in comes out, an old file outlives a crash, damage is said."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.server.conversation import Shard, make_plan
 from thinwire.errors import ConfigError
 from thinwire.runtime import checkpoint
-from thinwire.runtime.checkpoint import Checkpointer
-from thinwire.server.core import ServerCore
+from thinwire.runtime.disk import Bytes, LocalDisk
 
 STATE: dict[str, Any] = {
     "numbers": [1, 0.1, float("inf"), True, None, 2**60],
@@ -63,10 +63,77 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
     checkpoint.write(path, "test", 1, {"step": 1})
     with pytest.raises(ConfigError, match="a object cannot be in a checkpoint"):
         checkpoint.write(path, "test", 2, {"step": object()})
-    (tmp_path / "file.new").mkdir()
-    with pytest.raises(ConfigError, match="cannot be written"):
-        checkpoint.write(path, "test", 2, {"step": 2})
+    with pytest.raises(ConfigError, match=r"a tensor of torch.complex64 cannot be in a checkpoint"):
+        checkpoint.write(path, "test", 2, {"step": torch.zeros(1, dtype=torch.complex64)})
     assert checkpoint.read(path, "test") == {"step": 1}
+
+
+class FailingDisk(LocalDisk):
+    """Fails after so many operations: with an error that a program sees, or like a machine that loses power."""
+
+    def __init__(self, left: int, failure: type[BaseException]) -> None:
+        self._left, self._failure = left, failure
+
+    def _operate(self) -> None:
+        self._left -= 1
+        if self._left < 0:
+            raise self._failure(28, "No space left on device")
+
+    @contextmanager
+    def write(self, path: Path, parts: Iterable[Bytes]) -> Iterator[None]:
+        def counted() -> Iterator[Bytes]:
+            for part in parts:
+                yield part[: len(part) // 2]
+                self._operate()
+                yield part[len(part) // 2 :]
+
+        with super().write(path, counted()):
+            yield
+
+    def rename(self, old: Path, new: Path) -> None:
+        self._operate()
+        super().rename(old, new)
+
+    def sync(self, folder: Path) -> None:
+        self._operate()
+        super().sync(folder)
+
+
+class PowerLoss(BaseException):
+    pass
+
+
+def test_wherever_a_write_stops_a_whole_file_is_there(tmp_path: Path) -> None:
+    """A full disk leaves nothing behind; what a killed process left is removed by the next one."""
+    for failure in (OSError, PowerLoss):
+        for operations in range(6):  # header, two tensors, two renames, the folder
+            path = tmp_path / f"{failure.__name__}-{operations}"
+            states = [{"step": step, "values": torch.full((50,), step), "x": torch.ones(3)} for step in range(4)]
+            for step in (1, 2):
+                checkpoint.write(path, "test", step, states[step])
+            disk = FailingDisk(operations, failure)
+            with pytest.raises((ConfigError, PowerLoss), match="No space left"):
+                checkpoint.write(path, "test", 3, states[3], disk)
+            there = checkpoint.steps_in(path)
+            assert there in ([2, 1], [2], [3, 2]), (failure, operations, there)
+            assert checkpoint.read(path, "test")["step"] == there[0]
+            left = [each for each in tmp_path.iterdir() if each.name.endswith(".new")]
+            assert len(left) == (failure is PowerLoss and operations < 5), (failure, operations)
+            assert checkpoint.remove_unfinished(path) == left and not any(each.exists() for each in left)
+
+
+def test_a_file_that_a_live_process_is_writing_is_left_alone(tmp_path: Path) -> None:
+    path, disk = tmp_path / "file", LocalDisk()
+    other = tmp_path / "file.1.new"
+    other_run = tmp_path / "filet.2.new"
+    other_run.touch()
+    with disk.write(other, [b"ab"]):
+        assert checkpoint.remove_unfinished(path) == [] and other.exists()
+        with pytest.raises(BlockingIOError), disk.write(other, [b"cd"]):
+            pass
+        assert other.read_bytes() == b"ab"
+    assert checkpoint.remove_unfinished(path) == [other] and other_run.exists()
+    assert checkpoint.remove_unfinished(tmp_path / "no folder" / "file") == []
 
 
 def test_nothing_there(tmp_path: Path) -> None:
@@ -104,57 +171,3 @@ def test_damage_anywhere_is_noticed(tmp_path: Path) -> None:
     path.write_bytes(b"something else entirely")
     with pytest.raises(ConfigError, match="is no checkpoint, or it is damaged"):
         checkpoint.steps_in(path)
-
-
-# ---- a shard's
-
-
-def test_every_so_many_steps_and_once(tmp_path: Path) -> None:
-    shard, path = Shard(), tmp_path / "file"
-    checkpointer = Checkpointer(shard.core, path, 2)
-    written = []
-    for step in range(7):
-        for rank in (0, 1):
-            shard.push(rank, step, shard.frames(rank, step))
-            checkpointer.write_if_due()
-            before = path.stat().st_mtime_ns if path.exists() else 0
-            checkpointer.write_if_due()
-            assert (path.stat().st_mtime_ns if path.exists() else 0) == before
-        written.append(checkpoint.steps_in(path))
-    assert written == [[], [2], [2], [4, 2], [4, 2], [6, 4], [6, 4]]
-
-
-def test_it_goes_on_from_the_step_that_was_asked_for(tmp_path: Path) -> None:
-    shard, path = Shard(), tmp_path / "file"
-    checkpointer = Checkpointer(shard.core, path, 1)
-    for step in range(3):
-        shard.step(step)
-        checkpointer.write_if_due()
-    for asked, expected in ((None, 3), (2, 2)):
-        core = ServerCore()
-        other = Checkpointer(core, path, 1)
-        other.resume(asked)
-        assert core.step == expected
-        other.write_if_due()
-        assert checkpoint.steps_in(path) == [3, 2], "what was read is not written again"
-    with pytest.raises(ConfigError, match="step 1 was asked for"):
-        Checkpointer(ServerCore(), path, 1).resume(1)
-
-
-def test_a_training_that_failed_is_not_kept(tmp_path: Path) -> None:
-    shard = Shard()
-    checkpointer = Checkpointer(shard.core, tmp_path / "file", 1)
-    shard.step(0)
-    shard.carry_out(shard.core.closed(1, "gone"))
-    checkpointer.write_if_due()
-    assert not list(tmp_path.iterdir())
-
-
-def test_what_cannot_be_kept(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="every 0 steps; at least 1"):
-        Checkpointer(ServerCore(), tmp_path / "file", 0)
-    shard = Shard(make_plan(consistency="asp"))
-    checkpointer = Checkpointer(shard.core, tmp_path / "file", 1)
-    shard.step(0)
-    with pytest.raises(ConfigError, match="a policy that applies each push by itself"):
-        checkpointer.write_if_due()

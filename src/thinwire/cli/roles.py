@@ -23,7 +23,7 @@ from thinwire.jobs.events import Accuracy, Done, Listening, Progress, Served
 from thinwire.jobs.job import Job
 from thinwire.jobs.outcome import WorkerOutcome
 from thinwire.jobs.training import run_worker
-from thinwire.runtime.checkpoint import Checkpointer
+from thinwire.runtime.checkpointing import Checkpointer
 from thinwire.runtime.connection import connect
 from thinwire.runtime.metrics import JsonLines, MetricsWriter, Prometheus, TensorBoard
 from thinwire.runtime.serving import serving

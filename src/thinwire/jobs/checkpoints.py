@@ -43,6 +43,7 @@ class WorkerCheckpoint:
         Raises:
             ConfigError: no such file, a damaged one, or one of another job or worker.
         """
+        checkpoint.remove_unfinished(self.path)
         if not self.resume:
             return None
         state = checkpoint.read(self.path, KIND, self.step)

@@ -1,7 +1,5 @@
 """A state in a file: tensors as safetensors, everything else as JSON in its header, a digest over both. No pickle.
 
-`write` and `read` take any state; a `Checkpointer` writes a shard's, whenever one is due.
-
 A file is written beside its place, forced to the disk and then renamed, so that a reader finds the old one or the new
 one and never a part. The one before it stays as `FILE.previous`: processes that write at the same step of a training
 do not finish together, and a crash in between must leave a step that all of them have.
@@ -11,27 +9,107 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import xxhash
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load
 
 from thinwire.errors import ConfigError
-from thinwire.server.core import ServerCore
+from thinwire.runtime.disk import Bytes, Disk, LocalDisk
 
 FORMAT = 1
 """Raised when an older reader would misread a file."""
-PREVIOUS = ".previous"
+PREVIOUS, UNFINISHED = ".previous", ".new"
+MAX_HEADER_NBYTES = 100_000_000
+"""Of safetensors' own reader: a longer header is damage."""
+LOCAL = LocalDisk()
 
 Tensors = dict[str, torch.Tensor]
+Header = dict[str, Any]
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""Safetensors' names."""
 
 
-def write(path: Path, kind: str, step: int, state: Mapping[str, Any]) -> None:
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """A copy of a state, to be written while the state itself goes on changing.
+
+    Args:
+        kind: what it is of, which a reader must name.
+        step: of the training, which a reader may ask for.
+        state: as for `write`; every tensor in it is copied.
+
+    Raises:
+        ConfigError: something in the state cannot be in a checkpoint.
+    """
+
+    kind: str
+    step: int
+    state: Any
+    tensors: Tensors = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "state", _flat(self.state, self.tensors))
+
+    @property
+    def nbytes(self) -> int:
+        """Of its tensors, which are nearly all of the file."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def parts(self) -> Iterator[Bytes]:
+        """Yields the file's contents."""
+        body = json.dumps({"format": FORMAT, "kind": self.kind, "step": self.step, "state": self.state})
+        header: Header = {"__metadata__": {"thinwire": body, "xxh3": _digest(body, self.tensors)}}
+        # Wide values first, so that all are aligned.
+        ordered = sorted(self.tensors.items(), key=lambda item: (-item[1].element_size(), int(item[0])))
+        offset = 0
+        for name, tensor in ordered:
+            offsets = [offset, offset := offset + tensor.nbytes]
+            header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        yield len(text).to_bytes(8, "little") + text
+        for _, tensor in ordered:
+            yield _bytes_of(tensor)
+
+    def write(self, path: Path, disk: Disk = LOCAL) -> None:
+        """Writes the file; what was there becomes `path` + `.previous`.
+
+        Raises:
+            OSError: it cannot be written. What was there is as it was, and nothing is left beside it.
+        """
+        fresh = path.with_name(f"{path.name}.{os.getpid()}{UNFINISHED}")
+        try:
+            with disk.write(fresh, self.parts()):
+                if path.name in disk.names(path.parent):
+                    disk.rename(path, _previous(path))
+                disk.rename(fresh, path)
+                disk.sync(path.parent)
+        except OSError:
+            with suppress(OSError):
+                disk.remove(fresh)
+            raise
+
+
+def write(path: Path, kind: str, step: int, state: Mapping[str, Any], disk: Disk = LOCAL) -> None:
     """Writes a state; what was at `path` becomes `path` + `.previous`.
 
     Args:
@@ -39,6 +117,7 @@ def write(path: Path, kind: str, step: int, state: Mapping[str, Any]) -> None:
         kind: what wrote it, which a reader must name.
         step: of the training, which a reader may ask for.
         state: dicts, lists, tuples, numbers, strings, bytes, None, arrays and tensors, nested in any way.
+        disk: the file system.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -52,117 +131,89 @@ def write(path: Path, kind: str, step: int, state: Mapping[str, Any]) -> None:
         >>> steps_in(path)
         [7]
     """
-    tensors: Tensors = {}
-    body = json.dumps({"format": FORMAT, "kind": kind, "step": step, "state": _flat(state, tensors)})
-    fresh = path.with_name(path.name + ".new")
     try:
-        save_file(tensors, fresh, metadata={"thinwire": body, "xxh3": _digest(body, tensors)})
-        _force(fresh)
-        if path.exists():
-            os.replace(path, _previous(path))
-        os.replace(fresh, path)
-        _force(path.parent)
-    except (OSError, SafetensorError) as error:
+        Snapshot(kind, step, state).write(path, disk)
+    except OSError as error:
         raise ConfigError(f"checkpoint {str(path)!r} cannot be written: {error}") from error
 
 
-def read(path: Path, kind: str, step: int | None = None) -> dict[str, Any]:
+def remove_unfinished(path: Path, disk: Disk = LOCAL) -> list[Path]:
+    """Removes what killed processes left of their writes to `path`; never a file that a live process is writing.
+
+    Returns:
+        What was removed.
+    """
+    with suppress(OSError):  # a folder that cannot be read is reported by the first write
+        names = disk.names(path.parent)
+        ours = [path.with_name(n) for n in names if n.startswith(f"{path.name}.") and n.endswith(UNFINISHED)]
+        removed = [each for each in ours if disk.abandoned(each)]
+        for each in removed:
+            disk.remove(each)
+        return removed
+    return []
+
+
+def read(path: Path, kind: str, step: int | None = None, disk: Disk = LOCAL) -> dict[str, Any]:
     """Returns the state of the newest file, or of the one of a step.
 
     Raises:
         ConfigError: no such file, another kind, another format, or a file that is damaged.
     """
     there = []
-    for file in _candidates(path):
-        header = _header(file)
+    for file in _candidates(path, disk):
+        header = _header(file, disk)[0]
         there.append(header["step"])
         if step in (None, header["step"]):
-            return _read(file, header, kind)
+            return _read(file, kind, disk)
     if not there:
         raise ConfigError(f"there is no checkpoint {str(path)!r} to resume from")
     raise ConfigError(f"checkpoint {str(path)!r} is of step {' and '.join(map(str, there))}; step {step} was asked for")
 
 
-def steps_in(path: Path) -> list[int]:
+def steps_in(path: Path, disk: Disk = LOCAL) -> list[int]:
     """Returns the steps of the files at a path, newest first; none where there is no file.
 
     Raises:
         ConfigError: a file that is damaged.
     """
-    return [_header(file)["step"] for file in _candidates(path)]
+    return [_header(file, disk)[0]["step"] for file in _candidates(path, disk)]
 
 
-class Checkpointer:
-    """Writes a shard's state to a file at every so many steps, and reads it back.
-
-    Args:
-        core: the shard.
-        path: of the file; the one before it stays as `FILE.previous`.
-        every: steps (updates of every table) between two checkpoints.
-
-    Raises:
-        ConfigError: a number of steps below 1.
-    """
-
-    KIND = "server"
-
-    def __init__(self, core: ServerCore, path: Path, every: int) -> None:
-        if every < 1:
-            raise ConfigError(f"a checkpoint every {every} steps; at least 1 is needed")
-        self._core, self._path, self._every = core, path, every
-        self._step = core.step
-
-    def resume(self, step: int | None = None) -> None:
-        """Loads the newest checkpoint, or that of a step, before anybody joins.
-
-        Raises:
-            ConfigError: there is none, or it is damaged or another's.
-        """
-        self._core.load_state_dict(read(self._path, self.KIND, step))
-        self._step = self._core.step
-
-    def write_if_due(self) -> None:
-        """Writes a checkpoint where one is due; called after every message, when its answers are on their way.
-
-        Raises:
-            ConfigError: the file cannot be written, or the policy of consistency leaves no step to keep.
-        """
-        step = self._core.step
-        if step != self._step:
-            self._step = step
-            if step % self._every == 0 and self._core.failed is None:
-                write(self._path, self.KIND, step, self._core.state_dict())
-
-
-def _candidates(path: Path) -> list[Path]:
-    return [file for file in (path, _previous(path)) if file.exists()]
+def _candidates(path: Path, disk: Disk) -> list[Path]:
+    try:
+        names = disk.names(path.parent)
+    except OSError:
+        return []
+    return [file for file in (path, _previous(path)) if file.name in names]
 
 
 def _previous(path: Path) -> Path:
     return path.with_name(path.name + PREVIOUS)
 
 
-def _header(file: Path) -> dict[str, Any]:
+def _header(file: Path, disk: Disk) -> tuple[Header, dict[str, str]]:
+    """The header of a checkpoint, and the metadata that hold it."""
     try:
-        with safe_open(file, framework="pt") as opened:
-            body = (opened.metadata() or {})["thinwire"]
-            header: dict[str, Any] = json.loads(body)
-            if not {"format", "kind", "step", "state"} <= header.keys():
-                raise ValueError(f"it has {sorted(header)}")
-    except (OSError, SafetensorError, KeyError, AttributeError, ValueError) as error:
+        nbytes = int.from_bytes(disk.read(file, 0, 8), "little")
+        if nbytes > MAX_HEADER_NBYTES:
+            raise ValueError(f"a header of {nbytes} bytes")
+        metadata = json.loads(disk.read(file, 8, nbytes))["__metadata__"]
+        header: Header = json.loads(metadata["thinwire"])
+        if not {"format", "kind", "step", "state"} <= header.keys():
+            raise ValueError(f"it has {sorted(header)}")
+    except (OSError, KeyError, AttributeError, TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"{str(file)!r} is no checkpoint, or it is damaged: {error}") from error
     if header["format"] != FORMAT:
         raise ConfigError(f"checkpoint {str(file)!r} has format {header['format']}; this thinwire reads {FORMAT}")
-    return header
+    return header, metadata
 
 
-def _read(file: Path, header: dict[str, Any], kind: str) -> dict[str, Any]:
+def _read(file: Path, kind: str, disk: Disk) -> dict[str, Any]:
+    header, metadata = _header(file, disk)
     if header["kind"] != kind:
         raise ConfigError(f"checkpoint {str(file)!r} is a {header['kind']}'s; a {kind}'s was expected")
     try:
-        with safe_open(file, framework="pt") as opened:
-            metadata = opened.metadata()
-            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  # not a dict
+        tensors = load(disk.read(file))
         if _digest(metadata["thinwire"], tensors) != metadata["xxh3"]:
             raise ValueError("its checksum is that of something else")
         state: dict[str, Any] = _deep(header["state"], tensors)
@@ -195,8 +246,10 @@ def _flat(value: Any, tensors: Tensors) -> Any:
 
 
 def _keep(tensor: torch.Tensor, tensors: Tensors) -> str:
+    if tensor.dtype not in _DTYPES:
+        raise ConfigError(f"a tensor of {tensor.dtype} cannot be in a checkpoint")
     name = str(len(tensors))
-    tensors[name] = tensor.detach().to("cpu", copy=True).contiguous()  # tensors that share memory are refused
+    tensors[name] = tensor.detach().to("cpu", copy=True).contiguous()
     return name
 
 
@@ -221,14 +274,10 @@ def _deep(value: Any, tensors: Tensors) -> Any:
 def _digest(body: str, tensors: Tensors) -> str:
     digest = xxhash.xxh3_64(body.encode())
     for name in sorted(tensors, key=int):
-        digest.update(tensors[name].reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(_bytes_of(tensors[name]))
     return digest.hexdigest()
 
 
-def _force(path: Path) -> None:
-    """To the disk: contents of a file, names of a folder."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    """A view of a contiguous tensor's bytes."""
+    return tensor.reshape(-1).view(torch.uint8).numpy().data

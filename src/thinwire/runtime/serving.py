@@ -15,7 +15,7 @@ from typing import Protocol
 
 from thinwire.errors import ProtocolError, SessionLostError
 from thinwire.packets import kind_of, pack, parse
-from thinwire.runtime.checkpoint import Checkpointer
+from thinwire.runtime.checkpointing import Checkpointer
 from thinwire.runtime.clock import Cancel, Clock, SystemClock
 from thinwire.runtime.session import ReplayBuffer
 from thinwire.schema import Acknowledged, Join, Message, Refused, SessionAccepted, SessionOpen
