@@ -18,7 +18,7 @@ Bytes = bytes | memoryview
 
 
 class Disk(Protocol):
-    """A file system; its methods raise OSError. Contents last once `write` has entered its context, names once synced."""
+    """A file system; its methods raise OSError. Contents last once `write` has entered its context."""
 
     def write(self, path: Path, parts: Iterable[Bytes]) -> AbstractContextManager[None]:
         """Writes a file and forces its contents to the disk. It is locked until the context ends."""
