@@ -45,8 +45,9 @@ class Echo:
     def closed(self, peer: int, error: str | None) -> None:
         self.ends.append((peer, error))
 
-    def interrupted(self, peer: int) -> None:
+    def interrupted(self, peer: int) -> bool:
         self.breaks.append((peer, "interrupted"))
+        return True
 
     def resumed(self, peer: int) -> None:
         self.breaks.append((peer, "resumed"))

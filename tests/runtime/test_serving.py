@@ -13,7 +13,14 @@ from tests.runtime.sessions import Cluster, Echo, number_in, numbered
 from tests.server.conversation import Shard, make_plan
 from thinwire.errors import ProtocolError, TransportError
 from thinwire.packets import kind_of, pack, parse
-from thinwire.runtime.serving import MAX_JOIN_NBYTES, MAX_OPENING_NBYTES, ServerHandler, SessionServer, serving
+from thinwire.runtime.serving import (
+    MAX_ENDED,
+    MAX_JOIN_NBYTES,
+    MAX_OPENING_NBYTES,
+    ServerHandler,
+    SessionServer,
+    serving,
+)
 from thinwire.schema import Acknowledged, Join, Leave, Message, Refused, SessionAccepted, SessionOpen, Values, Welcome
 from thinwire.server.core import ServerCore
 from thinwire.transports.base import ANYBODY, Identity, Sender, wire_nbytes
@@ -164,6 +171,18 @@ def test_a_session_is_taken_up_by_the_peer_that_began_it_alone() -> None:
     assert [peer for peer, _ in notes.sent] == [0, 3]
     sessions.received(3, numbered(1))
     assert [number_in(packet) for peer, packet in notes.sent[2:] if peer == 3] == [2, 3]
+
+
+def test_sessions_that_never_joined_leave_nothing_behind() -> None:
+    notes = Notes()
+    sessions = SessionServer(lambda sender: ServerHandler(ServerCore(), sender, lambda: None), notes, 30.0)
+    for peer in range(3 * MAX_ENDED):
+        sessions.opened(peer)
+        sessions.received(peer, pack(SessionOpen(session=f"{peer:032x}")))
+        if peer % 2:
+            sessions.received(peer, pack(Leave()))  # which is refused; the reason may be asked for again
+        sessions.closed(peer, "dropped" if peer % 2 == 0 else None)
+    assert not sessions._numbered and len(sessions._named) == MAX_ENDED
 
 
 # ---- sessions

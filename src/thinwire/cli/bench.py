@@ -17,6 +17,7 @@ from thinwire.bench.codecs import CodecsBench
 from thinwire.bench.designs import DesignsBench
 from thinwire.bench.hook_rank import HookRank
 from thinwire.bench.hooks import HooksBench
+from thinwire.bench.hostile import AttackedServer, Attacker, Honest, HostileBench
 from thinwire.bench.loss_race import LossRace
 from thinwire.bench.race import RaceBench
 from thinwire.bench.server import ServerBench, ServerLoad, ServerShard
@@ -38,6 +39,9 @@ Counts = Annotated[list[int], typer.Option(min=1, help="How many workers; repeat
 AllDesigns = options.names("Designs with commas between; by default all.")
 AllModels = options.names("Models with commas between; by default all.")
 Link = options.many("Rate of every link.", "--link")
+Attacks = options.names("Attacks with commas between; by default all.")
+Times = Annotated[int, typer.Option(min=1, help="How often an attack does what it does many times.")]
+Seconds = Annotated[float, typer.Option(min=0, help="How long an attack holds what it holds.")]
 Steps = Annotated[int, typer.Option(min=1, help="Measured steps of each run.")]
 MaxSteps = Annotated[int, typer.Option(min=1, help="At most so many; the learning rate's schedule is as long.")]
 EvalEvery = Annotated[
@@ -227,6 +231,15 @@ def designs(bench: DesignsBench, resume: Resume = False, json: options.Json = No
     measure(bench, json, resume)
 
 
+@app.command(
+    epilog="Example: thinwire bench hostile --attacks 'half-open joins,connects and drops' --json hostile.json"
+)
+@takes(HostileBench, attacks=Attacks, times=Times, seconds=Seconds)
+def hostile(bench: HostileBench, resume: Resume = False, json: options.Json = None) -> None:
+    """Attack a server: its memory and threads, and how long an honest worker waits."""
+    measure(bench, json, resume)
+
+
 @app.command(hidden=True)
 def role(
     spec: Annotated[str, typer.Argument(help="What to do, as JSON.")],
@@ -236,6 +249,6 @@ def role(
     insecure: options.Insecure = False,
 ) -> None:
     """One process of a benchmark; the others start it."""
-    kinds = TransportsWorker | ServerShard | ServerLoad | HookRank
+    kinds = TransportsWorker | ServerShard | ServerLoad | HookRank | AttackedServer | Honest | Attacker
     part = msgspec.json.decode(spec.encode(), type=kinds)
     part.play(harness.Stage(report if events else console.print, listen, grpc_options(shape, insecure=insecure)))

@@ -5,6 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from heapq import heapify, heappop, heappush
 from typing import Protocol
 
 Cancel = Callable[[], None]
@@ -21,19 +24,70 @@ class Clock(Protocol):
         """Calls `callback` once, `delay_s` seconds from now, on any thread; returns what cancels that."""
 
 
+@dataclass(order=True, slots=True)
+class _Later:
+    """A call at a time; the number keeps those of one time in order. None: it was cancelled."""
+
+    when: float
+    number: int
+    callback: Callable[[], None] | None = field(compare=False)
+
+
 class SystemClock:
-    """The machine's monotonic clock.
+    """The machine's monotonic clock. However many calls wait, one thread makes them, and it ends with the last.
 
     Example:
         >>> cancel = SystemClock().call_later(60.0, lambda: print("too late"))
         >>> cancel()
     """
 
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting: list[_Later] = []
+        self._num_made = self._num_cancelled = 0
+        self._running = False
+
     def now(self) -> float:
         return time.monotonic()
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> Cancel:
-        timer = threading.Timer(delay_s, callback)
-        timer.daemon = True
-        timer.start()
-        return timer.cancel
+        with self._changed:
+            later = _Later(self.now() + delay_s, self._num_made, callback)
+            self._num_made += 1
+            heappush(self._waiting, later)
+            if not self._running:
+                self._running = True
+                threading.Thread(target=self._run, name="thinwire-clock", daemon=True).start()
+            self._changed.notify()
+        return partial(self._cancel, later)
+
+    def _cancel(self, later: _Later) -> None:
+        with self._changed:
+            if later.callback is not None:
+                later.callback = None
+                self._num_cancelled += 1
+                if 2 * self._num_cancelled > len(self._waiting):  # most of it is of calls that will not be made
+                    self._waiting = [each for each in self._waiting if each.callback is not None]
+                    heapify(self._waiting)
+                    self._num_cancelled = 0
+                    self._changed.notify()
+
+    def _run(self) -> None:
+        while (callback := self._next()) is not None:
+            callback()
+
+    def _next(self) -> Callable[[], None] | None:
+        """Waits for the next call's time; None where no call waits."""
+        with self._changed:
+            while self._waiting:
+                first = self._waiting[0]
+                if first.callback is not None and (left := first.when - self.now()) > 0:
+                    self._changed.wait(left)
+                    continue
+                heappop(self._waiting)
+                if (callback := first.callback) is not None:
+                    first.callback = None
+                    return callback
+                self._num_cancelled -= 1
+            self._running = False
+            return None

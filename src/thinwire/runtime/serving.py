@@ -30,6 +30,9 @@ MAX_JOIN_NBYTES = 16 * 2**20
 MAX_KEPT_NBYTES = 2 * MAX_PENDING_NBYTES
 """What may wait for a worker's acknowledgement: twice what the transport lets wait to be sent to it."""
 
+MAX_ENDED = 1024
+"""Sessions that have ended, whose last packet may be asked for again."""
+
 
 def serving(
     core: ServerCore,
@@ -107,9 +110,12 @@ class ServerHandler:
                 f"rank {rank}: this worker's certificate or token is for rank {identity.rank}; use that rank's own"
             )
 
-    def interrupted(self, peer: int) -> None:
-        """A session's connection broke; it may come back."""
+    def interrupted(self, peer: int) -> bool:
+        """A session's connection broke; it may come back where it has joined."""
+        if peer not in self._joined:
+            return False  # a session that never joined has nothing to come back to; strangers open many
         self._do(self._core.interrupted(peer))
+        return True
 
     def resumed(self, peer: int) -> None:
         """An interrupted session is back."""
@@ -132,8 +138,8 @@ class ServerHandler:
 class SessionHandler(Handler, Protocol):
     """A handler whose peers are sessions, which may be without a connection for a while."""
 
-    def interrupted(self, peer: int) -> None:
-        """The connection of a session broke, and another may take its place."""
+    def interrupted(self, peer: int) -> bool:
+        """The connection of a session broke; returns whether another may take its place."""
 
     def resumed(self, peer: int) -> None:
         """An interrupted session has a connection again."""
@@ -230,9 +236,11 @@ class SessionServer(Sender):
             self._end(session, error)
             return
         session.breaks += 1
-        self._inner.interrupted(session.number)
-        over = partial(self._give_up, session, session.breaks, error)
-        session.cancel = self._clock.call_later(self._grace_s, partial(self._sender.call, over))
+        if not self._inner.interrupted(session.number):
+            self._end(session, error)
+        elif not session.ended:  # the handler's answer may be to end it
+            over = partial(self._give_up, session, session.breaks, error)
+            session.cancel = self._clock.call_later(self._grace_s, partial(self._sender.call, over))
 
     # ---- what the handler calls, with a session's number in place of a peer's
 
@@ -285,8 +293,7 @@ class SessionServer(Sender):
     def _open(self, peer: int, message: SessionOpen) -> None:
         if not 0 < len(message.session) <= MAX_NAME:
             raise ProtocolError(f"a session's name has 1 to {MAX_NAME} characters; {len(message.session)} came")
-        while self._expiring and self._expiring[0][0] <= self._clock.now():
-            del self._named[self._expiring.popleft()[1]]
+        self._forget_ended()
         session, repeated = self._named.get(message.session), tuple[bytes, ...]()
         if session is None:
             if message.received or message.acknowledged:
@@ -316,6 +323,11 @@ class SessionServer(Sender):
         for packet in repeated:
             self._sender.send(peer, packet)
 
+    def _forget_ended(self) -> None:
+        """Drops the names of sessions that ended long ago, or before many others."""
+        while self._expiring and (self._expiring[0][0] <= self._clock.now() or len(self._expiring) > MAX_ENDED):
+            del self._named[self._expiring.popleft()[1]]
+
     def _replace(self, session: _Session, packet: bytes | None = None) -> None:
         """Closes a session's connection without ending the session."""
         assert session.peer is not None
@@ -341,6 +353,7 @@ class SessionServer(Sender):
         del self._numbered[session.number]
         if session.name is not None and session.ended:
             self._expiring.append((self._clock.now() + self._grace_s, session.name))
+            self._forget_ended()
         elif session.name is not None:
             del self._named[session.name]
         session.ended, session.buffer = True, ReplayBuffer()
