@@ -34,12 +34,13 @@ def run(job: Job, checkpoints: RunCheckpoints, *, stop: int | None = None) -> li
     """Trains in threads, with files; with `stop`, every worker dies after its checkpoint of that step."""
     checkpoints.check(job)
     step = checkpoints.newest(job) if checkpoints.resume else None
-    servers = []
+    servers, checkpointers = [], []
     for index in range(job.servers):
         core = ServerCore()
         checkpointer = Checkpointer(core, checkpoints.server(index), checkpoints.every)
         if step is not None:
             checkpointer.resume(step)
+        checkpointers.append(checkpointer)
         servers.append(MemoryServer(serving(core, checkpointer=checkpointer)))
     results: list[Any] = [None] * job.workers
     # torch has one random generator in a process, and models are built with it: worker 0, whose weights become
@@ -73,6 +74,8 @@ def run(job: Job, checkpoints: RunCheckpoints, *, stop: int | None = None) -> li
         thread.join()
     for server in servers:
         server.stop()
+    for each in checkpointers:
+        each.close()
     return results
 
 
@@ -112,7 +115,7 @@ def test_the_newest_step_that_all_have(tmp_path: Path) -> None:
 
 def test_another_run_is_refused(tmp_path: Path) -> None:
     checkpoints = WorkerCheckpoint(path=tmp_path / "file", every=1, resume=True)
-    checkpoints.write(7, Job(steps=50), 0, {})
+    checkpoint.write(checkpoints.path, "worker", 7, checkpoints.state(Job(steps=50), 0, {}))
     assert checkpoints.read(Job(steps=50, link="10mbit"), 0) is not None
     changes: list[tuple[dict[str, Any], str]] = [
         ({"design": "fp32"}, "is of a run with design='3lc.*'; this one has design='fp32'"),

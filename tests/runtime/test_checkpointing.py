@@ -1,16 +1,188 @@
-"""When a shard writes a checkpoint, and from which it goes on."""
+"""When a process writes a checkpoint, that training goes on meanwhile, and what a shard goes on from."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from tests.server.conversation import Shard, make_plan
 from thinwire.errors import ConfigError
 from thinwire.runtime import checkpoint
-from thinwire.runtime.checkpointing import Checkpointer
+from thinwire.runtime.checkpointing import Checkpointer, CheckpointWriter, try_out
+from thinwire.runtime.disk import Bytes, LocalDisk
 from thinwire.server.core import ServerCore
+
+
+class Held(Executor):
+    """Runs a write when it is told to."""
+
+    def __init__(self) -> None:
+        self.calls: list[Callable[[], None]] = []
+        self.waited = threading.Event()
+
+    def submit(self, call: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:  # type: ignore[override]
+        future: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(call(*args, **options))
+            except OSError as error:
+                future.set_exception(error)
+
+        def exception(timeout: float | None = None) -> BaseException | None:
+            if not future.done():  # the writer waits: on a real disk, until the thread is done
+                self.calls.pop(0)()
+                self.waited.set()
+            return Future.exception(future, timeout)
+
+        future.exception = exception  # type: ignore[method-assign]
+        self.calls.append(run)
+        return future
+
+
+class FullDisk(LocalDisk):
+    """Has room only while it is told so."""
+
+    full = False
+    bytes_free = 10**9
+
+    @contextmanager
+    def write(self, path: Path, parts: Iterable[Bytes]) -> Iterator[None]:
+        if self.full:
+            raise OSError(28, "No space left on device")
+        with super().write(path, parts):
+            yield
+
+    def free(self, folder: Path) -> int:
+        return self.bytes_free
+
+
+def test_the_copy_is_written_while_the_training_goes_on(tmp_path: Path) -> None:
+    """It waits for a file before the last step before the next one, or for the end, and no earlier."""
+    path, executor, values, written = tmp_path / "file", Held(), torch.zeros(3), list[int]()
+    writer = CheckpointWriter(path, "test", 4, on_written=written.append, executor=executor)
+    for step in range(1, 10):
+        values.fill_(step)
+        writer.stepped(step, lambda: {"values": values})
+        assert executor.waited.is_set() == (step == 7), step
+        assert written == [[], [4]][step >= 7], step
+        executor.waited.clear()
+    assert checkpoint.read(path, "test")["values"].tolist() == [4.0] * 3
+    writer.close()
+    assert written == checkpoint.steps_in(path)[::-1] == [4, 8]
+    assert checkpoint.read(path, "test")["values"].tolist() == [8.0] * 3
+    for every, lead in ((1, 0), (4, 9)):  # too near, or too far ahead: then the next step waits
+        executor = Held()
+        writer = CheckpointWriter(tmp_path / f"{every}", "test", every, executor=executor)
+        writer.stepped(4, dict, lead=lead)
+        assert executor.waited.is_set()
+
+
+def test_a_full_disk_warns_once_and_is_tried_again(tmp_path: Path) -> None:
+    disk, path = FullDisk(), tmp_path / "file"
+    writer = CheckpointWriter(path, "test", 1, disk=disk)
+    writer.stepped(1, dict)
+    for first in (2, 5):  # a disk that was full, had room, and is full again, is worth another warning
+        disk.full = True
+        with pytest.warns(UserWarning, match="Training goes on, and the next try is in 1 steps") as warned:
+            writer.stepped(first, dict)
+        writer.stepped(first + 1, dict)  # warnings are errors here
+        assert "No space left on device" in str(warned[0].message) and checkpoint.steps_in(path)[0] == first - 1
+        disk.full = False
+        writer.stepped(first + 2, dict)
+        assert checkpoint.steps_in(path) == [first + 2, first - 1]
+    writer.close()
+    assert sorted(os.listdir(tmp_path)) == ["file", "file.previous"]
+
+
+def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
+    mount = ["mount", "-t", "tmpfs", "-o", "size=200k", "none", str(tmp_path)]
+    mounted = subprocess.run(mount, capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"a small file system needs privileges: {mounted.stderr.strip()}")
+    try:
+        writer = CheckpointWriter(tmp_path / "file", "test", 1)
+        writer.stepped(1, lambda: {"values": torch.zeros(10_000)})
+        with pytest.warns(UserWarning, match="No space left on device"):
+            writer.stepped(2, lambda: {"values": torch.zeros(60_000)})
+        writer.stepped(3, lambda: {"values": torch.zeros(10_000)})
+        writer.close()
+        assert checkpoint.steps_in(tmp_path / "file") == [3, 1]
+        with pytest.raises(ConfigError, match="need about 10 MB more, and 0 MB are free"):
+            try_out(tmp_path / "file", 10_000_000)
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+
+
+def test_what_is_no_fault_of_the_disk_is_raised(tmp_path: Path) -> None:
+    class Broken(LocalDisk):
+        def sync(self, folder: Path) -> None:
+            raise ZeroDivisionError
+
+    writer = CheckpointWriter(tmp_path / "file", "test", 1, disk=Broken())
+    with pytest.raises(ZeroDivisionError):
+        writer.stepped(1, dict)
+    with pytest.raises(ConfigError, match="a object cannot be in a checkpoint"):
+        writer.stepped(2, lambda: {"object": object()})
+    writer.close()
+
+
+def test_what_would_fail_is_said_before_anything_is_trained(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"checkpoint '.*file' cannot be written: No such file.*Choose another place"):
+        CheckpointWriter(tmp_path / "no folder" / "file", "test", 1)
+    disk = FullDisk()
+    try_out(tmp_path / "file", 300_000_000, disk)
+    with pytest.raises(ConfigError, match="need about 1,200 MB more, and 1,000 MB are free: free some space"):
+        try_out(tmp_path / "file", 400_000_000, disk)
+    checkpoint.write(tmp_path / "file", "test", 1, {})
+    try_out(tmp_path / "file", 400_000_000, disk)  # one of the three files is there
+    disk.full = True
+    with pytest.raises(ConfigError, match="cannot be written: No space left on device"):
+        try_out(tmp_path / "file", disk=disk)
+    small = FullDisk()
+    small.bytes_free = 100
+    checkpointer = Checkpointer(ServerCore(), tmp_path / "server", 1, small)
+    with pytest.raises(ConfigError, match=r"checkpoints in .* need about"):
+        checkpointer.check_space(make_plan())
+    checkpointer.close()
+
+
+KILLED = """
+import os, sys, torch
+from pathlib import Path
+from thinwire.runtime import checkpoint
+from thinwire.runtime.disk import LocalDisk
+class Killed(LocalDisk):
+    def write(self, path, parts):
+        def some():
+            yield next(parts)
+            os.kill(os.getpid(), 9)
+        return super().write(path, some())
+checkpoint.write(Path(sys.argv[1]), "test", 2, {"values": torch.ones(9)}, Killed())
+"""
+
+
+@pytest.mark.long
+def test_a_process_killed_while_it_writes_leaves_the_file_before_it_whole(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    checkpoint.write(path, "test", 1, {"values": torch.ones(9)})
+    killed = subprocess.run([sys.executable, "-c", KILLED, path], check=False)
+    assert killed.returncode == -9 and len(list(tmp_path.iterdir())) == 2
+    CheckpointWriter(path, "test", 1).close()
+    assert [each.name for each in tmp_path.iterdir()] == ["file"] and checkpoint.steps_in(path) == [1]
+
+
+# ---- a shard's
 
 
 def test_every_so_many_steps_and_once(tmp_path: Path) -> None:
@@ -21,11 +193,11 @@ def test_every_so_many_steps_and_once(tmp_path: Path) -> None:
         for rank in (0, 1):
             shard.push(rank, step, shard.frames(rank, step))
             checkpointer.write_if_due()
-            before = path.stat().st_mtime_ns if path.exists() else 0
             checkpointer.write_if_due()
-            assert (path.stat().st_mtime_ns if path.exists() else 0) == before
-        written.append(checkpoint.steps_in(path))
-    assert written == [[], [2], [2], [4, 2], [4, 2], [6, 4], [6, 4]]
+        if step % 2 == 0:  # the step before the next checkpoint: this one is on the disk
+            written.append(checkpoint.steps_in(path))
+    checkpointer.close()
+    assert written == [[], [2], [4, 2], [6, 4]]
 
 
 def test_it_goes_on_from_the_step_that_was_asked_for(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import signal
 import threading
 import warnings
 from collections.abc import Callable
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -92,7 +93,8 @@ def server(
     # A frozen worker is noticed as soon as a dead one is given up.
     keepalive_s = None if min_workers is None else max(1.0, worker_grace_s / 2)
     transport = credentials.server(grpc_options(shape, keepalive_s=keepalive_s))
-    with serve(handler, listen, options=transport) as running:
+    writing = nullcontext() if checkpointer is None else closing(checkpointer)
+    with writing, serve(handler, listen, options=transport) as running:
         if events:
             report(Listening(address=running.address))
         else:

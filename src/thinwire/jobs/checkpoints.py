@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,9 @@ from thinwire.errors import ConfigError
 from thinwire.jobs.job import Job
 from thinwire.policies.consistency import consistency
 from thinwire.runtime import checkpoint
+from thinwire.runtime.checkpointing import FILES, CheckpointWriter, check_space, shard_nbytes, try_out
+from thinwire.workloads.data import data
+from thinwire.workloads.models import model
 
 KIND = "worker"
 FREE = frozenset({"link", "data_root", "eval_every", "servers_on_workers"})
@@ -33,9 +36,23 @@ class WorkerCheckpoint:
     resume: bool = False
     step: int | None = None
 
-    def write(self, step: int, job: Job, rank: int, state: Mapping[str, Any]) -> None:
-        """Writes a worker's state."""
-        checkpoint.write(self.path, KIND, step, {"job": asdict(job), "rank": rank, **state})
+    def writer(self, model_nbytes: int, on_written: Callable[[int], None]) -> CheckpointWriter:
+        """Opens what writes them.
+
+        Args:
+            model_nbytes: bytes of the model's parameters.
+            on_written: called with the step of a checkpoint that is on the disk.
+
+        Raises:
+            ConfigError: no file can be written there, or there is no room for three.
+        """
+        try_out(self.path, worker_nbytes(model_nbytes))
+        return CheckpointWriter(self.path, KIND, self.every, on_written=on_written)
+
+    @staticmethod
+    def state(job: Job, rank: int, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns what goes into the file: a worker's state, and whose it is."""
+        return {"job": asdict(job), "rank": rank, **state}
 
     def read(self, job: Job, rank: int) -> dict[str, Any] | None:
         """Returns the state to go on from, or None to begin.
@@ -43,7 +60,6 @@ class WorkerCheckpoint:
         Raises:
             ConfigError: no such file, a damaged one, or one of another job or worker.
         """
-        checkpoint.remove_unfinished(self.path)
         if not self.resume:
             return None
         state = checkpoint.read(self.path, KIND, self.step)
@@ -55,6 +71,18 @@ class WorkerCheckpoint:
                     f"{key}={ours[key]!r}"
                 )
         return state
+
+
+def worker_nbytes(model_nbytes: int) -> int:
+    """Returns about how many bytes a worker's file takes: parameters and residuals."""
+    return 2 * model_nbytes
+
+
+def num_parameters(job: Job) -> int:
+    """Returns how many values a job's model trains."""
+    dataset = data(job.data, root=job.data_root, context=job.recipe().context)
+    trained = model(job.model, num_classes=dataset.num_classes, in_shape=dataset.in_shape, seed=job.seed)
+    return sum(each.numel() for each in trained.parameters() if each.requires_grad)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,10 +100,11 @@ class RunCheckpoints:
     resume: bool = False
 
     def check(self, job: Job) -> None:
-        """Makes the folder.
+        """Makes the folder, and finds out whether all processes can write their files.
 
         Raises:
-            ConfigError: runs by the clock and asynchronous ones have no step to go back to; or no folder.
+            ConfigError: runs by the clock and asynchronous ones have no step to go back to; or there is no folder, no
+                permission or no room.
         """
         if self.every < 1:
             raise ConfigError(f"a checkpoint every {self.every} steps; at least 1 is needed")
@@ -87,6 +116,16 @@ class RunCheckpoints:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"checkpoints cannot be in {str(self.folder)!r}: {error.strerror}") from error
+        needed = 0
+        for path, nbytes in self._files(job, 4 * num_parameters(job)).items():
+            try_out(path)
+            needed += nbytes * (FILES - len(checkpoint.files_at(path)))
+        check_space(self.folder, checkpoint.LOCAL.free(self.folder), needed)
+
+    def _files(self, job: Job, model_nbytes: int = 0) -> dict[Path, int]:
+        """Every process's file, and about how many bytes it takes."""
+        shards = dict.fromkeys(map(self.server, range(job.shards)), shard_nbytes(model_nbytes) // job.shards)
+        return shards | dict.fromkeys(map(self.worker, range(job.workers)), worker_nbytes(model_nbytes))
 
     def server(self, index: int) -> Path:
         """Where shard `index` writes."""
@@ -102,8 +141,7 @@ class RunCheckpoints:
         Raises:
             ConfigError: there is none.
         """
-        paths = [*map(self.server, range(job.shards)), *map(self.worker, range(job.workers))]
-        found = {path: checkpoint.steps_in(path) for path in paths}
+        found = {path: checkpoint.steps_in(path) for path in self._files(job)}
         common = set.intersection(*map(set, found.values()))
         if not common:
             said = ", ".join(f"{path.name}: {' and '.join(map(str, steps)) or 'none'}" for path, steps in found.items())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import closing, nullcontext
 from typing import Any
 
 import msgspec
@@ -70,6 +71,10 @@ def run_worker(
         batches.load_state_dict(saved["batches"])
     warm_up(design.up)
     warm_up(design.down)
+    writer = None
+    if checkpoint is not None:
+        nbytes = sum(each.nbytes for each in model.parameters() if each.requires_grad)
+        writer = checkpoint.writer(nbytes, lambda step: report(Checkpointed(rank=rank, step=step)))
     opt = distribute(
         model,
         optimizer,
@@ -84,21 +89,24 @@ def run_worker(
         steps_per_epoch=len(dataset.train_x) // job.workers // recipe.batch,
         settings=_settings(job, dataset),
     )
-    with opt:
+    with nullcontext() if writer is None else closing(writer), opt:
         loop = _Loop(job, rank, model, opt, dataset, report)
         if saved is not None:
             loop.load_state_dict(saved["loop"])
         elif opt.steps_done:  # it joined a training that went on without it
             batches.advance_to(opt.steps_done)
-        written = opt.clock
+
+        def state() -> dict[str, Any]:
+            opt.sync()
+            states: dict[str, Any] = {"model": model, "batches": batches, "optimizer": opt, "loop": loop}
+            return WorkerCheckpoint.state(job, rank, {name: each.state_dict() for name, each in states.items()})
+
+        if writer is not None:
+            writer.begin_at(opt.clock)
         while not loop.over():
             loop.step(batches)
-            if checkpoint is not None and opt.clock != written and opt.clock % checkpoint.every == 0:
-                written = opt.clock
-                opt.sync()
-                states: dict[str, Any] = {"model": model, "batches": batches, "optimizer": opt, "loop": loop}
-                checkpoint.write(written, job, rank, {name: each.state_dict() for name, each in states.items()})
-                report(Checkpointed(rank=rank, step=written))
+            if writer is not None:
+                writer.stepped(opt.clock, state)
         outcome = loop.finish()
     report(Done(outcome=outcome))
     return outcome

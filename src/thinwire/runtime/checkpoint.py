@@ -160,7 +160,7 @@ def read(path: Path, kind: str, step: int | None = None, disk: Disk = LOCAL) -> 
         ConfigError: no such file, another kind, another format, or a file that is damaged.
     """
     there = []
-    for file in _candidates(path, disk):
+    for file in files_at(path, disk):
         header = _header(file, disk)[0]
         there.append(header["step"])
         if step in (None, header["step"]):
@@ -176,10 +176,11 @@ def steps_in(path: Path, disk: Disk = LOCAL) -> list[int]:
     Raises:
         ConfigError: a file that is damaged.
     """
-    return [_header(file, disk)[0]["step"] for file in _candidates(path, disk)]
+    return [_header(file, disk)[0]["step"] for file in files_at(path, disk)]
 
 
-def _candidates(path: Path, disk: Disk) -> list[Path]:
+def files_at(path: Path, disk: Disk = LOCAL) -> list[Path]:
+    """Returns the files at a path, newest first."""
     try:
         names = disk.names(path.parent)
     except OSError:

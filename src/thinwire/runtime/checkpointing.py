@@ -1,36 +1,148 @@
-"""When a shard writes its checkpoints, and where it goes on from."""
+"""When a process writes its checkpoints, and where a shard goes on from.
+
+Training waits while its state is copied; a thread writes the copy. The file is on the disk before the last step before
+the next checkpoint: no process has one that is two ahead of another's, and two files each hold a step that all have.
+"""
 
 from __future__ import annotations
 
+import math
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from thinwire.errors import ConfigError
-from thinwire.runtime.checkpoint import LOCAL, read, remove_unfinished, write
+from thinwire.policies.consistency import consistency
+from thinwire.runtime.checkpoint import LOCAL, UNFINISHED, Snapshot, files_at, read, remove_unfinished
 from thinwire.runtime.disk import Disk
+from thinwire.schema import Plan
 from thinwire.server.core import ServerCore
+
+FILES = 3
+"""At one time: the newest, the one before, and the one that is being written."""
+
+
+class CheckpointWriter:
+    """One process's checkpoints, at every so many steps. A write that fails is warned about, and training goes on.
+
+    Args:
+        path: of the file; the one before it stays as `FILE.previous`.
+        kind: what the states are of.
+        every: steps between two checkpoints.
+        on_written: called with the step of a checkpoint that is on the disk, by the thread that trains.
+        disk: the file system.
+        executor: runs the writes; by default a thread.
+
+    Raises:
+        ConfigError: a number of steps below 1, or no file can be written there.
+
+    Example:
+        >>> import tempfile
+        >>> writer = CheckpointWriter(Path(tempfile.mkdtemp()) / "file", "example", 10, on_written=print)
+        >>> for step in range(1, 20):
+        ...     writer.stepped(step, lambda: {"values": [1.0, 2.0]})
+        10
+        >>> writer.stepped(20, lambda: {"values": [3.0, 4.0]})
+        >>> writer.close()
+        20
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        kind: str,
+        every: int,
+        *,
+        on_written: Callable[[int], None] = lambda step: None,
+        disk: Disk = LOCAL,
+        executor: Executor | None = None,
+    ) -> None:
+        if every < 1:
+            raise ConfigError(f"a checkpoint every {every} steps; at least 1 is needed")
+        self.path, self.kind, self.every, self.disk = path, kind, every, disk
+        self._on_written = on_written
+        self._executor = executor or ThreadPoolExecutor(1, thread_name_prefix=f"write {path.name}")
+        self._step = 0
+        self._pending: tuple[int, Future[None]] | None = None
+        self._failing = False
+        remove_unfinished(path, disk)
+        try_out(path, disk=disk)
+
+    def begin_at(self, step: int) -> None:
+        """The state of this step is not written again."""
+        self._step = step
+
+    def stepped(self, step: int, state: Callable[[], Mapping[str, Any]], *, lead: int = 0) -> None:
+        """Writes a checkpoint where one is due; called after every step.
+
+        Args:
+            step: that the training has reached.
+            state: returns it.
+            lead: how many steps somebody may be ahead of this one.
+        """
+        if self._pending is not None and self._pending[1].done():
+            self.wait()
+        if step == self._step:
+            return
+        self._step = step
+        if step % self.every == 0:
+            self.wait()
+            snapshot = Snapshot(self.kind, step, state())
+            self._pending = step, self._executor.submit(snapshot.write, self.path, self.disk)
+        if step % self.every + 1 + lead >= self.every:
+            self.wait()
+
+    def wait(self) -> None:
+        """Waits for the write under way, if there is one."""
+        if self._pending is None:
+            return
+        (step, future), self._pending = self._pending, None
+        error = future.exception()
+        if error is None:
+            self._failing = False
+            self._on_written(step)
+        elif not isinstance(error, OSError):
+            raise error
+        elif not self._failing:
+            self._failing = True
+            warnings.warn(
+                f"checkpoint {str(self.path)!r} of step {step} cannot be written: {error.strerror or error}. Training "
+                f"goes on, and the next try is in {self.every} steps; the checkpoint before is still whole",
+                UserWarning,
+                stacklevel=2,
+            )
+
+    def close(self) -> None:
+        """Waits for the write under way, and ends the thread."""
+        try:
+            self.wait()
+        finally:
+            self._executor.shutdown()
 
 
 class Checkpointer:
-    """Writes a shard's state to a file at every so many steps, and reads it back.
+    """Writes a shard's state at every so many steps, and reads it back.
 
     Args:
         core: the shard.
         path: of the file; the one before it stays as `FILE.previous`.
         every: steps (updates of every table) between two checkpoints.
-        disk: the file system.
+        disk, executor: as for `CheckpointWriter`.
 
     Raises:
-        ConfigError: a number of steps below 1.
+        ConfigError: as for `CheckpointWriter`.
     """
 
     KIND = "server"
 
-    def __init__(self, core: ServerCore, path: Path, every: int, disk: Disk = LOCAL) -> None:
-        if every < 1:
-            raise ConfigError(f"a checkpoint every {every} steps; at least 1 is needed")
-        self._core, self._path, self._every, self._disk = core, path, every, disk
-        self._step = core.step
-        remove_unfinished(path, disk)
+    def __init__(
+        self, core: ServerCore, path: Path, every: int, disk: Disk = LOCAL, executor: Executor | None = None
+    ) -> None:
+        self._core = core
+        self._writer = CheckpointWriter(path, self.KIND, every, disk=disk, executor=executor)
 
     def resume(self, step: int | None = None) -> None:
         """Loads the newest checkpoint, or that of a step, before anybody joins.
@@ -38,17 +150,62 @@ class Checkpointer:
         Raises:
             ConfigError: there is none, or it is damaged or another's.
         """
-        self._core.load_state_dict(read(self._path, self.KIND, step, self._disk))
-        self._step = self._core.step
+        self._core.load_state_dict(read(self._writer.path, self.KIND, step, self._writer.disk))
+        self._writer.begin_at(self._core.step)
+
+    def check_space(self, plan: Plan) -> None:
+        """Raises ConfigError where a shard with this plan, which nobody has begun yet, has no room for its files."""
+        if self._core.plan is None:
+            values = sum(math.prod(spec.shape) for spec in plan.tables)
+            try_out(self._writer.path, shard_nbytes(4 * values), self._writer.disk)
 
     def write_if_due(self) -> None:
         """Writes a checkpoint where one is due; called after every message, when its answers are on their way.
 
         Raises:
-            ConfigError: the file cannot be written, or the policy of consistency leaves no step to keep.
+            ConfigError: the policy of consistency leaves no step to keep.
         """
-        step = self._core.step
-        if step != self._step:
-            self._step = step
-            if step % self._every == 0 and self._core.failed is None:
-                write(self._path, self.KIND, step, self._core.state_dict(), self._disk)
+        if self._core.failed is None and self._core.plan is not None:
+            lead = consistency(self._core.plan.consistency).lead()
+            self._writer.stepped(self._core.step, self._core.state_dict, lead=lead)
+
+    def close(self) -> None:
+        """Waits for the write under way."""
+        self._writer.close()
+
+
+def shard_nbytes(model_nbytes: int) -> int:
+    """Returns about how many bytes a shard's file takes: values, the workers' copy, one state of the optimizer."""
+    return 3 * model_nbytes
+
+
+def try_out(path: Path, nbytes: int = 0, disk: Disk = LOCAL) -> None:
+    """Finds out, before there is anything to lose, whether checkpoints can be written.
+
+    Args:
+        path: of the file.
+        nbytes: about how many a file takes.
+        disk: the file system.
+
+    Raises:
+        ConfigError: no file can be written there, or there is no room for three.
+    """
+    trial = path.with_name(f"{path.name}.{os.getpid()}{UNFINISHED}")
+    try:
+        with disk.write(trial, [b"thinwire"]):
+            disk.remove(trial)
+        free = disk.free(path.parent)
+    except OSError as error:
+        raise ConfigError(
+            f"checkpoint {str(path)!r} cannot be written: {error.strerror or error}. Choose another place"
+        ) from error
+    check_space(path.parent, free, nbytes * (FILES - len(files_at(path, disk))))
+
+
+def check_space(folder: Path, free: int, needed: int) -> None:
+    """Raises ConfigError where fewer bytes are free in a folder than checkpoints need."""
+    if needed > free:
+        raise ConfigError(
+            f"checkpoints in {str(folder)!r} need about {needed / 1e6:,.0f} MB more, and {free / 1e6:,.0f} MB are "
+            "free: free some space, or choose another place"
+        )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from thinwire.errors import ProtocolError, SessionLostError
+from thinwire.errors import ConfigError, ProtocolError, SessionLostError
 from thinwire.packets import kind_of, pack, parse
 from thinwire.runtime.checkpointing import Checkpointer
 from thinwire.runtime.clock import Cancel, Clock, SystemClock
@@ -83,8 +83,10 @@ class ServerHandler:
             message, frames = parse(packet)
             if isinstance(message, Join):
                 self._check_rank(peer, message.rank)
+                if self._checkpointer is not None:
+                    self._checkpointer.check_space(message.plan)
                 self._joined.add(peer)
-        except ProtocolError as error:
+        except (ProtocolError, ConfigError) as error:
             self._do(self._core.broke(peer, str(error)))
             return
         self._do(self._core.received(peer, message, frames))
