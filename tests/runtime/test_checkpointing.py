@@ -30,7 +30,7 @@ class Held(Executor):
         self.calls: list[Callable[[], None]] = []
         self.waited = threading.Event()
 
-    def submit(self, call: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:  # type: ignore[override]
+    def submit(self, call: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
         future: Future[Any] = Future()
 
         def run() -> None:
