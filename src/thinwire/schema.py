@@ -104,6 +104,8 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         begin: the first clock that this worker is expected at, where it joins a training that went on without it;
             else −1.
         elastic: whether the training goes on without workers that die.
+        memberships: who divides the data from which clock on, as pairs of a clock and ranks, where workers have come or
+            gone; else empty.
     """
 
     send_values: bool
@@ -111,6 +113,7 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     final: int = -1
     begin: int = -1
     elastic: bool = False
+    memberships: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
 
 class Values(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -255,8 +258,9 @@ class Members(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         step: updates that every table has had.
         ranks: of the workers that are expected to push.
         least: with fewer workers no update is made until others come.
-        reason: who came or went, and why.
+        reason: who came or went, and why; empty where one has left in good order.
         interrupted: nobody has gone yet: a worker lost its connection, and the others wait for it for a while.
+        since: the clock from which on `ranks` divide the data, which no worker has taken examples for; −1: as before.
     """
 
     step: int
@@ -264,6 +268,7 @@ class Members(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     least: int
     reason: str
     interrupted: bool = False
+    since: int = -1
 
 
 Message: TypeAlias = (

@@ -12,9 +12,11 @@ from torch import nn
 
 import thinwire as tw
 from tests.hooks.cluster import start_server
+from thinwire.errors import ConfigError, ProtocolError
+from thinwire.hooks.sampler import ElasticSampler
 from thinwire.server.core import ServerCore
 
-STEPS, DIES_AT, WORKERS = 24, 6, 3
+STEPS, DIES_AT, WORKERS, EXAMPLES = 24, 6, 3, 1000
 
 
 def mlp() -> nn.Module:
@@ -34,6 +36,7 @@ class Life:
         self.rank, self.joined_at, self.weights = rank, -1, [torch.empty(0)]
         self.error: BaseException | None = None
         self.reached = threading.Event()
+        self.read: dict[int, list[int]] = {}
         self._dies_at, self._address, self._design = dies_at, address, design
         self._thread = threading.Thread(target=self._live)
         self._thread.start()
@@ -59,10 +62,12 @@ class Life:
             model, inner, server=connection, rank=self.rank, workers=WORKERS, design=self._design, timeout_s=30
         )
         self.joined_at = opt.steps_done
+        examples = iter(ElasticSampler(EXAMPLES, opt, batch=4))
         while opt.steps_done < STEPS:
             if opt.steps_done == self._dies_at:
                 connection.abort()
                 return
+            self.read[opt.steps_done] = next(examples)
             x, y = batch(self.rank, opt.steps_done)
             opt.zero_grad()
             nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
@@ -90,3 +95,36 @@ def test_a_worker_that_died_comes_back_and_all_end_with_the_same_weights(design:
     for life in lives[1:]:
         for mine, theirs in zip(life.weights, lives[0].weights, strict=True):
             assert torch.equal(mine, theirs), f"worker {life.rank} differs"
+
+
+def test_one_more_than_the_plan_names_joins_and_takes_its_share_of_the_data() -> None:
+    core = ServerCore(min_workers=WORKERS)  # the others wait for whoever comes in place of the one that dies
+    server, address = start_server(core, "memory")
+    with server, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        first = [Life(address, rank, "3lc", DIES_AT if rank == 1 else None) for rank in range(WORKERS)]
+        first[1].join()
+        lives = [first[0], Life(address, WORKERS + 1, "3lc"), first[2]]
+        for life in lives:
+            life.join()
+    assert core.finished and core.tables[0].version == STEPS
+    for life in lives[1:]:
+        for mine, theirs in zip(life.weights, lives[0].weights, strict=True):
+            assert torch.equal(mine, theirs), f"worker {life.rank} differs"
+    lives[1].read = {step: rows for step, rows in lives[1].read.items() if step >= lives[1].joined_at + 2}
+    everything = [row for life in (*lives, first[1]) for rows in life.read.values() for row in rows]
+    assert len(lives[1].read) > 10 and len(set(everything)) == len(everything), "nobody reads what another has"
+
+
+def test_without_an_elastic_server_the_plans_workers_are_all() -> None:
+    server, address = start_server(ServerCore(), "memory")
+    with server:
+        model = mlp()
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        with pytest.raises(ProtocolError, match=r"rank 3; this training has ranks 0 … 2; with --min-workers"):
+            tw.distribute(model, sgd, server=address(), rank=3, workers=3)
+        with tw.distribute(model, sgd, server=address(), workers=1) as opt:
+            examples = iter(ElasticSampler(EXAMPLES, opt, batch=4))
+            next(examples)
+            with pytest.raises(ConfigError, match="a second batch for step 0: draw one for each"):
+                next(examples)

@@ -227,9 +227,9 @@ def test_doublesqueeze_worked_example() -> None:
 
 @pytest.mark.parametrize("workers", [2, 4, 7])
 def test_votes_arrive_exactly(workers: int) -> None:
-    """The mean of trits of one scale is a whole number of s / N (TernGrad §3.1)."""
+    """The mean of trits of one scale is a whole number of s / N (TernGrad §3.1), of those N who took part."""
     made = codec("terngrad")
-    table = Table(TableSpec(name="w", shape=SHAPE), made, codec("votes"), Bsp().terms(workers), "gradient")
+    table = Table(TableSpec(name="w", shape=SHAPE), made, codec("votes"), Bsp().terms(workers + 1), "gradient")
     scale = max(made.local_scale(torch.from_numpy(noise(rank))) for rank in range(workers))
     shared = codec(**{**made.config(), "scale": scale})
     trits = np.zeros(SHAPE, np.int64)
@@ -237,7 +237,8 @@ def test_votes_arrive_exactly(workers: int) -> None:
         frame = shared.context(noise(0), name="w", seed=rank).encode(noise(rank))
         trits += np.rint(decode(frame).numpy() / np.float32(scale)).astype(np.int64)
         table.add(rank, frame)
-    [(_, down)] = table.publish(table.incoming.take()[0])
+    aggregate, ranks = table.incoming.take()
+    [(_, down)] = table.publish(aggregate, senders=len(ranks))
     np.testing.assert_allclose(decode(as_frame(down, SHAPE)).numpy(), scale * trits / workers, rtol=1e-6, atol=1e-7)
     assert len(np.unique(trits)) > 3
     bits = int(np.ceil(np.log2(2 * workers + 1)))

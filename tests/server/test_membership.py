@@ -37,8 +37,8 @@ def test_the_others_go_on_with_the_mean_over_those_who_took_part() -> None:
         assert isinstance(last, Delta) and last.ranks == (0, 1) and last.tables == (WEIGHT,)
         [members] = told(shard, rank, Members)
         assert members == Members(
-            step=2, ranks=(0, 1), least=2, reason="worker 2 went away at step 1: connection reset"
-        )
+            step=2, ranks=(0, 1), least=2, reason="worker 2 went away at step 1: connection reset", since=4
+        ), "they may have taken the examples of clock 3 already"
 
 
 def test_one_that_comes_back_is_expected_from_the_first_clock_that_nobody_has_begun() -> None:
@@ -48,7 +48,9 @@ def test_one_that_comes_back_is_expected_from_the_first_clock_that_nobody_has_be
     shard.push(0, 1, shard.frames(0, 1))
     shard.join(1, peer=LATE)
     [welcome] = told(shard, LATE, Welcome)
+    history = ((0, (0, 1, 2)),)  # it is back before its share was given to others
     assert welcome == Welcome(send_values=False, step=1, begin=2, elastic=True)
+    assert shard.core.state_dict()["steps"]["memberships"] == history
     assert shard.copy_of(LATE)[WEIGHT][0] == 1, "the whole tables as they are"
     shard.push(2, 1, shard.frames(2, 1))
     assert shard.core.step == 2, "clock 1 had begun without it"
@@ -70,7 +72,14 @@ def test_with_too_few_the_training_waits_for_more() -> None:
     last = told(shard, 0, Members)[-1]
     assert isinstance(last, Members) and last.ranks == (0,) and last.least == 2
     shard.join(2, peer=LATE)
-    assert told(shard, LATE, Welcome) == [Welcome(send_values=False, step=0, begin=1, elastic=True)]
+    history = ((0, (0, 1, 2)), (2, (0, 2)))
+    assert told(shard, LATE, Welcome) == [
+        Welcome(send_values=False, step=0, begin=1, elastic=True, memberships=history)
+    ]
+    said = shard.told[0]
+    [_, here] = [i for i, (each, _) in enumerate(said) if isinstance(each, Members) and each.ranks == (0, 2)]
+    [update] = [i for i, (each, _) in enumerate(said) if isinstance(each, Delta) and WEIGHT in each.tables]
+    assert here < update, "who divides the data is said before the update after which they would take more of it"
     assert shard.core.step == 1, "clock 0 had begun without it"
     shard.push(0, 1, shard.frames(0, 1))
     assert shard.core.step == 1
@@ -90,7 +99,9 @@ def test_more_than_the_plan_names_may_join() -> None:
     np.testing.assert_array_equal(shard.copy_of(LATE)[WEIGHT][1], shard.copy_of(0)[WEIGHT][1])
     shard = Shard(PLAINLY)
     shard.join(5, peer=LATE)
-    assert shard.ended[LATE] == "rank 5; this training has ranks 0 … 2", "not where nobody may die either"
+    assert shard.ended[LATE] == "rank 5; this training has ranks 0 … 2; with --min-workers the server takes more", (
+        "not where nobody may die either"
+    )
 
 
 def test_the_worker_whose_rates_and_buffers_count_may_die() -> None:

@@ -85,8 +85,8 @@ def distribute(
         server: `grpc://host:port`, or an open connection; a list of them for several shards.
         group: in place of `server`, `rank` and `workers`: every rank of this process group is a worker, and serves a
             share of the model to all of them, so that there is no server process.
-        rank: this worker's number, 0 … workers − 1.
-        workers: how many workers train together.
+        rank: this worker's number, 0 … workers − 1; above, where it joins an elastic server (`--min-workers`) besides.
+        workers: how many workers begin the training.
         codec: of the pushes; an id with `**options`, or a codec.
         codec_down: of the pulls; by default the same.
         design: a complete configuration in place of the codecs, as in `"terngrad"`; the arguments below override it.
@@ -130,7 +130,7 @@ def distribute(
         raise ConfigError("group=… says which rank this is and how many workers there are: leave out rank and workers")
     if group is not None and credentials is not None:
         raise ConfigError("group=… draws certificates of its own: leave out credentials")
-    if not 0 <= rank < workers:
+    if rank < 0 or workers < 1:
         raise ConfigError(f"rank={rank} with workers={workers}; ranks are 0 … workers − 1")
     if state_interval < 1 or chunk_nbytes < 1:
         raise ConfigError(f"state_interval={state_interval} and chunk_nbytes={chunk_nbytes} must be at least 1")

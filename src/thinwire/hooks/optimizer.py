@@ -13,6 +13,7 @@ from torch import nn
 from thinwire.hooks.records import Recorder, residual_ratios
 from thinwire.hooks.report import Stopwatch, TrainingReport
 from thinwire.policies.assignment import Assignment
+from thinwire.policies.sampling import Memberships
 from thinwire.runtime.driver import ModelHooks, WorkerDriver
 from thinwire.runtime.metrics import MetricsWriter
 from thinwire.runtime.rank_shards import RankShards
@@ -149,6 +150,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def clock(self) -> int:
         """Exchanges that this worker has taken part in, or was carried past."""
         return self._worker.clock
+
+    @property
+    def memberships(self) -> Memberships:
+        """Who divides the data from which step on, as pairs of both; see `hooks.sampler.ElasticSampler`."""
+        return self._worker.memberships
 
     def close(self) -> None:
         """Leaves the training in good order. The model stays usable; further steps are refused."""

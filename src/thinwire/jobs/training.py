@@ -93,8 +93,6 @@ def run_worker(
         loop = _Loop(job, rank, model, opt, dataset, report)
         if saved is not None:
             loop.load_state_dict(saved["loop"])
-        elif opt.steps_done:  # it joined a training that went on without it
-            batches.advance_to(opt.steps_done)
 
         def state() -> dict[str, Any]:
             opt.sync()
@@ -163,6 +161,7 @@ class _Loop:
         if self._rank == 0 and self._job.seconds is not None and done > 0 and self._progress() >= 1.0:
             self._ending = True
             self._opt.stop_after_this_step()
+        batches.follow(self._opt.memberships, done)
         inputs, targets = next(batches)
         self._opt.zero_grad()
         loss = cross_entropy(self._model(inputs), targets)

@@ -130,7 +130,7 @@ class WorkerDriver:
         conversation = self._conversations[shard]
         conversation.received(*parse(packet))
         for notice in conversation.notices:
-            if shard == 0:  # all shards say the same
+            if shard == 0 and notice.reason:  # all shards say the same
                 self._tell(notice)
         conversation.notices.clear()
 

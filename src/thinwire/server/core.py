@@ -157,7 +157,8 @@ class ServerCore:
             raise ProtocolError(reason)
         highest = join.plan.workers if self._min_workers is None else MAX_WORKERS
         if not 0 <= join.rank < highest:
-            raise ProtocolError(f"rank {join.rank}; this training has ranks 0 … {highest - 1}")
+            more = "; with --min-workers the server takes more" if self._min_workers is None else ""
+            raise ProtocolError(f"rank {join.rank}; this training has ranks 0 … {highest - 1}{more}")
         if self._engine is None:
             self._engine = UpdateEngine(join.plan, self._min_workers)
             # A shard may hold nothing, where there are more of them than tables: then nobody has values to send.
@@ -177,14 +178,20 @@ class ServerCore:
         self._ranks[peer] = join.rank
         ask = join.rank == 0 and not self._initialised
         final = self._engine.final
-        elastic = self._min_workers is not None
+        history = self._engine.members.history
         welcome = Welcome(
-            send_values=ask, step=self.step, final=-1 if final is None else final, begin=begin, elastic=elastic
+            send_values=ask,
+            step=self.step,
+            final=-1 if final is None else final,
+            begin=begin,
+            elastic=self._min_workers is not None,
+            memberships=history if len(history) > 1 or history[0][0] else (),
         )
         effects += [Send((peer,), welcome), *self._address(values)]
         if begin >= 0:
+            # The others hear of it before the next update, for it says from when on they divide the data otherwise.
+            effects += self._tell(f"worker {join.rank} is here from step {begin} on", but=peer)
             effects += self._address(self._engine.go_on())  # where it was one too few that the others waited for
-            effects += self._tell(f"worker {join.rank} is back from step {begin} on", but=peer)
         return effects
 
     def _replace(self, holder: int, rank: int) -> list[Effect]:
@@ -218,6 +225,7 @@ class ServerCore:
             least=self._least,
             reason=refused(reason).reason,
             interrupted=interrupted,
+            since=-1 if interrupted else self._engine.members.since,
         )
         peers = tuple(peer for peer in self._ranks if peer != but)
         return [Send(peers, members)] if peers else []
@@ -265,7 +273,8 @@ class ServerCore:
         if not (self._initialised or self.finished):
             return [Close(peer), *self._fail("a worker left before the training had begun")]
         if self._min_workers is not None:
-            return [Close(peer), *self._address(self._engine.drop(rank))]
+            # No word of it for people: at the end everybody leaves.
+            return [Close(peer), *self._drop(rank, "")]
         if reason := self._engine.unreachable(self._left):
             return [Close(peer), *self._fail(reason)]
         return [Close(peer)]

@@ -127,7 +127,9 @@ class Downlink(ABC):
     """Whether the server updates the model."""
 
     def __init__(self, name: str, shape: tuple[int, ...], codec: Codec, workers: int) -> None:
-        self.name, self.shape, self.codec, self.workers = name, shape, codec, workers
+        self.name, self.shape, self.codec = name, shape, codec
+        self.senders = workers
+        """How many workers' gradients are in the update that is published next."""
         self.values: FloatArray = np.zeros(shape, np.float32)
         """The server's copy, as far as it keeps one."""
 
@@ -233,7 +235,7 @@ class AverageGradient(Downlink):
     ) -> list[tuple[set[int], EncodedTensor]]:
         if isinstance(self.codec.scheme, Votes) and scale is not None:
             # The votes of workers that share one scale are whole numbers of it (TernGrad §3.1).
-            return [(ranks, self.codec.encode(aggregate, scale=scale, workers=self.workers))]
+            return [(ranks, self.codec.encode(aggregate, scale=scale, workers=self.senders))]
         if self._batched:
             return [(ranks, BatchedTensor.of(aggregate.reshape(-1), self.name, narrow=self._narrow))]
         return [(ranks, self.context.encode(aggregate))]

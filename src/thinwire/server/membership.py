@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from thinwire.policies.sampling import Memberships, extended
+
 
 class Membership:
     """The ranks that are expected to push.
@@ -37,6 +39,10 @@ class Membership:
         self._workers, self._quorum = workers, workers if quorum is None else quorum
         self.least = self._quorum if least is None else least
         self._since = dict.fromkeys(range(workers), 0)
+        self.history: Memberships = ((0, self.ranks),)
+        """Who divides the data, from which clock on."""
+        self.since = 0
+        """The clock of which `divide_data` was last said."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -86,3 +92,7 @@ class Membership:
     def admit(self, rank: int, clock: int) -> None:
         """Expects a worker from a clock on."""
         self._since[rank] = clock
+
+    def divide_data(self, clock: int) -> None:
+        """From this clock on, those who are here divide the data."""
+        self.history, self.since = extended(self.history, clock, self.ranks), clock

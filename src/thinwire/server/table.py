@@ -251,11 +251,16 @@ class Table:
         self.given = dict.fromkeys(self.given, version)
 
     def publish(
-        self, aggregate: FloatArray | None, ranks: set[int] | None = None
+        self, aggregate: FloatArray | None, ranks: set[int] | None = None, *, senders: int | None = None
     ) -> list[tuple[set[int], EncodedTensor]]:
         """Encodes what leads workers (by default all) to the next version, once for each group with the same copy.
 
         An update to which nobody gave a gradient is an empty frame.
+
+        Args:
+            aggregate: of the gradients.
+            ranks: whom it leads.
+            senders: how many workers' gradients are in it; by default as many as last time.
 
         Raises:
             NonFiniteError: the update gave NaN or Inf: training has diverged.
@@ -265,6 +270,7 @@ class Table:
         if aggregate is None:
             sent: list[tuple[set[int], EncodedTensor]] = [(targets, NO_GRADIENT)]
         else:
+            self.downlink.senders = senders or self.downlink.senders
             try:
                 sent = self.downlink.publish(aggregate, self.version, targets, self._scale)
             except NonFiniteError as error:

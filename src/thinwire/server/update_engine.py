@@ -86,6 +86,7 @@ class UpdateEngine:
         """
         clock = max((table.incoming.untouched for table in self.tables if not table.spec.state), default=0)
         self.members.admit(rank, clock)
+        self.members.divide_data(self.untaken)
         for table in self.tables:
             table.admit(rank)
         return clock
@@ -93,7 +94,18 @@ class UpdateEngine:
     def drop(self, rank: int) -> list[Outgoing]:
         """Goes on without a worker; returns what is to be sent, where only its gradients were missing."""
         self.members.drop(rank)
-        return self.go_on()
+        outgoing = self.go_on()
+        self.members.divide_data(self.untaken)
+        return outgoing
+
+    @property
+    def untaken(self) -> int:
+        """The first clock for which nobody can have taken examples before hearing what is said now.
+
+        Examples of a clock are taken before its forward pass, which waits for all tables but those of the last `lead`
+        clocks. Of the tables' oldest version every worker has been told; of the next none has.
+        """
+        return self.step + 2 + self.terms.lead
 
     def go_on(self) -> list[Outgoing]:
         """Updates what nobody is waited for any more; returns what is to be sent."""
@@ -185,7 +197,7 @@ class UpdateEngine:
         for index, frame in zip(push.tables, frames, strict=True):
             table = self._table(index)
             if table.spec.state:
-                relayed.append((index, self._relay(rank, table, push.step, frame)))
+                relayed += self._relay(rank, index, table, push.step, frame)
             elif self.terms.immediate:
                 table.add(rank, frame, table.incoming.clock)
                 ready.append(index)
@@ -249,6 +261,7 @@ class UpdateEngine:
             )
         return {
             "final": self.final,
+            "memberships": self.members.history,
             "tables": [table.state_dict() for table in self.tables],
             "updater": None if self._optimizer is None else self._optimizer.state_dict(),
         }
@@ -260,6 +273,9 @@ class UpdateEngine:
             table.load_state_dict(saved)
         if self._optimizer is not None:
             self._optimizer.load_state_dict(state["updater"])
+        saved = state.get("memberships", self.members.history)
+        self.members.history = tuple((clock, tuple(ranks)) for clock, ranks in saved)
+        self.members.divide_data(self.step)  # whoever was gone is waited for again
 
     # ---- one message
 
@@ -289,14 +305,19 @@ class UpdateEngine:
             raise ProtocolError(f"{name!r} got two gradients for step {clock}")
         return False
 
-    def _relay(self, rank: int, table: Table, step: int, frame: EncodedTensor) -> EncodedTensor:
-        if rank != 0 and not self.terms.elastic:
+    def _relay(
+        self, rank: int, index: int, table: Table, step: int, frame: EncodedTensor
+    ) -> list[tuple[int, EncodedTensor]]:
+        another_may = self.terms.elastic or self.terms.partial_quorum  # worker 0 may die
+        if rank != 0 and not another_may:
             raise ProtocolError(f"buffer {table.spec.name!r} comes from worker 0 alone")
+        if step < table.version and another_may:
+            return []  # another worker was ahead of this one, and has died since
         newest = max((other.version for other in self.tables if not other.spec.state), default=MAX_STEP)
         if not table.version <= step <= newest + self.terms.lead and not self.terms.immediate:
             raise ProtocolError(f"buffer {table.spec.name!r} of step {step} came between {table.version} and {newest}")
         table.assign(frame, step + 1)
-        return frame
+        return [(index, frame)]
 
     # ---- updates
 
@@ -337,7 +358,7 @@ class UpdateEngine:
                 base, some, targets = -1, ranks if ranks != tuple(range(self.plan.workers)) else (), None
             else:
                 base, some, targets = table.given[rank], (rank,), {rank}
-            [(_, frame)] = table.publish(gradient, targets)
+            [(_, frame)] = table.publish(gradient, targets, senders=len(ranks))
             messages.setdefault((table.version, base, some), []).append((index, frame))
         outgoing: list[Outgoing] = []
         for (version, base, some), sent in messages.items():

@@ -19,6 +19,7 @@ from typing import TypeAlias, TypeVar
 from thinwire.errors import ProtocolError, StepMismatchError
 from thinwire.packets import EncodedTensor
 from thinwire.policies.consistency import Consistency, consistency
+from thinwire.policies.sampling import Memberships, extended
 from thinwire.schema import Changes, Delta, Join, Leave, Members, Message, Plan, Push, Refused, Scalars, Values, Welcome
 from thinwire.version import VERSION
 
@@ -91,7 +92,7 @@ class Conversation:
     Attributes:
         versions: of the worker's copy, per table; −1 before the initial values.
         last_version: with which the training ends, once the shard has said so.
-        members: who takes part, where the shard has said so last; None: those whom the plan names.
+        memberships: who divides the data from which clock on.
         notices: what the shard said of workers that came or went, to be told and taken from here.
     """
 
@@ -107,8 +108,8 @@ class Conversation:
         self.shard, self.plan, self.rank = shard, plan, rank
         self.versions = [-1] * len(plan.tables)
         self.last_version: int | None = None
-        self.members: Members | None = None
         self.notices: list[Members] = []
+        self.memberships: Memberships = ((0, tuple(range(plan.workers))),)
         self._welcome: Welcome | None = None
         self._policy = policy or consistency(plan.consistency)
         self._terms = self._policy.terms(plan.workers)
@@ -225,6 +226,7 @@ class Conversation:
                 self._welcome = message
                 if message.final >= 0:
                     self.last_version = message.final
+                self.memberships = message.memberships or self.memberships
             case Values():
                 self._check(message.tables, frames)
                 if len(message.versions) != len(frames):
@@ -246,8 +248,9 @@ class Conversation:
             case Scalars():
                 self._maxima[message.step] = message.values
             case Members():
-                self.members = message
                 self.notices.append(message)
+                if message.since >= 0:
+                    self.memberships = extended(self.memberships, message.since, message.ranks)
             case Refused():
                 raise ProtocolError(f"the server ended the session: {message.reason}")
             case _:
@@ -264,11 +267,17 @@ class Conversation:
         if self.plan.tables[table].state:
             if not clock or not self._terms.lockstep:  # where workers may run apart, nobody waits for statistics
                 return self.versions[table] < 0
-            interval = self.plan.state_interval  # worker 0 sends them at steps 0, k, 2k, …
-            return self.versions[table] <= (clock - 1) // interval * interval
+            interval = self.plan.state_interval  # the lowest rank sends them at steps 0, k, 2k, …
+            due = (clock - 1) // interval * interval
+            return self.versions[table] <= (due if self._will_come(due) else -1)
         if self._terms.immediate:
             return self.versions[table] < 0 or self._answered[table] < clock
         return self.versions[table] < (clock if strict else self._policy.needs(clock))
+
+    def _will_come(self, clock: int) -> bool:
+        """Whether all agree on whose statistics are sent at a clock: one that died may have sent gradients alone."""
+        trained = any(not spec.state for spec in self.plan.tables)
+        return self.memberships[-1][0] <= (clock if trained else 0)
 
     def pull(self, table: int, clock: int, *, strict: bool = False) -> Procedure[list[Update]]:
         """Waits until a table is not stale; returns the updates to apply, oldest first. Args as for `is_stale`.

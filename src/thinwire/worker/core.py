@@ -18,6 +18,7 @@ from thinwire.packets import EncodedTensor
 from thinwire.policies.compression import PLAIN
 from thinwire.policies.consistency import Consistency, consistency
 from thinwire.policies.designs import Design
+from thinwire.policies.sampling import Memberships, extended
 from thinwire.schema import Plan, Welcome
 from thinwire.telemetry import Counters
 from thinwire.worker.batching import Batching
@@ -53,6 +54,7 @@ class Worker:
         counters: bytes, steps and seconds.
         conversations: one for each shard.
         model: every tensor's copy.
+        memberships: who divides the data from which iteration on; those of an iteration are known before it begins.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Worker:
         self._batching = Batching(now)
         self._batches = design.downlink != "weights" and self._criterion is None
         self._announced = -1
+        self.memberships: Memberships = ((0, tuple(range(plans[0].workers))),)
         self.conversations = [
             Conversation(shard, plan, self._policy, rank=rank, chunk_nbytes=chunk_nbytes)
             for shard, plan in enumerate(plans)
@@ -118,6 +121,7 @@ class Worker:
         if late:
             yield from self._sit_out(welcomes)
         yield from self.sync()
+        self._follow_members()
 
     def _sit_out(self, welcomes: Mapping[int, Welcome]) -> Procedure[None]:
         """Pushes nothing at the clocks before the first at which all shards expect this worker, which joined late."""
@@ -167,9 +171,7 @@ class Worker:
         elif self._design.downlink != "weights" and not (self._skips and not self.model.gradients_are_finite()):
             for table, gradient in self.model.gradients():
                 table.accumulate(gradient)
-        self.iteration += 1
-        self.began = True
-        self.counters.add("steps", 1)
+        self._end_iteration()
 
     def pull(self, tensor: WorkerTensor, *, strict: bool = False) -> Procedure[None]:
         """Waits until a tensor is as recent as the policy asks for (`strict`: up to date); applies what has come."""
@@ -216,11 +218,33 @@ class Worker:
         if self.closed:
             raise ProtocolError("this worker has left the training; close() was called")
 
+    def _end_iteration(self) -> None:
+        self.iteration += 1
+        self.began = True
+        self.counters.add("steps", 1)
+        self._follow_members()
+
+    def _follow_members(self) -> None:
+        """Notes who divides the data from which iteration on, as one shard with parameters says: all hear the same."""
+        shards = self.conversations
+        said = next(
+            (each for each in shards if not all(spec.state for spec in each.plan.tables)), shards[0]
+        ).memberships
+        if self._terms.immediate or self._terms.partial_quorum:
+            # Workers run apart: there is no iteration before which all of them know. Each goes on from where it is.
+            self.memberships = extended(self.memberships, self.iteration, said[-1][1])
+        else:
+            self.memberships = tuple((self._policy.iterations(clock), ranks) for clock, ranks in said)
+
     # ---- its state
 
     def position(self) -> dict[str, Any]:
         """Returns the clock and the versions of all tables; and the parameters, where no shard has them."""
-        state: dict[str, Any] = {"clock": self.clock, "versions": [list(each.versions) for each in self.conversations]}
+        state: dict[str, Any] = {
+            "clock": self.clock,
+            "versions": [list(each.versions) for each in self.conversations],
+            "memberships": self.memberships,
+        }
         if self._design.downlink == "gradient":
             state["values"] = {each.name: each.values.clone() for each in self.model.tensors if not each.state}
         return state
@@ -228,6 +252,7 @@ class Worker:
     def restore_position(self, state: Mapping[str, Any]) -> None:
         """Restores what `position` returned, before `start`: the shards must be at the same step."""
         self.clock = int(state["clock"])
+        self.memberships = state.get("memberships", self.memberships)
         if "values" not in state:  # the shards send all values again, which cannot be wrong
             return
         for conversation, versions in zip(self.conversations, state["versions"], strict=True):
@@ -321,21 +346,17 @@ class Worker:
                 conversation.announce(changes)
 
     def _push_buffers(self) -> Procedure[None]:
-        """Pushes worker 0's buffers (batch-norm statistics), every so many exchanges."""
+        """Pushes the lowest rank's buffers (batch-norm statistics), every so many exchanges."""
         for tensor in self.model.tensors:
-            if not tensor.state or not self._speaks_for_all:
+            if not tensor.state:
                 continue
             [table] = tensor.tables
-            if self.clock % self.conversations[table.shard].plan.state_interval == 0:
+            conversation = self.conversations[table.shard]
+            speaks = self.rank == conversation.memberships[-1][1][0]  # worker 0, or the lowest rank that is there
+            if speaks and self.clock % conversation.plan.state_interval == 0:
                 tensor.read()
                 table.count_push(table.values.nbytes, 0.0)
                 yield from self._push_frames(iter([(table, PLAIN.encode(table.array))]))
-
-    @property
-    def _speaks_for_all(self) -> bool:
-        """Whether this worker's buffers count: worker 0's, or the lowest rank's where that is gone."""
-        members = self.conversations[0].members
-        return self.rank == (0 if members is None else min(members.ranks, default=0))
 
     def _share_scales(self, *, refuse: bool) -> Procedure[None]:
         """One round trip for all tables: everybody encodes with the largest scale (TernGrad §3.1, equation 5)."""

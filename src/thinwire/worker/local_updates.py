@@ -99,9 +99,7 @@ class LocalWorker(Worker):
             )
             if self._updates.ends_round(self.iteration):
                 self._advance()
-        self.iteration += 1
-        self.began = True
-        self.counters.add("steps", 1)
+        self._end_iteration()
 
     def pull(self, tensor: WorkerTensor, *, strict: bool = False) -> Procedure[None]:
         """Merges a tensor's answer into its local parameters, if it is due; `strict` waits for it in any case."""

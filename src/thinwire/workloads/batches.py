@@ -1,9 +1,9 @@
 """Whose examples come next: an endless, reproducible sequence of batches for one worker.
 
-Strategy: every epoch all workers draw the same permutation from the seed and the epoch's number, and each
-takes its own slice: no example goes to two workers, and none twice in an epoch. What does not fill a whole
-batch is left out of that epoch. Chance comes from (seed, epoch, rank, step) and not from a running
-generator, so the position is the whole state and resuming is exact. It refuses to know of models and rates.
+Strategy: which rows they are is `policies/sampling.py`'s to say: no example goes to two workers, and none twice in an
+epoch, also where workers come and go. What does not fill a whole batch is left out of that epoch. Chance comes from
+(seed, epoch, rank, step) and not from a running generator, so the position is the whole state and resuming is exact. It
+refuses to know of models and rates.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
 from thinwire.errors import ConfigError
+from thinwire.policies.sampling import Memberships, SharedEpochs, generator
 from thinwire.workloads.dataset import Dataset
 
 PADDING = 4
@@ -26,19 +26,18 @@ class Batches(Iterator[tuple[torch.Tensor, torch.Tensor]]):
 
     Args:
         dataset: where examples come from.
-        rank: this worker, 0 … workers − 1.
+        rank: this worker, 0 … workers − 1; a higher one takes part once `follow` has said so.
         workers: number of workers that share the data.
         batch: examples per batch and worker.
         seed: the same on every worker.
         augment: random crop and flip (images only).
 
     Attributes:
-        epoch: number of the epoch that the next batch belongs to, from 0.
-        index: number of the next batch within its epoch.
-        batches_per_epoch: batches that one epoch gives each worker.
+        step: number of the next batch, from 0.
+        batches_per_epoch: batches that one epoch gives each worker while nobody comes or goes.
 
     Raises:
-        ConfigError: a rank outside the workers, or fewer examples than one batch per worker.
+        ConfigError: a rank that takes no part, or fewer examples than one batch per worker.
 
     >>> from thinwire.workloads.data import data
     >>> batches = Batches(data("digits"), rank=0, workers=4, batch=8, seed=0)
@@ -57,13 +56,8 @@ class Batches(Iterator[tuple[torch.Tensor, torch.Tensor]]):
         seed: int,
         augment: bool = False,
     ) -> None:
-        if workers < 1 or not 0 <= rank < workers:
+        if workers < 1 or rank < 0:
             raise ConfigError(f"rank {rank} of {workers} workers; expected a rank from 0 to workers − 1")
-        if batch < 1 or len(dataset.train_x) < workers * batch:
-            raise ConfigError(
-                f"{workers} workers × {batch} examples a batch do not fit {dataset.name}'s "
-                f"{len(dataset.train_x):,} examples: use a batch of 1 to {len(dataset.train_x) // workers}"
-            )
         if augment and len(dataset.in_shape) != 3:
             raise ConfigError(f"{dataset.name} holds no images: it cannot be augmented")
         self.dataset = dataset
@@ -72,33 +66,38 @@ class Batches(Iterator[tuple[torch.Tensor, torch.Tensor]]):
         self.batch = batch
         self.seed = seed
         self.augment = augment
+        first = ((0, tuple(range(workers))),)
+        self._shared = SharedEpochs(len(dataset.train_x), batch=batch, seed=seed, memberships=first, name=dataset.name)
         self.batches_per_epoch = len(dataset.train_x) // workers // batch
-        self.epoch = 0
-        self.index = 0
-        self._shard = self._draw_shard()
+        self.step = 0
 
     def __next__(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The next batch: inputs (batch, *in_shape) as a model reads them, int64 targets."""
-        if self.index == self.batches_per_epoch:
-            self.epoch, self.index = self.epoch + 1, 0
-            self._shard = self._draw_shard()
-        rows = self._shard[self.index * self.batch : (self.index + 1) * self.batch]
+        rows = self._shared.rows(self.rank, self.step)
         x = self.dataset.train_x[rows]
         if self.augment:
-            x = crop_and_flip(x, _generator(self.seed, self.epoch, self.rank + 1, self.index))
-        self.index += 1
+            x = crop_and_flip(x, generator(self.seed, self._shared.epoch, self.rank + 1, self._shared.index))
+        self.step += 1
         return self.dataset.inputs(x), self.dataset.train_y[rows].long()
+
+    def follow(self, memberships: Memberships, step: int) -> None:
+        """Goes on where a worker is before this step, with those who take part from which step on."""
+        if memberships != self._shared.memberships:
+            self._shared.follow(memberships)
+        self.step = step
 
     def state_dict(self) -> dict[str, Any]:
         """The position, for an exact resume; the same on every worker, and plain JSON."""
+        epoch = max(0, self.step - 1) // self.batches_per_epoch
         return {
             "dataset": self.dataset.name,
             "num_examples": len(self.dataset.train_x),
             "seed": self.seed,
             "workers": self.workers,
             "batch": self.batch,
-            "epoch": self.epoch,
-            "index": self.index,
+            "epoch": epoch,
+            "index": self.step - epoch * self.batches_per_epoch,
+            "memberships": [[step, list(ranks)] for step, ranks in self._shared.memberships],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -114,20 +113,11 @@ class Batches(Iterator[tuple[torch.Tensor, torch.Tensor]]):
         for key in ("dataset", "num_examples", "seed"):
             if state.get(key) != mine[key]:
                 raise ConfigError(f"the saved batches have {key} {state.get(key)!r}, these have {mine[key]!r}")
-        same_slices = all(state[key] == mine[key] for key in ("workers", "batch"))
-        self.epoch, self.index = (state["epoch"], state["index"]) if same_slices else (state["epoch"] + 1, 0)
-        self._shard = self._draw_shard()
-
-    def advance_to(self, step: int) -> None:
-        """Goes on where a worker is after so many batches."""
-        self.epoch, self.index = divmod(step, self.batches_per_epoch)
-        self._shard = self._draw_shard()
-
-    def _draw_shard(self) -> torch.Tensor:
-        """This worker's rows in this epoch, a slice of a permutation that all workers agree on."""
-        order = torch.randperm(len(self.dataset.train_x), generator=_generator(self.seed, self.epoch, 0, 0))
-        share = len(order) // self.workers
-        return order[self.rank * share : (self.rank + 1) * share]
+        if all(state[key] == mine[key] for key in ("workers", "batch")):
+            saved = tuple((step, tuple(ranks)) for step, ranks in state["memberships"])
+            self.follow(saved, state["epoch"] * self.batches_per_epoch + state["index"])
+        else:
+            self.step = (state["epoch"] + 1) * self.batches_per_epoch
 
 
 def crop_and_flip(images: torch.Tensor, generator: torch.Generator, padding: int = PADDING) -> torch.Tensor:
@@ -158,9 +148,3 @@ def crop_and_flip(images: torch.Tensor, generator: torch.Generator, padding: int
     index = torch.arange(batch).view(-1, 1, 1)
     # Indexing with (batch, row, column) and all channels puts the channels last: move them back.
     return padded.permute(0, 2, 3, 1)[index, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()
-
-
-def _generator(*key: int) -> torch.Generator:
-    """A generator whose stream depends on all of `key`, well mixed."""
-    seed = np.random.SeedSequence([number % (1 << 63) for number in key]).generate_state(1, np.uint64)[0]
-    return torch.Generator().manual_seed(int(seed) >> 1)

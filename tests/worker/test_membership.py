@@ -1,0 +1,151 @@
+"""Who divides the data from which step on is known to every worker before that step, whoever dies and comes."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+
+import pytest
+import torch
+
+from tests.worker.test_core import SHARDS, WORKERS, Player, gradient, make_player
+from thinwire.policies.designs import design
+from thinwire.policies.sampling import Memberships
+from thinwire.schema import Message
+from thinwire.server.core import Close, Effect, Send, ServerCore
+from thinwire.worker.conversation import Poll, Procedure, Receive
+from thinwire.worker.conversation import Send as Push
+
+STEPS = 30
+
+
+@dataclass
+class Life:
+    """One process: a rank's worker, what it is about to do, and what it knew when it took the examples of each step."""
+
+    rank: int
+    player: Player
+    program: Procedure[None]
+    knew: dict[int, Memberships] = field(default_factory=dict)
+    over: bool = False
+
+
+def train(player: Player, knew: dict[int, Memberships]) -> Procedure[None]:
+    """A training loop that takes the examples of a step before the step waits for anything."""
+    worker = player.worker
+    yield from worker.start()
+    while max(worker.iteration, worker.clock) < STEPS:
+        knew[worker.iteration] = worker.memberships
+        for tensor in worker.model.tensors:
+            yield from worker.pull(tensor)
+        for tensor in worker.model.tensors:
+            if not tensor.state:
+                tensor.parameter.grad = gradient(worker.rank, worker.iteration, tensor.name)
+                yield from worker.gradient_ready(tensor)
+        yield from worker.end_step()
+        yield from worker.settle()
+    yield from worker.flush()
+
+
+class Cluster:
+    """Elastic shards, and processes that die and are started; chance decides who moves and what arrives."""
+
+    def __init__(self, policy: str, seed: int) -> None:
+        self._design = design("fp32", consistency=policy)
+        self.cores = [ServerCore(min_workers=1) for _ in range(SHARDS)]
+        self._chance = random.Random(seed)
+        self.lives: list[Life] = []
+        for rank in range(WORKERS):
+            self.start(rank)
+
+    def start(self, rank: int) -> None:
+        player = make_player(rank, self._design)
+        knew: dict[int, Memberships] = {}
+        self.lives.append(Life(rank, player, train(player, knew), knew))
+
+    def run(self) -> None:
+        while moves := [move for peer in range(len(self.lives)) for move in self._moves(peer)]:
+            begun = all(core.step > 0 for core in self.cores)
+            here = [peer for peer, life in enumerate(self.lives) if not life.over and not life.player.done]
+            missing = {*range(WORKERS + 2)} - {life.rank for life in self.lives if not life.over}
+            if begun and len(here) > 1 and self._chance.random() < 0.004:
+                self._kill(self._chance.choice(here))
+            elif begun and here and missing and self._chance.random() < 0.004:
+                self.start(self._chance.choice(sorted(missing)))
+            else:
+                self._chance.choice(moves)()
+        assert all(life.over or life.player.done for life in self.lives), "somebody waits for ever"
+
+    def _moves(self, peer: int) -> list[Callable[[], None]]:
+        life = self.lives[peer]
+        if life.over:
+            return []
+        waits = isinstance(life.player.waiting, Receive) and not life.player.down[life.player.waiting.shard]
+        move = [] if life.player.done or waits else [partial(self._move, life)]
+        return [*move, *(partial(self._deliver, peer, shard) for shard in range(SHARDS) if life.player.up[shard])]
+
+    def _move(self, life: Life) -> None:
+        player = life.player
+        if isinstance(player.waiting, Receive):
+            player.receive(player.waiting.shard)
+        try:
+            effect = player.waiting = next(life.program)
+        except StopIteration:
+            player.waiting, player.done = None, True
+            return
+        if isinstance(effect, Push):
+            player.up[effect.shard].append(effect)
+        elif isinstance(effect, Poll):
+            while player.down[effect.shard]:
+                player.receive(effect.shard)
+
+    def _deliver(self, peer: int, shard: int) -> None:
+        sent = self.lives[peer].player.up[shard].popleft()
+        self._carry_out(shard, self.cores[shard].received(peer, sent.message, sent.frames))
+
+    def _kill(self, peer: int) -> None:
+        self.lives[peer].over = True
+        for shard, core in enumerate(self.cores):
+            self._carry_out(shard, core.closed(peer, "connection reset"))
+
+    def _carry_out(self, shard: int, effects: list[Effect]) -> None:
+        for effect in effects:
+            assert not isinstance(effect, Close), effect
+            assert isinstance(effect, Send)
+            for peer in effect.peers:
+                down: deque[tuple[Message, tuple[object, ...]]] = self.lives[peer].player.down[shard]
+                down.append((effect.message, effect.frames))
+
+
+def until(memberships: Memberships, step: int) -> Memberships:
+    return tuple(each for each in memberships if each[0] <= step)
+
+
+@pytest.mark.parametrize("policy", ["bsp", "ssp[2]", "ssp[2,mode=aggressive]", "ssp[1,mode=traditional]", "local[2]"])
+def test_all_know_in_time_who_divides_the_data(policy: str) -> None:
+    changes = 0
+    for seed in range(4):
+        cluster = Cluster(policy, seed)
+        cluster.run()
+        known = max((life.player.worker.memberships for life in cluster.lives), key=lambda each: (each[-1][0], each))
+        changes += len(known) - 1
+        for life in cluster.lives:
+            for step, memberships in life.knew.items():
+                assert until(memberships, step) == until(known, step), (policy, seed, life.rank, step)
+        left = [life.player.model["weight"] for life in cluster.lives if not life.over]
+        assert all(torch.equal(left[0], other) for other in left), (policy, seed)
+    assert changes > 3, "a test of changes has some"
+
+
+def test_where_workers_run_apart_each_goes_on_from_its_own_step() -> None:
+    for policy in ("asp", "backup[1]"):
+        cluster = Cluster(policy, 1)
+        cluster.run()
+        for life in cluster.lives:
+            steps = sorted(life.knew)
+            for earlier, later in pairwise(steps):
+                assert until(life.knew[later], earlier) == life.knew[earlier], (policy, "what was read stays read")
