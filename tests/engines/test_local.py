@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from thinwire.engines.events import Event
+from thinwire.engines.events import Event, Lost, Said
 from thinwire.engines.links import parse_rate
 from thinwire.engines.local import TAIL_LINES, LocalEngine
 from thinwire.engines.namespaces import Fabric, available
@@ -166,6 +166,21 @@ def test_silence_of_all_ends_a_run() -> None:
             list(engine.events(silence_s=0.2))
 
 
+def test_an_optional_process_is_killed_and_started_again_and_its_lines_are_passed_on() -> None:
+    with LocalEngine(KINDS, lines=True) as engine:
+        seen: list[tuple[str, Event]] = []
+        for turn in ("first", "second"):
+            engine.start("worker 0", sh(f"echo {turn} >&2; {FOREVER}"), optional=True)
+            while not seen or seen[-1] != ("worker 0", Said(text=turn)):
+                if (came := engine.poll(PATIENCE_S)) is not None:
+                    seen.append(came)
+            assert engine.running == {"worker 0"}
+            engine.signal("worker 0", signal.SIGKILL)
+            came = engine.poll(PATIENCE_S)
+            assert came is not None and isinstance(came[1], Lost) and "SIGKILL" in came[1].reason
+            assert engine.running == set() and engine.poll(0.0) is None
+
+
 def test_names_and_hosts_are_checked() -> None:
     with LocalEngine(KINDS) as engine:
         engine.start("worker 0", sh("exit 0"))
@@ -208,7 +223,7 @@ def test_children_of_a_process_that_ended_are_not_left() -> None:
 # thin links; says what it has started; and waits for events that never come.
 LAUNCHER = """
 import json, os, sys, time
-from thinwire.engines.events import Event
+from thinwire.engines.events import Event, Lost, Said
 from thinwire.engines.links import parse_rate
 from thinwire.engines.local import LocalEngine
 from thinwire.engines.namespaces import Fabric, available

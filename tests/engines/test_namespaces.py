@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -18,6 +19,7 @@ from thinwire.engines.namespaces import TOOLS, Fabric, available, can_unshare
 from thinwire.errors import ConfigError, EngineError
 
 TEN_MBIT = parse_rate("10mbit")
+WAYS: tuple[Literal["both", "out", "in"], ...] = ("both", "out", "in")
 
 # Receives everything that each of N senders has to say, then answers each with one byte.
 RECEIVE = """
@@ -97,6 +99,31 @@ def test_a_link_limits_what_a_host_sends(fabric: Fabric) -> None:
 def test_a_link_limits_what_a_host_receives(fabric: Fabric) -> None:
     nbytes = 150_000
     assert max(transfer(fabric, ["worker 0", "worker 1"], nbytes)) >= 0.95 * 2 * nbytes * 8 / 10e6
+
+
+def test_a_link_is_cut_one_way_or_both_and_counters_go_on(fabric: Fabric) -> None:
+    call = "import socket, sys; print(socket.create_connection((sys.argv[1], 5001), 0.7).recv(1))"
+    answer = (
+        "import socket\ns = socket.create_server(('', 5001))\nprint(flush=True)\nwhile True: s.accept()[0].send(b'k')"
+    )
+    with subprocess.Popen(
+        fabric.inside("server", [sys.executable, "-c", answer]), stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout is not None and server.stdout.readline()
+
+        def passes() -> bool:
+            argv = fabric.inside("worker 0", [sys.executable, "-c", call, fabric.addresses["server"]])
+            return subprocess.run(argv, capture_output=True).returncode == 0
+
+        assert passes()
+        for way in WAYS:
+            before = fabric.sent("worker 0").nbytes, fabric.received("worker 0").nbytes
+            fabric.cut("worker 0", way)
+            assert not passes(), way
+            fabric.set_rate("worker 0", TEN_MBIT)
+            assert passes(), way
+            assert fabric.sent("worker 0").nbytes > before[0] and fabric.received("worker 0").nbytes > before[1], way
+        server.kill()
 
 
 def test_counters_show_every_byte_of_the_wire_once(fabric: Fabric) -> None:

@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 import thinwire
-from thinwire.cli import bench, certs, compare, demo, inspect, roles, train
+from thinwire.cli import bench, certs, chaos, compare, demo, inspect, roles, train
 from thinwire.cli.console import errors
 from thinwire.errors import ConfigError, ThinwireError
 
@@ -26,6 +26,7 @@ app = typer.Typer(
 for _part in (demo, train, compare, roles, certs, inspect):
     app.add_typer(_part.app)
 app.add_typer(bench.app, name="bench")
+app.add_typer(chaos.app, name="chaos")
 
 
 def _version(show: bool) -> None:

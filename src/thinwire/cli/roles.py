@@ -26,6 +26,7 @@ from thinwire.jobs.outcome import WorkerOutcome
 from thinwire.jobs.training import run_worker
 from thinwire.runtime.checkpointing import Checkpointer
 from thinwire.runtime.connection import connect
+from thinwire.runtime.journal import Journal
 from thinwire.runtime.metrics import JsonLines, MetricsWriter, Prometheus, TensorBoard
 from thinwire.runtime.serving import serving
 from thinwire.security import Credentials
@@ -74,6 +75,9 @@ def server(
     token_file: options.TokenFile = None,
     insecure: options.Insecure = False,
     shape: options.Shape = None,
+    journal: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Append a JSON line per gradient and update to this file.")
+    ] = None,
     events: options.Events = False,
 ) -> None:
     """Serve one training: the first worker brings the model and the optimizer; ends when all workers have left."""
@@ -89,7 +93,8 @@ def server(
     ended = threading.Event()
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, lambda *_: ended.set())
-    handler = serving(core, ended.set, checkpointer, grace_s=worker_grace_s if rejoin else 0.0)
+    written = None if journal is None else Journal(journal, core.step)
+    handler = serving(core, ended.set, checkpointer, grace_s=worker_grace_s if rejoin else 0.0, journal=written)
     # A frozen worker is noticed as soon as a dead one is given up.
     keepalive_s = None if min_workers is None else max(1.0, worker_grace_s / 2)
     transport = credentials.server(grpc_options(shape, keepalive_s=keepalive_s))

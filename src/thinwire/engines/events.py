@@ -53,6 +53,12 @@ class Lost(Event, frozen=True, kw_only=True):
     reason: str
 
 
+class Said(Event, frozen=True, kw_only=True):
+    """A process has printed a line that is no event, where the engine passes them on."""
+
+    text: str
+
+
 def reader(kinds: Sequence[type[Event]]) -> Callable[[str], Event | None]:
     """Returns a function that reads a line: the event in it, or None where it is something else.
 

@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import IO, NoReturn, TypeVar
 
-from thinwire.engines.events import Event, Lost, Restarted, reader
+from thinwire.engines.events import Event, Lost, Restarted, Said, reader
 from thinwire.engines.namespaces import Fabric
 from thinwire.engines.parent_watch import with_parent_watch
 from thinwire.errors import ConfigError, EngineError
@@ -84,6 +84,8 @@ class _Child:
                     self.engine.inbox.put((self.name, event))
                 elif line.strip():
                     self.tail.append(line.rstrip())
+                    if self.engine.passes_lines:
+                        self.engine.inbox.put((self.name, Said(text=line.rstrip())))
 
     def _signal_group(self, signum: int) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -101,6 +103,7 @@ class LocalEngine:
         fabric: the thin links to put processes on, or None to use the machine's own network.
         environment: variables to set for each process on top of what it inherits.
         grace_s: how long `stop` waits between asking and killing, in seconds.
+        lines: pass on what processes print besides events, as `Said`.
 
     Example:
         >>> import sys
@@ -120,8 +123,10 @@ class LocalEngine:
         fabric: Fabric | None = None,
         environment: Mapping[str, str] | None = None,
         grace_s: float = 5.0,
+        lines: bool = False,
     ) -> None:
         self.read = reader(kinds)
+        self.passes_lines = lines
         self.inbox = queue.SimpleQueue[tuple[str, Event | int]]()
         self._fabric, self._grace_s = fabric, grace_s
         self._environment = _ENVIRONMENT | dict(environment or {})
@@ -133,24 +138,29 @@ class LocalEngine:
         """The process ids of everything started, by name."""
         return {name: child.process.pid for name, child in self._children.items()}
 
+    @property
+    def running(self) -> set[str]:
+        """The processes that are not known to have ended."""
+        return {name for name, child in self._children.items() if child.status is None}
+
     def start(
         self, name: str, argv: Sequence[str], *, host: str | None = None, restarts: int = 0, optional: bool = False
     ) -> None:
         """Starts a process.
 
         Args:
-            name: what to call it in events and errors; each name once.
+            name: what to call it in events and errors; taken again only where its process has ended.
             argv: the command, program first.
             host: the fabric's host to run it in; it must have one if and only if the engine has a fabric.
             restarts: how often it is started again where it fails, before that ends the run.
             optional: the run goes on where it fails for good.
 
         Raises:
-            ConfigError: a name used twice, a host without a fabric or the reverse, an unknown host.
+            ConfigError: a name that is in use, a host without a fabric or the reverse, an unknown host.
             EngineError: the fabric is closed, or no process could be made. A command that cannot be found
                 shows later, as a process that ended with status 127.
         """
-        if name in self._children:
+        if name in self.running:
             raise ConfigError(f"a process called {name!r} has been started already; give each its own name")
         if (host is None) != (self._fabric is None):
             given = "no host was given" if host is None else f"host {host!r} was given"
@@ -202,12 +212,25 @@ class LocalEngine:
         Raises:
             EngineError: a process failed, or all were silent too long; everything has been stopped.
         """
-        while self._unread or any(child.status is None for child in self._children.values()):
+        while self._unread or self.running:
             came = self._next(silence_s)
             if came is None:
                 self._fail(f"no process has reported anything for {silence_s:g} s", sorted(self._children))
             if isinstance(came[1], Event):
                 yield came[0], came[1]
+
+    def poll(self, timeout_s: float) -> tuple[str, Event] | None:
+        """Returns what a process reports next; None where nobody does in time, or one ended well meanwhile.
+
+        Raises:
+            EngineError: a process failed that is not optional; everything has been stopped.
+        """
+        name, came = self._next(timeout_s) or ("", None)
+        return (name, came) if isinstance(came, Event) else None
+
+    def signal(self, name: str, signum: int) -> None:
+        """Sends a signal to a process and to whatever it has started; nothing if it has ended."""
+        self._children[name].signal(signum)
 
     def stop(self) -> None:
         """Asks every process to end (SIGTERM), waits `grace_s` for all, kills the rest. May be called again."""

@@ -23,7 +23,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 from thinwire.engines.links import Rate
 from thinwire.engines.parent_watch import with_parent_watch
@@ -34,6 +34,7 @@ TOOLS = ("ip", "tc", "nsenter", "unshare")
 _SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin"  # users often lack sbin, where tc is
 _TIMEOUT_S = 20.0
 MAX_HOSTS = 253  # the addresses 10.77.0.1 to .253
+_NOTHING = "pfifo limit 0"  # a queue that drops every packet
 TCP_PACKET_NBYTES = 14 + 20 + 32  # Ethernet, IPv4 and TCP headers of each packet, timestamps on
 
 # A namespace inherits the machine's congestion control, so runs on two machines could differ. Cubic is the
@@ -146,6 +147,22 @@ class Fabric:
         self._run(host, "tc", f"qdisc replace dev eth0 root {rate.qdisc()}")
         self._run(None, "tc", f"qdisc replace dev {self._ports[host]} root {rate.qdisc()}")
         self._rates[host] = rate
+
+    def cut(self, host: str, way: Literal["both", "out", "in"] = "both") -> None:
+        """Let nothing leave a host (`out`), come to it (`in`), or neither, until `set_rate`. Counters go on.
+
+        Raises:
+            ConfigError: no such host.
+            EngineError: the fabric is closed, or `tc` failed.
+        """
+        if self._rates[self._known(host)].bps is not None:  # a queue of another kind has counters of its own
+            sent, received = self._carried[host]
+            sent, received = self.sent(host) if way != "in" else sent, self.received(host) if way != "out" else received
+            self._carried[host] = sent, received
+        if way != "in":
+            self._run(host, "tc", f"qdisc replace dev eth0 root {_NOTHING}")
+        if way != "out":
+            self._run(None, "tc", f"qdisc replace dev {self._ports[host]} root {_NOTHING}")
 
     def close(self) -> None:
         """Let the namespaces go. One that still has a process in it stays, cut off, until that one ends."""

@@ -17,8 +17,9 @@ from thinwire.errors import ConfigError, ProtocolError, SessionLostError
 from thinwire.packets import kind_of, pack, parse
 from thinwire.runtime.checkpointing import Checkpointer
 from thinwire.runtime.clock import Cancel, Clock, SystemClock
+from thinwire.runtime.journal import Journal
 from thinwire.runtime.session import ReplayBuffer
-from thinwire.schema import Acknowledged, Join, Message, Refused, SessionAccepted, SessionOpen
+from thinwire.schema import Acknowledged, Join, Message, Push, Refused, SessionAccepted, SessionOpen
 from thinwire.server.core import Close, Effect, Send, ServerCore
 from thinwire.transports.base import ANYBODY, MAX_PENDING_NBYTES, Handler, HandlerFactory, Identity, Sender
 
@@ -41,6 +42,7 @@ def serving(
     *,
     grace_s: float = 0.0,
     clock: Clock | None = None,
+    journal: Journal | None = None,
 ) -> HandlerFactory:
     """Returns what a transport's server needs to serve `core`.
 
@@ -50,10 +52,11 @@ def serving(
         checkpointer: writes the shard's checkpoints.
         grace_s: how long a worker whose connection broke may take to come back, in seconds; 0 ends the training.
         clock: by default the system's.
+        journal: is told of every gradient and update.
     """
 
     def handler(sender: Sender) -> ServerHandler:
-        return ServerHandler(core, sender, on_end, checkpointer)
+        return ServerHandler(core, sender, on_end, checkpointer, journal)
 
     return lambda sender: SessionServer(handler, sender, grace_s, clock)
 
@@ -62,16 +65,21 @@ class ServerHandler:
     """Feeds packets to a core and carries out its effects. One packet object goes to all receivers of an effect.
 
     Args:
-        core, on_end, checkpointer: as for `serving`.
+        core, on_end, checkpointer, journal: as for `serving`.
         sender: the transport's sending half.
     """
 
     def __init__(
-        self, core: ServerCore, sender: Sender, on_end: Callable[[], None], checkpointer: Checkpointer | None = None
+        self,
+        core: ServerCore,
+        sender: Sender,
+        on_end: Callable[[], None],
+        checkpointer: Checkpointer | None = None,
+        journal: Journal | None = None,
     ) -> None:
-        self._core, self._sender, self._checkpointer = core, sender, checkpointer
+        self._core, self._sender, self._checkpointer, self._journal = core, sender, checkpointer, journal
         self._on_end: Callable[[], None] | None = on_end
-        self._joined: set[int] = set()
+        self._joined: dict[int, int] = {}
 
     def opened(self, peer: int) -> None:
         """Nothing to do: a worker speaks first."""
@@ -85,16 +93,20 @@ class ServerHandler:
                 self._check_rank(peer, message.rank)
                 if self._checkpointer is not None:
                     self._checkpointer.check_space(message.plan)
-                self._joined.add(peer)
+                self._joined[peer] = message.rank
         except (ProtocolError, ConfigError) as error:
             self._do(self._core.broke(peer, str(error)))
             return
+        if self._journal is not None and isinstance(message, Join):
+            self._journal.joined(message)
+        elif self._journal is not None and isinstance(message, Push):
+            self._journal.took(self._joined[peer], message)
         self._do(self._core.received(peer, message, frames))
         if self._checkpointer is not None:
             self._checkpointer.write_if_due()
 
     def closed(self, peer: int, error: str | None) -> None:
-        self._joined.discard(peer)
+        self._joined.pop(peer, None)
         self._do(self._core.closed(peer, error))
 
     def _check_first(self, packet: bytes) -> None:
@@ -127,6 +139,8 @@ class ServerHandler:
         for effect in effects:
             match effect:
                 case Send(peers, message, frames):
+                    if self._journal is not None:
+                        self._journal.sent(message)
                     packet = pack(message, frames)
                     for peer in peers:
                         self._sender.send(peer, packet)

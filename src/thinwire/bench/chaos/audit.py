@@ -1,0 +1,160 @@
+"""A shard's journal, held against what the design promises: no gradient lost, none counted twice.
+
+Every update of a table leads from its version to the next one, and is of the gradients that came for that clock from
+the workers that it names, each once. An update without some workers is no breach: who is missing is counted. After a
+shard was started again the updates that it goes back behind are made again, and counted, too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+from thinwire.policies.consistency import consistency
+from thinwire.runtime.journal import AnyEntry, Began, Planned, Took, Updated
+
+MAX_PROBLEMS = 20
+NOBODY = (-1,)
+"""The ranks of an update that everybody skips."""
+
+
+class Audit:
+    """Reads one shard's journal entry by entry.
+
+    Attributes:
+        problems: what went wrong, in words; of many the first.
+        version: updates that every table has had.
+        missing: gradients that updates were made without, in units of one worker's whole model.
+        late: gradients that came after their update, which backup workers allow, in the same unit.
+        redone: updates that were made again after the shard was started again.
+        skipped: updates that everybody skipped.
+        first_at, last_at: when the first and the newest version were complete.
+
+    Example:
+        >>> audit = Audit()
+        >>> for entry in (
+        ...     Began(at=0.0),
+        ...     Planned(at=0.0, workers=2, tables=1),
+        ...     Took(at=0.1, rank=0, step=0, tables=(0,)),
+        ...     Updated(at=0.2, version=1, tables=(0,)),
+        ... ):
+        ...     audit.add(entry)
+        >>> audit.version, audit.problems
+        (1, ['update 1 of table 0 names worker 1, whose gradient did not come'])
+    """
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+        self.version = self.redone = self.skipped = 0
+        self.first_at = self.last_at = 0.0
+        self._first = 0
+        self._highest = 0
+        self._workers = 0
+        self._missing: Counter[int] = Counter()
+        self._late: Counter[int] = Counter()
+        self._immediate = self._partial = False
+        self._versions: dict[int, int] = {}
+        self._come: dict[int, dict[int, Counter[int]]] = {}
+
+    @property
+    def missing(self) -> float:
+        """See the class."""
+        return sum(self._missing.values()) / max(1, len(self._versions))
+
+    @property
+    def late(self) -> float:
+        """See the class."""
+        return sum(self._late.values()) / max(1, len(self._versions))
+
+    @property
+    def steps_per_second(self) -> float:
+        """Versions that were reached for the first time, by time; 0 before there are two."""
+        seconds = self.last_at - self.first_at
+        return (self._highest - self._first) / seconds if seconds > 0 else 0.0
+
+    def add(self, entry: AnyEntry) -> None:
+        """Takes the next entry."""
+        match entry:
+            case Began():
+                self._versions = dict.fromkeys(self._versions, entry.step)
+                self.version = entry.step
+                self._come = {table: defaultdict(Counter) for table in self._versions}
+            case Planned():
+                self._plan(entry)
+            case Took():
+                self._take(entry)
+            case Updated():
+                self._update(entry)
+
+    def _plan(self, entry: Planned) -> None:
+        policy = consistency(entry.consistency)
+        self._workers, self._immediate = entry.workers, policy.immediate
+        self._partial = policy.quorum(entry.workers) < entry.workers
+        self._versions = {table: self.version for table in range(entry.tables) if table not in entry.state}
+        self._come = {table: defaultdict(Counter) for table in self._versions}
+
+    def _take(self, entry: Took) -> None:
+        for table in entry.tables:
+            if table not in self._versions:
+                continue
+            clock = 0 if self._immediate else entry.step
+            if not self._immediate and entry.step < self._versions[table]:
+                self._late[table] += 1
+                if not self._partial:
+                    self._say(
+                        f"a gradient of step {entry.step} came from worker {entry.rank} for table {table}, which "
+                        f"is at {self._versions[table]}"
+                    )
+                continue
+            come = self._come[table][clock]
+            come[entry.rank] += 1
+            if come[entry.rank] > 1 and not self._immediate:
+                self._say(f"worker {entry.rank} gave two gradients of step {entry.step} for table {table}")
+
+    def _update(self, entry: Updated) -> None:
+        for table in entry.tables:
+            if table not in self._versions:
+                continue
+            if entry.version != self._versions[table] + 1:
+                self._say(f"table {table} went from version {self._versions[table]} to {entry.version}")
+            self._versions[table] = entry.version
+            if self._immediate:
+                self._account_single(table, entry)
+            else:
+                self._account(table, entry)
+        version = min(self._versions.values())
+        if version != self.version:
+            self._reach(version, entry.at)
+
+    def _account(self, table: int, entry: Updated) -> None:
+        """An update of one clock: of everybody's gradients that came for it."""
+        come = set(self._come[table].pop(entry.version - 1, ()))
+        if entry.ranks == NOBODY:
+            self.skipped += 1
+            return
+        named = set(entry.ranks or range(self._workers))
+        self._missing[table] += max(0, self._workers - len(named))
+        for rank in sorted(named - come):
+            self._say(f"update {entry.version} of table {table} names worker {rank}, whose gradient did not come")
+        for rank in sorted(come - named):
+            self._say(f"update {entry.version} of table {table} lacks worker {rank}'s gradient, which had come")
+
+    def _account_single(self, table: int, entry: Updated) -> None:
+        """An update of one push."""
+        come = self._come[table][0]
+        for rank in entry.ranks:
+            come[rank] -= 1
+            if come[rank] < 0:
+                self._say(f"update {entry.version} of table {table} is of a gradient of worker {rank} that never came")
+
+    def _reach(self, version: int, at: float) -> None:
+        self.version = version
+        if version <= self._highest:
+            self.redone += 1
+            return
+        if self._highest == 0:
+            self.first_at, self._first = at, version
+        self._highest, self.last_at = version, at
+
+    def _say(self, problem: str) -> None:
+        if len(self.problems) < MAX_PROBLEMS:
+            self.problems.append(problem)

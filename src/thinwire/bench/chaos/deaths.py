@@ -1,0 +1,139 @@
+"""One death in the middle of a training: a worker's, a spare worker's, the server's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from thinwire.bench.chaos.faults import Fault
+from thinwire.bench.chaos.stage import Stage
+from thinwire.bench.chaos.trials import COLUMNS, Outcome, Scenario, Trial, with_problem
+from thinwire.bench.harness import Measured, Tell
+from thinwire.errors import ConfigError
+
+
+@dataclass(kw_only=True)
+class WorkerDeath(Scenario):
+    """A worker is killed at a step at random, and the same command is started again.
+
+    Right is: it took part again, everybody reached the last step with the same weights, no more than `points` below
+    the undisturbed accuracy.
+
+    Args:
+        min_workers: of the server; None: one less than there are.
+        worker_grace_s: of the server.
+        points: percentage points that the accuracy may be below.
+    """
+
+    name = "worker-death"
+    columns = COLUMNS
+
+    min_workers: int | None = None
+    worker_grace_s: float = 10.0
+    points: float = 0.5
+
+    def measure(self, cell: Trial, before: Measured[Trial, Outcome], tell: Tell) -> Outcome:
+        chance = cell.chance
+        at, victim = middle(chance.random(), cell.steps), chance.randrange(cell.workers)
+
+        def play(stage: Stage) -> None:
+            tell(f"until step {at}")
+            stage.until_step(at)
+            stage.strike(Fault(round=stage.audit.version, kind="kill", rank=victim))
+            tell(f"worker {victim} was killed")
+            stage.until_back()
+            tell(f"worker {victim} is back")
+
+        least = self.min_workers or max(1, self.workers - 1)
+        outcome = self.staged(cell, tell, play, min_workers=least, grace_s=self.worker_grace_s)
+        if len(outcome.back_s) != 1:
+            outcome = with_problem(outcome, f"worker {victim} did not take part again")
+        return self.beside(cell, outcome, tell, points=self.points)
+
+
+@dataclass(kw_only=True)
+class BackupDeath(Scenario):
+    """As many workers are killed for good as there are spare ones; the others reach the last step.
+
+    Args:
+        spare: backup workers, b of `backup[b]`.
+    """
+
+    name = "backup-death"
+    columns = COLUMNS
+
+    runs: int = 10
+    spare: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.spare < self.workers:
+            raise ConfigError(f"{self.spare} spare workers of {self.workers}; expected 1 to {self.workers - 1}")
+
+    def trial(self, number: int, **given: object) -> Trial:
+        return super().trial(number, consistency=f"backup[{self.spare}]", **given)
+
+    def measure(self, cell: Trial, before: Measured[Trial, Outcome], tell: Tell) -> Outcome:
+        chance = cell.chance
+        victims = chance.sample(range(cell.workers), self.spare)
+        steps = sorted(middle(chance.random(), cell.steps) for _ in victims)
+
+        def play(stage: Stage) -> None:
+            for at, victim in zip(steps, victims, strict=True):
+                tell(f"until step {at}")
+                stage.until_step(at)
+                stage.happened.append(Fault(round=stage.audit.version, kind="kill", rank=victim))
+                stage.kill_worker(victim, again=False)
+
+        return self.staged(cell, tell, play)
+
+
+@dataclass(kw_only=True)
+class ServerDeath(Scenario):
+    """The server is killed and started again with `--resume`; workers find back unaided.
+
+    Right is: the weights at the end are bit for bit those of the undisturbed training.
+
+    Args:
+        checkpoint_every: steps between checkpoints, of all processes.
+    """
+
+    name = "server-death"
+    columns = COLUMNS
+
+    workers: int = 2
+    checkpoint_every: int = 25
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.checkpoint_every <= self.steps // 3:
+            raise ConfigError(
+                f"{self.steps} steps are too few for checkpoints every {self.checkpoint_every}: take thrice that"
+            )
+
+    def measure(self, cell: Trial, before: Measured[Trial, Outcome], tell: Tell) -> Outcome:
+        at = self.checkpoint_every + 1 + middle(cell.chance.random(), cell.steps - self.checkpoint_every)
+
+        def play(stage: Stage) -> None:
+            tell(f"until step {at}")
+            stage.until_step(at)
+            stage.strike(Fault(round=stage.audit.version, kind="server", rank=0))
+            tell("the server was killed")
+            stage.until_back()
+            tell("all workers are back")
+
+        expected = self.undisturbed(cell, tell)
+        outcome = self.beside(cell, self.staged(cell, tell, play, checkpoint_every=self.checkpoint_every), tell)
+        if len(outcome.back_s) != cell.workers:
+            outcome = with_problem(outcome, f"{len(outcome.back_s)} of {cell.workers} workers found back")
+        if outcome.weights != (expected.weights,):
+            outcome = with_problem(outcome, f"weights {outcome.weights}; undisturbed they are {expected.weights}")
+        return outcome
+
+
+def middle(share: float, steps: int) -> int:
+    """Returns a step between a tenth and six tenths of all: some have been taken, and some are to come.
+
+    >>> middle(0.0, 200), middle(1.0, 200)
+    (20, 120)
+    """
+    return round(steps * (0.1 + 0.5 * share))

@@ -1,0 +1,86 @@
+"""What a storm is made of: faults by name, and when each of them strikes. One seed, one storm."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Sequence
+
+import msgspec
+
+from thinwire.errors import ConfigError
+
+KINDS = {
+    "kill": "a worker is killed (SIGKILL), and the same command started again at once",
+    "stop": "a worker is frozen (SIGSTOP) and goes on later (SIGCONT)",
+    "cut": "nothing passes a worker's link for a while, either way",
+    "cut-out": "nothing that a worker sends arrives for a while",
+    "cut-in": "nothing arrives at a worker for a while",
+    "slow": "a worker's link has a tenth of its rate for a while",
+    "garbage": "a stranger talks nonsense to the server",
+    "disk": "there is no room for checkpoints for a while",
+    "server": "the server is killed, and started again with --resume",
+}
+"""Names and meanings."""
+
+WITHOUT_PRIVILEGES = ("kill", "stop", "garbage", "server")
+"""What does not need links that the kernel shapes."""
+OF_A_WORKER = ("kill", "stop", "cut", "cut-out", "cut-in", "slow")
+DURATIONS_S = {"stop": (0.5, 4.0), "cut": (0.5, 3.0), "cut-out": (0.5, 3.0), "cut-in": (0.5, 3.0), "slow": (1.0, 5.0)}
+_DISK_S = (1.0, 4.0)
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that goes wrong.
+
+    Attributes:
+        round: the update before which it strikes.
+        kind: a key of `KINDS`.
+        rank: the worker that it strikes; of others a number at random.
+        seconds: how long it lasts; 0 where it has no length.
+    """
+
+    round: int
+    kind: str
+    rank: int
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        whose = f" worker {self.rank}" if self.kind in OF_A_WORKER else ""
+        lasts = f" for {self.seconds:.1f} s" if self.seconds else ""
+        return f"{self.kind}{whose}{lasts} at {self.round}"
+
+
+def check_kinds(kinds: Collection[str]) -> tuple[str, ...]:
+    """Returns the kinds; raises ConfigError for one that is unknown, or where there are none."""
+    if unknown := [kind for kind in kinds if kind not in KINDS] or ([] if kinds else ["none"]):
+        raise ConfigError(f"fault {unknown[0]!r}; there are {', '.join(KINDS)}")
+    return tuple(kinds)
+
+
+def draw(seed: str, kinds: Sequence[str], *, workers: int, every: int, rounds: int) -> list[Fault]:
+    """Draws a storm: a fault after every so many rounds, up to where those who were struck can still be back.
+
+    Args:
+        seed: of the draw.
+        kinds: what may happen.
+        workers: how many there are.
+        every: rounds between two faults.
+        rounds: of the whole training; the last sixth is left in peace.
+
+    Raises:
+        ConfigError: a kind that is unknown, or less than one round between two faults.
+
+    Example:
+        >>> [str(fault) for fault in draw("7", ["kill", "stop"], workers=4, every=20, rounds=72)]
+        ['kill worker 1 at 20', 'stop worker 0 for 1.8 s at 40', 'kill worker 3 at 60']
+    """
+    check_kinds(kinds)
+    if every < 1:
+        raise ConfigError(f"a fault every {every} rounds; at least 1 is needed")
+    chance = random.Random(seed)
+    faults = []
+    for at in range(every, rounds - rounds // 6 + 1, every):
+        kind, rank = chance.choice(list(kinds)), chance.randrange(workers)
+        least, most = {**DURATIONS_S, "disk": _DISK_S}.get(kind, (0.0, 0.0))
+        faults.append(Fault(round=at, kind=kind, rank=rank, seconds=round(chance.uniform(least, most), 1)))
+    return faults

@@ -1,0 +1,171 @@
+"""A soak: workers come and go for an hour, and the server's memory, descriptors and threads are watched."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from thinwire.bench.chaos.charts import draw_soak
+from thinwire.bench.chaos.faults import Fault
+from thinwire.bench.chaos.stage import SERVER, Stage
+from thinwire.bench.chaos.trials import Outcome, Sample, Scenario, Trial, with_problem
+from thinwire.bench.harness import Measured, Tell
+from thinwire.errors import ConfigError
+from thinwire.jobs.tables import Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Picture
+
+SETTLED_MINUTE = 10.0
+"""From when on the server should not grow any more."""
+SAMPLE_S = 10.0
+
+
+@dataclass(kw_only=True)
+class Soak(Scenario):
+    """A training by the clock in which a worker dies, or joins again, every so many seconds.
+
+    Right is: it goes on to its end, no gradient lost or counted twice, and the server has not grown since the tenth
+    minute (of a shorter soak: since its middle) by more than `growth_mb`, nor has it more descriptors or threads.
+
+    Args:
+        minutes: how long.
+        churn_s: seconds between a death and a join, and the reverse.
+        min_workers, worker_grace_s: of the server.
+        growth_mb: how much the server's resident memory may grow, in MB.
+    """
+
+    name = "soak"
+
+    runs: int = 1
+    minutes: float = 60.0
+    churn_s: float = 30.0
+    min_workers: int | None = None
+    worker_grace_s: float = 10.0
+    growth_mb: float = 5.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (self.minutes > 0 and self.churn_s > 0):
+            raise ConfigError(f"{self.minutes} minutes, churn every {self.churn_s} s; both are positive")
+        if self.workers < 2:
+            raise ConfigError("churn needs 2 workers or more: worker 0, which keeps the time, is left in peace")
+
+    def trial(self, number: int, **given: Any) -> Trial:
+        return super().trial(number, seconds=60 * self.minutes, **given)
+
+    def measure(self, cell: Trial, before: Measured[Trial, Outcome], tell: Tell) -> Outcome:
+        chance, samples = cell.chance, list[Sample]()
+
+        def play(stage: Stage) -> None:
+            began = sampled = churned = time.time()
+            away: int | None = None
+            samples.append(sample(stage, 0.0))
+            while not stage.done:
+                stage.until_time(min(sampled + SAMPLE_S, churned + self.churn_s))
+                now = time.time()
+                if stage.done:
+                    break
+                if now >= sampled + SAMPLE_S:
+                    sampled = now
+                    samples.append(sample(stage, (now - began) / 60))
+                    tell(str(samples[-1]))
+                if now >= churned + self.churn_s:
+                    churned = now
+                    if away is None:
+                        away = chance.randrange(1, cell.workers)
+                        stage.happened.append(Fault(round=stage.audit.version, kind="kill", rank=away))
+                        stage.kill_worker(away, again=False)
+                    else:
+                        stage.join_again(away)
+                        away = None
+
+        least = self.min_workers or max(1, self.workers // 2)
+        outcome = self.staged(cell, tell, play, min_workers=least, grace_s=self.worker_grace_s)
+        outcome = with_samples(outcome, samples)
+        for problem in growth(samples, self.growth_mb):
+            outcome = with_problem(outcome, problem)
+        return outcome
+
+    def tables(self, measured: Measured[Trial, Outcome]) -> list[Table]:
+        tables = []
+        for cell, [outcome, *_] in measured.items():
+            by_minute: dict[int, Sample] = {}
+            for each in outcome.samples:
+                by_minute.setdefault(int(each.minute), each)
+            lines = [
+                [str(minute), f"{each.rss_mb:.1f}", str(each.descriptors), str(each.threads), str(each.version)]
+                for minute, each in by_minute.items()
+            ]
+            header = ["minute", "the server's MB", "descriptors", "threads", "updates"]
+            tables.append(Table(header, lines, f"{cell}: {len(outcome.faults)} deaths"))
+        return tables
+
+    def chart(self, measured: Measured[Trial, Outcome]) -> Picture | None:
+        for cell, [outcome, *_] in measured.items():
+            return draw_soak(
+                [each.minute for each in outcome.samples],
+                {
+                    "MB": [each.rss_mb for each in outcome.samples],
+                    "descriptors": [each.descriptors for each in outcome.samples],
+                    "threads": [each.threads for each in outcome.samples],
+                },
+                f"the server: {cell}",
+            )
+        return None
+
+
+def sample(stage: Stage, minute: float) -> Sample:
+    """Looks at the server's process."""
+    process = Path("/proc") / str(stage.engine.pids[SERVER])
+    status = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines() if ":" in line)
+    return Sample(
+        minute=round(minute, 2),
+        rss_mb=int(status["VmRSS"].split()[0]) / 1000,
+        descriptors=len(list((process / "fd").iterdir())),
+        threads=int(status["Threads"]),
+        version=stage.audit.version,
+    )
+
+
+def growth(samples: Sequence[Sample], most_mb: float) -> list[str]:
+    """Returns what has grown too much since the server should have settled.
+
+    Single samples are of a moment when somebody may be joining, so the least and most of two halves are compared:
+    memory by the most of each, descriptors and threads by the least.
+
+    Args:
+        samples: in order.
+        most_mb: how much memory may.
+
+    Example:
+        >>> some = [Sample(minute=m, rss_mb=200.0 + m, descriptors=30, threads=9, version=0) for m in range(60)]
+        >>> growth(some, 5.0)
+        ['the server grew by 25.0 MB since minute 10']
+    """
+    if not samples:
+        return []
+    since = min(SETTLED_MINUTE, samples[-1].minute / 2)
+    settled = [each for each in samples if each.minute >= since]
+    first, second = settled[: len(settled) // 2], settled[len(settled) // 2 :]
+    if not first:
+        return []
+    problems = []
+    more = max(each.rss_mb for each in second) - max(each.rss_mb for each in first)
+    if more > most_mb:
+        problems.append(f"the server grew by {more:.1f} MB since minute {since:g}")
+    for name in ("descriptors", "threads"):
+        counts = [min(getattr(each, name) for each in half) for half in (first, second)]
+        if counts[1] > counts[0]:
+            problems.append(f"the server's {name} grew from {counts[0]} to {counts[1]} since minute {since:g}")
+    return problems
+
+
+def with_samples(outcome: Outcome, samples: Sequence[Sample]) -> Outcome:
+    """Returns the outcome with samples of the server."""
+    return msgspec.structs.replace(outcome, samples=tuple(samples))

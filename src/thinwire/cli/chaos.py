@@ -1,0 +1,87 @@
+"""`thinwire chaos`: trainings of real processes that are killed, frozen, cut off and called by strangers."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from thinwire.bench.chaos.deaths import BackupDeath, ServerDeath, WorkerDeath
+from thinwire.bench.chaos.faults import KINDS
+from thinwire.bench.chaos.soak import Soak
+from thinwire.bench.chaos.storms import Storm, Storms
+from thinwire.cli import options
+from thinwire.cli.bench import Resume, measure
+
+app = typer.Typer(no_args_is_help=True, help="Kill, freeze and cut off real processes, and see the training end right.")
+
+Runs = typer.Option(min=1, help="How many trainings.")
+Steps = typer.Option(min=30, help="Steps of each training.")
+Link = typer.Option(help="Rate of every process's link, both ways: 10mbit, 1gbit; none.")
+Grace = typer.Option(min=0, help="The server's --worker-grace-s.")
+Least = Annotated[int | None, typer.Option(min=1, help="The server's --min-workers; by default few enough.")]
+OWN: dict[str, Any] = {
+    "runs": Runs,
+    "steps": Steps,
+    "link": Link,
+    "worker_grace_s": Grace,
+    "min_workers": Least,
+    "points": typer.Option(min=0, help="Percentage points that accuracy may be below the undisturbed training's."),
+    "spare": typer.Option(min=1, help="Backup workers, b of backup[b], and how many are killed."),
+    "checkpoint_every": options.CheckpointEvery,
+    "first": typer.Option(min=0, help="The number of the first trial; with --runs 1, one is played again."),
+    "every": typer.Option(min=1, help="Rounds between two faults."),
+    "faults": options.names(f"Kinds with commas between: {', '.join(KINDS)}."),
+    "designs": options.names("Designs with commas between; by default all."),
+    "minutes": typer.Option(help="How long."),
+    "churn_s": typer.Option(help="Seconds between a death and a join."),
+    "growth_mb": typer.Option(help="How much the server's memory may grow after minute 10, in MB."),
+}
+
+
+@app.command("worker-death", epilog="Example: thinwire chaos worker-death --runs 20 --json worker-death.json")
+@options.takes(WorkerDeath, **OWN)
+def worker_death(
+    bench: WorkerDeath, resume: Resume = False, png: options.Png = None, json: options.Json = None
+) -> None:
+    """Kill a worker at a random step and start the same command again."""
+    measure(bench, json, resume, png)
+
+
+@app.command("backup-death", epilog="Example: thinwire chaos backup-death --spare 1 --runs 10")
+@options.takes(BackupDeath, **OWN)
+def backup_death(
+    bench: BackupDeath, resume: Resume = False, png: options.Png = None, json: options.Json = None
+) -> None:
+    """Kill as many workers as backup[b] has to spare, for good."""
+    measure(bench, json, resume, png)
+
+
+@app.command("server-death", epilog="Example: thinwire chaos server-death --runs 20 --json server-death.json")
+@options.takes(ServerDeath, **OWN)
+def server_death(
+    bench: ServerDeath, resume: Resume = False, png: options.Png = None, json: options.Json = None
+) -> None:
+    """Kill the server and start it again with --resume: the weights must be those of an undisturbed training."""
+    measure(bench, json, resume, png)
+
+
+@app.command(epilog="Example: thinwire chaos storm --every 20 --faults kill,stop,cut,slow --json storm.json")
+@options.takes(Storm, **OWN)
+def storm(bench: Storm, resume: Resume = False, png: options.Png = None, json: options.Json = None) -> None:
+    """Strike one long training after every so many rounds: goodput, accuracy, and no gradient lost or counted twice."""
+    measure(bench, json, resume, png)
+
+
+@app.command(epilog="Example, the 17th storm once more: thinwire chaos storms --first 17 --runs 1")
+@options.takes(Storms, **OWN)
+def storms(bench: Storms, resume: Resume = False, png: options.Png = None, json: options.Json = None) -> None:
+    """Strike many short trainings, of all designs, with faults of all kinds."""
+    measure(bench, json, resume, png)
+
+
+@app.command(epilog="Example: thinwire chaos soak --minutes 60 --json soak.json --png soak.png")
+@options.takes(Soak, without=("steps",), **OWN)
+def soak(bench: Soak, resume: Resume = False, png: options.Png = None, json: options.Json = None) -> None:
+    """Let workers come and go for an hour, and watch the server's memory, descriptors and threads."""
+    measure(bench, json, resume, png)

@@ -1,0 +1,169 @@
+"""A shard's journal: one JSON line for each gradient that it took and each update that it made, as they travelled.
+
+It is written beside the core and not by it, from the messages themselves, so that the core's arithmetic can be held
+against it: every update is of the gradients that came for it, each of them once, and versions grow by one
+(`studies.chaos.audit`). A shard that is started again goes on with the same file.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from thinwire.errors import ConfigError
+from thinwire.schema import Delta, Join, Members, Message, Plan, Push
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, tag_field="entry", tag=str.lower, omit_defaults=True):
+    """Base class of the lines.
+
+    Args:
+        at: seconds since the epoch.
+    """
+
+    at: float
+
+
+class Began(Entry, frozen=True, kw_only=True):
+    """The shard's process began, with every table at version `step`."""
+
+    step: int = 0
+
+
+class Planned(Entry, frozen=True, kw_only=True):
+    """The shard has a plan.
+
+    Args:
+        workers: of the plan.
+        tables: how many.
+        state: those that are buffers, which are relayed and not updated.
+        consistency: name of the policy.
+    """
+
+    workers: int
+    tables: int
+    state: tuple[int, ...] = ()
+    consistency: str = "bsp"
+
+
+class Joined(Entry, frozen=True, kw_only=True):
+    """A worker asked to take part."""
+
+    rank: int
+
+
+class Took(Entry, frozen=True, kw_only=True):
+    """A gradient of each of these tables came from a worker, for a clock."""
+
+    rank: int
+    step: int
+    tables: tuple[int, ...]
+
+
+class Updated(Entry, frozen=True, kw_only=True):
+    """These tables have a new version, made of these workers' gradients; without ranks, of all the plan's."""
+
+    version: int
+    tables: tuple[int, ...]
+    ranks: tuple[int, ...] = ()
+
+
+class Changed(Entry, frozen=True, kw_only=True):
+    """Somebody came or went; these are expected from now on."""
+
+    ranks: tuple[int, ...]
+    reason: str
+
+
+AnyEntry = Began | Planned | Joined | Took | Updated | Changed
+
+
+class Journal:
+    """Appends to a shard's journal.
+
+    Args:
+        path: the file; made if missing, in a folder that exists.
+        step: the version that the shard begins with.
+
+    Raises:
+        ConfigError: the file cannot be opened for writing.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "journal"
+        >>> journal = Journal(path, step=7)
+        >>> journal.took(2, Push(step=7, tables=(0, 1)))
+        >>> journal.sent(Delta(version=8, tables=(0, 1), ranks=(2,)))
+        >>> [type(entry).__name__ for entry in JournalReader(path).entries()]
+        ['Began', 'Took', 'Updated']
+    """
+
+    def __init__(self, path: Path, step: int = 0) -> None:
+        try:
+            self._file = path.open("ab")  # open for as long as the process lives
+        except OSError as error:
+            raise ConfigError(f"the journal cannot be written to {str(path)!r}: {error.strerror or error}") from error
+        self._planned = False
+        self._write(Began(at=time.time(), step=step))
+
+    def joined(self, message: Join) -> None:
+        """Writes down who asks to take part, and from the first of them the plan."""
+        if not self._planned:
+            self._planned = True
+            self._write(_planned(message.plan))
+        self._write(Joined(at=time.time(), rank=message.rank))
+
+    def took(self, rank: int, message: Push) -> None:
+        """Writes down a push."""
+        self._write(Took(at=time.time(), rank=rank, step=message.step, tables=message.tables))
+
+    def sent(self, message: Message) -> None:
+        """Writes down what an answer says of an update, or of who takes part."""
+        match message:
+            case Delta():
+                entry = Updated(at=time.time(), version=message.version, tables=message.tables, ranks=message.ranks)
+                self._write(entry)
+            case Members(interrupted=False):
+                self._write(Changed(at=time.time(), ranks=message.ranks, reason=message.reason))
+
+    def _write(self, entry: AnyEntry) -> None:
+        self._file.write(msgspec.json.encode(entry) + b"\n")
+        self._file.flush()
+
+
+class JournalReader:
+    """Reads a journal while it is being written.
+
+    Args:
+        path: the file, which may not be there yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._read = path, 0
+        self._decoder = msgspec.json.Decoder(AnyEntry)
+
+    def entries(self) -> Iterator[AnyEntry]:
+        """Yields the lines that have been completed since the last call."""
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._read)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self._read += len(line)
+                yield self._decoder.decode(line)
+
+
+def _planned(plan: Plan) -> Planned:
+    state: Sequence[int] = [index for index, table in enumerate(plan.tables) if table.state]
+    return Planned(
+        at=time.time(),
+        workers=plan.workers,
+        tables=len(plan.tables),
+        state=tuple(state),
+        consistency=plan.consistency,
+    )

@@ -1,0 +1,113 @@
+"""Trials say what they are, are judged by what they came to, and can be played again by their number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from thinwire.bench.chaos.deaths import BackupDeath, ServerDeath, WorkerDeath
+from thinwire.bench.chaos.soak import Soak, growth
+from thinwire.bench.chaos.storms import Storm, Storms, exchanges
+from thinwire.bench.chaos.trials import Outcome, Sample, Scenario, Trial
+from thinwire.bench.harness import Bench, Measured, Tell, run
+from thinwire.errors import ConfigError
+from thinwire.jobs.job import Job
+from thinwire.jobs.results import Results
+
+RIGHT = Outcome(problems=[], faults=["kill worker 1 at 7"], steps=60, said_s=0.2, back_s=(4.0, 6.0), accuracy=0.97)
+
+
+class Scripted(WorkerDeath):
+    """One whose trials come to what is wanted."""
+
+    def measure(self, cell: Trial, before: Measured[Trial, Outcome], tell: Tell) -> Outcome:
+        if cell.number == 1:
+            return Outcome(problems=["nobody reached the end"], faults=["kill worker 0 at 9"], steps=9)
+        return self.beside(cell, RIGHT, tell, points=self.points)
+
+
+def collected(bench: Bench[Trial, Outcome], path: Path) -> dict[Trial, list[Outcome]]:
+    measured: dict[Trial, list[Outcome]] = {}
+    run(bench, Results(path, [Outcome]), measured)
+    return measured
+
+
+def test_a_scenario_says_what_ended_right_and_goes_on_from_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Reference:
+        test_accuracy = 0.98
+
+    monkeypatch.setattr(Scenario, "undisturbed", lambda *_: Reference)
+    bench = Scripted(runs=3, workers=2, steps=60, link="none", shaping="application", points=2.0)
+    measured = collected(bench, tmp_path / "trials.json")
+    assert measured == collected(bench, tmp_path / "trials.json"), "what was measured is read back as it was"
+    assert [bench.failed(runs[0]) for runs in measured.values()] == [False, True, False]
+    assert bench.notes(measured)[:3] == [
+        "2 of 3 ended right; links none, shaped by: none",
+        "the others said so after at most 0.20 s",
+        "back after 4.0 … 6.0 … 6.0 s (least, median, most)",
+    ]
+    [table] = bench.tables(measured)
+    assert [line[2] for line in table.lines] == ["right", "NOT RIGHT", "right"]
+    assert bench.chart(measured) is not None
+    [strict] = collected(Scripted(runs=1, points=0.5), tmp_path / "strict.json").values()
+    assert strict[0].problems == ["1.0 points below the undisturbed accuracy"]
+
+
+def test_trials_are_told_apart_and_played_again_by_number() -> None:
+    storms = Storms(runs=30, seed=5, shaping="application", link="none")
+    trials = storms.cells()
+    assert len({trial.design for trial in trials}) > 20 and len({trial.faults for trial in trials}) > 5
+    assert Storms(first=17, runs=1, seed=5, shaping="application", link="none").cells() == [trials[17]]
+    assert trials[17].chance.random() == trials[17].chance.random() != trials[18].chance.random()
+    for trial in trials:
+        if trial.job().full_design().downlink == "gradient":
+            assert "kill" not in trial.faults and "server" not in trial.faults, trial
+    assert [trial.scenario for trial in Storm().cells()] == ["peace", "storm"]
+    assert BackupDeath(spare=2).cells()[0].job().consistency == "backup[2]"
+
+
+def test_rounds_of_designs_that_do_not_exchange_in_every_step() -> None:
+    expected = {"fp32": 60, "local2": 30, "diloco[h=15]": 4}
+    assert {name: exchanges(Job(design=name, steps=60)) for name in expected} == expected
+
+
+def test_options_that_cannot_be() -> None:
+    cases: list[tuple[type[Scenario], dict[str, Any], str]] = [
+        (WorkerDeath, {"runs": 0}, "0 runs"),
+        (WorkerDeath, {"steps": 5}, "5 steps; at least 30"),
+        (BackupDeath, {"spare": 4}, "4 spare workers of 4"),
+        (ServerDeath, {"checkpoint_every": 200}, "too few for checkpoints every 200"),
+        (Storm, {"faults": ("kill", "flood")}, "fault 'flood'"),
+        (Soak, {"minutes": 0.0}, "both are positive"),
+        (Soak, {"workers": 1}, "2 workers or more"),
+    ]
+    for kind, given, said in cases:
+        with pytest.raises(ConfigError, match=said):
+            kind(**given)
+
+
+def test_growth_is_noticed_and_comings_and_goings_are_not() -> None:
+    def samples(rss: float = 0.0, descriptors: float = 0.0, threads: float = 0.0) -> list[Sample]:
+        return [
+            Sample(
+                minute=minute,
+                rss_mb=300 + minute % 3 + rss * minute,
+                descriptors=30 + minute % 2 + int(descriptors * minute),
+                threads=20 + minute % 2 + int(threads * minute),
+                version=minute,
+            )
+            for minute in range(60)
+        ]
+
+    assert growth([], 5.0) == growth(samples(), 5.0) == growth(samples()[:2], 5.0) == []
+    for given, said in (
+        ({"rss": 0.5}, "grew by"),
+        ({"descriptors": 0.2}, "descriptors"),
+        ({"threads": 0.1}, "threads"),
+    ):
+        [problem] = growth(samples(**given), 5.0)
+        assert said in problem
