@@ -99,7 +99,8 @@ def server(
     keepalive_s = None if min_workers is None else max(1.0, worker_grace_s / 2)
     transport = credentials.server(grpc_options(shape, keepalive_s=keepalive_s))
     writing = nullcontext() if checkpointer is None else closing(checkpointer)
-    with writing, serve(handler, listen, options=transport) as running:
+    telling = nullcontext() if written is None else closing(written)
+    with telling, writing, serve(handler, listen, options=transport) as running:
         if events:
             report(Listening(address=running.address))
         else:

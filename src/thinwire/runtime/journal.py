@@ -95,8 +95,9 @@ class Journal:
         >>> import tempfile
         >>> path = Path(tempfile.mkdtemp()) / "journal"
         >>> journal = Journal(path, step=7)
-        >>> journal.took(2, Push(step=7, tables=(0, 1)))
+        >>> journal.received(2, Push(step=7, tables=(0, 1)))
         >>> journal.sent(Delta(version=8, tables=(0, 1), ranks=(2,)))
+        >>> journal.close()
         >>> [type(entry).__name__ for entry in JournalReader(path).entries()]
         ['Began', 'Took', 'Updated']
     """
@@ -109,16 +110,16 @@ class Journal:
         self._planned = False
         self._write(Began(at=time.time(), step=step))
 
-    def joined(self, message: Join) -> None:
-        """Writes down who asks to take part, and from the first of them the plan."""
-        if not self._planned:
-            self._planned = True
-            self._write(_planned(message.plan))
-        self._write(Joined(at=time.time(), rank=message.rank))
-
-    def took(self, rank: int, message: Push) -> None:
-        """Writes down a push."""
-        self._write(Took(at=time.time(), rank=rank, step=message.step, tables=message.tables))
+    def received(self, rank: int, message: Message) -> None:
+        """Writes down a push, and who asks to take part; from the first of them also the plan."""
+        match message:
+            case Join():
+                if not self._planned:
+                    self._planned = True
+                    self._write(_planned(message.plan))
+                self._write(Joined(at=time.time(), rank=rank))
+            case Push():
+                self._write(Took(at=time.time(), rank=rank, step=message.step, tables=message.tables))
 
     def sent(self, message: Message) -> None:
         """Writes down what an answer says of an update, or of who takes part."""
@@ -128,6 +129,10 @@ class Journal:
                 self._write(entry)
             case Members(interrupted=False):
                 self._write(Changed(at=time.time(), ranks=message.ranks, reason=message.reason))
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
 
     def _write(self, entry: AnyEntry) -> None:
         self._file.write(msgspec.json.encode(entry) + b"\n")

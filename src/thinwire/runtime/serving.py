@@ -19,7 +19,7 @@ from thinwire.runtime.checkpointing import Checkpointer
 from thinwire.runtime.clock import Cancel, Clock, SystemClock
 from thinwire.runtime.journal import Journal
 from thinwire.runtime.session import ReplayBuffer
-from thinwire.schema import Acknowledged, Join, Message, Push, Refused, SessionAccepted, SessionOpen
+from thinwire.schema import Acknowledged, Join, Message, Refused, SessionAccepted, SessionOpen
 from thinwire.server.core import Close, Effect, Send, ServerCore
 from thinwire.transports.base import ANYBODY, MAX_PENDING_NBYTES, Handler, HandlerFactory, Identity, Sender
 
@@ -97,10 +97,8 @@ class ServerHandler:
         except (ProtocolError, ConfigError) as error:
             self._do(self._core.broke(peer, str(error)))
             return
-        if self._journal is not None and isinstance(message, Join):
-            self._journal.joined(message)
-        elif self._journal is not None and isinstance(message, Push):
-            self._journal.took(self._joined[peer], message)
+        if self._journal is not None and peer in self._joined:
+            self._journal.received(self._joined[peer], message)
         self._do(self._core.received(peer, message, frames))
         if self._checkpointer is not None:
             self._checkpointer.write_if_due()

@@ -81,7 +81,8 @@ def test_what_is_counted() -> None:
 def test_a_real_shard_keeps_its_promise_and_a_worker_dies_on_the_way(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     core = ServerCore(min_workers=1)
-    server = MemoryServer(serving(core, journal=Journal(path)))
+    journal = Journal(path)
+    server = MemoryServer(serving(core, journal=journal))
     models = [nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)) for _ in range(2)]
     connections = [server.connect() for _ in models]
     try:
@@ -107,6 +108,7 @@ def test_a_real_shard_keeps_its_promise_and_a_worker_dies_on_the_way(tmp_path: P
         workers[0].sync()
     finally:
         server.stop(grace_s=0)
+        journal.close()
     audit, entries = Audit(), list(JournalReader(path).entries())
     for entry in entries:
         audit.add(entry)

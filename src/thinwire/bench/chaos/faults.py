@@ -72,7 +72,7 @@ def draw(seed: str, kinds: Sequence[str], *, workers: int, every: int, rounds: i
 
     Example:
         >>> [str(fault) for fault in draw("7", ["kill", "stop"], workers=4, every=20, rounds=72)]
-        ['kill worker 1 at 20', 'stop worker 0 for 1.8 s at 40', 'kill worker 3 at 60']
+        ['kill worker 2 at 20', 'kill worker 3 at 40', 'stop worker 1 for 0.8 s at 60']
     """
     check_kinds(kinds)
     if every < 1:
