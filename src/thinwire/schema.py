@@ -86,12 +86,15 @@ class Join(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         plan: what it plans with; the others' must be equal.
         have: the table versions of a worker that resumes, else nothing.
         version: of the worker's thinwire; empty is not compared.
+        steps: that the worker can go on from, where it lost a shard or resumes: it then waits for an `Offer`, in
+            place of a `Welcome`; empty: from any, with the shards' parameters alone. None: it begins.
     """
 
     rank: int
     plan: Plan
     have: tuple[int, ...] = ()
     version: str = ""
+    steps: tuple[int, ...] | None = None
 
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -179,7 +182,13 @@ class Scalars(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Leave(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Worker → server: done, in good order."""
+    """Worker → server: done, in good order.
+
+    Args:
+        returning: not done: this worker has lost another shard, and joins again to go back with all the others.
+    """
+
+    returning: bool = False
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -187,11 +196,14 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     Args:
         reason: in words.
-        lost: the server does not know the session that the worker wants to take up again: it may join anew.
+        lost: the server does not know the session that the worker wants to take up again, or all go back: it may join
+            anew.
+        step: that the others are at, who do not go back with this worker; else −1.
     """
 
     reason: str
     lost: bool = False
+    step: int = -1
 
 
 class SessionOpen(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -271,6 +283,24 @@ class Members(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     since: int = -1
 
 
+class Offer(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Server → worker, once every worker has said which steps it can go on from: those of them that the shard has."""
+
+    steps: tuple[int, ...]
+
+
+class Resume(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Worker → server: the newest step that all shards offer. The shard goes back to it once every worker says so.
+
+    Args:
+        step: which.
+        have: the table versions that the worker has of it, or nothing.
+    """
+
+    step: int
+    have: tuple[int, ...] = ()
+
+
 Message: TypeAlias = (
     Join
     | Welcome
@@ -287,6 +317,8 @@ Message: TypeAlias = (
     | Skip
     | Abort
     | Members
+    | Offer
+    | Resume
 )
 
 KINDS: dict[int, type[Message]] = dict(enumerate(get_args(Message), start=1))

@@ -17,7 +17,8 @@ from thinwire.jobs.training import run_worker, weights_digest
 from thinwire.packets import parse
 from thinwire.runtime.serving import serving
 from thinwire.schema import Join, Refused
-from thinwire.server.core import Close, Send, ServerCore
+from thinwire.server.core import ServerCore
+from thinwire.server.effects import Close, Send
 from thinwire.transports import grpc
 from thinwire.transports.base import Connection, Server
 from thinwire.transports.memory import MemoryServer

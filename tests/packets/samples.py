@@ -10,9 +10,11 @@ from thinwire.schema import (
     Leave,
     Members,
     Message,
+    Offer,
     Plan,
     Push,
     Refused,
+    Resume,
     Scalars,
     SessionAccepted,
     SessionOpen,
@@ -52,4 +54,6 @@ MESSAGES: list[Message] = [
     Skip(step=0, bucket=0),
     Abort(reason="FrameError: why"),
     Members(step=7, ranks=(0, 2), least=1, reason="worker 1 went away"),
+    Offer(steps=(100, 75)),
+    Resume(step=100, have=(100, 100)),
 ]

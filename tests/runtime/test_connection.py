@@ -176,7 +176,7 @@ def test_a_server_that_was_restarted_refuses_who_is_ahead_of_it() -> None:
     worker._connect = restarted.connect
     cluster.server.stop(grace_s=0)
     with pytest.raises(
-        ProtocolError, match=r"Start this worker again: with --min-workers .* Else resume all workers and shards"
+        ProtocolError, match=r"`thinwire worker` joins again by itself.* else resume all workers and shards"
     ):
         drain(worker)
     assert restarted.echo.received_numbers == []

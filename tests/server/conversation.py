@@ -13,7 +13,8 @@ from tests.pieces import as_frames
 from thinwire.codecs import Codec, codec, decode
 from thinwire.packets import BatchedTensor, EncodedTensor
 from thinwire.schema import Delta, Join, Message, Plan, Push, Refused, TableSpec, Values
-from thinwire.server.core import Close, Effect, Send, ServerCore
+from thinwire.server.core import ServerCore
+from thinwire.server.effects import Close, Effect, Send
 
 Array = NDArray[np.float32]
 

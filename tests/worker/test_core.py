@@ -19,7 +19,8 @@ from thinwire.policies.assignment import Partition
 from thinwire.policies.consistency import consistency, name_of
 from thinwire.policies.designs import Design, design
 from thinwire.schema import Message, Plan, TableSpec
-from thinwire.server.core import Close, Send, ServerCore
+from thinwire.server.core import ServerCore
+from thinwire.server.effects import Close, Send
 from thinwire.worker.conversation import Effect, Poll, Procedure, Receive
 from thinwire.worker.conversation import Send as Push
 from thinwire.worker.core import Worker

@@ -153,7 +153,7 @@ def worker(
     credentials = Credentials(ca=tls_ca, cert=tls_cert, key=tls_key, token_file=token_file, insecure=insecure)
     transport = credentials.worker(rank, grpc_options(shape))
 
-    def train(kept: WorkerCheckpoint | None) -> WorkerOutcome:
+    def train(kept: WorkerCheckpoint | None, returning: bool) -> WorkerOutcome:
         return run_worker(
             replace(job, servers=len(server)),
             rank=rank,
@@ -165,6 +165,7 @@ def worker(
             report=report if events else _tell,
             connect_timeout_s=connect_timeout,
             checkpoint=kept,
+            returning=returning,
         )
 
     outcome = rejoining(train, mine)
@@ -172,33 +173,36 @@ def worker(
 
 
 def rejoining(
-    train: Callable[[WorkerCheckpoint | None], WorkerOutcome], kept: WorkerCheckpoint | None
+    train: Callable[[WorkerCheckpoint | None, bool], WorkerOutcome], kept: WorkerCheckpoint | None
 ) -> WorkerOutcome:
-    """Trains, and joins again where the server no longer knows this worker.
+    """Trains, and joins again where a shard no longer knows this worker.
 
-    A server that was restarted from a checkpoint is at its step: a worker that has one of the same step goes on from
-    it, and the run ends with the bits of one that nothing disturbed. Without one it begins with the shards' parameters
-    and an empty residual.
+    All workers and shards then go back to the newest step of which everybody has a checkpoint, and the run ends with
+    the bits of one that nothing disturbed. A worker without checkpoints goes on with the shards' parameters and an
+    empty residual. So does one that was away while the others went on, from where they are.
 
     Args:
-        train: trains with these checkpoints.
+        train: trains with these checkpoints; the second argument says whether it was in the training before.
         kept: this worker's checkpoints, if it writes any.
 
     Raises:
-        StepMismatchError: the server went back to a step of which this worker has no checkpoint.
+        StepMismatchError: the others go on, and this worker was to resume from a step of its own.
     """
-    lost = False
+    returning = False
     while True:
         try:
-            return train(kept)
+            return train(kept, returning)
         except SessionLostError as error:
-            lost = True
-            kept = None if kept is None else replace(kept, resume=kept.path.exists(), step=None)
+            returning = True
+            # Where it is to go back to is agreed on; the step of the command line was that of the first time.
+            kept = None if kept is None else replace(kept, step=None)
             warnings.warn(f"{error}. This worker joins again", UserWarning, stacklevel=2)
-        except StepMismatchError as mismatch:
-            if kept is None or not lost or kept.step == mismatch.step:
+        except StepMismatchError as error:
+            if not returning:
                 raise
-            kept = replace(kept, step=mismatch.step)
+            returning = False
+            kept = None if kept is None else replace(kept, resume=False)
+            warnings.warn(f"{error}. This worker goes on without what it had not sent", UserWarning, stacklevel=2)
 
 
 def open_metrics(

@@ -17,10 +17,11 @@ import torch.distributed as dist
 from torch import nn
 
 from thinwire.codecs import Codec
-from thinwire.errors import ConfigError
+from thinwire.errors import ConfigError, SessionLostError
 from thinwire.hooks.local_optimizer import LocalUpdateOptimizer
 from thinwire.hooks.optimizer import DistributedOptimizer
 from thinwire.hooks.planning import make_plan
+from thinwire.hooks.resuming import Resumable
 from thinwire.optimizers.options import ParameterGroups
 from thinwire.policies.compression import Compression, as_codec
 from thinwire.policies.consistency import Consistency
@@ -68,7 +69,7 @@ def distribute(
     reconnect_s: float = 60.0,
     credentials: Credentials | None = None,
     metrics: Sequence[MetricsWriter] = (),
-    resume: Mapping[str, Any] | None = None,
+    resume: Mapping[str, Any] | Resumable | None = None,
     steps_per_epoch: int | None = None,
     settings: Settings | None = None,
     **options: Any,
@@ -109,7 +110,8 @@ def distribute(
             ranks of a group protect their shards by themselves.
         metrics: take a record of every table at every step; closed with the optimizer.
         resume: what `opt.state_dict()` returned after `opt.sync()`; the model has its weights of then, and the shards
-            were started with their checkpoints of the same step.
+            were started with their checkpoints of the same step. Or several states to go on from (`hooks.resuming`),
+            as `KeptSteps` has them: all workers and shards agree on the newest that everybody has.
         steps_per_epoch: how many steps every worker takes in an epoch, for designs that exchange once an epoch.
         settings: what else must be equal on all workers, by name, as in `{"batch": 32, "steps": 1000}`; a worker that
             has another value is refused, and the message names it. The seed is always compared.
@@ -183,6 +185,7 @@ def distribute(
         measures=bool(metrics),
     )
     connections: list[Connection] = []
+    driver: WorkerDriver | None = None
     try:
         if own is not None:
             servers.extend(own.open())
@@ -196,7 +199,9 @@ def distribute(
         if isinstance(worker, LocalWorker) and local is not None and outer is not None:
             return LocalUpdateOptimizer(model, optimizer, worker, driver, updates=local, outer_groups=outer, **common)
         return DistributedOptimizer(model, optimizer, worker, driver, **common)
-    except BaseException:
+    except BaseException as error:
+        if driver is not None and isinstance(error, SessionLostError):
+            driver.close()  # the shards that are left know that it comes again
         for connection in connections:
             with suppress(Exception):
                 connection.close()

@@ -12,6 +12,7 @@ from torch import nn
 
 from thinwire.hooks.records import Recorder, residual_ratios
 from thinwire.hooks.report import Stopwatch, TrainingReport
+from thinwire.hooks.resuming import Resumable
 from thinwire.policies.assignment import Assignment
 from thinwire.policies.sampling import Memberships
 from thinwire.runtime.driver import ModelHooks, WorkerDriver
@@ -44,7 +45,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         *,
         assignment: Assignment,
         metrics: Sequence[MetricsWriter] = (),
-        resume: Mapping[str, Any] | None = None,
+        resume: Mapping[str, Any] | Resumable | None = None,
         shards: RankShards | None = None,
     ) -> None:
         super().__init__([{"params": list(group["params"])} for group in optimizer.param_groups], optimizer.defaults)
@@ -55,10 +56,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._worker, self._driver, self._shards = worker, driver, shards
         self._recorder = Recorder(metrics, worker.rank)
         self._watch: Stopwatch | None = None
+        agreed: int | None = None
+        if isinstance(resume, Resumable):
+            if (steps := resume.steps()) is not None:
+                agreed = driver.run(worker.agree(steps))
+            resume = None if agreed is None else resume.load(agreed)
         if resume is not None:
             self.load_state_dict(resume)
             worker.restore_position(resume["position"])
-        driver.run(worker.start())
+        driver.run(worker.start(agreed))
         self._hooks = ModelHooks(model, worker, driver)
 
     # ---- the optimizer's interface

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +28,15 @@ class WorkerCheckpoint:
         path: of its file.
         every: exchanges between two checkpoints.
         resume: whether to go on from one.
-        step: from that of this step; None takes the newest.
+        step: from that of this step; None takes the newest that all workers and shards have.
+        written: the steps of the states that are this worker's own, 0 for the beginning. With `resume` all files are.
     """
 
     path: Path
     every: int
     resume: bool = False
     step: int | None = None
+    written: set[int] = field(default_factory=set)
 
     def writer(self, model_nbytes: int, on_written: Callable[[int], None]) -> CheckpointWriter:
         """Opens what writes them.
@@ -47,7 +49,25 @@ class WorkerCheckpoint:
             ConfigError: no file can be written there, or there is no room for three.
         """
         try_out(self.path, worker_nbytes(model_nbytes))
-        return CheckpointWriter(self.path, KIND, self.every, on_written=on_written)
+
+        def written(step: int) -> None:
+            self.written.add(step)
+            on_written(step)
+
+        return CheckpointWriter(self.path, KIND, self.every, on_written=written)
+
+    def steps(self) -> tuple[int, ...]:
+        """The steps of the last two states that this worker can go on from, newest first; of none: it takes any."""
+        if self.step is not None:
+            return (self.step,)
+        there = {*checkpoint.steps_in(self.path)}
+        own = there if self.resume else self.written & {*there, 0}
+        return tuple(sorted(own, reverse=True)[:2])
+
+    def forget_after(self, step: int) -> None:
+        """Removes the states of later steps, once all workers go on from this one."""
+        checkpoint.forget_after(self.path, step)
+        self.written.difference_update([each for each in self.written if each > step])
 
     @staticmethod
     def state(job: Job, rank: int, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -55,14 +75,16 @@ class WorkerCheckpoint:
         return {"job": asdict(job), "rank": rank, **state}
 
     def read(self, job: Job, rank: int) -> dict[str, Any] | None:
-        """Returns the state to go on from, or None to begin.
+        """Returns the state to go on from, so far as this worker alone can say, or None to begin.
 
         Raises:
             ConfigError: no such file, a damaged one, or one of another job or worker.
         """
-        if not self.resume:
-            return None
-        state = checkpoint.read(self.path, KIND, self.step)
+        return self.read_step(job, rank, self.step) if self.resume else None
+
+    def read_step(self, job: Job, rank: int, step: int | None) -> dict[str, Any]:
+        """Returns the state of a step, or the newest. Errors as for `read`."""
+        state = checkpoint.read(self.path, KIND, step)
         ours, theirs = {"rank": rank, **asdict(job)}, {"rank": state["rank"], **state["job"]}
         for key in sorted(ours.keys() - FREE):
             if ours[key] != theirs.get(key):

@@ -21,6 +21,7 @@ from torch import nn
 from thinwire.codecs import Codec, decode
 from thinwire.engines.events import Event
 from thinwire.hooks.distribute import DistributedOptimizer, distribute
+from thinwire.hooks.resuming import Resumable
 from thinwire.jobs.checkpoints import WorkerCheckpoint
 from thinwire.jobs.events import Accuracy, Checkpointed, Done, Progress
 from thinwire.jobs.job import Job
@@ -50,12 +51,23 @@ def run_worker(
     connect_timeout_s: float = 60.0,
     metrics: Sequence[MetricsWriter] = (),
     checkpoint: WorkerCheckpoint | None = None,
+    returning: bool = False,
 ) -> WorkerOutcome:
     """Trains as worker `rank` and returns (and reports) the outcome.
 
+    Args:
+        job: what to train.
+        rank: this worker's number.
+        servers: the shards, or what connects to them when the model is there.
+        report: takes events.
+        connect_timeout_s: how long a shard may take to appear, in seconds.
+        metrics: take a record of every table at every step.
+        checkpoint: this worker's checkpoints, if it writes any.
+        returning: it was in this training before, and goes back with all the others after a shard was lost.
+
     Events: `Progress` and `Accuracy` of worker 0, `Checkpointed` and `Done` of every worker.
     """
-    saved = None if checkpoint is None else checkpoint.read(job, rank)
+    newest = None if checkpoint is None else checkpoint.read(job, rank)
     torch.set_num_threads(1)
     torch.manual_seed(job.seed)
     recipe = job.recipe()
@@ -66,9 +78,7 @@ def run_worker(
     batches = Batches(
         dataset, rank=rank, workers=job.workers, batch=recipe.batch, seed=job.seed, augment=recipe.augment
     )
-    if saved is not None:
-        model.load_state_dict(saved["model"])
-        batches.load_state_dict(saved["batches"])
+    resumable = _States(job, rank, checkpoint, newest, model, batches) if returning or newest is not None else None
     warm_up(design.up)
     warm_up(design.down)
     writer = None
@@ -85,14 +95,16 @@ def run_worker(
         seed=job.seed,
         connect_timeout_s=connect_timeout_s,
         metrics=metrics,
-        resume=None if saved is None else saved["optimizer"],
+        resume=resumable,
         steps_per_epoch=len(dataset.train_x) // job.workers // recipe.batch,
         settings=_settings(job, dataset),
     )
     with nullcontext() if writer is None else closing(writer), opt:
         loop = _Loop(job, rank, model, opt, dataset, report)
-        if saved is not None:
-            loop.load_state_dict(saved["loop"])
+        if resumable is not None and resumable.loaded is not None:
+            loop.load_state_dict(resumable.loaded["loop"])
+        if checkpoint is not None and opt.clock == 0:
+            checkpoint.written.add(0)
 
         def state() -> dict[str, Any]:
             opt.sync()
@@ -108,6 +120,47 @@ def run_worker(
         outcome = loop.finish()
     report(Done(outcome=outcome))
     return outcome
+
+
+class _States(Resumable):
+    """A worker's checkpoints, for `distribute`.
+
+    Args:
+        job, rank, checkpoint: as for `run_worker`.
+        newest: the newest state, if it has been read.
+        model, batches: become what they were in the state that is loaded.
+
+    Attributes:
+        loaded: the state that all agreed on; None where that is the beginning, or this worker keeps none.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        rank: int,
+        checkpoint: WorkerCheckpoint | None,
+        newest: dict[str, Any] | None,
+        model: nn.Module,
+        batches: Batches,
+    ) -> None:
+        self._job, self._rank, self._checkpoint, self._newest = job, rank, checkpoint, newest
+        self._model, self._batches = model, batches
+        self.loaded: dict[str, Any] | None = None
+
+    def steps(self) -> tuple[int, ...]:
+        return () if self._checkpoint is None else self._checkpoint.steps()
+
+    def load(self, step: int) -> dict[str, Any] | None:
+        if self._checkpoint is None or step == 0:
+            return None
+        known = self._newest is not None and self._newest["optimizer"]["position"]["clock"] == step
+        self.loaded = self._newest if known else self._checkpoint.read_step(self._job, self._rank, step)
+        assert self.loaded is not None
+        self._checkpoint.forget_after(step)
+        self._model.load_state_dict(self.loaded["model"])
+        self._batches.load_state_dict(self.loaded["batches"])
+        optimizer: dict[str, Any] = self.loaded["optimizer"]
+        return optimizer
 
 
 def _settings(job: Job, dataset: Dataset) -> Settings:

@@ -179,6 +179,13 @@ def steps_in(path: Path, disk: Disk = LOCAL) -> list[int]:
     return [_header(file, disk)[0]["step"] for file in files_at(path, disk)]
 
 
+def forget_after(path: Path, step: int, disk: Disk = LOCAL) -> None:
+    """Removes the files of later steps, once everybody goes on from this one."""
+    for file in files_at(path, disk):
+        if _header(file, disk)[0]["step"] > step:
+            disk.remove(file)
+
+
 def files_at(path: Path, disk: Disk = LOCAL) -> list[Path]:
     """Returns the files at a path, newest first."""
     try:

@@ -9,14 +9,23 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from thinwire.errors import ConfigError
 from thinwire.policies.consistency import consistency
-from thinwire.runtime.checkpoint import LOCAL, UNFINISHED, Snapshot, files_at, read, remove_unfinished
+from thinwire.runtime.checkpoint import (
+    LOCAL,
+    UNFINISHED,
+    Snapshot,
+    files_at,
+    forget_after,
+    read,
+    remove_unfinished,
+    steps_in,
+)
 from thinwire.runtime.disk import Disk
 from thinwire.schema import Plan
 from thinwire.server.core import ServerCore
@@ -123,8 +132,11 @@ class CheckpointWriter:
             self._executor.shutdown()
 
 
-class Checkpointer:
-    """Writes a shard's state at every so many steps, and reads it back.
+class Checkpointer(Mapping[int, dict[str, Any]]):
+    """Writes a shard's state at every so many steps, and reads it back: the states are its values, by step.
+
+    Those are its own: what was in the files before it began counts only where it resumes. Where it began and has not
+    written two, the beginning, step 0, counts as well.
 
     Args:
         core: the shard.
@@ -142,7 +154,9 @@ class Checkpointer:
         self, core: ServerCore, path: Path, every: int, disk: Disk = LOCAL, executor: Executor | None = None
     ) -> None:
         self._core = core
-        self._writer = CheckpointWriter(path, self.KIND, every, disk=disk, executor=executor)
+        self._own, self._step, self._others_there = {0}, core.step, True
+        self._writer = CheckpointWriter(path, self.KIND, every, on_written=self._written, disk=disk, executor=executor)
+        core.checkpoints = self
 
     def resume(self, step: int | None = None) -> None:
         """Loads the newest checkpoint, or that of a step, before anybody joins.
@@ -151,7 +165,8 @@ class Checkpointer:
             ConfigError: there is none, or it is damaged or another's.
         """
         self._core.load_state_dict(read(self._writer.path, self.KIND, step, self._writer.disk))
-        self._writer.begin_at(self._core.step)
+        self._begin_at(self._core.step)
+        self._own = set(steps_in(self._writer.path, self._writer.disk)) if step is None else {step}
 
     def check_space(self, plan: Plan) -> None:
         """Raises ConfigError where a shard with this plan, which nobody has begun yet, has no room for its files."""
@@ -165,13 +180,40 @@ class Checkpointer:
         Raises:
             ConfigError: the policy of consistency leaves no step to keep.
         """
-        if self._core.failed is None and self._core.plan is not None:
-            lead = consistency(self._core.plan.consistency).lead()
-            self._writer.stepped(self._core.step, self._core.state_dict, lead=lead)
+        if self._core.failed is not None or self._core.plan is None:
+            return
+        step, before = self._core.step, self._step
+        if step < before:  # all went back
+            self._writer.wait()
+            self._begin_at(step)
+            self._own = {each for each in self._own if each <= step}
+        elif step > before and step % self._writer.every == 0 and self._others_there:
+            forget_after(self._writer.path, max(self._own), self._writer.disk)
+            self._others_there = False
+        self._step = step
+        self._writer.stepped(step, self._core.state_dict, lead=consistency(self._core.plan.consistency).lead())
 
     def close(self) -> None:
         """Waits for the write under way."""
         self._writer.close()
+
+    def __getitem__(self, step: int) -> dict[str, Any]:
+        return read(self._writer.path, self.KIND, step, self._writer.disk)
+
+    def __iter__(self) -> Iterator[int]:
+        self._writer.wait()
+        return iter(self._own)
+
+    def __len__(self) -> int:
+        return len(self._own)
+
+    def _begin_at(self, step: int) -> None:
+        """Files of later steps are of before the shard went back to this one, or of another training."""
+        self._step, self._others_there = step, True
+        self._writer.begin_at(step)
+
+    def _written(self, step: int) -> None:
+        self._own = {step, max(self._own)}
 
 
 def shard_nbytes(model_nbytes: int) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from thinwire.errors import DeadlineError, ProtocolError, TransportError
+from thinwire.errors import DeadlineError, ProtocolError, SessionLostError, TransportError
 from thinwire.packets import pack, parse
 from thinwire.schema import Members
 from thinwire.telemetry import Counters
@@ -25,6 +25,10 @@ from thinwire.transports.base import Connection
 from thinwire.worker.conversation import Conversation, Poll, Procedure, Receive, Send, T
 from thinwire.worker.core import Worker
 from thinwire.worker.model import WorkerTensor
+
+LOOK_S = 1.0
+"""How long one shard is waited for before the connections to the others are looked at: a shard that was lost is noticed
+wherever its workers are."""
 
 
 class WorkerDriver:
@@ -48,6 +52,7 @@ class WorkerDriver:
         self._conversations, self._connections = conversations, connections
         self._timeout_s = timeout_s
         self._counters = counters or Counters()
+        self._lost = False
 
     def run(self, procedure: Procedure[T]) -> T:
         """Carries out a procedure's effects one by one; returns what it returns.
@@ -72,14 +77,17 @@ class WorkerDriver:
                         self._receive(effect)
                     case Poll():
                         self._receive_arrived(effect.shard)
+        except SessionLostError:
+            self._lost = True
+            raise
         finally:
             self._counters.add("exchange_seconds", time.perf_counter() - begin)
 
     def close(self) -> None:
-        """Leaves every shard in good order. A session that broke is only dropped."""
+        """Leaves every shard in good order, where one was lost to come again. A session that broke is only dropped."""
         for conversation, connection in zip(self._conversations, self._connections, strict=True):
             try:
-                self.run(conversation.leave())
+                self.run(conversation.leave(returning=self._lost))
                 while connection.receive(self._timeout_s) is not None:
                     pass
             except (TransportError, ProtocolError):
@@ -106,7 +114,17 @@ class WorkerDriver:
         connection = self._connections[effect.shard]
         begin = time.perf_counter()
         try:
-            packet = connection.receive(self._timeout_s)
+            while True:
+                left = self._timeout_s - (time.perf_counter() - begin)
+                try:
+                    packet = connection.receive(min(left, LOOK_S) if len(self._connections) > 1 else left)
+                    break
+                except DeadlineError:
+                    if left <= LOOK_S or len(self._connections) == 1:
+                        raise
+                for other in range(len(self._connections)):
+                    if other != effect.shard:
+                        self._receive_arrived(other)
         except DeadlineError:
             raise DeadlineError(
                 f"{connection.address}: waited {self._timeout_s:g} s for {effect.awaited}. Another worker may be stuck "

@@ -20,7 +20,8 @@ from thinwire.runtime.clock import Cancel, Clock, SystemClock
 from thinwire.runtime.journal import Journal
 from thinwire.runtime.session import ReplayBuffer
 from thinwire.schema import Acknowledged, Join, Message, Refused, SessionAccepted, SessionOpen
-from thinwire.server.core import Close, Effect, Send, ServerCore
+from thinwire.server.core import ServerCore
+from thinwire.server.effects import Close, Effect, Send
 from thinwire.transports.base import ANYBODY, MAX_PENDING_NBYTES, Handler, HandlerFactory, Identity, Sender
 
 MAX_NAME = 64
@@ -313,7 +314,7 @@ class SessionServer(Sender):
             if message.received or message.acknowledged:
                 raise SessionLostError(
                     "this server does not know the session: it was restarted, or it no longer waited for this worker. "
-                    "Start this worker again: with --min-workers it goes on where the others are. Else resume all "
+                    "`thinwire worker` joins again by itself, a script of your own with KeptSteps; else resume all "
                     "workers and shards from checkpoints of one step"
                 )
             session = self._begin(peer, message.session)

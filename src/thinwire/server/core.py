@@ -10,44 +10,21 @@ others the training goes on, or waits for more; else it ends, and they are told 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-import msgspec
 
 from thinwire.errors import ConfigError, FrameError, NonFiniteError, ProtocolError
 from thinwire.packets import EncodedTensor
-from thinwire.schema import Join, Leave, Members, Message, Plan, Push, Refused, Scalars, Values, Welcome
+from thinwire.schema import Join, Leave, Members, Message, Plan, Push, Refused, Resume, Scalars, Values, Welcome
 from thinwire.server.agreement import check_plan, check_version, difference
+from thinwire.server.effects import Close, Effect, Send, refused, send_back
+from thinwire.server.rollback import Rollback, named
 from thinwire.server.rounds import Digests, Maxima
+from thinwire.server.state import engine_of, state_of
 from thinwire.server.table import Table
 from thinwire.server.update_engine import Outgoing, StepUnreachable, UpdateEngine
 
-MAX_REASON = 2000
-"""Characters. A reason may quote what a peer sent, and the answer to a large message must not be larger still."""
 MAX_WORKERS = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Send one message to some peers."""
-
-    peers: tuple[int, ...]
-    message: Message
-    frames: tuple[EncodedTensor, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Close:
-    """End a peer's session, after a last message."""
-
-    peer: int
-    message: Message | None = None
-
-
-Effect = Send | Close
-"""What a shard wants done: a plain value, for others to carry out."""
 
 
 class ServerCore:
@@ -57,6 +34,11 @@ class ServerCore:
         min_workers: the training goes on without workers that died, and with others that join, while so many are left;
             with fewer it waits. None: it goes on while the consistency policy has enough gradients, and else ends.
 
+    Attributes:
+        finished: whether every worker has left in good order.
+        checkpoints: states of before that it can go back to, by step, as from `state_dict`; that of step 0, the
+            beginning, is not looked at.
+
     Raises:
         ConfigError: `min_workers` is below 1.
     """
@@ -65,12 +47,15 @@ class ServerCore:
         if min_workers is not None and min_workers < 1:
             raise ConfigError(f"min_workers is {min_workers}; at least 1 is needed")
         self.finished = False
+        self.checkpoints: Mapping[int, Mapping[str, Any]] = {}
         self._min_workers = min_workers
         self._engine: UpdateEngine | None = None
         self._ranks: dict[int, int] = {}
         self._left: set[int] = set()
         self._interrupted: set[int] = set()
-        self._initialised = False
+        self._returning: set[int] = set()
+        self._rollback = Rollback()
+        self._initialised = self._progressed = False
         self._failed: str | None = None
         self._maxima = Maxima()
         self._digests = Digests()
@@ -94,6 +79,8 @@ class ServerCore:
 
     def broke(self, peer: int, reason: str) -> list[Effect]:
         """A peer said what the conversation does not allow: it is refused, and the others hear why."""
+        if peer in self._rollback.voters:
+            return self._fail(f"worker {self._rollback.voters[peer]}: {reason}")
         rank = self._ranks.get(peer)
         if rank is None or self._failed is not None:
             return [Close(peer, refused(reason))]
@@ -104,6 +91,8 @@ class ServerCore:
 
     def interrupted(self, peer: int) -> list[Effect]:
         """A peer's connection broke, and its session waits: another process may now take its rank."""
+        if peer in self._rollback.voters:
+            self._interrupted.add(peer)
         rank = self._ranks.get(peer)
         if rank is None:
             return []
@@ -119,6 +108,8 @@ class ServerCore:
     def closed(self, peer: int, error: str | None) -> list[Effect]:
         """A session is over. In the middle of training its worker is dropped, or the training ends for all."""
         self._interrupted.discard(peer)
+        if peer in self._rollback.voters and self._failed is None:
+            return self._withdraw(peer, error or "it closed its session")
         rank = self._ranks.pop(peer, None)
         if rank is None or self._failed is not None:
             return []
@@ -133,6 +124,8 @@ class ServerCore:
     def _dispatch(self, peer: int, message: Message, frames: tuple[EncodedTensor, ...]) -> list[Effect]:
         if isinstance(message, Join):
             return self._join(peer, message)
+        if peer in self._rollback.voters:
+            return self._voted(peer, message)
         if peer not in self._ranks:
             raise ProtocolError(f"{type(message).__name__} came before Join")
         match message:
@@ -143,12 +136,12 @@ class ServerCore:
             case Scalars():
                 return self._scalars(peer, message)
             case Leave():
-                return self._leave(peer)
+                return self._leave(peer, returning=message.returning)
             case _:
                 raise ProtocolError(f"a worker does not send {type(message).__name__}")
 
     def _join(self, peer: int, join: Join) -> list[Effect]:
-        if peer in self._ranks:
+        if peer in self._ranks or peer in self._rollback.voters:
             raise ProtocolError("a second Join in one session")
         check_version(join.version)
         if self.plan is None:
@@ -163,20 +156,38 @@ class ServerCore:
             self._engine = UpdateEngine(join.plan, self._min_workers)
             # A shard may hold nothing, where there are more of them than tables: then nobody has values to send.
             self._initialised = not self._engine.tables
-        holder = next((other for other, rank in self._ranks.items() if rank == join.rank), None)
+        holders = (self._ranks | self._rollback.voters).items()
+        holder = next((other for other, rank in holders if rank == join.rank), None)
         if holder is not None and holder not in self._interrupted:
             raise ProtocolError(f"rank {join.rank} is taken: every worker needs a rank of its own")
         if join.rank in self._left and self._min_workers is None:
             raise ProtocolError(f"worker {join.rank} has left this training, and it does not begin again")
+        if join.steps is not None:
+            return self._vote(peer, join.rank, join.steps, holder)
+        if self._rollback.voters:
+            return send_back([peer])
         if self._initialised:
             self._engine.check_versions(join.rank, join.have)  # before anybody is replaced
         effects = [] if holder is None else self._replace(holder, join.rank)
+        if join.rank in self._returning:  # to go back with the others; they have not, and it begins as a new one
+            self._returning.discard(join.rank)
+            effects += self._drop(join.rank, f"worker {join.rank} was away at step {self.step}")
         begin = -1 if join.rank in self._engine.members.ranks else self._engine.admit(join.rank)
-        values = self._engine.catch_up(join.rank, join.have) if self._initialised else []
         self._left.discard(join.rank)
-        self._engine.begin(join.rank)
-        self._ranks[peer] = join.rank
-        ask = join.rank == 0 and not self._initialised
+        effects += self._welcome(peer, join.rank, join.have, begin)
+        if begin >= 0:
+            # The others hear of it before the next update, for it says from when on they divide the data otherwise.
+            effects += self._tell(f"worker {join.rank} is here from step {begin} on", but=peer)
+            effects += self._address(self._engine.go_on())  # where it was one too few that the others waited for
+        return effects
+
+    def _welcome(self, peer: int, rank: int, have: Sequence[int], begin: int) -> list[Effect]:
+        """Lets a worker in, and gives it what it lacks."""
+        assert self._engine is not None
+        values = self._engine.catch_up(rank, have) if self._initialised else []
+        self._engine.begin(rank)
+        self._ranks[peer] = rank
+        ask = rank == 0 and not self._initialised
         final = self._engine.final
         history = self._engine.members.history
         welcome = Welcome(
@@ -187,18 +198,15 @@ class ServerCore:
             elastic=self._min_workers is not None,
             memberships=history if len(history) > 1 or history[0][0] else (),
         )
-        effects += [Send((peer,), welcome), *self._address(values)]
-        if begin >= 0:
-            # The others hear of it before the next update, for it says from when on they divide the data otherwise.
-            effects += self._tell(f"worker {join.rank} is here from step {begin} on", but=peer)
-            effects += self._address(self._engine.go_on())  # where it was one too few that the others waited for
-        return effects
+        return [Send((peer,), welcome), *self._address(values)]
 
     def _replace(self, holder: int, rank: int) -> list[Effect]:
         """Another process takes the rank of a worker whose connection is broken."""
-        del self._ranks[holder]
         self._interrupted.discard(holder)
         over = Close(holder, refused(f"another process has taken rank {rank}, while this one was not connected"))
+        if holder in self._rollback.voters:
+            return [over, *self._rollback.withdraw(holder)]
+        del self._ranks[holder]
         if not self._initialised:
             return [over]
         return [over, *self._drop(rank, f"worker {rank} was not connected at step {self.step}, and is replaced")]
@@ -249,6 +257,7 @@ class ServerCore:
         assert self._engine is not None
         if not self._initialised:
             raise ProtocolError("a gradient came before the initial values")
+        self._progressed = True
         rank = self._ranks[peer]
         if push.digest:
             self._digests.add(rank, push.step, push.digest)
@@ -265,9 +274,12 @@ class ServerCore:
             return []
         return self._address([Outgoing(Scalars(step=message.step, values=largest))])
 
-    def _leave(self, peer: int) -> list[Effect]:
+    def _leave(self, peer: int, *, returning: bool) -> list[Effect]:
         assert self._engine is not None
         rank = self._ranks.pop(peer)
+        if returning:  # to go back with all the others: nobody is dropped
+            self._returning.add(rank)
+            return [Close(peer), *self._offer()]
         self._left.add(rank)
         self.finished = not self._ranks and self._left >= set(self._engine.members.ranks)
         if not (self._initialised or self.finished):
@@ -279,6 +291,81 @@ class ServerCore:
             return [Close(peer), *self._fail(reason)]
         return [Close(peer)]
 
+    # ---- going back, as in `rollback.py`
+
+    def _vote(self, peer: int, rank: int, steps: tuple[int, ...], holder: int | None) -> list[Effect]:
+        """A worker wants to go back: it waits for the others, unless they go on and have lost nothing."""
+        if self._progressed and rank not in self._returning and self._ranks.keys() - {holder}:
+            reason = (
+                f"worker {rank} resumes at exchange {named(steps) or 'any'}, and the others go on at {self.step}: "
+                "start it without its checkpoint, or resume all workers and shards from the same step"
+            )
+            return [Close(peer, Refused(reason=reason, step=self.step))]
+        effects: list[Effect] = []
+        if holder is not None:
+            effects += self._replace(holder, rank) if holder in self._rollback.voters else send_back([holder])
+            self._ranks.pop(holder, None)
+        if not self._progressed:  # they joined a shard that was resumed, and lose nothing
+            effects += send_back(self._ranks)
+            self._ranks.clear()
+        self._rollback.add(peer, rank, steps)
+        return [*effects, *self._offer()]
+
+    def _offer(self) -> list[Effect]:
+        if self._engine is None or self._ranks:
+            return []
+        own = {*self.checkpoints, *(() if self._progressed else (self.step,))}
+        try:
+            return self._rollback.offer(self._engine.members.ranks, own)
+        except StepUnreachable as unreachable:
+            return self._fail(str(unreachable))
+
+    def _voted(self, peer: int, message: Message) -> list[Effect]:
+        """What a worker says before it is let in."""
+        match message:
+            case Resume():
+                return self._go_back() if self._rollback.choose(peer, message) else []
+            case Leave():
+                gone = None if message.returning else "it left"
+                return [Close(peer), *self._withdraw(peer, gone)]
+            case _:
+                raise ProtocolError(f"{type(message).__name__} came from a worker that is about to go back")
+
+    def _withdraw(self, peer: int, gone: str | None) -> list[Effect]:
+        """A worker goes before it was let in; `gone`: for good, and why."""
+        rank = self._rollback.voters[peer]
+        if gone is not None and self._min_workers is None:
+            del self._rollback.voters[peer]
+            return self._fail(f"worker {rank} went away before all had gone back to one step: {gone}")
+        effects = self._rollback.withdraw(peer)
+        if gone is None or self._engine is None:
+            return effects
+        self._engine.members.drop(rank)
+        return [*effects, *self._offer()]
+
+    def _go_back(self) -> list[Effect]:
+        """All have agreed: the shard becomes what it was at that step, and lets everybody in."""
+        assert self._engine is not None
+        agreed, step = self._rollback, self._rollback.step
+        if self._progressed or step != self.step:
+            plan, least = self._engine.plan, self._min_workers
+            self._engine = engine_of(self.checkpoints[step], least) if step else UpdateEngine(plan, least)
+            self._initialised = step > 0 or not self._engine.tables
+            self._progressed = False
+        self._rollback, self._maxima, self._digests = Rollback(), Maxima(), Digests()
+        self._returning.clear()
+        self._left.clear()
+        members = self._engine.members
+        if away := set(members.ranks).difference(agreed.voters.values()):
+            for rank in away:
+                members.drop(rank)
+            members.divide_data(self.step)
+        effects: list[Effect] = []
+        for peer, rank in agreed.voters.items():
+            begin = -1 if rank in members.ranks else self._engine.admit(rank)
+            effects += self._welcome(peer, rank, agreed.have(rank), begin)
+        return effects
+
     # ---- state
 
     def state_dict(self) -> dict[str, Any]:
@@ -289,7 +376,7 @@ class ServerCore:
         """
         if self._engine is None or not self._initialised or self._failed is not None:
             raise ConfigError(f"this shard has nothing to keep: {self._failed or 'the training has not begun'}")
-        return {"plan": msgspec.to_builtins(self._engine.plan), "steps": self._engine.state_dict()}
+        return state_of(self._engine)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes back what `state_dict` gave; workers then join at that step, with the same plan.
@@ -299,14 +386,7 @@ class ServerCore:
         """
         if self._engine is not None:
             raise ConfigError("this shard has begun a training; a state is loaded before anybody joins")
-        try:
-            plan = msgspec.convert(state["plan"], Plan)
-            check_plan(plan)
-            engine = UpdateEngine(plan, self._min_workers)
-            engine.load_state_dict(state["steps"])
-        except (ProtocolError, msgspec.ValidationError, KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise ConfigError(f"the state is not one of a shard: {type(error).__name__}: {error}") from error
-        self._engine, self._initialised = engine, True
+        self._engine, self._initialised = engine_of(state, self._min_workers), True
 
     # ---- helpers
 
@@ -320,7 +400,7 @@ class ServerCore:
 
     def _fail(self, reason: str) -> list[Effect]:
         self._failed = reason
-        return [Close(peer, refused(reason)) for peer in self._ranks]
+        return [Close(peer, refused(reason)) for peer in (*self._ranks, *self._rollback.voters)]
 
     @property
     def plan(self) -> Plan | None:
@@ -341,12 +421,3 @@ class ServerCore:
     def failed(self) -> str | None:
         """Why the training ended early, or None."""
         return self._failed
-
-
-def refused(reason: str) -> Refused:
-    """Returns the last message to a peer, no longer than it needs to be.
-
-    >>> len(refused("x" * 9000).reason)
-    2002
-    """
-    return Refused(reason=reason if len(reason) <= MAX_REASON else f"{reason[:MAX_REASON]} …")

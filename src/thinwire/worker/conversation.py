@@ -16,11 +16,26 @@ from collections.abc import Generator
 from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar
 
-from thinwire.errors import ProtocolError, StepMismatchError
+from thinwire.errors import ProtocolError, SessionLostError, StepMismatchError
 from thinwire.packets import EncodedTensor
 from thinwire.policies.consistency import Consistency, consistency
 from thinwire.policies.sampling import Memberships, extended
-from thinwire.schema import Changes, Delta, Join, Leave, Members, Message, Plan, Push, Refused, Scalars, Values, Welcome
+from thinwire.schema import (
+    Changes,
+    Delta,
+    Join,
+    Leave,
+    Members,
+    Message,
+    Offer,
+    Plan,
+    Push,
+    Refused,
+    Resume,
+    Scalars,
+    Values,
+    Welcome,
+)
 from thinwire.version import VERSION
 
 CHUNK_NBYTES = 32 * 1024
@@ -111,6 +126,7 @@ class Conversation:
         self.notices: list[Members] = []
         self.memberships: Memberships = ((0, tuple(range(plan.workers))),)
         self._welcome: Welcome | None = None
+        self._offer: Offer | None = None
         self._policy = policy or consistency(plan.consistency)
         self._terms = self._policy.terms(plan.workers)
         self._newest = 0
@@ -135,8 +151,34 @@ class Conversation:
         Raises:
             StepMismatchError: the shard holds parameters and is at another step than a worker that resumes.
         """
-        have = tuple(self.versions) if min(self.versions, default=-1) >= 0 else ()
-        yield Send(self.shard, Join(rank=self.rank, plan=self.plan, have=have, version=VERSION))
+        yield Send(self.shard, Join(rank=self.rank, plan=self.plan, have=self._have, version=VERSION))
+        return (yield from self._welcomed(clock))
+
+    def vote(self, steps: tuple[int, ...]) -> Procedure[None]:
+        """Joins a training that goes back to one of these steps, or of none to any; `offered` is the answer."""
+        yield Send(self.shard, Join(rank=self.rank, plan=self.plan, version=VERSION, steps=steps))
+
+    def offered(self) -> Procedure[tuple[int, ...]]:
+        """Waits for all workers; returns the steps that they and the shard can go back to, newest first.
+
+        Raises:
+            SessionLostError: a worker went away meanwhile, and all come again.
+            StepMismatchError: the others go on, and have lost nothing.
+        """
+        while self._offer is None:
+            yield Receive(self.shard, "the other workers, to go back to one step")
+        return self._offer.steps
+
+    def resume(self, step: int, clock: int) -> Procedure[Welcome]:
+        """Chooses a step that was offered; waits until all workers have. Args and errors as for `join`."""
+        yield Send(self.shard, Resume(step=step, have=self._have))
+        return (yield from self._welcomed(clock))
+
+    @property
+    def _have(self) -> tuple[int, ...]:
+        return tuple(self.versions) if min(self.versions, default=-1) >= 0 else ()
+
+    def _welcomed(self, clock: int) -> Procedure[Welcome]:
         while self._welcome is None:
             yield Receive(self.shard, "the server's welcome")
         step = self._welcome.step
@@ -209,9 +251,9 @@ class Conversation:
             yield Receive(self.shard, f"the shared scales of step {clock}")
         return self._maxima.pop(clock)
 
-    def leave(self) -> Procedure[None]:
-        """Sends the last message."""
-        yield Send(self.shard, Leave())
+    def leave(self, *, returning: bool = False) -> Procedure[None]:
+        """Sends the last message; `returning`: another shard was lost, and this worker joins again."""
+        yield Send(self.shard, Leave(returning=returning))
 
     # ---- down
 
@@ -251,8 +293,13 @@ class Conversation:
                 self.notices.append(message)
                 if message.since >= 0:
                     self.memberships = extended(self.memberships, message.since, message.ranks)
+            case Offer():
+                self._offer = message
             case Refused():
-                raise ProtocolError(f"the server ended the session: {message.reason}")
+                reason = f"the server ended the session: {message.reason}"
+                if message.step >= 0:
+                    raise StepMismatchError(reason, message.step)
+                raise (SessionLostError if message.lost else ProtocolError)(reason)
             case _:
                 raise ProtocolError(f"a server does not send {type(message).__name__}")
 

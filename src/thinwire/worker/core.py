@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from thinwire.codecs.stochastic import TernGrad
-from thinwire.errors import NonFiniteError, ProtocolError
+from thinwire.errors import ConfigError, NonFiniteError, ProtocolError
 from thinwire.optimizers.options import ParameterGroups
 from thinwire.packets import EncodedTensor
 from thinwire.policies.compression import PLAIN
@@ -102,11 +102,31 @@ class Worker:
 
     # ---- the training
 
-    def start(self) -> Procedure[None]:
-        """Joins every shard; worker 0's weights become everybody's."""
+    def agree(self, steps: tuple[int, ...]) -> Procedure[int]:
+        """Joins every shard to go back with all workers; returns the newest step that all of them can go on from.
+
+        Args:
+            steps: that this worker can; none: any, with the shards' parameters.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        for conversation in self.conversations:
+            yield from conversation.vote(steps)
+        offers: list[tuple[int, ...]] = []
+        for conversation in self.conversations:
+            offers += [(yield from conversation.offered())]
+        if not (common := set(offers[0]).intersection(*offers)):
+            said = "; ".join(f"shard {shard}: {' and '.join(map(str, offer))}" for shard, offer in enumerate(offers))
+            raise ConfigError(f"there is no step that all shards can go back to with all workers: {said}")
+        return max(common)
+
+    def start(self, agreed: int | None = None) -> Procedure[None]:
+        """Joins every shard, unless a step was agreed on with all of them; worker 0's weights become everybody's."""
         welcomes: dict[int, Welcome] = {}
         for conversation in self.conversations:
-            welcomes[conversation.shard] = yield from conversation.join(self.clock)
+            answer = conversation.join(self.clock) if agreed is None else conversation.resume(agreed, self.clock)
+            welcomes[conversation.shard] = yield from answer
         if any(welcome.elastic for welcome in welcomes.values()):
             self._terms = replace(self._terms, elastic=True)
         late = max(welcome.begin for welcome in welcomes.values()) > 0

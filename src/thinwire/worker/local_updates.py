@@ -70,8 +70,8 @@ class LocalWorker(Worker):
 
     # ---- the training
 
-    def start(self) -> Procedure[None]:
-        yield from super().start()
+    def start(self, agreed: int | None = None) -> Procedure[None]:
+        yield from super().start(agreed)
         for tensor in self.model.tensors:
             table = tensor.tables[0]
             # One that joins late continues from the version which its first exchange will change.

@@ -1,0 +1,115 @@
+"""States that a worker can go on from: what `distribute(resume=…)` takes, and one that keeps them in memory."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+
+class Optimizer(Protocol):
+    """What is asked of the optimizer that `distribute` returned."""
+
+    @property
+    def clock(self) -> int:
+        """Exchanges so far."""
+
+    def sync(self) -> None:
+        """Waits for the last step's update."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a worker goes on from."""
+
+
+class Resumable(ABC):
+    """Several states that a worker can go on from, of which all workers agree on one."""
+
+    @abstractmethod
+    def steps(self) -> tuple[int, ...] | None:
+        """Their exchanges (`opt.clock`); empty: any, with the shards' parameters alone. None: this worker begins."""
+
+    @abstractmethod
+    def load(self, step: int) -> Mapping[str, Any] | None:
+        """Makes everything else what it was, and returns what `opt.state_dict()` returned then; None: it begins there.
+
+        Args:
+            step: the one agreed on.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    weights: dict[str, Any]
+    optimizer: dict[str, Any] | None
+    extra: dict[str, Any]
+    chance: torch.Tensor
+
+
+class KeptSteps(Resumable):
+    """The last states of this worker in memory, for going back with all others when a shard was lost.
+
+    Args:
+        model: whose weights are kept beside the optimizer's state; as it is now it is the state of the beginning.
+        keep: how many states.
+
+    Attributes:
+        extra: what was kept with the step that this worker went back to; empty at the beginning.
+
+    Example::
+
+        kept = KeptSteps(model)
+        while True:
+            inner = torch.optim.SGD(model.parameters(), lr=0.1)
+            try:
+                with tw.distribute(model, inner, server="grpc://host:7070", rank=rank, workers=4, resume=kept) as opt:
+                    while opt.steps_done < 1000:
+                        …                                   # the batch of step opt.steps_done
+                        opt.step()
+                        if opt.clock % 50 == 0:
+                            kept.add(opt)
+                break
+            except SessionLostError:
+                pass                                        # the server was started again: all go back
+    """
+
+    def __init__(self, model: nn.Module, *, keep: int = 2) -> None:
+        self._model, self._keep = model, keep
+        self.extra: dict[str, Any] = {}
+        self._began = False
+        self._states = {0: self._state(None, {})}
+
+    def add(self, opt: Optimizer, **extra: Any) -> None:
+        """Keeps a state, after the last step's update, which is waited for.
+
+        Args:
+            opt: the optimizer that `distribute` returned.
+            **extra: what else makes the training repeatable, such as the position in the data.
+        """
+        opt.sync()
+        self._states[opt.clock] = self._state(opt.state_dict(), extra)
+        for step in sorted(self._states)[: -self._keep]:
+            del self._states[step]
+
+    def steps(self) -> tuple[int, ...] | None:
+        """See `Resumable`: None at the first time, when the training begins."""
+        began, self._began = self._began, True
+        return tuple(sorted(self._states, reverse=True)) if began else None
+
+    def load(self, step: int) -> Mapping[str, Any] | None:
+        """Makes the model what it was, and torch's chance; returns the optimizer's state of then."""
+        for newer in [each for each in self._states if each > step]:
+            del self._states[newer]
+        state = self._states[step]
+        self._model.load_state_dict(state.weights)  # which copies
+        torch.set_rng_state(state.chance)
+        self.extra = copy.deepcopy(state.extra)
+        return copy.deepcopy(state.optimizer)
+
+    def _state(self, optimizer: dict[str, Any] | None, extra: dict[str, Any]) -> _State:
+        weights, optimizer, extra = copy.deepcopy((self._model.state_dict(), optimizer, extra))
+        return _State(weights, optimizer, extra, torch.get_rng_state())

@@ -1,0 +1,106 @@
+"""How all workers and shards go back to one step, after one of the shards was lost.
+
+1. Every worker that lost a shard leaves the others, and joins all of them anew with the steps that it can go on from.
+2. Once all workers of a shard have, nothing changes there any more: it offers them those steps that it has as well.
+3. Every worker picks the newest that all shards offer. That is the same for all workers, since each shard has told all
+   of them the same. The shard goes back to it once all have said so.
+
+So one worker alone can make nobody go back, and one that dies in between voids the round: the others come again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from thinwire.errors import ProtocolError
+from thinwire.schema import Offer, Resume
+from thinwire.server.effects import Effect, Send, send_back
+from thinwire.server.update_engine import StepUnreachable
+
+
+class Rollback:
+    """One round at one shard.
+
+    Attributes:
+        voters: the rank of every worker that has joined the round, by its peer.
+
+    Example:
+        >>> votes = Rollback()
+        >>> votes.add(10, 0, (100, 75))
+        >>> votes.add(11, 1, ())  # rank 1 takes any step
+        >>> votes.offer((0, 1), {50, 75})
+        [Send(peers=(10, 11), message=Offer(steps=(75,)), frames=())]
+        >>> votes.choose(10, Resume(step=75)), votes.choose(11, Resume(step=75))
+        (False, True)
+        >>> votes.step
+        75
+    """
+
+    def __init__(self) -> None:
+        self.voters: dict[int, int] = {}
+        self._steps: dict[int, tuple[int, ...]] = {}
+        self._offered: tuple[int, ...] | None = None
+        self._chosen: dict[int, Resume] = {}
+
+    def add(self, peer: int, rank: int, steps: tuple[int, ...]) -> None:
+        """A worker says which steps it can go on from; none: from any."""
+        self.voters[peer] = rank
+        self._steps[rank] = steps
+
+    def withdraw(self, peer: int) -> list[Effect]:
+        """A worker is no longer there. Where an offer has been made by its word, the others come again."""
+        del self._steps[self.voters.pop(peer)]
+        if self._offered is None:
+            return []
+        others = tuple(self.voters)
+        self._steps, self.voters, self._offered, self._chosen = {}, {}, None, {}
+        return send_back(others)
+
+    def offer(self, ranks: Collection[int], steps: Collection[int]) -> list[Effect]:
+        """Once the workers of all these ranks have come: tells them which of the shard's steps all of them have.
+
+        Raises:
+            StepUnreachable: none.
+        """
+        if self._offered is not None or not self.voters or not set(ranks) <= self._steps.keys():
+            return []
+        common = set(steps).intersection(*(each for each in self._steps.values() if each))
+        if not common:
+            theirs = "; ".join(f"worker {rank}: {named(each) or 'any'}" for rank, each in sorted(self._steps.items()))
+            raise StepUnreachable(
+                f"there is no step that this shard and all workers can go back to: the shard has "
+                f"{named(steps) or 'none'}; {theirs}. All of them need checkpoints, after the same steps"
+            )
+        self._offered = tuple(sorted(common, reverse=True))
+        return [Send(tuple(self.voters), Offer(steps=self._offered))]
+
+    def choose(self, peer: int, chosen: Resume) -> bool:
+        """Takes a worker's choice; returns whether all have chosen.
+
+        Raises:
+            ProtocolError: the step was not offered, or it is not the others' choice.
+        """
+        if chosen.step not in (self._offered or ()):
+            raise ProtocolError(f"step {chosen.step} was chosen to go back to; offered were {self._offered or 'none'}")
+        self._chosen[self.voters[peer]] = chosen
+        if chosen.step != self.step:
+            raise ProtocolError(f"step {chosen.step} was chosen to go back to, and {self.step} by another worker")
+        return len(self._chosen) == len(self.voters)
+
+    @property
+    def step(self) -> int:
+        """The choice."""
+        return next(iter(self._chosen.values())).step
+
+    def have(self, rank: int) -> tuple[int, ...]:
+        """The table versions that a worker has of the chosen step."""
+        return self._chosen[rank].have
+
+
+def named(steps: Collection[int]) -> str:
+    """Steps in words.
+
+    >>> named((75, 100)), named(())
+    ('100 and 75', '')
+    """
+    return " and ".join(str(step) for step in sorted(steps, reverse=True))

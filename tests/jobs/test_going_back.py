@@ -1,0 +1,110 @@
+"""One of several shards is lost and started again: everybody goes back by itself, and ends with the same bits."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from thinwire.cli.roles import rejoining
+from thinwire.engines.events import Event
+from thinwire.jobs import in_process
+from thinwire.jobs.checkpoints import RunCheckpoints, WorkerCheckpoint
+from thinwire.jobs.events import Checkpointed
+from thinwire.jobs.job import Job
+from thinwire.jobs.outcome import WorkerOutcome
+from thinwire.jobs.training import run_worker
+from thinwire.runtime.checkpointing import Checkpointer
+from thinwire.runtime.connection import ReconnectingConnection
+from thinwire.runtime.serving import serving
+from thinwire.server.core import ServerCore
+from thinwire.transports.base import Connection
+from thinwire.transports.memory import MemoryServer
+
+
+class Run:
+    """Two workers as threads and two shards in memory, one of which dies after a worker's checkpoint of some step."""
+
+    def __init__(self, job: Job, folder: Path, *, every: int, dies_after: int) -> None:
+        self.job, self.dies_after = job, dies_after
+        self.checkpoints = RunCheckpoints(folder=folder, every=every)
+        self.checkpoints.check(job)
+        self.servers = [self.serve(shard) for shard in range(job.servers)]
+        self.said: list[str] = []
+        self._dying = threading.Lock()
+        self._built = threading.Event()  # torch has one random generator in a process: worker 0 builds its model first
+
+    def serve(self, shard: int, *, resume: bool = False) -> MemoryServer:
+        core = ServerCore()
+        checkpointer = Checkpointer(core, self.checkpoints.server(shard), self.checkpoints.every)
+        if resume:
+            checkpointer.resume()
+        return MemoryServer(serving(core, checkpointer=checkpointer, grace_s=60))
+
+    def report(self, event: Event) -> None:
+        with self._dying:
+            if isinstance(event, Checkpointed) and event.step == self.dies_after:
+                self.dies_after = -1
+                self.servers[1].stop(grace_s=0)
+                self.servers[1] = self.serve(1, resume=event.step >= self.checkpoints.every)
+
+    def connections(self) -> list[str | Connection]:
+        self._built.set()
+
+        def dial(shard: int, _timeout_s: float) -> Connection:
+            return self.servers[shard].connect()
+
+        return [
+            ReconnectingConnection(partial(dial, shard), connect_timeout_s=1, reconnect_s=60)
+            for shard in range(self.job.servers)
+        ]
+
+    def train(self) -> list[WorkerOutcome | BaseException]:
+        results: list[Any] = [None] * self.job.workers
+
+        def work(rank: int) -> None:
+            if rank:
+                self._built.wait(60)
+            mine = WorkerCheckpoint(path=self.checkpoints.worker(rank), every=self.checkpoints.every)
+            try:
+                results[rank] = rejoining(
+                    lambda kept, returning: run_worker(
+                        self.job,
+                        rank=rank,
+                        servers=self.connections,
+                        report=self.report,
+                        checkpoint=kept,
+                        returning=returning,
+                    ),
+                    mine,
+                )
+            except BaseException as error:
+                results[rank] = error
+
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(self.job.workers)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(60)
+                assert not thread.is_alive(), "it hangs"
+        self.said = [str(each.message) for each in said]
+        for server in self.servers:
+            server.stop()
+        return results
+
+
+@pytest.mark.parametrize(("design", "dies_after"), [("3lc[s=1.0]", 4), ("doublesqueeze-topk", 6)])
+def test_one_of_two_shards_is_lost(design: str, dies_after: int, tmp_path: Path) -> None:
+    job = Job(design=design, workers=2, servers=2, steps=11, batch=16)
+    expected = in_process.run(job).weights
+    run = Run(job, tmp_path, every=2, dies_after=dies_after)
+    for outcome in run.train():
+        assert isinstance(outcome, WorkerOutcome), outcome
+        assert (outcome.weights, outcome.steps) == (expected, job.steps)
+    assert sum("This worker joins again" in each for each in run.said) >= 2, run.said

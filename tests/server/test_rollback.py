@@ -1,0 +1,145 @@
+"""A shard whose workers have lost another one goes back with all of them, or with none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.server.conversation import Shard, make_plan
+from thinwire.schema import Join, Leave, Message, Offer, Resume, Welcome
+
+BACK = Leave(returning=True)
+
+
+def kept(*steps: int) -> tuple[Shard, dict[int, dict[str, Any]]]:
+    """A shard that has trained to step 5, and its states of some steps."""
+    shard = Shard(make_plan(state=True))
+    states: dict[int, dict[str, Any]] = {}
+    shard.core.checkpoints = states
+    for step in range(5):
+        if step in steps:
+            states[step] = shard.core.state_dict()
+        shard.step(step)
+    return shard, states
+
+
+def vote(shard: Shard, peer: int, steps: tuple[int, ...]) -> None:
+    shard.say(peer, Join(rank=peer % 10, plan=shard.plan, steps=steps))
+
+
+def last(shard: Shard, peer: int) -> Message | None:
+    return shard.told[peer][-1][0] if shard.told[peer] else None
+
+
+def lost(shard: Shard, peer: int) -> bool:
+    """Whether a peer was told to join again."""
+    return shard.ended.get(peer) == "the workers go back to an earlier step"
+
+
+def test_all_go_back_to_the_newest_step_that_everybody_has_and_train_the_same_again() -> None:
+    shard, _ = kept(2, 4)
+    bits = shard.bits()
+    shard.say(0, BACK)
+    vote(shard, 10, (4, 2))
+    assert last(shard, 10) is None, "worker 1 trains on, for all that is known here"
+    shard.say(1, BACK)
+    vote(shard, 11, (2, 0))
+    assert last(shard, 10) == last(shard, 11) == Offer(steps=(2,))
+    shard.say(10, Resume(step=2))
+    assert shard.core.step == 5, "one word alone changes nothing"
+    shard.say(11, Resume(step=2))
+    assert shard.core.step == 2
+    for peer in (10, 11):
+        messages = [message for message, _ in shard.told[peer]]
+        assert messages[1] == Welcome(send_values=False, step=2)
+    for step in range(2, 5):
+        for rank in (0, 1):
+            shard.push(10 + rank, step, shard.frames(rank, step))
+    assert shard.core.failed is None and shard.bits() == bits
+
+
+def test_one_worker_alone_makes_nobody_go_back() -> None:
+    shard, _ = kept(2, 4)
+    vote(shard, 10, (2,))
+    assert shard.ended == {10: "rank 0 is taken: every worker needs a rank of its own"}
+    shard.core.interrupted(0)
+    vote(shard, 20, (2,))
+    assert "the others go on at 5: start it without its checkpoint" in str(shard.ended[20])
+    shard.core.resumed(0)
+    shard.say(0, BACK)
+    vote(shard, 30, (2,))
+    shard.say(30, Resume(step=2))
+    assert "step 2 was chosen to go back to; offered were none" in str(shard.ended[30])
+    assert shard.core.step == 5
+
+
+def test_one_that_wanted_to_go_back_may_go_on_with_the_others() -> None:
+    """It was away for long, and no shard was lost: another shard has told it so."""
+    shard = Shard(min_workers=1)
+    shard.step(0)
+    shard.say(0, BACK)
+    vote(shard, 10, (1,))
+    shard.say(10, BACK)
+    shard.join(0, peer=20)
+    welcome = shard.told[20][0][0]
+    assert isinstance(welcome, Welcome) and welcome.begin == welcome.step == 1
+    for peer, rank in ((20, 0), (1, 1)):
+        shard.push(peer, 1, shard.frames(rank, 1))
+    assert shard.core.step == 2 and shard.core.failed is None
+
+
+def test_a_worker_that_dies_in_between_voids_the_round() -> None:
+    shard, _ = kept(2)
+    for rank in (0, 1):
+        shard.say(rank, BACK)
+        vote(shard, 10 + rank, (2,))
+    shard.say(10, Resume(step=2))
+    shard.say(11, BACK)  # it has lost yet another shard
+    assert lost(shard, 10) and shard.core.step == 5
+    for rank in (0, 1):
+        vote(shard, 20 + rank, ())
+    assert last(shard, 20) == Offer(steps=(2,)), "without a step of its own a worker takes any"
+    shard.carry_out(shard.core.closed(20, "connection reset"))
+    assert "worker 0 went away before all had gone back" in str(shard.ended[21])
+
+
+def test_who_has_joined_a_resumed_shard_in_the_plain_way_comes_again() -> None:
+    shard, states = kept(2)
+    fresh = Shard(shard.plan, begin=False)
+    fresh.core.load_state_dict(states[2])
+    fresh.join(1)
+    vote(fresh, 10, (2,))
+    assert lost(fresh, 1)
+    fresh.join(1)
+    assert lost(fresh, 1), "the others are about to go back"
+    vote(fresh, 11, ())
+    for peer in (10, 11):
+        assert last(fresh, peer) == Offer(steps=(2,))
+        fresh.say(peer, Resume(step=2))
+    assert fresh.core.step == 2 and isinstance(fresh.told[10][1][0], Welcome)
+
+
+def test_the_beginning_is_a_step_as_well() -> None:
+    shard, states = kept()
+    states[0] = {}
+    for rank in (0, 1):
+        shard.say(rank, BACK)
+        vote(shard, 10 + rank, (0,))
+    for peer in (10, 11):
+        shard.say(peer, Resume(step=0))
+    assert [shard.told[peer][-1][0] for peer in (10, 11)] == [
+        Welcome(send_values=True, step=0),
+        Welcome(send_values=False, step=0),
+    ]
+    shard.give_values(10)
+    shard.push(10, 0, shard.frames(0, 0))
+    shard.push(11, 0, shard.frames(1, 0))
+    assert shard.core.step == 1
+
+
+def test_without_a_common_step_all_hear_who_has_what() -> None:
+    shard, _ = kept(2)
+    for rank in (0, 1):
+        shard.say(rank, BACK)
+        vote(shard, 10 + rank, (4 - rank, 1))
+    expected = "the shard has 2; worker 0: 4 and 1; worker 1: 3 and 1. All of them need checkpoints"
+    assert expected in str(shard.core.failed) and expected in str(shard.ended[10])
