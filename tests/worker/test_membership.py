@@ -16,7 +16,8 @@ from tests.worker.test_core import SHARDS, WORKERS, Player, gradient, make_playe
 from thinwire.policies.designs import design
 from thinwire.policies.sampling import Memberships
 from thinwire.schema import Message
-from thinwire.server.core import Close, Effect, Send, ServerCore
+from thinwire.server.core import ServerCore
+from thinwire.server.effects import Close, Effect, Send
 from thinwire.worker.conversation import Poll, Procedure, Receive
 from thinwire.worker.conversation import Send as Push
 
