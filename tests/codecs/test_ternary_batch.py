@@ -87,7 +87,7 @@ def test_a_batch_decodes_as_frames_do_one_by_one_and_leaves_what_is_not_its_own(
             if place not in left:
                 open_frame(received[place]).decode_flat(out, accumulate=accumulate)
             assert np.array_equal(out, outs[place]), (accumulate, place)
-    assert batch.decode([b""] * len(given), addresses(given), [True] * len(given)) == [False] * len(given)
+    assert batch.decode([b""] * len(given), addresses(given), [True] * len(given)) == [0] * len(given)
 
 
 def test_frames_with_a_right_checksum_and_anything_else_wrong_are_left() -> None:
@@ -103,7 +103,7 @@ def test_frames_with_a_right_checksum_and_anything_else_wrong_are_left() -> None
 
     size = body[head + 5 : -len(payload)]
     batch, out = TernaryBatch([context]), np.zeros(700, np.float32)
-    assert batch.decode([frames.with_checksum(with_size(size))], addresses([out]), [False]) == [True]
+    assert batch.decode([frames.with_checksum(with_size(size))], addresses([out]), [False]) == [len(payload)]
     assert out.any()
     before = out.copy()
     hostile = {
@@ -123,5 +123,5 @@ def test_frames_with_a_right_checksum_and_anything_else_wrong_are_left() -> None
     }
     for name, data in hostile.items():
         for accumulate in (True, False):
-            assert batch.decode([frames.with_checksum(data)], addresses([out]), [accumulate]) == [False], name
+            assert batch.decode([frames.with_checksum(data)], addresses([out]), [accumulate]) == [0], name
             assert np.array_equal(out, before), name

@@ -71,7 +71,7 @@ class TernaryBatch:
 
     def decode(
         self, received: Sequence[bytes | memoryview], tensors: Addresses, accumulate: Sequence[bool]
-    ) -> list[bool]:
+    ) -> list[int]:
         """Fills the tensors, or adds to them.
 
         Args:
@@ -80,11 +80,12 @@ class TernaryBatch:
             accumulate: whether to add, for each.
 
         Returns:
-            Which were decoded. Frames of other codecs, options or shapes and damaged ones are left, and their tensors.
+            The size of each payload in bytes; 0 for frames of other codecs, options or shapes and damaged ones, which
+            are left, and their tensors.
         """
         checked = [frames.without_checksum(frame) for frame in received]
         if not any(checked):
-            return [False] * len(checked)
+            return [0] * len(checked)
         with self._pool.lend() as space:
             return decode_many(
                 np.frombuffer(b"".join(checked), np.uint8),

@@ -218,10 +218,10 @@ class Shard:
     def _add(self, sums: GradientSums, values: Sequence[Values], frames: Sequence[bytes | memoryview]) -> FloatArray:
         """Adds a packet's compressed slices to their sums; returns its uncompressed values. Raises FrameError."""
         coded, addresses = frames[: len(self.coded)], self.coded.addresses(values)
-        done = [False] * len(coded)
+        done = [0] * len(coded)
         if self._batch is not None and addresses is not None:
             done = self._batch.decode(coded, addresses, [count > 0 for count in sums.contributions])
-            sums.contributions = [count + d for count, d in zip(sums.contributions, done, strict=True)]
+            sums.contributions = [count + (nbytes > 0) for count, nbytes in zip(sums.contributions, done, strict=True)]
         if not all(done):
             opened = [open_frame(frame) if len(frame) and not d else None for frame, d in zip(coded, done, strict=True)]
             dtype = "fp64" if self.dtype.itemsize == 8 else "fp32"

@@ -36,7 +36,7 @@ from thinwire.runtime.rank_shards import RankShards
 from thinwire.schema import Reduce, Settings
 from thinwire.security import Credentials
 from thinwire.transports.base import Connection
-from thinwire.worker.conversation import CHUNK_NBYTES
+from thinwire.worker.conversation import CHUNK_NBYTES, WHOLE_NBYTES
 from thinwire.worker.core import Worker
 from thinwire.worker.local_updates import LocalWorker
 
@@ -62,7 +62,7 @@ def distribute(
     reduce: Reduce | None = None,
     overlap: bool | None = None,
     seed: int = 0,
-    chunk_nbytes: int = CHUNK_NBYTES,
+    chunk_nbytes: int | None = None,
     state_interval: int = 50,
     timeout_s: float = 600.0,
     connect_timeout_s: float = 30.0,
@@ -101,7 +101,8 @@ def distribute(
             `Design` for the means over those who sent a value. By default the design's, the mean unless it says so.
         overlap: False pushes and pulls at `step()`, which leaves room for gradient clipping between backward and step.
         seed: of random codecs; each rank derives its own stream.
-        chunk_nbytes: a push leaves as soon as so many bytes of frames are ready.
+        chunk_nbytes: a push leaves as soon as so many bytes of frames are ready; by default 32 kB, and in a group all
+            that a rank is to get of a local update travels at once.
         state_interval: batch-norm statistics of worker 0 go to the others after every so many steps.
         timeout_s: how long the slowest worker may keep the others waiting, in seconds.
         connect_timeout_s: how long the server may take to appear, in seconds.
@@ -134,7 +135,7 @@ def distribute(
         raise ConfigError("group=… draws certificates of its own: leave out credentials")
     if rank < 0 or workers < 1:
         raise ConfigError(f"rank={rank} with workers={workers}; ranks are 0 … workers − 1")
-    if state_interval < 1 or chunk_nbytes < 1:
+    if state_interval < 1 or (chunk_nbytes is not None and chunk_nbytes < 1):
         raise ConfigError(f"state_interval={state_interval} and chunk_nbytes={chunk_nbytes} must be at least 1")
     policy = None if consistency is None else find_consistency(consistency)
     chosen = find_design(
@@ -180,7 +181,7 @@ def distribute(
         rank=rank,
         now=time.perf_counter,
         policy=policy,
-        chunk_nbytes=chunk_nbytes,
+        chunk_nbytes=chunk_nbytes or (WHOLE_NBYTES if own is not None and local is not None else CHUNK_NBYTES),
         seed=seed,
         measures=bool(metrics),
     )

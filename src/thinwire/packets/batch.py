@@ -55,7 +55,7 @@ class BatchedTensor:
             >>> BatchedTensor.of(np.array([1.0, 1.003, 1.0079], np.float32), "w", narrow=True).values.tolist()
             [1.0, 1.0, 1.0078125]
         """
-        kept = _rounded(values) if narrow else values.copy()
+        kept = rounded(values) if narrow else values.copy()
         if not np.isfinite(kept).all():
             raise NonFiniteError(f"{name}: holds NaN or Inf; nothing was encoded and no state was changed")
         return cls(kept, narrow)
@@ -137,8 +137,8 @@ def split(frame: bytes | memoryview, sizes: Sequence[int], dtype: DTypeLike = np
     return tensors
 
 
-def _rounded(values: NDArray[Any]) -> NDArray[Any]:
-    """Float32 rounded to the nearest bfloat16, a tie to even; NaN and what rounds to Inf are not finite."""
+def rounded(values: NDArray[Any]) -> NDArray[Any]:
+    """Returns float32 rounded to the nearest bfloat16, a tie to even; NaN and what rounds to Inf are not finite."""
     bits = values.view(np.uint32).astype(np.uint64)
-    rounded: NDArray[Any] = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
-    return np.where(np.isnan(values), values, rounded)
+    nearest: NDArray[Any] = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+    return np.where(np.isnan(values), values, nearest)

@@ -210,7 +210,9 @@ class ModelHooks:
 
     def _pull(self, indices: Iterable[int]) -> None:
         for index in indices:
-            self._driver.run(self._worker.pull(self._tensors[index]))
+            if self._worker.awaits(self._tensors[index]):
+                self._driver.run(self._worker.pull(self._tensors[index]))
 
     def _after_gradient(self, tensor: WorkerTensor, _parameter: torch.Tensor) -> None:
-        self._driver.run(self._worker.gradient_ready(tensor))
+        if self._worker.heeds(tensor):
+            self._driver.run(self._worker.gradient_ready(tensor))

@@ -22,8 +22,8 @@ from thinwire.security.admission import Admission, worker_name
 from thinwire.security.certificates import self_signed
 from thinwire.server.core import ServerCore
 from thinwire.transports import grpc
-from thinwire.transports.base import Server
-from thinwire.transports.grpc import GrpcOptions, Tls
+from thinwire.transports.base import Connection, Identity
+from thinwire.transports.grpc import GrpcOptions, GrpcServer, Tls
 
 _CLOSE_S = 30.0
 """How long a rank that is done keeps serving those that are not, at most."""
@@ -60,10 +60,13 @@ class RankShards:
         self.transport = GrpcOptions()
         self._group, self._grace_s = group, grace_s
         self._ended = threading.Event()
-        self._server: Server | None = None
+        self._server: GrpcServer | None = None
 
-    def open(self) -> list[str]:
-        """Starts serving; returns the addresses of all ranks' shards. Every rank of the group calls it together."""
+    def open(self) -> list[str | Connection]:
+        """Starts serving; returns the addresses of all ranks' shards, and to its own shard a connection.
+
+        Every rank of the group calls it together.
+        """
         host = _own_host(self._group, self.rank, self.workers)
         issued = self_signed(worker_name(self.rank), _GROUP, days=_CERTIFICATE_DAYS)
         known = "".join(_gather(issued.certificate.decode(), self._group, self.workers)).encode()
@@ -71,7 +74,11 @@ class RankShards:
         self.transport = GrpcOptions(tls=tls, authenticate=Admission(None))
         handler = serving(self.core, self._ended.set, grace_s=self._grace_s)
         self._server = grpc.serve(handler, f"{host}:0", options=self.transport)
-        return [f"grpc://{each}" for each in _gather(self._server.address, self._group, self.workers)]
+        found: list[str | Connection] = [
+            f"grpc://{each}" for each in _gather(self._server.address, self._group, self.workers)
+        ]
+        found[self.rank] = self._server.connect(Identity(worker_name(self.rank), self.rank))
+        return found
 
     def close(self) -> None:
         """Stops serving, once every rank has left."""

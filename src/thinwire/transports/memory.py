@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Protocol
 
 from thinwire.errors import DeadlineError, TransportError
 from thinwire.transports.base import (
@@ -56,8 +56,7 @@ class MemoryServer(Server):
         max_pending_nbytes: int = MAX_PENDING_NBYTES,
     ) -> None:
         self.address = address
-        self.max_message_nbytes: Final = max_message_nbytes
-        self.max_pending_nbytes: Final = max_pending_nbytes
+        self.max_message_nbytes, self.max_pending_nbytes = max_message_nbytes, max_pending_nbytes
         self._calls: deque[Callable[[], None]] = deque()
         self._calls_lock = threading.Lock()
         self._working = False
@@ -183,10 +182,28 @@ class _MemorySender(Sender):
         self._server.call(callback)
 
 
-class MemoryConnection(Connection):
-    """The worker's end of a session with a `MemoryServer`; made by its `connect`."""
+class Host(Protocol):
+    """A server in this process, as connections to it see it."""
 
-    def __init__(self, server: MemoryServer) -> None:
+    address: str
+    bytes_sent: int
+    max_message_nbytes: int
+    max_pending_nbytes: int
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Queues a call among those of the handler."""
+
+    def deliver(self, peer: int, packet: bytes) -> None:
+        """Hands a packet from a peer to the handler, unless its session is over."""
+
+    def end(self, peer: int, error: str | None) -> None:
+        """Ends a session on both sides; does nothing if it is over."""
+
+
+class MemoryConnection(Connection):
+    """The worker's end of a session with a server of its own process; made by the server's `connect`."""
+
+    def __init__(self, server: Host) -> None:
         self.address = server.address
         self.peer = -1  # given when the server opens the session
         self._server = server

@@ -40,6 +40,8 @@ from thinwire.version import VERSION
 
 CHUNK_NBYTES = 32 * 1024
 """A push leaves as soon as this much is ready: 3 ms at 100 Mbit/s, and a few chunks a step for small models."""
+WHOLE_NBYTES = 2**63 - 1
+"""For chunks that hold whatever there is."""
 
 T = TypeVar("T")
 

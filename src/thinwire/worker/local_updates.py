@@ -7,22 +7,20 @@ outer optimizer's step, and the local parameters continue from the new θ (see `
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
-
 from thinwire.errors import ConfigError, NonFiniteError, ProtocolError
 from thinwire.optimizers.options import ParameterGroups
 from thinwire.policies.designs import Design
 from thinwire.schema import Plan
-from thinwire.worker.conversation import Procedure
-from thinwire.worker.core import Frames, Worker
+from thinwire.worker.conversation import Procedure, Update
+from thinwire.worker.core import Worker
+from thinwire.worker.fragment import Fragment, are_finite
 from thinwire.worker.model import PlannedTensor, WorkerTensor
-from thinwire.worker.table import NO_GRADIENT
+from thinwire.worker.table import NO_GRADIENT, WorkerTable
 
 
 @dataclass(slots=True)
@@ -67,6 +65,7 @@ class LocalWorker(Worker):
         self._voids = design.up.nonfinite == "skip"
         fragments = self._updates.assign([tensor.values.numel() for tensor in self.model.tensors])
         self._rounds = {t.name: Round(f) for t, f in zip(self.model.tensors, fragments, strict=True)}
+        self._fragments: dict[tuple[int, ...], Fragment] = {}
 
     # ---- the training
 
@@ -77,6 +76,12 @@ class LocalWorker(Worker):
             # One that joins late continues from the version which its first exchange will change.
             version = self.conversations[table.shard].versions[table.index]
             self._rounds[tensor.name].pushes = max(version, self.clock)
+
+    def awaits(self, tensor: WorkerTensor) -> bool:
+        return self._is_due(tensor) and not self.model.evaluating
+
+    def heeds(self, tensor: WorkerTensor) -> bool:
+        return self._is_due(tensor) or self.model.evaluating
 
     def gradient_ready(self, tensor: WorkerTensor) -> Procedure[None]:
         if self.model.evaluating:
@@ -103,19 +108,43 @@ class LocalWorker(Worker):
 
     def pull(self, tensor: WorkerTensor, *, strict: bool = False) -> Procedure[None]:
         """Merges a tensor's answer into its local parameters, if it is due; `strict` waits for it in any case."""
-        due = self._is_due(tensor)
-        if self.model.evaluating or not (due or strict):
+        if not (strict or self.awaits(tensor)):
             return
         state = self._rounds[tensor.name]
-        for table in tensor.tables:
-            asked = self._now()
-            updates = yield from self.conversations[table.shard].pull(table.index, state.pushes, strict=True)
-            table.cost.wait_s = self._now() - asked
-            table.apply(updates, None, step=self.iteration - 1)
-        if due:
-            kept = (0.0, 0.0) if state.whole else (self._updates.keep, self._updates.keep_unsent)
-            tensor.merge(*kept)
-            state.merges_at, state.whole = None, False
+        yield from self._pull([t for t in self.model.tensors if self._rounds[t.name] == state])
+
+    def sync(self) -> Procedure[None]:
+        self.check_open()
+        yield from self._pull(self.model.tensors)
+
+    def _pull(self, tensors: Sequence[WorkerTensor]) -> Procedure[None]:
+        """Waits for the answers to what was pushed of some tensors, and merges those that are due."""
+        if self.model.evaluating:
+            return
+        pulled: list[tuple[WorkerTable, Sequence[Update]]] = []
+        for tensor in tensors:
+            pushes = self._rounds[tensor.name].pushes
+            for table in tensor.tables:
+                asked = self._now()
+                updates = yield from self.conversations[table.shard].pull(table.index, pushes, strict=True)
+                table.cost.wait_s = self._now() - asked
+                pulled.append((table, updates))
+        self._fragment(tensors).apply(pulled, self.iteration - 1)
+        for whole in (False, True):
+            due = [t for t in tensors if self._is_due(t) and self._rounds[t.name].whole == whole]
+            if due:
+                kept = (0.0, 0.0) if whole else (self._updates.keep, self._updates.keep_unsent)
+                self._fragment(due).merge(*kept)
+            for tensor in due:
+                state = self._rounds[tensor.name]
+                state.merges_at, state.whole = None, False
+
+    def _fragment(self, tensors: Sequence[WorkerTensor]) -> Fragment:
+        """These tensors together; what a call for all of them needs is prepared once."""
+        key = tuple(map(id, tensors))
+        if key not in self._fragments:
+            self._fragments[key] = Fragment(tensors, self._now)
+        return self._fragments[key]
 
     def flush(self) -> Procedure[None]:
         """Ends the round under way, early if need be: every worker then has the same parameters, the shared ones."""
@@ -128,7 +157,7 @@ class LocalWorker(Worker):
         for tensor in tensors:
             state = self._rounds[tensor.name]
             state.merges_at, state.whole = self.iteration, True
-            yield from self.pull(tensor, strict=True)
+        yield from self._pull(tensors)
 
     def _is_due(self, tensor: WorkerTensor) -> bool:
         merges_at = self._rounds[tensor.name].merges_at
@@ -137,14 +166,18 @@ class LocalWorker(Worker):
     # ---- up
 
     def _exchange_tensors(self, tensors: Sequence[WorkerTensor]) -> Procedure[None]:
-        for tensor in tensors:  # an answer that no forward pass has waited for
-            yield from self.pull(tensor, strict=True)
-        updates = [tensor.update() for tensor in tensors]
-        self.void = not all(_is_finite(update) for update in updates)
-        if self.void:
-            self._refuse_or_warn(tensors, updates)
+        fragment = self._fragment(tensors)
+        if any(self._rounds[tensor.name].merges_at is not None for tensor in tensors):
+            yield from self._pull(tensors)  # an answer that no forward pass has waited for
+        updates = fragment.updates()
+        finite = are_finite(updates)
+        self.void = not all(finite)
         self._announce_options()
-        yield from self._push_frames(self._encode_updates(tensors, updates))
+        if self.void:
+            self._refuse_or_warn(tensors[finite.index(False)].name)
+            yield from self._push_frames((table, NO_GRADIENT) for tensor in tensors for table in tensor.tables)
+        else:
+            yield from self._push_frames(fragment.encode(updates, self._batching))
         for tensor in tensors:
             state = self._rounds[tensor.name]
             state.pushes += 1
@@ -152,19 +185,7 @@ class LocalWorker(Worker):
         for conversation in self.conversations:
             yield from self._flush(conversation)
 
-    def _encode_updates(self, tensors: Sequence[WorkerTensor], updates: Sequence[torch.Tensor]) -> Frames:
-        for tensor, update in zip(tensors, updates, strict=True):
-            for table in tensor.tables:
-                if self.void:
-                    yield table, NO_GRADIENT
-                elif table.encodes_in_batches:
-                    yield from self._batching.add(table, table.part_of(update))
-                else:
-                    yield table, table.encode(table.part_of(update), None)
-        yield from self._batching.finish()
-
-    def _refuse_or_warn(self, tensors: Sequence[WorkerTensor], updates: Sequence[torch.Tensor]) -> None:
-        name = next(t.name for t, update in zip(tensors, updates, strict=True) if not _is_finite(update))
+    def _refuse_or_warn(self, name: str) -> None:
         if not self._voids:
             raise NonFiniteError(f"local parameters of {name!r} hold NaN or Inf after inner step {self.iteration}")
         self.counters.add("void_rounds", 1)
@@ -206,8 +227,3 @@ class LocalWorker(Worker):
         self._rounds = {name: Round(**each) for name, each in state["rounds"].items()}
         for tensor in self.model.tensors:
             tensor.offset = state["offsets"].get(tensor.name)
-
-
-def _is_finite(update: torch.Tensor) -> bool:
-    """Whether a tensor holds no NaN or Inf. Its sum tells in one pass; one that overflows could not be coded either."""
-    return math.isfinite(float(update.sum()))

@@ -64,8 +64,10 @@ class WorkerTensor:
         self.name, self.state, self.parameter = planned.name, planned.state, planned.tensor
         self.tables: list[WorkerTable] = []
         self._shown = planned.tensor.detach()
-        self._separate = planned.local or self._shown.dtype != torch.float32 or not planned.tensor.is_contiguous()
         self.offset: torch.Tensor | None = None
+        own = self._shown.dtype == torch.float32 and planned.tensor.is_contiguous()
+        self._view = self._shown.view(-1) if own else None
+        self._separate = planned.local or not own
         self.values = self._flat().clone() if self._separate else self._shown.view(-1)
 
     def read(self) -> None:
@@ -78,31 +80,15 @@ class WorkerTensor:
         if self._separate:
             self._shown.copy_(self.values.view(self._shown.shape))
 
-    def update(self) -> torch.Tensor:
-        """Returns what local steps have changed since the last merge, with a minus sign: shared − local, float32."""
-        change = self.values - self._flat()
-        return (change if self.offset is None else change.sub_(self.offset)).view(self._shown.shape)
+    @property
+    def shown(self) -> torch.Tensor:
+        """The model's tensor, detached."""
+        return self._shown
 
-    def merge(self, keep: float, keep_unsent: float) -> None:
-        """Continues the local parameters from the shared ones.
-
-        What then differs from the shared parameters, kept or by rounding to the parameter's own dtype, is remembered:
-        no update holds it.
-
-        Args:
-            keep: the share of the local parameters, 0 … 1; the rest is the shared ones'.
-            keep_unsent: the share of the residual, 0 … 1, which is taken from the shared ones: it is a change with a
-                minus sign, as updates are.
-        """
-        merged = torch.lerp(self.values, self._flat(), keep) if keep else self.values
-        if keep_unsent:
-            merged = merged.clone()
-            for table in self.tables:
-                if (residual := table.residual) is not None:
-                    merged[table.span] -= keep_unsent * residual
-        self._shown.copy_(merged.view(self._shown.shape))
-        exact = not (keep or keep_unsent) and self._shown.dtype == torch.float32
-        self.offset = None if exact else self.values - self._flat()
+    @property
+    def local(self) -> torch.Tensor:
+        """What the model's tensor holds now: float32[n], flat; its own memory where possible."""
+        return self._view if self._view is not None else self._flat()
 
     def gradients(self) -> Iterator[tuple[WorkerTable, torch.Tensor]]:
         """Each table with its part of the gradient; nothing for a buffer, or without a gradient."""

@@ -182,7 +182,7 @@ class WorkerTable:
         if self._batched:  # what `context.encode` does, for values that travel in a batch
             flat = flatten(total, self.spec.name)
             self.context.check(flat)
-            frame = BatchedTensor.of(flat.values, self.spec.name, narrow=self.context.codec == NARROW)
+            frame = BatchedTensor.of(flat.values, self.spec.name, narrow=self.is_narrow)
             self.context.sent(len(frame))
         else:
             frame = self.context.encode(total, **self.step_options)
@@ -202,6 +202,16 @@ class WorkerTable:
         frame = self.encode(self.values, None)
         self._observed_squares, self._num_observed = 0.0, 0
         return frame
+
+    @property
+    def is_batched(self) -> bool:
+        """Whether its values travel in a message's batch."""
+        return self._batched
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether they are rounded to bfloat16 there."""
+        return self.context is not None and self.context.codec == NARROW
 
     @property
     def encodes_in_batches(self) -> bool:
@@ -224,6 +234,12 @@ class WorkerTable:
         self._clear()
         self._pushed_at = self._now()
         self.count_push(self.context.payload_nbytes, seconds)
+
+    def batched(self, frame: BatchedTensor, seconds: float) -> None:
+        """Counts a push of values that travel in a batch."""
+        assert self.context is not None
+        self.context.sent(len(frame))
+        self.encoded(seconds)
 
     def refusal(self) -> bytes:
         """The frame that says: this worker's gradients are not finite, so everybody skips this step."""
@@ -253,8 +269,13 @@ class WorkerTable:
             self._apply(update, local_step)
             if update.frame:
                 self.note_change(step)
-        self.cost.decode_s = self._now() - begin
-        self._counters.add("decode_seconds", self.cost.decode_s)
+        self._decoded(self._now() - begin)
+
+    def applied(self, payload_nbytes: int, seconds: float, step: int) -> None:
+        """Counts an update that was decoded together with other tables'."""
+        self._count_pull(payload_nbytes)
+        self.note_change(step)
+        self._decoded(seconds)
 
     def note_change(self, step: int) -> None:
         """Notes for the records that a step changed the copy."""
@@ -277,9 +298,16 @@ class WorkerTable:
             nbytes = self._decode(update.frame, gradient, accumulate=False)
             local_step(self, gradient, update)
         if update.version > 0:
-            self.cost.payload_bytes_pull = nbytes
-            self._counters.add("payload_bytes_pull", nbytes)
-            self._counters.add("values_pull", self.values.numel())
+            self._count_pull(nbytes)
+
+    def _count_pull(self, payload_nbytes: int) -> None:
+        self.cost.payload_bytes_pull = payload_nbytes
+        self._counters.add("payload_bytes_pull", payload_nbytes)
+        self._counters.add("values_pull", self.values.numel())
+
+    def _decoded(self, seconds: float) -> None:
+        self.cost.decode_s = seconds
+        self._counters.add("decode_seconds", seconds)
 
     def _decode(self, frame: EncodedTensor, out: torch.Tensor, *, accumulate: bool) -> int:
         """Decodes a frame of this table, or its values in a batch; returns its payload's size in bytes."""

@@ -126,7 +126,7 @@ def decode_many(
     accumulate: NDArray[np.bool_],
     *,
     workspace: Workspace,
-) -> list[bool]:
+) -> list[int]:
     """Stores or adds the values of many frames whose checksums are right.
 
     Args:
@@ -140,10 +140,10 @@ def decode_many(
         workspace: scratch.
 
     Returns:
-        Which were decoded. The others' arrays are untouched.
+        The size of each payload in bytes; 0 for a frame that was not decoded, and its array is untouched.
     """
     workspace.codes.reserve(num_codes_of(int(sizes.max())))
-    done = np.zeros(outs.size, np.bool_)
+    payload_nbytes = np.zeros_like(sizes)
     _decode_many(
         frames,
         ends,
@@ -158,9 +158,9 @@ def decode_many(
         workspace.groups,
         workspace.found,
         workspace.table(np.dtype(np.float32)),
-        done,
+        payload_nbytes,
     )
-    return done.tolist()
+    return payload_nbytes.tolist()
 
 
 @intrinsic
@@ -285,7 +285,7 @@ def _decode_many(
     groups: Any,
     found: Any,
     table: Any,
-    done: Any,
+    payload_nbytes: Any,
 ) -> None:
     for i in range(outs.size):
         head = heads[head_ends[i - 1] if i else 0 : head_ends[i]]
@@ -305,7 +305,7 @@ def _decode_many(
             else:
                 _fill_table(_TRITS, scale, _STORED, table)
                 _store_stride(codes[:num_codes], table, out)
-        done[i] = True
+        payload_nbytes[i] = payload.size
 
 
 @jit

@@ -6,6 +6,6 @@ worker's end blocks, because training does.
 
 from thinwire.transports.grpc.client import connect
 from thinwire.transports.grpc.options import GrpcOptions, Tls
-from thinwire.transports.grpc.server import serve
+from thinwire.transports.grpc.server import GrpcServer, serve
 
-__all__ = ["GrpcOptions", "Tls", "connect", "serve"]
+__all__ = ["GrpcOptions", "GrpcServer", "Tls", "connect", "serve"]

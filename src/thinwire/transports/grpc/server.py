@@ -15,7 +15,6 @@ import logging
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -25,6 +24,7 @@ import grpc
 from thinwire.errors import ConfigError, ProtocolError, TransportError
 from thinwire.transports.base import (
     ANYBODY,
+    Connection,
     Handler,
     HandlerFactory,
     Identity,
@@ -44,13 +44,15 @@ from thinwire.transports.grpc.options import (
     GrpcOptions,
     parse_address,
 )
+from thinwire.transports.grpc.sessions import OwnSession, StreamSession
+from thinwire.transports.memory import MemoryConnection
 
 _log = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 
 
-def serve(handler_factory: HandlerFactory, address: str, *, options: GrpcOptions | None = None) -> Server:
+def serve(handler_factory: HandlerFactory, address: str, *, options: GrpcOptions | None = None) -> GrpcServer:
     """Starts a server and returns once it listens.
 
     Args:
@@ -75,7 +77,8 @@ class GrpcServer(Server):
             raise ConfigError("a server with TLS needs certificate and key")
         options.check_server(self._host)
         self.options = options
-        self._sessions: dict[int, _Session] = {}
+        self.max_message_nbytes, self.max_pending_nbytes = options.max_message_nbytes, options.max_pending_nbytes
+        self._sessions: dict[int, StreamSession | OwnSession] = {}
         self._num_opened = 0
         self._grace_s = 0.0
         self._warned = -math.inf
@@ -94,6 +97,22 @@ class GrpcServer(Server):
             self._thread.join()
             raise
         self.address = f"{self._host}:{port}"
+
+    def connect(self, identity: Identity = ANYBODY) -> Connection:
+        """Begins a session of this very process: its packets are handed over, and pass no socket.
+
+        Args:
+            identity: what the handler is told of the peer.
+        """
+        connection = MemoryConnection(self)
+
+        def open_session() -> None:
+            connection.peer, self._num_opened = self._num_opened, self._num_opened + 1
+            self._sessions[connection.peer] = OwnSession(self, connection, identity)
+            self.tell(lambda: self._handler.opened(connection.peer))
+
+        self.post(open_session)
+        return connection
 
     def stop(self, grace_s: float = 5.0) -> None:
         def begin() -> None:
@@ -128,10 +147,25 @@ class GrpcServer(Server):
             self._grace_s = 1.0  # for the sessions to pass the text on
             self._stopping.set()
 
-    def session(self, peer: int) -> _Session | None:
+    def deliver(self, peer: int, packet: bytes) -> None:
+        """Hands a packet to the handler, unless its peer's session is over."""
+        if self.session(peer) is not None:
+            self.bytes_received += wire_nbytes(packet)
+            self.tell(partial(self._handler.received, peer, packet))
+
+    def end(self, peer: int, error: str | None) -> None:
+        """Ends a session of this process; does nothing if it is over."""
+        session = self._sessions.get(peer)
+        if isinstance(session, OwnSession):
+            session.end(error)
+            del self._sessions[peer]
+            # The handler may be inside one of its methods: it hears of the end after that.
+            self.post(lambda: self.tell(lambda: self._handler.closed(peer, error)))
+
+    def session(self, peer: int) -> StreamSession | OwnSession | None:
         """Returns the session of a peer while packets may still be queued for it."""
         session = self._sessions.get(peer)
-        return None if session is None or session.closing or session.over.done() else session
+        return None if session is None or session.closing else session
 
     def identity(self, peer: int) -> Identity:
         """Returns who a peer has proved to be; `ANYBODY` once it has gone."""
@@ -159,9 +193,11 @@ class GrpcServer(Server):
         listening.set_result(port)
         await self._stopping.wait()
         if self._grace_s > 0:
-            for session in self._sessions.values():
+            for session in list(self._sessions.values()):
                 session.close()
         await server.stop(self._grace_s)
+        for peer in list(self._sessions):
+            self.end(peer, "the server stopped")
         # gRPC logs an error for each of its tasks that the end of the loop cuts off: let them finish.
         if others := asyncio.all_tasks() - {asyncio.current_task()}:
             await asyncio.wait(others, timeout=1.0)
@@ -189,7 +225,7 @@ class GrpcServer(Server):
         except ProtocolError as stranger:
             self._warn(context, stranger)
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(stranger))
-        peer, session = self._num_opened, _Session(self.options.max_pending_nbytes, identity)
+        peer, session = self._num_opened, StreamSession(self.options.max_pending_nbytes, identity)
         self._num_opened += 1
         self._sessions[peer] = session
         self.tell(lambda: self._handler.opened(peer))
@@ -237,7 +273,7 @@ class GrpcServer(Server):
             return f"the connection broke: {error}"
         return "the server stopped" if self._stopping.is_set() else "the worker went away"
 
-    async def _read(self, peer: int, session: _Session, context: Context) -> None:
+    async def _read(self, peer: int, session: StreamSession, context: Context) -> None:
         shaping = self.options.shaping
         while True:
             message: Any = await context.read()  # bytes, or the end of the stream
@@ -251,10 +287,10 @@ class GrpcServer(Server):
                 session.end(None)
                 return
             self.bytes_received += nbytes
-            if not session.closing and not session.over.done():
+            if not session.closing:
                 self.tell(partial(self._handler.received, peer, message))
 
-    async def _write(self, session: _Session, context: Context) -> None:
+    async def _write(self, session: StreamSession, context: Context) -> None:
         shaping = self.options.shaping
         while (packet := await session.next()) is not None:
             nbytes = wire_nbytes(packet)
@@ -264,48 +300,6 @@ class GrpcServer(Server):
             await context.write(packet)
             session.pending_nbytes -= nbytes
         session.end(None)
-
-
-class _Session:
-    """What waits for one peer, and whether and why its session is over."""
-
-    def __init__(self, max_pending_nbytes: int, identity: Identity) -> None:
-        self.identity = identity
-        self.over: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-        self.closing = False
-        self.pending_nbytes = 0
-        self._max_pending_nbytes = max_pending_nbytes
-        self._outbox: deque[bytes] = deque()
-        self._changed = asyncio.Event()
-
-    def put(self, packet: bytes) -> None:
-        """Queues a packet, or ends the session if too much is pending."""
-        nbytes = wire_nbytes(packet)
-        if self.pending_nbytes and self.pending_nbytes + nbytes > self._max_pending_nbytes:
-            self.end(f"the worker does not read: over {self._max_pending_nbytes} bytes pending")
-            return
-        self._outbox.append(packet)
-        self.pending_nbytes += nbytes
-        self._changed.set()
-
-    async def next(self) -> bytes | None:
-        """Returns the next packet to send, or None when the session is closing and all is sent."""
-        while not self._outbox:
-            if self.closing:
-                return None
-            self._changed.clear()
-            await self._changed.wait()
-        return self._outbox.popleft()
-
-    def close(self) -> None:
-        """Takes no more packets; the session ends in good order when the last is sent."""
-        self.closing = True
-        self._changed.set()
-
-    def end(self, error: str | None) -> None:
-        """Ends the session now, unless it is over already."""
-        if not self.over.done():
-            self.over.set_result(error)
 
 
 class _GrpcSender(Sender):

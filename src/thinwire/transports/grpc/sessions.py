@@ -1,0 +1,81 @@
+"""What waits for one peer of a gRPC server, and whether its session is over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from thinwire.transports.base import Identity, wire_nbytes
+from thinwire.transports.memory import Host, MemoryConnection
+
+
+class StreamSession:
+    """What waits for one peer, and whether and why its session is over."""
+
+    def __init__(self, max_pending_nbytes: int, identity: Identity) -> None:
+        self.identity = identity
+        self.over: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        self._leaving = False
+        self.pending_nbytes = 0
+        self._max_pending_nbytes = max_pending_nbytes
+        self._outbox: deque[bytes] = deque()
+        self._changed = asyncio.Event()
+
+    @property
+    def closing(self) -> bool:
+        """Whether it takes no more packets."""
+        return self._leaving or self.over.done()
+
+    def put(self, packet: bytes) -> None:
+        """Queues a packet, or ends the session if too much is pending."""
+        nbytes = wire_nbytes(packet)
+        if self.pending_nbytes and self.pending_nbytes + nbytes > self._max_pending_nbytes:
+            self.end(f"the worker does not read: over {self._max_pending_nbytes} bytes pending")
+            return
+        self._outbox.append(packet)
+        self.pending_nbytes += nbytes
+        self._changed.set()
+
+    async def next(self) -> bytes | None:
+        """Returns the next packet to send, or None when the session is closing and all is sent."""
+        while not self._outbox:
+            if self._leaving:
+                return None
+            self._changed.clear()
+            await self._changed.wait()
+        return self._outbox.popleft()
+
+    def close(self) -> None:
+        """Takes no more packets; the session ends in good order when the last is sent."""
+        self._leaving = True
+        self._changed.set()
+
+    def end(self, error: str | None) -> None:
+        """Ends the session now, unless it is over already."""
+        if not self.over.done():
+            self.over.set_result(error)
+
+
+class OwnSession:
+    """A session of this process, at the server."""
+
+    def __init__(self, host: Host, connection: MemoryConnection, identity: Identity) -> None:
+        self.identity = identity
+        self.closing = False
+        self._host, self._connection = host, connection
+
+    def put(self, packet: bytes) -> None:
+        """Hands a packet over, or ends the session if too much is pending."""
+        if self._connection.offer(packet):
+            self._host.bytes_sent += wire_nbytes(packet)
+        else:
+            self._host.end(self._connection.peer, "this process's worker does not read")
+
+    def close(self) -> None:
+        """Ends the session in good order."""
+        self._host.end(self._connection.peer, None)
+
+    def end(self, error: str | None) -> None:
+        """Takes no more packets, and says so."""
+        self.closing = True
+        self._connection.finish(error)
