@@ -19,6 +19,7 @@ from thinwire.runtime.connection import connect
 from thinwire.runtime.rank_shards import RankShards
 from thinwire.schema import SessionOpen
 from thinwire.security.certificates import self_signed
+from thinwire.transports.base import Connection
 from thinwire.transports.grpc import GrpcOptions
 
 
@@ -50,8 +51,11 @@ def test_a_rank_serves_itself_and_stops(group: dist.ProcessGroup) -> None:
 
 def test_who_is_not_in_the_group_is_not_let_in(group: dist.ProcessGroup) -> None:
     shards = RankShards(group)
-    [address] = shards.open()
+    [own] = shards.open()
+    address = shards.address
     try:
+        assert isinstance(own, Connection)  # no socket leads to itself
+        own.close()
         with connect(address, options=shards.transport) as connection:
             connection.send(pack(SessionOpen(session="mine")))
             assert connection.receive(20) is not None

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from thinwire.transports import Connection, Sender, Server
-from thinwire.transports.grpc import GrpcOptions, connect, serve
+from thinwire.transports.grpc import GrpcOptions, GrpcServer, connect, serve
 from thinwire.transports.memory import MemoryServer
 
 PATIENCE_S = 20.0  # for what must happen; never waited for in a test that passes
@@ -66,7 +66,7 @@ def echo(sender: Sender, peer: int, packet: bytes) -> None:
 class Cluster:
     """One server and its workers over the transport of that name. To enrol a transport, add a line here."""
 
-    TRANSPORTS = ("memory", "grpc")
+    TRANSPORTS = ("memory", "grpc", "grpc-own")
 
     def __init__(self, transport: str) -> None:
         self.transport = transport
@@ -90,7 +90,9 @@ class Cluster:
         return made[0]
 
     def connect(self) -> Connection:
-        if isinstance(self.server, MemoryServer):
+        if isinstance(self.server, MemoryServer) or (
+            isinstance(self.server, GrpcServer) and self.transport == "grpc-own"
+        ):
             connection = self.server.connect()
         else:
             connection = connect(self.server.address, options=GrpcOptions(**self.options))

@@ -45,6 +45,7 @@ class RankShards:
         workers: how many ranks there are.
         core: this rank's shard.
         transport: options of connections to the shards; there once they are open.
+        address: where the other ranks reach this rank's shard, once it is open.
 
     Raises:
         ConfigError: torch.distributed is not initialised, or this process is not in the group.
@@ -58,6 +59,7 @@ class RankShards:
             raise ConfigError("this process is not in the group that it was given")
         self.core = ServerCore()
         self.transport = GrpcOptions()
+        self.address = ""
         self._group, self._grace_s = group, grace_s
         self._ended = threading.Event()
         self._server: GrpcServer | None = None
@@ -74,9 +76,8 @@ class RankShards:
         self.transport = GrpcOptions(tls=tls, authenticate=Admission(None))
         handler = serving(self.core, self._ended.set, grace_s=self._grace_s)
         self._server = grpc.serve(handler, f"{host}:0", options=self.transport)
-        found: list[str | Connection] = [
-            f"grpc://{each}" for each in _gather(self._server.address, self._group, self.workers)
-        ]
+        self.address = f"grpc://{self._server.address}"
+        found: list[str | Connection] = [*_gather(self.address, self._group, self.workers)]
         found[self.rank] = self._server.connect(Identity(worker_name(self.rank), self.rank))
         return found
 

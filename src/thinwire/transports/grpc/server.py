@@ -197,7 +197,7 @@ class GrpcServer(Server):
                 session.close()
         await server.stop(self._grace_s)
         for peer in list(self._sessions):
-            self.end(peer, "the server stopped")
+            self.end(peer, f"the server at {self.address} stopped")
         # gRPC logs an error for each of its tasks that the end of the loop cuts off: let them finish.
         if others := asyncio.all_tasks() - {asyncio.current_task()}:
             await asyncio.wait(others, timeout=1.0)

@@ -69,7 +69,8 @@ class OwnSession:
         if self._connection.offer(packet):
             self._host.bytes_sent += wire_nbytes(packet)
         else:
-            self._host.end(self._connection.peer, "this process's worker does not read")
+            limit = self._host.max_pending_nbytes
+            self._host.end(self._connection.peer, f"the worker does not read: over {limit} bytes pending")
 
     def close(self) -> None:
         """Ends the session in good order."""
