@@ -1,0 +1,98 @@
+"""Tensors that are exchanged together: the same bits as each by itself, whatever coded them, and merges by hand."""
+
+from __future__ import annotations
+
+import torch
+
+from thinwire.codecs import Codec, codec
+from thinwire.packets import BatchedTensor
+from thinwire.policies.assignment import Partition
+from thinwire.policies.compression import NARROW
+from thinwire.schema import TableSpec
+from thinwire.telemetry import Counters
+from thinwire.worker.batching import Batching
+from thinwire.worker.conversation import Update
+from thinwire.worker.fragment import Fragment, are_finite
+from thinwire.worker.model import PlannedTensor, WorkerTensor
+from thinwire.worker.table import WorkerTable
+
+CODECS = [codec("3lc"), NARROW, codec("fp32"), codec("int8"), codec("3lc", sparsity=1.5), NARROW, codec("3lc")]
+SHAPES = [(30, 41), (7,), (5,), (8, 9), (200,), (33,), (4, 4)]
+
+
+def made() -> list[WorkerTensor]:
+    """One of them is half precision, one is channels last in spirit: transposed."""
+    generator = torch.Generator().manual_seed(1)
+    tensors = []
+    for number, (up, shape) in enumerate(zip(CODECS, SHAPES, strict=True)):
+        given = torch.randn(shape, generator=generator)
+        given = given.t() if number == 3 else given.half() if number == 4 else given
+        parameter = torch.nn.Parameter(given)
+        shape = tuple(parameter.shape)
+        partition = Partition(0, 0, parameter.numel())
+        tensor = WorkerTensor(PlannedTensor(str(number), parameter, False, up, ((partition, number),), local=True))
+        tensor.tables.append(table_of(tensor, partition, number, shape, up))
+        tensors.append(tensor)
+    return tensors
+
+
+def table_of(tensor: WorkerTensor, part: Partition, index: int, shape: tuple[int, ...], up: Codec) -> WorkerTable:
+    values, spec = tensor.values.view(shape), TableSpec(name=tensor.name, shape=shape)
+    return WorkerTable(part, index, spec, values, up, Counters(), lambda: 0.0, seed=0, revocable=False, measures=False)
+
+
+def train(tensors: list[WorkerTensor], seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for tensor in tensors:
+            tensor.parameter += 0.01 * torch.randn(tensor.parameter.shape, generator=generator)
+
+
+def test_a_fragment_sends_and_applies_what_its_tensors_would_alone() -> None:
+    together, alone = made(), made()
+    fragment = Fragment(together, lambda: 0.0)
+    for step in range(3):
+        train(together, step)
+        train(alone, step)
+        updates = fragment.updates()
+        assert all(are_finite(updates))
+        frames = dict(fragment.encode(updates, Batching(lambda: 0.0)))
+        pulled = []
+        for tensor, other, update in zip(together, alone, updates, strict=True):
+            [table], [single] = tensor.tables, other.tables
+            change = other.values - other.parameter.detach().float().reshape(-1)
+            change = change if other.offset is None else change - other.offset
+            assert torch.equal(update, change), tensor.name
+            frame = single.encode(change.view(single.spec.shape), None)
+            found = frames[table]
+            same = found == frame if isinstance(frame, BatchedTensor) else bytes(found) == bytes(frame)  # type: ignore[arg-type]
+            assert same, tensor.name
+            answer = [Update(step + 1, frame, False)]
+            pulled.append((table, answer))
+            single.apply(answer, None, step)
+            assert table.context is not None and single.context is not None
+            assert table.context.payload_nbytes == single.context.payload_nbytes > 0
+        fragment.apply(pulled, step)
+        keep, keep_unsent = ((0.0, 0.0), (0.0, 1.0), (0.5, 0.25))[step]
+        fragment.merge(keep, keep_unsent)
+        for tensor, other in zip(together, alone, strict=True):
+            assert torch.equal(tensor.values, other.values), tensor.name
+            local = other.parameter.detach().float().reshape(-1)
+            merged = torch.lerp(other.values, local, keep) if keep else other.values.clone()
+            residual = other.tables[0].residual
+            if keep_unsent and residual is not None:
+                merged -= keep_unsent * residual
+            other.parameter.detach().copy_(merged.view(other.parameter.shape))
+            assert torch.equal(tensor.parameter, other.parameter), tensor.name
+            local = other.parameter.detach().float().reshape(-1)
+            exact = not keep and not keep_unsent and other.parameter.dtype == torch.float32
+            other.offset = None if exact else other.values - local
+            assert (tensor.offset is None) == exact
+            assert exact or torch.equal(tensor.offset, other.offset), tensor.name  # type: ignore[arg-type]
+        assert all(table.cost.payload_bytes_pull > 0 for tensor in together for table in tensor.tables)
+
+
+def test_a_tensor_with_nan_or_inf_is_told_from_the_others() -> None:
+    good, bad = torch.ones(9), torch.tensor([1.0, float("nan")])
+    assert are_finite([good, bad, -good / 0]) == [True, False, False]
+    assert are_finite([good.double(), bad]) == [True, False]
