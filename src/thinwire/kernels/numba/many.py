@@ -160,7 +160,8 @@ def decode_many(
         workspace.table(np.dtype(np.float32)),
         payload_nbytes,
     )
-    return payload_nbytes.tolist()
+    found: list[int] = payload_nbytes.tolist()
+    return found
 
 
 @intrinsic
