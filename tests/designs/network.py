@@ -116,6 +116,9 @@ class _Outbox(Sender):
     def call(self, callback: Callable[[], None]) -> None:
         callback()
 
+    def limit(self, peer: int, nbytes: int, exceeded: Callable[[], None]) -> None:
+        """Workers of ours keep to theirs."""
+
 
 class Network:
     """Shards, workers, and the messages between them.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.packets.bytes_of import packet
 from thinwire.packets import kind_of
 from thinwire.runtime.connection import ReconnectingConnection
-from thinwire.runtime.serving import SessionServer
+from thinwire.runtime.session_server import SessionServer
 from thinwire.schema import Leave
 from thinwire.transports.base import Connection, Sender
 from thinwire.transports.memory import MemoryServer

@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from tests.packets.bytes_of import packet
@@ -13,15 +14,21 @@ from tests.runtime.sessions import Cluster, Echo, number_in, numbered
 from tests.server.conversation import Shard, make_plan
 from thinwire.errors import ProtocolError, TransportError
 from thinwire.packets import kind_of, pack, parse
-from thinwire.runtime.serving import (
-    MAX_ENDED,
-    MAX_JOIN_NBYTES,
-    MAX_OPENING_NBYTES,
-    ServerHandler,
-    SessionServer,
-    serving,
+from thinwire.runtime.limits import JOIN_WITHIN_S, MAX_ENDED, MAX_JOIN_NBYTES, MAX_OPENING_NBYTES, allowance
+from thinwire.runtime.serving import ServerHandler, serving
+from thinwire.runtime.session_server import SessionServer
+from thinwire.schema import (
+    Acknowledged,
+    Join,
+    Leave,
+    Message,
+    Refused,
+    SessionAccepted,
+    SessionOpen,
+    TableSpec,
+    Values,
+    Welcome,
 )
-from thinwire.schema import Acknowledged, Join, Leave, Message, Refused, SessionAccepted, SessionOpen, Values, Welcome
 from thinwire.server.core import ServerCore
 from thinwire.transports.base import ANYBODY, Identity, Sender, wire_nbytes
 from thinwire.transports.memory import MemoryServer
@@ -36,6 +43,7 @@ class Notes(Sender):
         self.sent: list[tuple[int, bytes]] = []
         self.ended: list[tuple[int, Message | None]] = []
         self.identities: dict[int, Identity] = {}
+        self.limits: dict[int, tuple[int, Callable[[], None]]] = {}
 
     def identity(self, peer: int) -> Identity:
         return self.identities.get(peer, ANYBODY)
@@ -48,6 +56,9 @@ class Notes(Sender):
 
     def call(self, callback: Callable[[], None]) -> None:
         callback()
+
+    def limit(self, peer: int, nbytes: int, exceeded: Callable[[], None]) -> None:
+        self.limits[peer] = nbytes, exceeded
 
 
 def make(workers: int = 2) -> tuple[ServerHandler, Notes, ServerCore, list[int]]:
@@ -125,11 +136,11 @@ def test_without_a_callback_it_serves_all_the_same() -> None:
 def test_nothing_but_a_join_is_decoded_before_a_worker_has_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     handler, notes, core, _ = make()
     decoded: list[bytes] = []
-    monkeypatch.setattr("thinwire.runtime.serving.parse", decoded.append)
+    monkeypatch.setattr("thinwire.runtime.serving.parse", lambda packet, limits: decoded.append(packet))
     for said, why in (
         (pack(Values(tables=(), versions=())), "Values came before Join"),
         (pack(Leave()), "Leave came before Join"),
-        (pack(Join(rank=0, plan=make_plan(1))) + bytes(MAX_JOIN_NBYTES), "a Join takes at most 16777216"),
+        (pack(Join(rank=0, plan=make_plan(1))) + bytes(MAX_JOIN_NBYTES), "a first message of more than 1048576 bytes"),
     ):
         handler.received(7, said)
         peer, message = notes.ended[-1]
@@ -173,9 +184,88 @@ def test_a_session_is_taken_up_by_the_peer_that_began_it_alone() -> None:
     assert [number_in(packet) for peer, packet in notes.sent[2:] if peer == 3] == [2, 3]
 
 
+def handling(core: ServerCore) -> Callable[[Sender], ServerHandler]:
+    return lambda sender: ServerHandler(core, sender, lambda: None)
+
+
+class Hours:
+    """A clock whose time passes when a test says so."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+        self.waiting: list[tuple[float, Callable[[], None]]] = []
+
+    def now(self) -> float:
+        return self.time
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> Callable[[], None]:
+        later = self.time + delay_s, callback
+        self.waiting.append(later)
+        return lambda: self.waiting.remove(later) if later in self.waiting else None
+
+    def pass_by(self, seconds: float) -> None:
+        self.time += seconds
+        for when, callback in list(self.waiting):
+            if when <= self.time:
+                self.waiting.remove((when, callback))
+                callback()
+
+
+def test_who_does_not_join_in_time_is_cut_and_who_joined_is_not() -> None:
+    notes, clock = Notes(), Hours()
+    sessions = SessionServer(handling(ServerCore()), notes, 1000.0, clock)
+    opening = pack(SessionOpen(session="late"))
+    for peer, said in enumerate(((), (opening,), (joining(0),), (pack(SessionOpen(session="joined")), joining(1)))):
+        sessions.opened(peer)
+        for each in said:
+            sessions.received(peer, each)
+    clock.pass_by(JOIN_WITHIN_S)
+    late = Refused(reason="no Join came within 120 s")
+    assert notes.ended == [(0, late), (1, late)]
+    sessions.closed(3, "broke")
+    sessions.opened(4)
+    sessions.received(4, pack(SessionOpen(session="joined", received=1)))
+    clock.pass_by(JOIN_WITHIN_S)
+    assert notes.ended == [(0, late), (1, late)], "a session that is taken up again has joined"
+    assert notes.limits[4][0] == notes.limits[3][0] == allowance(make_plan(2)).packet_nbytes
+    assert notes.limits[0][0] == notes.limits[1][0] == MAX_JOIN_NBYTES
+
+
+def joining(rank: int) -> bytes:
+    return pack(Join(rank=rank, plan=make_plan(2)))
+
+
+def test_a_packet_of_more_than_the_plan_allows_ends_its_workers_session_unread() -> None:
+    _, notes, core, _ = make()
+    most, exceeded = notes.limits[1]
+    assert most == allowance(make_plan(2)).packet_nbytes
+    exceeded()
+    reason = f"worker 1: a packet of more than {most} bytes came, which is what the plan's shapes allow"
+    assert core.failed == reason and (1, Refused(reason=reason)) in notes.ended
+
+
+def test_what_a_head_declares_is_held_against_the_plan() -> None:
+    most = allowance(make_plan(2)).head
+    for frames, message in ((most.frames + 1, b""), (0, bytes(most.message_nbytes + 1))):
+        handler, _, core, _ = make()
+        handler.received(1, packet(kind=4, message=message, frames=(b"",) * frames))
+        assert core.failed is not None and f"at most {most.frames} frames and {most.message_nbytes}" in core.failed
+
+
+def test_a_large_models_join_is_let_in_where_the_server_says_so() -> None:
+    tables = tuple(TableSpec(name=f"layers.{index}." + "x" * 200, shape=(1,)) for index in range(6000))
+    large = pack(Join(rank=0, plan=msgspec.structs.replace(make_plan(1), tables=tables)))
+    for most, answer in ((MAX_JOIN_NBYTES, Refused), (2 * MAX_JOIN_NBYTES, Welcome)):
+        with MemoryServer(serving(ServerCore(), max_join_nbytes=most)) as server, server.connect() as connection:
+            connection.send(large)
+            said = connection.receive(10)
+            assert said is not None and kind_of(said) is answer
+            assert answer is Welcome or b"serving(max_join_nbytes=" in said
+
+
 def test_sessions_that_never_joined_leave_nothing_behind() -> None:
     notes = Notes()
-    sessions = SessionServer(lambda sender: ServerHandler(ServerCore(), sender, lambda: None), notes, 30.0)
+    sessions = SessionServer(handling(ServerCore()), notes, 30.0)
     for peer in range(3 * MAX_ENDED):
         sessions.opened(peer)
         sessions.received(peer, pack(SessionOpen(session=f"{peer:032x}")))
@@ -225,7 +315,7 @@ def test_peers_that_do_not_open_a_session_are_reported_at_once_and_lies_are_refu
 
 
 def test_who_never_acknowledges_does_not_fill_the_servers_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("thinwire.runtime.serving.MAX_KEPT_NBYTES", 10 * wire_nbytes(numbered(10)))
+    monkeypatch.setattr("thinwire.runtime.session_server.MAX_KEPT_NBYTES", 10 * wire_nbytes(numbered(10)))
     cluster = Cluster()
     silent = cluster.connect()
     silent.send(pack(SessionOpen(session="silent")))

@@ -21,7 +21,8 @@ import thinwire as tw
 from tests.security.conftest import Pki
 from thinwire.errors import ProtocolError, TransportError
 from thinwire.packets import kind_of, pack, parse
-from thinwire.runtime.serving import MAX_JOIN_NBYTES, serving
+from thinwire.runtime.limits import MAX_JOIN_NBYTES
+from thinwire.runtime.serving import serving
 from thinwire.schema import Acknowledged, Join, Leave, Push, Refused, SessionAccepted, SessionOpen, Values, Welcome
 from thinwire.security.certificates import self_signed
 from thinwire.server.core import ServerCore
@@ -32,6 +33,7 @@ from thinwire.transports.grpc.options import METHOD, SERVICE, TOKEN_KEY, TOKEN_S
 WAIT_S = 20.0
 FAIL_S = 0.3
 """How long an attack waits whose connection never comes about."""
+LARGE_NBYTES = 255 * 2**20
 SETTINGS: dict[str, Any] = {"batch": 32, "steps": 1000, "data digest": "5eed"}
 
 
@@ -309,10 +311,14 @@ KNOWN: dict[str, tuple[Callable[[Training], str], str]] = {
     "a push before Join": (lambda t: t.say(pack(Push(step=0, tables=()))), "Push came before Join"),
     "garbage": (lambda t: t.say(b"\xff" * 64), "a packet begins with b'TP'"),
     "a Join in a larger packet": (lambda t: t.say(joining(t) + bytes(8)), "bytes is declared and"),
-    "a Join of 17 MB": (lambda t: t.say(joining(t) + bytes(MAX_JOIN_NBYTES)), "a Join takes at most 16777216"),
-    "a session's name of 1 MB": (
-        lambda t: t.say(pack(SessionOpen(session="x" * 2**20))),
-        "a SessionOpen of 1048604 bytes",
+    "a Join of 1 MiB": (
+        lambda t: t.say(joining(t) + bytes(MAX_JOIN_NBYTES)),
+        "a first message of more than 1048576 bytes",
+    ),
+    "the largest message before Join": (lambda t: t.say(bytes(LARGE_NBYTES)), "a first message of more than 1048576"),
+    "a session's name of 100 kB": (
+        lambda t: t.say(pack(SessionOpen(session="x" * 100_000))),
+        "a SessionOpen of 1000",
     ),
 }
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import pytest
 
 from thinwire.errors import TransportError
-from thinwire.transports.base import check_packet, wire_nbytes
+from thinwire.transports.base import CHUNK_NBYTES, check_packet, wire_nbytes
 
 
 def test_wire_bytes_follow_the_stated_formula() -> None:
     for nbytes, num_http2_frames in [(1, 1), (16_379, 1), (16_380, 2), (32_763, 2), (32_764, 3), (1_000_000, 62)]:
         assert wire_nbytes(bytes(nbytes)) == nbytes + 5 + 9 * num_http2_frames
+    chunk = CHUNK_NBYTES + 5 + 9 * 65
+    assert wire_nbytes(bytes(CHUNK_NBYTES)) == chunk + 5 + 9, "a packet of whole chunks ends with an empty message"
+    assert wire_nbytes(bytes(3 * CHUNK_NBYTES + 20)) == 3 * chunk + 20 + 5 + 9
 
 
 def test_the_message_limit_is_inclusive() -> None:

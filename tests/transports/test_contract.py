@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from tests.transports.conftest import Cluster
 
 WAIT_S = 20.0
-# Around the places where a length prefix or an HTTP/2 frame takes another byte, and one large frame.
-SIZES = (1, 127, 128, 16_379, 16_380, 65_535, 1_000_000)
+# Around the places where a length prefix or an HTTP/2 frame takes another byte, or a packet another chunk.
+SIZES = (1, 127, 128, 16_379, 16_380, 65_535, 2**20 - 1, 2**20, 2**20 + 1, 2**21)
 
 
 def swallow(sender: Sender, peer: int, packet: bytes) -> None:
@@ -306,6 +306,29 @@ class TestLimits:
         connection.send(b"1")
         assert connection.receive(WAIT_S) == b"1"
         assert len(refused) == 1 and "limit of 1000 bytes" in refused[0]
+
+    def test_a_peer_is_held_to_its_own_limit(self, cluster: Cluster) -> None:
+        exceeded: list[int] = []
+
+        def end(sender: Sender) -> None:
+            exceeded.append(0)
+            sender.close(0, b"too much")
+
+        def limit(sender: Sender, peer: int, packet: bytes) -> None:
+            if peer == 0:
+                sender.limit(0, 3 * 2**20, partial(end, sender))
+            sender.send(peer, packet[:1])
+
+        recorder = cluster.serve(limit)
+        greedy, other = cluster.connect(), cluster.connect()
+        for size in (1, 3 * 2**20):
+            greedy.send(bytes(size))
+            assert greedy.receive(WAIT_S) == b"\0"
+        greedy.send(bytes(20 * 2**20))
+        assert greedy.receive(WAIT_S) == b"too much" and greedy.receive(WAIT_S) is None
+        assert exceeded == [0] and len(recorder.packets(0)) == 2
+        other.send(bytes(20 * 2**20))
+        assert other.receive(WAIT_S) == b"\0"
 
     def test_a_peer_that_does_not_read_loses_its_session(self, cluster: Cluster) -> None:
         def flood(sender: Sender, peer: int, packet: bytes) -> None:

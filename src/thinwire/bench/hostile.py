@@ -32,6 +32,7 @@ from thinwire.security.certificates import Authority
 from thinwire.security.starter import in_starter, make_starter
 from thinwire.server.core import ServerCore
 from thinwire.transports import grpc
+from thinwire.transports.grpc.options import SCHEME
 
 WARM_STEPS = 50
 AFTER_S = 1.0
@@ -167,7 +168,7 @@ class AttackedServer(Role, frozen=True, kw_only=True):
 
     def play(self, stage: Stage) -> None:
         """Serves until the honest worker says that it is over, and reports how the process grew."""
-        core, folder, before, most = ServerCore(), Path(self.folder), (0, 0), (0, 0)
+        core, folder, before, most = ServerCore(min_workers=1), Path(self.folder), (0, 0), (0, 0)
         options = in_starter(folder).server(stage.transport)
         with grpc.serve(serving(core, grace_s=60.0), stage.listen, options=options) as server:
             stage.report(Listening(address=server.address))
@@ -227,7 +228,7 @@ class Attacker(Role, frozen=True, kw_only=True):
             time.sleep(0.02)
         options = in_starter(folder, 1).worker(1, stage.transport)
         target = Target(
-            address=self.server,
+            address=self.server.removeprefix(SCHEME),
             options=options,
             plan=make_plan(),
             times=self.cell.times,

@@ -1,7 +1,7 @@
 """Messages ↔ bytes: one versioned, length-prefixed packet for both modes. No torch, no sockets."""
 
 from thinwire.packets.batch import MAX_BATCHED_NBYTES, BatchedTensor, EncodedTensor
-from thinwire.packets.packet import HEAD_NBYTES, LENGTH_NBYTES, VERSION, kind_of, pack, parse, segments
+from thinwire.packets.packet import HEAD_NBYTES, LENGTH_NBYTES, VERSION, PacketLimits, kind_of, pack, parse, segments
 
 __all__ = [
     "HEAD_NBYTES",
@@ -10,6 +10,7 @@ __all__ = [
     "VERSION",
     "BatchedTensor",
     "EncodedTensor",
+    "PacketLimits",
     "kind_of",
     "pack",
     "parse",

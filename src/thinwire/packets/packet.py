@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -34,6 +35,22 @@ MAX_FRAMES = 2**17
 MAX_MESSAGE_NBYTES = 2**26
 """A plan of the largest number of tables takes some 15 MB."""
 MAX_FRAME_NBYTES = 2**32 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class PacketLimits:
+    """What a packet's head may declare, where a reader knows of less than the format could hold.
+
+    Args:
+        frames: number of frames.
+        message_nbytes: size of the message.
+    """
+
+    frames: int = MAX_FRAMES
+    message_nbytes: int = MAX_MESSAGE_NBYTES
+
+
+WIDEST = PacketLimits()
 
 _NUMBERS = {kind: number for number, kind in KINDS.items()}
 _encode = msgspec.msgpack.Encoder().encode
@@ -79,12 +96,15 @@ def segments(message: Message, tensors: Sequence[EncodedTensor] = ()) -> list[by
     return [head, encoded, struct.pack(f"<{count}I", *lengths), *frames]
 
 
-def parse(data: bytes | bytearray | memoryview, *, exact: bool = True) -> tuple[Message, tuple[EncodedTensor, ...]]:
+def parse(
+    data: bytes | bytearray | memoryview, *, exact: bool = True, limits: PacketLimits = WIDEST
+) -> tuple[Message, tuple[EncodedTensor, ...]]:
     """Reads the packet at the start of `data`.
 
     Args:
         data: bytes that stay unchanged for as long as the frames are used.
         exact: the packet is all of it; False lets bytes follow, as in a receive buffer.
+        limits: what its head may declare.
 
     Returns:
         The message, and its frames as views of `data`; tensors of a batch, copied, in the place of their table.
@@ -107,10 +127,10 @@ def parse(data: bytes | bytearray | memoryview, *, exact: bool = True) -> tuple[
         raise ProtocolError(f"message kind {kind} is unknown; version {VERSION} has {', '.join(map(str, _decoders))}")
     if nbytes > len(view) or (exact and nbytes != len(view)):
         raise ProtocolError(f"a packet of {nbytes} bytes is declared and {len(view)} came")
-    if count > MAX_FRAMES or message_nbytes > MAX_MESSAGE_NBYTES:
+    if count > limits.frames or message_nbytes > limits.message_nbytes:
         raise ProtocolError(
-            f"{count} frames and a message of {message_nbytes} bytes are declared; at most {MAX_FRAMES} frames and "
-            f"{MAX_MESSAGE_NBYTES} bytes are possible"
+            f"{count} frames and a message of {message_nbytes} bytes are declared; at most {limits.frames} frames and "
+            f"{limits.message_nbytes} bytes are possible"
         )
     lengths_at = HEAD_NBYTES + message_nbytes
     at = lengths_at + LENGTH_NBYTES * count

@@ -1,39 +1,23 @@
-"""The server core behind a transport, in sessions that outlive their connections.
+"""The server core behind a transport: packets in, and what the core wants done carried out.
 
-A `ServerHandler` feeds messages to the core. Between it and the transport a `SessionServer` makes a session a peer: a
-connection that breaks is not reported for as long as its worker may come back, and what is sent meanwhile is kept and
-sent then. A worker that does not begin with `SessionOpen` has a session of one connection.
+`session_server` stands between the two, so a peer here is a session, which may outlive its connections.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Protocol
 
-from thinwire.errors import ConfigError, ProtocolError, SessionLostError
-from thinwire.packets import kind_of, pack, parse
+from thinwire.errors import ConfigError, ProtocolError
+from thinwire.packets import PacketLimits, kind_of, pack, parse
 from thinwire.runtime.checkpointing import Checkpointer
-from thinwire.runtime.clock import Cancel, Clock, SystemClock
+from thinwire.runtime.clock import Clock
 from thinwire.runtime.journal import Journal
-from thinwire.runtime.session import ReplayBuffer
-from thinwire.schema import Acknowledged, Join, Message, Refused, SessionAccepted, SessionOpen
+from thinwire.runtime.limits import MAX_JOIN_NBYTES, Allowance, allowance, join_too_large
+from thinwire.runtime.session_server import SessionServer
+from thinwire.schema import Join, Plan
 from thinwire.server.core import ServerCore
 from thinwire.server.effects import Close, Effect, Send
-from thinwire.transports.base import ANYBODY, MAX_PENDING_NBYTES, Handler, HandlerFactory, Identity, Sender
-
-MAX_NAME = 64
-MAX_OPENING_NBYTES = 64 * 1024
-"""Of a packet about the session, which holds a name and two numbers."""
-MAX_JOIN_NBYTES = 16 * 2**20
-"""Of a worker's first message: a plan of the largest number of tables takes some 15 MB."""
-MAX_KEPT_NBYTES = 2 * MAX_PENDING_NBYTES
-"""What may wait for a worker's acknowledgement: twice what the transport lets wait to be sent to it."""
-
-MAX_ENDED = 1024
-"""Sessions that have ended, whose last packet may be asked for again."""
+from thinwire.transports.base import HandlerFactory, Sender
 
 
 def serving(
@@ -44,6 +28,7 @@ def serving(
     grace_s: float = 0.0,
     clock: Clock | None = None,
     journal: Journal | None = None,
+    max_join_nbytes: int = MAX_JOIN_NBYTES,
 ) -> HandlerFactory:
     """Returns what a transport's server needs to serve `core`.
 
@@ -54,19 +39,20 @@ def serving(
         grace_s: how long a worker whose connection broke may take to come back, in seconds; 0 ends the training.
         clock: by default the system's.
         journal: is told of every gradient and update.
+        max_join_nbytes: of a worker's `Join`; a model of some 5,000 tensors or more needs a larger one.
     """
 
     def handler(sender: Sender) -> ServerHandler:
-        return ServerHandler(core, sender, on_end, checkpointer, journal)
+        return ServerHandler(core, sender, on_end, checkpointer, journal, max_join_nbytes=max_join_nbytes)
 
-    return lambda sender: SessionServer(handler, sender, grace_s, clock)
+    return lambda sender: SessionServer(handler, sender, grace_s, clock, max_join_nbytes=max_join_nbytes)
 
 
 class ServerHandler:
     """Feeds packets to a core and carries out its effects. One packet object goes to all receivers of an effect.
 
     Args:
-        core, on_end, checkpointer, journal: as for `serving`.
+        core, on_end, checkpointer, journal, max_join_nbytes: as for `serving`.
         sender: the transport's sending half.
     """
 
@@ -77,8 +63,12 @@ class ServerHandler:
         on_end: Callable[[], None],
         checkpointer: Checkpointer | None = None,
         journal: Journal | None = None,
+        *,
+        max_join_nbytes: int = MAX_JOIN_NBYTES,
     ) -> None:
         self._core, self._sender, self._checkpointer, self._journal = core, sender, checkpointer, journal
+        self._max_join_nbytes = max_join_nbytes
+        self._allowance: Allowance | None = None
         self._on_end: Callable[[], None] | None = on_end
         self._joined: dict[int, int] = {}
 
@@ -87,9 +77,11 @@ class ServerHandler:
 
     def received(self, peer: int, packet: bytes) -> None:
         try:
-            if peer not in self._joined:
+            if peer not in self._joined or self._allowance is None:
                 self._check_first(packet)
-            message, frames = parse(packet)
+                message, frames = parse(packet, limits=PacketLimits(0, self._max_join_nbytes))
+            else:
+                message, frames = parse(packet, limits=self._allowance.head)
             if isinstance(message, Join):
                 self._check_rank(peer, message.rank)
                 if self._checkpointer is not None:
@@ -101,6 +93,8 @@ class ServerHandler:
         if self._journal is not None and peer in self._joined:
             self._journal.received(self._joined[peer], message)
         self._do(self._core.received(peer, message, frames))
+        if isinstance(message, Join) and self._core.plan is not None:
+            self._admit(peer, self._core.plan)
         if self._checkpointer is not None:
             self._checkpointer.write_if_due()
 
@@ -113,8 +107,15 @@ class ServerHandler:
         kind = kind_of(packet)
         if kind is not None and kind is not Join:
             raise ProtocolError(f"{kind.__name__} came before Join")
-        if len(packet) > MAX_JOIN_NBYTES:
-            raise ProtocolError(f"a first message of {len(packet)} bytes; a Join takes at most {MAX_JOIN_NBYTES}")
+        if len(packet) > self._max_join_nbytes:
+            raise ProtocolError(join_too_large(self._max_join_nbytes))
+
+    def _admit(self, peer: int, plan: Plan) -> None:
+        """Lets a worker that has joined send what the plan's shapes allow."""
+        self._allowance = self._allowance or allowance(plan)
+        most = self._allowance.packet_nbytes
+        reason = f"a packet of more than {most} bytes came, which is what the plan's shapes allow"
+        self._sender.limit(peer, most, lambda: self._do(self._core.broke(peer, reason)))
 
     def _check_rank(self, peer: int, rank: int) -> None:
         identity = self._sender.identity(peer)
@@ -148,228 +149,3 @@ class ServerHandler:
         if self._on_end is not None and (self._core.finished or self._core.failed is not None):
             ended, self._on_end = self._on_end, None
             ended()
-
-
-class SessionHandler(Handler, Protocol):
-    """A handler whose peers are sessions, which may be without a connection for a while."""
-
-    def interrupted(self, peer: int) -> bool:
-        """The connection of a session broke; returns whether another may take its place."""
-
-    def resumed(self, peer: int) -> None:
-        """An interrupted session has a connection again."""
-
-
-@dataclass(eq=False, slots=True)
-class _Session:
-    """One peer, as the handler sees it.
-
-    Args:
-        number: the handler's number of it.
-        name: the worker's, by which it comes back; None where it cannot.
-        peer: the transport's number of its connection; None while it has none.
-        identity: of its worker, which every connection of the session must prove.
-        ended: whether the handler has ended it.
-        last: the packet that ended it.
-        cancel: makes the server not give up the worker that it waits for.
-        breaks: how often its connection broke.
-    """
-
-    number: int
-    name: str | None
-    peer: int | None
-    identity: Identity
-    buffer: ReplayBuffer = field(default_factory=ReplayBuffer)
-    ended: bool = False
-    last: bytes | None = None
-    cancel: Cancel | None = None
-    breaks: int = 0
-
-
-class SessionServer(Sender):
-    """A transport's handler, and the sender of another handler whose peers are sessions.
-
-    Args:
-        inner: makes the handler of sessions.
-        sender: the transport's.
-        grace_s: how long a worker may take to come back, in seconds; 0 reports every break at once.
-        clock: by default the system's.
-    """
-
-    def __init__(
-        self, inner: Callable[[Sender], SessionHandler], sender: Sender, grace_s: float, clock: Clock | None = None
-    ) -> None:
-        self._sender, self._grace_s = sender, grace_s
-        self._clock = clock or SystemClock()
-        self._num_sessions = 0
-        self._numbered: dict[int, _Session] = {}
-        self._named: dict[str, _Session] = {}
-        self._of_peer: dict[int, _Session] = {}
-        self._replaced: set[int] = set()
-        self._expiring: deque[tuple[float, str]] = deque()
-        self._inner = inner(self)
-
-    # ---- what the transport calls
-
-    def opened(self, peer: int) -> None:
-        """Does nothing yet: the first packet says whose connection it is."""
-
-    def received(self, peer: int, packet: bytes) -> None:
-        """Passes a packet on to the handler, unless it is about the session itself."""
-        if peer in self._replaced:
-            return  # its session goes on on another connection, which repeats this
-        session, kind = self._of_peer.get(peer), kind_of(packet)
-        try:
-            message: Message | None = None
-            if kind is Acknowledged or (kind is SessionOpen and session is None):
-                if len(packet) > MAX_OPENING_NBYTES:
-                    raise ProtocolError(f"a {kind.__name__} of {len(packet)} bytes; it takes a few dozen")
-                message = parse(packet)[0]
-            if isinstance(message, SessionOpen):
-                self._open(peer, message)
-                return
-            session = session or self._begin(peer, None)
-            if isinstance(message, Acknowledged):
-                session.buffer.acknowledge(message.count)
-                return
-        except ProtocolError as error:
-            lost = isinstance(error, SessionLostError)
-            self._sender.close(peer, pack(Refused(reason=str(error), lost=lost)))
-            return
-        if session.buffer.record(packet) and self._outlives_breaks(session):
-            self._sender.send(peer, pack(Acknowledged(count=session.buffer.received)))
-        self._inner.received(session.number, packet)
-
-    def closed(self, peer: int, error: str | None) -> None:
-        """Ends the peer's session, or gives its worker the time to come back."""
-        self._replaced.discard(peer)
-        session = self._of_peer.pop(peer, None)
-        if session is None:
-            return
-        session.peer = None
-        if error is None or session.ended or not self._outlives_breaks(session):
-            self._end(session, error)
-            return
-        session.breaks += 1
-        if not self._inner.interrupted(session.number):
-            self._end(session, error)
-        elif not session.ended:  # the handler's answer may be to end it
-            over = partial(self._give_up, session, session.breaks, error)
-            session.cancel = self._clock.call_later(self._grace_s, partial(self._sender.call, over))
-
-    # ---- what the handler calls, with a session's number in place of a peer's
-
-    def send(self, peer: int, packet: bytes) -> None:
-        """Sends to a session: now where it is connected, and again later where that does not arrive."""
-        session = self._numbered.get(peer)
-        if session is None or session.ended:
-            return
-        if self._outlives_breaks(session):
-            waiting = session.buffer.nbytes
-            session.buffer.append(packet)
-            if waiting and session.buffer.nbytes > MAX_KEPT_NBYTES:
-                self._abandon(session, f"it did not acknowledge over {MAX_KEPT_NBYTES} bytes")
-                return
-        if session.peer is not None:
-            self._sender.send(session.peer, packet)
-
-    def close(self, peer: int, packet: bytes | None = None) -> None:
-        """Ends a session; one that is not connected is sent the last packet when it comes back."""
-        session = self._numbered.get(peer)
-        if session is None or session.ended:
-            return
-        session.ended, session.last = True, packet
-        if session.peer is not None:
-            self._sender.close(session.peer, packet)
-        else:
-            self._end(session, None)
-
-    def call(self, callback: Callable[[], None]) -> None:
-        self._sender.call(callback)
-
-    def identity(self, peer: int) -> Identity:
-        session = self._numbered.get(peer)
-        return ANYBODY if session is None else session.identity
-
-    # ---- sessions
-
-    def _outlives_breaks(self, session: _Session) -> bool:
-        return session.name is not None and self._grace_s > 0
-
-    def _begin(self, peer: int, name: str | None) -> _Session:
-        session = _Session(self._num_sessions, name, peer, self._sender.identity(peer))
-        self._of_peer[peer] = self._numbered[session.number] = session
-        self._num_sessions += 1
-        if name is not None:
-            self._named[name] = session
-        self._inner.opened(session.number)
-        return session
-
-    def _open(self, peer: int, message: SessionOpen) -> None:
-        if not 0 < len(message.session) <= MAX_NAME:
-            raise ProtocolError(f"a session's name has 1 to {MAX_NAME} characters; {len(message.session)} came")
-        self._forget_ended()
-        session, repeated = self._named.get(message.session), tuple[bytes, ...]()
-        if session is None:
-            if message.received or message.acknowledged:
-                raise SessionLostError(
-                    "this server does not know the session: it was restarted, or it no longer waited for this worker. "
-                    "`thinwire worker` joins again by itself, a script of your own with KeptSteps; else resume all "
-                    "workers and shards from checkpoints of one step"
-                )
-            session = self._begin(peer, message.session)
-        elif session.identity != self._sender.identity(peer):
-            raise ProtocolError("this session is another worker's: go on with the certificate and rank that began it")
-        elif session.ended:
-            self._sender.close(peer, session.last)
-            return
-        else:
-            session.buffer.acknowledge(message.received)
-            repeated = session.buffer.unacknowledged
-            if session.cancel is not None:
-                session.cancel()
-                session.cancel = None
-            if session.peer is not None:  # the worker noticed first that the connection was lost
-                self._replace(session)
-            session.peer = peer
-            self._of_peer[peer] = session
-            self._inner.resumed(session.number)
-        self._sender.send(peer, pack(SessionAccepted(received=session.buffer.received, grace_s=self._grace_s)))
-        for packet in repeated:
-            self._sender.send(peer, packet)
-
-    def _forget_ended(self) -> None:
-        """Drops the names of sessions that ended long ago, or before many others."""
-        while self._expiring and (self._expiring[0][0] <= self._clock.now() or len(self._expiring) > MAX_ENDED):
-            del self._named[self._expiring.popleft()[1]]
-
-    def _replace(self, session: _Session, packet: bytes | None = None) -> None:
-        """Closes a session's connection without ending the session."""
-        assert session.peer is not None
-        del self._of_peer[session.peer]
-        self._replaced.add(session.peer)
-        self._sender.close(session.peer, packet)
-        session.peer = None
-
-    def _give_up(self, session: _Session, breaks: int, error: str) -> None:
-        if session.breaks == breaks and session.peer is None and not session.ended:
-            self._end(session, f"{error}; it did not come back within {self._grace_s:g} s")
-
-    def _abandon(self, session: _Session, error: str) -> None:
-        """Ends a session whose worker, connected or not, does not keep to the conversation."""
-        if session.peer is not None:
-            self._replace(session, pack(Refused(reason=error)))
-        self._end(session, error)
-
-    def _end(self, session: _Session, error: str | None) -> None:
-        """Tells the handler of the end, once. The name stays for as long as its last packet may be asked for."""
-        if session.cancel is not None:
-            session.cancel()
-        del self._numbered[session.number]
-        if session.name is not None and session.ended:
-            self._expiring.append((self._clock.now() + self._grace_s, session.name))
-            self._forget_ended()
-        elif session.name is not None:
-            del self._named[session.name]
-        session.ended, session.buffer = True, ReplayBuffer()
-        self._inner.closed(session.number, error)

@@ -16,6 +16,9 @@ from thinwire.schema import Plan, Settings, TableSpec
 from thinwire.version import VERSION
 
 MAX_TABLES = 100_000
+MAX_CODECS = 1000
+"""Every one is tried out."""
+MAX_GROUPS = 10_000
 MAX_VALUES = 2**36
 """256 GiB of float32: far above any shard, far below what would overflow a size."""
 MAX_RANK = 32
@@ -30,6 +33,11 @@ def check_plan(plan: Plan) -> None:
         raise ProtocolError(f"a plan for {plan.workers} workers; 1 … 4096 are possible")
     if len(plan.tables) > MAX_TABLES:
         raise ProtocolError(f"a plan with {len(plan.tables)} tables; at most {MAX_TABLES} are possible")
+    if len(plan.codecs) > MAX_CODECS or len(plan.groups) > MAX_GROUPS:
+        raise ProtocolError(
+            f"a plan with {len(plan.codecs)} codecs and {len(plan.groups)} parameter groups; at most {MAX_CODECS} and "
+            f"{MAX_GROUPS} are possible"
+        )
     if plan.state_interval < 1:
         raise ProtocolError(f"buffers that travel every {plan.state_interval} steps; at least 1 is needed")
     if len(plan.settings) > MAX_SETTINGS:

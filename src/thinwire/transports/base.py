@@ -23,20 +23,29 @@ MAX_PENDING_NBYTES = 256 * 2**20
 HTTP2_FRAME_NBYTES = 16_384  # payload of one DATA frame, HTTP/2's default SETTINGS_MAX_FRAME_SIZE
 HTTP2_FRAME_HEADER_NBYTES = 9
 GRPC_PREFIX_NBYTES = 5  # compression flag and message length
+CHUNK_NBYTES = 2**20
+"""A larger packet travels in several gRPC messages: what a receiver reads before it can refuse."""
 
 
 def wire_nbytes(packet: bytes) -> int:
     """Returns what a packet takes on an HTTP/2 stream, in bytes.
 
-    With m = its length + 5 (gRPC's prefix), it is m + 9·⌈m / 16384⌉: nine bytes of header for each DATA frame.
-    TCP, IP and TLS overhead, acknowledgements and keepalive pings are not in it. Every transport counts
-    by this formula, the in-memory one too, so that their figures compare.
+    With m = its length + 5 (gRPC's prefix), it is m + 9·⌈m / 16384⌉: nine bytes of header for each DATA frame. Each
+    whole MiB of a packet is a message of its own, which counts so by itself. TCP, IP and TLS overhead, acknowledgements
+    and keepalive pings are not in it. Every transport counts by this formula, the in-memory one too, so that their
+    figures compare.
 
     >>> wire_nbytes(b"x"), wire_nbytes(bytes(16_379)), wire_nbytes(bytes(16_380))
     (15, 16393, 16403)
     """
-    message_nbytes = len(packet) + GRPC_PREFIX_NBYTES
-    return message_nbytes + HTTP2_FRAME_HEADER_NBYTES * -(-message_nbytes // HTTP2_FRAME_NBYTES)
+    chunks, rest = divmod(len(packet), CHUNK_NBYTES)
+    return chunks * message_wire_nbytes(CHUNK_NBYTES) + message_wire_nbytes(rest)
+
+
+def message_wire_nbytes(nbytes: int) -> int:
+    """Returns what one gRPC message of so many bytes takes on an HTTP/2 stream."""
+    nbytes += GRPC_PREFIX_NBYTES
+    return nbytes + HTTP2_FRAME_HEADER_NBYTES * -(-nbytes // HTTP2_FRAME_NBYTES)
 
 
 def check_packet(packet: bytes, limit_nbytes: int) -> None:
@@ -180,6 +189,16 @@ class Sender(ABC):
     @abstractmethod
     def call(self, callback: Callable[[], None]) -> None:
         """Runs `callback` between two calls of the handler, soon. Safe from any thread: for timers."""
+
+    @abstractmethod
+    def limit(self, peer: int, nbytes: int, exceeded: Callable[[], None]) -> None:
+        """Limits the packets that a peer may send, from now on. What comes after the first bytes too many is not read.
+
+        Args:
+            peer: the peer's number.
+            nbytes: of one packet, at most.
+            exceeded: called in place of `received` for a larger one; it is to end the session.
+        """
 
     def identity(self, peer: int) -> Identity:
         """Returns what a peer has proved of itself; `ANYBODY` where the transport asks for nothing."""

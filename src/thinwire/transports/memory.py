@@ -136,9 +136,12 @@ class MemoryServer(Server):
 
     def deliver(self, peer: int, packet: bytes) -> None:
         """Hands a packet from a peer to the handler, unless its session is over."""
-        if peer in self._sessions:
+        if (connection := self._sessions.get(peer)) is not None:
             self.bytes_received += wire_nbytes(packet)
-            self._handler.received(peer, packet)
+            if connection.limit is not None and len(packet) > connection.limit[0]:
+                connection.limit[1]()
+            else:
+                self._handler.received(peer, packet)
 
     def end(self, peer: int, error: str | None) -> None:
         """Ends a session on both sides; does nothing if it is over."""
@@ -181,6 +184,11 @@ class _MemorySender(Sender):
     def call(self, callback: Callable[[], None]) -> None:
         self._server.call(callback)
 
+    def limit(self, peer: int, nbytes: int, exceeded: Callable[[], None]) -> None:
+        connection = self._server.session(peer)
+        if connection is not None:
+            connection.limit = nbytes, exceeded
+
 
 class Host(Protocol):
     """A server in this process, as connections to it see it."""
@@ -206,6 +214,7 @@ class MemoryConnection(Connection):
     def __init__(self, server: Host) -> None:
         self.address = server.address
         self.peer = -1  # given when the server opens the session
+        self.limit: tuple[int, Callable[[], None]] | None = None
         self._server = server
         self._inbox: deque[bytes] = deque()
         self._pending_nbytes = 0

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import grpc
@@ -15,7 +16,7 @@ import pytest
 
 from thinwire.errors import ConfigError, TransportError
 from thinwire.transports import Sender, Server
-from thinwire.transports.base import wire_nbytes
+from thinwire.transports.base import CHUNK_NBYTES, wire_nbytes
 from thinwire.transports.grpc import GrpcOptions, Tls, connect, serve
 from thinwire.transports.grpc.options import GOODBYE, METHOD, SERVICE
 from thinwire.transports.shaped import Shaping, TokenBucket
@@ -44,7 +45,7 @@ class Idle:
     def closed(self, peer: int, error: str | None) -> None: ...
 
 
-def speak(address: str, messages: list[bytes]) -> grpc.RpcError | None:
+def speak(address: str, messages: Iterable[bytes]) -> grpc.RpcError | None:
     """Says `messages` in one session and returns how the server took it."""
     with grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
         session = channel.stream_stream(f"/{SERVICE}/{METHOD}", request_serializer=bytes, response_deserializer=bytes)
@@ -119,10 +120,50 @@ class TestPeers:
         recorder = grpc_cluster.serve(max_message_nbytes=1000)
         connection = connect(grpc_cluster.server.address)  # with the default limit
         connection.send(bytes(5000))
-        with pytest.raises(TransportError, match=r"broke the session off: .*larger than max"):
+        with pytest.raises(TransportError, match=r"broke the session off: .*over the message limit of 1000 bytes"):
             connection.receive(WAIT_S)
         connection.close()
         assert recorder.wait_closed() is not None
+
+    def test_a_message_of_more_than_a_chunk_is_not_read(self, grpc_cluster: Cluster) -> None:
+        recorder = grpc_cluster.serve()
+        error = speak(grpc_cluster.server.address, [b"1", bytes(CHUNK_NBYTES + 1)])
+        assert error is not None and recorder.wait_closed(0) is not None
+        assert recorder.packets() == [b"1"] and recorder.server.bytes_received == wire_nbytes(b"1")
+
+    def test_nothing_is_kept_of_a_packet_over_the_limit(self, grpc_cluster: Cluster) -> None:
+        recorder = grpc_cluster.serve(max_message_nbytes=2 * CHUNK_NBYTES)
+        error = speak(grpc_cluster.server.address, [bytes(CHUNK_NBYTES)] * 40)
+        assert error is not None and "over the message limit" in str(error.details())
+        assert recorder.wait_closed(0) is not None and recorder.packets() == []
+        assert recorder.server.bytes_received <= 3 * wire_nbytes(bytes(CHUNK_NBYTES)), "the rest is not read"
+
+    def test_a_packet_that_does_not_go_on_is_cut(self, grpc_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("thinwire.transports.grpc.sessions.CHUNK_S", 0.1)
+        recorder = grpc_cluster.serve()
+        quiet = grpc_cluster.connect()  # which is in the middle of nothing
+        quiet.send(b"1")
+
+        def begin() -> Iterator[bytes]:
+            yield bytes(CHUNK_NBYTES)
+            recorder.wait(lambda: ("closed", 1) in [event[:2] for event in recorder.events])
+
+        error = speak(grpc_cluster.server.address, begin())
+        assert error is not None and "the worker sends a packet at less than 1048576 bytes in 0.1 s" in str(error)
+        quiet.send(b"2")
+        assert [quiet.receive(WAIT_S) for _ in range(2)] == [b"1", b"2"]
+
+    def test_sessions_are_counted(self, grpc_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("thinwire.transports.grpc.server.MAX_SESSIONS", 2)
+        recorder = grpc_cluster.serve()
+        first, _ = grpc_cluster.connect(), grpc_cluster.connect()
+        with pytest.raises(TransportError, match="the server has 2 sessions, and takes no more"):
+            grpc_cluster.connect()
+        first.close()
+        assert recorder.wait_closed(0) is None
+        third = grpc_cluster.connect()
+        third.send(b"1")
+        assert third.receive(WAIT_S) == b"1"
 
 
 class TestSending:

@@ -16,7 +16,8 @@ from collections.abc import Iterator
 import grpc
 
 from thinwire.errors import ConfigError, DeadlineError, ProtocolError, TransportError
-from thinwire.transports.base import Connection, check_packet, wire_nbytes
+from thinwire.transports.base import Connection, check_packet, message_wire_nbytes, wire_nbytes
+from thinwire.transports.grpc.chunks import Assembly, split
 from thinwire.transports.grpc.options import (
     GOODBYE,
     GREETING,
@@ -64,6 +65,7 @@ class GrpcConnection(Connection):
         self._outbox: deque[bytes] = deque()
         self._outbox_nbytes = 0
         self._out = threading.Condition()
+        self._assembly = Assembly()
         self._inbox: deque[bytes] = deque()
         self._inbox_nbytes = 0
         self._in = threading.Condition()
@@ -183,13 +185,14 @@ class GrpcConnection(Connection):
                 if not self._outbox:
                     break
                 packet = self._outbox.popleft()
-            nbytes = wire_nbytes(packet)
-            if shaping is not None:
-                time.sleep(shaping.egress.delay(nbytes, time.monotonic()))
-            self.bytes_sent += nbytes
-            yield packet
+            for message in split(packet):
+                nbytes = message_wire_nbytes(len(message))
+                if shaping is not None:
+                    time.sleep(shaping.egress.delay(nbytes, time.monotonic()))
+                self.bytes_sent += nbytes
+                yield message
             with self._out:
-                self._outbox_nbytes -= nbytes
+                self._outbox_nbytes -= wire_nbytes(packet)
                 self._out.notify_all()
         yield GOODBYE
 
@@ -210,18 +213,21 @@ class GrpcConnection(Connection):
         self._finish(error)
 
     def _arrived(self, message: bytes) -> None:
-        if message == GOODBYE:
+        if message == GOODBYE and not self._assembly.nbytes:
             raise ProtocolError("the worker's goodbye came from a server")
-        nbytes = wire_nbytes(message)
+        nbytes = message_wire_nbytes(len(message))
         if self._options.shaping is not None:
             time.sleep(self._options.shaping.ingress.arrival_delay(nbytes, time.monotonic()))
+        packet = self._assembly.add(message)
+        if max(self._assembly.nbytes, len(packet or b"")) > self._options.max_message_nbytes:
+            raise ProtocolError(f"it sent a packet over the message limit of {self._options.max_message_nbytes} bytes")
         with self._in:
             limit = self._options.max_pending_nbytes
             self._in.wait_for(lambda: self._inbox_nbytes < limit or self._closing)
             self.bytes_received += nbytes
-            if not self._closing:
-                self._inbox.append(message)
-                self._inbox_nbytes += nbytes
+            if packet is not None and not self._closing:
+                self._inbox.append(packet)
+                self._inbox_nbytes += wire_nbytes(packet)
                 self._in.notify_all()
 
     def _explain(self, status: grpc.RpcError) -> str:

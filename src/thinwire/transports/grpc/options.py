@@ -10,20 +10,34 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 
 from thinwire.errors import ConfigError
-from thinwire.transports.base import MAX_MESSAGE_NBYTES, MAX_PENDING_NBYTES, Identity
+from thinwire.transports.base import CHUNK_NBYTES, MAX_MESSAGE_NBYTES, MAX_PENDING_NBYTES, Identity
 from thinwire.transports.shaped import Shaping
 
 SCHEME = "grpc://"
-SERVICE = "thinwire.v2.Exchange"
+SERVICE = "thinwire.v3.Exchange"
 METHOD = "Session"
-GREETING = ("thinwire-session", "2")  # the metadata with which a server accepts a session
+GREETING = ("thinwire-session", "3")  # the metadata with which a server accepts a session
 TOKEN_KEY, TOKEN_SCHEME = "authorization", "Bearer "
 """The metadata in which a worker shows its token; nothing else holds it."""
 GOODBYE = b""
-"""The worker's last message, when it leaves in good order; not a packet, and not counted as one. A stream that ends
+"""The worker's last message, when it leaves in good order; not of a packet, and not counted as one. A stream that ends
 without it has crashed, which HTTP/2 alone does not tell apart."""
-MAX_GRPC_NBYTES = 2**31 - 1  # gRPC's own limit of one message
+MAX_PACKET_NBYTES = 2**31 - 1
 MAX_PORT = 65_535
+
+# What one server lets its callers have. docs/security.md lists them with all other limits.
+MAX_CONNECTIONS = 4096
+MAX_STREAMS = 8
+"""Calls at a time on one connection."""
+MAX_SESSIONS = 4096
+MAX_SESSIONS_EACH = 8
+"""Of one certificate or token that is for one rank: an old one that is not yet known to be dead, and its heirs."""
+HANDSHAKE_S = 20
+"""A connection whose handshake takes longer is cut."""
+IDLE_S = 60
+"""So is one without a call for so long."""
+CHUNK_S = 120.0
+"""So is a session whose peer takes, or sends in the middle of a packet, less than a chunk in so many seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,8 +116,8 @@ class GrpcOptions:
     insecure: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.max_message_nbytes <= MAX_GRPC_NBYTES:
-            raise ConfigError(f"max_message_nbytes is {self.max_message_nbytes}; give 1 to {MAX_GRPC_NBYTES}")
+        if not 0 < self.max_message_nbytes <= MAX_PACKET_NBYTES:
+            raise ConfigError(f"max_message_nbytes is {self.max_message_nbytes}; give 1 to {MAX_PACKET_NBYTES}")
         if self.max_pending_nbytes <= 0:
             raise ConfigError(f"max_pending_nbytes is {self.max_pending_nbytes}; give a positive number")
         if not 1 <= self.keepalive_s <= 86_400:
@@ -136,8 +150,14 @@ class GrpcOptions:
         named = self.tls is not None and self.tls.server_name
         return [
             *([("grpc.ssl_target_name_override", named)] if named else []),
-            ("grpc.max_send_message_length", self.max_message_nbytes),
-            ("grpc.max_receive_message_length", self.max_message_nbytes),
+            # A packet travels in chunks (`chunks`): gRPC reads no more than one before it is looked at.
+            ("grpc.max_send_message_length", CHUNK_NBYTES),
+            ("grpc.max_receive_message_length", CHUNK_NBYTES),
+            # Server: a worker has one session on its connection, and at times asks why there is none.
+            ("grpc.max_concurrent_streams", MAX_STREAMS),
+            ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
+            ("grpc.server_handshake_timeout_ms", HANDSHAKE_S * 1000),
+            ("grpc.max_connection_idle_ms", IDLE_S * 1000),
             ("grpc.keepalive_time_ms", keepalive_ms),
             ("grpc.keepalive_timeout_ms", keepalive_ms),
             # Without this one a frozen peer is only given up after gRPC's own minute.

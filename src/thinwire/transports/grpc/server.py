@@ -31,11 +31,15 @@ from thinwire.transports.base import (
     Sender,
     Server,
     check_packet,
+    message_wire_nbytes,
     wire_nbytes,
 )
+from thinwire.transports.grpc.chunks import Assembly, split
 from thinwire.transports.grpc.options import (
     GOODBYE,
     GREETING,
+    MAX_SESSIONS,
+    MAX_SESSIONS_EACH,
     METHOD,
     SERVICE,
     TOKEN_KEY,
@@ -149,9 +153,10 @@ class GrpcServer(Server):
 
     def deliver(self, peer: int, packet: bytes) -> None:
         """Hands a packet to the handler, unless its peer's session is over."""
-        if self.session(peer) is not None:
+        if (session := self.session(peer)) is not None:
             self.bytes_received += wire_nbytes(packet)
-            self.tell(partial(self._handler.received, peer, packet))
+            fits = len(packet) <= session.limit_nbytes
+            self.tell(partial(self._handler.received, peer, packet) if fits else session.exceeded)
 
     def end(self, peer: int, error: str | None) -> None:
         """Ends a session of this process; does nothing if it is over."""
@@ -225,7 +230,9 @@ class GrpcServer(Server):
         except ProtocolError as stranger:
             self._warn(context, stranger)
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(stranger))
-        peer, session = self._num_opened, StreamSession(self.options.max_pending_nbytes, identity)
+        if (full := self._is_full(identity)) is not None:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, full)
+        peer, session = self._num_opened, StreamSession(self.options, identity)
         self._num_opened += 1
         self._sessions[peer] = session
         self.tell(lambda: self._handler.opened(peer))
@@ -261,6 +268,15 @@ class GrpcServer(Server):
         names = [name for key in ("x509_common_name", "x509_subject_alternative_name") for name in proved.get(key, ())]
         return self.options.authenticate(Caller(token, tuple(dict.fromkeys(name.decode() for name in names))))
 
+    def _is_full(self, identity: Identity) -> str | None:
+        """Says why there is no room for another session, if there is none."""
+        if len(self._sessions) >= MAX_SESSIONS:
+            return f"the server has {MAX_SESSIONS} sessions, and takes no more"
+        own = 0 if identity.rank is None else sum(each.identity == identity for each in self._sessions.values())
+        if own >= MAX_SESSIONS_EACH:
+            return f"rank {identity.rank} has {own} sessions with the server, and may have no more"
+        return None
+
     def _warn(self, context: Context, stranger: ProtocolError) -> None:
         """Tells whoever runs the server of a stranger, once a second at most."""
         if (now := time.monotonic()) - self._warned >= 1.0:
@@ -274,31 +290,44 @@ class GrpcServer(Server):
         return "the server stopped" if self._stopping.is_set() else "the worker went away"
 
     async def _read(self, peer: int, session: StreamSession, context: Context) -> None:
-        shaping = self.options.shaping
+        shaping, assembly = self.options.shaping, Assembly()
         while True:
+            stalled = session.cut_later("sends a packet") if assembly.nbytes else None
             message: Any = await context.read()  # bytes, or the end of the stream
+            if stalled is not None:
+                stalled.cancel()
             if message is grpc.aio.EOF:  # type: ignore[attr-defined]
                 session.end(self._why_lost())
                 return
-            nbytes = wire_nbytes(message)
+            nbytes = message_wire_nbytes(len(message))
             if shaping is not None:
                 await asyncio.sleep(shaping.ingress.arrival_delay(nbytes, time.monotonic()))
-            if message == GOODBYE:
+            if message == GOODBYE and not assembly.nbytes:
                 session.end(None)
                 return
             self.bytes_received += nbytes
-            if not session.closing:
-                self.tell(partial(self._handler.received, peer, message))
+            packet = assembly.add(message)
+            if session.closing:
+                assembly.drop()
+            elif max(assembly.nbytes, len(packet or b"")) > session.limit_nbytes:
+                assembly.drop()
+                self.tell(session.exceeded)
+                await asyncio.wait([session.over])  # and nothing more is read
+            elif packet is not None:
+                self.tell(partial(self._handler.received, peer, packet))
 
     async def _write(self, session: StreamSession, context: Context) -> None:
         shaping = self.options.shaping
         while (packet := await session.next()) is not None:
-            nbytes = wire_nbytes(packet)
-            if shaping is not None:
-                await asyncio.sleep(shaping.egress.delay(nbytes, time.monotonic()))
-            self.bytes_sent += nbytes
-            await context.write(packet)
-            session.pending_nbytes -= nbytes
+            for message in split(packet):
+                nbytes = message_wire_nbytes(len(message))
+                if shaping is not None:
+                    await asyncio.sleep(shaping.egress.delay(nbytes, time.monotonic()))
+                self.bytes_sent += nbytes
+                stalled = session.cut_later("reads")
+                await context.write(message)
+                stalled.cancel()
+                session.pending_nbytes -= nbytes
         session.end(None)
 
 
@@ -321,6 +350,11 @@ class _GrpcSender(Sender):
 
     def call(self, callback: Callable[[], None]) -> None:
         self._server.post(lambda: self._server.tell(callback))
+
+    def limit(self, peer: int, nbytes: int, exceeded: Callable[[], None]) -> None:
+        session = self._server.session(peer)
+        if session is not None:
+            session.limit(nbytes, exceeded)
 
     def identity(self, peer: int) -> Identity:
         return self._server.identity(peer)

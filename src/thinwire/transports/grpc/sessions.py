@@ -1,23 +1,27 @@
-"""What waits for one peer of a gRPC server, and whether its session is over."""
+"""What waits for one peer of a gRPC server, what the peer may send, and whether its session is over."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
-from thinwire.transports.base import Identity, wire_nbytes
+from thinwire.transports.base import CHUNK_NBYTES, Identity, wire_nbytes
+from thinwire.transports.grpc.options import CHUNK_S, GrpcOptions
 from thinwire.transports.memory import Host, MemoryConnection
 
 
 class StreamSession:
     """What waits for one peer, and whether and why its session is over."""
 
-    def __init__(self, max_pending_nbytes: int, identity: Identity) -> None:
+    def __init__(self, options: GrpcOptions, identity: Identity) -> None:
         self.identity = identity
+        self.limit_nbytes = self._max_message_nbytes = options.max_message_nbytes
+        self.exceeded: Callable[[], None] = self._say_too_large
         self.over: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self._leaving = False
         self.pending_nbytes = 0
-        self._max_pending_nbytes = max_pending_nbytes
+        self._max_pending_nbytes = options.max_pending_nbytes
         self._outbox: deque[bytes] = deque()
         self._changed = asyncio.Event()
 
@@ -45,6 +49,22 @@ class StreamSession:
             await self._changed.wait()
         return self._outbox.popleft()
 
+    def limit(self, nbytes: int, exceeded: Callable[[], None]) -> None:
+        """See `Sender.limit`; the message limit stays."""
+        self.limit_nbytes = min(nbytes, self._max_message_nbytes)
+        self.exceeded = exceeded if nbytes < self._max_message_nbytes else self._say_too_large
+
+    def cut_later(self, what: str) -> asyncio.TimerHandle:
+        """Ends the session unless the next message comes or goes in time, which cancels the handle."""
+        text = f"the worker {what} at less than {CHUNK_NBYTES} bytes in {CHUNK_S:g} s"
+        return asyncio.get_running_loop().call_later(CHUNK_S, self.end, text)
+
+    def _say_too_large(self) -> None:
+        self.end(
+            f"a packet over the message limit of {self._max_message_nbytes} bytes came; raise max_message_nbytes on "
+            "both sides"
+        )
+
     def close(self) -> None:
         """Takes no more packets; the session ends in good order when the last is sent."""
         self._leaving = True
@@ -62,6 +82,8 @@ class OwnSession:
     def __init__(self, host: Host, connection: MemoryConnection, identity: Identity) -> None:
         self.identity = identity
         self.closing = False
+        self.limit_nbytes = host.max_message_nbytes
+        self.exceeded: Callable[[], None] = self.close
         self._host, self._connection = host, connection
 
     def put(self, packet: bytes) -> None:
@@ -71,6 +93,10 @@ class OwnSession:
         else:
             limit = self._host.max_pending_nbytes
             self._host.end(self._connection.peer, f"the worker does not read: over {limit} bytes pending")
+
+    def limit(self, nbytes: int, exceeded: Callable[[], None]) -> None:
+        """See `Sender.limit`; what is larger than the message limit never comes."""
+        self.limit_nbytes, self.exceeded = nbytes, exceeded
 
     def close(self) -> None:
         """Ends the session in good order."""

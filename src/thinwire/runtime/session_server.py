@@ -1,0 +1,289 @@
+"""Sessions that outlive their connections, between a transport and a handler whose peers they are.
+
+A connection that breaks is not reported for as long as its worker may come back, and what is sent meanwhile is kept and
+sent then. A worker that does not begin with `SessionOpen` has a session of one connection. Whoever has not joined is
+held to the limits of strangers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+from thinwire.errors import ProtocolError, SessionLostError
+from thinwire.packets import kind_of, pack, parse
+from thinwire.runtime.clock import Cancel, Clock, SystemClock
+from thinwire.runtime.limits import (
+    JOIN_WITHIN_S,
+    MAX_ENDED,
+    MAX_JOIN_NBYTES,
+    MAX_KEPT_NBYTES,
+    MAX_OPENING_NBYTES,
+    join_too_large,
+)
+from thinwire.runtime.session import ReplayBuffer
+from thinwire.schema import Acknowledged, Message, Refused, SessionAccepted, SessionOpen
+from thinwire.transports.base import ANYBODY, Handler, Identity, Sender
+
+MAX_NAME = 64
+
+
+class SessionHandler(Handler, Protocol):
+    """A handler whose peers are sessions, which may be without a connection for a while."""
+
+    def interrupted(self, peer: int) -> bool:
+        """The connection of a session broke; returns whether another may take its place."""
+
+    def resumed(self, peer: int) -> None:
+        """An interrupted session has a connection again."""
+
+
+@dataclass(eq=False, slots=True)
+class _Session:
+    """One peer, as the handler sees it.
+
+    Args:
+        number: the handler's number of it.
+        name: the worker's, by which it comes back; None where it cannot.
+        peer: the transport's number of its connection; None while it has none.
+        identity: of its worker, which every connection of the session must prove.
+        ended: whether the handler has ended it.
+        last: the packet that ended it.
+        cancel: makes the server not give up the worker that it waits for.
+        breaks: how often its connection broke.
+        limit: once it has joined, what each of its connections is limited to.
+    """
+
+    number: int
+    name: str | None
+    peer: int | None
+    identity: Identity
+    buffer: ReplayBuffer = field(default_factory=ReplayBuffer)
+    ended: bool = False
+    last: bytes | None = None
+    cancel: Cancel | None = None
+    breaks: int = 0
+    limit: tuple[int, Callable[[], None]] | None = None
+
+
+class SessionServer(Sender):
+    """A transport's handler, and the sender of another handler whose peers are sessions.
+
+    Args:
+        inner: makes the handler of sessions.
+        sender: the transport's.
+        grace_s: how long a worker may take to come back, in seconds; 0 reports every break at once.
+        clock: by default the system's.
+        max_join_nbytes: of a packet of a worker that has not joined.
+    """
+
+    def __init__(
+        self,
+        inner: Callable[[Sender], SessionHandler],
+        sender: Sender,
+        grace_s: float,
+        clock: Clock | None = None,
+        *,
+        max_join_nbytes: int = MAX_JOIN_NBYTES,
+    ) -> None:
+        self._sender, self._grace_s, self._max_join_nbytes = sender, grace_s, max_join_nbytes
+        self._clock = clock or SystemClock()
+        self._num_sessions = 0
+        self._numbered: dict[int, _Session] = {}
+        self._named: dict[str, _Session] = {}
+        self._of_peer: dict[int, _Session] = {}
+        self._joining: dict[int, Cancel] = {}
+        self._replaced: set[int] = set()
+        self._expiring: deque[tuple[float, str]] = deque()
+        self._inner = inner(self)
+
+    # ---- what the transport calls
+
+    def opened(self, peer: int) -> None:
+        """Gives the worker some time to join; the first packet says whose connection it is."""
+        late = partial(self._refuse, peer, f"no Join came within {JOIN_WITHIN_S:g} s")
+        self._joining[peer] = self._clock.call_later(JOIN_WITHIN_S, partial(self._sender.call, late))
+        large = partial(self._refuse, peer, join_too_large(self._max_join_nbytes))
+        self._sender.limit(peer, self._max_join_nbytes, large)
+
+    def received(self, peer: int, packet: bytes) -> None:
+        """Passes a packet on to the handler, unless it is about the session itself."""
+        if peer in self._replaced:
+            return  # its session goes on on another connection, which repeats this
+        session, kind = self._of_peer.get(peer), kind_of(packet)
+        try:
+            message: Message | None = None
+            if kind is Acknowledged or (kind is SessionOpen and session is None):
+                if len(packet) > MAX_OPENING_NBYTES:
+                    raise ProtocolError(f"a {kind.__name__} of {len(packet)} bytes; it takes a few dozen")
+                message = parse(packet)[0]
+            if isinstance(message, SessionOpen):
+                self._open(peer, message)
+                return
+            session = session or self._begin(peer, None)
+            if isinstance(message, Acknowledged):
+                session.buffer.acknowledge(message.count)
+                return
+        except ProtocolError as error:
+            self._refuse(peer, str(error), lost=isinstance(error, SessionLostError))
+            return
+        if session.buffer.record(packet) and self._outlives_breaks(session):
+            self._sender.send(peer, pack(Acknowledged(count=session.buffer.received)))
+        self._inner.received(session.number, packet)
+
+    def closed(self, peer: int, error: str | None) -> None:
+        """Ends the peer's session, or gives its worker the time to come back."""
+        self._replaced.discard(peer)
+        if joining := self._joining.pop(peer, None):
+            joining()
+        session = self._of_peer.pop(peer, None)
+        if session is None:
+            return
+        session.peer = None
+        if error is None or session.ended or not self._outlives_breaks(session):
+            self._end(session, error)
+            return
+        session.breaks += 1
+        if not self._inner.interrupted(session.number):
+            self._end(session, error)
+        elif not session.ended:  # the handler's answer may be to end it
+            over = partial(self._give_up, session, session.breaks, error)
+            session.cancel = self._clock.call_later(self._grace_s, partial(self._sender.call, over))
+
+    # ---- what the handler calls, with a session's number in place of a peer's
+
+    def send(self, peer: int, packet: bytes) -> None:
+        """Sends to a session: now where it is connected, and again later where that does not arrive."""
+        session = self._numbered.get(peer)
+        if session is None or session.ended:
+            return
+        if self._outlives_breaks(session):
+            waiting = session.buffer.nbytes
+            session.buffer.append(packet)
+            if waiting and session.buffer.nbytes > MAX_KEPT_NBYTES:
+                self._abandon(session, f"it did not acknowledge over {MAX_KEPT_NBYTES} bytes")
+                return
+        if session.peer is not None:
+            self._sender.send(session.peer, packet)
+
+    def close(self, peer: int, packet: bytes | None = None) -> None:
+        """Ends a session; one that is not connected is sent the last packet when it comes back."""
+        session = self._numbered.get(peer)
+        if session is None or session.ended:
+            return
+        session.ended, session.last = True, packet
+        if session.peer is not None:
+            self._sender.close(session.peer, packet)
+        else:
+            self._end(session, None)
+
+    def call(self, callback: Callable[[], None]) -> None:
+        self._sender.call(callback)
+
+    def limit(self, peer: int, nbytes: int, exceeded: Callable[[], None]) -> None:
+        """Limits a session's packets; the handler does so once its worker has joined."""
+        session = self._numbered.get(peer)
+        if session is not None:
+            session.limit = nbytes, exceeded
+            self._admit(session)
+
+    def identity(self, peer: int) -> Identity:
+        session = self._numbered.get(peer)
+        return ANYBODY if session is None else session.identity
+
+    # ---- sessions
+
+    def _outlives_breaks(self, session: _Session) -> bool:
+        return session.name is not None and self._grace_s > 0
+
+    def _begin(self, peer: int, name: str | None) -> _Session:
+        session = _Session(self._num_sessions, name, peer, self._sender.identity(peer))
+        self._of_peer[peer] = self._numbered[session.number] = session
+        self._num_sessions += 1
+        if name is not None:
+            self._named[name] = session
+        self._inner.opened(session.number)
+        return session
+
+    def _admit(self, session: _Session) -> None:
+        """Gives a session's connection what its worker may do once it has joined."""
+        if session.limit is not None and session.peer is not None:
+            if joining := self._joining.pop(session.peer, None):
+                joining()
+            self._sender.limit(session.peer, *session.limit)
+
+    def _refuse(self, peer: int, reason: str, *, lost: bool = False) -> None:
+        self._sender.close(peer, pack(Refused(reason=reason, lost=lost)))
+
+    def _open(self, peer: int, message: SessionOpen) -> None:
+        if not 0 < len(message.session) <= MAX_NAME:
+            raise ProtocolError(f"a session's name has 1 to {MAX_NAME} characters; {len(message.session)} came")
+        self._forget_ended()
+        session, repeated = self._named.get(message.session), tuple[bytes, ...]()
+        if session is None:
+            if message.received or message.acknowledged:
+                raise SessionLostError(
+                    "this server does not know the session: it was restarted, or it no longer waited for this worker. "
+                    "`thinwire worker` joins again by itself, a script of your own with KeptSteps; else resume all "
+                    "workers and shards from checkpoints of one step"
+                )
+            session = self._begin(peer, message.session)
+        elif session.identity != self._sender.identity(peer):
+            raise ProtocolError("this session is another worker's: go on with the certificate and rank that began it")
+        elif session.ended:
+            self._sender.close(peer, session.last)
+            return
+        else:
+            session.buffer.acknowledge(message.received)
+            repeated = session.buffer.unacknowledged
+            if session.cancel is not None:
+                session.cancel()
+                session.cancel = None
+            if session.peer is not None:  # the worker noticed first that the connection was lost
+                self._replace(session)
+            session.peer = peer
+            self._of_peer[peer] = session
+            self._admit(session)
+            self._inner.resumed(session.number)
+        self._sender.send(peer, pack(SessionAccepted(received=session.buffer.received, grace_s=self._grace_s)))
+        for packet in repeated:
+            self._sender.send(peer, packet)
+
+    def _forget_ended(self) -> None:
+        """Drops the names of sessions that ended long ago, or before many others."""
+        while self._expiring and (self._expiring[0][0] <= self._clock.now() or len(self._expiring) > MAX_ENDED):
+            del self._named[self._expiring.popleft()[1]]
+
+    def _replace(self, session: _Session, packet: bytes | None = None) -> None:
+        """Closes a session's connection without ending the session."""
+        assert session.peer is not None
+        del self._of_peer[session.peer]
+        self._replaced.add(session.peer)
+        self._sender.close(session.peer, packet)
+        session.peer = None
+
+    def _give_up(self, session: _Session, breaks: int, error: str) -> None:
+        if session.breaks == breaks and session.peer is None and not session.ended:
+            self._end(session, f"{error}; it did not come back within {self._grace_s:g} s")
+
+    def _abandon(self, session: _Session, error: str) -> None:
+        """Ends a session whose worker, connected or not, does not keep to the conversation."""
+        if session.peer is not None:
+            self._replace(session, pack(Refused(reason=error)))
+        self._end(session, error)
+
+    def _end(self, session: _Session, error: str | None) -> None:
+        """Tells the handler of the end, once. The name stays for as long as its last packet may be asked for."""
+        if session.cancel is not None:
+            session.cancel()
+        del self._numbered[session.number]
+        if session.name is not None and session.ended:
+            self._expiring.append((self._clock.now() + self._grace_s, session.name))
+            self._forget_ended()
+        elif session.name is not None:
+            del self._named[session.name]
+        session.ended, session.buffer = True, ReplayBuffer()
+        self._inner.closed(session.number, error)
