@@ -145,6 +145,43 @@ def test_a_killed_worker_is_started_again_and_goes_on_where_the_others_are(tmp_p
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("after", [1, 60])
+def test_a_killed_server_is_started_again_and_all_go_back(after: int, tmp_path: Path) -> None:
+    """One of two, before its first checkpoint and after some; the run ends as an undisturbed one."""
+    job = Job(design="3lc[s=1.0]", workers=2, servers=2, steps=120)
+    records, outcome = tmp_path / "records.jsonl", tmp_path / "outcome.json"
+    train = start(
+        *("train", "--steps", job.steps, "--workers", 2, "--servers", 2, "--design", job.design, "--max-restarts", 1),
+        *("--checkpoint-dir", tmp_path, "--checkpoint-every", 20, "--telemetry", records, "--json", outcome),
+    )
+    try:
+        kill(train, ["server"], 1, records, after=after)
+        out, err = train.communicate(timeout=120)
+        assert train.returncode == 0, err
+        assert "server 1 was killed by SIGKILL (out of memory, or by hand); started again" in " ".join(out.split())
+        expected = in_process.run(job)
+        saved = json.loads(outcome.read_text())
+        assert saved["steps"] == job.steps and saved["weights"] == expected.weights
+        assert (saved["train_loss"], saved["test_accuracy"]) == (expected.train_loss, expected.test_accuracy)
+    finally:
+        train.kill()
+
+
+@pytest.mark.long
+def test_a_killed_server_without_checkpoints(tmp_path: Path) -> None:
+    records = tmp_path / "records.jsonl"
+    train = start("train", "--steps", 10**6, "--max-restarts", 3, "--design", "3lc", "--telemetry", records)
+    try:
+        kill(train, ["server"], 0, records)
+        _, err = train.communicate(timeout=120)
+        assert train.returncode == 1
+        assert "server 0 was killed by SIGKILL" in err
+        assert "can be started again where everybody writes checkpoints: give --checkpoint-dir" in " ".join(err.split())
+    finally:
+        train.kill()
+
+
+@pytest.mark.long
 def test_the_others_reach_the_end_without_one_that_died(tmp_path: Path) -> None:
     records, outcome = tmp_path / "records.jsonl", tmp_path / "outcome.json"
     train = start(
@@ -178,12 +215,17 @@ def test_a_server_ends_in_good_order_on_ctrl_c() -> None:
 
 def kill_worker(train: subprocess.Popen[str], rank: int, records: Path) -> None:
     """Kills a worker of a training whose workers have written records of steps."""
-    while not (records.exists() and records.stat().st_size):
+    kill(train, ["worker", "--rank", str(rank)], 0, records)
+
+
+def kill(train: subprocess.Popen[str], role: list[str], number: int, records: Path, *, after: int = 1) -> None:
+    """Kills one of the processes of a role, in the order of their starts, after so many steps of both workers."""
+    while not (records.exists() and records.read_text().count('"step"') >= 2 * after):
         assert train.poll() is None
-        time.sleep(0.05)
-    children = psutil.Process(train.pid).children(recursive=True)
-    [victim] = [c for c in children if cmdline(c)[1:6] == ["-m", "thinwire", "worker", "--rank", str(rank)]]
-    victim.kill()
+        time.sleep(0.02)
+    children = sorted(psutil.Process(train.pid).children(recursive=True), key=lambda child: child.create_time())
+    victims = [child for child in children if cmdline(child)[1 : 3 + len(role)] == ["-m", "thinwire", *role]]
+    victims[number].kill()
 
 
 def cmdline(process: psutil.Process) -> list[str]:

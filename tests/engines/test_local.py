@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from thinwire.engines.events import Event, Lost, Said
+from thinwire.engines.events import Event, Lost, Restarted, Said
 from thinwire.engines.links import parse_rate
 from thinwire.engines.local import TAIL_LINES, LocalEngine
 from thinwire.engines.namespaces import Fabric, available
@@ -179,6 +179,21 @@ def test_an_optional_process_is_killed_and_started_again_and_its_lines_are_passe
             came = engine.poll(PATIENCE_S)
             assert came is not None and isinstance(came[1], Lost) and "SIGKILL" in came[1].reason
             assert engine.running == set() and engine.poll(0.0) is None
+
+
+def test_a_process_that_fails_is_started_again_with_another_command() -> None:
+    said: list[tuple[str, Event]] = []
+    commands = ["exit 0", "exit 4"]
+    with LocalEngine(KINDS) as engine:
+        engine.start("server", sh("exit 3"), restarts=2, again=lambda: sh(commands.pop()))
+        said.extend(engine.events())
+        assert [(event.reason, event.left) for _, event in said if isinstance(event, Restarted)] == [
+            ("ended with exit status 3", 1),
+            ("ended with exit status 4", 0),
+        ]
+        engine.start("worker", sh("exit 5"), restarts=2, again=lambda: None)
+        with pytest.raises(EngineError, match="worker ended with exit status 5"):
+            list(engine.events())
 
 
 def test_names_and_hosts_are_checked() -> None:

@@ -179,14 +179,15 @@ def rejoining(
 
     All workers and shards then go back to the newest step of which everybody has a checkpoint, and the run ends with
     the bits of one that nothing disturbed. A worker without checkpoints goes on with the shards' parameters and an
-    empty residual. So does one that was away while the others went on, from where they are.
+    empty residual. So does one that was away while the others went on, from where they are, unless it was to resume
+    from a step of its own.
 
     Args:
         train: trains with these checkpoints; the second argument says whether it was in the training before.
         kept: this worker's checkpoints, if it writes any.
 
     Raises:
-        StepMismatchError: the others go on, and this worker was to resume from a step of its own.
+        StepMismatchError: as said.
     """
     returning = False
     while True:
@@ -198,10 +199,10 @@ def rejoining(
             kept = None if kept is None else replace(kept, step=None)
             warnings.warn(f"{error}. This worker joins again", UserWarning, stacklevel=2)
         except StepMismatchError as error:
-            if not returning:
+            if not returning and (kept is None or not kept.resume or kept.step is not None):
                 raise
             returning = False
-            kept = None if kept is None else replace(kept, resume=False)
+            kept = None if kept is None else replace(kept, resume=False, written=set(kept.steps()))
             warnings.warn(f"{error}. This worker goes on without what it had not sent", UserWarning, stacklevel=2)
 
 

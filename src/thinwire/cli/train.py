@@ -100,7 +100,12 @@ def train(
     resume: options.Resume = False,
     min_workers: options.MinWorkers = None,
     max_restarts: Annotated[
-        int, typer.Option(min=0, help="Start a worker that fails again, so often; it goes on where the others are.")
+        int,
+        typer.Option(
+            min=0,
+            help="Start a process that fails again, so often: a worker goes on where the others are; with a server, "
+            "which needs --checkpoint-dir, all go back to the newest step that everybody has.",
+        ),
     ] = 0,
     json: options.Json = None,
 ) -> None:

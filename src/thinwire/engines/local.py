@@ -16,7 +16,7 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import IO, NoReturn, TypeVar
 
@@ -36,13 +36,17 @@ _ENVIRONMENT = {
 }
 
 E = TypeVar("E", bound=Event)
+Again = Callable[[], Sequence[str] | None]
+"""The command of a later start; None where there is none yet."""
 
 
 class _Child:
     """One process. What it reports, and last of all its exit status, goes to the engine's inbox beside its name."""
 
-    def __init__(self, engine: LocalEngine, name: str, command: Sequence[str], restarts: int, optional: bool) -> None:
-        self.engine, self.name, self.command, self.restarts, self.optional = engine, name, command, restarts, optional
+    def __init__(
+        self, engine: LocalEngine, name: str, command: Sequence[str], again: Again, restarts: int, optional: bool
+    ) -> None:
+        self.engine, self.name, self.again, self.restarts, self.optional = engine, name, again, restarts, optional
         self.status: int | None = None  # once the engine has read its end
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         self.process = subprocess.Popen(
@@ -144,7 +148,14 @@ class LocalEngine:
         return {name for name, child in self._children.items() if child.status is None}
 
     def start(
-        self, name: str, argv: Sequence[str], *, host: str | None = None, restarts: int = 0, optional: bool = False
+        self,
+        name: str,
+        argv: Sequence[str],
+        *,
+        host: str | None = None,
+        restarts: int = 0,
+        again: Again | None = None,
+        optional: bool = False,
     ) -> None:
         """Starts a process.
 
@@ -153,6 +164,7 @@ class LocalEngine:
             argv: the command, program first.
             host: the fabric's host to run it in; it must have one if and only if the engine has a fabric.
             restarts: how often it is started again where it fails, before that ends the run.
+            again: returns the command of a later start, or None where it cannot be started again; by default the same.
             optional: the run goes on where it fails for good.
 
         Raises:
@@ -166,15 +178,21 @@ class LocalEngine:
             given = "no host was given" if host is None else f"host {host!r} was given"
             links = "no fabric" if self._fabric is None else "a fabric"
             raise ConfigError(f"{name}: {given}, but the engine has {links}; give both or neither")
+
+        def command_again() -> Sequence[str] | None:
+            later = argv if again is None else again()
+            return None if later is None else self._command(later, host)
+
+        self._spawn(name, self._command(argv, host), command_again, restarts, optional)
+
+    def _command(self, argv: Sequence[str], host: str | None) -> Sequence[str]:
         # `env` sets them in the child: the engine need not read its own environment to add to it.
         command = ["env", *(f"{key}={value}" for key, value in self._environment.items()), *argv]
-        if self._fabric is not None and host is not None:
-            command = self._fabric.inside(host, command)
-        self._children[name] = self._spawn(name, command, restarts, optional)
+        return command if self._fabric is None or host is None else self._fabric.inside(host, command)
 
-    def _spawn(self, name: str, command: Sequence[str], restarts: int, optional: bool) -> _Child:
+    def _spawn(self, name: str, command: Sequence[str], again: Again, restarts: int, optional: bool) -> None:
         try:
-            return _Child(self, name, command, restarts, optional)
+            self._children[name] = _Child(self, name, command, again, restarts, optional)
         except OSError as error:
             raise EngineError(f"{name} could not be started: {error}") from error
 
@@ -271,8 +289,8 @@ class LocalEngine:
     def _restart(self, name: str) -> Restarted | Lost | None:
         """Starts a process that failed again, or gives it up; None where that ends the run."""
         child = self._children[name]
-        if child.restarts:
-            self._children[name] = self._spawn(name, child.command, child.restarts - 1, child.optional)
+        if child.restarts and (command := child.again()) is not None:
+            self._spawn(name, command, child.again, child.restarts - 1, child.optional)
             return Restarted(reason=_describe(child.status), left=child.restarts - 1)
         return Lost(reason=_end_of(child)) if child.optional else None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -115,11 +116,13 @@ class RunCheckpoints:
         folder: made if it is missing.
         every: exchanges between two checkpoints.
         resume: whether to go on from the newest step that all of them have.
+        began: when the run did, in seconds since 1970: a file of before is another run's, unless it is resumed.
     """
 
     folder: Path
     every: int = 100
     resume: bool = False
+    began: float = field(default_factory=time.time, compare=False)
 
     def check(self, job: Job) -> None:
         """Makes the folder, and finds out whether all processes can write their files.
@@ -170,7 +173,16 @@ class RunCheckpoints:
             raise ConfigError(f"no step in {str(self.folder)!r} can be resumed, for not all processes have it: {said}")
         return max(common)
 
-    def arguments(self, path: Path, step: int | None) -> list[str]:
-        """The options of one process."""
+    def arguments(self, path: Path, step: int | None, *, again: bool = False) -> list[str]:
+        """The options of one process.
+
+        Args:
+            path: of its file.
+            step: to go on from; None: it begins.
+            again: it was started before, and goes on from the newest step that all processes have.
+        """
         arguments = ["--checkpoint", str(path), "--checkpoint-every", str(self.every)]
+        if again:
+            own = path.exists() and (self.resume or path.stat().st_mtime >= self.began)
+            return [*arguments, "--resume"] if own else arguments
         return arguments if step is None else [*arguments, "--resume", "--resume-step", str(step)]

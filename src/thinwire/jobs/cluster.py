@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -79,6 +80,8 @@ def run_cluster(
     servers_on_workers: bool = False,
     server_command: Callable[[int], list[str]] = lambda index: ["server"],
     max_restarts: int = 0,
+    server_again: Callable[[int], list[str]] | None = None,
+    worker_again: Callable[[int, list[str]], list[str]] | None = None,
     min_workers: int | None = None,
 ) -> dict[str, int]:
     """Starts servers and workers, passes on what they report, and returns when all have ended.
@@ -92,7 +95,9 @@ def run_cluster(
         servers: how many shards.
         servers_on_workers: shard i runs on worker i's node, and both share its link.
         server_command: the `thinwire` command of a shard, by index, up to `--listen`; it reports `Listening`.
-        max_restarts: how often each worker that fails is started again.
+        max_restarts: how often each process that fails is started again.
+        server_again: the command of a shard that is started again; None: that ends the run.
+        worker_again: the command of a worker that is started again; None: the same.
         min_workers: the run goes on while so many workers have not failed; None: with all of them.
 
     Returns:
@@ -120,18 +125,39 @@ def run_cluster(
         shape = ["--shape", str(links.rate)] if links.shaping == "application" else []
         private = [] if fabric is None else ["--insecure"]  # nobody else has a link to these namespaces
 
-        def start(name: str, host: str, *command: str, restarts: int = 0, optional: bool = False) -> None:
-            argv = [sys.executable, "-m", "thinwire", *command, "--events", *shape, *private]
-            engine.start(name, argv, host=host if fabric else None, restarts=restarts, optional=optional)
+        def complete(command: list[str]) -> list[str]:
+            return [sys.executable, "-m", "thinwire", *command, "--events", *shape, *private]
+
+        addresses: list[str] = []
+
+        def server_again_at(index: int) -> list[str] | None:
+            if server_again is None or index >= len(addresses):
+                return None
+            return complete([*server_again(index), "--listen", addresses[index]])
+
+        def worker_again_at(rank: int) -> list[str]:
+            return complete((worker_again or worker_command)(rank, addresses))
 
         for index, shard in enumerate(shards):
             host = names[index] if servers_on_workers else shard
             address = f"{fabric.addresses[host]}:{PORT}" if fabric else "127.0.0.1:0"
-            start(shard, host, *server_command(index), "--listen", address)
-        addresses = [engine.wait_for(shard, Listening, START_TIMEOUT_S).address for shard in shards]
+            engine.start(
+                shard,
+                complete([*server_command(index), "--listen", address]),
+                host=host if fabric else None,
+                restarts=max_restarts,
+                again=partial(server_again_at, index),
+            )
+        addresses.extend(engine.wait_for(shard, Listening, START_TIMEOUT_S).address for shard in shards)
         for rank, name in enumerate(names):
-            command = worker_command(rank, addresses)
-            start(name, name, *command, restarts=max_restarts, optional=min_workers is not None)
+            engine.start(
+                name,
+                complete(worker_command(rank, addresses)),
+                host=name if fabric else None,
+                restarts=max_restarts,
+                again=partial(worker_again_at, rank),
+                optional=min_workers is not None,
+            )
         lost = []
         for process, event in engine.events():
             on_event(process, event)
@@ -172,7 +198,7 @@ def run(
         worker_options: further options of every worker's command: where its telemetry goes.
         checkpoints: where and how often every process writes a checkpoint, and whether to go on from there.
         min_workers: the run goes on without workers that failed while so many are left; None: with all of them.
-        max_restarts: how often each worker that fails is started again.
+        max_restarts: how often each worker that fails is started again, and each server that writes checkpoints.
 
     Raises:
         ConfigError: there is nothing to resume, or a job that cannot be resumed.
@@ -194,27 +220,36 @@ def run(
                 workers.append(outcome)
         on_event(process, event)
 
-    def server_command(index: int) -> list[str]:
+    def server_command(index: int, *, again: bool = False) -> list[str]:
         least = [] if min_workers is None else ["--min-workers", str(min_workers)]
-        kept = [] if checkpoints is None else checkpoints.arguments(checkpoints.server(index), step)
+        kept = [] if checkpoints is None else checkpoints.arguments(checkpoints.server(index), step, again=again)
         return ["server", *least, *kept]
 
-    def worker_command(rank: int, addresses: list[str]) -> list[str]:
-        more = [] if checkpoints is None else checkpoints.arguments(checkpoints.worker(rank), step)
+    def worker_command(rank: int, addresses: list[str], *, again: bool = False) -> list[str]:
+        more = [] if checkpoints is None else checkpoints.arguments(checkpoints.worker(rank), step, again=again)
         return [*worker_arguments(job, rank, addresses), *worker_options, *more]
 
-    interfaces = run_cluster(
-        links,
-        job.workers,
-        worker_command,
-        KINDS,
-        collect,
-        servers=job.shards,
-        servers_on_workers=job.servers_on_workers,
-        server_command=server_command,
-        max_restarts=max_restarts,
-        min_workers=min_workers,
-    )
+    try:
+        interfaces = run_cluster(
+            links,
+            job.workers,
+            worker_command,
+            KINDS,
+            collect,
+            servers=job.shards,
+            servers_on_workers=job.servers_on_workers,
+            server_command=server_command,
+            max_restarts=max_restarts,
+            server_again=None if checkpoints is None else partial(server_command, again=True),
+            worker_again=partial(worker_command, again=True),
+            min_workers=min_workers,
+        )
+    except EngineError as error:
+        if max_restarts and checkpoints is None and str(error).startswith(SERVER):
+            raise EngineError(
+                f"{error}\nA server can be started again where everybody writes checkpoints: give --checkpoint-dir"
+            ) from None
+        raise
     outcome = summarise(job, workers, curve, rate=links.rate, shaping=links.shaping)
     return msgspec.structs.replace(outcome, **interfaces)
 
