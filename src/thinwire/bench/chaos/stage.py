@@ -40,14 +40,16 @@ POLL_S = 0.05
 LAST_LINES = 40
 BEGIN_S = 900.0
 """How long the first update may take: every process has to start."""
-SILENCE_S = 240.0
+PATIENCE_S = 300.0
+"""How long a worker tries to reach the server: on a busy machine a process takes a minute to start."""
+SILENCE_S = 300.0
 """How long a training may go without an update."""
 DISK_NBYTES = 8 * 2**20
 _NOTICE = re.compile(r"warning: worker (\d+) (?:lost its connection|went away|was not connected)")
 
 
 class Stuck(EngineError):
-    """A training made no progress for too long."""
+    """A training makes no progress, or cannot."""
 
 
 class Stage:
@@ -139,6 +141,7 @@ class Stage:
     def start_worker(self, rank: int) -> None:
         """Starts a worker, or the same again."""
         arguments = worker_arguments(self.job, rank, [f"{self.host}:{self.port}"])
+        arguments += ["--connect-timeout", str(PATIENCE_S), "--reconnect-s", str(PATIENCE_S)]
         self._start(_name(rank), [*arguments, *self._kept(Path(f"worker-{rank}.checkpoint"))])
 
     def kill_worker(self, rank: int, *, again: bool = True) -> None:
@@ -252,10 +255,12 @@ class Stage:
         """Follows the training until something holds.
 
         Raises:
-            Stuck: no update was made for so long.
+            Stuck: no update was made for so long, or a process ended badly.
         """
         while not holds():
             self.poll()
+            if self.problems:
+                raise Stuck(f"given up at step {self.audit.version}")
             begun = self.audit.version > 0
             if time.time() - self._last_update > (silence_s if begun else BEGIN_S):
                 raise Stuck(f"no update for {silence_s if begun else BEGIN_S:g} s, at step {self.audit.version}")

@@ -209,7 +209,7 @@ class Scenario(Bench[Trial, Outcome]):
             problems.append(str(error))
         if stage is None:
             return Outcome(problems=problems, faults=[], steps=0, seconds=time.time() - began)
-        problems += [*stage.problems, *stage.audit.problems, *ends(stage)]
+        problems = [*stage.problems, *stage.audit.problems, *problems, *ends(stage)]
         accuracy = stage.done[0].test_accuracy if 0 in stage.done else UNSET
         audit = stage.audit
         said = [seconds for each in stage.said.values() for seconds in each.values()]
