@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from thinwire.errors import ConfigError
-from thinwire.schema import Delta, Join, Members, Message, Plan, Push
+from thinwire.schema import Delta, Join, Members, Message, Plan, Push, Resume, Welcome
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, tag_field="entry", tag=str.lower, omit_defaults=True):
@@ -28,7 +28,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, tag_field="entry", tag=st
 
 
 class Began(Entry, frozen=True, kw_only=True):
-    """The shard's process began, with every table at version `step`."""
+    """The shard's process began, or goes back, with every table at version `step`."""
 
     step: int = 0
 
@@ -107,7 +107,7 @@ class Journal:
             self._file = path.open("ab")  # open for as long as the process lives
         except OSError as error:
             raise ConfigError(f"the journal cannot be written to {str(path)!r}: {error.strerror or error}") from error
-        self._planned = False
+        self._planned = self._going_back = False
         self._write(Began(at=time.time(), step=step))
 
     def received(self, rank: int, message: Message) -> None:
@@ -120,10 +120,15 @@ class Journal:
                 self._write(Joined(at=time.time(), rank=rank))
             case Push():
                 self._write(Took(at=time.time(), rank=rank, step=message.step, tables=message.tables))
+            case Resume():
+                self._going_back = True
 
     def sent(self, message: Message) -> None:
         """Writes down what an answer says of an update, or of who takes part."""
         match message:
+            case Welcome() if self._going_back:
+                self._going_back = False
+                self._write(Began(at=time.time(), step=message.step))
             case Delta():
                 entry = Updated(at=time.time(), version=message.version, tables=message.tables, ranks=message.ranks)
                 self._write(entry)
