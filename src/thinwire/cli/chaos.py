@@ -29,6 +29,7 @@ OWN: dict[str, Any] = {
     "points": typer.Option(min=0, help="Percentage points that accuracy may be below the undisturbed training's."),
     "spare": typer.Option(min=1, help="Backup workers, b of backup[b], and how many are killed."),
     "checkpoint_every": options.CheckpointEvery,
+    "deaths": typer.Option(min=1, help="Deaths in each training, one after the other."),
     "first": typer.Option(min=0, help="The number of the first trial; with --runs 1, one is played again."),
     "every": typer.Option(min=1, help="Rounds between two faults."),
     "faults": options.names(f"Kinds with commas between: {', '.join(KINDS)}."),

@@ -1,4 +1,4 @@
-"""One death in the middle of a training: a worker's, a spare worker's, the server's."""
+"""Deaths in the middle of a training: a worker's, a spare worker's, the server's."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ class WorkerDeath(Scenario):
     the undisturbed accuracy.
 
     Args:
+        deaths: in each training, one after the other, of workers at random; each has to be back before the next.
         min_workers: of the server; None: one less than there are.
         worker_grace_s: of the server.
         points: percentage points that the accuracy may be below.
@@ -27,26 +28,28 @@ class WorkerDeath(Scenario):
     name = "worker-death"
     columns = COLUMNS
 
+    deaths: int = 1
     min_workers: int | None = None
     worker_grace_s: float = 10.0
     points: float = 0.5
 
     def measure(self, cell: Trial, before: Measured[Trial, Outcome], tell: Tell) -> Outcome:
         chance = cell.chance
-        at, victim = middle(chance.random(), cell.steps), chance.randrange(cell.workers)
+        victims = [chance.randrange(cell.workers) for _ in range(self.deaths)]
+        steps = sorted(middle(chance.random(), cell.steps) for _ in victims)
 
         def play(stage: Stage) -> None:
-            tell(f"until step {at}")
-            stage.until_step(at)
-            stage.strike(Fault(round=stage.audit.version, kind="kill", rank=victim))
-            tell(f"worker {victim} was killed")
-            stage.until_back()
-            tell(f"worker {victim} is back")
+            for number, (at, victim) in enumerate(zip(steps, victims, strict=True), start=1):
+                tell(f"until step {at}")
+                stage.until_step(at)
+                stage.strike(Fault(round=stage.audit.version, kind="kill", rank=victim))
+                tell(f"worker {victim} was killed, death {number} of {self.deaths}")
+                stage.until_back()
 
         least = self.min_workers or max(1, self.workers - 1)
         outcome = self.staged(cell, tell, play, min_workers=least, grace_s=self.worker_grace_s)
-        if len(outcome.back_s) != 1:
-            outcome = with_problem(outcome, f"worker {victim} did not take part again")
+        if len(outcome.back_s) != self.deaths:
+            outcome = with_problem(outcome, f"{len(outcome.back_s)} of {self.deaths} that were killed took part again")
         return self.beside(cell, outcome, tell, points=self.points)
 
 
@@ -94,6 +97,7 @@ class ServerDeath(Scenario):
     Right is: the weights at the end are bit for bit those of the undisturbed training.
 
     Args:
+        deaths: in each training, one after the other.
         checkpoint_every: steps between checkpoints, of all processes.
     """
 
@@ -101,6 +105,7 @@ class ServerDeath(Scenario):
     columns = COLUMNS
 
     workers: int = 2
+    deaths: int = 1
     checkpoint_every: int = 25
 
     def __post_init__(self) -> None:
@@ -111,20 +116,21 @@ class ServerDeath(Scenario):
             )
 
     def measure(self, cell: Trial, before: Measured[Trial, Outcome], tell: Tell) -> Outcome:
-        at = self.checkpoint_every + 1 + middle(cell.chance.random(), cell.steps - self.checkpoint_every)
+        first, chance = self.checkpoint_every + 1, cell.chance
+        steps = sorted(first + middle(chance.random(), cell.steps - first) for _ in range(self.deaths))
 
         def play(stage: Stage) -> None:
-            tell(f"until step {at}")
-            stage.until_step(at)
-            stage.strike(Fault(round=stage.audit.version, kind="server", rank=0))
-            tell("the server was killed")
-            stage.until_back()
-            tell("all workers are back")
+            for number, at in enumerate(steps, start=1):
+                tell(f"until step {at}")
+                stage.until_step(at)
+                stage.strike(Fault(round=stage.audit.version, kind="server", rank=0))
+                tell(f"the server was killed, death {number} of {self.deaths}")
+                stage.until_back()
 
         expected = self.undisturbed(cell, tell)
         outcome = self.beside(cell, self.staged(cell, tell, play, checkpoint_every=self.checkpoint_every), tell)
-        if len(outcome.back_s) != cell.workers:
-            outcome = with_problem(outcome, f"{len(outcome.back_s)} of {cell.workers} workers found back")
+        if len(outcome.back_s) != (expected_back := self.deaths * cell.workers):
+            outcome = with_problem(outcome, f"workers found back {len(outcome.back_s)} times of {expected_back}")
         if outcome.weights != (expected.weights,):
             outcome = with_problem(outcome, f"weights {outcome.weights}; undisturbed they are {expected.weights}")
         return outcome

@@ -1,0 +1,43 @@
+"""What a shard writes into its journal, and what is read from one that is still being written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from thinwire.errors import ConfigError
+from thinwire.runtime.journal import Began, Changed, Joined, Journal, JournalReader, Planned
+from thinwire.schema import Join, Members, Plan, Resume, TableSpec, Welcome
+
+
+def test_who_comes_and_goes_and_a_shard_that_goes_back(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    reader = JournalReader(path)
+    assert list(reader.entries()) == [], "it need not be there yet"
+    journal = Journal(path)
+    tables = TableSpec(name="w", shape=(2,)), TableSpec(name="mean", shape=(2,), state=True)
+    plan = Plan(workers=2, tables=tables, codecs=(), optimizer="SGD", groups=())
+    for rank in (1, 0):
+        journal.received(rank, Join(rank=rank, plan=plan))
+        journal.sent(Welcome(send_values=False))
+    planned, *joined = list(reader.entries())[1:]
+    assert isinstance(planned, Planned) and (planned.workers, planned.tables, planned.state) == (2, 2, (1,))
+    assert [each.rank for each in joined if isinstance(each, Joined)] == [1, 0]
+    journal.sent(Members(step=3, ranks=(0,), least=1, reason="worker 1 lost its connection", interrupted=True))
+    journal.sent(Members(step=3, ranks=(0,), least=1, reason="worker 1 went away"))
+    journal.received(0, Resume(step=2))
+    for _ in range(2):
+        journal.sent(Welcome(send_values=False, step=2))
+    journal.close()
+    changed, began = reader.entries()
+    assert isinstance(changed, Changed) and changed.reason == "worker 1 went away"
+    assert isinstance(began, Began) and began.step == 2
+    with path.open("ab") as file:
+        file.write(b'{"entry":"joined","at":1')
+    assert list(reader.entries()) == [], "a line that is not complete yet is left for later"
+
+
+def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="the journal cannot be written to"):
+        Journal(tmp_path / "missing" / "journal")
