@@ -109,6 +109,8 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         elastic: whether the training goes on without workers that die.
         memberships: who divides the data from which clock on, as pairs of a clock and ranks, where workers have come or
             gone; else empty.
+        exchanges: where every push is an update by itself, of how many of this worker's exchanges each table has had
+            its gradient; else nothing.
     """
 
     send_values: bool
@@ -117,6 +119,7 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     begin: int = -1
     elastic: bool = False
     memberships: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    exchanges: tuple[int, ...] = ()
 
 
 class Values(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

@@ -54,3 +54,43 @@ def test_a_worker_and_a_shard_of_different_steps() -> None:
     other = {**state, "position": {**state["position"], "clock": 2}}
     with pytest.raises(tw.ConfigError, match="resumes at exchange 2, and shard 0 is at 3"):
         run(again(core), saved, codec="3lc", resume=other)
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_where_every_push_is_an_update_nothing_is_applied_twice(at: int) -> None:
+    """A worker's state of exchange 2 and a shard's of another: what the shard lacks is lost, and no more."""
+    states: dict[int, Any] = {}
+
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> None:
+        for clock in (1, 2, 3):
+            steps(1)(rank, model, opt)
+            states[clock] = opt.state_dict(), again(core).state_dict()
+
+    core, options = ServerCore(), {"codec": "3lc", "consistency": "asp"}
+    run(core, train, **options)
+    mine, fresh = states[2][0], ServerCore()
+    fresh.load_state_dict(states[at][1])
+
+    def look(rank: int, model: nn.Module, opt: DistributedOptimizer) -> Any:
+        values = [torch.from_numpy(table.downlink.values.copy()) for table in fresh.tables]
+        assert all(map(torch.equal, values, [p.detach() for p in model.parameters()])), "the shard's own values"
+        assert opt.clock == opt.steps_done == max(at, 2)
+        residuals = [context["residual"] for context in opt.state_dict()["contexts"].values() if "residual" in context]
+        lost = {name: opt.counters[name] for name in ("updates_lost", "residuals_lost")}
+        steps(1)(rank, model, opt)
+        return residuals, lost
+
+    tables = len(core.tables)
+    if at == 2:
+        [(residuals, lost)] = [run(fresh, look, resume=mine, **options)[0]]
+    else:
+        said = rf"goes on with exchange {max(at, 2)}: the shards lack {tables * (at == 1)} of its gradients, and "
+        said += rf"{tables * (at == 3)} residuals"
+        with pytest.warns(UserWarning, match=said):
+            [(residuals, lost)] = [run(fresh, look, resume=mine, **options)[0]]
+    assert lost == {"updates_lost": tables * (at == 1), "residuals_lost": tables * (at == 3)}
+    kept = [context["residual"] for context in mine["contexts"].values() if "residual" in context]
+    assert residuals and any(bool(each.any()) for each in kept)
+    for before, after in zip(kept, residuals, strict=True):
+        assert torch.equal(after, torch.zeros_like(before) if at == 3 else before)
+    assert fresh.step == at + 1, "the next exchange is applied once"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from thinwire.jobs.outcome import WorkerOutcome
 from thinwire.jobs.training import run_worker
 from thinwire.runtime import checkpoint
 from thinwire.runtime.checkpointing import Checkpointer
+from thinwire.runtime.disk import LocalDisk
 from thinwire.runtime.serving import serving
 from thinwire.server.core import ServerCore
 from thinwire.transports.base import Connection
@@ -129,11 +131,45 @@ def test_another_run_is_refused(tmp_path: Path) -> None:
         checkpoints.read(Job(steps=50), 1)
 
 
-def test_runs_without_a_step_to_go_back_to(tmp_path: Path) -> None:
+def test_path_and_room_are_tried_before_anything_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoints = RunCheckpoints(folder=tmp_path / "new" / "folder")
-    with pytest.raises(ConfigError, match="the rate follows the clock"):
-        checkpoints.check(Job(seconds=5))
-    with pytest.raises(ConfigError, match="asp has none"):
-        checkpoints.check(Job(consistency="asp"))
     checkpoints.check(Job(steps=5))
-    assert checkpoints.folder.is_dir()
+    assert checkpoints.folder.is_dir() and not list(checkpoints.folder.iterdir())
+    monkeypatch.setattr(LocalDisk, "free", lambda self, folder: 500_000)
+    with pytest.raises(ConfigError, match=r"checkpoints in .*folder' need about [\d.]+ MB more, and 0 MB are free"):
+        checkpoints.check(Job(steps=5, model="mlp-5m"))
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"checkpoints cannot be in '.*file/folder': Not a directory"):
+        RunCheckpoints(folder=tmp_path / "file" / "folder").check(Job(steps=5))
+
+
+def test_a_run_by_the_clock_goes_on_with_the_time_that_is_left(tmp_path: Path) -> None:
+    job = Job(design="3lc", workers=2, seconds=1000.0, batch=16)
+    interrupted = RunCheckpoints(folder=tmp_path, every=EVERY)
+    first = run(job, interrupted, stop=STOP)
+    assert all(isinstance(each, Stopped) for each in first), first
+    for rank in range(job.workers):  # hours later
+        path = interrupted.worker(rank)
+        state = checkpoint.read(path, "worker", STOP)
+        assert 0 < state["loop"]["seconds"] < 1000 and not state["loop"]["ending"]
+        state["loop"]["seconds"] = 2000.0
+        checkpoint.write(path, "worker", STOP, state)
+    for outcome in run(job, RunCheckpoints(folder=tmp_path, every=EVERY, resume=True)):
+        assert isinstance(outcome, WorkerOutcome), outcome
+        assert outcome.steps == STOP + 1 and outcome.seconds > 2000 and outcome.seconds_per_step < 1000
+
+
+def test_an_asynchronous_run_goes_on_from_everybodys_newest(tmp_path: Path) -> None:
+    job = Job(design="3lc[s=1.75]", workers=2, servers=2, steps=STEPS, batch=16, consistency="asp")
+    interrupted = RunCheckpoints(folder=tmp_path, every=EVERY)
+    first = run(job, interrupted, stop=STOP)
+    assert all(isinstance(each, Stopped) for each in first), first
+    assert interrupted.newest(job) is None
+    resumed = RunCheckpoints(folder=tmp_path, every=EVERY, resume=True)
+    assert resumed.arguments(Path("x"), None) == ["--checkpoint", "x", "--checkpoint-every", "2", "--resume"]
+    with warnings.catch_warnings():  # whether anything was lost is chance
+        warnings.filterwarnings("ignore", "worker . goes on with exchange")
+        outcomes = run(job, resumed)
+    for outcome in outcomes:
+        assert isinstance(outcome, WorkerOutcome), outcome
+        assert outcome.steps == STEPS

@@ -99,9 +99,6 @@ def test_another_plan_is_refused_by_name(tmp_path: Path) -> None:
 def test_where_nothing_can_be_kept() -> None:
     with pytest.raises(ConfigError, match="the training has not begun"):
         ServerCore().state_dict()
-    shard = Shard(make_plan(consistency="asp"))
-    with pytest.raises(ConfigError, match="a policy that applies each push by itself"):
-        shard.core.state_dict()
     uneven = Shard()
     for rank in (0, 1):
         uneven.push(rank, 0, {WEIGHT: uneven.frames(rank, 0)[WEIGHT]})

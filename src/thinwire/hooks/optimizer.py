@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -65,6 +66,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self.load_state_dict(resume)
             worker.restore_position(resume["position"])
         driver.run(worker.start(agreed))
+        updates, residuals = worker.counters["updates_lost"], worker.counters["residuals_lost"]
+        if updates or residuals:
+            warnings.warn(
+                f"worker {worker.rank} goes on with exchange {worker.clock}: the shards lack {updates:g} of its "
+                f"gradients, and {residuals:g} residuals, of which they have had a part, are dropped",
+                UserWarning,
+                stacklevel=3,
+            )
         self._hooks = ModelHooks(model, worker, driver)
 
     # ---- the optimizer's interface

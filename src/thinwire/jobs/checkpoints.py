@@ -128,15 +128,10 @@ class RunCheckpoints:
         """Makes the folder, and finds out whether all processes can write their files.
 
         Raises:
-            ConfigError: runs by the clock and asynchronous ones have no step to go back to; or there is no folder, no
-                permission or no room.
+            ConfigError: there is no folder, no permission or no room.
         """
         if self.every < 1:
             raise ConfigError(f"a checkpoint every {self.every} steps; at least 1 is needed")
-        if job.seconds is not None:
-            raise ConfigError("checkpoints need a number of steps: with a time budget the rate follows the clock")
-        if consistency(job.full_design().consistency).immediate:
-            raise ConfigError("checkpoints need a policy under which updates are made of one clock; asp has none")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -160,13 +155,15 @@ class RunCheckpoints:
         """Where worker `rank` writes."""
         return self.folder / f"worker-{rank}.checkpoint"
 
-    def newest(self, job: Job) -> int:
-        """The newest step of which every process has a checkpoint.
+    def newest(self, job: Job) -> int | None:
+        """The newest step of which every process has a checkpoint; None where everybody counts their own.
 
         Raises:
             ConfigError: there is none.
         """
         found = {path: checkpoint.steps_in(path) for path in self._files(job)}
+        if all(found.values()) and consistency(job.full_design().consistency).immediate:
+            return None
         common = set.intersection(*map(set, found.values()))
         if not common:
             said = ", ".join(f"{path.name}: {' and '.join(map(str, steps)) or 'none'}" for path, steps in found.items())
@@ -178,11 +175,13 @@ class RunCheckpoints:
 
         Args:
             path: of its file.
-            step: to go on from; None: it begins.
+            step: to go on from; None: it begins, or resumes from its newest where everybody counts their own.
             again: it was started before, and goes on from the newest step that all processes have.
         """
         arguments = ["--checkpoint", str(path), "--checkpoint-every", str(self.every)]
         if again:
             own = path.exists() and (self.resume or path.stat().st_mtime >= self.began)
             return [*arguments, "--resume"] if own else arguments
-        return arguments if step is None else [*arguments, "--resume", "--resume-step", str(step)]
+        if self.resume:
+            arguments.append("--resume")
+        return arguments if step is None else [*arguments, "--resume-step", str(step)]

@@ -26,6 +26,7 @@ from thinwire.jobs.checkpoints import WorkerCheckpoint
 from thinwire.jobs.events import Accuracy, Checkpointed, Done, Progress
 from thinwire.jobs.job import Job
 from thinwire.jobs.outcome import PlacementSummary, WorkerOutcome
+from thinwire.policies.consistency import consistency
 from thinwire.runtime.metrics import MetricsWriter
 from thinwire.schema import Settings
 from thinwire.transports.base import Connection
@@ -67,13 +68,16 @@ def run_worker(
 
     Events: `Progress` and `Accuracy` of worker 0, `Checkpointed` and `Done` of every worker.
     """
+    design = job.full_design()
+    apart = consistency(design.consistency).immediate  # no step is the same for all: everybody takes their newest
     newest = None if checkpoint is None else checkpoint.read(job, rank)
+    if checkpoint is not None and newest is None and returning and apart and max(checkpoint.steps(), default=0):
+        newest = checkpoint.read_step(job, rank, None)
     torch.set_num_threads(1)
     torch.manual_seed(job.seed)
     recipe = job.recipe()
     dataset = data(job.data, root=job.data_root, context=recipe.context)
     model = make_model(job.model, num_classes=dataset.num_classes, in_shape=dataset.in_shape, seed=job.seed)
-    design = job.full_design()
     optimizer = build_optimizer(model, recipe)
     batches = Batches(
         dataset, rank=rank, workers=job.workers, batch=recipe.batch, seed=job.seed, augment=recipe.augment
@@ -95,7 +99,7 @@ def run_worker(
         seed=job.seed,
         connect_timeout_s=connect_timeout_s,
         metrics=metrics,
-        resume=resumable,
+        resume=resumable.load_newest() if resumable is not None and apart else resumable,
         steps_per_epoch=len(dataset.train_x) // job.workers // recipe.batch,
         settings=_settings(job, dataset),
     )
@@ -150,6 +154,10 @@ class _States(Resumable):
     def steps(self) -> tuple[int, ...]:
         return () if self._checkpoint is None else self._checkpoint.steps()
 
+    def load_newest(self) -> dict[str, Any] | None:
+        """Loads the newest state; None where this worker begins."""
+        return None if self._newest is None else self.load(self._newest["optimizer"]["position"]["clock"])
+
     def load(self, step: int) -> dict[str, Any] | None:
         if self._checkpoint is None or step == 0:
             return None
@@ -194,6 +202,7 @@ class _Loop:
         self._steps = None if job.seconds is not None else self._recipe.steps
         self._losses: deque[float] = deque(maxlen=LOSS_STEPS)
         self._first = opt.steps_done
+        self._before = 0.0  # seconds that processes before this one have trained
         self._began = time.perf_counter()
         self._reported = self._evaluated = self._began
         self._ending = False
@@ -208,7 +217,8 @@ class _Loop:
         done = self._opt.steps_done
         if done == self._first + 1:
             self._opt.sync()
-            self._began = self._evaluated = time.perf_counter()
+            self._evaluated = time.perf_counter()
+            self._began = self._evaluated - self._before
         for group in self._opt.param_groups:
             group["lr"] = schedule(self._recipe, self._progress())
         if self._rank == 0 and self._job.seconds is not None and done > 0 and self._progress() >= 1.0:
@@ -234,7 +244,7 @@ class _Loop:
             rank=self._rank,
             steps=steps,
             seconds=seconds,
-            seconds_per_step=seconds / max(1, steps - self._first - 1),
+            seconds_per_step=(seconds - self._before) / max(1, steps - self._first - 1),
             train_loss=sum(self._losses) / len(self._losses),
             weights=weights_digest(self._model),
             parameters=sum(each.numel() for each in self._model.parameters() if each.requires_grad),
@@ -264,13 +274,17 @@ class _Loop:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """What the loop itself keeps between steps: chance and recent losses."""
-        return {"random": torch.get_rng_state(), "losses": list(self._losses)}
+        """What the loop itself keeps between steps: chance, recent losses, and the time, which a rate may follow."""
+        seconds = time.perf_counter() - self._began
+        losses = list(self._losses)
+        return {"random": torch.get_rng_state(), "losses": losses, "seconds": seconds, "ending": self._ending}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes back what `state_dict` gave."""
         torch.set_rng_state(state["random"])
         self._losses.extend(state["losses"])
+        self._before, self._ending = state.get("seconds", 0.0), state.get("ending", False)
+        self._began = time.perf_counter() - self._before
 
     def _progress(self) -> float:
         """Share of the run that is over, by steps or by the clock."""

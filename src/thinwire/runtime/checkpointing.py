@@ -165,7 +165,7 @@ class Checkpointer(Mapping[int, dict[str, Any]]):
             ConfigError: there is none, or it is damaged or another's.
         """
         self._core.load_state_dict(read(self._writer.path, self.KIND, step, self._writer.disk))
-        self._begin_at(self._core.step)
+        self._begin_at(self._round)
         self._own = set(steps_in(self._writer.path, self._writer.disk)) if step is None else {step}
 
     def check_space(self, plan: Plan) -> None:
@@ -178,11 +178,11 @@ class Checkpointer(Mapping[int, dict[str, Any]]):
         """Writes a checkpoint where one is due; called after every message, when its answers are on their way.
 
         Raises:
-            ConfigError: the policy of consistency leaves no step to keep.
+            ConfigError: the tables are at different steps.
         """
         if self._core.failed is not None or self._core.plan is None:
             return
-        step, before = self._core.step, self._step
+        step, before = self._round, self._step
         if step < before:  # all went back
             self._writer.wait()
             self._begin_at(step)
@@ -206,6 +206,14 @@ class Checkpointer(Mapping[int, dict[str, Any]]):
 
     def __len__(self) -> int:
         return len(self._own)
+
+    @property
+    def _round(self) -> int:
+        """The shard's step; where every push is an update by itself, how many of them a worker has made on average."""
+        plan = self._core.plan
+        if plan is None or not consistency(plan.consistency).immediate:
+            return self._core.step
+        return self._core.step // plan.workers
 
     def _begin_at(self, step: int) -> None:
         """Files of later steps are of before the shard went back to this one, or of another training."""

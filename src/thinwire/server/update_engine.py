@@ -65,6 +65,8 @@ class UpdateEngine:
             ]
         except (MemoryError, RuntimeError) as error:  # NumPy's and torch's ways to say so
             raise ProtocolError(f"the tables do not fit the server's memory: {error}") from error
+        self.exchanges: dict[int, list[int]] = {}
+        """Where every push is an update: by rank, of how many exchanges each table has had the worker's gradient."""
         self.final: int | None = None
         """The version with which the training ends, once worker 0 has announced it."""
         self._optimizer: OptimizerRunner | None = None
@@ -200,6 +202,7 @@ class UpdateEngine:
                 relayed += self._relay(rank, index, table, push.step, frame)
             elif self.terms.immediate:
                 table.add(rank, frame, table.incoming.clock)
+                self.exchanges.setdefault(rank, [0] * len(self.tables))[index] = push.step + 1
                 ready.append(index)
             elif not self._late(rank, table, push.step):
                 table.add(rank, frame, push.step)
@@ -248,18 +251,19 @@ class UpdateEngine:
         """Tables, versions, copies, residuals and the optimizer's state, where every parameter has one version.
 
         Gradients that came for the next version are not in it, nor are changed rates and options: workers
-        that go on from here send both again.
+        that go on from here send both again. Where every push is an update by itself, any moment will do.
 
         Raises:
-            ConfigError: updates are made of single pushes, or tables have different versions.
+            ConfigError: updates are made of several pushes, and tables have different versions.
         """
         versions = {table.version for table in self.tables if not table.spec.state}
-        if self.terms.immediate or len(versions) > 1:
+        if len(versions) > 1 and not self.terms.immediate:
             raise ConfigError(
                 f"consistency {self.plan.consistency}: tables have versions {sorted(versions)}; a checkpoint is taken "
-                "where all have one, which a policy that applies each push by itself does not give"
+                "where all have one"
             )
         return {
+            "exchanges": {rank: list(each) for rank, each in self.exchanges.items()},
             "final": self.final,
             "memberships": self.members.history,
             "tables": [table.state_dict() for table in self.tables],
@@ -269,6 +273,7 @@ class UpdateEngine:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes back what `state_dict` gave."""
         self.final = state["final"]
+        self.exchanges = {rank: list(each) for rank, each in state.get("exchanges", {}).items()}
         for table, saved in zip(self.tables, state["tables"], strict=True):
             table.load_state_dict(saved)
         if self._optimizer is not None:

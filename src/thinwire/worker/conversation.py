@@ -185,13 +185,18 @@ class Conversation:
             yield Receive(self.shard, "the server's welcome")
         step = self._welcome.step
         ahead = self._terms.partial_quorum and step > clock  # updates were made without this worker
-        if clock and step != clock and not ahead and any(not spec.state for spec in self.plan.tables):
+        apart = self._terms.immediate  # everybody counts their own exchanges
+        if clock and step != clock and not (ahead or apart) and any(not spec.state for spec in self.plan.tables):
             raise StepMismatchError(
                 f"this worker resumes at exchange {clock}, and shard {self.shard} is at {step}: "
                 "resume all workers and shards from the same step",
                 step,
             )
         return self._welcome
+
+    def resume_at(self, clock: int) -> None:
+        """Every table has answered all of this worker's exchanges so far, or never will."""
+        self._answered = [clock] * len(self.plan.tables)
 
     def send_values(self, frames: tuple[bytes, ...]) -> Procedure[None]:
         """Sends the initial values of every table, uncompressed, in the plan's order."""
@@ -377,6 +382,10 @@ class Conversation:
         """
         while self._newest < clock:
             yield Receive(self.shard, f"step {clock}")
+        return self.is_over(clock)
+
+    def is_over(self, clock: int) -> bool:
+        """Whether the training ended with the last exchange, as far as the shard has said."""
         return self.last_version is not None and (self._terms.immediate or clock >= self.last_version)
 
     def _check(self, tables: tuple[int, ...], frames: tuple[EncodedTensor, ...]) -> None:

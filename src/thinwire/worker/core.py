@@ -140,8 +140,33 @@ class Worker:
                 yield from conversation.send_values(self.model.initial_frames(conversation.shard))
         if late:
             yield from self._sit_out(welcomes)
+        if self.clock and self._terms.immediate:
+            self._resume_apart({shard: welcome.exchanges for shard, welcome in welcomes.items()})
         yield from self.sync()
         self._follow_members()
+
+    def _resume_apart(self, exchanges: Mapping[int, Sequence[int]]) -> None:
+        """Goes on with shards that are not at this worker's step, so that nothing is applied twice.
+
+        A table that lacks this worker's last gradients goes on without them. One that has had later gradients has had
+        part of what the residual of this state holds: the residual is dropped, and those batches are not read again.
+
+        Args:
+            exchanges: by shard and table, of how many of this worker's exchanges the gradients were applied.
+        """
+        clock = self.clock
+        for table in self.model.trained_tables():
+            had = exchanges[table.shard]
+            applied = had[table.index] if had else 0
+            if applied > clock:
+                table.forget()
+            self.counters.add("updates_lost", max(0, clock - applied))
+            self.counters.add("residuals_lost", applied > clock)
+            self.clock = max(self.clock, applied)
+        if self.clock > clock:
+            self.iteration = self._policy.iterations(self.clock)
+        for conversation in self.conversations:
+            conversation.resume_at(self.clock)
 
     def _sit_out(self, welcomes: Mapping[int, Welcome]) -> Procedure[None]:
         """Pushes nothing at the clocks before the first at which all shards expect this worker, which joined late."""
@@ -239,6 +264,8 @@ class Worker:
 
     def finished(self) -> Procedure[bool]:
         """Whether worker 0 ended the training with the last exchange. Waits for the shard's answer to it."""
+        if not self.began:  # this worker has pushed nothing that the shard would answer
+            return self.conversations[0].is_over(self.clock)
         return self.clock > 0 and (yield from self.conversations[0].ended(self.clock))
 
     def check_open(self) -> None:

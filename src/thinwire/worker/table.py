@@ -344,6 +344,12 @@ class WorkerTable:
             state["squares"], state["num_observed"] = self._observed_squares, self._num_observed
         return state
 
+    def forget(self) -> None:
+        """Drops what was not sent."""
+        self._clear()
+        if self.residual is not None:
+            self.residual.zero_()
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores what `state_dict` returned."""
         assert self.context is not None
