@@ -200,6 +200,30 @@ def test_the_others_reach_the_end_without_one_that_died(tmp_path: Path) -> None:
         train.kill()
 
 
+@pytest.mark.long
+def test_a_server_whose_worker_died_says_so_with_its_status(tmp_path: Path) -> None:
+    server = start("server", "--listen", "127.0.0.1:0", "--min-workers", 1, "--worker-grace-s", 1)
+    workers: list[subprocess.Popen[str]] = []
+    try:
+        assert server.stdout is not None
+        address, records = server.stdout.readline().split()[2].rstrip(";"), tmp_path / "records.jsonl"
+        common = ("--workers", 2, "--design", "3lc", "--steps", 400, "--server", address, "--telemetry", records)
+        workers = [start("worker", *common, "--rank", rank) for rank in (0, 1)]
+        while not (records.exists() and records.stat().st_size):
+            assert server.poll() is None
+            time.sleep(0.01)
+        workers[1].kill()
+        _, err = workers[0].communicate(timeout=120)
+        assert workers[0].returncode == 0, err
+        _, err = server.communicate(timeout=60)
+        assert server.returncode == 1
+        assert "the training is over at step 400, and workers 1 have not reached its end" in err
+    finally:
+        for process in (server, *workers):
+            process.kill()
+            process.communicate()
+
+
 def test_a_server_ends_in_good_order_on_ctrl_c() -> None:
     server = start("server", "--listen", "127.0.0.1:0", "--events")
     try:

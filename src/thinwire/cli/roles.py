@@ -112,8 +112,11 @@ def server(
                 break
     if core.failed is not None:
         raise ProtocolError(core.failed)
-    if events:
+    if events:  # whoever started all processes knows which of the workers reached the end
         report(Served(wire_bytes_sent=running.bytes_sent, wire_bytes_received=running.bytes_received))
+    elif core.missing:
+        ranks = ", ".join(map(str, core.missing))
+        raise ProtocolError(f"the training is over at step {core.step}, and workers {ranks} have not reached its end")
 
 
 @app.command(

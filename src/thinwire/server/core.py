@@ -52,6 +52,7 @@ class ServerCore:
         self._engine: UpdateEngine | None = None
         self._ranks: dict[int, int] = {}
         self._left: set[int] = set()
+        self._lost: set[int] = set()
         self._interrupted: set[int] = set()
         self._returning: set[int] = set()
         self._rollback = Rollback()
@@ -215,6 +216,7 @@ class ServerCore:
     def _drop(self, rank: int, reason: str) -> list[Effect]:
         """Goes on without a worker, or waits for others, and tells those who are left."""
         assert self._engine is not None
+        self._lost.add(rank)
         self._maxima.drop(rank)
         self._digests.drop(rank)
         effects = self._address(self._engine.drop(rank))
@@ -417,6 +419,13 @@ class ServerCore:
     def step(self) -> int:
         """Updates that every parameter has had. Buffers, which travel more rarely, do not count."""
         return 0 if self._engine is None else self._engine.step
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Workers that have not left in good order: they are here, they died, or they never came."""
+        if self._engine is None:
+            return ()
+        return tuple(sorted(({*range(self._engine.plan.workers)} | self._lost | {*self._ranks.values()}) - self._left))
 
     @property
     def failed(self) -> str | None:
