@@ -156,6 +156,8 @@ class Residuals:
         ones. A rank's residual counts in the average by 1/ranks, the owner's (of the average itself) in full, so
 
             T = Σ_old r_i/N_old + δ      every new holder gets T/holders: δ' = T/holders, r'_i = N_new·T/holders
+
+        One of the holders, the owner where averages keep residuals, takes what rounding leaves of T as well.
         """
         for state in states:
             self._check(state)
@@ -169,11 +171,15 @@ class Residuals:
                     total[part.start : part.stop] += weight * flat[part.start : part.stop]
             up, down = tensor.choice.up.residual_by_default, tensor.choice.down.residual_by_default
             holders = (self.world - 1) * up + down
+            counts = 1 / self.world if self.mean else 1.0  # of a rank's residual, in the average
             for part in self.partitions[tensor.name]:
                 residual = self.contexts[tensor.name, part].residual
                 if residual is not None:
-                    weight = 1 if part.server == self.rank or not self.mean else self.world
-                    residual.copy_(torch.from_numpy(total[part.start : part.stop] * (weight / holders)))
+                    whole = torch.from_numpy(total[part.start : part.stop])
+                    equal = (whole / (holders * counts)).to(residual.dtype)
+                    last = part.server if down else max(set(range(self.world)) - {part.server})
+                    left = whole - (holders - 1) * counts * equal.double()
+                    residual.copy_(equal if self.rank != last else left / (1.0 if down else counts))
 
     def _check(self, state: Mapping[str, Any]) -> None:
         """Raises ConfigError where a rank's state is not of this model and these codecs."""
