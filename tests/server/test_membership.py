@@ -230,7 +230,7 @@ def test_who_has_not_reached_the_end() -> None:
     assert ServerCore().missing == ()
     for comes_back in (False, True):
         shard = Shard(PLAINLY, min_workers=1)
-        assert shard.core.missing == (0, 1, 2)
+        assert [*shard.core.missing] == [0, 1, 2]
         shard.join(7, peer=LATE)  # one more than were planned
         shard.lose(1)
         if comes_back:
@@ -238,4 +238,4 @@ def test_who_has_not_reached_the_end() -> None:
             shard.say(LATE + 1, Leave())
         for peer in (0, LATE, 2):
             shard.say(peer, Leave())
-        assert shard.core.finished and shard.core.missing == (() if comes_back else (1,))
+        assert shard.core.finished and set(shard.core.missing) == (set() if comes_back else {1})
