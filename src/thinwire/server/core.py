@@ -198,7 +198,7 @@ class ServerCore:
             begin=begin,
             elastic=self._min_workers is not None,
             memberships=history if len(history) > 1 or history[0][0] else (),
-            exchanges=tuple(self._engine.exchanges.get(join.rank, ())),
+            exchanges=tuple(self._engine.exchanges.get(rank, ())),
         )
         return [Send((peer,), welcome), *self._address(values)]
 
