@@ -10,9 +10,9 @@ from thinwire.schema import Join, Leave, Message, Offer, Resume, Welcome
 BACK = Leave(returning=True)
 
 
-def kept(*steps: int) -> tuple[Shard, dict[int, dict[str, Any]]]:
+def kept(*steps: int, min_workers: int | None = None) -> tuple[Shard, dict[int, dict[str, Any]]]:
     """A shard that has trained to step 5, and its states of some steps."""
-    shard = Shard(make_plan(state=True))
+    shard = Shard(make_plan(state=True), min_workers=min_workers)
     states: dict[int, dict[str, Any]] = {}
     shard.core.checkpoints = states
     for step in range(5):
@@ -100,6 +100,30 @@ def test_a_worker_that_dies_in_between_voids_the_round() -> None:
     assert last(shard, 20) == Offer(steps=(2,)), "without a step of its own a worker takes any"
     shard.carry_out(shard.core.closed(20, "connection reset"))
     assert "worker 0 went away before all had gone back" in str(shard.ended[21])
+
+
+def test_one_that_comes_after_the_offer_makes_all_come_again() -> None:
+    """Where ranks above the plan's may join, nobody knows who else comes."""
+    shard, _ = kept(2, min_workers=1)
+    for rank in (0, 1):
+        shard.say(rank, BACK)
+        vote(shard, 10 + rank, (2,))
+    vote(shard, 12, ())
+    assert lost(shard, 10) and lost(shard, 11) and last(shard, 12) is None
+    for rank in (0, 1):
+        vote(shard, 20 + rank, (2,))
+    for peer in (12, 20, 21):
+        shard.say(peer, Resume(step=2))
+    welcomes = [shard.told[peer][1][0] for peer in (12, 20, 21)]
+    assert [welcome.begin for welcome in welcomes if isinstance(welcome, Welcome)] == [2, -1, -1]
+    for peer, rank in ((20, 0), (21, 1)):
+        shard.push(peer, 2, shard.frames(rank, 2))
+    shard.say(20, BACK)
+    vote(shard, 30, ())
+    shard.say(12, BACK)
+    vote(shard, 32, ())
+    shard.carry_out(shard.core.closed(21, "connection reset"))
+    assert last(shard, 30) == last(shard, 32) == Offer(steps=(2,)), "nobody waits for one that died"
 
 
 def test_who_has_joined_a_resumed_shard_in_the_plain_way_comes_again() -> None:

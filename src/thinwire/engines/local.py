@@ -221,16 +221,17 @@ class LocalEngine:
         finally:
             self._unread.extendleft(reversed(others))
 
-    def events(self, *, silence_s: float | None = None) -> Iterator[tuple[str, Event]]:
+    def events(self, *, silence_s: float | None = None, besides: Collection[str] = ()) -> Iterator[tuple[str, Event]]:
         """Yields what the processes report, each with its process, until all have ended well.
 
         Args:
             silence_s: how long all may be silent before the run counts as stuck, in seconds; None is for ever.
+            besides: processes that are not waited for; looked at again before every wait.
 
         Raises:
             EngineError: a process failed, or all were silent too long; everything has been stopped.
         """
-        while self._unread or self.running:
+        while self._unread or self.running.difference(besides):
             came = self._next(silence_s)
             if came is None:
                 self._fail(f"no process has reported anything for {silence_s:g} s", sorted(self._children))

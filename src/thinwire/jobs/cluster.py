@@ -15,7 +15,7 @@ from typing import Literal
 
 import msgspec
 
-from thinwire.engines.events import Event, Lost
+from thinwire.engines.events import Event, Lost, Restarted
 from thinwire.engines.links import Rate, parse_rate
 from thinwire.engines.local import LocalEngine
 from thinwire.engines.namespaces import Fabric, available
@@ -159,8 +159,12 @@ def run_cluster(
                 optional=min_workers is not None,
             )
         lost = []
-        for process, event in engine.events():
+        alone: set[str] = set()
+        """Servers that were started again: they know nothing of a worker that had left before, and wait for it."""
+        for process, event in engine.events(besides=alone):
             on_event(process, event)
+            if isinstance(event, Restarted) and process in shards:
+                alone.add(process)
             if isinstance(event, Lost):
                 lost.append(f"{process} {event.reason}")
                 if workers - len(lost) < (min_workers or workers):

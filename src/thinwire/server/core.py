@@ -81,7 +81,7 @@ class ServerCore:
     def broke(self, peer: int, reason: str) -> list[Effect]:
         """A peer said what the conversation does not allow: it is refused, and the others hear why."""
         if peer in self._rollback.voters:
-            return self._fail(f"worker {self._rollback.voters[peer]}: {reason}")
+            return [Close(peer, refused(reason)), *self._withdraw(peer, reason)]
         rank = self._ranks.get(peer)
         if rank is None or self._failed is not None:
             return [Close(peer, refused(reason))]
@@ -118,7 +118,7 @@ class ServerCore:
         too_few = self._min_workers is None and len(self._ranks) < self._least
         if not self._initialised or too_few or (self._left and not self._ranks):
             return self._fail(reason)
-        return self._drop(rank, reason)
+        return [*self._drop(rank, reason), *self._offer()]
 
     # ---- the conversation
 
@@ -311,7 +311,7 @@ class ServerCore:
         if not self._progressed:  # they joined a shard that was resumed, and lose nothing
             effects += send_back(self._ranks)
             self._ranks.clear()
-        self._rollback.add(peer, rank, steps)
+        effects += self._rollback.add(peer, rank, steps)
         return [*effects, *self._offer()]
 
     def _offer(self) -> list[Effect]:
@@ -352,7 +352,10 @@ class ServerCore:
         agreed, step = self._rollback, self._rollback.step
         if self._progressed or step != self.step:
             plan, least = self._engine.plan, self._min_workers
-            self._engine = engine_of(self.checkpoints[step], least) if step else UpdateEngine(plan, least)
+            try:
+                self._engine = engine_of(self.checkpoints[step], least) if step else UpdateEngine(plan, least)
+            except ConfigError as error:
+                return self._fail(f"this shard cannot go back to step {step}: {error}")
             self._initialised = step > 0 or not self._engine.tables
             self._progressed = False
         self._rollback, self._maxima, self._digests = Rollback(), Maxima(), Digests()

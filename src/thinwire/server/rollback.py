@@ -26,8 +26,8 @@ class Rollback:
 
     Example:
         >>> votes = Rollback()
-        >>> votes.add(10, 0, (100, 75))
-        >>> votes.add(11, 1, ())  # rank 1 takes any step
+        >>> votes.add(10, 0, (100, 75)) + votes.add(11, 1, ())  # rank 1 takes any step
+        []
         >>> votes.offer((0, 1), {50, 75})
         [Send(peers=(10, 11), message=Offer(steps=(75,)), frames=())]
         >>> votes.choose(10, Resume(step=75)), votes.choose(11, Resume(step=75))
@@ -42,19 +42,24 @@ class Rollback:
         self._offered: tuple[int, ...] | None = None
         self._chosen: dict[int, Resume] = {}
 
-    def add(self, peer: int, rank: int, steps: tuple[int, ...]) -> None:
-        """A worker says which steps it can go on from; none: from any."""
+    def add(self, peer: int, rank: int, steps: tuple[int, ...]) -> list[Effect]:
+        """A worker says which steps it can go on from; none: from any. One that comes after the offer voids it."""
+        effects = self._void()
         self.voters[peer] = rank
         self._steps[rank] = steps
+        return effects
 
     def withdraw(self, peer: int) -> list[Effect]:
         """A worker is no longer there. Where an offer has been made by its word, the others come again."""
         del self._steps[self.voters.pop(peer)]
+        return self._void()
+
+    def _void(self) -> list[Effect]:
         if self._offered is None:
             return []
-        others = tuple(self.voters)
+        voters = tuple(self.voters)
         self._steps, self.voters, self._offered, self._chosen = {}, {}, None, {}
-        return send_back(others)
+        return send_back(voters)
 
     def offer(self, ranks: Collection[int], steps: Collection[int]) -> list[Effect]:
         """Once the workers of all these ranks have come: tells them which of the shard's steps all of them have.
