@@ -1,0 +1,119 @@
+"""`python -m tests.simulation`: runs seeds; one that fails prints the command that replays it, and is made smaller."""
+
+from __future__ import annotations
+
+import json
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from tests.simulation.cluster import Outcome, play
+from tests.simulation.scenario import Scenario, scenario
+from tests.simulation.shrink import shrink
+
+CHUNK = 100
+
+
+@dataclass
+class Tally:
+    """What some seeds came to."""
+
+    seeds: int = 0
+    events: int = 0
+    virtual_s: float = 0.0
+    cpu_s: float = 0.0
+    ended: Counter[str] = field(default_factory=Counter)
+    fired: Counter[str] = field(default_factory=Counter)
+    failures: list[tuple[int, str, str]] = field(default_factory=list)
+    """Seed, rule and text."""
+
+    def add(self, other: Tally) -> None:
+        self.seeds += other.seeds
+        self.events += other.events
+        self.virtual_s += other.virtual_s
+        self.cpu_s += other.cpu_s
+        self.ended += other.ended
+        self.fired += other.fired
+        self.failures += other.failures
+
+
+def run(first: int, stop: int) -> Tally:
+    """Runs the seeds first … stop − 1."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    tally, begin = Tally(), time.process_time()
+    for seed in range(first, stop):
+        outcome = play(scenario(seed))
+        tally.seeds += 1
+        tally.events += outcome.events
+        tally.virtual_s += outcome.seconds
+        tally.ended["trained" if outcome.ended == "trained" else "ended with a reason"] += 1
+        tally.fired.update(outcome.fired)
+        if outcome.rule:
+            tally.failures.append((seed, outcome.rule, outcome.text))
+    tally.cpu_s = time.process_time() - begin
+    return tally
+
+
+def tallies(first: int, stop: int, jobs: int) -> Iterator[Tally]:
+    """Yields what each chunk of seeds came to."""
+    begins = range(first, stop, CHUNK)
+    ends = [min(stop, begin + CHUNK) for begin in begins]
+    with ProcessPoolExecutor(jobs) if jobs > 1 else nullcontext() as pool:
+        yield from (map if pool is None else pool.map)(run, begins, ends)
+
+
+def replay(seed: int) -> tuple[Scenario, Outcome]:
+    """Runs a seed, and where it fails makes it smaller; returns the smallest and what became of it."""
+    found = scenario(seed)
+    outcome = play(found)
+    if outcome.rule:
+        found = shrink(found, lambda smaller: play(smaller).rule == outcome.rule)
+    return found, play(found, trace=True)
+
+
+def main(
+    seeds: Annotated[str, typer.Option(help="A range of seeds, FIRST:STOP.")] = "0:2000",
+    seed: Annotated[int | None, typer.Option(help="One seed alone: made smaller where it fails.")] = None,
+    trace: Annotated[bool, typer.Option(help="Print what happens, with --seed.")] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures as data.")] = None,
+) -> None:
+    """Run simulated trainings. Exits with 1 where one breaks a rule."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    if seed is not None:
+        found, outcome = replay(seed)
+        print(found)
+        if trace:
+            print("\n".join(outcome.trace))
+        print(outcome.text or f"seed {seed}: every rule holds; {outcome.ended}")
+        raise typer.Exit(1 if outcome.rule else 0)
+    first, _, stop = seeds.partition(":")
+    total, begin = Tally(), time.perf_counter()
+    for tally in tallies(int(first), int(stop), jobs):
+        total.add(tally)
+        for failed, _, text in tally.failures:
+            print(f"{text}\n  python -m tests.simulation --seed {failed} --trace")
+        seconds = time.perf_counter() - begin
+        print(f"{total.seeds:,} seeds, {len(total.failures)} failures, {seconds:,.0f} s", end="\r", flush=True)
+    seconds = time.perf_counter() - begin
+    rate = f"{1e3 * total.cpu_s / total.seeds:.1f} ms of CPU and {total.events / total.seeds:.0f} events each"
+    print(f"{total.seeds:,} seeds in {seconds:,.0f} s: {rate}; {dict(total.ended)}; {len(total.failures)} failures")
+    print(f"faults: {dict(total.fired.most_common())}")
+    if json_file is not None:
+        json_file.write_text(json.dumps({"seconds": seconds, "jobs": jobs, **asdict(total)}))
+    raise typer.Exit(1 if total.failures else 0)
+
+
+if __name__ == "__main__":
+    typer.run(main)

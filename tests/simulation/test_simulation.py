@@ -1,0 +1,32 @@
+"""The simulator itself: seeds repeat, and the first some hundred of them hold."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulation.__main__ import run
+from tests.simulation.cluster import play
+from tests.simulation.scenario import scenario
+
+SEEDS = 300
+
+
+def test_a_seed_is_one_run() -> None:
+    for seed in (1, 2, 3):
+        assert play(scenario(seed), trace=True) == play(scenario(seed), trace=True)
+
+
+def test_no_rule_is_broken() -> None:
+    tally = run(0, SEEDS)
+    assert not tally.failures, "\n".join(
+        f"{text}\n  python -m tests.simulation --seed {seed} --trace" for seed, _, text in tally.failures
+    )
+    assert tally.ended["trained"] > 0.9 * SEEDS
+
+
+@pytest.mark.long
+def test_no_rule_is_broken_by_many_seeds() -> None:
+    tally = run(SEEDS, 10_000)
+    assert not tally.failures, "\n".join(
+        f"{text}\n  python -m tests.simulation --seed {seed} --trace" for seed, _, text in tally.failures
+    )
