@@ -231,8 +231,9 @@ class Cluster:
         slot.disk.host = host
         checkpointer = None
         if scenario.checkpoint_every:
-            checkpointer = Checkpointer(core, FOLDER / "server", scenario.checkpoint_every, slot.disk)
-            if slot.lives and slot.disk.names(FOLDER):
+            executor = slot.disk.executor()
+            checkpointer = Checkpointer(core, FOLDER / "server", scenario.checkpoint_every, slot.disk, executor)
+            if slot.lives and checkpoint.steps_in(FOLDER / "server", slot.disk):
                 checkpointer.resume()
         slot.lives += 1
         slot.core = core
@@ -371,8 +372,10 @@ class Cluster:
                 self.scheduler.after(fault.seconds, lambda: self.network.slow.update({fault.who: 1.0}))
             case "clock":
                 (slot.process.host if fault.seconds < 1.0 else self._server_host(0)).jump(fault.seconds)
-            case "freeze-server" | "slow-disk":
+            case "freeze-server":
                 self._freeze(self._server_host(fault.who), fault.seconds, None)
+            case "slow-disk":
+                self.servers[fault.who].disk.write_s = fault.seconds
             case "kill-server":
                 self._kill_server(self.servers[fault.who], fault.seconds)
             case "hostile":

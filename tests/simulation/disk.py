@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tests.simulation.scheduler import Host
 from thinwire.runtime.disk import Bytes
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
+
+T = TypeVar("T")
+WRITE_S = 0.01
 
 
 @dataclass(eq=False)
@@ -34,6 +38,8 @@ class SimulatedDisk:
 
     def __init__(self, cluster: Cluster, owner: str) -> None:
         self.host: Host | None = None
+        self.write_s = WRITE_S
+        """How long a write takes."""
         self._cluster = cluster
         self._is_server, self._number = owner.startswith("server"), int(owner.split()[1])
         self._names: dict[str, File] = {}
@@ -97,9 +103,47 @@ class SimulatedDisk:
     def free(self, folder: Path) -> int:
         return 1 << 40
 
+    # ---- its thread
+
+    def executor(self) -> Executor:
+        """What runs writes while training goes on: some time later, or when somebody waits for them."""
+        assert self.host is not None
+        return _Later(self, self.host)
+
     def _changed(self) -> None:
         self._changes.append(dict(self._names))
 
     def _reached(self, point: str) -> None:
         if self._is_server:
             self._cluster.reached_at_server(point, self._number)
+
+
+class _Write(Future[T]):
+    """A write that is done at its time, or as soon as its result is asked for."""
+
+    def __init__(self, call: Callable[[], T]) -> None:
+        super().__init__()
+        self._call: Callable[[], T] | None = call
+
+    def run(self) -> None:
+        """Does it, once."""
+        call, self._call = self._call, None
+        if call is not None:
+            try:
+                self.set_result(call())
+            except Exception as error:
+                self.set_exception(error)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        self.run()
+        return super().exception(timeout)
+
+
+class _Later(Executor):
+    def __init__(self, disk: SimulatedDisk, host: Host) -> None:
+        self._disk, self._host = disk, host
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        write: _Write[T] = _Write(lambda: fn(*args, **kwargs))
+        self._host.call_later(self._disk.write_s, write.run)
+        return write

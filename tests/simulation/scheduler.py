@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -57,7 +58,8 @@ class Scheduler:
         self.events += 1
         if self.events > MAX_EVENTS:
             raise Circling(f"{MAX_EVENTS} events, and no end")
-        call()
+        with suppress(Killed):
+            call()
         return True
 
     def note(self, text: str) -> None:

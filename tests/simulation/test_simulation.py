@@ -6,6 +6,7 @@ import pytest
 
 from tests.simulation.__main__ import run
 from tests.simulation.cluster import play
+from tests.simulation.regressions import REGRESSIONS
 from tests.simulation.scenario import scenario
 
 SEEDS = 300
@@ -22,6 +23,12 @@ def test_no_rule_is_broken() -> None:
         f"{text}\n  python -m tests.simulation --seed {seed} --trace" for seed, _, text in tally.failures
     )
     assert tally.ended["trained"] > 0.9 * SEEDS
+
+
+def test_what_was_wrong_once_is_right() -> None:
+    for name, each in REGRESSIONS.items():
+        outcome = play(each)
+        assert not outcome.rule, f"{name}: {outcome.text}"
 
 
 @pytest.mark.long

@@ -73,9 +73,12 @@ class LocalWorker(Worker):
         yield from super().start(agreed)
         for tensor in self.model.tensors:
             table = tensor.tables[0]
-            # One that joins late continues from the version which its first exchange will change.
-            version = self.conversations[table.shard].versions[table.index]
-            self._rounds[tensor.name].pushes = max(version, self.clock)
+            # One that joins late continues from the version which its first exchange will change. Where that is still
+            # to come, its first step waits for it: what others changed is not this worker's to push.
+            version, state = self.conversations[table.shard].versions[table.index], self._rounds[tensor.name]
+            state.pushes = max(version, self.clock)
+            if version < state.pushes:
+                state.merges_at, state.whole = self.iteration, True
 
     def awaits(self, tensor: WorkerTensor) -> bool:
         return self._is_due(tensor) and not self.model.evaluating
