@@ -16,13 +16,14 @@ from tests.simulation.scenario import Fault, Scenario
 from tests.simulation.scheduler import Circling, Host, Killed, Process, Scheduler
 from tests.simulation.watch import Violation, Watch, require
 from tests.simulation.worker import WorkerProcess
-from thinwire.errors import ConfigError, SessionLostError, StepMismatchError
+from thinwire.errors import SessionLostError, StepMismatchError
 from thinwire.packets import EncodedTensor
 from thinwire.runtime import checkpoint
 from thinwire.runtime.checkpointing import Checkpointer
 from thinwire.runtime.serving import serving
 from thinwire.schema import Message, Push
-from thinwire.server.core import Effect, ServerCore
+from thinwire.server.core import ServerCore
+from thinwire.server.effects import Effect
 
 RESTART_S = 0.3
 MAX_LIVES = 16
@@ -119,7 +120,8 @@ class WorkerSlot:
     process: WorkerProcess
     runner: Process
     lives: int = 1
-    lost: bool = False
+    returns: bool = False
+    kept: set[int] = field(default_factory=set)
     trained: bool = False
     gone: str | None = None
     """Why nobody starts it again."""
@@ -201,7 +203,8 @@ class Cluster:
             return
         gone = "; ".join(f"worker {slot.rank}: {slot.gone}" for slot in self.workers if slot.gone is not None)
         self._ended = gone
-        require(not self.scenario.harmless, "harmless", f"nothing lasted long enough to matter, and {gone}; {failed}")
+        harmless = self.scenario.harmless and not self._server_died
+        require(not harmless, "harmless", f"nothing lasted long enough to matter, and {gone}; {failed}")
         # A training that has not begun, or in which the last of all is lost, may end.
         somebody_left = any(slot.trained for slot in self.workers)
         may_fail = failed and (somebody_left or any(core.step == 0 for core in cores))
@@ -267,7 +270,7 @@ class Cluster:
     # ---- workers
 
     def _new_slot(self, rank: int) -> WorkerSlot:
-        process = WorkerProcess(self, rank, 0, None)
+        process = WorkerProcess(self, rank, 0)
         slot = WorkerSlot(rank, SimulatedDisk(self, f"worker {rank}"), process, Process(process.host, iter(()), print))  # type: ignore[arg-type]
         slot.disk.host = process.host
         self._launch(slot, process, delay=self.chance.uniform(0.0, 0.05))
@@ -283,6 +286,29 @@ class Cluster:
         """A worker writes its checkpoint."""
         slot = self.workers[process.rank]
         checkpoint.write(FOLDER / "worker", "worker", step, process.state(), slot.disk)
+        slot.kept.add(step)
+
+    def kept(self, process: WorkerProcess) -> set[int]:
+        """The steps whose states a worker has had since its first life began."""
+        return self.workers[process.rank].kept
+
+    def steps(self, process: WorkerProcess) -> tuple[int, ...]:
+        """Those that it can go on from, newest first; of none: it takes any."""
+        if not self.scenario.checkpoint_every:
+            return ()
+        slot = self.workers[process.rank]
+        there = {*checkpoint.steps_in(FOLDER / "worker", slot.disk), 0}
+        return tuple(sorted(slot.kept & there, reverse=True)[:2])
+
+    def load(self, process: WorkerProcess, step: int) -> dict[str, Any] | None:
+        """A worker's state of a step; None where it writes none."""
+        if not self.scenario.checkpoint_every:
+            return None
+        slot = self.workers[process.rank]
+        state = checkpoint.read(FOLDER / "worker", "worker", step, slot.disk)
+        checkpoint.forget_after(FOLDER / "worker", step, slot.disk)
+        slot.kept = {each for each in slot.kept if each <= step}
+        return state
 
     def _ended_worker(self, slot: WorkerSlot, process: WorkerProcess, error: Exception | None) -> None:
         """A worker process ends; as the command line does, or a supervisor, it begins again."""
@@ -294,33 +320,26 @@ class Cluster:
             process.note("has left")
             return
         process.note(f"ends: {type(error).__name__}: {error}")
-        step = None
-        if isinstance(error, StepMismatchError) and slot.lost:
-            step = error.step
-        slot.lost = slot.lost or isinstance(error, SessionLostError)
-        resumes = isinstance(error, SessionLostError) or step is not None
-        self._again(slot, RESTART_S, str(error), resumes=resumes, step=step)
+        # As `rejoining` does: back with all the others, or where those go on, without what it had not sent.
+        lost = isinstance(error, SessionLostError)
+        again = lost or (isinstance(error, StepMismatchError) and slot.returns)
+        slot.returns = lost
+        if not again:
+            slot.kept = set()  # another process, by the same command
+        self._again(slot, 0.0 if again else RESTART_S, str(error), same=again)
 
-    def _again(
-        self, slot: WorkerSlot, seconds: float, reason: str, *, resumes: bool = False, step: int | None = None
-    ) -> None:
+    def _again(self, slot: WorkerSlot, seconds: float, reason: str, *, same: bool = False) -> None:
         failed = [server.core.failed for server in self.servers if server.core is not None and server.core.failed]
-        if failed or slot.lives >= MAX_LIVES or (self.scenario.harmless and not resumes):
+        if failed or slot.lives >= MAX_LIVES or (self.scenario.harmless and not same):
             slot.gone = reason
             return
-        self.scheduler.after(seconds, lambda: self._restart(slot, resumes=resumes, step=step))
+        self.scheduler.after(seconds, lambda: self._restart(slot))
 
-    def _restart(self, slot: WorkerSlot, *, resumes: bool, step: int | None) -> None:
-        state = None
-        if resumes and self.scenario.checkpoint_every:
-            try:
-                state = checkpoint.read(FOLDER / "worker", "worker", step, slot.disk)
-            except ConfigError:
-                state = None  # started again without its checkpoint
-        process = WorkerProcess(self, slot.rank, slot.lives, state)
+    def _restart(self, slot: WorkerSlot) -> None:
+        process = WorkerProcess(self, slot.rank, slot.lives, returns=slot.returns)
         slot.lives += 1
         slot.disk.host = process.host
-        process.note("starts again" + ("" if state is None else f" from step {state['step']}"))
+        process.note("comes again, to go back with all others" if slot.returns else "starts again")
         self._launch(slot, process, delay=0.0)
 
     def _kill_worker(self, slot: WorkerSlot, seconds: float) -> None:
@@ -334,6 +353,7 @@ class Cluster:
             if link.owner is slot.process:
                 link.abort()
         slot.disk.crash()
+        slot.returns, slot.kept = False, set()
         self._healed = max(self._healed, self.scheduler.now + seconds)
         self._again(slot, seconds, "killed, and nobody starts it again")
 
@@ -422,9 +442,11 @@ def undisturbed(scenario: Scenario) -> dict[int, Any]:
 def play(scenario: Scenario, *, trace: bool = False) -> Outcome:
     """Runs a scenario; where its bits are those of any other run, compares them."""
     outcome = Cluster(scenario, trace=trace).run()
-    if outcome.rule or not (scenario.harmless and scenario.lockstep):
+    if outcome.rule or outcome.ended != "trained" or not scenario.repeats:
         return outcome
-    calm = Scenario(**{**vars(scenario), "seed": 0, "faults": (), "latency": (0.001, 0.002), "grace_s": 2.0})
+    calm = Scenario(
+        **{**vars(scenario), "seed": 0, "faults": (), "checkpoint_every": 0, "latency": (0.001, 0.002), "grace_s": 2.0}
+    )
     try:
         expected = undisturbed(calm)
     except Violation as violation:

@@ -92,7 +92,8 @@ class Scenario:
         checkpoint_every: steps between two checkpoints; 0: none.
         latency: seconds that a packet takes, least and most.
         faults: what happens.
-        harmless: whether nothing lasts longer than the server waits, and no process dies.
+        harmless: whether nothing lasts longer than the server waits, and no worker dies; servers may, where there are
+            checkpoints.
     """
 
     seed: int
@@ -114,6 +115,11 @@ class Scenario:
         """Whether every run has the same bits, whatever the order of arrivals."""
         terms = consistency(self.consistency).terms(self.workers)
         return terms.lockstep and self.policy != "adaptive[when=norm,threshold=0.3]"
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a training that reaches its end has the bits of one that nothing disturbed."""
+        return self.harmless and self.lockstep
 
     @property
     def consistency(self) -> str:
@@ -149,7 +155,7 @@ def scenario(seed: int) -> Scenario:
         faults=(),
         harmless=harmless,
     )
-    saves = given.shards == 1 and given.consistency != "asp" and chance.random() < 0.35
+    saves = given.consistency != "asp" and chance.random() < 0.35
     return replaced(given, chance, checkpoint_every=2 if saves else 0)
 
 
@@ -179,7 +185,7 @@ def _fault(given: Scenario, chance: Random, span: float, *, saves: bool) -> Faul
     if kind in ("cut-at", "kill-at"):
         point = chance.choice(POINTS)
     elif kind == "kill-server-at":
-        point, who = chance.choice(SERVER_POINTS + CHECKPOINT_POINTS), 0
+        point, who = chance.choice(SERVER_POINTS + CHECKPOINT_POINTS), chance.randrange(given.shards)
     elif kind == "partition":
         ways = chance.choice(("up", "down", "up down"))
     elif kind in ("kill-server", "freeze-server", "slow-disk"):

@@ -17,7 +17,8 @@ from thinwire.codecs import decode
 from thinwire.packets import BatchedTensor, EncodedTensor
 from thinwire.policies.consistency import consistency
 from thinwire.schema import Delta, Message, Push, Refused
-from thinwire.server.core import Effect, Send, ServerCore
+from thinwire.server.core import ServerCore
+from thinwire.server.effects import Effect, Send
 from thinwire.worker.model import WorkerTensor
 from thinwire.worker.table import WorkerTable
 
@@ -132,8 +133,18 @@ class Shard:
         """Of the workers' copies, by (table, version, rank or −1 for everybody)."""
         self.remember()
 
+    @property
+    def replaced(self) -> bool:
+        """Whether the core has other tables than it had: it has just begun, or has gone back."""
+        now = self.core.tables
+        return len(now) != len(self.tables) or any(a is not b for a, b in zip(self.tables, now, strict=True))
+
     def remember(self) -> None:
-        """Takes the tables as they are."""
+        """Takes the tables as they are, and forgets what was."""
+        self.tables = list(self.core.tables)
+        self.waiting.clear()
+        self.rates.clear()
+        self.bits = {}
         self.versions = [table.version for table in self.core.tables]
         self.values = [table.values.numpy().copy() for table in self.core.tables]
 
@@ -214,7 +225,7 @@ class Watch:
                     shard.told[peer].append((effect.message, effect.frames))
                 if isinstance(effect.message, Delta):
                     updates |= {(table, effect.message.version): effect.message for table in effect.message.tables}
-        if len(shard.versions) != len(shard.core.tables):
+        if shard.replaced:
             shard.remember()
         self._check_updates(shard, updates)
 

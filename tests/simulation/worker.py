@@ -20,12 +20,13 @@ from torch import nn
 from tests.simulation.network import Link
 from tests.simulation.scenario import Scenario
 from tests.simulation.scheduler import Host, Wait
-from thinwire.errors import DeadlineError, ProtocolError, TransportError
+from thinwire.errors import DeadlineError, ProtocolError, SessionLostError, TransportError
 from thinwire.hooks.planning import Planned, make_plan
 from thinwire.optimizers.options import ParameterGroups
 from thinwire.packets import kind_of, pack, parse
 from thinwire.policies.designs import Design
 from thinwire.policies.designs import design as find_design
+from thinwire.runtime.driver import LOOK_S
 from thinwire.runtime.session import Abandon, Await, Dial, Drain, Pause, Transmit, WorkerSession
 from thinwire.schema import Join, Push, SessionOpen, Values, Welcome
 from thinwire.worker.conversation import Poll, Procedure, Receive, Send
@@ -172,10 +173,10 @@ class WorkerProcess:
         cluster: that it is part of.
         rank: its number.
         life: how many processes had this rank before it.
-        state: to go on from; None to begin.
+        returns: whether it was in the training before, lost a shard, and goes back with all the others.
     """
 
-    def __init__(self, cluster: Cluster, rank: int, life: int, state: dict[str, Any] | None) -> None:
+    def __init__(self, cluster: Cluster, rank: int, life: int, *, returns: bool = False) -> None:
         self.cluster, self.rank, self.life = cluster, rank, life
         self.host = Host(cluster.scheduler, f"worker {rank}.{life}")
         self.scenario: Scenario = cluster.scenario
@@ -184,10 +185,8 @@ class WorkerProcess:
         self.wake: Callable[[], None] = lambda: None
         self.trained = False
         """Whether it reached the last step."""
-        model = Model(rank)
-        if state is not None:
-            model.load_state_dict(state["model"])
-        self.model = model
+        self.model = model = Model(rank)
+        self._returns = returns
         local = self.design.local
         inner = torch.optim.SGD(model.parameters(), lr=RATE)
         planned: Planned = make_plan(
@@ -204,10 +203,6 @@ class WorkerProcess:
             now=self.host.now,
             chunk_nbytes=self.scenario.chunk_nbytes,
         )
-        if state is not None:
-            self.worker.model.load_state_dict(state["worker"])
-            self.worker.iteration = state["step"]
-            self.worker.restore_position(state["position"])
 
     def note(self, text: str) -> None:
         """Says something in the trace."""
@@ -227,8 +222,22 @@ class WorkerProcess:
             session = WorkerSession(name, f"shard {shard}", reconnect_s=RECONNECT_S, now=self.host.now)
             link.send(session.opening())
             self.connections.append(Connection(self, shard, session, link))
-        worker = self.worker
-        yield from self.run(worker.start())
+        try:
+            yield from self.train()
+        except SessionLostError:
+            yield from self.leave(returning=True)
+            raise
+        yield from self.leave()
+
+    def train(self) -> Generator[Wait, None, None]:
+        """What `DistributedOptimizer` and `run_worker` do."""
+        worker, agreed = self.worker, None
+        if self._returns:
+            agreed = yield from self.run(worker.agree(self.cluster.steps(self)))
+            self._load(agreed)
+        yield from self.run(worker.start(agreed))
+        if worker.clock == 0:
+            self.cluster.kept(self).add(0)
         self.cluster.watch.began(self)
         written = worker.clock
         while max(worker.iteration, worker.clock) < self.scenario.steps:
@@ -243,7 +252,15 @@ class WorkerProcess:
         self.cluster.watch.synced(self)
         self.trained = True
         worker.closed = True
-        yield from self.leave()
+
+    def _load(self, step: int) -> None:
+        """Becomes what it was at a step; at 0, or without checkpoints, what it is."""
+        state = self.cluster.load(self, step) if step else None
+        if state is not None:
+            self.model.load_state_dict(state["model"])
+            self.worker.model.load_state_dict(state["worker"])
+            self.worker.iteration = state["step"]
+            self.worker.restore_position(state["position"])
 
     def step(self) -> Generator[Wait, None, None]:
         worker, local = self.worker, self.design.local
@@ -266,11 +283,11 @@ class WorkerProcess:
         yield from self.run(worker.settle())
         self.cluster.watch.ended_step(self)
 
-    def leave(self) -> Generator[Wait, None, None]:
+    def leave(self, *, returning: bool = False) -> Generator[Wait, None, None]:
         """What `WorkerDriver.close` does."""
         for conversation, connection in zip(self.worker.conversations, self.connections, strict=True):
             try:
-                yield from self.run(conversation.leave())
+                yield from self.run(conversation.leave(returning=returning))
                 while (yield from connection.receive()) is not None:
                     pass
             except (TransportError, ProtocolError):
@@ -302,34 +319,39 @@ class WorkerProcess:
                     try:
                         yield from self.connections[shard].send(pack(message, frames))
                     except TransportError:
-                        self._poll(shard)  # a server that ends a session says why
+                        with suppress(TransportError):
+                            yield from self._poll(shard)  # a server that ends a session says why
                         raise
                     if isinstance(message, Join):
                         self.reached("join.sent")
                     elif isinstance(message, Push):
                         self.reached("update.push")
                 case Receive(shard):
-                    packet = yield from self.connections[shard].receive()
-                    if packet is None:
-                        raise TransportError("the server ended the session while we waited")
-                    self._take(shard, packet)
+                    yield from self._receive(shard)
                 case Poll(shard):
-                    self._poll(shard)
+                    yield from self._poll(shard)
 
-    def _poll(self, shard: int) -> None:
-        connection = self.connections[shard]
+    def _receive(self, shard: int) -> Steps[None]:
+        """Waits for a shard, with a look at the others now and then: it may be they that this one waits for."""
+        deadline = self.host.now() + TIMEOUT_S
+        others = [other for other in range(len(self.connections)) if other != shard]
         while True:
+            left = deadline - self.host.now()
             try:
-                packet = connection.link.receive()
-            except (BlockingIOError, TransportError):
-                return  # a break is noticed by whoever sends or receives next
-            if packet is None:
-                return
-            mine, answer = connection.session.receive(packet)
-            if answer is not None:
-                with suppress(TransportError):
-                    connection.link.send(answer)
-            if mine:
+                packet = yield from self.connections[shard].receive(min(left, LOOK_S) if others else left)
+                break
+            except DeadlineError:
+                if left <= LOOK_S or not others:
+                    raise
+            for other in others:
+                yield from self._poll(other)
+        if packet is None:
+            raise TransportError("the server ended the session while we waited")
+        self._take(shard, packet)
+
+    def _poll(self, shard: int) -> Steps[None]:
+        with suppress(DeadlineError):
+            while (packet := (yield from self.connections[shard].receive(0.0))) is not None:
                 self._take(shard, packet)
 
     def _take(self, shard: int, packet: bytes) -> None:
