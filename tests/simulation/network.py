@@ -53,6 +53,8 @@ class Link:
     """The server ended it in good order."""
     error: str | None = None
     """What the worker's end knows to have broken it."""
+    limit: tuple[int, Callable[[], None]] | None = None
+    """Bytes of a packet that the server takes, and what it does about a larger one."""
     severed: bool = False
     """Nothing arrives any more."""
     last: dict[str, float] = field(default_factory=lambda: {UP: 0.0, DOWN: 0.0})
@@ -177,6 +179,9 @@ class SimulatedServer(Sender):
             self._run(lambda: self._received(link, packet))
 
     def _received(self, link: Link, packet: bytes) -> None:
+        if link.limit is not None and len(packet) > link.limit[0]:
+            link.limit[1]()
+            return
         watch = self._cluster.watch
         watch.owner, self._answers = link.owner, False
         try:
@@ -212,6 +217,10 @@ class SimulatedServer(Sender):
 
     def call(self, callback: Callable[[], None]) -> None:
         self._run(callback)
+
+    def limit(self, peer: int, nbytes: int, exceeded: Callable[[], None]) -> None:
+        if peer in self._links:
+            self._links[peer].limit = nbytes, exceeded
 
     def die(self) -> None:
         """The process is gone, and the kernel resets its connections."""
