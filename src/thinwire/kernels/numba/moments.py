@@ -65,14 +65,15 @@ def moments(
     if kind is np.float64:
         largest = max_magnitude(values, residual, residual_scale)
         unit, magnitude = _unit(largest), None
-    sums = np.zeros((3, LANES))
+    sums, rows = np.zeros((3, LANES)), np.empty(_BLOCK, kind)
     bits, num_nonnegative = _moments(
         frozen(values),
         None if residual is None else frozen(residual),
         kind(residual_scale),
         1.0 / unit,
         magnitude,
-        np.empty(_BLOCK, kind),
+        rows,
+        frozen(rows),
         sums[0] if signed else None,
         sums[1] if signed else None,
         sums[2] if squares else None,
@@ -100,11 +101,15 @@ def _moments(
     lift: float,
     magnitude: Any,
     rows: Any,
+    padded: Any,
     positive: Any,
     negative: Any,
     squares: Any,
 ) -> tuple[Any, int]:
-    """Fills the running sums; returns the bits of the largest magnitude, and how many values are at least zero."""
+    """Fills the running sums; returns the bits of the largest magnitude, and how many values are at least zero.
+
+    `padded` is `rows`, read-only as `values` are, so that `_add_rows` is compiled once for both.
+    """
     largest, num_nonnegative = np.int32(0), 0
     whole = values.size // _BLOCK * _BLOCK
     for start in range(0, whole, _BLOCK):
@@ -119,7 +124,7 @@ def _moments(
     if whole < values.size:
         # Zeros change no sum: v = 0 adds +0.0, and no sum is -0.0.
         _pad(values[whole:], None if residual is None else residual[whole:], scale, rows)
-        found, count = _add_rows(rows, lift, magnitude, positive, negative, squares)
+        found, count = _add_rows(padded, lift, magnitude, positive, negative, squares)
         largest = max(largest, found)
         num_nonnegative += count - (_BLOCK - (values.size - whole))
     return largest, num_nonnegative
