@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +27,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def interpreter_patches_once() -> None:
+    """The interpreter replaces `triton.language` at every launch and every call of a device function.
+
+    That is over half of the suite's time, so here it is done once for each module of kernels, and stays.
+    """
+    if not INTERPRETED:
+        return
+    from triton.runtime import interpreter
+
+    usual, patched = interpreter._patch_lang, set()
+
+    def once(function: Any) -> Any:
+        if id(function.__globals__) not in patched:
+            patched.add(id(function.__globals__))
+            usual(function)
+        return SimpleNamespace(restore=lambda: None)
+
+    interpreter._patch_lang = once
 
 
 @pytest.fixture

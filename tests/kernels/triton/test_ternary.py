@@ -64,11 +64,9 @@ def check(values: list[Floats], residuals: list[Floats] | None, space: DeviceWor
 
 
 def test_bytes_residuals_and_values_are_the_oracles(space: DeviceWorkspace) -> None:
-    for dtype, layout in product(("float32", "float64"), ("stride", "partition")):
+    for turn, (dtype, layout) in enumerate(product(("float32", "float64"), ("stride", "partition"))):
         # One batch, so that tensors of every size and share of zeros are neighbours.
-        drawn = [
-            draw(size, ZERO_FRACTIONS[(at + turn) % 6], dtype, turn) for turn in (0, 2) for at, size in enumerate(SIZES)
-        ]
+        drawn = [draw(size, ZERO_FRACTIONS[(at + turn) % 6], dtype, turn) for at, size in enumerate(SIZES)]
         drawn += [draw(SIZES[-1], zero_fraction, dtype, seed=1) for zero_fraction in ZERO_FRACTIONS]
         check([v for v, _ in drawn], [r for _, r in drawn], space, sparsity=1.2, layout=layout)
 
