@@ -80,22 +80,15 @@ print("torch" in sys.modules)
     assert run(code) == "False"
 
 
-def test_codecs_is_a_package_and_the_list_of_ids() -> None:
-    code = """
-import types
+def test_codecs_is_a_package_and_the_list_of_ids_and_importing_every_module_starts_no_thread() -> None:
+    """Without circles (`test_no_circle_among_files`) the order does not matter, so one process imports them all."""
+    names = [name for name in MODULES if not name.endswith("__main__")]
+    code = f"""
+import importlib, threading, types
 import thinwire as tw
 assert isinstance(tw.codecs, types.ModuleType)
 assert tw.codecs.codec is tw.codec and tw.codecs.decode is tw.decode
 print(*tw.codecs()[:5])
-"""
-    assert run(code) == "fp32 fp16 bf16 int8 3lc"
-
-
-def test_importing_every_module_starts_no_thread() -> None:
-    """Without circles (`test_no_circle_among_files`) the order does not matter, so one process imports them all."""
-    names = [name for name in MODULES if not name.endswith("__main__")]
-    code = f"""
-import importlib, threading
 for name in {names}:
     try:
         importlib.import_module(name)
@@ -103,7 +96,7 @@ for name in {names}:
         assert (error.name or "").split(".")[0] in ("ray", "triton"), name
     assert threading.active_count() == 1, name
 """
-    assert run(code) == ""
+    assert run(code) == "fp32 fp16 bf16 int8 3lc"
 
 
 def test_caches_that_cannot_be_written_do_no_harm(tmp_path: Path) -> None:

@@ -106,11 +106,11 @@ def test_workers_find_back_to_a_server_that_was_killed_and_resumed(tmp_path: Pat
 
 
 def test_interrupting_a_training_leaves_no_process_behind() -> None:
-    train = start("train", "--steps", 10**6, "--workers", 2, "--design", "fp32")
+    train = start("train", "--steps", 10**6, "--workers", 1, "--design", "fp32")
     launcher = psutil.Process(train.pid)
     children: list[psutil.Process] = []
     try:
-        while sum("--rank" in " ".join(cmdline(child)) for child in children) < 2:
+        while not any("--rank" in " ".join(cmdline(child)) for child in children):
             assert train.poll() is None
             time.sleep(0.05)
             children = launcher.children(recursive=True)
@@ -119,7 +119,7 @@ def test_interrupting_a_training_leaves_no_process_behind() -> None:
         assert train.returncode == 130
         assert "Traceback" not in err and "interrupted" in err
         gone, alive = psutil.wait_procs(children, timeout=10)
-        assert len(gone) >= 3 and not alive
+        assert len(gone) >= 2 and not alive
     finally:
         train.kill()
         for child in children:

@@ -38,7 +38,7 @@ def test_the_script_without_it_is_plain_pytorch(tmp_path: Path) -> None:
     assert len(plain) == len(lines) - 2
     script = tmp_path / "plain.py"
     script.write_text("\n".join(plain))
-    text = torchrun(2, script, "--data", "digits", "--steps", "200")
+    text = run_script(2, script, "--data", "digits", "--steps", "200")
     assert "thinwire" not in text
     assert accuracy(text) > 92
 

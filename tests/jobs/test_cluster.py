@@ -42,10 +42,10 @@ PROMISED = {
 
 
 class Finished:
-    """A run of two workers and two servers behind thin links, and what its processes reported."""
+    """A run of two workers and a server behind thin links, and what its processes reported."""
 
     def __init__(self) -> None:
-        self.job = Job(design="3lc[s=1.0]", workers=2, servers=2, steps=40, link="100mbit", seed=3)
+        self.job = Job(design="3lc[s=1.0]", workers=2, steps=40, link="100mbit", seed=3)
         self.events: list[tuple[str, Event]] = []
         self.outcome = run(self.job, on_event=lambda process, event: self.events.append((process, event)))
 

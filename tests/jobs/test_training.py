@@ -70,11 +70,11 @@ def train(job: Job, transport: str = "memory") -> tuple[list[WorkerOutcome], lis
 
 def test_one_seed_one_result_over_any_transport() -> None:
     for design in ("3lc[s=1.75]", "int8"):
-        job = Job(design=design, workers=2, steps=40)
+        job = Job(design=design, workers=2, steps=15)
         (first, second), _ = train(job)
         (again, _), _ = train(job)
         (wired, _), _ = train(job, "grpc")
-        (other, _), _ = train(Job(design=design, workers=2, steps=40, seed=1))
+        (other, _), _ = train(replace(job, seed=1))
         assert first.weights == second.weights, "the replicas are equal bit for bit"
         assert first.weights == again.weights == wired.weights != other.weights, design
         assert first.test_accuracy == again.test_accuracy == wired.test_accuracy
@@ -84,7 +84,7 @@ def test_one_seed_one_result_over_any_transport() -> None:
 
 
 def test_3lc_learns() -> None:
-    (outcome, _), events = train(Job(design="3lc[s=1.0]", workers=2, steps=500))
+    (outcome, _), events = train(Job(design="3lc[s=1.0]", workers=2, steps=300))
     assert isinstance(outcome.test_accuracy, float) and outcome.test_accuracy > 0.8
     assert outcome.train_loss < 1.0
     assert sum(isinstance(event, Done) for event in events) == 2
