@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
+# Where it is set, each of the suite's hundred processes compiles the package's sources once more, in most of a second.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test lint types tests test-long test-gpu bench clean
 
 $(VENV)/.pip:

@@ -1,11 +1,21 @@
-"""Tests that take minutes each are left out unless they are asked for: `make test-long`, or `pytest -m long`."""
+"""Which tests run, and in which order: kernels first; those that take minutes each only where they are asked for."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+
+KERNELS = Path(__file__).parent / "kernels"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out tests marked `long` without `make test-long` or `pytest -m long`.
+
+    The kernels' tests come first: in a fresh clone their files compile kernels of their own, and what they compiled is
+    read from the cache by all that follows. Elsewhere processes that start together would compile the same ones.
+    """
+    items.sort(key=lambda item: not item.path.is_relative_to(KERNELS))
     if "long" in str(config.getoption("markexpr")):
         return
     left_out = [item for item in items if item.get_closest_marker("long")]
