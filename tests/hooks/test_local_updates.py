@@ -1,78 +1,23 @@
-"""Local updates through the whole stack: against plain torch by hand, replicas, resuming, void rounds, refusals."""
+"""Local updates through the whole stack: against plain torch by hand, replicas, resuming, void rounds."""
 
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-import thinwire as tw
-from tests.hooks.cluster import run_cluster, start_server
-from thinwire.errors import ConfigError, NonFiniteError, ProtocolError
+from tests.hooks.cluster import run_cluster
+from tests.hooks.local_runs import adamw, batch, inner_optimizer, inner_step, mlp, resume, steps, values, wide
+from thinwire.errors import NonFiniteError
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.hooks.local_optimizer import LocalUpdateOptimizer
 from thinwire.policies.designs import design as find_design
-from thinwire.server.core import ServerCore
 
-torch.set_num_threads(1)
 WORKERS = 3
-
-
-def mlp(_rank: int) -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(12, 40, bias=False), nn.BatchNorm1d(40), nn.ReLU(), nn.Linear(40, 3))
-
-
-def wide(_rank: int) -> nn.Module:
-    """Its matrices are large enough for `blocktopk`."""
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(12, 128, bias=False), nn.BatchNorm1d(128), nn.ReLU(), nn.Linear(128, 3))
-
-
-def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    x = torch.randn(8, 12, generator=torch.Generator().manual_seed(1000 * step + rank))
-    return x, (x[:, :3] + x[:, 3:6]).argmax(1)
-
-
-def adamw(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
-
-
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.01)
-
-
-def inner_optimizer(design: str) -> Callable[[nn.Module], torch.optim.Optimizer]:
-    return sgd if design.startswith("demo") else adamw
-
-
-def inner_step(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, step: int) -> None:
-    x, y = batch(rank, step)
-    optimizer.zero_grad()
-    nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-
-
-def values(model: nn.Module) -> torch.Tensor:
-    tensors = [*model.parameters(), *(each for each in model.buffers() if each.is_floating_point())]
-    return torch.cat([each.detach().float().reshape(-1) for each in tensors]).clone()
-
-
-def steps(count: int) -> Callable[[int, nn.Module, DistributedOptimizer], torch.Tensor]:
-    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
-        for step in range(count):
-            inner_step(model, opt, rank, step)
-        opt.flush()
-        return values(model)
-
-    return train
 
 
 def by_hand(count: int, h: int, outer: Callable[[list[torch.Tensor]], torch.optim.Optimizer]) -> torch.Tensor:
@@ -166,57 +111,6 @@ def test_resuming_goes_on_bit_for_bit_in_the_middle_of_a_round_too(design: str, 
         assert torch.equal(found[rank], whole[rank]), f"worker {rank}"
 
 
-def resume(
-    saved: list[dict[str, Any]],
-    core: ServerCore,
-    design: str,
-    those: range,
-    make: Callable[[int], nn.Module] = mlp,
-) -> list[torch.Tensor]:
-    """Workers and a shard go on from what they saved."""
-    again = ServerCore()
-    again.load_state_dict(core.state_dict())
-    server, address = start_server(again, "memory")
-
-    def work(rank: int) -> torch.Tensor:
-        model = make(rank)
-        model.load_state_dict(saved[rank]["model"])
-        place: dict[str, Any] = {"server": address(), "rank": rank, "workers": len(saved), "timeout_s": 30}
-        optimizer = inner_optimizer(design)(model)
-        with tw.distribute(model, optimizer, design=design, resume=saved[rank]["opt"], **place) as opt:
-            for step in those:
-                inner_step(model, opt, rank, step)
-            opt.flush()
-            return values(model)
-
-    with server, ThreadPoolExecutor(len(saved)) as pool:
-        return list(pool.map(work, range(len(saved))))
-
-
-def test_a_resumed_worker_with_other_settings_is_told_what_differs() -> None:
-    def first(rank: int, model: nn.Module, opt: DistributedOptimizer) -> dict[str, Any]:
-        steps(4)(rank, model, opt)
-        return {"model": model.state_dict(), "opt": opt.state_dict()}
-
-    [saved], core = run_cluster(wide, first, workers=1, optimizer=adamw, design="sparseloco[h=2]")
-    cases: list[tuple[str, int, type[Exception], str]] = [
-        ("sparseloco[h=4]", 1, ConfigError, "state is of sync_every=2 and this training has sync_every=4: resume with"),
-        ("sparseloco[h=2,fragments=2]", 1, ConfigError, "state is of fragments=1 and this training has fragments=2"),
-        ("sparseloco[h=2,outer_lr=0.5]", 1, ConfigError, "state is of outer_lr=0.65 and this training has"),
-        ("sparseloco[h=2,reduce=mean]", 1, ProtocolError, "reduce: this worker plans mean, the others clipped-mean"),
-        (
-            "sparseloco[h=2]",
-            2,
-            ProtocolError,
-            "expects 2 workers, the others 1: a training goes on, and resumes, with",
-        ),
-    ]
-    for design, workers, kind, expected in cases:
-        with pytest.raises(kind, match=expected):
-            resume([saved] * workers, core, design, range(4, 5), wide)
-    assert torch.isfinite(resume([saved], core, "sparseloco[h=2]", range(4, 5), wide)[0]).all(), "nothing was lost"
-
-
 # ---- rounds without a worker
 
 
@@ -244,58 +138,6 @@ def test_a_worker_whose_parameters_are_not_finite_sits_out_a_round() -> None:
 def test_it_ends_the_training_where_the_design_says_so() -> None:
     with pytest.raises(NonFiniteError, match=r"local parameters of '0.weight' hold NaN or Inf after inner step 5"):
         run_cluster(mlp, poisoned, workers=WORKERS, optimizer=adamw, design="local-sgd[h=3,nonfinite=raise]")
-
-
-# ---- what may differ, and what may not
-
-
-def test_workers_agree_on_the_timetable() -> None:
-    for other, expected in (
-        (
-            "diloco[h=4]",
-            r"h, inner steps between exchanges: this worker plans local\[steps=[34]\], the others local\[steps=[34]\]",
-        ),
-        ("diloco[h=3,fragments=2]", "local: this worker plans fragments="),
-        ("diloco[h=3,outer_lr=0.5]", ""),
-    ):
-        designs = ["diloco[h=3]", other]
-        server, address = start_server(ServerCore(), "memory")
-
-        def work(rank: int, designs: list[str] = designs, address: Any = address) -> None:
-            model = mlp(rank)
-            place: dict[str, Any] = {"server": address(), "rank": rank, "workers": 2, "timeout_s": 3}
-            with tw.distribute(model, adamw(model), design=designs[rank], **place) as opt:
-                steps(3)(rank, model, opt)
-
-        with server, ThreadPoolExecutor(2) as pool:
-            futures = [pool.submit(work, rank) for rank in range(2)]
-            errors = [future.exception() for future in futures]
-        if expected:
-            # The one that came first waits for a second worker, in vain.
-            assert any(isinstance(e, ProtocolError) and re.search(expected, str(e)) for e in errors), (other, errors)
-        else:  # the outer rate is worker 0's at every exchange, as any rate is
-            assert errors == [None, None], errors
-
-
-def test_designs_say_what_is_wrong_with_their_options() -> None:
-    for name, expected in (
-        ("diloco[h=0]", "h is 0; it must be a whole number of at least 1"),
-        ("diloco[h=4,fragments=5]", "fragments is 5; it must be a whole number in 1 … 4"),
-        ("diloco[h=4,delay=4]", "delay is 4; it must be a whole number in 0 … 3"),
-        ("diloco[keep=1.0]", "keep is 1.0"),
-        ("local-sgd[keep_unsent=1.5]", "keep_unsent is 1.5; it is a number from 0 to 1"),
-        ("diloco[outer_lr=0]", "outer_lr is 0"),
-        ("diloco[outer=Adam]", "outer is 'Adam'; there are SGD and SignSGD"),
-        (
-            "diloco[outer_speed=3]",
-            "unknown option 'outer_speed'; local updates have h, .*outer, outer_lr, .*and their codec 3lc has .*spars",
-        ),
-        ("local-sgd[h=2,nesterov=true]", "nesterov needs an outer_momentum"),
-    ):
-        with pytest.raises(ConfigError, match=expected):
-            find_design(name)
-    with pytest.raises(ConfigError, match="trains locally for 4 steps: its consistency is"):
-        find_design("local-sgd[h=4]", consistency="bsp")
 
 
 def test_parameters_frozen_midway_and_other_dtypes_and_unused_ones() -> None:
@@ -392,13 +234,3 @@ def test_optimizer_state_on_another_device() -> None:
 
     results, _ = run_cluster(mlp, poisoned, workers=2, optimizer=offloading, design="local-sgd[h=3]")
     assert torch.isfinite(results[0][0]).all() and torch.equal(results[0][0], results[1][0])
-
-    model = mlp(0)
-    optimizer = adamw(model)
-    inner_step(model, optimizer, 0, 0)
-    moments = optimizer.state[next(model.parameters())]
-    moments["exp_avg"] = moments["exp_avg"].to("meta")
-    with pytest.raises(
-        ConfigError, match=r"'exp_avg' of a parameter of shape \(40, 12\) is on meta and the parameter on cpu"
-    ):
-        tw.distribute(model, optimizer, server="grpc://127.0.0.1:1", design="update")

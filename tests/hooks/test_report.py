@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from tests.hooks.cluster import run_cluster
-from tests.hooks.test_local_updates import adamw, inner_step, mlp
+from tests.hooks.local_runs import adamw, inner_step, mlp
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.hooks.report import TrainingReport
 

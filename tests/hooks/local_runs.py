@@ -1,0 +1,95 @@
+"""What tests of local updates train: small models on batches of a seed, and a run that goes on from what was saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import nn
+
+import thinwire as tw
+from tests.hooks.cluster import start_server
+from thinwire.hooks.distribute import DistributedOptimizer
+from thinwire.server.core import ServerCore
+
+torch.set_num_threads(1)
+
+
+def mlp(_rank: int) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(12, 40, bias=False), nn.BatchNorm1d(40), nn.ReLU(), nn.Linear(40, 3))
+
+
+def wide(_rank: int) -> nn.Module:
+    """Its matrices are large enough for `blocktopk`."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(12, 128, bias=False), nn.BatchNorm1d(128), nn.ReLU(), nn.Linear(128, 3))
+
+
+def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.randn(8, 12, generator=torch.Generator().manual_seed(1000 * step + rank))
+    return x, (x[:, :3] + x[:, 3:6]).argmax(1)
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+def inner_optimizer(design: str) -> Callable[[nn.Module], torch.optim.Optimizer]:
+    return sgd if design.startswith("demo") else adamw
+
+
+def inner_step(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, step: int) -> None:
+    x, y = batch(rank, step)
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+
+
+def values(model: nn.Module) -> torch.Tensor:
+    tensors = [*model.parameters(), *(each for each in model.buffers() if each.is_floating_point())]
+    return torch.cat([each.detach().float().reshape(-1) for each in tensors]).clone()
+
+
+def steps(count: int) -> Callable[[int, nn.Module, DistributedOptimizer], torch.Tensor]:
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
+        for step in range(count):
+            inner_step(model, opt, rank, step)
+        opt.flush()
+        return values(model)
+
+    return train
+
+
+def resume(
+    saved: list[dict[str, Any]],
+    core: ServerCore,
+    design: str,
+    those: range,
+    make: Callable[[int], nn.Module] = mlp,
+) -> list[torch.Tensor]:
+    """Workers and a shard go on from what they saved."""
+    again = ServerCore()
+    again.load_state_dict(core.state_dict())
+    server, address = start_server(again, "memory")
+
+    def work(rank: int) -> torch.Tensor:
+        model = make(rank)
+        model.load_state_dict(saved[rank]["model"])
+        place: dict[str, Any] = {"server": address(), "rank": rank, "workers": len(saved), "timeout_s": 30}
+        optimizer = inner_optimizer(design)(model)
+        with tw.distribute(model, optimizer, design=design, resume=saved[rank]["opt"], **place) as opt:
+            for step in those:
+                inner_step(model, opt, rank, step)
+            opt.flush()
+            return values(model)
+
+    with server, ThreadPoolExecutor(len(saved)) as pool:
+        return list(pool.map(work, range(len(saved))))

@@ -1,0 +1,105 @@
+"""What local updates refuse: designs that cannot be, workers that do not agree, states that are of something else."""
+
+from __future__ import annotations
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import thinwire as tw
+from tests.hooks.cluster import run_cluster, start_server
+from tests.hooks.local_runs import adamw, inner_step, mlp, resume, steps, wide
+from thinwire.errors import ConfigError, ProtocolError
+from thinwire.hooks.distribute import DistributedOptimizer
+from thinwire.policies.designs import design as find_design
+from thinwire.server.core import ServerCore
+
+
+def test_designs_say_what_is_wrong_with_their_options() -> None:
+    for name, expected in (
+        ("diloco[h=0]", "h is 0; it must be a whole number of at least 1"),
+        ("diloco[h=4,fragments=5]", "fragments is 5; it must be a whole number in 1 … 4"),
+        ("diloco[h=4,delay=4]", "delay is 4; it must be a whole number in 0 … 3"),
+        ("diloco[keep=1.0]", "keep is 1.0"),
+        ("local-sgd[keep_unsent=1.5]", "keep_unsent is 1.5; it is a number from 0 to 1"),
+        ("diloco[outer_lr=0]", "outer_lr is 0"),
+        ("diloco[outer=Adam]", "outer is 'Adam'; there are SGD and SignSGD"),
+        (
+            "diloco[outer_speed=3]",
+            "unknown option 'outer_speed'; local updates have h, .*outer, outer_lr, .*and their codec 3lc has .*spars",
+        ),
+        ("local-sgd[h=2,nesterov=true]", "nesterov needs an outer_momentum"),
+    ):
+        with pytest.raises(ConfigError, match=expected):
+            find_design(name)
+    with pytest.raises(ConfigError, match="trains locally for 4 steps: its consistency is"):
+        find_design("local-sgd[h=4]", consistency="bsp")
+
+
+def test_workers_agree_on_the_timetable() -> None:
+    for other, expected in (
+        (
+            "diloco[h=4]",
+            r"h, inner steps between exchanges: this worker plans local\[steps=[34]\], the others local\[steps=[34]\]",
+        ),
+        ("diloco[h=3,fragments=2]", "local: this worker plans fragments="),
+        ("diloco[h=3,outer_lr=0.5]", ""),
+    ):
+        designs = ["diloco[h=3]", other]
+        server, address = start_server(ServerCore(), "memory")
+
+        timeout_s = 1 if expected else 30  # the one that came first waits for a second worker, in vain
+
+        def work(rank: int, designs: list[str] = designs, address: Any = address, timeout_s: int = timeout_s) -> None:
+            model = mlp(rank)
+            place: dict[str, Any] = {"server": address(), "rank": rank, "workers": 2, "timeout_s": timeout_s}
+            with tw.distribute(model, adamw(model), design=designs[rank], **place) as opt:
+                steps(3)(rank, model, opt)
+
+        with server, ThreadPoolExecutor(2) as pool:
+            futures = [pool.submit(work, rank) for rank in range(2)]
+            errors = [future.exception() for future in futures]
+        if expected:
+            assert any(isinstance(e, ProtocolError) and re.search(expected, str(e)) for e in errors), (other, errors)
+        else:  # the outer rate is worker 0's at every exchange, as any rate is
+            assert errors == [None, None], errors
+
+
+def test_a_resumed_worker_with_other_settings_is_told_what_differs() -> None:
+    def first(rank: int, model: nn.Module, opt: DistributedOptimizer) -> dict[str, Any]:
+        steps(4)(rank, model, opt)
+        return {"model": model.state_dict(), "opt": opt.state_dict()}
+
+    [saved], core = run_cluster(wide, first, workers=1, optimizer=adamw, design="sparseloco[h=2]")
+    cases: list[tuple[str, int, type[Exception], str]] = [
+        ("sparseloco[h=4]", 1, ConfigError, "state is of sync_every=2 and this training has sync_every=4: resume with"),
+        ("sparseloco[h=2,fragments=2]", 1, ConfigError, "state is of fragments=1 and this training has fragments=2"),
+        ("sparseloco[h=2,outer_lr=0.5]", 1, ConfigError, "state is of outer_lr=0.65 and this training has"),
+        ("sparseloco[h=2,reduce=mean]", 1, ProtocolError, "reduce: this worker plans mean, the others clipped-mean"),
+        (
+            "sparseloco[h=2]",
+            2,
+            ProtocolError,
+            "expects 2 workers, the others 1: a training goes on, and resumes, with",
+        ),
+    ]
+    for design, workers, kind, expected in cases:
+        with pytest.raises(kind, match=expected):
+            resume([saved] * workers, core, design, range(4, 5), wide)
+    assert torch.isfinite(resume([saved], core, "sparseloco[h=2]", range(4, 5), wide)[0]).all(), "nothing was lost"
+
+
+def test_optimizer_state_on_another_device_that_nothing_moves() -> None:
+    model = mlp(0)
+    optimizer = adamw(model)
+    inner_step(model, optimizer, 0, 0)
+    moments = optimizer.state[next(model.parameters())]
+    moments["exp_avg"] = moments["exp_avg"].to("meta")
+    with pytest.raises(
+        ConfigError, match=r"'exp_avg' of a parameter of shape \(40, 12\) is on meta and the parameter on cpu"
+    ):
+        tw.distribute(model, optimizer, server="grpc://127.0.0.1:1", design="update")
