@@ -13,8 +13,9 @@ import pytest
 from thinwire.bench import harness, loss_race
 from thinwire.bench.hook_cells import Cell
 from thinwire.bench.hook_rank import HookRank
-from thinwire.bench.hooks import HookRun, measure
-from thinwire.bench.loss_race import LossRace, standings
+from thinwire.bench.hook_runs import HookRun, measure
+from thinwire.bench.loss_race import LossRace
+from thinwire.bench.loss_standings import standings
 from thinwire.errors import ConfigError
 from thinwire.jobs.results import Results
 

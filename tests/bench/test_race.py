@@ -11,7 +11,7 @@ import pytest
 from thinwire.bench import harness, race
 from thinwire.bench.hook_cells import Cell
 from thinwire.bench.hook_rank import HookRank
-from thinwire.bench.hooks import HookRun, measure
+from thinwire.bench.hook_runs import HookRun, measure
 from thinwire.bench.race import RUNNERS, RaceBench, standings
 from thinwire.errors import ConfigError
 from thinwire.jobs.outcome import CurvePoint

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from thinwire.bench.charts import draw_race
 from thinwire.bench.harness import Measured, Tell
 from thinwire.bench.hook_cells import Cell, hook
-from thinwire.bench.hooks import HookRun, HooksBench, last_line, measure
+from thinwire.bench.hook_runs import HookRun, last_line, measure
+from thinwire.bench.hooks import HooksBench
 from thinwire.errors import ConfigError
 from thinwire.jobs.tables import Table
 

@@ -1,0 +1,236 @@
+"""One measured run of a DDP hook, or of what trains beside it: its ranks, its link, and what it came to.
+
+Ranks join and warm up over unlimited links (uncompressed steps of a large model take half a minute at 10 Mbit/s, and
+PowerSGD begins with two), then the links become thin and the clock starts. Bytes are what the kernel counted at each
+rank's link. The figures are a rank's median step, its CPU time beside that of the same steps without any exchange,
+and the curve of test accuracy over seconds of training, evaluations left out.
+
+What a run reports on its way is enough for its figures: one that is cut short, or fails, keeps its curve.
+"""
+
+from __future__ import annotations
+
+import socket
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from msgspec import UNSET, UnsetType
+
+from thinwire.bench.harness import Figures, Tell
+from thinwire.bench.hook_cells import Cell
+from thinwire.bench.hook_rank import SILENCE_S, Ended, HookRank, Scored, Stepped, Stopped, Warm
+from thinwire.engines.events import Event
+from thinwire.engines.links import Rate
+from thinwire.engines.local import LocalEngine
+from thinwire.engines.namespaces import Fabric, available
+from thinwire.errors import EngineError, ThinwireError
+from thinwire.jobs.cluster import Links, choose_links
+from thinwire.jobs.outcome import CurvePoint
+
+PORT = 29400
+RankCommand = Callable[[HookRank], list[str]]
+
+
+class HookRun(Figures, frozen=True, kw_only=True):
+    """What one run came to; None where it was not measured, or the run did not get there.
+
+    Attributes:
+        seconds_per_step: median over rank 0's steps.
+        cpu_seconds_alone: of the same step without any exchange.
+        compute_share: of the steps' time, 0 … 1, what exchanges left for computing; of local updates alone.
+        sent_bytes_per_step: mean over ranks, as the kernel counted them.
+        seconds: of training, evaluations left out.
+        ended: `steps`, `target` (reached), `limit` (cut short) or `error`.
+        test_loss: at the end, in nats a byte, of text.
+        lr: the largest learning rate, where it was chosen from a grid.
+        report: what `ddp.report` says of a hook of ours.
+    """
+
+    seconds_per_step: float | None = None
+    seconds_per_step_mean: float | None = None
+    cpu_seconds_per_step: float | None = None
+    cpu_seconds_alone: float | None = None
+    compute_share: float | None = None
+    sent_bytes_per_step: float | None = None
+    received_bytes_per_step: float | None = None
+    curve: list[CurvePoint]
+    seconds_to_target: float | None = None
+    test_accuracy: float | None = None
+    test_loss: float | None = None
+    lr: float | None = None
+    steps_done: int
+    seconds: float
+    ended: str
+    shaping: str = ""
+    report: str = ""
+    error: str | None = None
+
+
+def rank_command(role: HookRank) -> list[str]:
+    """Returns the command of a rank's process."""
+    return [sys.executable, "-m", "thinwire", *role.command(), "--events"]
+
+
+def measure(
+    cell: Cell,
+    *,
+    limit_s: float | None = None,
+    tell: Tell = lambda text: None,
+    command: RankCommand = rank_command,
+    counted: bool = False,
+    authors: Path | None = None,
+) -> HookRun:
+    """Measures one run. One that fails keeps what it got to, and `error` says how.
+
+    Args:
+        cell: what to run.
+        limit_s: end the run once it has trained for so many seconds; None lets it go on.
+        tell: takes words on progress.
+        command: of a rank's process.
+        counted: have the kernel make links, and count their bytes, without a limit too, where it may.
+        authors: the file of other people's optimizer.
+    """
+    run = _Run(cell, tell, authors)
+    try:
+        kernel = cell.link is not None or (counted and available()[0])
+        links = choose_links(cell.link, "kernel" if kernel else "auto")
+        run.play(links, limit_s, command)
+        return run.figures(links)
+    except ThinwireError as error:
+        return HookRun(
+            curve=run.curve,
+            steps_done=len(run.elapsed),
+            seconds=max(run.elapsed, default=0.0),
+            ended="error",
+            error=f"{type(error).__name__}: {error}",
+        )
+
+
+class _Run:
+    """What the ranks of one run have reported so far, and the bytes counted at the clock's start and end."""
+
+    def __init__(self, cell: Cell, tell: Tell, authors: Path | None) -> None:
+        self.cell, self.tell = cell, tell
+        self._authors = None if authors is None else str(authors)
+        self.fabric: Fabric | None = None
+        self.names = [f"rank {rank}" for rank in range(cell.ranks)]
+        self.elapsed: list[float] = []
+        self.curve: list[CurvePoint] = []
+        self.ended: list[Ended] = []
+        self.counts: list[tuple[int, int]] = []
+
+    def play(self, links: Links, limit_s: float | None, command: RankCommand) -> None:
+        """Starts the ranks, opens their gates, and collects what they report until they end or the limit is over."""
+        names = self.names
+        kinds: list[type[Event]] = [Warm, Stepped, Scored, Stopped, Ended]
+        with ExitStack() as stack:
+            gate = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            fabric = None
+            if links.shaping == "kernel":
+                fabric = self.fabric = stack.enter_context(Fabric(dict.fromkeys(names, Rate(None))))
+            host = fabric.addresses[names[0]] if fabric else "127.0.0.1"
+            master = f"{host}:{PORT if fabric else _free_port()}"
+            # By the rendezvous ranks find the address that others reach their shards by.
+            environment = {"GLOO_SOCKET_IFNAME": "eth0" if fabric else "lo", "MASTER_ADDR": host}
+            engine = stack.enter_context(LocalEngine(kinds, fabric=fabric, environment=environment))
+            for rank, name in enumerate(names):
+                role = HookRank(cell=self.cell, rank=rank, master=master, gate=str(gate), authors=self._authors)
+                engine.start(name, command(role), host=name if fabric else None)
+
+            waiting = 0
+            for _, event in engine.events(silence_s=SILENCE_S):
+                self._take(event)
+                if limit_s is not None and self.elapsed and self.elapsed[-1] > limit_s and len(self.counts) < 2:
+                    self._count()
+                    return
+                waiting += isinstance(event, (Warm, Stopped))
+                if waiting == self.cell.ranks:
+                    waiting = 0
+                    if fabric is not None and isinstance(event, Warm):
+                        for name in names:
+                            fabric.set_rate(name, links.rate)
+                    self._count()
+                    (gate / ("warm" if isinstance(event, Warm) else "stopped")).touch()
+
+    def _count(self) -> None:
+        if self.fabric is not None:
+            ways = (self.fabric.sent, self.fabric.received)
+            sent, received = (sum(way(name).nbytes for name in self.names) for way in ways)
+            self.counts.append((sent, received))
+
+    def _sent_so_far(self) -> float | UnsetType:
+        """Bytes that left a rank since the clock started, mean over the ranks."""
+        if self.fabric is None or not self.counts:
+            return UNSET
+        return (sum(self.fabric.sent(name).nbytes for name in self.names) - self.counts[0][0]) / len(self.names)
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case Stepped(step=step, seconds=seconds):
+                self.elapsed.append(seconds)
+                score = f", {self.curve[-1].text()}" if self.curve else ""
+                self.tell(f"step {step} of {self.cell.steps}, {seconds:.1f} s of training{score}")
+            case Scored(step=step, seconds=seconds, accuracy=accuracy, loss=loss):
+                sent = UNSET if loss is UNSET else self._sent_so_far()
+                point = CurvePoint(step=step, seconds=seconds, accuracy=accuracy, loss=loss, sent_bytes=sent)
+                self.curve.append(point)
+            case Ended():
+                self.ended.append(event)
+
+    def figures(self, links: Links) -> HookRun:
+        """Returns what the run came to.
+
+        Raises:
+            EngineError: the ranks ended with different models.
+        """
+        cell, elapsed, curve, counts, ended = self.cell, self.elapsed, self.curve, self.counts, self.ended
+        if len({each.weights for each in ended}) > 1:
+            raise EngineError(f"{cell.hook}: the ranks ended with different models; no hook here allows that")
+        seconds = [after - before for before, after in zip([0.0, *elapsed], elapsed, strict=False)]
+        share = 1 / (len(elapsed) * cell.ranks)
+        sent = received = None
+        if len(counts) == 2:
+            sent, received = (share * (after - before) for before, after in zip(*counts, strict=True))
+        target = next((point for point in curve if cell.target is not None and point.accuracy >= cell.target), None)
+        whole = len(ended) == cell.ranks
+        spent = [each.exchange_seconds for each in ended if each.exchange_seconds is not None]
+        return HookRun(
+            seconds_per_step=statistics.median(seconds),
+            seconds_per_step_mean=statistics.fmean(seconds),
+            cpu_seconds_per_step=sum(each.cpu_seconds for each in ended) * share if whole else None,
+            cpu_seconds_alone=statistics.fmean(each.cpu_seconds_alone for each in ended) if whole else None,
+            compute_share=1 - statistics.fmean(spent) / elapsed[-1] if whole and spent else None,
+            sent_bytes_per_step=sent,
+            received_bytes_per_step=received,
+            curve=curve,
+            seconds_to_target=target.seconds if target else None,
+            test_accuracy=curve[-1].accuracy if curve else None,
+            test_loss=curve[-1].loss or None if curve else None,
+            steps_done=len(elapsed),
+            seconds=elapsed[-1],
+            ended="target" if target else "steps" if whole else "limit",
+            shaping=links.shaping,
+            report=next((each.report for each in ended if each.report), ""),
+        )
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def last_line(error: str) -> str:
+    """What a hook died of, for a table; the ranks' tracebacks before it, a screen or two, are in the file of results.
+
+    >>> last_line("EngineError: rank 1 ended; last lines:\\n    [rank1]: NonFiniteError: w\\nstopped: rank 0")
+    '[rank1]: NonFiniteError: w'
+    >>> last_line("EngineError: the ranks ended with different models")
+    'EngineError: the ranks ended with different models'
+    """
+    quoted = [line.strip() for line in error.splitlines() if line.startswith("    ")]  # as the engine quotes a process
+    return quoted[-1] if quoted else error

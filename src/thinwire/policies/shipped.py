@@ -1,0 +1,165 @@
+"""The designs that come with thinwire: each paper's own choices, and what options in brackets change of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from thinwire.codecs.registry import codec
+from thinwire.errors import ConfigError
+from thinwire.policies.compression import codec_by_name
+from thinwire.policies.local_updates import KINDS as LOCAL_KINDS
+from thinwire.policies.local_updates import OPTIONS, Kind, split_options
+from thinwire.policies.naming import parse_name
+from thinwire.schema import Reduce
+
+
+def _both(codec_id: str, **fixed: Any) -> Callable[..., dict[str, Any]]:
+    """The same codec both ways; options go to it."""
+
+    def make(**options: Any) -> dict[str, Any]:
+        made = codec(codec_id, **{**fixed, **options})
+        return {"up": made, "down": made}
+
+    return make
+
+
+def _average(
+    up: str, down: str, up_feedback: bool, down_feedback: bool | None, **fixed: Any
+) -> Callable[..., dict[str, Any]]:
+    """Workers run the optimizer on the average gradient; options go to the codec of the pushes."""
+
+    def make(**options: Any) -> dict[str, Any]:
+        chosen = {**fixed, **options}
+        return {
+            "up": codec(up, error_feedback=up_feedback, **chosen),
+            "down": codec(down, error_feedback=down_feedback, **(chosen if down == up else {})),
+            "downlink": "gradient",
+        }
+
+    return make
+
+
+def _local2(steps: int = 2) -> dict[str, Any]:
+    return {**_both("fp32")(), "consistency": f"local[steps={steps}]"}
+
+
+def _terngrad(ema: float = 0.0, **options: Any) -> dict[str, Any]:
+    return {
+        "up": codec("terngrad", **options),
+        "down": codec("votes"),
+        "downlink": "gradient",
+        "share_scales": True,
+        "transmission": "traditional",
+        "last_layer": "fp32",
+        "digest_every": 100,
+        "ema": ema,
+    }
+
+
+def _entropy(**options: Any) -> dict[str, Any]:
+    made = codec("entropy", error_feedback=False, **options)
+    return {"up": made, "down": made, "downlink": "weights", "every": "epoch", "transmission": "traditional"}
+
+
+def _mps(staleness: int = 5, fraction: float = 0.01, **options: Any) -> dict[str, Any]:
+    return {
+        "up": codec("topk", fraction=fraction, error_feedback=True, **options),
+        "down": codec("topk", fraction=0.01, error_feedback=True),
+        "consistency": f"ssp[staleness={staleness},mode=passive]",
+    }
+
+
+def _local(kind: Kind) -> Callable[..., dict[str, Any]]:
+    """Workers run their own optimizer; options are of the local updates, `codec`, `codec_down`, and the codec's own.
+
+    Norms and biases of transformers are a quarter of what `update` would send with float32 in place of `small`.
+    """
+
+    def make(
+        codec: str | None = None,
+        codec_down: str | None = None,
+        reduce: Reduce = kind.reduce,
+        small: str | None = None,
+        **options: Any,
+    ) -> dict[str, Any]:
+        timetable, own = split_options(options)
+        _check_options(codec or kind.codec, own)
+        local = replace(kind.updates, **timetable)
+        up = {"nonfinite": "skip", **({} if codec else kind.options), **own}
+        down_codec = codec_down or (None if codec else kind.down)
+        down = {**up, **({} if codec else kind.down_options), **own}
+        down = {key: value for key, value in down.items() if key not in ("nonfinite", "error_scale")}
+        pushes = codec_by_name(codec or kind.codec, **up)
+        if small is None:
+            small = "fp32" if pushes.id == "fp32" else "bf16"
+        return {
+            "up": pushes,
+            "down": codec_by_name(down_codec) if down_codec else codec_by_name(codec or kind.codec, **down),
+            "compression": f"by-shape[small={small}]",
+            "local": local,
+            "consistency": local.consistency,
+            "reduce": reduce,
+        }
+
+    return make
+
+
+def _check_options(of: str, given: Mapping[str, Any]) -> None:
+    """Raises ConfigError for an option that neither local updates nor their codec, by name, have."""
+    codec_id = parse_name(of, "codec", short={"s": "sparsity"})[0]
+    known = [name for name in codec(codec_id).config() if name != "id"]
+    if unknown := [name for name in given if name not in known]:
+        raise ConfigError(
+            f"unknown option {unknown[0]!r}; local updates have {', '.join(OPTIONS)}, codec, codec_down, small and "
+            f"reduce, and their codec {codec_id} has {', '.join(known)}"
+        )
+
+
+_K = 1 / 32
+"""DoubleSqueeze's k: 300,000 values, about 1/32 of the parameters (§5.2)."""
+
+SHIPPED: dict[str, tuple[Callable[..., dict[str, Any]], str]] = {
+    "fp32": (_both("fp32"), "no compression (3LC §4.2, 32-bit float)"),
+    "fp16": (_both("fp16"), "half precision both ways"),
+    "bf16": (_both("bf16"), "bfloat16 both ways"),
+    "int8": (_both("int8"), "255 levels (3LC §4.2, 8-bit int)"),
+    "stoch3": (_both("stoch3"), "stochastic ternary in base-3⁵, no residual (3LC §4.2, Stoch 3-value)"),
+    "mqe1": (_both("mqe1"), "1 bit, least squared error, residual (3LC §4.2, MQE 1-bit int)"),
+    "sparse5": (
+        _both("threshold", fraction=0.05, error_feedback=True),
+        "5 % of each tensor by a sampled threshold, residual (3LC §4.2, 5 % sparsification)",
+    ),
+    "local2": (_local2, "transmit every 2nd step what accumulated (3LC §4.2, 2 local steps)"),
+    "3lc": (_both("3lc"), "3-value quantisation with sparsity multiplication, base-3⁵, zero runs, residuals (3LC §3)"),
+    "terngrad": (_terngrad, "clipped stochastic ternary up with shared scalars, exact votes down (TernGrad §3)"),
+    "doublesqueeze-1bit": (
+        _average("onebit", "onebit", True, True),
+        "1 bit both passes, residual on both (DoubleSqueeze algorithm 1, §5.1)",
+    ),
+    "doublesqueeze-topk": (
+        _average("topk", "topk", True, True, fraction=_K),
+        "top-k both passes, residual on both (DoubleSqueeze §5.1)",
+    ),
+    "mem-sgd-1bit": (
+        _average("onebit", "fp32", True, None),
+        "1 bit with residual up, uncompressed down (DoubleSqueeze §5.1)",
+    ),
+    "mem-sgd-topk": (
+        _average("topk", "fp32", True, None, fraction=_K),
+        "top-k with residual up, uncompressed down (DoubleSqueeze §5.1)",
+    ),
+    "topk-sgd": (
+        _average("topk", "fp32", False, None, fraction=_K),
+        "top-k up without residual, uncompressed down (DoubleSqueeze §5.1)",
+    ),
+    "qsgd-ds": (
+        _average("qsgd-ds", "fp32", False, None),
+        "DoubleSqueeze's biased ternary up, uncompressed down (DoubleSqueeze §5.1, QSGD)",
+    ),
+    "entropy": (_entropy, "whole weights after each epoch, adaptive bits and Huffman code (Øland & Raj §2, §4)"),
+    "mps": (_mps, "heuristic placement, passive SSP 5, top 1 % with residual (Wu 2018, ch. 4–5)"),
+    **{name: (_local(kind), kind.about) for name, kind in LOCAL_KINDS.items()},
+}
+"""Id → what makes the fields of its `Design` from options, and what it is."""
