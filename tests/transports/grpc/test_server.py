@@ -8,7 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import grpc
@@ -17,7 +19,7 @@ import pytest
 from thinwire.errors import ConfigError, TransportError
 from thinwire.transports import Sender, Server
 from thinwire.transports.base import CHUNK_NBYTES, wire_nbytes
-from thinwire.transports.grpc import GrpcOptions, Tls, connect, serve
+from thinwire.transports.grpc import GrpcOptions, Tls, connect, options, serve
 from thinwire.transports.grpc.options import GOODBYE, METHOD, SERVICE
 from thinwire.transports.shaped import Shaping, TokenBucket
 
@@ -87,6 +89,30 @@ class TestPorts:
     def test_tls_wants_the_servers_certificate(self) -> None:
         with pytest.raises(ConfigError, match="server with TLS needs certificate and key"):
             serve(Idle, "127.0.0.1:0", options=GrpcOptions(tls=Tls(root=b"pem")))
+
+
+@pytest.mark.long
+def test_who_calls_while_the_server_is_busy_is_taken_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another worker's first message may take a minute on a busy machine, where kernels are loaded for it."""
+
+    class Busy(Idle):
+        def received(self, peer: int, packet: bytes) -> None:
+            time.sleep(4.0)
+
+    def calls() -> list[str]:
+        with serve(Busy, "127.0.0.1:0") as server, ThreadPoolExecutor() as pool:
+            first = connect(server.address)
+            first.send(b"1")
+            time.sleep(0.5)  # until it is busy
+            others = [pool.submit(connect, server.address, connect_timeout_s=WAIT_S) for _ in range(3)]
+            failures = [str(each.exception()) for each in others if each.exception()]
+            for each in (first, *(each.result() for each in others if not each.exception())):
+                each.abort()
+            return failures
+
+    assert calls() == []
+    monkeypatch.setattr(options, "QUEUED_S", 1)
+    assert any("CANCELLED" in failure for failure in calls()), "this is what the option is for"
 
 
 class TestPeers:

@@ -32,6 +32,9 @@ MAX_STREAMS = 8
 MAX_SESSIONS = 4096
 MAX_SESSIONS_EACH = 8
 """Of one certificate or token that is for one rank: an old one that is not yet known to be dead, and its heirs."""
+QUEUED_S = 600
+"""A call that the server has not got round to for so long is dropped. gRPC's own 30 s cost a worker its training where
+another's Join was being taken on a busy machine: kernels are loaded then."""
 HANDSHAKE_S = 20
 """A connection whose handshake takes longer is cut."""
 IDLE_S = 60
@@ -156,6 +159,7 @@ class GrpcOptions:
             # Server: a worker has one session on its connection, and at times asks why there is none.
             ("grpc.max_concurrent_streams", MAX_STREAMS),
             ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
+            ("grpc.server_max_unrequested_time_in_server", QUEUED_S),
             ("grpc.server_handshake_timeout_ms", HANDSHAKE_S * 1000),
             ("grpc.max_connection_idle_ms", IDLE_S * 1000),
             ("grpc.keepalive_time_ms", keepalive_ms),
