@@ -111,6 +111,8 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
             gone; else empty.
         exchanges: where every push is an update by itself, of how many of this worker's exchanges each table has had
             its gradient; else nothing.
+        skips_late: whether updates are made without workers that are late. Such a one is told by another `Welcome`,
+            with `begin`, at which clock it is expected again.
     """
 
     send_values: bool
@@ -120,6 +122,7 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     elastic: bool = False
     memberships: tuple[tuple[int, tuple[int, ...]], ...] = ()
     exchanges: tuple[int, ...] = ()
+    skips_late: bool = False
 
 
 class Values(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import warnings
 from typing import Any
 
@@ -16,7 +17,7 @@ from thinwire.errors import ConfigError, ProtocolError
 from thinwire.hooks.sampler import ElasticSampler
 from thinwire.server.core import ServerCore
 
-STEPS, DIES_AT, WORKERS, EXAMPLES = 24, 6, 3, 1000
+STEPS, DIES_AT, WORKERS, EXAMPLES, LATE_AT = 24, 6, 3, 1000, 19
 
 
 def mlp() -> nn.Module:
@@ -32,12 +33,15 @@ def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
 class Life:
     """One worker's process, as a thread: it trains to the last step, or dies at one."""
 
-    def __init__(self, address: Any, rank: int, design: str, dies_at: int | None = None) -> None:
+    def __init__(
+        self, address: Any, rank: int, design: str, dies_at: int | None = None, late_for: ServerCore | None = None
+    ) -> None:
         self.rank, self.joined_at, self.weights = rank, -1, [torch.empty(0)]
         self.error: BaseException | None = None
         self.reached = threading.Event()
         self.read: dict[int, list[int]] = {}
-        self._dies_at, self._address, self._design = dies_at, address, design
+        self.missed = 0.0
+        self._dies_at, self._address, self._design, self._late_for = dies_at, address, design, late_for
         self._thread = threading.Thread(target=self._live)
         self._thread.start()
 
@@ -68,11 +72,17 @@ class Life:
                 connection.abort()
                 return
             self.read[opt.steps_done] = next(examples)
+            if self._late_for is not None:
+                time.sleep(0.02)  # so that the server sees some exchanges before
+            while self._late_for is not None and LATE_AT <= opt.clock >= self._late_for.step and self.rank == 2:
+                time.sleep(0.01)
+            self._late_for = self._late_for if opt.clock < LATE_AT else None
             x, y = batch(self.rank, opt.steps_done)
             opt.zero_grad()
             nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
             opt.step()
         opt.flush()
+        self.missed = opt.traffic().get("missed_exchanges", 0)
         self.weights = [p.detach().clone() for p in model.parameters()]
         opt.close()
 
@@ -114,6 +124,21 @@ def test_one_more_than_the_plan_names_joins_and_takes_its_share_of_the_data() ->
     lives[1].read = {step: rows for step, rows in lives[1].read.items() if step >= lives[1].joined_at + 2}
     everything = [row for life in (*lives, first[1]) for rows in life.read.values() for row in rows]
     assert len(lives[1].read) > 10 and len(set(everything)) == len(everything), "nobody reads what another has"
+
+
+@pytest.mark.parametrize("design", ["3lc", "update[h=1]"])
+def test_one_that_is_late_takes_part_again(design: str) -> None:
+    core = ServerCore(min_workers=2, straggler_grace_s=0.1)
+    server, address = start_server(core, "memory")
+    with server, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        lives = [Life(address, rank, design, late_for=core) for rank in range(WORKERS)]
+        for life in lives:
+            life.join()
+    assert core.finished and core.failed is None and lives[2].missed > 0
+    for life in lives[1:]:
+        for mine, theirs in zip(life.weights, lives[0].weights, strict=True):
+            assert torch.equal(mine, theirs), f"worker {life.rank} differs"
 
 
 def test_without_an_elastic_server_the_plans_workers_are_all() -> None:

@@ -275,6 +275,38 @@ def test_sessions_that_never_joined_leave_nothing_behind() -> None:
     assert not sessions._numbered and len(sessions._named) == MAX_ENDED
 
 
+class Ticks:
+    """A clock that is moved by hand."""
+
+    def __init__(self) -> None:
+        self.time, self.later = 0.0, list[Callable[[], None]]()
+
+    def now(self) -> float:
+        return self.time
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> Callable[[], None]:
+        self.later.append(callback)
+        return lambda: None
+
+
+def test_the_core_is_told_the_time_while_workers_are_here() -> None:
+    clock, notes, times = Ticks(), Notes(), list[float]()
+    core = ServerCore(min_workers=1, straggler_grace_s=1.0)
+    core.waited = lambda now: times.append(now) or []  # type: ignore[method-assign,func-returns-value]
+    handler = ServerHandler(core, notes, lambda: None, clock=clock)
+    assert not clock.later
+    for rank in range(2):
+        handler.received(rank, pack(Join(rank=rank, plan=make_plan(2))))
+    for clock.time in (1.0, 2.0, 3.0):
+        [tick] = clock.later
+        clock.later.clear()
+        if clock.time == 3.0:
+            handler.closed(0, None)
+            handler.closed(1, None)
+        tick()
+    assert times == [1.0, 2.0, 3.0] and not clock.later
+
+
 # ---- sessions
 
 

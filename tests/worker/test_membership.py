@@ -53,11 +53,16 @@ def train(player: Player, knew: dict[int, Memberships]) -> Procedure[None]:
 
 
 class Cluster:
-    """Elastic shards, and processes that die and are started; chance decides who moves and what arrives."""
+    """Elastic shards, and processes that die and are started; chance decides who moves and what arrives.
 
-    def __init__(self, policy: str, seed: int) -> None:
-        self._design = design("fp32", consistency=policy)
-        self.cores = [ServerCore(min_workers=1) for _ in range(SHARDS)]
+    Args:
+        impatient: at random moments a shard finds that whoever it waits for is late.
+    """
+
+    def __init__(self, policy: str, seed: int, *, name: str = "fp32", impatient: bool = False) -> None:
+        self._design = design(name, consistency=policy)
+        self.cores = [ServerCore(1, straggler_grace_s=1.0 if impatient else None) for _ in range(SHARDS)]
+        self._now = 0.0
         self._chance = random.Random(seed)
         self.lives: list[Life] = []
         for rank in range(WORKERS):
@@ -79,6 +84,9 @@ class Cluster:
                 self.start(self._chance.choice(sorted(missing)))
             else:
                 self._chance.choice(moves)()
+                self._now += 0.01
+                for shard, core in enumerate(self.cores):
+                    self._carry_out(shard, core.waited(self._now + (60 if self._chance.random() < 0.03 else 0)))
         assert all(life.over or life.player.done for life in self.lives), "somebody waits for ever"
 
     def _moves(self, peer: int) -> list[Callable[[], None]]:
@@ -150,3 +158,16 @@ def test_where_workers_run_apart_each_goes_on_from_its_own_step() -> None:
             steps = sorted(life.knew)
             for earlier, later in pairwise(steps):
                 assert until(life.knew[later], earlier) == life.knew[earlier], (policy, "what was read stays read")
+
+
+@pytest.mark.parametrize("policy", ["bsp", "local[2]"])
+def test_who_is_late_goes_on_with_the_others(policy: str) -> None:
+    missed = 0.0
+    for seed in range(4):
+        cluster = Cluster(policy, seed, name="3lc", impatient=True)
+        cluster.run()
+        left = [life.player for life in cluster.lives if not life.over]
+        assert all(torch.equal(left[0].model["weight"], other.model["weight"]) for other in left), (policy, seed)
+        assert all(core.failed is None for core in cluster.cores)
+        missed += sum(player.worker.counters.snapshot().get("missed_exchanges", 0) for player in left)
+    assert missed > 2, "a test of late workers has some"

@@ -69,6 +69,14 @@ def server(
         float | None,
         typer.Option(min=0, help="How long to wait for it, in seconds; by default 10 with --min-workers, else 60."),
     ] = None,
+    straggler_grace_s: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1,
+            help="With --min-workers: how much later than usual a worker may be, in seconds, before an update is made "
+            "without it; by default they are waited for.",
+        ),
+    ] = None,
     tls_cert: options.TlsCert = None,
     tls_key: options.TlsKey = None,
     tls_ca: options.TlsCa = None,
@@ -81,7 +89,7 @@ def server(
     events: options.Events = False,
 ) -> None:
     """Serve one training: the first worker brings the model and the optimizer; ends when all workers have left."""
-    core = ServerCore(min_workers)
+    core = ServerCore(min_workers, straggler_grace_s)
     if worker_grace_s is None:
         worker_grace_s = ENDING_GRACE_S if min_workers is None else ELASTIC_GRACE_S
     credentials = Credentials(ca=tls_ca, cert=tls_cert, key=tls_key, token_file=token_file, insecure=insecure)

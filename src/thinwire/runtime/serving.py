@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from thinwire.errors import ConfigError, ProtocolError
 from thinwire.packets import PacketLimits, kind_of, pack, parse
 from thinwire.runtime.checkpointing import Checkpointer
-from thinwire.runtime.clock import Clock
+from thinwire.runtime.clock import Clock, SystemClock
 from thinwire.runtime.journal import Journal
 from thinwire.runtime.limits import MAX_JOIN_NBYTES, Allowance, allowance, join_too_large
 from thinwire.runtime.session_server import SessionServer
@@ -18,6 +19,9 @@ from thinwire.schema import Join, Plan
 from thinwire.server.core import ServerCore
 from thinwire.server.effects import Close, Effect, Send
 from thinwire.transports.base import HandlerFactory, Sender
+
+TICK_S = 0.1
+"""Between two looks for workers that are late."""
 
 
 def serving(
@@ -42,10 +46,12 @@ def serving(
         max_join_nbytes: of a worker's `Join`; a model of some 5,000 tensors or more needs a larger one.
     """
 
-    def handler(sender: Sender) -> ServerHandler:
-        return ServerHandler(core, sender, on_end, checkpointer, journal, max_join_nbytes=max_join_nbytes)
+    shared = clock or SystemClock()
 
-    return lambda sender: SessionServer(handler, sender, grace_s, clock, max_join_nbytes=max_join_nbytes)
+    def handler(sender: Sender) -> ServerHandler:
+        return ServerHandler(core, sender, on_end, checkpointer, journal, max_join_nbytes=max_join_nbytes, clock=shared)
+
+    return lambda sender: SessionServer(handler, sender, grace_s, shared, max_join_nbytes=max_join_nbytes)
 
 
 class ServerHandler:
@@ -54,6 +60,7 @@ class ServerHandler:
     Args:
         core, on_end, checkpointer, journal, max_join_nbytes: as for `serving`.
         sender: the transport's sending half.
+        clock: whose time the core is told, where it looks for workers that are late.
     """
 
     def __init__(
@@ -65,7 +72,9 @@ class ServerHandler:
         journal: Journal | None = None,
         *,
         max_join_nbytes: int = MAX_JOIN_NBYTES,
+        clock: Clock | None = None,
     ) -> None:
+        self._clock, self._ticking = clock or SystemClock(), False
         self._core, self._sender, self._checkpointer, self._journal = core, sender, checkpointer, journal
         self._max_join_nbytes = max_join_nbytes
         self._allowance: Allowance | None = None
@@ -87,6 +96,7 @@ class ServerHandler:
                 if self._checkpointer is not None:
                     self._checkpointer.check_space(message.plan)
                 self._joined[peer] = message.rank
+                self._begin_to_tick()
         except (ProtocolError, ConfigError) as error:
             self._do(self._core.broke(peer, str(error)))
             return
@@ -101,6 +111,18 @@ class ServerHandler:
     def closed(self, peer: int, error: str | None) -> None:
         self._joined.pop(peer, None)
         self._do(self._core.closed(peer, error))
+
+    def _begin_to_tick(self) -> None:
+        if self._core.stragglers is not None and not self._ticking:
+            self._ticking = True
+            self._clock.call_later(TICK_S, partial(self._sender.call, self._tick))
+
+    def _tick(self) -> None:
+        """Tells the core the time, as long as workers are here."""
+        self._ticking = False
+        self._do(self._core.waited(self._clock.now()))
+        if self._joined:
+            self._begin_to_tick()
 
     def _check_first(self, packet: bytes) -> None:
         """Looks at a packet of a peer that has not joined before anything in it is decoded."""

@@ -21,6 +21,7 @@ from thinwire.server.effects import Close, Effect, Send, refused, send_back
 from thinwire.server.rollback import Rollback, named
 from thinwire.server.rounds import Digests, Maxima
 from thinwire.server.state import engine_of, state_of
+from thinwire.server.stragglers import Stragglers
 from thinwire.server.table import Table
 from thinwire.server.update_engine import Outgoing, StepUnreachable, UpdateEngine
 
@@ -33,6 +34,8 @@ class ServerCore:
     Args:
         min_workers: the training goes on without workers that died, and with others that join, while so many are left;
             with fewer it waits. None: it goes on while the consistency policy has enough gradients, and else ends.
+        straggler_grace_s: with `min_workers`, an update is made without workers that are later than the exchanges'
+            usual time and so many seconds, see `Stragglers`; None: they are waited for.
 
     Attributes:
         finished: whether every worker has left in good order.
@@ -40,12 +43,15 @@ class ServerCore:
             beginning, is not looked at.
 
     Raises:
-        ConfigError: `min_workers` is below 1.
+        ConfigError: `min_workers` is below 1, or missing where there is a grace for stragglers.
     """
 
-    def __init__(self, min_workers: int | None = None) -> None:
+    def __init__(self, min_workers: int | None = None, straggler_grace_s: float | None = None) -> None:
         if min_workers is not None and min_workers < 1:
             raise ConfigError(f"min_workers is {min_workers}; at least 1 is needed")
+        if straggler_grace_s is not None and min_workers is None:
+            raise ConfigError("a grace for stragglers needs min_workers: with fewer no update is made without them")
+        self.stragglers = None if straggler_grace_s is None else Stragglers(straggler_grace_s)
         self.finished = False
         self.checkpoints: Mapping[int, Mapping[str, Any]] = {}
         self._min_workers = min_workers
@@ -57,6 +63,7 @@ class ServerCore:
         self._returning: set[int] = set()
         self._rollback = Rollback()
         self._initialised = self._progressed = False
+        self._late: set[int] = set()
         self._failed: str | None = None
         self._maxima = Maxima()
         self._digests = Digests()
@@ -119,6 +126,30 @@ class ServerCore:
         if not self._initialised or too_few or (self._left and not self._ranks):
             return self._fail(reason)
         return [*self._drop(rank, reason), *self._offer()]
+
+    def waited(self, now: float) -> list[Effect]:
+        """Time has passed: where an exchange takes too long, it ends without the workers that it still waits for.
+
+        Args:
+            now: the time in seconds, from any point.
+        """
+        idle = self._engine is None or not self._initialised or self._failed is not None
+        if self.stragglers is None or self._engine is None or idle or self._maxima.used:  # all need all scales
+            return []
+        ranks = self._engine.members.ranks
+        if not self.stragglers.overdue(self.step, now, ranks) or not (late := self._engine.late()):
+            return []
+        step, new = self.step, set(late) - self._late
+        self._late |= new
+        effects = self._address(self._engine.go_on_without(late))
+        self.stragglers.forgive(self.step, now, ranks)
+        if new:  # said once of each; the workers count how often
+            who = f"worker{'s' * (len(new) > 1)} {', '.join(map(str, sorted(new)))}"
+            patience = f"{self.stragglers.patience_s:.1f} s"
+            effects += self._tell(
+                f"step {step} goes without {who}, over {patience} late, as others will", changed=False
+            )
+        return effects
 
     # ---- the conversation
 
@@ -197,8 +228,9 @@ class ServerCore:
             final=-1 if final is None else final,
             begin=begin,
             elastic=self._min_workers is not None,
-            memberships=history if len(history) > 1 or history[0][0] else (),
+            memberships=() if history == ((0, tuple(range(self._engine.plan.workers))),) else history,
             exchanges=tuple(self._engine.exchanges.get(rank, ())),
+            skips_late=self.stragglers is not None,
         )
         return [Send((peer,), welcome), *self._address(values)]
 
@@ -227,7 +259,9 @@ class ServerCore:
         ]
         return [*effects, *self._tell(reason)]
 
-    def _tell(self, reason: str, *, but: int | None = None, interrupted: bool = False) -> list[Effect]:
+    def _tell(
+        self, reason: str, *, but: int | None = None, interrupted: bool = False, changed: bool = True
+    ) -> list[Effect]:
         """Says to all workers, or all but one, who takes part from now on."""
         assert self._engine is not None
         members = Members(
@@ -236,7 +270,7 @@ class ServerCore:
             least=self._least,
             reason=refused(reason).reason,
             interrupted=interrupted,
-            since=-1 if interrupted else self._engine.members.since,
+            since=self._engine.members.since if changed and not interrupted else -1,
         )
         peers = tuple(peer for peer in self._ranks if peer != but)
         return [Send(peers, members)] if peers else []
@@ -366,10 +400,10 @@ class ServerCore:
             for rank in away:
                 members.drop(rank)
             members.divide_data(self.step)
+        begin = {rank: self._engine.admit(rank) for rank in set(agreed.voters.values()).difference(members.ranks)}
         effects: list[Effect] = []
         for peer, rank in agreed.voters.items():
-            begin = -1 if rank in members.ranks else self._engine.admit(rank)
-            effects += self._welcome(peer, rank, agreed.have(rank), begin)
+            effects += self._welcome(peer, rank, agreed.have(rank), begin.get(rank, -1))
         return effects
 
     # ---- state

@@ -10,6 +10,9 @@ from collections.abc import Collection
 
 from thinwire.policies.sampling import Memberships, extended
 
+NEVER = 2**62
+"""The clock at which a worker is expected that is late, until it has said something."""
+
 
 class Membership:
     """The ranks that are expected to push.
@@ -59,6 +62,18 @@ class Membership:
         """The largest rank; −1 without any."""
         return max(self._since, default=-1)
 
+    def expected(self, clock: int) -> tuple[int, ...]:
+        """The ranks whose gradients of a clock will come."""
+        return tuple(rank for rank in self.ranks if self.expects(rank, clock))
+
+    def suspend(self, rank: int) -> None:
+        """Does not expect a worker that is late, which stays a member, until it is admitted again."""
+        self._since[rank] = NEVER
+
+    def suspended(self, rank: int) -> bool:
+        """Whether a member is late, and has said nothing since."""
+        return self._since.get(rank) == NEVER
+
     def expects(self, rank: int, clock: int) -> bool:
         """Whether a worker's gradient of a clock will come."""
         return self._since.get(rank, clock + 1) <= clock
@@ -78,6 +93,9 @@ class Membership:
         """
         if len(self._since) < self.least:
             return False
+        if not any(since <= clock for since in self._since.values()):
+            # Those who were expected have gone, and those who are here come later: nobody will complete it.
+            return any(since < NEVER for since in self._since.values())
         return sum(since <= clock and rank in arrived for rank, since in self._since.items()) >= self.needed(clock)
 
     def reachable(self, clock: int, arrived: Collection[int], left: Collection[int]) -> bool:

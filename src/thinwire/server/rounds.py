@@ -16,6 +16,8 @@ class Maxima:
 
     def __init__(self) -> None:
         self._open: dict[int, dict[int, tuple[float, ...]]] = {}
+        self.used = False
+        """Whether anybody has said anything."""
 
     def add(self, rank: int, step: int, values: tuple[float, ...], ranks: Collection[int]) -> tuple[float, ...] | None:
         """Takes one worker's numbers; returns the maxima once those of all `ranks` are in.
@@ -25,6 +27,7 @@ class Maxima:
         """
         if not all(math.isfinite(value) and value >= 0 for value in values):
             raise ProtocolError("a scalar is negative, NaN or Inf")
+        self.used = True
         said = self._open.setdefault(step, {})
         if rank in said or len(self._open) > MAX_OPEN:
             raise ProtocolError(f"scalars for step {step} came twice, or for too many steps")

@@ -20,7 +20,7 @@ from thinwire.optimizers.options import Options, Settings, apply_changes, change
 from thinwire.optimizers.runner import OptimizerRunner
 from thinwire.packets import EncodedTensor
 from thinwire.policies.consistency import consistency
-from thinwire.schema import Delta, Message, Plan, Push, Values
+from thinwire.schema import Delta, Message, Plan, Push, Values, Welcome
 from thinwire.server.agreement import usable_codecs
 from thinwire.server.membership import Membership
 from thinwire.server.table import Table
@@ -117,6 +117,28 @@ class UpdateEngine:
         for _, table in trained:
             table.incoming.resume()
         return self._update_all([index for index, table in trained if table.incoming.complete])
+
+    def late(self) -> tuple[int, ...]:
+        """The workers that the oldest update waits for, where enough others have sent all of it."""
+        tables = [table for table in self.tables if not table.spec.state and table.version == self.step]
+        if not tables or not self.terms.lockstep:
+            return ()
+        expected = self.members.expected(self.step)
+        late = tuple(rank for rank in expected if not all(table.incoming.has(rank) for table in tables))
+        return late if len(expected) - len(late) >= self.members.least else ()
+
+    def go_on_without(self, late: Collection[int]) -> list[Outgoing]:
+        """Does not expect these workers until they have said something; returns what is to be sent."""
+        for rank in late:
+            self.members.suspend(rank)
+        return self.go_on()
+
+    def _expect_again(self, rank: int) -> list[Outgoing]:
+        """A worker that was late is expected from the first clock that nobody has begun."""
+        begin = max((table.incoming.untouched for table in self.tables if not table.spec.state), default=0)
+        self.members.admit(rank, begin)
+        again = Welcome(send_values=False, step=self.step, begin=begin, elastic=True, skips_late=True)
+        return [Outgoing(again, rank=rank), *self.go_on()]
 
     def begin(self, rank: int) -> None:
         """A worker joins: the changes of its options count from the plan's on."""
@@ -219,6 +241,8 @@ class UpdateEngine:
         if self.terms.immediate:
             assert settings is not None  # there, everybody's count
             return outgoing + (self._update(ready, settings, rank) if ready else [])
+        if self.members.suspended(rank):
+            outgoing += self._expect_again(rank)
         return outgoing + self._update_all(ready)
 
     # ---- where everything stands
@@ -304,6 +328,8 @@ class UpdateEngine:
         name, current = table.spec.name, table.incoming.clock
         if clock < current and self.terms.quorum < self.terms.workers:
             return True  # the update that was made without it says so
+        if not self.members.expects(rank, clock):
+            return True  # as here: it was late before, and does not know yet from when on it is expected again
         if not current <= clock <= current + self.terms.lead:
             raise ProtocolError(f"a gradient of step {clock} came for {name!r}, which is at step {current}")
         if table.incoming.has(rank, clock):
@@ -360,7 +386,8 @@ class UpdateEngine:
         for index, gradient, ranks in self._aggregate(ready, settings):
             table = self.tables[index]
             if rank is None:
-                base, some, targets = -1, ranks if ranks != tuple(range(self.plan.workers)) else (), None
+                everybody = ranks == tuple(range(self.plan.workers)) and self.members.highest < self.plan.workers
+                base, some, targets = -1, () if everybody else ranks, None
             else:
                 base, some, targets = table.given[rank], (rank,), {rank}
             [(_, frame)] = table.publish(gradient, targets, senders=len(ranks))

@@ -110,6 +110,8 @@ class Conversation:
         versions: of the worker's copy, per table; −1 before the initial values.
         last_version: with which the training ends, once the shard has said so.
         memberships: who divides the data from which clock on.
+        begin: the clock from which on the shard expects this worker, which joined late, or was late.
+        num_missed: exchanges that were made without this worker, which was late.
         notices: what the shard said of workers that came or went, to be told and taken from here.
     """
 
@@ -127,6 +129,7 @@ class Conversation:
         self.last_version: int | None = None
         self.notices: list[Members] = []
         self.memberships: Memberships = ((0, tuple(range(plan.workers))),)
+        self.begin, self.num_missed, self._missed = 0, 0, -1
         self._welcome: Welcome | None = None
         self._offer: Offer | None = None
         self._policy = policy or consistency(plan.consistency)
@@ -197,6 +200,15 @@ class Conversation:
     def resume_at(self, clock: int) -> None:
         """Every table has answered all of this worker's exchanges so far, or never will."""
         self._answered = [clock] * len(self.plan.tables)
+
+    def is_late(self, clock: int) -> bool:
+        """Whether an update was made without what this worker has pushed before `clock`; the shard then has a word."""
+        return self.begin <= self._missed < clock
+
+    def expected_again(self, clock: int) -> Procedure[None]:
+        """Waits for the shard's word on when it expects this worker again, where that was too late for an update."""
+        while self.is_late(clock):
+            yield Receive(self.shard, "the exchange that this worker is to take part in again")
 
     def send_values(self, frames: tuple[bytes, ...]) -> Procedure[None]:
         """Sends the initial values of every table, uncompressed, in the plan's order."""
@@ -272,7 +284,9 @@ class Conversation:
         """
         match message:
             case Welcome():
-                self._welcome = message
+                if self._missed >= self.begin:
+                    self.num_missed += message.begin - self._missed
+                self._welcome, self.begin = message, max(self.begin, message.begin)
                 if message.final >= 0:
                     self.last_version = message.final
                 self.memberships = message.memberships or self.memberships
@@ -289,6 +303,9 @@ class Conversation:
                 self._newest = max(self._newest, message.version)
                 if message.last and self.last_version is None:
                     self.last_version = message.version
+                if message.ranks and self.rank not in message.ranks and message.ranks != (-1,):
+                    clock = message.version - 1
+                    self._missed = clock if self._missed < self.begin else min(clock, self._missed)
                 rates, ranks, options, base = message.rates, message.ranks, message.options, message.base
                 for table, frame in zip(message.tables, frames, strict=True):
                     whole = self.plan.tables[table].state or self.plan.downlink == "weights"

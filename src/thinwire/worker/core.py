@@ -72,7 +72,7 @@ class Worker:
         measures: bool = False,
     ) -> None:
         self.rank, self.iteration, self.clock = rank, 0, 0
-        self.began = self.last = self.accumulating = self.closed = False
+        self.began = self.last = self.accumulating = self.closed = self._skips_late = False
         self.counters = Counters()
         self._design, self._groups, self._now = design, groups, now
         self._policy = policy or consistency(plans[0].consistency)
@@ -129,6 +129,10 @@ class Worker:
             welcomes[conversation.shard] = yield from answer
         if any(welcome.elastic for welcome in welcomes.values()):
             self._terms = replace(self._terms, elastic=True)
+        self._skips_late = any(welcome.skips_late for welcome in welcomes.values()) and self._terms.lockstep
+        if self._skips_late:
+            for table in self.model.trained_tables():
+                table.revocable = True
         late = max(welcome.begin for welcome in welcomes.values()) > 0
         if self.clock == 0 and not self._terms.immediate:  # there, everybody counts their own exchanges
             # The others may be in the middle of a step, which all shards will have had before ours.
@@ -139,7 +143,7 @@ class Worker:
             if welcomes[conversation.shard].send_values:
                 yield from conversation.send_values(self.model.initial_frames(conversation.shard))
         if late:
-            yield from self._sit_out(welcomes)
+            yield from self._sit_out({shard: welcome.begin for shard, welcome in welcomes.items()})
         if self.clock and self._terms.immediate:
             self._resume_apart({shard: welcome.exchanges for shard, welcome in welcomes.items()})
         yield from self.sync()
@@ -168,11 +172,11 @@ class Worker:
         for conversation in self.conversations:
             conversation.resume_at(self.clock)
 
-    def _sit_out(self, welcomes: Mapping[int, Welcome]) -> Procedure[None]:
-        """Pushes nothing at the clocks before the first at which all shards expect this worker, which joined late."""
+    def _sit_out(self, begins: Mapping[int, int]) -> Procedure[None]:
+        """Pushes nothing at the clocks before the first at which all shards expect this worker, which is late."""
         for conversation in self.conversations:
             tables = [i for i, spec in enumerate(conversation.plan.tables) if not spec.state]
-            for clock in range(welcomes[conversation.shard].begin, self.clock):
+            for clock in range(begins[conversation.shard], self.clock):
                 for index in tables:
                     yield from self._catch_up(conversation, index, clock)
                 for index in tables:
@@ -342,24 +346,35 @@ class Worker:
         digest = self.model.digest() if compares else ""  # of the model that this step's gradients were taken from
         for conversation in self.conversations:
             yield from self._flush(conversation, digest)
-        if self._terms.accepts_newer:
-            for conversation in self.conversations:
-                yield Poll(conversation.shard)
-        self._advance()
+        yield from self._advance()
 
-    def _advance(self) -> None:
+    def _advance(self) -> Procedure[None]:
         """Ends the exchange: from now on the model needs every table as far as the policy says.
 
         Where updates are made without this worker, it continues with the newest version that all tables of all shards
         have reached. There is one clock for all shards: were each to continue with its own, workers could end up
-        waiting for each other.
+        waiting for each other. So does one that came too late where it is waited for as a rule: at the clock from which
+        on all shards expect it again.
         """
+        if self._terms.accepts_newer or self._skips_late:
+            for conversation in self.conversations:
+                yield Poll(conversation.shard)
         self.clock += 1
         if self._terms.partial_quorum:
             reached = [each.reached() for each in self.conversations]
             self.clock = max(self.clock, min(version for version in reached if version is not None))
         for conversation in self.conversations:
             conversation.end_step()
+        if self._skips_late:
+            for conversation in self.conversations:
+                yield from conversation.expected_again(self.clock)
+            begin = max(self.clock, *(conversation.begin for conversation in self.conversations))
+            missed = max(conversation.num_missed for conversation in self.conversations)
+            self.counters.add("missed_exchanges", missed - self.counters["missed_exchanges"])
+            if begin > self.clock:
+                begins = {each.shard: max(each.begin, self.clock) for each in self.conversations}
+                self.clock, self.iteration = begin, self._policy.iterations(begin) - 1
+                yield from self._sit_out(begins)
 
     def _push(self, tensor: WorkerTensor, *, accumulated_only: bool = False, refuse: bool = False) -> Procedure[None]:
         self.check_open()

@@ -106,7 +106,7 @@ class LocalWorker(Worker):
                 [tensor for tensor in self.model.tensors if self._rounds[tensor.name].fragment == fragment]
             )
             if self._updates.ends_round(self.iteration):
-                self._advance()
+                yield from self._advance()
         self._end_iteration()
 
     def pull(self, tensor: WorkerTensor, *, strict: bool = False) -> Procedure[None]:
@@ -149,6 +149,11 @@ class LocalWorker(Worker):
             self._fragments[key] = Fragment(tensors, self._now)
         return self._fragments[key]
 
+    def _advance(self) -> Procedure[None]:
+        yield from super()._advance()
+        for state in self._rounds.values():  # of one that was late: its next push is for the version of that clock
+            state.pushes = max(state.pushes, self.clock)
+
     def flush(self) -> Procedure[None]:
         """Ends the round under way, early if need be: every worker then has the same parameters, the shared ones."""
         tensors = self.model.tensors
@@ -156,7 +161,7 @@ class LocalWorker(Worker):
             yield from self._exchange_tensors(
                 [each for each in tensors if self._rounds[each.name].pushes == self.clock]
             )
-            self._advance()
+            yield from self._advance()
         for tensor in tensors:
             state = self._rounds[tensor.name]
             state.merges_at, state.whole = self.iteration, True

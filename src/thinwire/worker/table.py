@@ -58,7 +58,7 @@ class WorkerTable:
         counters: for bytes and seconds.
         now: returns a time in seconds.
         seed: of the codec's random stream.
-        revocable: whether a push may have no effect, so that its residual must be restored.
+        revocable: whether a push may have no effect, so that its residual must be restored; may be set later.
         measures: whether steps are recorded: the norm of every gradient, and which steps changed the copy.
 
     Attributes:
@@ -100,7 +100,7 @@ class WorkerTable:
         self._observed_squares, self._num_observed = 0.0, 0
         self._batched = codec is not None and self._on_host and is_batched(codec, spec.shape)
         self._counters, self._now = counters, now
-        self._revocable, self._measures = revocable, measures
+        self.revocable, self._measures = revocable, measures
         self._pushed_at = now()
         self._residual_before: torch.Tensor | None = None
         self._clear()
@@ -224,7 +224,7 @@ class WorkerTable:
         if self._measures or self.context.step % NORM_EVERY == 0:
             norm = float(total.float().norm())
             self.gradient_norm = norm if not self.gradient_norm else 0.9 * self.gradient_norm + 0.1 * norm
-        if self._revocable and self.context.residual is not None:
+        if self.revocable and self.context.residual is not None:
             self._residual_before = self.context.residual.clone()
         return total.float() if total.dtype == torch.float64 else total  # tables are float32
 

@@ -1,0 +1,112 @@
+"""A worker that is much later than the others: an update goes without it, and it takes part again."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.server.conversation import PLAIN, WEIGHT, Shard, gradient, make_plan
+from thinwire.errors import ConfigError
+from thinwire.schema import Delta, Members, Scalars, Welcome
+from thinwire.server.core import ServerCore
+from thinwire.server.stragglers import ENOUGH, Stragglers
+
+PLAINLY = make_plan(3, up=PLAIN, down=PLAIN, groups=({"momentum": 0.0},))
+STEPS = ENOUGH + 2
+
+
+def shard(min_workers: int = 2, *, scalars: bool = False) -> tuple[Shard, float]:
+    """A shard after some exchanges of half a second, and the time."""
+    made = Shard(PLAINLY, begin=False)
+    made.core = ServerCore(min_workers, straggler_grace_s=1.0)
+    for rank in range(3):
+        made.join(rank)
+    made.give_values(0)
+    for step in range(STEPS):
+        made.carry_out(made.core.waited(0.5 * step))
+        if scalars:
+            for rank in range(3):
+                made.say(rank, Scalars(step=step, values=(1.0, 1.0)))
+        made.step(step)
+    made.carry_out(made.core.waited(0.5 * STEPS))
+    return made, 0.5 * STEPS
+
+
+def test_the_update_goes_without_one_that_is_late_and_its_push_counts_again_later() -> None:
+    made, now = shard()
+    for rank in (0, 1):
+        made.push(rank, STEPS, made.frames(rank, STEPS))
+    before = made.core.tables[WEIGHT].values.numpy().copy()
+    made.carry_out(made.core.waited(now + 1.4))
+    assert made.core.step == STEPS, "half a second as usual, and one more"
+    made.carry_out(made.core.waited(now + 1.6))
+    assert made.core.step == STEPS + 1
+    mean = (gradient(0, STEPS, WEIGHT) + gradient(1, STEPS, WEIGHT)) / np.float32(2)
+    np.testing.assert_allclose(made.core.tables[WEIGHT].values.numpy(), before - np.float32(0.1) * mean, rtol=1e-5)
+    said = [message for message, _ in made.told[2]]
+    assert [each.ranks for each in said if isinstance(each, Delta)][-1] == (0, 1), "so it restores its residual"
+    [notice] = [each for each in said if isinstance(each, Members)]
+    assert notice.ranks == (0, 1, 2) and notice.since == -1
+    assert notice.reason == f"step {STEPS} goes without worker 2, over 1.5 s late, as others will"
+    for rank in (0, 1):
+        made.push(rank, STEPS + 1, made.frames(rank, STEPS + 1))
+    assert made.core.step == STEPS + 2, "nobody waits for it before it has said something"
+    made.push(0, STEPS + 2, {WEIGHT: made.frames(0, STEPS + 2)[WEIGHT]})
+    made.push(2, STEPS, made.frames(2, STEPS))
+    assert made.core.step == STEPS + 2 and not made.ended
+    [_, again] = [message for message, _ in made.told[2] if isinstance(message, Welcome)]
+    assert again.begin == STEPS + 3, "the first clock that nobody has begun"
+    made.push(0, STEPS + 2, {1: made.frames(0, STEPS + 2)[1]})
+    made.push(1, STEPS + 2, made.frames(1, STEPS + 2))
+    for rank in (0, 1):
+        made.push(rank, STEPS + 3, made.frames(rank, STEPS + 3))
+    assert made.core.step == STEPS + 3, "they wait for it"
+    made.push(2, STEPS + 3, made.frames(2, STEPS + 3))
+    assert made.core.step == STEPS + 4
+    np.testing.assert_array_equal(made.copy_of(2)[WEIGHT][1], made.core.tables[WEIGHT].replica)
+
+
+def test_enough_others_must_be_there() -> None:
+    made, now = shard(min_workers=2)
+    made.push(0, STEPS, made.frames(0, STEPS))
+    made.carry_out(made.core.waited(now + 60))
+    assert made.core.step == STEPS, "with one alone no update is made"
+    made.push(1, STEPS, made.frames(1, STEPS))
+    made.carry_out(made.core.waited(now + 60.1))
+    assert made.core.step == STEPS + 1
+
+
+def test_scales_that_all_share_are_waited_for() -> None:
+    made, now = shard(scalars=True)
+    for rank in (0, 1):
+        made.push(rank, STEPS, made.frames(rank, STEPS))
+    made.carry_out(made.core.waited(now + 60))
+    assert made.core.step == STEPS
+
+
+def test_where_the_others_die_the_one_that_was_late_goes_on() -> None:
+    made, now = shard(min_workers=1)
+    for rank in (0, 1):
+        made.push(rank, STEPS, made.frames(rank, STEPS))
+    made.carry_out(made.core.waited(now + 2))
+    made.push(0, STEPS + 1, made.frames(0, STEPS + 1))
+    for rank in (0, 1):
+        made.lose(rank)
+    assert made.core.step == STEPS + 1
+    made.push(2, STEPS, made.frames(2, STEPS))
+    assert made.core.step == STEPS + 2, "the one that was begun, by those who are gone"
+    made.push(2, STEPS + 2, made.frames(2, STEPS + 2))
+    assert made.core.step == STEPS + 3 and made.core.failed is None
+
+
+def test_what_is_usual_follows_the_exchanges() -> None:
+    stragglers, now = Stragglers(floor_s=0.1), 0.0
+    for step in range(200):
+        assert not stragglers.overdue(step, now, (0, 1))
+        now += 2.0 + 0.2 * (step % 3 - 1)
+    assert stragglers.patience_s == pytest.approx(2.0 + 6 * 0.2)
+    assert stragglers.overdue(199, now + 2, (0, 1)) and not stragglers.overdue(199, now + 2, (0, 1, 2)), "one came"
+    assert not stragglers.overdue(5, now + 60, (0, 1, 2)), "they went back"
+    for wrong in (lambda: Stragglers(0.0), lambda: ServerCore(straggler_grace_s=1.0)):
+        with pytest.raises(ConfigError, match="grace"):
+            wrong()
