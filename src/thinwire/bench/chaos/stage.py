@@ -7,7 +7,6 @@ at which the others said so and at which a process that was struck took part aga
 
 from __future__ import annotations
 
-import re
 import signal
 import socket
 import sys
@@ -23,16 +22,17 @@ from thinwire.bench.chaos import stranger
 from thinwire.bench.chaos.audit import Audit
 from thinwire.bench.chaos.disk import TinyDisk
 from thinwire.bench.chaos.faults import Fault
+from thinwire.bench.chaos.witnesses import Witnesses
 from thinwire.engines.events import Event, Lost, Said
 from thinwire.engines.links import Rate
 from thinwire.engines.local import LocalEngine
 from thinwire.engines.namespaces import Fabric
 from thinwire.errors import EngineError
-from thinwire.jobs.cluster import PORT, START_TIMEOUT_S, Links, worker_arguments
+from thinwire.jobs.cluster import PORT, Links, worker_arguments
 from thinwire.jobs.events import KINDS, Done, Listening
 from thinwire.jobs.job import Job
 from thinwire.jobs.outcome import WorkerOutcome
-from thinwire.runtime.journal import Changed, Joined, JournalReader, Took
+from thinwire.runtime.journal import Changed, JournalReader
 from thinwire.transports.grpc.options import METHOD, SERVICE
 
 SERVER = "server"
@@ -45,7 +45,6 @@ PATIENCE_S = 300.0
 SILENCE_S = 300.0
 """How long a training may go without an update."""
 DISK_NBYTES = 8 * 2**20
-_NOTICE = re.compile(r"warning: worker (\d+) (?:lost its connection|went away|was not connected)")
 
 
 class Stuck(EngineError):
@@ -66,10 +65,7 @@ class Stage:
         audit: of the server's journal so far.
         problems: processes that ended badly without having been told to.
         done: outcomes of workers that reached the end.
-        said: by rank of a worker that was struck: how many seconds later each other worker first said so, by rank.
-        back: seconds after which workers took part again, from their death or from the end of their fault on.
-        joining: of that, for those that joined anew, the seconds from the arrival of their Join on.
-        waiting: workers that were struck and have not taken part since, and when that was.
+        seen: who was struck, and what came of it.
         happened: faults so far, as they struck.
     """
 
@@ -87,14 +83,9 @@ class Stage:
         self.audit = Audit()
         self.problems: list[str] = []
         self.done: dict[int, WorkerOutcome] = {}
-        self.said: dict[int, dict[int, float]] = {}
-        self.back: list[float] = []
-        self.joining: list[float] = []
-        self.waiting: dict[int, float] = {}
+        self.seen = Witnesses()
         self.happened: list[Fault] = []
         self.lines: deque[str] = deque(maxlen=LAST_LINES)
-        self._struck: dict[int, float] = {}
-        self._joined: dict[int, float] = {}
         self._expected: dict[str, Callable[[], None] | None] = {}
         self._later: list[tuple[float, Callable[[], None]]] = []
         self._strangers = 0
@@ -119,7 +110,7 @@ class Stage:
             self.host = self.fabric.addresses[SERVER] if self.fabric else "127.0.0.1"
             self.port = PORT if self.fabric else _free_port()
             self.start_server()
-            self.engine.wait_for(SERVER, Listening, START_TIMEOUT_S)
+            self.engine.wait_for(SERVER, Listening, PATIENCE_S)
             for rank in range(job.workers):
                 self.start_worker(rank)
             self._stack = stack.pop_all()
@@ -146,19 +137,19 @@ class Stage:
 
     def kill_worker(self, rank: int, *, again: bool = True) -> None:
         """Kills a worker; `again` starts the same command as soon as it is dead."""
-        self._strike(rank, out=again)
+        self.seen.strike(rank, time.time(), for_good=not again)
         self._expected[_name(rank)] = (lambda: self.start_worker(rank)) if again else None
         self.engine.signal(_name(rank), signal.SIGKILL)
 
     def join_again(self, rank: int) -> None:
         """Starts a worker again that was killed for good."""
-        self.waiting[rank] = time.time()
+        self.seen.lift(rank, time.time())
         self.start_worker(rank)
 
     def kill_server(self) -> None:
         """Kills the server and starts it again with `--resume`."""
         for rank in self.workers:
-            self._strike(rank)
+            self.seen.strike(rank, time.time())
         self._expected[SERVER] = lambda: self.start_server(resume=True)
         self.engine.signal(SERVER, signal.SIGKILL)
 
@@ -187,10 +178,10 @@ class Stage:
         elif fault.kind == "disk":
             self._fill(fault)
         elif fault.kind == "server":
-            if self.waiting or SERVER not in self.engine.running or not self._may_resume():
+            if self.seen.waiting or SERVER not in self.engine.running or not self._may_resume():
                 return False
             self.kill_server()
-        elif rank in self.waiting or rank not in self.workers:
+        elif rank in self.seen.waiting or rank not in self.workers:
             return False
         elif fault.kind == "kill":
             self.kill_worker(rank)
@@ -234,20 +225,12 @@ class Stage:
         self._later.append((time.time() + fault.seconds, self._disk.clear))
 
     def _until_later(self, rank: int, seconds: float, lift: Callable[[], None]) -> None:
-        self._strike(rank, out=False)
-
-        def lift_and_wait() -> None:
+        def lift_now() -> None:
             lift()
-            self.waiting[rank] = time.time()
+            self.seen.lift(rank, time.time())
 
-        self.waiting[rank] = float("inf")  # it cannot be back before the fault is lifted
-        self._later.append((time.time() + seconds, lift_and_wait))
-
-    def _strike(self, rank: int, *, out: bool = True) -> None:
-        self._struck[rank] = time.time()
-        self.said[rank] = {}
-        if out:
-            self.waiting[rank] = self._struck[rank]
+        self.seen.strike(rank, time.time(), lasts=True)
+        self._later.append((time.time() + seconds, lift_now))
 
     # ---- what goes on
 
@@ -276,22 +259,13 @@ class Stage:
             self.audit.add(entry)
             if self.audit.version != version:
                 self._last_update = entry.at
-            if isinstance(entry, Took) and entry.at > self.waiting.get(entry.rank, float("inf")):
-                self._came_back(entry)
-            elif isinstance(entry, Joined):
-                self._joined[entry.rank] = entry.at
-            elif isinstance(entry, Changed):
+            self.seen.read(entry)
+            if isinstance(entry, Changed):
                 self.lines.append(f"server: {entry.reason}")
         now = time.time()
         for each in [each for each in self._later if each[0] <= now]:
             self._later.remove(each)
             each[1]()
-
-    def _came_back(self, entry: Took) -> None:
-        since = self.waiting.pop(entry.rank)
-        self.back.append(entry.at - since)
-        if (joined := self._joined.get(entry.rank, 0.0)) > since:
-            self.joining.append(entry.at - joined)
 
     def _take(self, name: str, event: Event) -> None:
         match event:
@@ -304,11 +278,8 @@ class Stage:
                 self.done[outcome.rank] = outcome
             case Said(text=text):
                 self.lines.append(f"{name}: {text}")
-                if (found := _NOTICE.search(text)) and name.startswith("worker"):
-                    victim, witness = int(found[1]), int(name.split()[1])
-                    if victim in self._struck:
-                        since = time.time() - self._struck[victim]
-                        self.said[victim].setdefault(witness, since)
+                if name.startswith("worker"):
+                    self.seen.hear(int(name.split()[1]), text, time.time())
 
     def until_step(self, step: int) -> None:
         """Follows the training until so many updates, or its end."""
@@ -320,7 +291,7 @@ class Stage:
 
     def until_back(self) -> None:
         """Follows the training until everybody takes part again, or it is over."""
-        self.until(lambda: not self.waiting or bool(self.done))
+        self.until(lambda: not self.seen.waiting or bool(self.done))
 
     def finish(self, limit_s: float = 60.0) -> None:
         """Waits for the end: all workers that run and have not been struck late, and the server.
@@ -328,7 +299,7 @@ class Stage:
         Raises:
             Stuck: it does not come.
         """
-        self.until(lambda: not self.workers or bool(self.done and self.workers <= self.waiting.keys()))
+        self.until(lambda: not self.workers or bool(self.done and self.workers <= self.seen.waiting.keys()))
         deadline = time.time() + limit_s
         while SERVER in self.engine.running and time.time() < deadline and not self.workers:
             self.poll()

@@ -54,8 +54,8 @@ class Outcome(Figures, frozen=True, kw_only=True):
         faults: what struck it, in words, in order.
         steps: the last version that every table reached.
         said_s: the latest of the other workers to say that a worker had died, in seconds after its death.
-        back_s: see `Stage.back`.
-        joining_s: see `Stage.joining`.
+        back_s: see `Witnesses.back`.
+        joining_s: see `Witnesses.joining`.
         accuracy: of worker 0 on the test set, 0 … 1; None where it did not reach the end.
         undisturbed: the accuracy of the same training without faults.
         steps_per_second: from the first update to the last.
@@ -212,14 +212,13 @@ class Scenario(Bench[Trial, Outcome]):
         problems = [*stage.problems, *stage.audit.problems, *problems, *ends(stage)]
         accuracy = stage.done[0].test_accuracy if 0 in stage.done else UNSET
         audit = stage.audit
-        said = [seconds for each in stage.said.values() for seconds in each.values()]
         return Outcome(
             problems=problems,
             faults=[str(fault) for fault in stage.happened],
             steps=audit.version,
-            said_s=max(said, default=None),
-            back_s=tuple(stage.back),
-            joining_s=tuple(stage.joining),
+            said_s=max(stage.seen.said, default=None),
+            back_s=tuple(stage.seen.back),
+            joining_s=tuple(stage.seen.joining),
             accuracy=None if accuracy is UNSET else accuracy,
             steps_per_second=audit.steps_per_second,
             missing=audit.missing,

@@ -1,0 +1,75 @@
+"""Who was struck when, how soon the others said so, and when each took part again."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from thinwire.runtime.journal import AnyEntry, Joined, Took
+
+_NOTICE = re.compile(r"warning: worker (\d+) (?:lost its connection|went away|was not connected)")
+
+
+class Witnesses:
+    """Keeps the times of faults of workers. All times are seconds since the epoch.
+
+    Attributes:
+        said: seconds after which another worker first said that one had been struck, one for each witness.
+        back: seconds after which workers took part again, from their death or from the end of their fault on.
+        joining: of that, for those that joined anew, the seconds from the arrival of their Join on.
+        waiting: workers that were struck and have not taken part since, and from when on they may.
+
+    Example:
+        >>> seen = Witnesses()
+        >>> seen.strike(1, at=10.0)
+        >>> seen.hear(0, "warning: worker 1 went away at step 7: gone; the training goes on", at=10.5)
+        >>> seen.read(Joined(at=13.0, rank=1)), seen.read(Took(at=14.0, rank=1, step=8, tables=(0,)))
+        (None, None)
+        >>> seen.said, seen.back, seen.joining, seen.waiting
+        ([0.5], [4.0], [1.0], {})
+    """
+
+    def __init__(self) -> None:
+        self.said: list[float] = []
+        self.back: list[float] = []
+        self.joining: list[float] = []
+        self.waiting: dict[int, float] = {}
+        self._struck: dict[int, float] = {}
+        self._heard: dict[int, set[int]] = {}
+        self._joined: dict[int, float] = {}
+
+    def strike(self, rank: int, at: float, *, lasts: bool = False, for_good: bool = False) -> None:
+        """A worker is struck.
+
+        Args:
+            rank: the worker.
+            at: when.
+            lasts: it cannot be back before the fault is lifted.
+            for_good: nobody waits for it.
+        """
+        self._struck[rank], self._heard[rank] = at, set()
+        if not for_good:
+            self.waiting[rank] = math.inf if lasts else at
+
+    def lift(self, rank: int, at: float) -> None:
+        """The worker may be back from now on."""
+        self.waiting[rank] = at
+
+    def hear(self, witness: int, text: str, at: float) -> None:
+        """Another worker has printed a line."""
+        found = _NOTICE.search(text)
+        victim = int(found[1]) if found else -1
+        if victim in self._struck and witness not in self._heard[victim]:
+            self._heard[victim].add(witness)
+            self.said.append(at - self._struck[victim])
+
+    def read(self, entry: AnyEntry) -> None:
+        """Takes the next entry of the server's journal."""
+        match entry:
+            case Joined():
+                self._joined[entry.rank] = entry.at
+            case Took() if entry.at > self.waiting.get(entry.rank, math.inf):
+                since = self.waiting.pop(entry.rank)
+                self.back.append(entry.at - since)
+                if (joined := self._joined.get(entry.rank, 0.0)) > since:
+                    self.joining.append(entry.at - joined)
