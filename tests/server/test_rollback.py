@@ -167,3 +167,29 @@ def test_without_a_common_step_all_hear_who_has_what() -> None:
         vote(shard, 10 + rank, (4 - rank, 1))
     expected = "the shard has 2; worker 0: 4 and 1; worker 1: 3 and 1. All of them need checkpoints"
     assert expected in str(shard.core.failed) and expected in str(shard.ended[10])
+
+
+def test_with_enough_others_nobody_waits_for_ever() -> None:
+    """Worker 2 died with the shard, and the one in its place was never there."""
+    states = Shard(make_plan(3), min_workers=2).core.state_dict()
+    shard = Shard(make_plan(3), begin=False, min_workers=2)
+    shard.core.load_state_dict(states)
+    for rank in (0, 1):
+        vote(shard, 10 + rank, ())
+    assert last(shard, 10) is None and shard.core.awaited == {2}
+    shard.carry_out(shard.core.overdue(frozenset({2})))
+    assert last(shard, 10) == last(shard, 11) == Offer(steps=(0,))
+    for peer in (10, 11):
+        shard.say(peer, Resume(step=0))
+    for rank in (0, 1):
+        shard.push(10 + rank, 0, shard.frames(rank, 0))
+    assert shard.core.step == 1 and shard.core.awaited == frozenset()
+    shard.say(10, BACK)
+    assert shard.core.awaited == {0} and shard.core.overdue(frozenset({1})) == []
+
+
+def test_at_the_beginning_the_workers_take_their_time() -> None:
+    shard = Shard(make_plan(3), begin=False, min_workers=2)
+    shard.join(0)
+    shard.give_values(0)
+    assert shard.core.awaited == frozenset()

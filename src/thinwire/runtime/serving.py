@@ -15,7 +15,7 @@ from thinwire.runtime.clock import Clock, SystemClock
 from thinwire.runtime.journal import Journal
 from thinwire.runtime.limits import MAX_JOIN_NBYTES, Allowance, allowance, join_too_large
 from thinwire.runtime.session_server import SessionServer
-from thinwire.schema import Join, Plan
+from thinwire.schema import Join, Leave, Plan
 from thinwire.server.core import ServerCore
 from thinwire.server.effects import Close, Effect, Send
 from thinwire.transports.base import HandlerFactory, Sender
@@ -49,7 +49,16 @@ def serving(
     shared = clock or SystemClock()
 
     def handler(sender: Sender) -> ServerHandler:
-        return ServerHandler(core, sender, on_end, checkpointer, journal, max_join_nbytes=max_join_nbytes, clock=shared)
+        return ServerHandler(
+            core,
+            sender,
+            on_end,
+            checkpointer,
+            journal,
+            max_join_nbytes=max_join_nbytes,
+            clock=shared,
+            grace_s=grace_s,
+        )
 
     return lambda sender: SessionServer(handler, sender, grace_s, shared, max_join_nbytes=max_join_nbytes)
 
@@ -58,9 +67,9 @@ class ServerHandler:
     """Feeds packets to a core and carries out its effects. One packet object goes to all receivers of an effect.
 
     Args:
-        core, on_end, checkpointer, journal, max_join_nbytes: as for `serving`.
+        core, on_end, checkpointer, journal, max_join_nbytes, grace_s: as for `serving`.
         sender: the transport's sending half.
-        clock: whose time the core is told, where it looks for workers that are late.
+        clock: whose time the core is told, where workers are late or have not come back.
     """
 
     def __init__(
@@ -73,8 +82,10 @@ class ServerHandler:
         *,
         max_join_nbytes: int = MAX_JOIN_NBYTES,
         clock: Clock | None = None,
+        grace_s: float = 0.0,
     ) -> None:
-        self._clock, self._ticking = clock or SystemClock(), False
+        self._clock, self._grace_s = clock or SystemClock(), grace_s
+        self._ticking = self._awaiting = False
         self._core, self._sender, self._checkpointer, self._journal = core, sender, checkpointer, journal
         self._max_join_nbytes = max_join_nbytes
         self._allowance: Allowance | None = None
@@ -105,12 +116,26 @@ class ServerHandler:
         self._do(self._core.received(peer, message, frames))
         if isinstance(message, Join) and self._core.plan is not None:
             self._admit(peer, self._core.plan)
+        if isinstance(message, Join | Leave):
+            self._await()
         if self._checkpointer is not None:
             self._checkpointer.write_if_due()
 
     def closed(self, peer: int, error: str | None) -> None:
         self._joined.pop(peer, None)
         self._do(self._core.closed(peer, error))
+        self._await()
+
+    def _await(self) -> None:
+        """Gives workers that are to come back the time to do so."""
+        if (awaited := self._core.awaited) and not self._awaiting:
+            self._awaiting = True
+            self._clock.call_later(self._grace_s, partial(self._sender.call, partial(self._overdue, awaited)))
+
+    def _overdue(self, awaited: frozenset[int]) -> None:
+        self._awaiting = False
+        self._do(self._core.overdue(awaited))
+        self._await()
 
     def _begin_to_tick(self) -> None:
         if self._core.stragglers is not None and not self._ticking:

@@ -10,7 +10,7 @@ others the training goes on, or waits for more; else it ends, and they are told 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from thinwire.errors import ConfigError, FrameError, NonFiniteError, ProtocolError
@@ -62,7 +62,7 @@ class ServerCore:
         self._interrupted: set[int] = set()
         self._returning: set[int] = set()
         self._rollback = Rollback()
-        self._initialised = self._progressed = False
+        self._initialised = self._progressed = self._gathered = False
         self._late: set[int] = set()
         self._failed: str | None = None
         self._maxima = Maxima()
@@ -151,6 +151,28 @@ class ServerCore:
             )
         return effects
 
+    @property
+    def awaited(self) -> frozenset[int]:
+        """Who is to come back, where the others go on without those that do not.
+
+        At the beginning nobody is missing: the workers of the plan may take their time.
+        """
+        if self._engine is None or self._min_workers is None or not self._gathered or self._failed is not None:
+            return frozenset()
+        return frozenset(self._engine.members.ranks) - self._here
+
+    def overdue(self, ranks: Collection[int]) -> list[Effect]:
+        """The time is over for workers that were missing: those who still are, are dropped."""
+        effects: list[Effect] = []
+        for rank in sorted(gone := self.awaited.intersection(ranks)):
+            self._returning.discard(rank)
+            effects += self._drop(rank, f"worker {rank} has not come back at step {self.step}")
+        return [*effects, *self._offer()] if gone else []
+
+    @property
+    def _here(self) -> set[int]:
+        return {*self._ranks.values(), *self._rollback.voters.values()}
+
     # ---- the conversation
 
     def _dispatch(self, peer: int, message: Message, frames: tuple[EncodedTensor, ...]) -> list[Effect]:
@@ -219,6 +241,7 @@ class ServerCore:
         values = self._engine.catch_up(rank, have) if self._initialised else []
         self._engine.begin(rank)
         self._ranks[peer] = rank
+        self._gathered = self._gathered or self._here >= {*self._engine.members.ranks}
         ask = rank == 0 and not self._initialised
         final = self._engine.final
         history = self._engine.members.history
@@ -427,6 +450,7 @@ class ServerCore:
         if self._engine is not None:
             raise ConfigError("this shard has begun a training; a state is loaded before anybody joins")
         self._engine, self._initialised = engine_of(state, self._min_workers), True
+        self._gathered = True  # they were, before that state was taken
 
     # ---- helpers
 
