@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any
 
 import pytest
@@ -52,16 +52,17 @@ def test_workers_agree_on_the_timetable() -> None:
         designs = ["diloco[h=3]", other]
         server, address = start_server(ServerCore(), "memory")
 
-        timeout_s = 1 if expected else 30  # the one that came first waits for a second worker, in vain
-
-        def work(rank: int, designs: list[str] = designs, address: Any = address, timeout_s: int = timeout_s) -> None:
+        def work(rank: int, designs: list[str] = designs, address: Any = address) -> None:
             model = mlp(rank)
-            place: dict[str, Any] = {"server": address(), "rank": rank, "workers": 2, "timeout_s": timeout_s}
+            place: dict[str, Any] = {"server": address(), "rank": rank, "workers": 2, "timeout_s": 30}
             with tw.distribute(model, adamw(model), design=designs[rank], **place) as opt:
                 steps(3)(rank, model, opt)
 
-        with server, ThreadPoolExecutor(2) as pool:
-            futures = [pool.submit(work, rank) for rank in range(2)]
+        with ThreadPoolExecutor(2) as pool:
+            with server:
+                futures = [pool.submit(work, rank) for rank in range(2)]
+                wait(futures, return_when=FIRST_EXCEPTION)
+            # Without the server the one that came first no longer waits for a second worker.
             errors = [future.exception() for future in futures]
         if expected:
             assert any(isinstance(e, ProtocolError) and re.search(expected, str(e)) for e in errors), (other, errors)
