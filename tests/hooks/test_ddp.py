@@ -6,7 +6,9 @@ Every case runs on the same three ranks, one after the other: starting them is w
 from __future__ import annotations
 
 import re
+import tempfile
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from tests.collective.ranks import collectives, step
 from tests.hooks.ddp_ranks import batch, ddp, mlp, run_ranks, train, weights
 from thinwire.collective.core import Bucket
 from thinwire.collective.residuals import TrainedTensor
+from thinwire.errors import ProtocolError
 from thinwire.policies.compression import ByShape, select
 
 MANY_BUCKETS: dict[str, Any] = {"bucket_cap_mb": 0.002}
@@ -145,6 +148,22 @@ def run_report(rank: int) -> tuple[str, str, Any]:
     return before, str(report), report
 
 
+def run_sealed(rank: int) -> tuple[Weights, list[str]]:
+    """The same training as of "zstd", sealed; and what ranks hear that do not all have the same token."""
+    heard = []
+    with tempfile.TemporaryDirectory() as folder:
+        shared, own = Path(folder, "shared"), Path(folder, "own")
+        shared.write_text("the-token-of-all-ranks")
+        own.write_text(f"the-token-of-rank-{rank}")
+        trained = run(rank, MANY_BUCKETS, {**ZSTD, "credentials": tw.Credentials(token_file=shared)})
+        for credentials in (None if rank == 1 else tw.Credentials(token_file=shared), tw.Credentials(token_file=own)):
+            try:
+                ddp.compress(DistributedDataParallel(mlp()), "3lc", credentials=credentials, measure_link=False)
+            except ProtocolError as error:
+                heard.append(str(error))
+    return trained, heard
+
+
 def run_gathered(rank: int) -> list[float]:
     """Messages a step where buckets travel together, and where each travels by itself."""
     counted = []
@@ -219,6 +238,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "scopes": (run_scopes, ()),
     "sum": (run_sum, ()),
     "report": (run_report, ()),
+    "sealed": (run_sealed, ()),
     "gathered": (run_gathered, ()),
     "alone": (run_alone, ()),
     "uneven": (run_uneven, ()),
@@ -255,6 +275,10 @@ def test_all_ranks_hold_the_same_bits_whatever_the_buckets_threads_and_sockets(r
     for name in ("one bucket", "many", "views", "in one packet", "in three packets or so"):
         assert all(same(result, expected) for result in ranks[f"zstd, {name}"]), name
     assert not same(expected, weights(mlp()))
+    for sealed, heard in ranks["sealed"]:
+        assert same(sealed, expected), "sealing changes no bit"
+        assert "rank 1 has credentials = False and rank 0 has True" in heard[0]
+        assert "cannot be opened: that rank has another key" in heard[1]
     for name in ("3lc", "3lc, static graph"):
         assert all(same(result, ranks["3lc"][0]) for result in ranks[name]), name
     assert all(same(result, ranks["uneven"][0]) for result in ranks["uneven"]), "uneven inputs under join"
@@ -332,6 +356,7 @@ MISUSE = (
     "must be 0 or more",
     "must be 0 or more megabytes",
     "match no parameter",
+    "between ranks messages are sealed with a token",
     "is a codec already",
 )
 
@@ -355,6 +380,7 @@ def run_misuse(rank: int) -> list[str]:
         (fresh, {"gather_mb": -1}),
         (fresh, {"codecs": {"conv*": "int8"}}),
         (fresh, {"codec": tw.codec("3lc"), "sparsity": 1.5}),
+        (fresh, {"credentials": tw.Credentials(ca="ca.pem")}),
     ]
     for given, options in calls:
         try:

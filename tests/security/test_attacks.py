@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +28,7 @@ from thinwire.security.certificates import self_signed
 from thinwire.server.core import ServerCore
 from thinwire.transports.base import Handler, Sender, Server
 from thinwire.transports.grpc import GrpcOptions, Tls, connect, serve
-from thinwire.transports.grpc.options import METHOD, SERVICE, TOKEN_KEY, TOKEN_SCHEME
+from thinwire.transports.grpc.options import MAX_SESSIONS_EACH, METHOD, SERVICE, TOKEN_KEY, TOKEN_SCHEME
 
 WAIT_S = 20.0
 FAIL_S = 0.3
@@ -269,6 +269,14 @@ def setting(training: Training, **changed: Any) -> bytes:
     return joining(training, settings={**training.first(Join).plan.settings, **named})
 
 
+def ninth(training: Training) -> str:
+    """Holds eight sessions, and opens another."""
+    with ExitStack() as stack:
+        for _ in range(MAX_SESSIONS_EACH):
+            stack.enter_context(connect(training.address, connect_timeout_s=WAIT_S, options=training.options()))
+        return shout(training, ((TOKEN_KEY, TOKEN_SCHEME + training.pki.secrets[1]),), b"x")
+
+
 KNOWN: dict[str, tuple[Callable[[Training], str], str]] = {
     "a Join as another rank": (
         lambda t: t.say(joining(t, rank=0)),
@@ -294,6 +302,7 @@ KNOWN: dict[str, tuple[Callable[[Training], str], str]] = {
         lambda t: t.say(pack(SessionOpen(session="d" * 32)), pack(Acknowledged(count=9))),
         "the other end acknowledges 9 messages; between 0 and 0 are possible",
     ),
+    "nine sessions at a time": (lambda t: ninth(t), "RESOURCE_EXHAUSTED: rank 1 has 8 sessions with the server"),
     "a rank below zero": (lambda t: t.say(joining(t, rank=-1)), "rank -1: this worker's certificate"),
     "another seed": (lambda t: t.say(setting(t, seed=7)), "seed: this worker has 7, the others 0"),
     "another batch": (lambda t: t.say(setting(t, batch=64)), "batch: this worker has 64, the others 32"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -190,6 +191,24 @@ class TestPeers:
         third = grpc_cluster.connect()
         third.send(b"1")
         assert third.receive(WAIT_S) == b"1"
+
+    def test_connections_are_counted_and_silent_ones_cut(
+        self, grpc_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("thinwire.transports.grpc.options.MAX_CONNECTIONS", 3)
+        monkeypatch.setattr("thinwire.transports.grpc.options.HANDSHAKE_S", 1)
+        grpc_cluster.serve()
+        honest = grpc_cluster.connect()
+        host, _, port = grpc_cluster.server.address.rpartition(":")
+        with contextlib.ExitStack() as stack:
+            strangers = [stack.enter_context(socket.create_connection((host, int(port)), WAIT_S)) for _ in range(6)]
+            first = [stranger.recv(1000) for stranger in strangers]
+            assert [bool(each) for each in first].count(False) == 4, "the server spoke to two and hung up on four"
+            for stranger in strangers:
+                while stranger.recv(1000):
+                    """The server says that it takes too long, and hangs up."""
+        honest.send(b"1")
+        assert honest.receive(WAIT_S) == b"1"
 
 
 class TestSending:

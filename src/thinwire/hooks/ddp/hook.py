@@ -24,7 +24,11 @@ from thinwire.policies.compression import MIN_NUMEL, ByShape, Choice, Compressio
 from thinwire.runtime.collective import CollectiveDriver
 from thinwire.runtime.peers import agree
 from thinwire.runtime.peers import measure_link as measure_bps
+from thinwire.runtime.sealed import SealedPeerGroup
+from thinwire.security.credentials import Credentials
+from thinwire.security.tokens import TokenFile
 from thinwire.transports.gloo import GlooPeerGroup
+from thinwire.transports.peers import PeerGroup
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 GATHER_MB = 4.0
@@ -49,6 +53,7 @@ def compress(
     timeout: timedelta | None = None,
     gather_mb: float = GATHER_MB,
     measure_link: bool = True,
+    credentials: Credentials | None = None,
     **options: Any,
 ) -> ThinwireState:
     """Compresses the gradients of a DistributedDataParallel model, both ways, with error feedback on both passes.
@@ -74,6 +79,8 @@ def compress(
         timeout: how long a rank may keep the others waiting; by default the timeout of DDP's group.
         gather_mb: DDP's buckets travel together until their gradients have so many megabytes; 0 sends each by itself.
         measure_link: sends a few messages at the start (some 0.1 s) so that the report can say whether it pays.
+        credentials: with a token file, what the ranks exchange is sealed with its first token without a rank, the same
+            on all ranks: nobody on the way reads or changes it.
         **options: of the codec, such as `sparsity=1.75`.
 
     Returns:
@@ -81,7 +88,7 @@ def compress(
 
     Raises:
         ConfigError: not a DDP model, a second hook, sparse gradients, or arguments that cannot be.
-        ProtocolError: ranks with different models or settings; the message names rank and setting.
+        ProtocolError: ranks with different models, settings or tokens; the message names rank and setting.
         TransportError: not all ranks came.
 
     Example::
@@ -114,7 +121,13 @@ def compress(
     skip = nonfinite == "skip"
     drop_zeros = bool(model.find_unused_parameters or model.static_graph)
     group_nbytes = int(gather_mb * 1e6)
-    peers = GlooPeerGroup(dist.get_process_group_ranks(model.process_group), timeout or _timeout(model.process_group))
+    secret = None if credentials is None else _secret(credentials)
+    peers: PeerGroup = GlooPeerGroup(
+        dist.get_process_group_ranks(model.process_group), timeout or _timeout(model.process_group)
+    )
+    agree(peers, {"credentials": secret is not None})
+    if secret is not None:
+        peers = SealedPeerGroup(peers, secret)
     agree(
         peers,
         {
@@ -178,6 +191,13 @@ def _uncompressed(state: ThinwireState, buffer: torch.Tensor) -> torch.futures.F
     work: Any = dist.all_reduce(buffer, group=state.group, async_op=True)
     future: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda done: done.value()[0])
     return future
+
+
+def _secret(credentials: Credentials) -> bytes:
+    """What all ranks share."""
+    if credentials.token_file is None:
+        raise ConfigError("between ranks messages are sealed with a token: give Credentials(token_file=…)")
+    return TokenFile(credentials.token_file).own(None).encode()
 
 
 def _check_model(model: Any) -> None:

@@ -35,7 +35,7 @@ MAX_SESSIONS_EACH = 8
 QUEUED_S = 600
 """A call that the server has not got round to for so long is dropped. gRPC's own 30 s cost a worker its training where
 another's Join was being taken on a busy machine: kernels are loaded then."""
-HANDSHAKE_S = 20
+HANDSHAKE_S = 60
 """A connection whose handshake takes longer is cut."""
 IDLE_S = 60
 """So is one without a call for so long."""
