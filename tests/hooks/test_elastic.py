@@ -34,13 +34,20 @@ class Life:
     """One worker's process, as a thread: it trains to the last step, or dies at one."""
 
     def __init__(
-        self, address: Any, rank: int, design: str, dies_at: int | None = None, late_for: ServerCore | None = None
+        self,
+        address: Any,
+        rank: int,
+        design: str,
+        dies_at: int | None = None,
+        late_for: ServerCore | None = None,
+        carries: dict[str, Any] | None = None,
     ) -> None:
         self.rank, self.joined_at, self.weights = rank, -1, [torch.empty(0)]
         self.error: BaseException | None = None
         self.reached = threading.Event()
         self.read: dict[int, list[int]] = {}
-        self.missed = 0.0
+        self.traffic, self.state = dict[str, float](), dict[str, Any]()
+        self._carries = carries
         self._dies_at, self._address, self._design, self._late_for = dies_at, address, design, late_for
         self._thread = threading.Thread(target=self._live)
         self._thread.start()
@@ -66,9 +73,16 @@ class Life:
             model, inner, server=connection, rank=self.rank, workers=WORKERS, design=self._design, timeout_s=30
         )
         self.joined_at = opt.steps_done
+        if self._carries is not None:
+            opt.load_residuals(self._carries)
+            assert opt.steps_done == self.joined_at
+            loaded = opt.state_dict()["contexts"]["0.weight"]["residual"]
+            assert torch.equal(loaded, self._carries["contexts"]["0.weight"]["residual"])
         examples = iter(ElasticSampler(EXAMPLES, opt, batch=4))
         while opt.steps_done < STEPS:
             if opt.steps_done == self._dies_at:
+                opt.sync()
+                self.state = opt.state_dict()
                 connection.abort()
                 return
             self.read[opt.steps_done] = next(examples)
@@ -82,7 +96,7 @@ class Life:
             nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
             opt.step()
         opt.flush()
-        self.missed = opt.traffic().get("missed_exchanges", 0)
+        self.traffic = opt.traffic()
         self.weights = [p.detach().clone() for p in model.parameters()]
         opt.close()
 
@@ -102,6 +116,24 @@ def test_a_worker_that_died_comes_back_and_all_end_with_the_same_weights(design:
     assert core.finished and core.failed is None
     assert any("worker 1 went away" in str(each.message) for each in said)
     assert DIES_AT - 6 <= back.joined_at < STEPS, "it goes on where the others are"
+    for life in lives[1:]:
+        for mine, theirs in zip(life.weights, lives[0].weights, strict=True):
+            assert torch.equal(mine, theirs), f"worker {life.rank} differs"
+
+
+@pytest.mark.parametrize("carries", [False, True])
+def test_what_the_dead_had_not_sent_is_lost_unless_its_checkpoint_has_it(carries: bool) -> None:
+    core = ServerCore(min_workers=WORKERS)
+    server, address = start_server(core, "memory")
+    with server, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        first = [Life(address, rank, "3lc", DIES_AT if rank == 1 else None) for rank in range(WORKERS)]
+        first[1].join()
+        lives = [first[0], Life(address, 1, "3lc", carries=first[1].state if carries else None), first[2]]
+        for life in lives:
+            life.join()
+    lost, carried = (lives[1].traffic.get(name, 0) for name in ("residuals_lost", "residuals_carried"))
+    assert (lost, carried) == ((0, 2) if carries else (2, 0)), "of the two weights; the rest travels uncompressed"
     for life in lives[1:]:
         for mine, theirs in zip(life.weights, lives[0].weights, strict=True):
             assert torch.equal(mine, theirs), f"worker {life.rank} differs"
@@ -135,7 +167,7 @@ def test_one_that_is_late_takes_part_again(design: str) -> None:
         lives = [Life(address, rank, design, late_for=core) for rank in range(WORKERS)]
         for life in lives:
             life.join()
-    assert core.finished and core.failed is None and lives[2].missed > 0
+    assert core.finished and core.failed is None and lives[2].traffic["missed_exchanges"] > 0
     for life in lives[1:]:
         for mine, theirs in zip(life.weights, lives[0].weights, strict=True):
             assert torch.equal(mine, theirs), f"worker {life.rank} differs"

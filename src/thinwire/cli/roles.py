@@ -190,8 +190,8 @@ def rejoining(
 
     All workers and shards then go back to the newest step of which everybody has a checkpoint, and the run ends with
     the bits of one that nothing disturbed. A worker without checkpoints goes on with the shards' parameters and an
-    empty residual. So does one that was away while the others went on, from where they are, unless it was to resume
-    from a step of its own.
+    empty residual. One that was away while the others went on does so from where they are, with the residuals of its
+    newest checkpoint, unless it was to resume from a step of its own.
 
     Args:
         train: trains with these checkpoints; the second argument says whether it was in the training before.
@@ -213,8 +213,11 @@ def rejoining(
             if not returning and (kept is None or not kept.resume or kept.step is not None):
                 raise
             returning = False
-            kept = None if kept is None else replace(kept, resume=False, written=set(kept.steps()))
-            warnings.warn(f"{error}. This worker goes on without what it had not sent", UserWarning, stacklevel=2)
+            there = kept is not None and kept.path.exists()
+            if kept is not None:
+                kept = replace(kept, resume=there, residuals=there, written=set(kept.steps()))
+            whose = "the residuals of its newest checkpoint" if there else "empty residuals"
+            warnings.warn(f"{error}. This worker goes on where they are, with {whose}", UserWarning, stacklevel=2)
 
 
 def open_metrics(

@@ -215,6 +215,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group.update(saved)
 
+    def load_residuals(self, state_dict: Mapping[str, Any]) -> None:
+        """Restores what was not sent in the state of an earlier step, and no more.
+
+        For a worker that died and takes its rank again where the others have gone on: parameters and position are
+        theirs. The residual is as old as the state; it is sent with the next gradients.
+
+        Args:
+            state_dict: what `state_dict` returned.
+
+        Raises:
+            ConfigError: a parameter of this model is missing in the state.
+        """
+        self._worker.take_residuals(state_dict)
+
     # ---- what it measured
 
     def traffic(self) -> dict[str, float]:

@@ -31,6 +31,7 @@ class WorkerCheckpoint:
         resume: whether to go on from one.
         step: from that of this step; None takes the newest that all workers and shards have.
         written: the steps of the states that are this worker's own, 0 for the beginning. With `resume` all files are.
+        residuals: what is taken from it are the residuals alone: the others have gone on.
     """
 
     path: Path
@@ -38,6 +39,7 @@ class WorkerCheckpoint:
     resume: bool = False
     step: int | None = None
     written: set[int] = field(default_factory=set)
+    residuals: bool = False
 
     def writer(self, model_nbytes: int, on_written: Callable[[int], None]) -> CheckpointWriter:
         """Opens what writes them.

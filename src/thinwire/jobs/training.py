@@ -82,7 +82,9 @@ def run_worker(
     batches = Batches(
         dataset, rank=rank, workers=job.workers, batch=recipe.batch, seed=job.seed, augment=recipe.augment
     )
-    resumable = _States(job, rank, checkpoint, newest, model, batches) if returning or newest is not None else None
+    behind = newest if checkpoint is not None and checkpoint.residuals else None
+    goes_back = returning or (newest is not None and behind is None)
+    resumable = _States(job, rank, checkpoint, newest, model, batches) if goes_back else None
     warm_up(design.up)
     warm_up(design.down)
     writer = None
@@ -104,6 +106,8 @@ def run_worker(
         settings=_settings(job, dataset),
     )
     with nullcontext() if writer is None else closing(writer), opt:
+        if behind is not None:
+            opt.load_residuals(behind["optimizer"])
         loop = _Loop(job, rank, model, opt, dataset, report)
         if resumable is not None and resumable.loaded is not None:
             loop.load_state_dict(resumable.loaded["loop"])

@@ -143,6 +143,9 @@ class Worker:
             if welcomes[conversation.shard].send_values:
                 yield from conversation.send_values(self.model.initial_frames(conversation.shard))
         if late:
+            kept = sum(table.residual is not None for table in self.model.trained_tables())
+            # Those of the process that had this rank; one above the plan's is the first that has it.
+            self.counters.add("residuals_lost", kept * (self.rank < self.conversations[0].plan.workers))
             yield from self._sit_out({shard: welcome.begin for shard, welcome in welcomes.items()})
         if self.clock and self._terms.immediate:
             self._resume_apart({shard: welcome.exchanges for shard, welcome in welcomes.items()})
@@ -296,6 +299,12 @@ class Worker:
             self.memberships = tuple((self._policy.iterations(clock), ranks) for clock, ranks in said)
 
     # ---- its state
+
+    def take_residuals(self, state: Mapping[str, Any]) -> None:
+        """Restores residuals and random streams of an earlier step, of a worker that went on where the others are."""
+        self.model.load_residuals(state["contexts"])
+        self.counters.add("residuals_carried", self.counters["residuals_lost"])
+        self.counters.add("residuals_lost", -self.counters["residuals_lost"])
 
     def position(self) -> dict[str, Any]:
         """Returns the clock and the versions of all tables; and the parameters, where no shard has them."""

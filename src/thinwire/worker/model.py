@@ -279,18 +279,26 @@ class WorkerModel:
             state["averages"] = {tensor.name: average.clone() for tensor, average in averages}
         return state
 
+    def load_residuals(self, contexts: Mapping[str, Any]) -> None:
+        """Restores residuals, accumulated gradients and random streams, by table.
+
+        Raises:
+            ConfigError: a table of this model is missing; nothing was changed.
+        """
+        tables = list(self.trained_tables())
+        for table in tables:
+            if table.spec.name not in contexts:
+                raise ConfigError(f"the state has no residual for {table.spec.name!r}; it has {sorted(contexts)[:8]} …")
+        for table in tables:
+            table.load_state_dict(contexts[table.spec.name])
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores what `state_dict` returned.
 
         Raises:
             ConfigError: a table of this model is missing in the state; nothing was changed.
         """
-        contexts, tables = state["contexts"], list(self.trained_tables())
-        for table in tables:
-            if table.spec.name not in contexts:
-                raise ConfigError(f"the state has no residual for {table.spec.name!r}; it has {sorted(contexts)[:8]} …")
-        for table in tables:
-            table.load_state_dict(contexts[table.spec.name])
+        self.load_residuals(state["contexts"])
         if self._optimizer is not None and "optimizer" in state:
             self._optimizer.load_state_dict(state["optimizer"])
         if self._design.ema and "averages" in state:
