@@ -67,7 +67,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             worker.restore_position(resume["position"])
         driver.run(worker.start(agreed))
         updates, residuals = worker.counters["updates_lost"], worker.counters["residuals_lost"]
-        if updates or residuals:
+        if resume is not None and (updates or residuals):
             warnings.warn(
                 f"worker {worker.rank} goes on with exchange {worker.clock}: the shards lack {updates:g} of its "
                 f"gradients, and {residuals:g} residuals, of which they have had a part, are dropped",
