@@ -1,0 +1,351 @@
+"""Who takes part in a shard's training: who joins, goes away, comes back, and goes back with all others.
+
+One that goes away is dropped: with enough others the training goes on, or waits for more; else it ends, and all hear
+why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from thinwire.errors import ConfigError, ProtocolError
+from thinwire.schema import Join, Leave, Members, Message, Plan, Refused, Resume, Scalars, Welcome
+from thinwire.server.agreement import check_plan, check_version, difference
+from thinwire.server.effects import Close, Effect, Send, refused, send_back
+from thinwire.server.rollback import Rollback, named
+from thinwire.server.rounds import Digests, Maxima
+from thinwire.server.state import engine_of
+from thinwire.server.table import Table
+from thinwire.server.update_engine import Outgoing, StepUnreachable, UpdateEngine
+
+MAX_WORKERS = 4096
+
+
+class Participants:
+    """The workers of one shard, by peer and rank.
+
+    Args:
+        min_workers: as for `ServerCore`.
+        skips_late: whether updates may be made without workers that are late.
+
+    Attributes:
+        finished, checkpoints: as of `ServerCore`.
+    """
+
+    def __init__(self, min_workers: int | None, *, skips_late: bool) -> None:
+        if min_workers is not None and min_workers < 1:
+            raise ConfigError(f"min_workers is {min_workers}; at least 1 is needed")
+        self.finished = False
+        self.checkpoints: Mapping[int, Mapping[str, Any]] = {}
+        self._min_workers, self._skips_late = min_workers, skips_late
+        self._engine: UpdateEngine | None = None
+        self._ranks: dict[int, int] = {}
+        self._left: set[int] = set()
+        self._lost: set[int] = set()
+        self._interrupted: set[int] = set()
+        self._returning: set[int] = set()
+        self._rollback = Rollback()
+        self._initialised = self._progressed = self._gathered = False
+        self._failed: str | None = None
+        self._maxima = Maxima()
+        self._digests = Digests()
+
+    # ---- who comes and goes
+
+    def interrupted(self, peer: int) -> list[Effect]:
+        """A peer's connection broke, and its session waits: another process may now take its rank."""
+        if peer in self._rollback.voters:
+            self._interrupted.add(peer)
+        rank = self._ranks.get(peer)
+        if rank is None:
+            return []
+        self._interrupted.add(peer)
+        if self._min_workers is None:
+            return []
+        return self._tell(f"worker {rank} lost its connection at step {self.step}", but=peer, interrupted=True)
+
+    def resumed(self, peer: int) -> None:
+        """An interrupted peer is back."""
+        self._interrupted.discard(peer)
+
+    def closed(self, peer: int, error: str | None) -> list[Effect]:
+        """A session is over. In the middle of training its worker is dropped, or the training ends for all."""
+        self._interrupted.discard(peer)
+        if peer in self._rollback.voters and self._failed is None:
+            return self._withdraw(peer, error or "it closed its session")
+        rank = self._ranks.pop(peer, None)
+        if rank is None or self._failed is not None:
+            return []
+        reason = f"worker {rank} went away at step {self.step}: {error or 'it closed its session'}"
+        too_few = self._min_workers is None and len(self._ranks) < self._least
+        if not self._initialised or too_few or (self._left and not self._ranks):
+            return self._fail(reason)
+        return [*self._drop(rank, reason), *self._offer()]
+
+    @property
+    def awaited(self) -> frozenset[int]:
+        """Who is to come back, where the others go on without those that do not.
+
+        At the beginning nobody is missing: the workers of the plan may take their time.
+        """
+        if self._engine is None or self._min_workers is None or not self._gathered or self._failed is not None:
+            return frozenset()
+        return frozenset(self._engine.members.ranks) - self._here
+
+    def overdue(self, ranks: Collection[int]) -> list[Effect]:
+        """The time is over for workers that were missing: those who still are, are dropped."""
+        effects: list[Effect] = []
+        for rank in sorted(gone := self.awaited.intersection(ranks)):
+            self._returning.discard(rank)
+            effects += self._drop(rank, f"worker {rank} has not come back at step {self.step}")
+        return [*effects, *self._offer()] if gone else []
+
+    @property
+    def _here(self) -> set[int]:
+        return {*self._ranks.values(), *self._rollback.voters.values()}
+
+    def _join(self, peer: int, join: Join) -> list[Effect]:
+        if peer in self._ranks or peer in self._rollback.voters:
+            raise ProtocolError("a second Join in one session")
+        check_version(join.version)
+        if self.plan is None:
+            check_plan(join.plan)
+        elif reason := difference(self.plan, join.plan):
+            raise ProtocolError(reason)
+        highest = join.plan.workers if self._min_workers is None else MAX_WORKERS
+        if not 0 <= join.rank < highest:
+            more = "; with --min-workers the server takes more" if self._min_workers is None else ""
+            raise ProtocolError(f"rank {join.rank}; this training has ranks 0 … {highest - 1}{more}")
+        if self._engine is None:
+            self._engine = UpdateEngine(join.plan, self._min_workers)
+            # A shard may hold nothing, where there are more of them than tables: then nobody has values to send.
+            self._initialised = not self._engine.tables
+        holders = (self._ranks | self._rollback.voters).items()
+        holder = next((other for other, rank in holders if rank == join.rank), None)
+        if holder is not None and holder not in self._interrupted:
+            raise ProtocolError(f"rank {join.rank} is taken: every worker needs a rank of its own")
+        if join.rank in self._left and self._min_workers is None:
+            raise ProtocolError(f"worker {join.rank} has left this training, and it does not begin again")
+        if join.steps is not None:
+            return self._vote(peer, join.rank, join.steps, holder)
+        if self._rollback.voters:
+            return send_back([peer])
+        if self._initialised:
+            self._engine.check_versions(join.rank, join.have)  # before anybody is replaced
+        effects = [] if holder is None else self._replace(holder, join.rank)
+        if join.rank in self._returning:  # to go back with the others; they have not, and it begins as a new one
+            self._returning.discard(join.rank)
+            effects += self._drop(join.rank, f"worker {join.rank} was away at step {self.step}")
+        begin = -1 if join.rank in self._engine.members.ranks else self._engine.admit(join.rank)
+        self._left.discard(join.rank)
+        effects += self._welcome(peer, join.rank, join.have, begin)
+        if begin >= 0:
+            # The others hear of it before the next update, for it says from when on they divide the data otherwise.
+            effects += self._tell(f"worker {join.rank} is here from step {begin} on", but=peer)
+            effects += self._address(self._engine.go_on())  # where it was one too few that the others waited for
+        return effects
+
+    def _welcome(self, peer: int, rank: int, have: Sequence[int], begin: int) -> list[Effect]:
+        """Lets a worker in, and gives it what it lacks."""
+        assert self._engine is not None
+        values = self._engine.catch_up(rank, have) if self._initialised else []
+        self._engine.begin(rank)
+        self._ranks[peer] = rank
+        self._gathered = self._gathered or self._here >= {*self._engine.members.ranks}
+        ask = rank == 0 and not self._initialised
+        final = self._engine.final
+        history = self._engine.members.history
+        welcome = Welcome(
+            send_values=ask,
+            step=self.step,
+            final=-1 if final is None else final,
+            begin=begin,
+            elastic=self._min_workers is not None,
+            memberships=() if history == ((0, tuple(range(self._engine.plan.workers))),) else history,
+            exchanges=tuple(self._engine.exchanges.get(rank, ())),
+            skips_late=self._skips_late,
+        )
+        return [Send((peer,), welcome), *self._address(values)]
+
+    def _replace(self, holder: int, rank: int) -> list[Effect]:
+        """Another process takes the rank of a worker whose connection is broken."""
+        self._interrupted.discard(holder)
+        over = Close(holder, refused(f"another process has taken rank {rank}, while this one was not connected"))
+        if holder in self._rollback.voters:
+            return [over, *self._rollback.withdraw(holder)]
+        del self._ranks[holder]
+        if not self._initialised:
+            return [over]
+        return [over, *self._drop(rank, f"worker {rank} was not connected at step {self.step}, and is replaced")]
+
+    def _drop(self, rank: int, reason: str) -> list[Effect]:
+        """Goes on without a worker, or waits for others, and tells those who are left."""
+        assert self._engine is not None
+        self._lost.add(rank)
+        self._maxima.drop(rank)
+        self._digests.drop(rank)
+        effects = self._address(self._engine.drop(rank))
+        effects += [
+            effect
+            for step, largest in self._maxima.completed(self._engine.members.ranks)
+            for effect in self._address([Outgoing(Scalars(step=step, values=largest))])
+        ]
+        return [*effects, *self._tell(reason)]
+
+    def _leave(self, peer: int, *, returning: bool) -> list[Effect]:
+        assert self._engine is not None
+        rank = self._ranks.pop(peer)
+        if returning:  # to go back with all the others: nobody is dropped
+            self._returning.add(rank)
+            return [Close(peer), *self._offer()]
+        self._left.add(rank)
+        self.finished = not self._ranks and self._left >= set(self._engine.members.ranks)
+        if not (self._initialised or self.finished):
+            return [Close(peer), *self._fail("a worker left before the training had begun")]
+        if self._min_workers is not None:
+            # No word of it for people: at the end everybody leaves.
+            return [Close(peer), *self._drop(rank, "")]
+        if reason := self._engine.unreachable(self._left):
+            return [Close(peer), *self._fail(reason)]
+        return [Close(peer)]
+
+    def _tell(
+        self, reason: str, *, but: int | None = None, interrupted: bool = False, changed: bool = True
+    ) -> list[Effect]:
+        """Says to all workers, or all but one, who takes part from now on."""
+        assert self._engine is not None
+        members = Members(
+            step=self.step,
+            ranks=self._engine.members.ranks,
+            least=self._least,
+            reason=refused(reason).reason,
+            interrupted=interrupted,
+            since=self._engine.members.since if changed and not interrupted else -1,
+        )
+        peers = tuple(peer for peer in self._ranks if peer != but)
+        return [Send(peers, members)] if peers else []
+
+    @property
+    def _least(self) -> int:
+        """With fewer workers no update is made."""
+        return 1 if self._engine is None else self._engine.members.least
+
+    # ---- going back
+
+    def _vote(self, peer: int, rank: int, steps: tuple[int, ...], holder: int | None) -> list[Effect]:
+        """A worker wants to go back: it waits for the others, unless they go on and have lost nothing."""
+        if self._progressed and rank not in self._returning and self._ranks.keys() - {holder}:
+            reason = (
+                f"worker {rank} resumes at exchange {named(steps) or 'any'}, and the others go on at {self.step}: "
+                "start it without its checkpoint, or resume all workers and shards from the same step"
+            )
+            return [Close(peer, Refused(reason=reason, step=self.step))]
+        effects: list[Effect] = []
+        if holder is not None:
+            effects += self._replace(holder, rank) if holder in self._rollback.voters else send_back([holder])
+            self._ranks.pop(holder, None)
+        if not self._progressed:  # they joined a shard that was resumed, and lose nothing
+            effects += send_back(self._ranks)
+            self._ranks.clear()
+        effects += self._rollback.add(peer, rank, steps)
+        return [*effects, *self._offer()]
+
+    def _offer(self) -> list[Effect]:
+        if self._engine is None or self._ranks:
+            return []
+        own = {*self.checkpoints, *(() if self._progressed else (self.step,))}
+        try:
+            return self._rollback.offer(self._engine.members.ranks, own)
+        except StepUnreachable as unreachable:
+            return self._fail(str(unreachable))
+
+    def _voted(self, peer: int, message: Message) -> list[Effect]:
+        """What a worker says before it is let in."""
+        match message:
+            case Resume():
+                return self._go_back() if self._rollback.choose(peer, message) else []
+            case Leave():
+                gone = None if message.returning else "it left"
+                return [Close(peer), *self._withdraw(peer, gone)]
+            case _:
+                raise ProtocolError(f"{type(message).__name__} came from a worker that is about to go back")
+
+    def _withdraw(self, peer: int, gone: str | None) -> list[Effect]:
+        """A worker goes before it was let in; `gone`: for good, and why."""
+        rank = self._rollback.voters[peer]
+        if gone is not None and self._min_workers is None:
+            del self._rollback.voters[peer]
+            return self._fail(f"worker {rank} went away before all had gone back to one step: {gone}")
+        effects = self._rollback.withdraw(peer)
+        if gone is None or self._engine is None:
+            return effects
+        self._engine.members.drop(rank)
+        return [*effects, *self._offer()]
+
+    def _go_back(self) -> list[Effect]:
+        """All have agreed: the shard becomes what it was at that step, and lets everybody in."""
+        assert self._engine is not None
+        agreed, step = self._rollback, self._rollback.step
+        if self._progressed or step != self.step:
+            plan, least = self._engine.plan, self._min_workers
+            try:
+                self._engine = engine_of(self.checkpoints[step], least) if step else UpdateEngine(plan, least)
+            except ConfigError as error:
+                return self._fail(f"this shard cannot go back to step {step}: {error}")
+            self._initialised = step > 0 or not self._engine.tables
+            self._progressed = False
+        self._rollback, self._maxima, self._digests = Rollback(), Maxima(), Digests()
+        self._returning.clear()
+        self._left.clear()
+        members = self._engine.members
+        if away := set(members.ranks).difference(agreed.voters.values()):
+            for rank in away:
+                members.drop(rank)
+            members.divide_data(self.step)
+        begin = {rank: self._engine.admit(rank) for rank in set(agreed.voters.values()).difference(members.ranks)}
+        effects: list[Effect] = []
+        for peer, rank in agreed.voters.items():
+            effects += self._welcome(peer, rank, agreed.have(rank), begin.get(rank, -1))
+        return effects
+
+    # ---- where everything stands
+
+    @property
+    def plan(self) -> Plan | None:
+        """What the first worker brought; None before."""
+        return None if self._engine is None else self._engine.plan
+
+    @property
+    def tables(self) -> list[Table]:
+        """The plan's tables; none before there is a plan."""
+        return [] if self._engine is None else self._engine.tables
+
+    @property
+    def step(self) -> int:
+        """Updates that every parameter has had. Buffers, which travel more rarely, do not count."""
+        return 0 if self._engine is None else self._engine.step
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Workers that have not left in good order: they are here, they died, or they never came."""
+        if self._engine is None:
+            return ()
+        return tuple(sorted(({*range(self._engine.plan.workers)} | self._lost | {*self._ranks.values()}) - self._left))
+
+    @property
+    def failed(self) -> str | None:
+        """Why the training ended early, or None."""
+        return self._failed
+
+    def _address(self, outgoing: Sequence[Outgoing]) -> list[Effect]:
+        """Ranks become the peers that hold them."""
+        effects: list[Effect] = []
+        for each in outgoing:
+            peers = tuple(peer for peer, rank in self._ranks.items() if each.rank in (None, rank))
+            effects.append(Send(peers, each.message, each.frames))
+        return effects
+
+    def _fail(self, reason: str) -> list[Effect]:
+        self._failed = reason
+        return [Close(peer, refused(reason)) for peer in (*self._ranks, *self._rollback.voters)]
