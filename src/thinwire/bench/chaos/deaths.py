@@ -42,6 +42,8 @@ class WorkerDeath(Scenario):
             for number, (at, victim) in enumerate(zip(steps, victims, strict=True), start=1):
                 tell(f"until step {at}")
                 stage.until_step(at)
+                if stage.done:
+                    break  # who died before was not back in time
                 stage.strike(Fault(round=stage.audit.version, kind="kill", rank=victim))
                 tell(f"worker {victim} was killed, death {number} of {self.deaths}")
                 stage.until_back()
@@ -57,8 +59,12 @@ class WorkerDeath(Scenario):
 class BackupDeath(Scenario):
     """As many workers are killed for good as there are spare ones; the others reach the last step.
 
+    The server then waits for the dead, says that they went away, and ends with an error: not everybody has reached the
+    end.
+
     Args:
         spare: backup workers, b of `backup[b]`.
+        worker_grace_s: of the server.
     """
 
     name = "backup-death"
@@ -66,6 +72,7 @@ class BackupDeath(Scenario):
 
     runs: int = 10
     spare: int = 1
+    worker_grace_s: float = 10.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -86,8 +93,9 @@ class BackupDeath(Scenario):
                 stage.until_step(at)
                 stage.happened.append(Fault(round=stage.audit.version, kind="kill", rank=victim))
                 stage.kill_worker(victim, again=False)
+            stage.let_server_fail()
 
-        return self.staged(cell, tell, play)
+        return self.staged(cell, tell, play, grace_s=self.worker_grace_s)
 
 
 @dataclass(kw_only=True)
@@ -123,6 +131,8 @@ class ServerDeath(Scenario):
             for number, at in enumerate(steps, start=1):
                 tell(f"until step {at}")
                 stage.until_step(at)
+                if stage.done:
+                    break
                 stage.strike(Fault(round=stage.audit.version, kind="server", rank=0))
                 tell(f"the server was killed, death {number} of {self.deaths}")
                 stage.until_back()

@@ -153,6 +153,10 @@ class Stage:
         self._expected[SERVER] = lambda: self.start_server(resume=True)
         self.engine.signal(SERVER, signal.SIGKILL)
 
+    def let_server_fail(self) -> None:
+        """From now on the server may end with an error, for it waits in vain for a worker that is dead for good."""
+        self._expected[SERVER] = None
+
     def _start(self, name: str, arguments: Sequence[str]) -> None:
         argv = [sys.executable, "-m", "thinwire", *arguments, "--events"]
         if self._links.shaping == "application":
