@@ -54,7 +54,7 @@ def test_workers_agree_on_the_timetable() -> None:
 
         def work(rank: int, designs: list[str] = designs, address: Any = address) -> None:
             model = mlp(rank)
-            place: dict[str, Any] = {"server": address(), "rank": rank, "workers": 2, "timeout_s": 30}
+            place: dict[str, Any] = {"server": address(), "rank": rank, "workers": 2, "timeout_s": 120}
             with tw.distribute(model, adamw(model), design=designs[rank], **place) as opt:
                 steps(3)(rank, model, opt)
 
