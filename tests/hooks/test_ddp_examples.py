@@ -5,7 +5,11 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
+
+import psutil
+import pytest
 
 from tests.hooks.ddp_ranks import run_script
 
@@ -59,3 +63,34 @@ def test_resume_on_as_many_ranks_and_on_more(tmp_path: Path) -> None:
     larger = run_script(3, script, "--folder", str(tmp_path / "parts"), "--steps", "90")
     assert "from 2 ranks on 3" in larger and "step 90 on 3 ranks" in larger
     assert accuracy(larger) > 60
+
+
+def test_elastic_ranks_go_on_with_another_number(tmp_path: Path) -> None:
+    script, arguments = EXAMPLES / "elastic_ddp.py", ("--folder", str(tmp_path), "--every", "10", "--steps")
+    assert "2 ranks: begins" in run_script(2, script, *arguments, "15")
+    assert [each.name for each in tmp_path.glob("step-*")] == ["step-15"], "the one before is removed"
+    text = run_script(3, script, *arguments, "30")
+    assert "3 ranks: resumed at step 15 from 2 ranks on 3" in text and "step 30: accuracy" in text
+
+
+@pytest.mark.long
+def test_elastic_ranks_are_started_again_when_one_dies(tmp_path: Path) -> None:
+    """The weights are those of a run in which nobody died."""
+    script = EXAMPLES / "elastic_ddp.py"
+    arguments = [str(script), "--folder", str(tmp_path / "run"), "--every", "20", "--steps", "400"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2"]
+    run = subprocess.Popen([*torchrun, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        while not (tmp_path / "run" / "latest").exists():
+            assert run.poll() is None
+            time.sleep(0.01)
+        ranks = [each for each in psutil.Process(run.pid).children() if str(script) in each.cmdline()]
+        assert len(ranks) == 2
+        ranks[1].kill()
+        text, error = run.communicate(timeout=200)
+    finally:
+        run.kill()
+    assert run.returncode == 0, error[-6000:]
+    assert re.search("2 ranks: begins.*2 ranks: resumed at step .* bit for bit", text, re.DOTALL), text
+    through = run_script(2, script, "--folder", str(tmp_path / "through"), "--steps", "400")
+    assert text.splitlines()[-1] == through.splitlines()[-1]

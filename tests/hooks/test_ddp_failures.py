@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
 from tests.hooks.ddp_ranks import batch, ddp, mlp, run_ranks, train, weights
+from thinwire.errors import SessionLostError
 
 MANY_BUCKETS: dict[str, Any] = {"bucket_cap_mb": 0.002}
 
@@ -178,6 +180,34 @@ def run_death_between_two_pushes(rank: int) -> str | None:
 def test_a_lost_connection_is_passed_on_with_the_rank_that_is_gone() -> None:
     first, second, _ = run_ranks(3, run_death_between_two_pushes)
     assert first.startswith("rank 1 gave up: rank 2 is gone") and second.startswith("rank 2 is gone"), (first, second)
+
+
+def run_death_of_a_shard(rank: int) -> tuple[str, float, float] | None:
+    """Ranks that serve each other: what this one was told after rank 2 died, when, and when it could end."""
+    model = mlp()
+    inner = torch.optim.SGD(model.parameters(), lr=0.05)
+    store = dist.distributed_c10d._get_default_store()
+    try:
+        with tw.distribute(model, inner, group=dist.group.WORLD, design="3lc") as opt:
+            train(model, rank, 3, optimizer=opt)
+            if rank == 2:
+                store.set("died", str(time.time()))
+                os._exit(1)
+            try:
+                train(model, rank, 1000, first=3, optimizer=opt)
+            finally:
+                heard = time.time()
+    except SessionLostError as error:
+        died = float(store.get("died"))
+        return str(error), heard - died, time.time() - died
+    return None
+
+
+@pytest.mark.long
+def test_ranks_that_serve_each_other_hear_who_died() -> None:
+    for text, heard_s, ended_s in run_ranks(3, run_death_of_a_shard)[:2]:
+        assert text.startswith("rank 2 is gone: its process has ended"), text
+        assert heard_s < 2 and ended_s < 10, "and nobody stays for a rank that cannot come back"
 
 
 def run_absent(rank: int) -> str | None:

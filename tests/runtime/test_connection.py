@@ -10,10 +10,10 @@ import pytest
 
 from tests.runtime.sessions import Cluster, number_in, numbered
 from tests.server.conversation import make_plan
-from thinwire.errors import ConfigError, DeadlineError, ProtocolError, TransportError
+from thinwire.errors import ConfigError, DeadlineError, ProtocolError, SessionLostError, TransportError
 from thinwire.packets import pack
 from thinwire.runtime import session
-from thinwire.runtime.connection import ReconnectingConnection, connect
+from thinwire.runtime.connection import ReconnectingConnection, connect, has_ended
 from thinwire.runtime.serving import serving
 from thinwire.schema import Join, Leave, Refused
 from thinwire.server.core import ServerCore
@@ -31,6 +31,27 @@ def test_another_form_is_refused_and_the_right_one_said(address: str) -> None:
     with pytest.raises(ConfigError, match="expected grpc://host:port") as caught:
         connect(address)
     assert repr(address) in str(caught.value)
+
+
+def test_a_process_that_has_ended_is_told_from_one_that_lives() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        assert not has_ended(address)
+
+        def die() -> None:
+            for _ in range(2):  # the first is the connection of just now
+                listening.accept()[0].close()
+            listening.close()
+
+        dying = threading.Thread(target=die)
+        dying.start()
+        assert has_ended(address), "it hung up, and then it was gone"
+        dying.join()
+    with pytest.raises(
+        SessionLostError, match=f"rank 3 is gone: its process has ended, and nothing listens at {address}"
+    ):
+        connect(f"grpc://{address}", process="rank 3")
+    assert not has_ended("no-such-host.invalid:1"), "that is the network, or its names"
 
 
 @pytest.mark.parametrize("address", ["grpc://nohost", "grpc://127.0.0.1:port", "grpc://127.0.0.1:99999", "grpc://h:0"])

@@ -9,20 +9,24 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import socket
 import threading
 import time
 from collections.abc import Callable
 
-from thinwire.errors import ConfigError, DeadlineError, TransportError
+from thinwire.errors import ConfigError, DeadlineError, SessionLostError, TransportError
 from thinwire.packets import kind_of
 from thinwire.runtime.session import Abandon, Await, Dial, Drain, Pause, Reconnection, Transmit, WorkerSession
 from thinwire.schema import Refused
 from thinwire.transports import grpc
 from thinwire.transports.base import MAX_MESSAGE_NBYTES, Connection, check_packet
-from thinwire.transports.grpc import GrpcOptions
+from thinwire.transports.grpc.options import GrpcOptions, parse_address
 
 SESSION_NBYTES = 16
 """A session's name is a secret of 128 bits: who knows it can speak in the worker's place."""
+
+ASK_S, ASK_TIMES, ASK_PAUSE_S = 0.5, 5, 0.05
+"""How long a process may be silent and still lives, in seconds; how often one that hangs up is asked; the pauses."""
 
 Connect = Callable[[float], Connection]
 """Opens a connection, waiting so many seconds for the server at most."""
@@ -34,6 +38,7 @@ def connect(
     connect_timeout_s: float = 30.0,
     reconnect_s: float = 0.0,
     options: GrpcOptions | None = None,
+    process: str | None = None,
 ) -> Connection:
     """Returns a connection to `grpc://host:port`, waiting until the server is there; a Connection is taken as it is.
 
@@ -42,10 +47,12 @@ def connect(
         connect_timeout_s: how long the server may take to appear, in seconds.
         reconnect_s: for how long a connection that breaks is tried to be replaced, in seconds; 0: not at all.
         options: of the transport.
+        process: who serves at this address, where nobody takes its place when it dies; None: it may be started again.
 
     Raises:
         ConfigError: an address of another form.
         DeadlineError: nobody answers at that address.
+        SessionLostError: `process` has ended.
     """
     if isinstance(server, Connection):
         return server
@@ -54,6 +61,8 @@ def connect(
         raise ConfigError(f"server={server!r}; expected grpc://host:port")
 
     def dial(timeout_s: float) -> Connection:
+        if process is not None and has_ended(address):
+            raise SessionLostError(f"{process} is gone: its process has ended, and nothing listens at {address}")
         return grpc.connect(address, connect_timeout_s=timeout_s, options=options)
 
     if reconnect_s <= 0:
@@ -64,6 +73,25 @@ def connect(
         reconnect_s=reconnect_s,
         max_message_nbytes=(options or GrpcOptions()).max_message_nbytes,
     )
+
+
+def has_ended(address: str) -> bool:
+    """Whether the process is gone that listened at an address, on a machine that is still there to say so."""
+    host, port = parse_address(address)
+    for _ in range(ASK_TIMES):
+        try:
+            with socket.create_connection((host.strip("[]"), port), ASK_S) as asked:
+                asked.settimeout(ASK_S)
+                if asked.recv(1):
+                    return False
+        except ConnectionRefusedError:
+            return True
+        except ConnectionResetError:
+            pass
+        except OSError:  # a live process waits for us to speak; or it is the network, which may come back
+            return False
+        time.sleep(ASK_PAUSE_S)  # a process that is dying hangs up, and still has the port
+    return False
 
 
 class ReconnectingConnection(Connection):

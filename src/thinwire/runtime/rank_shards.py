@@ -13,10 +13,12 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 
 import torch.distributed as dist
 
 from thinwire.errors import ConfigError
+from thinwire.runtime.connection import has_ended
 from thinwire.runtime.serving import serving
 from thinwire.security.admission import Admission, worker_name
 from thinwire.security.certificates import self_signed
@@ -27,6 +29,8 @@ from thinwire.transports.grpc import GrpcOptions, GrpcServer, Tls
 
 _CLOSE_S = 30.0
 """How long a rank that is done keeps serving those that are not, at most."""
+_LOOK_S, _FAREWELL_S = 1.0, 2.0
+"""How often it looks whether a rank has died, and for how long it then stays, so that others see who died first."""
 _GROUP = "ranks.thinwire"
 """The name in every rank's certificate: a certificate is known before the address is."""
 _CERTIFICATE_DAYS = 3650.0
@@ -62,6 +66,7 @@ class RankShards:
         self.address = ""
         self._group, self._grace_s = group, grace_s
         self._ended = threading.Event()
+        self._others: list[str] = []
         self._server: GrpcServer | None = None
 
     def open(self) -> list[str | Connection]:
@@ -78,12 +83,17 @@ class RankShards:
         self._server = grpc.serve(handler, f"{host}:0", options=self.transport)
         self.address = f"grpc://{self._server.address}"
         found: list[str | Connection] = [*_gather(self.address, self._group, self.workers)]
+        self._others = [each for each in found if isinstance(each, str) and each != self.address]
         found[self.rank] = self._server.connect(Identity(worker_name(self.rank), self.rank))
         return found
 
     def close(self) -> None:
-        """Stops serving, once every rank has left."""
-        self._ended.wait(_CLOSE_S)
+        """Stops serving, once every rank has left or one has died."""
+        until = time.monotonic() + _CLOSE_S
+        while not self._ended.wait(_LOOK_S) and time.monotonic() < until:
+            if any(map(has_ended, self._others)):
+                self._ended.wait(_FAREWELL_S)
+                break
         self.stop()
 
     def stop(self) -> None:
