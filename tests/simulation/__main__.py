@@ -16,7 +16,8 @@ from typing import Annotated
 import torch
 import typer
 
-from tests.simulation.cluster import Outcome, play
+from tests.simulation.bugs import BUGS, planted
+from tests.simulation.cluster import Outcome, play, undisturbed
 from tests.simulation.scenario import Scenario, scenario
 from tests.simulation.shrink import shrink
 
@@ -56,7 +57,8 @@ def run(first: int, stop: int) -> Tally:
         tally.seeds += 1
         tally.events += outcome.events
         tally.virtual_s += outcome.seconds
-        tally.ended["trained" if outcome.ended == "trained" else "ended with a reason"] += 1
+        known = outcome.ended in ("trained", "left behind")
+        tally.ended[outcome.ended if known else "ended with a reason"] += 1
         tally.fired.update(outcome.fired)
         if outcome.rule:
             tally.failures.append((seed, outcome.rule, outcome.text))
@@ -72,6 +74,19 @@ def tallies(first: int, stop: int, jobs: int) -> Iterator[Tally]:
         yield from (map if pool is None else pool.map)(run, begins, ends)
 
 
+def hunt(name: str, most: int = 2000) -> tuple[int, str]:
+    """Plants a bug; returns how many seeds were run until it was found, or `most`, and which rule it broke."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    with planted(name):
+        undisturbed.cache_clear()
+        for seed in range(most):
+            if rule := play(scenario(seed)).rule:
+                break
+    undisturbed.cache_clear()
+    return seed + 1, rule
+
+
 def replay(seed: int) -> tuple[Scenario, Outcome]:
     """Runs a seed, and where it fails makes it smaller; returns the smallest and what became of it."""
     found = scenario(seed)
@@ -85,12 +100,22 @@ def main(
     seeds: Annotated[str, typer.Option(help="A range of seeds, FIRST:STOP.")] = "0:2000",
     seed: Annotated[int | None, typer.Option(help="One seed alone: made smaller where it fails.")] = None,
     trace: Annotated[bool, typer.Option(help="Print what happens, with --seed.")] = False,
+    bugs: Annotated[bool, typer.Option(help="Plant bugs, one at a time, and look how soon each is found.")] = False,
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures as data.")] = None,
 ) -> None:
     """Run simulated trainings. Exits with 1 where one breaks a rule."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    if bugs:
+        with ProcessPoolExecutor(jobs) as pool:
+            found_bugs = {}
+            for name, (count, rule) in zip(BUGS, pool.map(hunt, BUGS), strict=True):
+                found_bugs[name] = count, rule
+                print(f"{name:42}  {count:5}  {rule or 'NOT FOUND'}", flush=True)
+        if json_file is not None:
+            json_file.write_text(json.dumps(found_bugs))
+        raise typer.Exit(0 if all(rule for _, rule in found_bugs.values()) else 1)
     if seed is not None:
         found, outcome = replay(seed)
         print(found)

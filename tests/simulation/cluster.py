@@ -181,6 +181,10 @@ class Cluster:
             self._healed = max(self._healed, fault.at + fault.seconds)
         while not self._over():
             if self.scheduler.now > self._healed + PROGRESS_S:
+                if self._server_died and any(slot.trained for slot in self.workers):
+                    # Those who had their last update have left, and nobody goes back with the others.
+                    self._ended = "left behind"
+                    return
                 raise Violation("progress", f"nothing was wrong for {PROGRESS_S:g} s, and it goes on: {self._state()}")
             if not self.scheduler.step():
                 raise Violation("progress", f"nothing can happen any more: {self._state()}")
@@ -197,20 +201,35 @@ class Cluster:
             pass
 
     def _check_end(self) -> None:
+        self._check_growth()
         cores = [server.core for server in self.servers if server.core is not None]
         failed = [core.failed for core in cores if core.failed is not None]
         if all(slot.trained for slot in self.workers):
             return
         gone = "; ".join(f"worker {slot.rank}: {slot.gone}" for slot in self.workers if slot.gone is not None)
         self._ended = gone
-        harmless = self.scenario.harmless and not self._server_died
+        # Where updates go without some workers, one that begins a little late is refused if the workers hold the model.
+        races = self.scenario.policy == "backup[1]" and not self.scenario.gives_model
+        harmless = self.scenario.harmless and not self._server_died and not races
         require(not harmless, "harmless", f"nothing lasted long enough to matter, and {gone}; {failed}")
         # A training that has not begun, or in which the last of all is lost, may end.
         somebody_left = any(slot.trained for slot in self.workers)
-        may_fail = failed and (somebody_left or any(core.step == 0 for core in cores))
+        may_fail = self._training_over and (somebody_left or any(core.step == 0 for core in cores))
         elastic = self.scenario.min_workers is not None and self.scenario.gives_model
         if elastic and not self._server_died and not may_fail:
             raise Violation("elastic", f"deaths are the normal case here, and {gone}; {failed}")
+
+    def _check_growth(self) -> None:
+        """Nothing is kept of connections that are closed: what a server has by their numbers is of open ones."""
+        for server in self.servers:
+            if server.transport is None or not self._over():
+                continue
+            handler = server.transport.handler
+            for name, value in vars(handler).items():
+                if isinstance(value, dict | set) and value and all(isinstance(key, int) for key in value):
+                    most = server.transport.num_links
+                    text = f"{type(handler).__name__}.{name} has {len(value)} entries after the end, for {most} links"
+                    require(len(value) <= most, "growth", text)
 
     @property
     def _server_died(self) -> bool:
@@ -329,13 +348,21 @@ class Cluster:
         self._again(slot, 0.0 if again else RESTART_S, str(error), same=again)
 
     def _again(self, slot: WorkerSlot, seconds: float, reason: str, *, same: bool = False) -> None:
-        failed = [server.core.failed for server in self.servers if server.core is not None and server.core.failed]
-        if failed or slot.lives >= MAX_LIVES or (self.scenario.harmless and not same):
+        if self._training_over or slot.lives >= MAX_LIVES or (self.scenario.harmless and not same):
             slot.gone = reason
             return
         self.scheduler.after(seconds, lambda: self._restart(slot))
 
+    @property
+    def _training_over(self) -> bool:
+        """Whether some server has ended, in good order or not: then no worker is started again."""
+        cores = [server.core for server in self.servers if server.core is not None]
+        return any(core.finished or core.failed is not None for core in cores)
+
     def _restart(self, slot: WorkerSlot) -> None:
+        if self._training_over:
+            slot.gone = "the training is over"
+            return
         process = WorkerProcess(self, slot.rank, slot.lives, returns=slot.returns)
         slot.lives += 1
         slot.disk.host = process.host

@@ -150,6 +150,15 @@ class Worker:
         if self.clock and self._terms.immediate:
             self._resume_apart({shard: welcome.exchanges for shard, welcome in welcomes.items()})
         yield from self.sync()
+        if self._terms.partial_quorum:
+            # Some tables may have had an update more than all of them: a gradient for it would come too late, and as
+            # the update was made before this worker was there, nobody would say so.
+            newest = [
+                v for c in self.conversations for s, v in zip(c.plan.tables, c.versions, strict=True) if not s.state
+            ]
+            if (clock := max(newest, default=0)) > self.clock:
+                self.clock = clock
+                yield from self.sync()
         self._follow_members()
 
     def _resume_apart(self, exchanges: Mapping[int, Sequence[int]]) -> None:
