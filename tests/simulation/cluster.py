@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -16,7 +16,7 @@ from tests.simulation.scenario import Fault, Scenario
 from tests.simulation.scheduler import Circling, Host, Killed, Process, Scheduler
 from tests.simulation.watch import Violation, Watch, require
 from tests.simulation.worker import WorkerProcess
-from thinwire.errors import SessionLostError, StepMismatchError
+from thinwire.errors import DeadlineError, SessionLostError, StepMismatchError
 from thinwire.packets import EncodedTensor
 from thinwire.runtime import checkpoint
 from thinwire.runtime.checkpointing import Checkpointer
@@ -98,6 +98,12 @@ class WatchedCore(ServerCore):
 
     def closed(self, peer: int, error: str | None) -> list[Effect]:
         return self._watched(lambda: super(WatchedCore, self).closed(peer, error))
+
+    def waited(self, now: float) -> list[Effect]:
+        return self._watched(lambda: super(WatchedCore, self).waited(now))
+
+    def overdue(self, ranks: Collection[int]) -> list[Effect]:
+        return self._watched(lambda: super(WatchedCore, self).overdue(ranks))
 
 
 @dataclass
@@ -339,6 +345,11 @@ class Cluster:
             process.note("has left")
             return
         process.note(f"ends: {type(error).__name__}: {error}")
+        least = self.scenario.min_workers
+        if isinstance(error, DeadlineError) and slot.lives == 1 and least is not None and not self._server_died:
+            here = sum(each.lives == 1 and each.gone is None for each in self.workers)
+            text = f"{process.host.name} waited in vain, with {here} workers that never died, and {least} are enough"
+            require(here < least, "progress", text)
         # As `rejoining` does: back with all the others, or where those go on, without what it had not sent.
         lost = isinstance(error, SessionLostError)
         again = lost or (isinstance(error, StepMismatchError) and slot.returns)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulation.__main__ import run
+from tests.simulation.__main__ import hunt, run
+from tests.simulation.bugs import BUGS, HARD
 from tests.simulation.cluster import play
 from tests.simulation.regressions import REGRESSIONS
 from tests.simulation.scenario import scenario
@@ -29,6 +30,17 @@ def test_what_was_wrong_once_is_right() -> None:
     for name, each in REGRESSIONS.items():
         outcome = play(each)
         assert not outcome.rule, f"{name}: {outcome.text}"
+
+
+def test_planted_bugs_are_found() -> None:
+    for name, most in {"a push applied twice on resend": 40, "one update too stale": 20}.items():
+        assert hunt(name, most)[1], name
+
+
+@pytest.mark.long
+def test_every_planted_bug_is_found() -> None:
+    found = {name: hunt(name)[1] for name in BUGS.keys() - HARD}
+    assert [name for name, rule in found.items() if not rule] == []
 
 
 @pytest.mark.long
