@@ -18,7 +18,10 @@ from tests.cli.commands import Result
 from thinwire.cli import main
 
 Command = Callable[..., Result]
-BENCHES = {"codecs", "transports", "hooks", "race", "server", "designs"}
+GROUPS = {
+    "bench": {"codecs", "transports", "hooks", "race", "server", "designs", "hostile"},
+    "chaos": {"worker-death", "backup-death", "server-death", "storm", "storms", "soak"},
+}
 COMMANDS = {"demo", "train", "compare", "server", "worker", "designs", "codecs", "inspect", "certs"}
 
 
@@ -33,12 +36,14 @@ def test_the_version(command: Command) -> None:
 
 def test_every_command_is_listed_and_its_help_has_an_example(command: Command) -> None:
     root = visible(typer.main.get_command(main.app))
-    assert set(root) == COMMANDS | {"bench"} and set(visible(root["bench"])) == BENCHES
-    for words in ([], ["bench"]):
-        result = command(*words, "--help")
-        listed = set(re.findall(r"^\W*(\w+) {2,}\S", result.out.partition("Commands")[2], re.MULTILINE))
-        assert result.status == 0 and listed == (BENCHES if words else COMMANDS | {"bench"})
-    for words in [*([name] for name in COMMANDS), *(["bench", name] for name in BENCHES)]:
+    assert set(root) == COMMANDS | GROUPS.keys()
+    for group in (None, *GROUPS):
+        names = COMMANDS | GROUPS.keys() if group is None else GROUPS[group]
+        assert group is None or set(visible(root[group])) == names
+        result = command(*[group] if group else [], "--help")
+        listed = set(re.findall(r"^\W*([\w-]+) {2,}\S", result.out.partition("Commands")[2], re.MULTILINE))
+        assert result.status == 0 and listed == names
+    for words in [*([name] for name in COMMANDS), *([group, name] for group in GROUPS for name in GROUPS[group])]:
         result = command(*words, "--help")
         assert result.status == 0
         assert re.search(rf"Examples?\b.*thinwire {' '.join(words)}", result.out), words
@@ -74,7 +79,8 @@ MISUSE: list[tuple[list[str], str]] = [
     (["server", "--tls-cert", __file__], r"a certificate needs its key and a key its certificate.*"),
     (["bench", "transports", "--security", "ssl"], r"security ssl; allowed are none and tls"),
     (["server", "--resume"], r"--resume goes on from a checkpoint: say which with --checkpoint FILE"),
-    (["server", "--resume", "--checkpoint", "no/such"], r"there is no checkpoint 'no/such' to resume from"),
+    (["server", "--resume", "--checkpoint", "no-such"], r"there is no checkpoint 'no-such' to resume from"),
+    (["server", "--checkpoint", "no/such"], r"checkpoint 'no/such' cannot be written: .*Choose another place"),
     (["train", "--resume"], r"--resume goes on from checkpoints: say where they are with --checkpoint-dir DIR"),
     (["worker", "--server", "127.0.0.1:7070"], r"server='127.0.0.1:7070'; expected grpc://host:port"),
     (["worker", "--server", "grpc://127.0.0.1:1", "--rank", "9"], r".*rank=?.?9.*4.*|.*127.0.0.1:1.*"),

@@ -356,8 +356,8 @@ MISUSE = (
     "must be 0 or more",
     "must be 0 or more megabytes",
     "match no parameter",
-    "between ranks messages are sealed with a token",
     "is a codec already",
+    "between ranks messages are sealed with a token",
 )
 
 

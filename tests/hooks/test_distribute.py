@@ -348,7 +348,7 @@ def test_arguments_that_cannot_be() -> None:
         ({"sparsity": 2.0}, "sparsity"),
         ({"sparsty": 1.0}, "did you mean 'sparsity'"),
         ({"reduce": "max"}, "reduce"),
-        ({"rank": 4, "workers": 4}, "rank"),
+        ({"rank": -1, "workers": 4}, "rank"),
         ({"server": "http://127.0.0.1:1"}, "grpc://"),
         ({"design": "entropy", "steps_per_epoch": 0}, "steps is 0"),
     ]

@@ -52,7 +52,7 @@ def allowance(plan: Plan) -> Allowance:
     >>> tables = (TableSpec(name="weight", shape=(100, 10)),)
     >>> plan = Plan(workers=2, tables=tables, codecs=({"id": "fp32"},), optimizer="SGD", groups=({},))
     >>> allowance(plan)
-    Allowance(packet_nbytes=89820, head=PacketLimits(frames=2, message_nbytes=69696))
+    Allowance(packet_nbytes=93888, head=PacketLimits(frames=2, message_nbytes=69696))
     """
     tables = len(plan.tables)
     values = sum(math.prod(spec.shape) for spec in plan.tables)

@@ -89,6 +89,7 @@ print(largest.tolist(), "|", "compiled" if stats.cache_misses else "loaded", len
 """,
             PYTHONPATH=str(tmp_path),
             NUMBA_CACHE_DIR="",
+            PYTHONDONTWRITEBYTECODE="1",  # a source of the same size and time has the same bytecode
         )
         largest, origin = printed.split(" | ")
         return largest, origin.strip()
