@@ -6,7 +6,7 @@ import numpy as np
 
 from tests.server.conversation import BIAS, PLAIN, STATISTIC, WEIGHT, Shard, gradient, make_plan
 from thinwire.codecs import codec
-from thinwire.schema import Leave, Push, Values, Welcome
+from thinwire.schema import Delta, Leave, Push, Scalars, Values, Welcome
 
 LATE = 7
 
@@ -100,3 +100,45 @@ def test_one_that_has_left_does_not_join_again() -> None:
     shard.join(1, peer=LATE)
     assert "worker 1 has left this training" in str(shard.ended[LATE])
     assert shard.core.failed is None
+
+
+def test_one_that_is_refused_after_its_place_was_given_up_leaves_the_others_their_update() -> None:
+    shard = Shard(make_plan(down=codec("onebit"), downlink="gradient"), min_workers=1)
+    shard.push(0, 0, shard.frames(0, 0))
+    shard.carry_out(shard.core.interrupted(1))
+    shard.join(1, peer=LATE)  # without the first process worker 0's gradient is all of the update
+    assert "worker 1 has version 0 of 'weight' and the others 1" in str(shard.ended[LATE])
+    assert shard.core.step == 1 and [m.version for m, _ in shard.told[0] if isinstance(m, Delta)] == [1]
+
+
+def test_shared_scales_are_of_those_who_take_part_in_a_step() -> None:
+    shard = Shard(make_plan(3), min_workers=1)
+
+    def scales(peer: int, step: int) -> list[tuple[int, tuple[float, ...]]]:
+        shard.say(peer, Scalars(step=step, values=(float(peer), 1.0)))
+        return [(message.step, message.values) for message, _ in shard.told[0] if isinstance(message, Scalars)]
+
+    assert [scales(peer, 0) for peer in (0, 1, 2)] == [[], [], [(0, (2.0, 1.0))]]
+    shard.lose(2)
+    shard.join(2, peer=LATE)  # the others have the scales of step 0, and will push it without this one
+    assert shard.told[LATE][0][0] == Welcome(send_values=False, step=0, begin=1, elastic=True)
+    for rank in (0, 1):
+        shard.push(rank, 0, shard.frames(rank, 0))
+    assert shard.core.step == 1
+    assert [scales(peer, 1) for peer in (0, 1)] == [[(0, (2.0, 1.0))]] * 2
+    assert scales(LATE, 1)[1:] == [(1, (float(LATE), 1.0))]
+
+
+def test_a_step_whose_workers_have_all_gone_away_changes_nothing() -> None:
+    shard = Shard(min_workers=1)
+    before = shard.core.tables[WEIGHT].values.clone()
+    for rank in (0, 1):
+        shard.say(rank, Scalars(step=0, values=(1.0, 1.0)))
+    shard.lose(1)
+    shard.join(1, peer=LATE)
+    shard.lose(0)
+    assert shard.core.step == 1 and shard.core.tables[WEIGHT].values.equal(before)
+    [update] = [message for message, _ in shard.told[LATE] if isinstance(message, Delta)]
+    assert update.ranks == (-1,)
+    shard.push(LATE, 1, shard.frames(1, 1))
+    assert shard.core.step == 2 and not shard.ended

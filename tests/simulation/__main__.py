@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -136,7 +136,7 @@ def main(
     print(f"{total.seeds:,} seeds in {seconds:,.0f} s: {rate}; {dict(total.ended)}; {len(total.failures)} failures")
     print(f"faults: {dict(total.fired.most_common())}")
     if json_file is not None:
-        json_file.write_text(json.dumps({"seconds": seconds, "jobs": jobs, **asdict(total)}))
+        json_file.write_text(json.dumps({"seconds": seconds, "jobs": jobs, **vars(total)}))
     raise typer.Exit(1 if total.failures else 0)
 
 

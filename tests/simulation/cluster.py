@@ -18,6 +18,7 @@ from tests.simulation.watch import Violation, Watch, require
 from tests.simulation.worker import WorkerProcess
 from thinwire.errors import DeadlineError, SessionLostError, StepMismatchError
 from thinwire.packets import EncodedTensor
+from thinwire.policies.consistency import consistency
 from thinwire.runtime import checkpoint
 from thinwire.runtime.checkpointing import Checkpointer
 from thinwire.runtime.serving import serving
@@ -187,8 +188,8 @@ class Cluster:
             self._healed = max(self._healed, fault.at + fault.seconds)
         while not self._over():
             if self.scheduler.now > self._healed + PROGRESS_S:
-                if self._server_died and any(slot.trained for slot in self.workers):
-                    # Those who had their last update have left, and nobody goes back with the others.
+                if any(slot.trained for slot in self.workers) and (self._server_died or self._too_few_left):
+                    # Those who had their last update have left: nobody goes back, or exchanges, with the others.
                     self._ended = "left behind"
                     return
                 raise Violation("progress", f"nothing was wrong for {PROGRESS_S:g} s, and it goes on: {self._state()}")
@@ -236,6 +237,12 @@ class Cluster:
                     most = server.transport.num_links
                     text = f"{type(handler).__name__}.{name} has {len(value)} entries after the end, for {most} links"
                     require(len(value) <= most, "growth", text)
+
+    @property
+    def _too_few_left(self) -> bool:
+        """Whether a policy's own last exchange needs more workers than have not left: they wait, as documented."""
+        holds_back = consistency(self.scenario.consistency).criterion() is not None
+        return holds_back and sum(not slot.trained for slot in self.workers) < (self.scenario.min_workers or 0)
 
     @property
     def _server_died(self) -> bool:

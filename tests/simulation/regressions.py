@@ -35,4 +35,47 @@ REGRESSIONS = {
         latency=(0.02, 0.08),
         faults=(Fault(kind="kill", at=0.7625403725431654, who=0, seconds=0.8763056053492392),),
     ),
+    "shared scales: one that came again was waited for at a step which it takes no part in": replace(
+        _PLAIN,
+        seed=2395,
+        design="terngrad",
+        policy=None,
+        workers=3,
+        steps=2,
+        min_workers=1,
+        grace_s=1.5,
+        latency=(0.001, 0.03),
+        faults=(Fault(kind="kill", at=0.13651786887876283, who=2, seconds=0.06804257333924008),),
+    ),
+    "shared scales: one that sat out a step at one shard, and not at the other, told it no scales": replace(
+        _PLAIN,
+        seed=3903,
+        design="terngrad",
+        policy=None,
+        workers=3,
+        shards=2,
+        steps=2,
+        min_workers=2,
+        grace_s=1.5,
+        latency=(0.02, 0.08),
+        faults=(
+            Fault(kind="cut", at=0.4824958481268176, who=1),
+            Fault(kind="kill-at", at=0.4824958481268176, who=1, seconds=0.6567320358410489, point="resend.dial"),
+        ),
+    ),
+    "one that replaced itself was refused after its first process's place was given up: no one heard of that update": (
+        replace(
+            _PLAIN,
+            seed=2365,
+            design="topk-sgd",
+            shards=2,
+            steps=2,
+            min_workers=1,
+            latency=(0.001, 0.03),
+            faults=(
+                Fault(kind="kill", at=0.8788546192004884, who=1, seconds=0.599910786972626),
+                Fault(kind="freeze", at=0.19563323587143105, who=1, seconds=3.7009460763528454),
+            ),
+        )
+    ),
 }

@@ -280,7 +280,7 @@ class Watch:
         """The mean of the gradients in an update, which must be those that came."""
         name = shard.core.tables[index].spec.name
         came = {rank for table, of, rank in shard.waiting if (table, of) == (index, clock)}
-        ranks = set(delta.ranks or range(self._scenario.workers))
+        ranks = set(delta.ranks or range(self._scenario.workers)) - {-1}  # that is nobody
         require(
             came == ranks,
             "updates",

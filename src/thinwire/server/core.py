@@ -145,7 +145,7 @@ class ServerCore(Participants):
         assert self._engine is not None
         if len(message.values) != len(self.tables):
             raise ProtocolError(f"{len(message.values)} scalars came for {len(self.tables)} tables")
-        ranks = self._engine.members.ranks
+        ranks = self._engine.members.expected(message.step)
         largest = self._maxima.add(self._ranks[peer], message.step, message.values, ranks)
         if largest is None:
             return []

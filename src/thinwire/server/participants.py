@@ -137,7 +137,12 @@ class Participants:
         if join.rank in self._returning:  # to go back with the others; they have not, and it begins as a new one
             self._returning.discard(join.rank)
             effects += self._drop(join.rank, f"worker {join.rank} was away at step {self.step}")
-        begin = -1 if join.rank in self._engine.members.ranks else self._engine.admit(join.rank)
+        if effects and self._initialised:
+            try:
+                self._engine.check_versions(join.rank, join.have)
+            except ProtocolError as error:  # the updates without the one before are made, and the others hear of them
+                return [*effects, Close(peer, refused(str(error)))]
+        begin = -1 if join.rank in self._engine.members.ranks else self._engine.admit(join.rank, self._maxima.untouched)
         self._left.discard(join.rank)
         effects += self._welcome(peer, join.rank, join.have, begin)
         if begin >= 0:
@@ -188,7 +193,7 @@ class Participants:
         effects = self._address(self._engine.drop(rank))
         effects += [
             effect
-            for step, largest in self._maxima.completed(self._engine.members.ranks)
+            for step, largest in self._maxima.completed(self._engine.members.expected)
             for effect in self._address([Outgoing(Scalars(step=step, values=largest))])
         ]
         return [*effects, *self._tell(reason)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from thinwire.errors import ProtocolError
 
@@ -18,9 +18,11 @@ class Maxima:
         self._open: dict[int, dict[int, tuple[float, ...]]] = {}
         self.used = False
         """Whether anybody has said anything."""
+        self.untouched = 0
+        """The first step after those of which somebody was told the maxima."""
 
     def add(self, rank: int, step: int, values: tuple[float, ...], ranks: Collection[int]) -> tuple[float, ...] | None:
-        """Takes one worker's numbers; returns the maxima once those of all `ranks` are in.
+        """Takes one worker's numbers; returns the maxima once those of all `ranks`, of that step, are in.
 
         Raises:
             ProtocolError: a number that is negative, NaN or Inf; a worker that speaks twice; too many open steps.
@@ -32,19 +34,25 @@ class Maxima:
         if rank in said or len(self._open) > MAX_OPEN:
             raise ProtocolError(f"scalars for step {step} came twice, or for too many steps")
         said[rank] = values
-        return next((largest for of, largest in self.completed(ranks, step) if of == step), None)
+        return self._end(step) if said.keys() >= set(ranks) else None
 
     def drop(self, rank: int) -> None:
         """Forgets what a worker said, which pushes nothing any more."""
         for said in self._open.values():
             said.pop(rank, None)
 
-    def completed(self, ranks: Collection[int], step: int | None = None) -> list[tuple[int, tuple[float, ...]]]:
-        """Ends the steps (or one of them) for which the numbers of all `ranks` are in; returns them and the maxima."""
-        done = [
-            each for each, said in self._open.items() if step in (None, each) and said and said.keys() >= set(ranks)
-        ]
-        return [(each, _largest(self._open.pop(each))) for each in done]
+    def completed(self, expected: Callable[[int], Collection[int]]) -> list[tuple[int, tuple[float, ...]]]:
+        """Ends the steps for which the numbers of all who are expected are in; returns them and the maxima.
+
+        Args:
+            expected: returns the ranks that speak of a step.
+        """
+        done = [step for step, said in self._open.items() if said and said.keys() >= set(expected(step))]
+        return [(step, self._end(step)) for step in done]
+
+    def _end(self, step: int) -> tuple[float, ...]:
+        self.untouched = max(self.untouched, step + 1)
+        return _largest(self._open.pop(step))
 
 
 def _largest(said: dict[int, tuple[float, ...]]) -> tuple[float, ...]:

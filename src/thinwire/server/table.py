@@ -30,7 +30,7 @@ from thinwire.server.membership import Membership
 NO_GRADIENT = b""
 """The frame of a parameter that took no part in this step."""
 NOBODY = (-1,)
-"""The ranks of an update that a worker's NaN or Inf made everybody skip."""
+"""The ranks of an update that a worker's NaN or Inf made everybody skip, or whose workers have all gone away."""
 
 
 class Aggregation:
@@ -104,7 +104,7 @@ class Aggregation:
 
         Returns:
             The aggregate (None where nobody had a gradient; the array is used again by the next clock), and the
-            ranks that took part: `NOBODY` where one of them refused.
+            ranks that took part: `NOBODY` where one of them refused, or all have gone away.
         """
         arrived = self._arrived.pop(self.clock)
         refused = self.clock in self._refused
@@ -120,7 +120,7 @@ class Aggregation:
             return None, NOBODY
         if given and self._reduce != "sum":
             self._total.average(given)
-        return (self._sum if given else None), tuple(sorted(arrived))
+        return (self._sum if given else None), tuple(sorted(arrived)) or NOBODY
 
     def begin_at(self, clock: int) -> None:
         """Goes on with this clock; what had come is forgotten."""

@@ -80,13 +80,17 @@ class UpdateEngine:
 
     # ---- who joins, and who is gone
 
-    def admit(self, rank: int) -> int:
+    def admit(self, rank: int, untouched: int = 0) -> int:
         """Expects a worker that was dropped, or was never there, from the first clock that nobody has begun.
+
+        Args:
+            rank: whose.
+            untouched: before this clock, others have begun without having pushed.
 
         Returns:
             That clock.
         """
-        clock = max((table.incoming.untouched for table in self.tables if not table.spec.state), default=0)
+        clock = max((untouched, *(table.incoming.untouched for table in self.tables if not table.spec.state)))
         self.members.admit(rank, clock)
         self.members.divide_data(self.untaken)
         for table in self.tables:
@@ -356,7 +360,9 @@ class UpdateEngine:
         """Updates tables whose gradients are in, for as many clocks as they are."""
         outgoing: list[Outgoing] = []
         while ready:
-            outgoing += self._update(ready, self._settings[self.tables[ready[0]].incoming.clock][1])
+            # Nobody has pushed of a clock before which all went away who had begun it: it has no settings.
+            none = (-1, Settings((0.0,) * len(self.plan.groups), self.plan.groups))
+            outgoing += self._update(ready, self._settings.get(self.tables[ready[0]].incoming.clock, none)[1])
             # Gradients of the next clock may have been waiting already.
             ready = [index for index in ready if self.tables[index].incoming.complete]
         while len(self._settings) > 1 and (oldest := min(self._settings)) < self.step:

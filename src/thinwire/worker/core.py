@@ -186,11 +186,16 @@ class Worker:
 
     def _sit_out(self, begins: Mapping[int, int]) -> Procedure[None]:
         """Pushes nothing at the clocks before the first at which all shards expect this worker, which is late."""
-        for conversation in self.conversations:
-            tables = [i for i, spec in enumerate(conversation.plan.tables) if not spec.state]
-            for clock in range(begins[conversation.shard], self.clock):
+        # Clock by clock, as the others do: they may wait for this worker at one shard before they speak to another.
+        for clock in range(max(0, min(begins.values())), self.clock):
+            for conversation in self.conversations:
+                if begins[conversation.shard] > clock:
+                    continue
+                tables = [i for i, spec in enumerate(conversation.plan.tables) if not spec.state]
                 for index in tables:
                     yield from self._catch_up(conversation, index, clock)
+                if self._design.share_scales:
+                    yield from conversation.share_maxima(clock, (0.0,) * len(conversation.plan.tables))
                 for index in tables:
                     conversation.push(clock, index, NO_GRADIENT)
                 yield from conversation.flush(clock, self._groups.rates)
