@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from thinwire.errors import ProtocolError, SessionLostError, TransportError
+from thinwire.errors import ProtocolError, SessionLostError, StepMismatchError, TransportError
 from thinwire.packets import pack, parse
 from thinwire.runtime.session import (
     ACKNOWLEDGE_MESSAGES,
@@ -103,11 +103,17 @@ def test_it_tries_again_after_growing_pauses_until_its_time_is_over() -> None:
 
 
 def test_a_refusal_ends_it_before_and_after_the_break() -> None:
-    session = Time().session()
-    procedure = session.reconnect(CUT)
-    next(procedure)
-    with pytest.raises(ProtocolError, match="the server ended the session: enough"):
-        procedure.send(pack(Refused(reason="enough")))
+    for refused, said in (
+        (Refused(reason="enough"), ProtocolError),
+        (Refused(reason="enough", lost=True), SessionLostError),
+        (Refused(reason="enough", step=3), StepMismatchError),
+    ):
+        session = Time().session()
+        procedure = session.reconnect(CUT)
+        next(procedure)
+        with pytest.raises((ProtocolError, StepMismatchError), match="the server ended the session: enough") as ended:
+            procedure.send(pack(refused))
+        assert ended.type is said
     for lost, kind in ((False, ProtocolError), (True, SessionLostError)):
         session = Time().session()
         procedure = session.reconnect(CUT)

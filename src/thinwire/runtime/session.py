@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from thinwire.errors import ProtocolError, SessionLostError, TransportError
+from thinwire.errors import ProtocolError, SessionLostError, StepMismatchError, TransportError
 from thinwire.packets import kind_of, pack, parse
 from thinwire.schema import Acknowledged, Leave, Refused, SessionAccepted, SessionOpen
 from thinwire.transports.base import wire_nbytes
@@ -208,7 +208,7 @@ class WorkerSession:
         """Returns the procedure that replaces a connection which `error` broke: once it returns, the candidate counts.
 
         Raises:
-            ProtocolError: by the procedure: the server refuses to go on with this session.
+            ProtocolError, StepMismatchError: by the procedure: the server refuses to go on with this session.
             TransportError: the session is over, or the server does not wait; by the procedure: it was not reached.
         """
         self.check()
@@ -226,7 +226,7 @@ class WorkerSession:
             except TransportError as failed:
                 last = str(failed)
                 yield Abandon()
-            except ProtocolError as refused:
+            except (ProtocolError, StepMismatchError) as refused:
                 self.over = str(refused)
                 yield Abandon()
                 raise
@@ -245,8 +245,9 @@ class WorkerSession:
                 if kind_of(packet) is Refused:
                     message, _ = parse(packet)
                     assert isinstance(message, Refused)
-                    self.over = f"the server ended the session: {message.reason}"
-                    raise ProtocolError(self.over)
+                    refusal = _refusal(message)
+                    self.over = str(refusal)
+                    raise refusal
             self.over = str(error)
         if self.over is not None:
             raise error
@@ -258,10 +259,17 @@ class WorkerSession:
         packet = yield Await(left)
         message = None if packet is None else parse(packet)[0]
         if isinstance(message, Refused):
-            kind = SessionLostError if message.lost else ProtocolError
-            raise kind(f"the server ended the session: {message.reason}")
+            raise _refusal(message)
         if not isinstance(message, SessionAccepted):
             raise TransportError(f"{self._address} did not take the session up again")
         self.buffer.acknowledge(message.received)
         for sent in self.buffer.unacknowledged:
             yield Transmit(sent)
+
+
+def _refusal(message: Refused) -> ProtocolError | StepMismatchError:
+    """What a server's last message means to its worker, as where the conversation hears it."""
+    reason = f"the server ended the session: {message.reason}"
+    if message.step >= 0:
+        return StepMismatchError(reason, message.step)
+    return (SessionLostError if message.lost else ProtocolError)(reason)
