@@ -32,8 +32,8 @@ def test_who_is_frozen_is_back_after_the_fault_and_who_died_after_its_death() ->
     seen.lift(0, at=14.0)
     seen.read(took(0, at=14.5))
     assert (seen.waiting, seen.back, seen.joining) == ({}, [0.5], [])
-    seen.strike(1, at=20.0)
-    for entry in (Joined(at=26.0, rank=1), took(0, at=27.0), took(1, at=28.0), took(1, at=29.0)):
+    seen.strike(1, at=20.0, dies=True)
+    for entry in (took(1, at=20.1), Joined(at=26.0, rank=1), took(0, at=27.0), took(1, at=28.0), took(1, at=29.0)):
         seen.read(entry)
     assert (seen.waiting, seen.back, seen.joining) == ({}, [0.5, 8.0], [2.0])
     seen.strike(2, at=30.0, for_good=True)

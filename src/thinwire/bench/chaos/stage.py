@@ -137,7 +137,7 @@ class Stage:
 
     def kill_worker(self, rank: int, *, again: bool = True) -> None:
         """Kills a worker; `again` starts the same command as soon as it is dead."""
-        self.seen.strike(rank, time.time(), for_good=not again)
+        self.seen.strike(rank, time.time(), dies=True, for_good=not again)
         self._expected[_name(rank)] = (lambda: self.start_worker(rank)) if again else None
         self.engine.signal(_name(rank), signal.SIGKILL)
 

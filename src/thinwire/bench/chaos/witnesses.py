@@ -35,19 +35,22 @@ class Witnesses:
         self.joining: list[float] = []
         self.waiting: dict[int, float] = {}
         self._struck: dict[int, float] = {}
+        self._dead: set[int] = set()
         self._heard: dict[int, set[int]] = {}
         self._joined: dict[int, float] = {}
 
-    def strike(self, rank: int, at: float, *, lasts: bool = False, for_good: bool = False) -> None:
+    def strike(self, rank: int, at: float, *, lasts: bool = False, dies: bool = False, for_good: bool = False) -> None:
         """A worker is struck.
 
         Args:
             rank: the worker.
             at: when.
             lasts: it cannot be back before the fault is lifted.
+            dies: it cannot be back before it has joined anew; gradients on their way are no sign of life.
             for_good: nobody waits for it.
         """
         self._struck[rank], self._heard[rank] = at, set()
+        (self._dead.add if dies else self._dead.discard)(rank)
         if not for_good:
             self.waiting[rank] = math.inf if lasts else at
 
@@ -68,7 +71,8 @@ class Witnesses:
         match entry:
             case Joined():
                 self._joined[entry.rank] = entry.at
-            case Took() if entry.at > self.waiting.get(entry.rank, math.inf):
+                self._dead.discard(entry.rank)
+            case Took() if entry.rank not in self._dead and entry.at > self.waiting.get(entry.rank, math.inf):
                 since = self.waiting.pop(entry.rank)
                 self.back.append(entry.at - since)
                 if (joined := self._joined.get(entry.rank, 0.0)) > since:
