@@ -19,12 +19,17 @@ Runs = typer.Option(min=1, help="How many trainings.")
 Steps = typer.Option(min=30, help="Steps of each training.")
 Link = typer.Option(help="Rate of every process's link, both ways: 10mbit, 1gbit; none.")
 Grace = typer.Option(min=0, help="The server's --worker-grace-s.")
+Straggler = Annotated[
+    float | None,
+    typer.Option(min=0.1, help="The server's --straggler-grace-s; by default frozen workers are waited for."),
+]
 Least = Annotated[int | None, typer.Option(min=1, help="The server's --min-workers; by default few enough.")]
 OWN: dict[str, Any] = {
     "runs": Runs,
     "steps": Steps,
     "link": Link,
     "worker_grace_s": Grace,
+    "straggler_grace_s": Straggler,
     "min_workers": Least,
     "points": typer.Option(min=0, help="Percentage points that accuracy may be below the undisturbed training's."),
     "spare": typer.Option(min=1, help="Backup workers, b of backup[b], and how many are killed."),

@@ -57,7 +57,7 @@ class Stage:
     Args:
         job: what is trained; with one server.
         links: how links are made.
-        min_workers, grace_s: of the server; None leaves out the option.
+        min_workers, grace_s, straggler_grace_s: of the server; None leaves out the option.
         checkpoint_every: of all processes; None writes none.
         tiny_disk: the server's checkpoints lie on a disk that can be full.
 
@@ -76,6 +76,7 @@ class Stage:
         *,
         min_workers: int | None = None,
         grace_s: float | None = None,
+        straggler_grace_s: float | None = None,
         checkpoint_every: int | None = None,
         tiny_disk: bool = False,
     ) -> None:
@@ -105,6 +106,7 @@ class Stage:
             self._server_options = [
                 *(() if min_workers is None else ("--min-workers", str(min_workers))),
                 *(() if grace_s is None else ("--worker-grace-s", str(grace_s))),
+                *(() if straggler_grace_s is None else ("--straggler-grace-s", str(straggler_grace_s))),
             ]
             self._every = checkpoint_every
             self.host = self.fabric.addresses[SERVER] if self.fabric else "127.0.0.1"

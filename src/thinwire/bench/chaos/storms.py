@@ -42,7 +42,7 @@ class Storm(Scenario):
         every: rounds between two faults.
         faults: which, keys of `faults.KINDS`.
         min_workers: of the server; None: half of them.
-        worker_grace_s: of the server.
+        worker_grace_s, straggler_grace_s: of the server; how long the others wait for a dead or a frozen worker.
         checkpoint_every: steps between checkpoints, where the server is killed or its disk is full.
         points: percentage points that the accuracy may be below.
     """
@@ -57,6 +57,7 @@ class Storm(Scenario):
     faults: Sequence[str] = ("kill", "stop")
     min_workers: int | None = None
     worker_grace_s: float = 10.0
+    straggler_grace_s: float | None = None
     checkpoint_every: int = 100
     points: float = 0.5
 
@@ -101,6 +102,7 @@ class Storm(Scenario):
         return {
             "min_workers": self.min_workers or max(1, cell.workers // 2),
             "grace_s": self.worker_grace_s,
+            "straggler_grace_s": self.straggler_grace_s,
             "checkpoint_every": self.checkpoint_every if {"server", "disk"} & set(kinds) else None,
             "tiny_disk": "disk" in kinds,
         }
