@@ -34,14 +34,17 @@ class Run:
         self.job, self.dies_after = job, dies_after
         self.checkpoints = RunCheckpoints(folder=folder, every=every)
         self.checkpoints.check(job)
+        self._checkpointers: dict[int, Checkpointer] = {}
         self.servers = [self.serve(shard) for shard in range(job.servers)]
         self.said: list[str] = []
         self._dying = threading.Lock()
         self._built = threading.Event()  # torch has one random generator in a process: worker 0 builds its model first
 
     def serve(self, shard: int, *, resume: bool = False) -> MemoryServer:
+        if shard in self._checkpointers:  # a process's lock on what it writes would have ended with it
+            self._checkpointers[shard].close()
         core = ServerCore()
-        checkpointer = Checkpointer(core, self.checkpoints.server(shard), self.checkpoints.every)
+        checkpointer = self._checkpointers[shard] = Checkpointer(core, self.checkpoints.server(shard), self.checkpoints.every)
         if resume:
             checkpointer.resume()
         return MemoryServer(serving(core, checkpointer=checkpointer, grace_s=60))

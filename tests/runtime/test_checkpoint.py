@@ -129,7 +129,7 @@ def test_a_file_that_a_live_process_is_writing_is_left_alone(tmp_path: Path) -> 
     other_run.touch()
     with disk.write(other, [b"ab"]):
         assert checkpoint.remove_unfinished(path) == [] and other.exists()
-        with pytest.raises(BlockingIOError), disk.write(other, [b"cd"]):
+        with pytest.raises(BlockingIOError, match="another process"), disk.write(other, [b"cd"]):
             pass
         assert other.read_bytes() == b"ab"
     assert checkpoint.remove_unfinished(path) == [other] and other_run.exists()

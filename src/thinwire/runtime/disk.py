@@ -51,7 +51,10 @@ class LocalDisk:
     @contextmanager
     def write(self, path: Path, parts: Iterable[Bytes]) -> Iterator[None]:
         with path.open("ab", buffering=0) as file:  # what another process is writing is not truncated
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise BlockingIOError(error.errno, "another process is writing it") from error
             file.truncate(0)
             for part in parts:
                 rest = memoryview(part)
