@@ -44,7 +44,9 @@ class Run:
         if shard in self._checkpointers:  # a process's lock on what it writes would have ended with it
             self._checkpointers[shard].close()
         core = ServerCore()
-        checkpointer = self._checkpointers[shard] = Checkpointer(core, self.checkpoints.server(shard), self.checkpoints.every)
+        checkpointer = self._checkpointers[shard] = Checkpointer(
+            core, self.checkpoints.server(shard), self.checkpoints.every
+        )
         if resume:
             checkpointer.resume()
         return MemoryServer(serving(core, checkpointer=checkpointer, grace_s=60))
