@@ -11,6 +11,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from thinwire.policies.naming import check_count
+
 
 class Optimizer(Protocol):
     """What is asked of the optimizer that `distribute` returned."""
@@ -55,10 +57,13 @@ class KeptSteps(Resumable):
 
     Args:
         model: whose weights are kept beside the optimizer's state; as it is now it is the state of the beginning.
-        keep: how many states.
+        keep: how many states, at least 1; where a worker may be ahead of another, two have one in common.
 
     Attributes:
         extra: what was kept with the step that this worker went back to; empty at the beginning.
+
+    Raises:
+        ConfigError: `keep` is below 1.
 
     Example::
 
@@ -78,6 +83,7 @@ class KeptSteps(Resumable):
     """
 
     def __init__(self, model: nn.Module, *, keep: int = 2) -> None:
+        check_count("keep", keep, 1)
         self._model, self._keep = model, keep
         self.extra: dict[str, Any] = {}
         self._began = False

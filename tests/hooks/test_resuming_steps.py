@@ -1,0 +1,45 @@
+"""States that a worker keeps in memory: how many, which it goes back to, and what cannot be kept."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import thinwire as tw
+from thinwire.hooks.resuming import KeptSteps
+
+
+def at(clock: int) -> Any:
+    return SimpleNamespace(clock=clock, sync=lambda: None, state_dict=lambda: {"clock": clock})
+
+
+def test_the_newest_states_are_kept_and_no_more() -> None:
+    kept = KeptSteps(nn.Linear(2, 1), keep=2)
+    assert kept.steps() is None, "at the first time the training begins"
+    for clock in (3, 6, 9):
+        kept.add(at(clock), position=clock)
+    assert kept.steps() == (9, 6)
+
+
+def test_going_back_gives_what_was_there_and_forgets_what_came_later() -> None:
+    model = nn.Linear(2, 1)
+    kept = KeptSteps(model)
+    kept.steps()
+    with torch.no_grad():
+        model.weight.fill_(6.0)
+    kept.add(at(6), position=60)
+    with torch.no_grad():
+        model.weight.fill_(9.0)
+    kept.add(at(9), position=90)
+    assert kept.load(6) == {"clock": 6}
+    assert (model.weight.flatten().tolist(), kept.extra, kept.steps()) == ([6.0, 6.0], {"position": 60}, (6,))
+
+
+@pytest.mark.parametrize("keep", [0, -1, 1.5])
+def test_no_state_at_all_is_refused(keep: Any) -> None:
+    with pytest.raises(tw.ConfigError, match="keep"):
+        KeptSteps(nn.Linear(2, 1), keep=keep)
