@@ -11,6 +11,7 @@ import runpy
 import socket
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
@@ -92,7 +93,7 @@ def _rank(pipe: Connection, main: Callable[..., Any], rank: int, world: int, fol
     except tw.ThinwireError as error:
         outcome = ("value", error)
     except BaseException as error:
-        outcome = ("crash", f"{type(error).__name__}: {error}")
+        outcome = ("crash", "".join(traceback.format_exception(error)))
     pipe.send_bytes(pickle.dumps(outcome))
     pipe.close()
     # As after a crash: peers see this rank go, and nothing waits for a group that a test broke on purpose.

@@ -251,7 +251,14 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 
 
 def run_all(rank: int) -> dict[str, Any]:
-    return {name: work(rank, *args) for name, (work, args) in CASES.items()}
+    results = {}
+    for name, (work, args) in CASES.items():
+        try:
+            results[name] = work(rank, *args)
+        except Exception as error:
+            error.add_note(f"in the case {name!r}")
+            raise
+    return results
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -105,7 +106,16 @@ def test_whatever_is_done_to_a_message_on_the_way_is_noticed() -> None:
 
 def test_ranks_with_different_secrets_find_out_when_they_meet() -> None:
     secrets = [SECRET, SECRET, b"another-secret-of-rank-2"]
-    found = on_every_rank(groups(3, timeout_s=5.0), lambda group: SealedPeerGroup(group, secrets[group.rank]))
+    peers = groups(3, timeout_s=5.0)
+    peers[1].before_send = lambda: time.sleep(0.05)
+
+    def meet(group: MemoryPeerGroup) -> SealedPeerGroup:
+        try:
+            return SealedPeerGroup(group, secrets[group.rank])
+        finally:
+            group.links.lose(group.rank)  # as in a process that ends here
+
+    found = on_every_rank(peers, meet)
     assert all(isinstance(each, ProtocolError) for each in found), found
     assert "rank 2 cannot be opened: that rank has another key" in str(found[0])
 

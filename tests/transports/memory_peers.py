@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -58,7 +59,9 @@ class _Sent:
 
 
 class MemoryPeerGroup(PeerGroup):
-    """One rank's way to the others of the same `Links`."""
+    """One rank's way to the others of the same `Links`; `before_send` may keep it waiting."""
+
+    before_send: Callable[[], None] = staticmethod(lambda: None)
 
     def __init__(self, links: Links, rank: int, size: int, timeout_s: float = 20.0) -> None:
         self.links, self.rank, self.size = links, rank, size
@@ -72,6 +75,7 @@ class MemoryPeerGroup(PeerGroup):
         return Transfer(peer, _Received(self.links, key, number, buffer), buffer.data)
 
     def send(self, peer: int, data: bytearray, tag: int) -> Transfer:
+        self.before_send()
         with self.links.changed:
             if {peer, self.rank} & self.links.gone:
                 raise TransportError(f"rank {peer} is gone")

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -28,15 +27,13 @@ from thinwire.codecs.tensors import off_host, store_tensor
 from thinwire.collective.core import Bucket, Collective
 from thinwire.collective.exchange import Exchange, Group, Pass, Send, abort_packet
 from thinwire.errors import DeadlineError, TransportError
-from thinwire.runtime.peers import leave
+from thinwire.runtime.peers import FAREWELL, leave
 from thinwire.telemetry import Counters
 from thinwire.transports.peers import PeerGroup, ReceiveBuffer, Transfer
 
 Future = torch.futures.Future[torch.Tensor]
 
 _CLOSE_S = 2.0
-_FAREWELL = timedelta(seconds=5)
-"""How long a rank that gives up stays until all have received its reason, those too that are still busy."""
 
 
 @dataclass(slots=True)
@@ -157,7 +154,7 @@ class CollectiveDriver:
     def raise_failure(self) -> None:
         """Raises what ended the training, if something did, once the peers have been told: the process may end then."""
         if self.failure is not None:
-            self._told.wait(2 * _FAREWELL.total_seconds())
+            self._told.wait(2 * FAREWELL.total_seconds())
             raise self.failure
 
     def close(self) -> None:
@@ -322,7 +319,7 @@ class CollectiveDriver:
                 transfers.append(self._peers.send(peer, packet, tag))
         for transfer in transfers:
             with suppress(TransportError):
-                self._peers.wait(transfer, _FAREWELL)
+                self._peers.wait(transfer, FAREWELL)
         if not self._left:
             self._left = True
-            leave(self._peers, _FAREWELL)
+            leave(self._peers, FAREWELL)

@@ -23,6 +23,8 @@ _PROBE_TAG = _GATHER_TAG + 1
 _LEAVE_TAG = _GATHER_TAG + 2
 _PROBE_NBYTES = tuple(1 << power for power in range(14, 24, 2))
 _PROBE_ENOUGH_S = 0.03
+FAREWELL = timedelta(seconds=5)
+"""How long a rank that gives up stays until all have received its reason, those too that are still busy."""
 _LENGTH = struct.Struct("<Q")
 _SECONDS = struct.Struct("<d")
 
@@ -71,6 +73,7 @@ def agree(group: PeerGroup, settings: Mapping[str, Any]) -> None:
         other = json.loads(text)
         for key in sorted({*first, *other}):
             if first.get(key) != other.get(key):
+                leave(group, FAREWELL)  # the others have to read the same before this rank's connections go
                 raise ProtocolError(
                     f"rank {rank} has {key} = {other.get(key)!r} and rank 0 has {first.get(key)!r}; "
                     "every rank must call ddp.compress with the same model and arguments"

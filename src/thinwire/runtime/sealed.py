@@ -19,7 +19,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from thinwire.errors import ProtocolError, TransportError
-from thinwire.runtime.peers import gather
+from thinwire.runtime.peers import FAREWELL, gather, leave
 from thinwire.transports.peers import PeerGroup, ReceiveBuffer, Transfer
 
 if TYPE_CHECKING:
@@ -63,7 +63,11 @@ class SealedPeerGroup(PeerGroup):
         self._ciphers = [_cipher(secret, salt, rank) for rank in range(self.size)]
         self._counting = threading.Lock()
         self._numbers: Counter[tuple[bool, int, int]] = Counter()
-        gather(self, _CONFIRM)
+        try:
+            gather(self, _CONFIRM)
+        except ProtocolError:
+            leave(group, FAREWELL)  # the others have to find out the same before this rank's connections go
+            raise
 
     def receive(self, peer: int, buffer: ReceiveBuffer, tag: int) -> Transfer:
         room = ReceiveBuffer(LENGTH_NBYTES + len(buffer.data) + SEAL_NBYTES)
