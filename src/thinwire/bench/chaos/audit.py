@@ -24,7 +24,7 @@ class Audit:
         problems: what went wrong, in words; of many the first.
         version: updates that every table has had.
         missing: gradients that updates were made without, in units of one worker's whole model.
-        late: gradients that came after their update, which backup workers allow, in the same unit.
+        late: gradients that came after an update which had gone without them, in the same unit.
         redone: updates that were made again after the shard was started again.
         skipped: updates that everybody skipped.
         first_at, last_at: when the first and the newest version were complete.
@@ -51,7 +51,8 @@ class Audit:
         self._workers = 0
         self._missing: Counter[int] = Counter()
         self._late: Counter[int] = Counter()
-        self._immediate = self._partial = False
+        self._without: dict[int, set[tuple[int, int]]] = defaultdict(set)
+        self._immediate = False
         self._versions: dict[int, int] = {}
         self._come: dict[int, dict[int, Counter[int]]] = {}
 
@@ -88,7 +89,6 @@ class Audit:
     def _plan(self, entry: Planned) -> None:
         policy = consistency(entry.consistency)
         self._workers, self._immediate = entry.workers, policy.immediate
-        self._partial = policy.quorum(entry.workers) < entry.workers
         self._versions = {table: self.version for table in range(entry.tables) if table not in entry.state}
         self._come = {table: defaultdict(Counter) for table in self._versions}
 
@@ -99,7 +99,9 @@ class Audit:
             clock = 0 if self._immediate else entry.step
             if not self._immediate and entry.step < self._versions[table]:
                 self._late[table] += 1
-                if not self._partial:
+                try:
+                    self._without[table].remove((entry.step, entry.rank))
+                except KeyError:
                     self._say(
                         f"a gradient of step {entry.step} came from worker {entry.rank} for table {table}, which "
                         f"is at {self._versions[table]}"
@@ -133,6 +135,7 @@ class Audit:
             return
         named = set(entry.ranks or range(self._workers))
         self._missing[table] += max(0, self._workers - len(named))
+        self._without[table] |= {(entry.version - 1, rank) for rank in range(self._workers) if rank not in named}
         for rank in sorted(named - come):
             self._say(f"update {entry.version} of table {table} names worker {rank}, whose gradient did not come")
         for rank in sorted(come - named):
