@@ -44,6 +44,7 @@ class StepRecord:
         table: the table's name.
         numel: how many values it holds.
         rank: the worker.
+        codec: id of the pushes' codec; empty for buffers.
         payload_bytes_push: bytes of codec payload sent.
         payload_bytes_pull: bytes of codec payload received.
         encode_s: seconds spent encoding the push.
@@ -64,6 +65,7 @@ class StepRecord:
     table: str
     numel: int
     rank: int = 0
+    codec: str = ""
     payload_bytes_push: int = 0
     payload_bytes_pull: int = 0
     encode_s: float = 0.0

@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 import thinwire
-from thinwire.cli import bench, certs, chaos, compare, demo, inspect, roles, train
+from thinwire.cli import bench, certs, chaos, compare, demo, inspect, reproduce, roles, train
 from thinwire.cli.console import errors
 from thinwire.errors import ConfigError, ThinwireError
 
@@ -23,7 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for _part in (demo, train, compare, roles, certs, inspect):
+for _part in (demo, train, compare, reproduce, roles, certs, inspect):
     app.add_typer(_part.app)
 app.add_typer(bench.app, name="bench")
 app.add_typer(chaos.app, name="chaos")

@@ -124,6 +124,7 @@ OPTIONS: dict[str, Any] = {
     "batch": typer.Option(min=1, help="Examples per worker and step; by default the recipe's."),
     "lr": typer.Option(help="Largest learning rate; by default the recipe's."),
     "eval_every": typer.Option(help="Seconds between evaluations; 0: only at the end."),
+    "eval_steps": typer.Option(min=0, help="Steps between evaluations; 0: only at the end."),
     "data_root": typer.Option(help="Where the data set lies, if not in its usual place."),
     "servers": typer.Option(min=1, help="How many server shards hold the model, each a process."),
     "servers_on_workers": typer.Option(

@@ -56,6 +56,7 @@ class Recorder:
                 table=table.spec.name,
                 numel=table.values.numel(),
                 rank=self._rank,
+                codec="" if table.context is None else table.context.codec.id,
                 staleness=table.staleness,
                 residual_norm=table.residual_norm,
                 residual_lag=ratios.get(table.spec.name),

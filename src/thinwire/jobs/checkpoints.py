@@ -17,7 +17,7 @@ from thinwire.workloads.data import data
 from thinwire.workloads.models import model
 
 KIND = "worker"
-FREE = frozenset({"link", "data_root", "eval_every", "servers_on_workers"})
+FREE = frozenset({"link", "data_root", "eval_every", "eval_steps", "servers_on_workers"})
 """What a resumed run may have otherwise: none of it changes a bit of the weights."""
 
 

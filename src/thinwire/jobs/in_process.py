@@ -18,6 +18,7 @@ from thinwire.engines.links import parse_rate
 from thinwire.errors import ConfigError, DeadlineError, EngineError, ThinwireError
 from thinwire.jobs.cluster import OnEvent
 from thinwire.jobs.events import Accuracy
+from thinwire.jobs.history import HistoryRecorder
 from thinwire.jobs.job import Job
 from thinwire.jobs.outcome import CurvePoint, RunOutcome, WorkerOutcome, summarise
 from thinwire.jobs.training import run_worker
@@ -27,12 +28,18 @@ from thinwire.transports.base import Connection
 from thinwire.transports.memory import MemoryServer
 
 
-def run(job: Job, *, on_event: OnEvent = lambda process, event: None) -> RunOutcome:
+def run(
+    job: Job,
+    *,
+    on_event: OnEvent = lambda process, event: None,
+    history: HistoryRecorder | None = None,
+) -> RunOutcome:
     """Trains once; the outcome is marked as `in_process`, and its `shaping` is `none`.
 
     Args:
         job: what to train, without a link.
         on_event: called with each worker's name and event, from the worker's thread.
+        history: takes every worker's steps.
 
     Raises:
         ConfigError: the job has a link or a time budget, which mean nothing here.
@@ -58,6 +65,8 @@ def run(job: Job, *, on_event: OnEvent = lambda process, event: None) -> RunOutc
                 rank=rank,
                 servers=lambda: [_InTurn(server.connect(), turn) for server in servers],
                 report=report,
+                metrics=() if history is None else (history,),
+                on_loss=None if history is None else history.loss,
             )
 
     with ThreadPoolExecutor(job.workers, thread_name_prefix="worker") as pool:

@@ -27,6 +27,7 @@ class Job:
         batch: examples per worker and step; None takes the recipe's.
         lr: the largest learning rate; None takes the recipe's.
         eval_every: seconds between evaluations during the run; 0 evaluates at the end alone.
+        eval_steps: steps between evaluations during the run; 0 evaluates at the end alone.
         data_root: where to look for data that is not on its usual place.
         servers: how many shards, each a process of its own.
         servers_on_workers: a shard on every worker's node, behind the same link, as many as there are workers (Wu
@@ -45,6 +46,7 @@ class Job:
     batch: int | None = None
     lr: float | None = None
     eval_every: float = 0.0
+    eval_steps: int = 0
     data_root: str | None = None
     servers: int = 1
     codec_up: str | None = None
@@ -66,6 +68,8 @@ class Job:
             raise ConfigError(f"{self.seconds} seconds; a time budget is positive")
         if not self.eval_every >= 0:
             raise ConfigError(f"evaluations every {self.eval_every} seconds; 0 means only at the end")
+        if self.eval_steps < 0:
+            raise ConfigError(f"evaluations every {self.eval_steps} steps; 0 means only at the end")
         self.full_design()
         self.recipe()
 

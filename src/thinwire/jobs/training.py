@@ -53,6 +53,7 @@ def run_worker(
     metrics: Sequence[MetricsWriter] = (),
     checkpoint: WorkerCheckpoint | None = None,
     returning: bool = False,
+    on_loss: Callable[[int, float], None] | None = None,
 ) -> WorkerOutcome:
     """Trains as worker `rank` and returns (and reports) the outcome.
 
@@ -64,6 +65,7 @@ def run_worker(
         connect_timeout_s: how long a shard may take to appear, in seconds.
         metrics: take a record of every table at every step.
         checkpoint: this worker's checkpoints, if it writes any.
+        on_loss: takes each step's number and training loss.
         returning: it was in this training before, and goes back with all the others after a shard was lost.
 
     Events: `Progress` and `Accuracy` of worker 0, `Checkpointed` and `Done` of every worker.
@@ -108,7 +110,7 @@ def run_worker(
     with nullcontext() if writer is None else closing(writer), opt:
         if behind is not None:
             opt.load_residuals(behind["optimizer"])
-        loop = _Loop(job, rank, model, opt, dataset, report)
+        loop = _Loop(job, rank, model, opt, dataset, report, on_loss)
         if resumable is not None and resumable.loaded is not None:
             loop.load_state_dict(resumable.loaded["loop"])
         if checkpoint is not None and opt.clock == 0:
@@ -196,10 +198,17 @@ class _Loop:
     """The state of one worker's run."""
 
     def __init__(
-        self, job: Job, rank: int, model: nn.Module, opt: DistributedOptimizer, dataset: Dataset, report: Report
+        self,
+        job: Job,
+        rank: int,
+        model: nn.Module,
+        opt: DistributedOptimizer,
+        dataset: Dataset,
+        report: Report,
+        on_loss: Callable[[int, float], None] | None,
     ) -> None:
         self._job, self._rank, self._model, self._opt, self._dataset = job, rank, model, opt, dataset
-        self._report = report
+        self._report, self._on_loss = report, on_loss
         self._recipe, design = job.recipe(), job.full_design()
         # Otherwise gradients have left by the end of the backward pass.
         self._clips = design.local is not None or design.transmission == "traditional"
@@ -237,6 +246,8 @@ class _Loop:
             clip_gradients(self._model, self._recipe)
         self._opt.step()
         self._losses.append(float(loss.detach()))
+        if self._on_loss is not None:
+            self._on_loss(done, self._losses[-1])
         if self._rank == 0:
             self._tell()
 
@@ -302,7 +313,8 @@ class _Loop:
             self._reported = now
             seconds, loss = now - self._began, self._losses[-1]
             self._report(Progress(step=steps, steps=self._steps, seconds=seconds, loss=loss))
-        if self._job.eval_every and now - self._evaluated >= self._job.eval_every:
+        due = self._job.eval_every and now - self._evaluated >= self._job.eval_every
+        if due or (self._job.eval_steps and steps % self._job.eval_steps == 0):
             with self._opt.shared_weights():
                 score = evaluate(self._model, self._dataset)
             self._evaluated = time.perf_counter()

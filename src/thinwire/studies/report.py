@@ -13,24 +13,16 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from thinwire.errors import ConfigError
 from thinwire.jobs.outcome import RunOutcome
 from thinwire.jobs.results import Run
 from thinwire.jobs.tables import Table
 from thinwire.studies.compare import Comparison, Failure, Findings
 from thinwire.studies.compare_rows import Row
+from thinwire.studies.page import document, table_html, write_page
 from thinwire.workloads.models import TEXT_MODELS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
-table { border-collapse: collapse; margin: 1rem 0; display: block; overflow-x: auto }
-th, td { border: 1px solid #ccc; padding: .25rem .6rem; text-align: right; white-space: nowrap }
-th:first-child, td:first-child { text-align: left } th { background: #f3f3f3 }
-img { max-width: 100% } .failure { color: #a00; white-space: pre-wrap }
-"""
 
 
 def write_report(findings: Findings, path: Path) -> None:
@@ -43,11 +35,7 @@ def write_report(findings: Findings, path: Path) -> None:
     Raises:
         ConfigError: the file cannot be written.
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page(findings))
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}. Choose another place") from error
+    write_page(path, page(findings))
 
 
 def page(findings: Findings) -> str:
@@ -57,19 +45,16 @@ def page(findings: Findings) -> str:
     parts = [f"<h1>{escape(title)}</h1>", _how(findings)]
     for model in asked.models:
         rows = [row for row in findings.rows if row.model == model]
-        parts += [f"<h2>{escape(model)} on {escape(asked.data)}</h2>", _html(designs_table(rows))]
-        parts.append(_html(times_table(rows)))
+        parts += [f"<h2>{escape(model)} on {escape(asked.data)}</h2>", table_html(designs_table(rows))]
+        parts.append(table_html(times_table(rows)))
         if any(row.training_seconds for row in rows):
             parts.append(f'<img alt="accuracy against training time" src="{_picture(rows)}">')
-        parts += ["<h3>By link</h3>", _html(links_table(rows))]
+        parts += ["<h3>By link</h3>", table_html(links_table(rows))]
     if findings.failures:
         parts.append("<h2>Runs that failed</h2>")
         parts += [_failure(failure) for failure in findings.failures]
-    parts += ["<h2>Every run</h2>", _html(runs_table(findings.runs))]
-    body = "\n".join(parts)
-    return f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>' + (
-        f"<style>{_STYLE}</style></head><body>\n{body}\n</body></html>\n"
-    )
+    parts += ["<h2>Every run</h2>", table_html(runs_table(findings.runs))]
+    return document(title, parts)
 
 
 def designs_table(rows: Sequence[Row], title: str | None = None) -> Table:
@@ -196,12 +181,6 @@ def _how(findings: Findings) -> str:
     more = [f"Chosen for every design: {chosen}."] if chosen else []
     more += [f"Measured on: {'; '.join(machines)}." if machines else "Nothing has been measured yet."]
     return "".join(f"<p>{escape(part)}</p>" for part in (text, *more))
-
-
-def _html(table: Table) -> str:
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in table.header)
-    body = "\n".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in line) + "</tr>" for line in table.lines)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>"
 
 
 def _failure(failure: Failure) -> str:

@@ -1,0 +1,115 @@
+"""`thinwire reproduce`: tables and figures of the papers, made again, beside the papers' own numbers."""
+
+from __future__ import annotations
+
+import shlex
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from thinwire.cli import options
+from thinwire.cli.console import console, show, write_json
+from thinwire.cli.train import with_privileges
+from thinwire.jobs.tables import Table
+from thinwire.studies.reproduce.catalog import CATALOG, entries, finding_kinds
+from thinwire.studies.reproduce.entry import Cell, Entry
+from thinwire.studies.reproduce.run import Reproduced
+from thinwire.studies.reproduce.run import reproduce as make
+
+app = typer.Typer()
+
+LIST = "list"
+
+
+class Scale(StrEnum):
+    """How long the runs are."""
+
+    quick = "quick"
+    full = "full"
+
+
+What = Annotated[str, typer.Argument(help="`list`, a paper (3lc), or an item of one (3lc-table-2).")]
+Out = Annotated[Path, typer.Option(file_okay=False, help="Folder of results.json, report.html and pictures.")]
+Length = Annotated[Scale, typer.Option(help="quick: at most ten minutes a paper on two cores; full: for results.")]
+
+
+@app.command(epilog="Example: thinwire reproduce 3lc-table-2 --scale quick --out out/3lc")
+def reproduce(
+    what: What,
+    scale: Length = Scale.quick,
+    out: Out = Path("thinwire-reproduce"),
+    json: options.Json = None,
+) -> None:
+    """Make tables and figures of the papers again, and show ours beside the paper's.
+
+    Runs that are in results.json already are not made again: a command that was interrupted goes on where it was, and
+    items that need the same runs share them.
+    """
+    if what == LIST:
+        _list(json)
+        return
+    chosen = entries(what)
+    if any(entry.study is not None and entry.study.links for entry in chosen):
+        with_privileges("10mbit", "auto")
+    command = f"thinwire reproduce {what} --scale {scale.value} --out {shlex.quote(str(out))}"
+    try:
+        made = _run(chosen, scale, out, command)
+    except KeyboardInterrupt:
+        console.print(f"what is done is kept; go on with: {escape(command)}", soft_wrap=True)
+        raise
+    for entry, each in made.shown:
+        console.print(f"\n[bold]{entry.id}[/] {escape(entry.title)}", soft_wrap=True)
+        told = [each.setting, *([entry.why] if entry.status == "scaled" else [])]
+        console.print(escape(" ".join(told)), highlight=False)
+        for table in each.tables:
+            show(table)
+        for note in each.notes:
+            console.print(escape(note), highlight=False)
+    console.print(f"wrote {', '.join(escape(str(path)) for path in made.files)}", soft_wrap=True)
+    shown = [{"id": entry.id, "status": entry.status, "why": entry.why, **vars(each)} for entry, each in made.shown]
+    write_json(json, {"command": command, "entries": shown})
+
+
+def _run(chosen: list[Entry], scale: Scale, out: Path, command: str) -> Reproduced:
+    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"), TimeElapsedColumn()
+    with Progress(*columns, console=console) as bar:
+        tasks: list[TaskID] = []
+
+        def finished() -> None:
+            if tasks:
+                bar.update(tasks[-1], completed=1.0, text="")
+
+        def on_cell(number: int, total: int, cell: Cell) -> None:
+            finished()
+            tasks.append(bar.add_task(escape(f"{number}/{total} {cell}"), total=1.0, text="starting"))
+
+        made = make(
+            chosen,
+            scale.value,
+            out,
+            kinds=finding_kinds(),
+            command=command,
+            on_cell=on_cell,
+            on_progress=lambda share, text: bar.update(tasks[-1], completed=share, text=text),
+        )
+        finished()
+    return made
+
+
+def _list(json: Path | None) -> None:
+    lines = [
+        [
+            entry.id,
+            entry.status,
+            f"{entry.minutes:g}" if entry.minutes else "–",
+            entry.shows + (f" ({entry.why})" if entry.status in ("impossible", "drawing") else ""),
+        ]
+        for entry in CATALOG
+    ]
+    show(Table(["id", "status", "minutes", "what it shows"], lines, "quick, on two idle cores", left=2))
+    names = ("id", "paper", "shows", "status", "why", "minutes")
+    write_json(json, [{name: getattr(entry, name) for name in names} for entry in CATALOG])

@@ -1,0 +1,59 @@
+"""Every table and figure of the five papers, and finding them by name."""
+
+from __future__ import annotations
+
+import difflib
+
+from thinwire.errors import ConfigError
+from thinwire.studies.reproduce import doublesqueeze, entropy, mps, terngrad, three_lc
+from thinwire.studies.reproduce.entry import Entry, Finding
+
+CATALOG: tuple[Entry, ...] = (
+    *three_lc.ENTRIES,
+    *entropy.ENTRIES,
+    *terngrad.ENTRIES,
+    *doublesqueeze.ENTRIES,
+    *mps.ENTRIES,
+)
+
+PAPERS = {
+    "3lc": "3LC: Lightweight and Effective Traffic Compression for Distributed Machine Learning (2019)",
+    "entropy": "Øland & Raj: Reducing Communication Overhead in Distributed Learning by an Order of Magnitude (2015)",
+    "terngrad": "TernGrad: Ternary Gradients to Reduce Communication in Distributed Deep Learning (2017)",
+    "doublesqueeze": "DoubleSqueeze: Parallel SGD with Double-pass Error-Compensated Compression (2019)",
+    "mps": "Wu: Versatile Communication Optimization for Deep Learning by Modularized Parameter Server (2018)",
+}
+
+
+def finding_kinds() -> list[type[Finding]]:
+    """Returns the classes of all findings that a results file may hold."""
+    return [entry.study.finding for entry in CATALOG if entry.study is not None]
+
+
+def entries(name: str) -> list[Entry]:
+    """Returns one entry by its id, or those of a paper that can be run.
+
+    Args:
+        name: as in `3lc-table-2` or `3lc`.
+
+    Raises:
+        ConfigError: there is none of this name, or none of them can be run.
+
+    Example:
+        >>> [entry.id for entry in entries("3lc-table-2")]
+        ['3lc-table-2']
+    """
+    if name in PAPERS:
+        runnable = [entry for entry in CATALOG if entry.paper == name and entry.study is not None]
+        if not runnable:
+            raise ConfigError(f"nothing of {name} can be run yet; `thinwire reproduce list` says why, item by item")
+        return runnable
+    for entry in CATALOG:
+        if entry.id == name:
+            if entry.study is None:
+                raise ConfigError(f"{name} cannot be run: {entry.status}. {entry.why}".rstrip(". "))
+            return [entry]
+    known = [*PAPERS, *(entry.id for entry in CATALOG)]
+    near = difflib.get_close_matches(name, known, n=4)
+    hint = f"did you mean {', '.join(near)}?" if near else f"papers are {', '.join(PAPERS)};"
+    raise ConfigError(f"there is no {name!r} to reproduce; {hint} `thinwire reproduce list` names all")

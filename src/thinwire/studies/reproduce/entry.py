@@ -1,0 +1,123 @@
+"""What a table or figure of a paper is here: its place in the catalogue, the cells it needs, and how they are shown.
+
+A *cell* is one run: a frozen struct of plain values that is its own identity. Whoever finds the same cell in the
+results does not run it again, and a changed setting is another cell. A *finding* is what a cell came to. Entries that
+need the same runs ask for equal cells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, TypeVar
+
+import msgspec
+
+from thinwire.jobs.tables import Table
+from thinwire.studies.reproduce.charts import Chart
+
+Scale = Literal["tiny", "quick", "full"]
+"""`tiny` is for tests and says nothing; `quick` takes at most ten minutes a paper on two cores; `full` is for results.
+"""
+
+Status = Literal["done", "scaled", "impossible", "missing", "drawing"]
+"""`done`: as in the paper. `scaled`: a smaller model, data set or cluster. `impossible`: cannot be had here.
+`missing`: nobody has written it yet. `drawing`: explains the method, and measures nothing."""
+
+OnProgress = Callable[[float, str], None]
+"""Takes the share of a cell that is done, 0 … 1, and a few words."""
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
+    """Base class of one run's settings; `str(cell)` is shown while it runs. Every field is JSON and hashable."""
+
+    def key(self) -> dict[str, Any]:
+        """Returns the cell as JSON, under which its finding is stored."""
+        built: dict[str, Any] = msgspec.to_builtins(self)
+        return built
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
+    """Base class of what a cell came to, as it is stored."""
+
+
+C = TypeVar("C", bound=Cell)
+F = TypeVar("F", bound=Finding)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """What an entry has to show.
+
+    Attributes:
+        setting: what was run, in one or two sentences: model, data, workers, steps, seeds; it stands under every chart.
+        tables: with the paper's number, ours, and a remark where they differ.
+        charts: drawn in the page and as pictures.
+        notes: paragraphs that explain what differs from the paper.
+    """
+
+    setting: str
+    tables: Sequence[Table] = ()
+    charts: Sequence[Chart] = ()
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study(Generic[C, F]):
+    """How an entry is made.
+
+    Attributes:
+        cells: returns the runs of a scale.
+        run: makes one run.
+        show: makes tables and charts from the findings of all cells of one scale.
+        finding: the class of the findings.
+        links: whether runs need thin links, for which the command may have to start again as another user.
+    """
+
+    cells: Callable[[Scale], Sequence[C]]
+    run: Callable[[C, OnProgress], F]
+    show: Callable[[Mapping[C, F]], Shown]
+    finding: type[F]
+    links: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One table or figure of a paper.
+
+    Attributes:
+        paper: its short name, as in `3lc`.
+        item: as in `table-1` or `figure-5.4`.
+        shows: what it shows, in a few words.
+        status: whether and how it can be had here.
+        why: what is scaled and what that changes, or why it cannot be had.
+        minutes: of the quick scale on two idle cores; entries that share runs each count them.
+        study: how it is made; None where it is not.
+    """
+
+    paper: str
+    item: str
+    shows: str
+    status: Status = "missing"
+    why: str = ""
+    minutes: float = 0.0
+    study: Study[Any, Any] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        assert (self.study is not None) == (self.status in ("done", "scaled")), f"{self.id}: {self.status}"
+        assert self.why or self.status in ("done", "missing"), f"{self.id} does not say why"
+
+    @property
+    def id(self) -> str:
+        """The entry's name on the command line."""
+        return f"{self.paper}-{self.item}"
+
+    @property
+    def title(self) -> str:
+        """As in a heading.
+
+        >>> Entry(paper="3lc", item="figure-6", shows="compressed size by step").title
+        'Figure 6: compressed size by step'
+        """
+        kind, _, number = self.item.partition("-")
+        return f"{kind.capitalize()} {number}: {self.shows}"

@@ -1,0 +1,35 @@
+"""Wu 2018, the modularized parameter server: its tables and figures."""
+
+from __future__ import annotations
+
+from thinwire.studies.reproduce.entry import Entry
+
+_DRAWINGS = {
+    "figure-2.1": "training a model",
+    "figure-2.2": "communication patterns",
+    "figure-2.3": "synchronisation schemes",
+    "figure-2.4": "transmission control",
+    "figure-4.1": "the modules",
+    "figure-4.2": "a parameter server in TensorFlow",
+    "table-4.1": "the programming interface",
+}
+_MEASURED = {
+    "table-1.1": "training records of models in TensorFlow",
+    "figure-1.1": "performance of distributed TensorFlow",
+    "figure-5.1": "speed-up of placement strategies",
+    "figure-5.2": "layer sizes of three models",
+    "figure-5.3": "variation of placement strategies",
+    "figure-5.4": "speed-up of consistency and compression combined",
+    "figure-5.5": "scalability",
+    "figure-5.6": "processor and network utilisation",
+    "figure-5.7": "accuracy by iteration",
+    "figure-5.8": "training time to accuracy",
+}
+
+ENTRIES = (
+    *(
+        Entry(paper="mps", item=item, shows=shows, status="drawing", why="explains the design; docs/architecture.md")
+        for item, shows in _DRAWINGS.items()
+    ),
+    *(Entry(paper="mps", item=item, shows=shows) for item, shows in _MEASURED.items()),
+)

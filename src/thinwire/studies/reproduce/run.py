@@ -1,0 +1,84 @@
+"""Runs what entries need, keeps every finding as soon as it is there, and shows them.
+
+`results.json` in the folder holds all findings by their cells. An interrupted run goes on where it was, a finished one
+can be asked for more entries or another scale, and two entries with equal cells share the runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from thinwire.jobs.results import Results
+from thinwire.studies.page import write_page
+from thinwire.studies.reproduce.charts import draw
+from thinwire.studies.reproduce.entry import Cell, Entry, Finding, OnProgress, Scale, Shown, Study
+from thinwire.studies.reproduce.html import report, require_plotly
+
+RESULTS = "results.json"
+REPORT = "report.html"
+
+OnCell = Callable[[int, int, Cell], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reproduced:
+    """What each entry has to show, and the files that hold it."""
+
+    shown: Sequence[tuple[Entry, Shown]]
+    files: Sequence[Path]
+
+
+def reproduce(
+    entries: Sequence[Entry],
+    scale: Scale,
+    folder: Path,
+    *,
+    kinds: Sequence[type[Finding]],
+    command: str,
+    on_cell: OnCell = lambda *_: None,
+    on_progress: OnProgress = lambda *_: None,
+) -> Reproduced:
+    """Makes the runs that the folder does not hold yet, then tables, pictures and the page.
+
+    Args:
+        entries: with a study each.
+        scale: how long the runs are.
+        folder: made where it is missing.
+        kinds: the classes of all findings that the folder may hold.
+        command: that makes the same again, for the page.
+        on_cell: called before each run with its number, how many are asked for, and its cell.
+        on_progress: called during a run.
+
+    Raises:
+        ConfigError: the folder cannot be read or written, or plotly is not installed.
+        EngineError: a run failed; those before it are kept.
+    """
+    require_plotly()
+    studies = [(entry, entry.study) for entry in entries if entry.study is not None]
+    needed: dict[Cell, Study[Cell, Finding]] = {}
+    for _, study in studies:
+        needed.update({cell: study for cell in study.cells(scale) if cell not in needed})
+    results = Results(folder / RESULTS, list(dict.fromkeys(kinds)))
+    for number, (cell, study) in enumerate(needed.items(), 1):
+        if results.find(cell.key()) is None:
+            on_cell(number, len(needed), cell)
+            results.add(cell.key(), study.run(cell, on_progress))
+            results.save({})
+    found: dict[Cell, Finding] = {}
+    for cell in needed:
+        finding = results.find(cell.key())
+        assert finding is not None
+        found[cell] = finding
+    shown = [(entry, study.show({cell: found[cell] for cell in study.cells(scale)})) for entry, study in studies]
+    keys = [cell.key() for cell in needed]
+    machines = list(dict.fromkeys(run.machine for run in results.runs if run.job in keys))
+    files = [folder / RESULTS, folder / REPORT]
+    date = datetime.now(UTC).date().isoformat()
+    write_page(folder / REPORT, report(shown, scale, machines, command=command, date=date))
+    for _, each in shown:
+        for chart in each.charts:
+            files += draw(chart, folder)
+    return Reproduced(shown=shown, files=files)

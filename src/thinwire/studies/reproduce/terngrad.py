@@ -1,0 +1,18 @@
+"""TernGrad (Wen et al. 2017): its tables and figures."""
+
+from __future__ import annotations
+
+from thinwire.studies.reproduce.entry import Entry
+
+_IMAGENET = "needs ImageNet, which is not free to download, and days of GPUs"
+
+ENTRIES = (
+    Entry(paper="terngrad", item="figure-1", shows="distributed SGD", status="drawing", why="explains algorithm 1"),
+    Entry(paper="terngrad", item="figure-2", shows="histograms of gradients, clipped, ternary and averaged"),
+    Entry(paper="terngrad", item="figure-3", shows="accuracy by number of workers, momentum and vanilla SGD"),
+    Entry(paper="terngrad", item="table-1", shows="CifarNet with Adam"),
+    Entry(paper="terngrad", item="table-2", shows="AlexNet on ImageNet", status="impossible", why=_IMAGENET),
+    Entry(paper="terngrad", item="table-3", shows="GoogLeNet on ImageNet", status="impossible", why=_IMAGENET),
+    Entry(paper="terngrad", item="figure-4", shows="accuracy, loss and sparsity by step"),
+    Entry(paper="terngrad", item="figure-5", shows="throughput to 512 GPUs by the performance model"),
+)

@@ -1,0 +1,88 @@
+"""Training runs as cells: in one process, with loss, accuracy, bits, bytes and lag kept step by step.
+
+Seconds of such runs say nothing, and are not kept.
+"""
+
+from __future__ import annotations
+
+from thinwire.engines.events import Event
+from thinwire.jobs import in_process
+from thinwire.jobs.events import Progress
+from thinwire.jobs.history import HistoryRecorder, StepHistory
+from thinwire.jobs.job import Job
+from thinwire.studies.reproduce.entry import Cell, Finding, OnProgress
+
+
+class TrainingCell(Cell, frozen=True, kw_only=True):
+    """One training; fields are those of `jobs.job.Job`."""
+
+    design: str
+    model: str
+    data: str
+    workers: int
+    steps: int
+    eval_steps: int
+    batch: int | None = None
+    lr: float | None = None
+    seed: int = 0
+
+    def __str__(self) -> str:
+        where = f"{self.model} on {self.data}, {self.workers} workers, {self.steps:,} steps"
+        return f"{self.design}, {where}, seed {self.seed}"
+
+    def job(self) -> Job:
+        """Returns the run."""
+        return Job(**{name: getattr(self, name) for name in self.__struct_fields__})
+
+
+class TrainingFinding(Finding, frozen=True, kw_only=True):
+    """What a training came to.
+
+    Attributes:
+        evaluations: pairs of a step and the test accuracy, 0 … 1, the last one at the end.
+        bits_push, bits_pull: payload bits a value over the whole run, all tensors.
+        lag: the largest residual at the end, in units of one step's update.
+        lr: the largest learning rate.
+        batch: examples per worker and step.
+        history: step by step.
+    """
+
+    evaluations: list[tuple[int, float]]
+    test_loss: float
+    bits_push: float
+    bits_pull: float
+    compression_ratio: float
+    lag: float
+    lr: float
+    batch: int
+    weights: str
+    history: StepHistory
+
+    @property
+    def accuracy(self) -> float:
+        """The test accuracy at the end, 0 … 1."""
+        return self.evaluations[-1][1]
+
+
+def train(cell: TrainingCell, on_progress: OnProgress) -> TrainingFinding:
+    """Makes one training."""
+    recorder = HistoryRecorder()
+
+    def on_event(process: str, event: Event) -> None:
+        if isinstance(event, Progress):
+            on_progress(event.step / cell.steps, f"step {event.step:,}, loss {event.loss:.3f}")
+
+    outcome = in_process.run(cell.job(), on_event=on_event, history=recorder)
+    evaluations = [(point.step, point.accuracy) for point in outcome.curve if point.step < outcome.steps]
+    return TrainingFinding(
+        evaluations=[*evaluations, (outcome.steps, outcome.test_accuracy)],
+        test_loss=outcome.test_loss,
+        bits_push=outcome.bits_per_value_push,
+        bits_pull=outcome.bits_per_value_pull,
+        compression_ratio=outcome.compression_ratio,
+        lag=max(outcome.residual_ratio.values(), default=0.0),
+        lr=outcome.lr,
+        batch=outcome.batch,
+        weights=outcome.weights,
+        history=recorder.history(),
+    )

@@ -1,0 +1,54 @@
+"""`thinwire reproduce`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import Result
+from tests.studies.reproduce.test_reproduce import entry
+from thinwire.cli import reproduce
+from thinwire.studies.reproduce.catalog import CATALOG
+
+Command = Callable[..., Result]
+
+
+def test_the_list_names_everything(command: Command, tmp_path: Path) -> None:
+    result = command("reproduce", "list", "--json", tmp_path / "list.json")
+    assert (result.status, result.err) == (0, "")
+    assert all(each.id in result.out for each in CATALOG)
+    listed = json.loads((tmp_path / "list.json").read_text())
+    assert {each["id"]: each["status"] for each in listed} == {each.id: each.status for each in CATALOG}
+
+
+def test_a_run_is_shown_and_an_interrupted_one_says_how_to_go_on(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    toss_study = entry().study
+    assert toss_study is not None
+    chosen = [replace(entry(), study=replace(toss_study, run=_interrupt))]
+    monkeypatch.setattr(reproduce, "entries", lambda what: chosen)
+    monkeypatch.setattr(reproduce, "finding_kinds", lambda: [toss_study.finding])
+    asked = ("reproduce", "3lc-figure-99", "--out", tmp_path / "my out")
+    result = command(*asked)
+    assert result.status == 130
+    assert f"go on with: thinwire reproduce 3lc-figure-99 --scale quick --out '{tmp_path}/my out'" in result.out
+    chosen[:] = [entry()]
+    result = command(*asked, "--json", tmp_path / "shown.json")
+    assert (result.status, result.err) == (0, "")
+    assert "1/2 toss 0" in result.out and "</script> is text" in result.out and "report.html" in result.out
+    [shown] = json.loads((tmp_path / "shown.json").read_text())["entries"]
+    assert shown["id"] == "3lc-figure-99" and shown["tables"][0]["lines"][0][:3] == ["a < b", "1", "10"]
+
+
+def test_an_unknown_name_is_told_near_ones(command: Command) -> None:
+    result = command("reproduce", "3lc-figur-6")
+    assert result.status == 2 and "did you mean 3lc-figure-6" in result.err
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,155 @@
+"""What can be reproduced is, at a tiny scale: tables, pictures, and a page that a browser shows without an error."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.studies.reproduce.browser import CHROMIUM, MISSING, open_page
+from thinwire.errors import ConfigError
+from thinwire.jobs.tables import Table
+from thinwire.studies.reproduce.catalog import CATALOG, PAPERS, entries, finding_kinds
+from thinwire.studies.reproduce.charts import Chart, Panel, Series
+from thinwire.studies.reproduce.entry import Cell, Entry, Finding, OnProgress, Scale, Shown, Study
+from thinwire.studies.reproduce.run import REPORT, RESULTS, Reproduced, reproduce
+
+RUNNABLE = [entry for entry in CATALOG if entry.study is not None and not entry.study.links]
+"""Entries with links start processes in namespaces: their tests are their own."""
+
+
+class Toss(Cell, frozen=True, kw_only=True):
+    number: int
+
+    def __str__(self) -> str:
+        return f"toss {self.number}"
+
+
+class Tossed(Finding, frozen=True, kw_only=True):
+    value: float
+
+
+def toss(cell: Toss, on_progress: OnProgress) -> Tossed:
+    on_progress(0.5, "half")
+    return Tossed(value=10.0 * cell.number)
+
+
+def tosses(scale: Scale) -> list[Toss]:
+    return [Toss(number=number) for number in range(2 if scale == "quick" else 3)]
+
+
+def show(found: Mapping[Toss, Tossed]) -> Shown:
+    values = [finding.value for finding in found.values()]
+    series = [
+        Series(label="ours", x=list(range(len(values))), y=values, error=[1.0] * len(values)),
+        Series(label="paper", x=[0.0, 1.0], y=[1.0, 2.0], paper=True),
+    ]
+    bars = [Series(label="ours", x=["a", "b"], y=[1.0, 2.0]), Series(label="other", x=["a", "b"], y=[2.0, 1.0])]
+    panels = [
+        Panel(title="one", x_label="x", y_label="y", series=series),
+        Panel(title="two", x_label="x", y_label="y", series=series, kind="points", y_log=True),
+        Panel(title="three", x_label="x", y_label="y", series=bars, kind="bars"),
+    ]
+    table = Table(["", "paper", "ours", "remark"], [["a < b", "1", f"{sum(values):g}", "</script> is text"]])
+    return Shown(setting="tosses", tables=[table], charts=[Chart(name="toss", caption="a & b", panels=panels)])
+
+
+def entry(run: Callable[[Toss, OnProgress], Tossed] = toss) -> Entry:
+    study = Study(cells=tosses, run=run, show=show, finding=Tossed)
+    return Entry(paper="3lc", item="figure-99", shows="tosses", status="done", study=study)
+
+
+def run(folder: Path, scale: Scale, made: list[str], *, of: Entry) -> Reproduced:
+    return reproduce(
+        [of], scale, folder, kinds=[Tossed], command="x", on_cell=lambda _, __, cell: made.append(str(cell))
+    )
+
+
+def test_a_cell_is_run_once_and_an_interrupted_run_goes_on(tmp_path: Path) -> None:
+    def interrupted(cell: Toss, on_progress: OnProgress) -> Tossed:
+        if cell.number:
+            raise KeyboardInterrupt
+        return toss(cell, on_progress)
+
+    made: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, "quick", made, of=entry(interrupted))
+    assert made == ["toss 0", "toss 1"]
+    made.clear()
+    run(tmp_path, "quick", made, of=entry())
+    run(tmp_path, "quick", made, of=entry())
+    run(tmp_path, "full", made, of=entry())
+    assert made == ["toss 1", "toss 2"], "what is there is not run again, and another scale adds what it lacks"
+    stored = json.loads((tmp_path / RESULTS).read_text())
+    assert [each["job"] for each in stored["runs"]] == [{"kind": "Toss", "number": number} for number in range(3)]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Reproduced]:
+    """Everything that can be run in one process, at the tiny scale."""
+    folder = tmp_path_factory.mktemp("tiny")
+    return folder, reproduce([entry(), *RUNNABLE], "tiny", folder, kinds=[Tossed, *finding_kinds()], command="x < y")
+
+
+def test_every_entry_shows_something(tiny: tuple[Path, Reproduced]) -> None:
+    folder, made = tiny
+    assert [each.id for each, _ in made.shown] == ["3lc-figure-99", *(each.id for each in RUNNABLE)]
+    for each, shown in made.shown:
+        assert shown.setting and (shown.tables or shown.charts), each.id
+        for table in shown.tables:
+            assert table.lines and all(len(line) == len(table.header) for line in table.lines), each.id
+        for chart in shown.charts:
+            assert (folder / f"{chart.name}.png").stat().st_size > 5000, chart.name
+            assert (folder / f"{chart.name}.svg").read_text().startswith("<?xml"), chart.name
+    assert all(path.is_file() for path in made.files)
+    names = [chart.name for _, shown in made.shown for chart in shown.charts]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.skipif(not CHROMIUM, reason=MISSING)
+def test_a_browser_draws_every_chart(tiny: tuple[Path, Reproduced], tmp_path: Path) -> None:
+    folder, made = tiny
+    opened = open_page(folder / REPORT, tmp_path)
+    assert not opened.console, opened.console
+    assert "data-errors" not in opened.html.partition(">")[2][:500]
+    drawn = dict(re.findall(r'<div class="chart[^"]*" id="([^"]+)"[^>]*?( data-drawn="yes")?[^>]*>', opened.html))
+    assert drawn == {chart.name: ' data-drawn="yes"' for _, shown in made.shown for chart in shown.charts}
+    assert opened.html.count('<svg class="main-svg"') >= len(drawn)
+    text = html.unescape(re.sub(r"<[^>]+>", "", opened.html))
+    for each, shown in made.shown:
+        assert each.title in text, each.id
+        for table in shown.tables:
+            for line in [table.header, *table.lines]:
+                assert all(cell in text for cell in line), (each.id, line)
+    # The same test finds a page whose charts fail.
+    broken = tmp_path / "broken.html"
+    broken.write_text((folder / REPORT).read_text().replace('id="plotly">', 'id="plotly">!'))
+    opened = open_page(broken, tmp_path)
+    assert (
+        "data-errors" in opened.html and "data-drawn" not in opened.html.partition("<body>")[2].partition("<script")[0]
+    )
+
+
+def test_the_catalogue_is_whole_and_names_are_found() -> None:
+    ids = [each.id for each in CATALOG]
+    assert len(set(ids)) == len(ids) and {each.paper for each in CATALOG} == set(PAPERS)
+    public = {f"3lc-{item}" for item in ("table-1", "table-2", *(f"figure-{n}" for n in range(3, 7)))}
+    public |= {f"entropy-figure-{n}" for n in range(1, 6)}
+    public |= {
+        f"terngrad-{item}" for item in (*(f"figure-{n}" for n in range(2, 6)), *(f"table-{n}" for n in (1, 2, 3)))
+    }
+    public |= {f"doublesqueeze-figure-{n}" for n in range(1, 7)}
+    public |= {"mps-table-1.1", *(f"mps-figure-5.{n}" for n in range(1, 9))}
+    assert public <= set(ids), public - set(ids)
+    assert all(each.paper == "3lc" and each.study for each in entries("3lc"))
+    for wrong, told in {
+        "3lc-tabel-2": "did you mean 3lc-table-2",
+        "nothing": "papers are 3lc, entropy",
+        "3lc-figure-2": "3lc-figure-2 cannot be run: drawing. explains the codec",
+    }.items():
+        with pytest.raises(ConfigError, match=re.escape(told)):
+            entries(wrong)
