@@ -179,8 +179,8 @@ def to_matplotlib(chart: Chart) -> Figure:
             axes.set_yscale("log")
         axes.grid(alpha=0.3, axis="y" if panel.kind == "bars" else "both")
     if len(handles) > 1:
-        place: Any = "outside lower center"  # matplotlib's stubs list its strings only beside other types
-        figure.legend(list(handles.values()), list(handles), loc=place, ncols=4, fontsize="small")
+        where: Any = "outside lower center"  # matplotlib's stubs list its strings only beside other types
+        figure.legend(list(handles.values()), list(handles), loc=where, ncols=4, fontsize="small")
     return figure
 
 
