@@ -7,12 +7,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from typer.main import get_command
 
+from thinwire.cli import roles
 from thinwire.engines.events import Event
 from thinwire.engines.namespaces import available
 from thinwire.errors import ConfigError, EngineError
 from thinwire.jobs import cluster, in_process
-from thinwire.jobs.cluster import choose_links, run, run_cluster, worker_arguments
+from thinwire.jobs.cluster import Elastic, choose_links, run, run_cluster, worker_arguments
 from thinwire.jobs.events import Done
 from thinwire.jobs.job import Job
 from thinwire.jobs.outcome import RunOutcome
@@ -138,6 +140,15 @@ def test_a_workers_command_line_says_all_of_the_job() -> None:
     for key, value in given.items():
         assert named["--" + key.replace("_", "-")] == str(value)
     assert {"--seconds", "--servers", "--link"}.isdisjoint(named), "what was not given is the recipe's"
+
+
+def test_a_grace_for_stragglers_says_with_how_many_to_go_on() -> None:
+    with pytest.raises(ConfigError, match="say with how many, --min-workers M"):
+        Elastic(straggler_grace_s=1.0)
+    given = Elastic(min_workers=2, worker_grace_s=3.0, straggler_grace_s=1.5)
+    server = get_command(roles.app).commands["server"]  # type: ignore[attr-defined]  # a group of commands
+    options = server.make_context("server", given.arguments()).params
+    assert (options["min_workers"], options["worker_grace_s"], options["straggler_grace_s"]) == (2, 3.0, 1.5)
 
 
 def test_who_shapes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,13 @@ def test_sums_are_over_workers_and_the_ratio_is_of_all_that_travelled() -> None:
     assert found.train_loss == 2.0 and found.seconds_wait == 1.0
 
 
+def test_what_late_and_dead_workers_missed_is_counted() -> None:
+    traffic = {"missed_exchanges": 2, "residuals_lost": 1, "residuals_carried": 3, "late_pushes": 4}
+    workers = [worker_outcome(0), worker_outcome(1, traffic=traffic), worker_outcome(2, traffic=traffic)]
+    found = summarise(JOB, workers, rate=Rate(None), shaping="none")
+    assert (found.missed_exchanges, found.residuals_lost, found.residuals_carried, found.late_pushes) == (4, 2, 6, 8)
+
+
 def test_with_local_updates_bits_are_per_parameter_and_step() -> None:
     """5 steps of 2,000 parameters at each worker, of which 1,000 values have travelled."""
     job = Job(design="local-sgd[h=10]", workers=3, steps=5)

@@ -71,6 +71,22 @@ CheckpointDir = Annotated[
 MinWorkers = Annotated[
     int | None, typer.Option(min=1, help="Go on without workers that die while so many are left; with fewer, wait.")
 ]
+WorkerGrace = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        help="How long to wait for a worker whose connection broke, in seconds; by default 10 with --min-workers, "
+        "else 60.",
+    ),
+]
+StragglerGrace = Annotated[
+    float | None,
+    typer.Option(
+        min=0.1,
+        help="With --min-workers: how much later than usual a worker may be, in seconds, before an update is made "
+        "without it; by default they are waited for.",
+    ),
+]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint.")]
 ResumeStep = Annotated[int | None, typer.Option(min=1, help="Which of the two checkpoints; by default the newest.")]
 TlsCert = Annotated[

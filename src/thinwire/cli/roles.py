@@ -65,18 +65,8 @@ def server(
     resume_step: options.ResumeStep = None,
     rejoin: Annotated[bool, typer.Option(help="Wait for a worker whose connection broke.")] = True,
     min_workers: options.MinWorkers = None,
-    worker_grace_s: Annotated[
-        float | None,
-        typer.Option(min=0, help="How long to wait for it, in seconds; by default 10 with --min-workers, else 60."),
-    ] = None,
-    straggler_grace_s: Annotated[
-        float | None,
-        typer.Option(
-            min=0.1,
-            help="With --min-workers: how much later than usual a worker may be, in seconds, before an update is made "
-            "without it; by default they are waited for.",
-        ),
-    ] = None,
+    worker_grace_s: options.WorkerGrace = None,
+    straggler_grace_s: options.StragglerGrace = None,
     tls_cert: options.TlsCert = None,
     tls_key: options.TlsKey = None,
     tls_ca: options.TlsCa = None,

@@ -18,7 +18,7 @@ from thinwire.engines.links import parse_rate
 from thinwire.engines.namespaces import can_unshare, reexec_in_user_namespace
 from thinwire.errors import ConfigError, EngineError
 from thinwire.jobs.checkpoints import RunCheckpoints
-from thinwire.jobs.cluster import choose_links, run
+from thinwire.jobs.cluster import FIXED, Elastic, choose_links, run
 from thinwire.jobs.events import Progress as Stepped
 from thinwire.jobs.in_process import run as run_in_process
 from thinwire.jobs.job import Job
@@ -40,7 +40,7 @@ def run_with_progress(
     checkpoints: RunCheckpoints | None = None,
     *,
     in_process: bool = False,
-    min_workers: int | None = None,
+    elastic: Elastic = FIXED,
     max_restarts: int = 0,
 ) -> RunOutcome:
     """Runs a job behind a progress bar; `in_process`: with threads for workers, which takes no other option."""
@@ -77,7 +77,7 @@ def run_with_progress(
                 on_event=on_event,
                 worker_options=worker_options,
                 checkpoints=checkpoints,
-                min_workers=min_workers,
+                elastic=elastic,
                 max_restarts=max_restarts,
             )
         bar.update(task, completed=total, text=f"{outcome.steps:,} steps, {outcome.test_accuracy:.2%}")
@@ -99,6 +99,8 @@ def train(
     checkpoint_every: options.CheckpointEvery = 100,
     resume: options.Resume = False,
     min_workers: options.MinWorkers = None,
+    worker_grace_s: options.WorkerGrace = None,
+    straggler_grace_s: options.StragglerGrace = None,
     max_restarts: Annotated[
         int,
         typer.Option(
@@ -121,8 +123,9 @@ def train(
         *(() if metrics_port is None else ("--metrics-port", str(metrics_port))),
         *(() if tensorboard is None else ("--tensorboard", str(tensorboard))),
     ]
+    elastic = Elastic(min_workers=min_workers, worker_grace_s=worker_grace_s, straggler_grace_s=straggler_grace_s)
     outcome = run_with_progress(
-        job, shaping, telemetry_options, checkpoints, min_workers=min_workers, max_restarts=max_restarts
+        job, shaping, telemetry_options, checkpoints, elastic=elastic, max_restarts=max_restarts
     )
     show(runs_table([outcome], f"{job.model} on {job.data}, {job.workers} workers"))
     write_json(json, outcome)

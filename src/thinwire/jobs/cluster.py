@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from typing import Literal
 
@@ -67,6 +67,42 @@ def choose_links(link: str | None, wanted: str = "auto") -> Links:
     if wanted == "kernel":
         raise EngineError(f"the kernel cannot shape links here: {reason}")
     return Links("application", rate, f"kernel shaping is not possible here: {reason}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Elastic:
+    """What the servers do about workers that die or are late.
+
+    Args:
+        min_workers: the run goes on without workers that died while so many are left; None: with all of them.
+        worker_grace_s: how long one that lost its connection is waited for, in seconds; None: the server's own.
+        straggler_grace_s: how much later than usual one may be, in seconds; None: they are waited for.
+
+    Example:
+        >>> Elastic(min_workers=2, straggler_grace_s=0.5).arguments()
+        ['--min-workers', '2', '--straggler-grace-s', '0.5']
+
+    Raises:
+        ConfigError: a grace for stragglers without `min_workers`.
+    """
+
+    min_workers: int | None = None
+    worker_grace_s: float | None = None
+    straggler_grace_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.straggler_grace_s is not None and self.min_workers is None:
+            raise ConfigError("--straggler-grace-s goes on without late workers: say with how many, --min-workers M")
+
+    def arguments(self) -> list[str]:
+        """Returns the options of a server's command."""
+        given = ((each.name, getattr(self, each.name)) for each in fields(self))
+        named = (("--" + name.replace("_", "-"), value) for name, value in given if value is not None)
+        return [text for name, value in named for text in (name, str(value))]
+
+
+FIXED = Elastic()
+"""All workers take part, from the first step to the last."""
 
 
 def run_cluster(
@@ -190,7 +226,7 @@ def run(
     on_event: OnEvent = lambda process, event: None,
     worker_options: Sequence[str] = (),
     checkpoints: RunCheckpoints | None = None,
-    min_workers: int | None = None,
+    elastic: Elastic = FIXED,
     max_restarts: int = 0,
 ) -> RunOutcome:
     """Trains once.
@@ -201,7 +237,7 @@ def run(
         on_event: called with each process's name and event, as it is reported.
         worker_options: further options of every worker's command: where its telemetry goes.
         checkpoints: where and how often every process writes a checkpoint, and whether to go on from there.
-        min_workers: the run goes on without workers that failed while so many are left; None: with all of them.
+        elastic: what the servers do about workers that die or are late.
         max_restarts: how often each worker that fails is started again, and each server that writes checkpoints.
 
     Raises:
@@ -225,9 +261,8 @@ def run(
         on_event(process, event)
 
     def server_command(index: int, *, again: bool = False) -> list[str]:
-        least = [] if min_workers is None else ["--min-workers", str(min_workers)]
         kept = [] if checkpoints is None else checkpoints.arguments(checkpoints.server(index), step, again=again)
-        return ["server", *least, *kept]
+        return ["server", *elastic.arguments(), *kept]
 
     def worker_command(rank: int, addresses: list[str], *, again: bool = False) -> list[str]:
         more = [] if checkpoints is None else checkpoints.arguments(checkpoints.worker(rank), step, again=again)
@@ -246,7 +281,7 @@ def run(
             max_restarts=max_restarts,
             server_again=None if checkpoints is None else partial(server_command, again=True),
             worker_again=partial(worker_command, again=True),
-            min_workers=min_workers,
+            min_workers=elastic.min_workers,
         )
     except EngineError as error:
         if max_restarts and checkpoints is None and str(error).startswith(SERVER):

@@ -18,7 +18,7 @@ from thinwire.policies.consistency import consistency
 
 _COUNTERS = (
     *("payload_bytes_push", "payload_bytes_pull", "wire_bytes_push", "wire_bytes_pull"),
-    *("late_pushes", "skipped_updates"),
+    *("late_pushes", "skipped_updates", "missed_exchanges", "residuals_lost", "residuals_carried"),
 )
 """Sums of the workers' traffic that the run's outcome has under the same names."""
 
@@ -92,6 +92,9 @@ class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
     that travelled, uncompressed small tensors included. With local updates values are counted at every inner step,
     exchanged or not, so the bits are per parameter and step, and the ratio is over float32 at every step. Interface
     counters are the kernel's, at the workers' links.
+
+    Of workers that were late or died: `missed_exchanges` were made without one of them, `residuals_lost` began empty
+    in its new process, and `residuals_carried` came from its checkpoint.
     """
 
     design: str
@@ -119,6 +122,9 @@ class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
     placement: PlacementSummary
     late_pushes: int
     skipped_updates: int
+    missed_exchanges: int = 0
+    residuals_lost: int = 0
+    residuals_carried: int = 0
     batch: int
     lr: float
     test_loss: float

@@ -9,6 +9,7 @@ from thinwire.bench.chaos.stage import Stage
 from thinwire.bench.chaos.trials import COLUMNS, Outcome, Scenario, Trial, with_problem
 from thinwire.bench.harness import Measured, Tell
 from thinwire.errors import ConfigError
+from thinwire.jobs.cluster import Elastic
 
 
 @dataclass(kw_only=True)
@@ -48,8 +49,8 @@ class WorkerDeath(Scenario):
                 tell(f"worker {victim} was killed, death {number} of {self.deaths}")
                 stage.until_back()
 
-        least = self.min_workers or max(1, self.workers - 1)
-        outcome = self.staged(cell, tell, play, min_workers=least, grace_s=self.worker_grace_s)
+        elastic = Elastic(min_workers=self.min_workers or max(1, self.workers - 1), worker_grace_s=self.worker_grace_s)
+        outcome = self.staged(cell, tell, play, elastic=elastic)
         if len(outcome.back_s) != self.deaths:
             outcome = with_problem(outcome, f"{len(outcome.back_s)} of {self.deaths} that were killed took part again")
         return self.beside(cell, outcome, tell, points=self.points)
@@ -95,7 +96,7 @@ class BackupDeath(Scenario):
                 stage.kill_worker(victim, again=False)
             stage.let_server_fail()
 
-        return self.staged(cell, tell, play, grace_s=self.worker_grace_s)
+        return self.staged(cell, tell, play, elastic=Elastic(worker_grace_s=self.worker_grace_s))
 
 
 @dataclass(kw_only=True)

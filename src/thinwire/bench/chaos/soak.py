@@ -16,6 +16,7 @@ from thinwire.bench.chaos.stage import SERVER, Stage
 from thinwire.bench.chaos.trials import Outcome, Sample, Scenario, Trial, with_problem
 from thinwire.bench.harness import Measured, Tell
 from thinwire.errors import ConfigError
+from thinwire.jobs.cluster import Elastic
 from thinwire.jobs.tables import Table
 
 if TYPE_CHECKING:
@@ -85,8 +86,8 @@ class Soak(Scenario):
                         stage.join_again(away)
                         away = None
 
-        least = self.min_workers or max(1, self.workers // 2)
-        outcome = self.staged(cell, tell, play, min_workers=least, grace_s=self.worker_grace_s)
+        elastic = Elastic(min_workers=self.min_workers or max(1, self.workers // 2), worker_grace_s=self.worker_grace_s)
+        outcome = self.staged(cell, tell, play, elastic=elastic)
         outcome = with_samples(outcome, samples)
         for problem in growth(samples, self.growth_mb):
             outcome = with_problem(outcome, problem)

@@ -28,7 +28,7 @@ from thinwire.engines.links import Rate
 from thinwire.engines.local import LocalEngine
 from thinwire.engines.namespaces import Fabric
 from thinwire.errors import EngineError
-from thinwire.jobs.cluster import PORT, Links, worker_arguments
+from thinwire.jobs.cluster import FIXED, PORT, Elastic, Links, worker_arguments
 from thinwire.jobs.events import KINDS, Done, Listening
 from thinwire.jobs.job import Job
 from thinwire.jobs.outcome import WorkerOutcome
@@ -57,7 +57,7 @@ class Stage:
     Args:
         job: what is trained; with one server.
         links: how links are made.
-        min_workers, grace_s, straggler_grace_s: of the server; None leaves out the option.
+        elastic: what the server does about workers that die or are late.
         checkpoint_every: of all processes; None writes none.
         tiny_disk: the server's checkpoints lie on a disk that can be full.
 
@@ -74,9 +74,7 @@ class Stage:
         job: Job,
         links: Links,
         *,
-        min_workers: int | None = None,
-        grace_s: float | None = None,
-        straggler_grace_s: float | None = None,
+        elastic: Elastic = FIXED,
         checkpoint_every: int | None = None,
         tiny_disk: bool = False,
     ) -> None:
@@ -103,11 +101,7 @@ class Stage:
                 (self.folder / "disk").mkdir()
                 self._disk = stack.enter_context(TinyDisk(self.folder / "disk", DISK_NBYTES))
             self.engine = stack.enter_context(LocalEngine(KINDS, fabric=self.fabric, grace_s=1.0, lines=True))
-            self._server_options = [
-                *(() if min_workers is None else ("--min-workers", str(min_workers))),
-                *(() if grace_s is None else ("--worker-grace-s", str(grace_s))),
-                *(() if straggler_grace_s is None else ("--straggler-grace-s", str(straggler_grace_s))),
-            ]
+            self._server_options = elastic.arguments()
             self._every = checkpoint_every
             self.host = self.fabric.addresses[SERVER] if self.fabric else "127.0.0.1"
             self.port = PORT if self.fabric else _free_port()

@@ -10,6 +10,7 @@ from thinwire.bench.chaos.stage import Stage
 from thinwire.bench.chaos.trials import Outcome, Scenario, Trial, text, with_problem
 from thinwire.bench.harness import Column, Measured, Tell
 from thinwire.errors import ConfigError
+from thinwire.jobs.cluster import Elastic
 from thinwire.jobs.job import Job
 from thinwire.policies.consistency import consistency
 from thinwire.policies.designs import design, designs
@@ -100,9 +101,11 @@ class Storm(Scenario):
         """The stage's options for a trial."""
         kinds = cell.faults.split(",")
         return {
-            "min_workers": self.min_workers or max(1, cell.workers // 2),
-            "grace_s": self.worker_grace_s,
-            "straggler_grace_s": self.straggler_grace_s,
+            "elastic": Elastic(
+                min_workers=self.min_workers or max(1, cell.workers // 2),
+                worker_grace_s=self.worker_grace_s,
+                straggler_grace_s=self.straggler_grace_s,
+            ),
             "checkpoint_every": self.checkpoint_every if {"server", "disk"} & set(kinds) else None,
             "tiny_disk": "disk" in kinds,
         }
