@@ -25,9 +25,12 @@ def tensors(seed: int) -> list[Any]:
 
 
 def contexts(given: list[Any]) -> list[Context]:
-    """Contexts of several sparsities, one without a residual, one that forgets."""
-    options: list[dict[str, Any]] = [{}, {"sparsity": 1.75}, {"error_feedback": False}, {"error_scale": 0.1}]
-    return [tw.codec("3lc", **options[place % 4]).context(each) for place, each in enumerate(given)]
+    """Contexts of several sparsities, one without a residual, one that forgets, one that may send that it has NaN."""
+    options: list[dict[str, Any]] = [
+        *({}, {"sparsity": 1.75}, {"error_feedback": False}),
+        *({"error_scale": 0.1}, {"nonfinite": "skip"}),
+    ]
+    return [tw.codec("3lc", **options[place % 5]).context(each) for place, each in enumerate(given)]
 
 
 def addresses(arrays: list[Any]) -> Any:
@@ -49,11 +52,13 @@ def test_a_batch_encodes_as_its_contexts_do_one_after_the_other() -> None:
 
 def test_encode_all_takes_batches_out_of_any_mixture() -> None:
     given = [each.reshape(-1, 1) for each in tensors(1)]
-    codecs = [tw.codec("3lc"), tw.codec("int8"), tw.codec("3lc", layout="partition"), tw.codec("3lc", entropy="zstd")]
-    ours, theirs = ([codecs[place % 4].context(each) for place, each in enumerate(given)] for _ in range(2))
-    assert [takes(context) for context in ours[:4]] == [True, False, False, False]
-    for _ in range(2):
-        assert encode_all(ours, given) == [one.encode(each) for one, each in zip(theirs, given, strict=True)]
+    others = [tw.codec("int8"), tw.codec("3lc", layout="partition"), tw.codec("3lc", entropy="zstd")]
+    codecs = [tw.codec("3lc"), tw.codec("3lc", nonfinite="skip"), *others]
+    ours, theirs = ([codecs[place % 5].context(each) for place, each in enumerate(given)] for _ in range(2))
+    assert [takes(context) for context in ours[:5]] == [True, True, False, False, False]
+    for bad in (0.0, np.inf, 0.0):
+        given[6][0] = bad  # where the codec then sends a frame that says so
+        assert encode_all(ours, given) == [one.encode(each) for one, each in zip(theirs, given, strict=True)], bad
 
 
 def test_nan_or_a_scale_that_overflows_changes_nothing() -> None:
@@ -61,7 +66,7 @@ def test_nan_or_a_scale_that_overflows_changes_nothing() -> None:
         given, made = tensors(2), contexts(tensors(2))
         TernaryBatch(made).encode(addresses(given))
         before = [context.state_dict() for context in made]
-        given[5][7] = bad
+        given[6][7] = bad
         assert TernaryBatch(made).encode(addresses(given)) is None, bad
         for context, state in zip(made, before, strict=True):
             assert context.step == state["step"] == 1

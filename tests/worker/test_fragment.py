@@ -16,8 +16,9 @@ from thinwire.worker.fragment import Fragment, are_finite
 from thinwire.worker.model import PlannedTensor, WorkerTensor
 from thinwire.worker.table import WorkerTable
 
-CODECS = [codec("3lc"), NARROW, codec("fp32"), codec("int8"), codec("3lc", sparsity=1.5), NARROW, codec("3lc")]
-SHAPES = [(30, 41), (7,), (5,), (8, 9), (200,), (33,), (4, 4)]
+CODECS = [codec("3lc"), NARROW, codec("fp32"), codec("int8"), codec("3lc", sparsity=1.5), NARROW]
+CODECS += [codec("3lc", nonfinite="skip"), codec("3lc")]
+SHAPES = [(30, 41), (7,), (5,), (8, 9), (200,), (33,), (6, 5), (4, 4)]
 
 
 def made() -> list[WorkerTensor]:

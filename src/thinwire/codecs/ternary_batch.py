@@ -19,7 +19,7 @@ from thinwire.kernels.numba.many import Addresses, decode_many, encode_many
 def takes(context: Context) -> bool:
     """Whether a batch encodes tensors of this context."""
     codec, scheme = context.codec, context.codec.scheme
-    plain = codec.entropy is None and codec.nonfinite == "raise" and context.on_host and context.dtype == "fp32"
+    plain = codec.entropy is None and context.on_host and context.dtype == "fp32"
     return plain and isinstance(scheme, ThreeLC) and scheme.batched
 
 

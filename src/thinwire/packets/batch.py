@@ -68,6 +68,10 @@ class BatchedTensor:
         """Bit for bit."""
         return isinstance(other, BatchedTensor) and self.values.tobytes() == other.values.tobytes()
 
+    def fits(self, size: int) -> bool:
+        """Whether these are so many float32 numbers."""
+        return self.values.size == size and self.values.dtype == np.float32
+
     def unpack(self, out: NDArray[Any], *, accumulate: bool) -> None:
         """Stores the values in an array of n values, or adds them."""
         if accumulate:

@@ -2,7 +2,8 @@
 
 A call into torch or a kernel costs more than the arithmetic of a small tensor, and a model has dozens. So differences
 and copies of all tensors are one call each, as are the frames and the decoding of those that 3LC codes in the host's
-memory; tensors that travel in a batch are rounded together. Any other goes alone. The bits are the same either way.
+memory; tensors that travel in a batch are rounded and added together. Any other goes alone. The bits are the same
+either way.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ class Fragment:
             step: which step they belong to, for the records.
         """
         found = {id(table): updates for table, updates in pulled}
-        done = self._apply_ternary(found, step)
+        done = self._apply_ternary(found, step) | self._apply_vectors(found, step)
         for table, updates in pulled:
             if updates and id(table) not in done:
                 table.apply(updates, None, step=step)
@@ -128,7 +129,8 @@ class Fragment:
         """Applies what one call can; returns which tables these are."""
         if self._batch is None:
             return set()
-        frames = [_only_delta(found.get(id(table), ())) for _, table in self._ternary]
+        deltas = [_only_delta(found.get(id(table), ())) for _, table in self._ternary]
+        frames = [b"" if isinstance(delta, BatchedTensor) else delta for delta in deltas]
         begin = self._now()
         decoded = self._batch.decode(frames, self._outs, [True] * len(frames))
         share, done = (self._now() - begin) / len(frames), set()
@@ -137,6 +139,23 @@ class Fragment:
                 table.applied(nbytes, share, step)
                 done.add(id(table))
         return done
+
+    def _apply_vectors(self, found: dict[int, Sequence[Update]], step: int) -> set[int]:
+        """Adds what came in a batch; returns which tables these are."""
+        fitting: list[tuple[WorkerTable, BatchedTensor]] = []
+        for _, table in (*self._vectors[False], *self._vectors[True]):
+            delta = _only_delta(found.get(id(table), ()))
+            if isinstance(delta, BatchedTensor) and delta.fits(table.values.numel()):
+                fitting.append((table, delta))
+        if not fitting:
+            return set()
+        begin = self._now()
+        deltas = [torch.from_numpy(delta.values) for _, delta in fitting]
+        torch._foreach_add_([table.values.view(-1) for table, _ in fitting], deltas)
+        share = (self._now() - begin) / len(fitting)
+        for table, delta in fitting:
+            table.applied(len(delta), share, step)
+        return {id(table) for table, _ in fitting}
 
     def merge(self, keep: float, keep_unsent: float) -> None:
         """Continues the local parameters from the shared ones.
@@ -183,10 +202,9 @@ def _is_ternary(table: WorkerTable) -> bool:
     return table.context is not None and table.values.is_cpu and table.context.size > 0 and takes(table.context)
 
 
-def _only_delta(updates: Sequence[Update]) -> bytes | memoryview:
-    """The frame to add, where there is just one; empty where a table's own method must look at them."""
+def _only_delta(updates: Sequence[Update]) -> EncodedTensor:
+    """What to add, where it is just one; empty where a table's own method must look at them."""
     if len(updates) != 1:
         return b""
     [update] = updates
-    usual = not (update.missed or update.whole) and update.version > 0
-    return b"" if isinstance(update.frame, BatchedTensor) or not usual else update.frame
+    return b"" if update.missed or update.whole or update.version <= 0 else update.frame
