@@ -6,9 +6,10 @@ import threading
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from torch import nn
 
 from thinwire.engines.events import Event
 from thinwire.errors import ConfigError
@@ -16,7 +17,7 @@ from thinwire.jobs.checkpoints import RunCheckpoints, WorkerCheckpoint
 from thinwire.jobs.events import Checkpointed
 from thinwire.jobs.job import Job
 from thinwire.jobs.outcome import WorkerOutcome
-from thinwire.jobs.training import run_worker
+from thinwire.jobs.training import _States, run_worker
 from thinwire.runtime import checkpoint
 from thinwire.runtime.checkpointing import Checkpointer
 from thinwire.runtime.disk import LocalDisk
@@ -24,6 +25,7 @@ from thinwire.runtime.serving import serving
 from thinwire.server.core import ServerCore
 from thinwire.transports.base import Connection
 from thinwire.transports.memory import MemoryServer
+from thinwire.workloads.batches import Batches
 
 STEPS, EVERY, STOP = 9, 2, 4
 
@@ -173,3 +175,14 @@ def test_an_asynchronous_run_goes_on_from_everybodys_newest(tmp_path: Path) -> N
     for outcome in outcomes:
         assert isinstance(outcome, WorkerOutcome), outcome
         assert outcome.steps == STEPS
+
+
+def test_a_process_that_takes_any_step_takes_none_of_the_files_of_another(tmp_path: Path) -> None:
+    """It was killed, and the same command began anew, without `--resume`: all agree on a step of the others'."""
+    path = tmp_path / "worker"
+    checkpoint.write(path, "worker", 2, {"whose": "another's"})
+    mine = WorkerCheckpoint(path=path, every=2)
+    job = Job(model="mlp", data="digits", steps=2)
+    assert mine.steps() == ()
+    for step in (2, 4):
+        assert _States(job, 0, mine, None, nn.Linear(1, 1), cast("Batches", None)).load(step) is None

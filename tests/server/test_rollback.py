@@ -87,42 +87,111 @@ def test_one_that_wanted_to_go_back_may_go_on_with_the_others() -> None:
     assert shard.core.step == 2 and shard.core.failed is None
 
 
-def test_a_worker_that_dies_in_between_voids_the_round() -> None:
+def test_one_that_goes_and_comes_again_has_the_same_offer_and_nobody_else_comes_again() -> None:
     shard, _ = kept(2)
     for rank in (0, 1):
         shard.say(rank, BACK)
         vote(shard, 10 + rank, (2,))
     shard.say(10, Resume(step=2))
     shard.say(11, BACK)  # it has lost yet another shard
-    assert lost(shard, 10) and shard.core.step == 5
+    assert shard.core.step == 5, "one word is missing"
+    for peer, steps in ((21, (2,)), (31, ())):  # another process comes, which has no checkpoint
+        shard.core.interrupted(peer - 10)
+        vote(shard, peer, steps)
+        assert last(shard, peer) == Offer(steps=(2,)) and 10 not in shard.ended
+    shard.say(31, Resume(step=2))
+    assert shard.core.step == 2 and isinstance(shard.told[10][1][0], Welcome)
+
+
+def test_an_offer_that_somebody_cannot_take_is_void() -> None:
+    shard, _ = kept(2, 4)
     for rank in (0, 1):
-        vote(shard, 20 + rank, ())
-    assert last(shard, 20) == Offer(steps=(2,)), "without a step of its own a worker takes any"
-    shard.carry_out(shard.core.closed(20, "connection reset"))
-    assert "worker 0 went away before all had gone back" in str(shard.ended[21])
+        shard.say(rank, BACK)
+        vote(shard, 10 + rank, (4, 2))
+    shard.say(10, Resume(step=4))
+    shard.say(11, BACK)
+    vote(shard, 21, (2,))  # it has lost its newest checkpoint
+    assert lost(shard, 10) and last(shard, 21) is None
+    vote(shard, 20, (4, 2))
+    assert last(shard, 20) == last(shard, 21) == Offer(steps=(2,))
 
 
-def test_one_that_comes_after_the_offer_makes_all_come_again() -> None:
+def test_a_choice_by_another_shards_old_offer_makes_all_come_again() -> None:
+    shard, _ = kept(2, 4)
+    for rank in (0, 1):
+        shard.say(rank, BACK)
+        vote(shard, 10 + rank, ())
+    shard.say(10, Resume(step=4))
+    shard.say(11, Resume(step=2))
+    assert lost(shard, 10) and lost(shard, 11) and shard.core.step == 5 and shard.core.failed is None
+
+
+def test_one_that_is_gone_for_good_ends_the_training_where_it_is_needed() -> None:
+    shard, _ = kept(2)
+    for rank in (0, 1):
+        shard.say(rank, BACK)
+        vote(shard, 10 + rank, ())
+    shard.carry_out(shard.core.closed(10, "connection reset"))
+    assert "worker 0 went away before all had gone back" in str(shard.ended[11])
+
+
+def test_the_others_go_on_without_one_that_wanted_to_go_back_and_is_gone() -> None:
+    """Nobody goes back; they may wait for its gradient."""
+    for name, plan, min_workers in (
+        ("elastic", make_plan(3), 2),
+        ("backup", make_plan(3, consistency="backup[b=1]"), None),
+    ):
+        shard = Shard(plan, min_workers=min_workers)
+        shard.step(0)
+        shard.say(0, BACK)
+        vote(shard, 10, ())
+        for rank in (1, 2):
+            shard.push(rank, 1, shard.frames(rank, 1))
+        shard.carry_out(shard.core.closed(10, None))  # at another shard it was told that the others go on
+        assert shard.core.step == 2 and shard.core.failed is None, name
+
+
+def test_where_others_go_on_nobody_is_sent_back_for_one_that_waits() -> None:
+    """Its own process of before, say, of which the shard does not know yet that it died."""
+    shard = Shard(make_plan(3), min_workers=1)
+    shard.step(0)
+    for rank in (0, 1):
+        shard.say(rank, BACK)
+        vote(shard, 10 + rank, ())
+    shard.core.interrupted(10)
+    shard.join(0, peer=20)
+    welcome = shard.told[20][0][0]
+    assert isinstance(welcome, Welcome) and welcome.begin == 1
+    shard.say(2, BACK)
+    shard.join(3, peer=13)
+    assert 13 not in shard.ended
+    for peer in (20, 13):
+        shard.say(peer, BACK)
+    shard.join(4, peer=14)
+    assert lost(shard, 14), "now all are about to go back"
+
+
+def test_one_that_comes_after_the_offer_takes_part_in_it() -> None:
     """Where ranks above the plan's may join, nobody knows who else comes."""
     shard, _ = kept(2, min_workers=1)
     for rank in (0, 1):
         shard.say(rank, BACK)
         vote(shard, 10 + rank, (2,))
+    shard.say(10, Resume(step=2))
     vote(shard, 12, ())
-    assert lost(shard, 10) and lost(shard, 11) and last(shard, 12) is None
-    for rank in (0, 1):
-        vote(shard, 20 + rank, (2,))
-    for peer in (12, 20, 21):
-        shard.say(peer, Resume(step=2))
-    welcomes = [shard.told[peer][1][0] for peer in (12, 20, 21)]
+    assert last(shard, 12) == Offer(steps=(2,))
+    shard.say(11, Resume(step=2))
+    assert shard.core.step == 5, "nobody goes back without it"
+    shard.say(12, Resume(step=2))
+    welcomes = [shard.told[peer][1][0] for peer in (12, 10, 11)]
     assert [welcome.begin for welcome in welcomes if isinstance(welcome, Welcome)] == [2, -1, -1]
-    for peer, rank in ((20, 0), (21, 1)):
+    for peer, rank in ((10, 0), (11, 1)):
         shard.push(peer, 2, shard.frames(rank, 2))
-    shard.say(20, BACK)
+    shard.say(10, BACK)
     vote(shard, 30, ())
     shard.say(12, BACK)
     vote(shard, 32, ())
-    shard.carry_out(shard.core.closed(21, "connection reset"))
+    shard.carry_out(shard.core.closed(11, "connection reset"))
     assert last(shard, 30) == last(shard, 32) == Offer(steps=(2,)), "nobody waits for one that died"
 
 

@@ -333,8 +333,8 @@ class Cluster:
         return tuple(sorted(slot.kept & there, reverse=True)[:2])
 
     def load(self, process: WorkerProcess, step: int) -> dict[str, Any] | None:
-        """A worker's state of a step; None where it writes none."""
-        if not self.scenario.checkpoint_every:
+        """A worker's state of a step; None where it has none, and took any step."""
+        if step not in self.steps(process):
             return None
         slot = self.workers[process.rank]
         state = checkpoint.read(FOLDER / "worker", "worker", step, slot.disk)
@@ -344,7 +344,10 @@ class Cluster:
 
     def _ended_worker(self, slot: WorkerSlot, process: WorkerProcess, error: Exception | None) -> None:
         """A worker process ends; as the command line does, or a supervisor, it begins again."""
+        in_order = isinstance(error, StepMismatchError) and self.chance.random() < 0.5  # else it breaks meanwhile
         for connection in process.connections:
+            if in_order:
+                connection.link.close()
             connection.link.abort()
         if error is None:
             slot.trained = True
@@ -366,9 +369,13 @@ class Cluster:
         self._again(slot, 0.0 if again else RESTART_S, str(error), same=again)
 
     def _again(self, slot: WorkerSlot, seconds: float, reason: str, *, same: bool = False) -> None:
-        if self._training_over or slot.lives >= MAX_LIVES or (self.scenario.harmless and not same):
+        if self._training_over or (self.scenario.harmless and not same):
             slot.gone = reason
             return
+        if slot.lives >= MAX_LIVES and not self.scenario.gives_model:
+            slot.gone = reason  # nobody can give it the model
+            return
+        require(slot.lives < MAX_LIVES, "progress", f"worker {slot.rank} comes again and again: {reason}")
         self.scheduler.after(seconds, lambda: self._restart(slot))
 
     @property

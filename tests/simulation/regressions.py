@@ -78,4 +78,35 @@ REGRESSIONS = {
             ),
         )
     ),
+    "one that one shard had dropped was sent back at the other for its own sake, each time it began anew": replace(
+        _PLAIN,
+        seed=21306,
+        design="fp32",
+        shards=2,
+        min_workers=2,
+        checkpoint_every=2,
+        latency=(0.02, 0.08),
+        faults=(
+            Fault(kind="kill-server", at=0.7765748268845949, who=1, seconds=2.5894110106201897),
+            Fault(kind="kill", at=0.7396620176128035, who=0, seconds=3.375479138387738),
+        ),
+    ),
+    "two that went back voided each other's offers in turn": replace(
+        _PLAIN,
+        seed=10368,
+        design="fp32",
+        policy="adaptive[when=norm,threshold=0.3]",
+        shards=2,
+        chunk_nbytes=16,
+        min_workers=1,
+        checkpoint_every=2,
+        faults=(
+            Fault(kind="cut", at=0.9692269114416262, who=1, seconds=2.8227495517617482),
+            Fault(kind="cut", at=0.03100746300590172, who=1),
+            Fault(kind="kill-at", at=0.03100746300590172, who=1, seconds=0.2772277531161797, point="resend.opening"),
+            Fault(kind="cut", at=1.0213590523134206, who=1),
+            Fault(kind="kill-at", at=1.0213590523134206, who=1, seconds=0.30930208888840577, point="resend.dial"),
+            Fault(kind="kill-server", at=0.4498680467219242, who=1, seconds=3.817435782875651),
+        ),
+    ),
 }

@@ -168,6 +168,8 @@ class _States(Resumable):
         if self._checkpoint is None or step == 0:
             return None
         known = self._newest is not None and self._newest["optimizer"]["position"]["clock"] == step
+        if not known and step not in self._checkpoint.steps():  # it took any: what lies there is another process's
+            return None
         self.loaded = self._newest if known else self._checkpoint.read_step(self._job, self._rank, step)
         assert self.loaded is not None
         self._checkpoint.forget_after(step)

@@ -81,7 +81,7 @@ class Participants:
         too_few = self._min_workers is None and len(self._ranks) < self._least
         if not self._initialised or too_few or (self._left and not self._ranks):
             return self._fail(reason)
-        return [*self._drop(rank, reason), *self._offer()]
+        return [*self._drop(rank, reason), *self._settle()]
 
     @property
     def awaited(self) -> frozenset[int]:
@@ -99,7 +99,7 @@ class Participants:
         for rank in sorted(gone := self.awaited.intersection(ranks)):
             self._returning.discard(rank)
             effects += self._drop(rank, f"worker {rank} has not come back at step {self.step}")
-        return [*effects, *self._offer()] if gone else []
+        return [*effects, *self._settle()] if gone else []
 
     @property
     def _here(self) -> set[int]:
@@ -129,7 +129,7 @@ class Participants:
             raise ProtocolError(f"worker {join.rank} has left this training, and it does not begin again")
         if join.steps is not None:
             return self._vote(peer, join.rank, join.steps, holder)
-        if self._rollback.voters:
+        if self._rollback.voters and not self._ranks:  # where others go on, who wants to go back waits in vain
             return send_back([peer])
         if self._initialised:
             self._engine.check_versions(join.rank, join.have)  # before anybody is replaced
@@ -178,7 +178,8 @@ class Participants:
         self._interrupted.discard(holder)
         over = Close(holder, refused(f"another process has taken rank {rank}, while this one was not connected"))
         if holder in self._rollback.voters:
-            return [over, *self._rollback.withdraw(holder)]
+            self._rollback.withdraw(holder)
+            return [over]
         del self._ranks[holder]
         if not self._initialised:
             return [over]
@@ -203,7 +204,7 @@ class Participants:
         rank = self._ranks.pop(peer)
         if returning:  # to go back with all the others: nobody is dropped
             self._returning.add(rank)
-            return [Close(peer), *self._offer()]
+            return [Close(peer), *self._settle()]
         self._left.add(rank)
         self.finished = not self._ranks and self._left >= set(self._engine.members.ranks)
         if not (self._initialised or self.finished):
@@ -254,11 +255,14 @@ class Participants:
             effects += send_back(self._ranks)
             self._ranks.clear()
         effects += self._rollback.add(peer, rank, steps)
-        return [*effects, *self._offer()]
+        return [*effects, *self._settle()]
 
-    def _offer(self) -> list[Effect]:
+    def _settle(self) -> list[Effect]:
+        """Makes the offer once all are here, and goes back once all have chosen."""
         if self._engine is None or self._ranks:
             return []
+        if self._rollback.agreed(self._engine.members.ranks):
+            return self._go_back()
         own = {*self.checkpoints, *(() if self._progressed else (self.step,))}
         try:
             return self._rollback.offer(self._engine.members.ranks, own)
@@ -269,7 +273,7 @@ class Participants:
         """What a worker says before it is let in."""
         match message:
             case Resume():
-                return self._go_back() if self._rollback.choose(peer, message) else []
+                return [*self._rollback.choose(peer, message), *self._settle()]
             case Leave():
                 gone = None if message.returning else "it left"
                 return [Close(peer), *self._withdraw(peer, gone)]
@@ -279,14 +283,14 @@ class Participants:
     def _withdraw(self, peer: int, gone: str | None) -> list[Effect]:
         """A worker goes before it was let in; `gone`: for good, and why."""
         rank = self._rollback.voters[peer]
-        if gone is not None and self._min_workers is None:
+        if gone is not None and self._min_workers is None and len(self._ranks) < self._least:
             del self._rollback.voters[peer]
             return self._fail(f"worker {rank} went away before all had gone back to one step: {gone}")
-        effects = self._rollback.withdraw(peer)
-        if gone is None or self._engine is None:
-            return effects
-        self._engine.members.drop(rank)
-        return [*effects, *self._offer()]
+        self._rollback.withdraw(peer)
+        if gone is None:
+            return []
+        self._returning.discard(rank)
+        return [*self._drop(rank, f"worker {rank} went away at step {self.step}: {gone}"), *self._settle()]
 
     def _go_back(self) -> list[Effect]:
         """All have agreed: the shard becomes what it was at that step, and lets everybody in."""

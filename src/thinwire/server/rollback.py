@@ -5,7 +5,10 @@
 3. Every worker picks the newest that all shards offer. That is the same for all workers, since each shard has told all
    of them the same. The shard goes back to it once all have said so.
 
-So one worker alone can make nobody go back, and one that dies in between voids the round: the others come again.
+So one worker alone can make nobody go back. One that goes and comes again meanwhile has the same offer, and the others
+keep theirs: were they sent back for its sake, they would take their words back at the other shards, and so send it back
+from there, and so on. An offer is void where a worker comes that cannot take it, or has chosen by another one; then all
+come again.
 """
 
 from __future__ import annotations
@@ -30,10 +33,10 @@ class Rollback:
         []
         >>> votes.offer((0, 1), {50, 75})
         [Send(peers=(10, 11), message=Offer(steps=(75,)), frames=())]
-        >>> votes.choose(10, Resume(step=75)), votes.choose(11, Resume(step=75))
-        (False, True)
-        >>> votes.step
-        75
+        >>> votes.choose(10, Resume(step=75)) + votes.choose(11, Resume(step=75))
+        []
+        >>> votes.agreed((0, 1)), votes.step
+        (True, 75)
     """
 
     def __init__(self) -> None:
@@ -43,20 +46,22 @@ class Rollback:
         self._chosen: dict[int, Resume] = {}
 
     def add(self, peer: int, rank: int, steps: tuple[int, ...]) -> list[Effect]:
-        """A worker says which steps it can go on from; none: from any. One that comes after the offer voids it."""
-        effects = self._void()
+        """A worker says which steps it can go on from; none: from any. An offer that it cannot take is void."""
+        unable = self._offered is not None and steps and not set(self._offered) <= set(steps)
+        effects = self._void() if unable else []
         self.voters[peer] = rank
         self._steps[rank] = steps
-        return effects
+        return effects if self._offered is None else [Send((peer,), Offer(steps=self._offered))]
 
-    def withdraw(self, peer: int) -> list[Effect]:
-        """A worker is no longer there. Where an offer has been made by its word, the others come again."""
-        del self._steps[self.voters.pop(peer)]
-        return self._void()
+    def withdraw(self, peer: int) -> None:
+        """A worker is no longer there. An offer stands for as long as anybody is there to whom it was made."""
+        rank = self.voters.pop(peer)
+        del self._steps[rank]
+        self._chosen.pop(rank, None)
+        if not self.voters:
+            self._offered = None
 
     def _void(self) -> list[Effect]:
-        if self._offered is None:
-            return []
         voters = tuple(self.voters)
         self._steps, self.voters, self._offered, self._chosen = {}, {}, None, {}
         return send_back(voters)
@@ -79,18 +84,22 @@ class Rollback:
         self._offered = tuple(sorted(common, reverse=True))
         return [Send(tuple(self.voters), Offer(steps=self._offered))]
 
-    def choose(self, peer: int, chosen: Resume) -> bool:
-        """Takes a worker's choice; returns whether all have chosen.
+    def choose(self, peer: int, chosen: Resume) -> list[Effect]:
+        """Takes a worker's choice. Another than the others' was made by an offer that is void by now: all come again.
 
         Raises:
-            ProtocolError: the step was not offered, or it is not the others' choice.
+            ProtocolError: the step was not offered.
         """
         if chosen.step not in (self._offered or ()):
             raise ProtocolError(f"step {chosen.step} was chosen to go back to; offered were {self._offered or 'none'}")
+        if self._chosen and chosen.step != self.step:
+            return self._void()
         self._chosen[self.voters[peer]] = chosen
-        if chosen.step != self.step:
-            raise ProtocolError(f"step {chosen.step} was chosen to go back to, and {self.step} by another worker")
-        return len(self._chosen) == len(self.voters)
+        return []
+
+    def agreed(self, ranks: Collection[int]) -> bool:
+        """Whether the workers of all these ranks have chosen, and everybody else who has come."""
+        return bool(self.voters) and {*ranks, *self.voters.values()} <= self._chosen.keys()
 
     @property
     def step(self) -> int:
