@@ -1,60 +1,41 @@
-"""One worker of a training: what it pushes and when, what it waits for, and when its clock moves; for all shards.
+"""One worker of a training: what it pushes and when, and when its clock moves; for all shards.
 
 It knows tensors with gradients, tables and conversations, and nothing of torch's hooks, connections, threads or clocks.
 Its methods that talk to shards are procedures (`conversation.py`), so that a thread, a simulator or a test can run it.
-Whatever depends on design or policy is decided once, in the constructor.
+How it begins and comes back, and what it waits for, is in `participant.py`. Whatever depends on design or policy is
+decided once, in the constructor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from thinwire.codecs.stochastic import TernGrad
-from thinwire.errors import ConfigError, NonFiniteError, ProtocolError
+from thinwire.errors import NonFiniteError, ProtocolError
 from thinwire.optimizers.options import ParameterGroups
 from thinwire.packets import EncodedTensor
 from thinwire.policies.compression import PLAIN
-from thinwire.policies.consistency import Consistency, consistency
 from thinwire.policies.designs import Design
-from thinwire.policies.sampling import Memberships, extended
-from thinwire.schema import Plan, Welcome
-from thinwire.telemetry import Counters
+from thinwire.schema import Plan
 from thinwire.worker.batching import Batching
-from thinwire.worker.conversation import CHUNK_NBYTES, Conversation, Poll, Procedure
-from thinwire.worker.model import PlannedTensor, WorkerModel, WorkerTensor
-from thinwire.worker.table import NO_GRADIENT, WorkerTable
+from thinwire.worker.conversation import Conversation, Poll, Procedure
+from thinwire.worker.model import PlannedTensor, WorkerTensor
+from thinwire.worker.participant import Participant
+from thinwire.worker.table import WorkerTable
 
 Frames = Iterator[tuple[WorkerTable, EncodedTensor]]
 
 
-class Worker:
-    """A model's tensors at one worker, and its conversations with the shards.
+class Worker(Participant):
+    """One worker, from its first step to its last.
 
     Args:
-        plans: one for each shard.
-        tensors: the model's tensors as planned.
-        design: what is sent, both ways.
-        groups: rates and options, read at every step.
-        rank: this worker's number, 0 … workers − 1.
-        now: returns a time in seconds.
-        policy: of consistency, where the plans' name is of none that is installed here.
-        chunk_nbytes: how many bytes of frames make a push leave.
-        seed: of random codecs; each rank derives its own stream.
-        measures: whether steps are recorded; see `WorkerTable`.
+        plans, tensors, design, groups, **settings: as for `Participant`.
 
     Attributes:
-        iteration: steps taken so far, exchanged or not.
-        clock: exchanges that this worker has taken part in, or was carried past.
-        began: whether a step was taken here: a resumed worker has an iteration before it has one.
         last: whether the step under way is the last for everyone; worker 0 may set it.
         accumulating: whether gradients that are ready stay with their parameters for now.
-        closed: whether this worker has left.
-        counters: bytes, steps and seconds.
-        conversations: one for each shard.
-        model: every tensor's copy.
-        memberships: who divides the data from which iteration on; those of an iteration are known before it begins.
     """
 
     def __init__(
@@ -63,151 +44,17 @@ class Worker:
         tensors: Sequence[PlannedTensor],
         design: Design,
         groups: ParameterGroups,
-        *,
-        rank: int,
-        now: Callable[[], float],
-        policy: Consistency | None = None,
-        chunk_nbytes: int = CHUNK_NBYTES,
-        seed: int = 0,
-        measures: bool = False,
+        **settings: Any,
     ) -> None:
-        self.rank, self.iteration, self.clock = rank, 0, 0
-        self.began = self.last = self.accumulating = self.closed = self._skips_late = False
-        self.counters = Counters()
-        self._design, self._groups, self._now = design, groups, now
-        self._policy = policy or consistency(plans[0].consistency)
-        self._terms = self._policy.terms(plans[0].workers)
+        super().__init__(plans, tensors, design, groups, **settings)
+        self.last = self.accumulating = False
         self._criterion = self._policy.criterion()
         self._barrier = design.transmission == "traditional" or self._terms.barrier
-        # Whoever skips steps with everybody looks at all gradients before any of them is encoded.
-        self._skips = design.up.nonfinite == "skip" and design.local is None
-        self._batching = Batching(now)
+        self._batching = Batching(self._now)
         self._batches = design.downlink != "weights" and self._criterion is None
         self._announced = -1
-        self.memberships: Memberships = ((0, tuple(range(plans[0].workers))),)
-        self.conversations = [
-            Conversation(shard, plan, self._policy, rank=rank, chunk_nbytes=chunk_nbytes)
-            for shard, plan in enumerate(plans)
-        ]
-        self.model = WorkerModel(
-            plans,
-            tensors,
-            design,
-            self.counters,
-            now,
-            seed=seed * 65_537 + rank,
-            revocable=self._terms.partial_quorum or self._skips,
-            measures=measures,
-        )
 
     # ---- the training
-
-    def agree(self, steps: tuple[int, ...]) -> Procedure[int]:
-        """Joins every shard to go back with all workers; returns the newest step that all of them can go on from.
-
-        Args:
-            steps: that this worker can; none: any, with the shards' parameters.
-
-        Raises:
-            ConfigError: there is none.
-        """
-        for conversation in self.conversations:
-            yield from conversation.vote(steps)
-        offers: list[tuple[int, ...]] = []
-        for conversation in self.conversations:
-            offers += [(yield from conversation.offered())]
-        if not (common := set(offers[0]).intersection(*offers)):
-            said = "; ".join(f"shard {shard}: {' and '.join(map(str, offer))}" for shard, offer in enumerate(offers))
-            raise ConfigError(f"there is no step that all shards can go back to with all workers: {said}")
-        return max(common)
-
-    def start(self, agreed: int | None = None) -> Procedure[None]:
-        """Joins every shard, unless a step was agreed on with all of them; worker 0's weights become everybody's."""
-        welcomes: dict[int, Welcome] = {}
-        for conversation in self.conversations:
-            answer = conversation.join(self.clock) if agreed is None else conversation.resume(agreed, self.clock)
-            welcomes[conversation.shard] = yield from answer
-        if any(welcome.elastic for welcome in welcomes.values()):
-            self._terms = replace(self._terms, elastic=True)
-        self._skips_late = any(welcome.skips_late for welcome in welcomes.values()) and self._terms.lockstep
-        if self._skips_late:
-            for table in self.model.trained_tables():
-                table.revocable = True
-        late = max(welcome.begin for welcome in welcomes.values()) > 0
-        if self.clock == 0 and not self._terms.immediate:  # there, everybody counts their own exchanges
-            # The others may be in the middle of a step, which all shards will have had before ours.
-            self.clock = max(max(welcome.step, welcome.begin) for welcome in welcomes.values())
-            if not self._terms.partial_quorum:  # there, workers are behind the clock as a rule
-                self.iteration = self._policy.iterations(self.clock)
-        for conversation in self.conversations:
-            if welcomes[conversation.shard].send_values:
-                yield from conversation.send_values(self.model.initial_frames(conversation.shard))
-        if late:
-            kept = sum(table.residual is not None for table in self.model.trained_tables())
-            # Those of the process that had this rank; one above the plan's is the first that has it.
-            self.counters.add("residuals_lost", kept * (self.rank < self.conversations[0].plan.workers))
-            yield from self._sit_out({shard: welcome.begin for shard, welcome in welcomes.items()})
-        if self.clock and self._terms.immediate:
-            self._resume_apart({shard: welcome.exchanges for shard, welcome in welcomes.items()})
-        yield from self.sync()
-        if self._terms.partial_quorum:
-            # Some tables may have had an update more than all of them: a gradient for it would come too late, and as
-            # the update was made before this worker was there, nobody would say so.
-            newest = [
-                v for c in self.conversations for s, v in zip(c.plan.tables, c.versions, strict=True) if not s.state
-            ]
-            if (clock := max(newest, default=0)) > self.clock:
-                self.clock = clock
-                yield from self.sync()
-        self._follow_members()
-
-    def _resume_apart(self, exchanges: Mapping[int, Sequence[int]]) -> None:
-        """Goes on with shards that are not at this worker's step, so that nothing is applied twice.
-
-        A table that lacks this worker's last gradients goes on without them. One that has had later gradients has had
-        part of what the residual of this state holds: the residual is dropped, and those batches are not read again.
-
-        Args:
-            exchanges: by shard and table, of how many of this worker's exchanges the gradients were applied.
-        """
-        clock = self.clock
-        for table in self.model.trained_tables():
-            had = exchanges[table.shard]
-            applied = had[table.index] if had else 0
-            if applied > clock:
-                table.forget()
-            self.counters.add("updates_lost", max(0, clock - applied))
-            self.counters.add("residuals_lost", applied > clock)
-            self.clock = max(self.clock, applied)
-        if self.clock > clock:
-            self.iteration = self._policy.iterations(self.clock)
-        for conversation in self.conversations:
-            conversation.resume_at(self.clock)
-
-    def _sit_out(self, begins: Mapping[int, int]) -> Procedure[None]:
-        """Pushes nothing at the clocks before the first at which all shards expect this worker, which is late."""
-        # Clock by clock, as the others do: they may wait for this worker at one shard before they speak to another.
-        for clock in range(max(0, min(begins.values())), self.clock):
-            for conversation in self.conversations:
-                if begins[conversation.shard] > clock:
-                    continue
-                tables = [i for i, spec in enumerate(conversation.plan.tables) if not spec.state]
-                for index in tables:
-                    yield from self._catch_up(conversation, index, clock)
-                if self._design.share_scales:
-                    yield from conversation.share_maxima(clock, (0.0,) * len(conversation.plan.tables))
-                for index in tables:
-                    conversation.push(clock, index, NO_GRADIENT)
-                yield from conversation.flush(clock, self._groups.rates)
-                conversation.end_step()
-
-    def _catch_up(self, conversation: Conversation, index: int, clock: int) -> Procedure[None]:
-        updates = yield from conversation.pull(index, clock, strict=True)
-        for tensor in self.model.tensors:
-            for table in tensor.tables:
-                if (table.shard, table.index) == (conversation.shard, index):
-                    table.apply(updates, self.model.local_step, step=clock)
-                    tensor.write()
 
     def awaits(self, tensor: WorkerTensor) -> bool:
         """Whether `pull` has anything to do for a tensor."""
@@ -247,33 +94,11 @@ class Worker:
                 table.accumulate(gradient)
         self._end_iteration()
 
-    def pull(self, tensor: WorkerTensor, *, strict: bool = False) -> Procedure[None]:
-        """Waits until a tensor is as recent as the policy asks for (`strict`: up to date); applies what has come."""
-        if self.model.evaluating or not (self._terms.accepts_newer or self._is_stale(tensor, strict=strict)):
-            return
-        applied = False
-        for table in tensor.tables:
-            conversation = self.conversations[table.shard]
-            asked = self._now()
-            updates = yield from conversation.pull(table.index, self.clock, strict=strict)
-            table.cost.wait_s = self._now() - asked
-            table.apply(updates, self.model.local_step, step=self.iteration - 1)
-            table.staleness = 0 if tensor.state else max(0, self.clock - conversation.versions[table.index])
-            applied = applied or bool(updates)
-        if applied:
-            tensor.write()
-
     def settle(self) -> Procedure[None]:
         """Pulls everything at once, in designs where all layers travel together."""
         if self._barrier:
             for tensor in self.model.tensors:
                 yield from self.pull(tensor)
-
-    def sync(self) -> Procedure[None]:
-        """Waits for, and applies, everything up to the last step."""
-        self.check_open()
-        for tensor in self.model.tensors:
-            yield from self.pull(tensor, strict=True)
 
     def flush(self) -> Procedure[None]:
         """Exchanges what a policy has accumulated."""
@@ -289,71 +114,17 @@ class Worker:
             return self.conversations[0].is_over(self.clock)
         return self.clock > 0 and (yield from self.conversations[0].ended(self.clock))
 
-    def check_open(self) -> None:
-        """Raises ProtocolError once this worker has left."""
-        if self.closed:
-            raise ProtocolError("this worker has left the training; close() was called")
-
     def _end_iteration(self) -> None:
         self.iteration += 1
         self.began = True
         self.counters.add("steps", 1)
         self._follow_members()
 
-    def _follow_members(self) -> None:
-        """Notes who divides the data from which iteration on, as one shard with parameters says: all hear the same."""
-        shards = self.conversations
-        said = next(
-            (each for each in shards if not all(spec.state for spec in each.plan.tables)), shards[0]
-        ).memberships
-        if self._terms.immediate or self._terms.partial_quorum:
-            # Workers run apart: there is no iteration before which all of them know. Each goes on from where it is.
-            self.memberships = extended(self.memberships, self.iteration, said[-1][1])
-        else:
-            self.memberships = tuple((self._policy.iterations(clock), ranks) for clock, ranks in said)
-
-    # ---- its state
-
-    def take_residuals(self, state: Mapping[str, Any]) -> None:
-        """Restores residuals and random streams of an earlier step, of a worker that went on where the others are."""
-        self.model.load_residuals(state["contexts"])
-        self.counters.add("residuals_carried", self.counters["residuals_lost"])
-        self.counters.add("residuals_lost", -self.counters["residuals_lost"])
-
-    def position(self) -> dict[str, Any]:
-        """Returns the clock and the versions of all tables; and the parameters, where no shard has them."""
-        state: dict[str, Any] = {
-            "clock": self.clock,
-            "versions": [list(each.versions) for each in self.conversations],
-            "memberships": self.memberships,
-        }
-        if self._design.downlink == "gradient":
-            state["values"] = {each.name: each.values.clone() for each in self.model.tensors if not each.state}
-        return state
-
-    def restore_position(self, state: Mapping[str, Any]) -> None:
-        """Restores what `position` returned, before `start`: the shards must be at the same step."""
-        self.clock = int(state["clock"])
-        self.memberships = state.get("memberships", self.memberships)
-        if "values" not in state:  # the shards send all values again, which cannot be wrong
-            return
-        for conversation, versions in zip(self.conversations, state["versions"], strict=True):
-            conversation.versions = list(versions)
-        for tensor in self.model.tensors:
-            if not tensor.state:
-                tensor.values.copy_(state["values"][tensor.name].view(-1))
-                tensor.write()
-
     # ---- up
 
     @property
     def _exchanging(self) -> bool:
         return self._policy.exchanges(self.iteration)
-
-    def _is_stale(self, tensor: WorkerTensor, *, strict: bool = False) -> bool:
-        return any(
-            self.conversations[table.shard].is_stale(table.index, self.clock, strict=strict) for table in tensor.tables
-        )
 
     def _exchange(self, *, accumulated_only: bool = False) -> Procedure[None]:
         refuse = self._skips and not self.model.gradients_are_finite()
