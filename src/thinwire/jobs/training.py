@@ -54,6 +54,7 @@ def run_worker(
     checkpoint: WorkerCheckpoint | None = None,
     returning: bool = False,
     on_loss: Callable[[int, float], None] | None = None,
+    now: Callable[[], float] = time.perf_counter,
 ) -> WorkerOutcome:
     """Trains as worker `rank` and returns (and reports) the outcome.
 
@@ -67,6 +68,7 @@ def run_worker(
         checkpoint: this worker's checkpoints, if it writes any.
         on_loss: takes each step's number and training loss.
         returning: it was in this training before, and goes back with all the others after a shard was lost.
+        now: returns a time in seconds, for what the run reports and a rate that follows the clock.
 
     Events: `Progress` and `Accuracy` of worker 0, `Checkpointed` and `Done` of every worker.
     """
@@ -110,7 +112,7 @@ def run_worker(
     with nullcontext() if writer is None else closing(writer), opt:
         if behind is not None:
             opt.load_residuals(behind["optimizer"])
-        loop = _Loop(job, rank, model, opt, dataset, report, on_loss)
+        loop = _Loop(job, rank, model, opt, dataset, report, on_loss, now)
         if resumable is not None and resumable.loaded is not None:
             loop.load_state_dict(resumable.loaded["loop"])
         if checkpoint is not None and opt.clock == 0:
@@ -208,9 +210,10 @@ class _Loop:
         dataset: Dataset,
         report: Report,
         on_loss: Callable[[int, float], None] | None,
+        now: Callable[[], float],
     ) -> None:
         self._job, self._rank, self._model, self._opt, self._dataset = job, rank, model, opt, dataset
-        self._report, self._on_loss = report, on_loss
+        self._report, self._on_loss, self._now = report, on_loss, now
         self._recipe, design = job.recipe(), job.full_design()
         # Otherwise gradients have left by the end of the backward pass.
         self._clips = design.local is not None or design.transmission == "traditional"
@@ -218,7 +221,7 @@ class _Loop:
         self._losses: deque[float] = deque(maxlen=LOSS_STEPS)
         self._first = opt.steps_done
         self._before = 0.0  # seconds that processes before this one have trained
-        self._began = time.perf_counter()
+        self._began = self._now()
         self._reported = self._evaluated = self._began
         self._ending = False
 
@@ -232,7 +235,7 @@ class _Loop:
         done = self._opt.steps_done
         if done == self._first + 1:
             self._opt.sync()
-            self._evaluated = time.perf_counter()
+            self._evaluated = self._now()
             self._began = self._evaluated - self._before
         for group in self._opt.param_groups:
             group["lr"] = schedule(self._recipe, self._progress())
@@ -255,7 +258,7 @@ class _Loop:
 
     def finish(self) -> WorkerOutcome:
         self._opt.flush()
-        seconds = time.perf_counter() - self._began
+        seconds = self._now() - self._began
         steps, assignment = self._opt.steps_done, self._opt.assignment
         outcome = WorkerOutcome(
             rank=self._rank,
@@ -292,7 +295,7 @@ class _Loop:
 
     def state_dict(self) -> dict[str, Any]:
         """What the loop itself keeps between steps: chance, recent losses, and the time, which a rate may follow."""
-        seconds = time.perf_counter() - self._began
+        seconds = self._now() - self._began
         losses = list(self._losses)
         return {"random": torch.get_rng_state(), "losses": losses, "seconds": seconds, "ending": self._ending}
 
@@ -301,16 +304,16 @@ class _Loop:
         torch.set_rng_state(state["random"])
         self._losses.extend(state["losses"])
         self._before, self._ending = state.get("seconds", 0.0), state.get("ending", False)
-        self._began = time.perf_counter() - self._before
+        self._began = self._now() - self._before
 
     def _progress(self) -> float:
         """Share of the run that is over, by steps or by the clock."""
         if self._job.seconds is None:
             return self._opt.steps_done / self._recipe.steps
-        return (time.perf_counter() - self._began) / self._job.seconds if self._opt.steps_done else 0.0
+        return (self._now() - self._began) / self._job.seconds if self._opt.steps_done else 0.0
 
     def _tell(self) -> None:
-        now, steps = time.perf_counter(), self._opt.steps_done
+        now, steps = self._now(), self._opt.steps_done
         if now - self._reported >= PROGRESS_S:
             self._reported = now
             seconds, loss = now - self._began, self._losses[-1]
@@ -319,7 +322,7 @@ class _Loop:
         if due or (self._job.eval_steps and steps % self._job.eval_steps == 0):
             with self._opt.shared_weights():
                 score = evaluate(self._model, self._dataset)
-            self._evaluated = time.perf_counter()
+            self._evaluated = self._now()
             self._report(Accuracy(step=steps, seconds=self._evaluated - self._began, accuracy=score.accuracy))
 
 

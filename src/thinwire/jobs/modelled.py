@@ -1,0 +1,309 @@
+"""One run in one process whose clock is computed: many workers on few cores, in the time that a cluster would take.
+
+The cores, codecs and bytes are the real ones. What a step takes is put together from what was measured and what is
+known: every worker's and server's processor seconds, measured as they compute one after the other, and every message's
+way over links of a given rate. Whoever is earliest by its own clock goes on, so that everything happens in the order
+of computed time. A `RunOutcome` of such a run says `modelled` for its shaping: its seconds are no measurement.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+
+from thinwire.engines.events import Event
+from thinwire.engines.links import parse_rate
+from thinwire.errors import ConfigError, DeadlineError, EngineError, ThinwireError, TransportError
+from thinwire.jobs.cluster import OnEvent
+from thinwire.jobs.events import Accuracy
+from thinwire.jobs.job import Job
+from thinwire.jobs.outcome import CurvePoint, RunOutcome, WorkerOutcome, summarise
+from thinwire.jobs.training import run_worker
+from thinwire.jobs.virtual_time import Agenda, Links, Processors, TransportCosts
+from thinwire.runtime.serving import serving
+from thinwire.server.core import ServerCore
+from thinwire.transports.base import Connection, wire_nbytes
+from thinwire.transports.memory import MemoryServer
+
+MODELLED = "modelled"
+"""The `shaping` of a run whose seconds are computed."""
+
+
+def run(
+    job: Job,
+    *,
+    cores: int | None = None,
+    costs: TransportCosts | None = None,
+    on_event: OnEvent = lambda process, event: None,
+) -> RunOutcome:
+    """Trains once, by the computed clock.
+
+    Args:
+        job: what to train; its link is of any rate.
+        cores: processors that all workers and servers share; None: each has one of its own.
+        costs: of the transport; by default as measured of gRPC.
+        on_event: called with each worker's name and event.
+
+    Raises:
+        ConfigError: the job has a time budget.
+        EngineError: a worker failed.
+    """
+    if job.seconds is not None:
+        raise ConfigError("a run with a computed clock has a number of steps, no time budget")
+    cluster = _Cluster(job, Processors(cores), costs or TransportCosts(), on_event)
+    workers = cluster.run()
+    outcome = summarise(job, workers, cluster.curve, rate=parse_rate(job.link or "none"), shaping=MODELLED)
+    return msgspec.structs.replace(outcome, in_process=True)
+
+
+class _Cluster:
+    """The workers' threads, the servers, and whose turn it is.
+
+    Exactly one thread computes at a time: the one that called `run`, which has what was noted happen and plays the
+    servers, or the worker that it lets go on until that one waits for a message.
+    """
+
+    def __init__(self, job: Job, processors: Processors, costs: TransportCosts, on_event: OnEvent) -> None:
+        self.job, self.processors, self.costs = job, processors, costs
+        self.agenda = Agenda()
+        self.links = Links(self.agenda, parse_rate(job.link or "none").bps, latency_s=costs.latency_s)
+        self.curve: list[CurvePoint] = []
+        self.shards = [_Shard(self, index) for index in range(job.shards)]
+        self.workers = [_Worker(self, rank, on_event) for rank in range(job.workers)]
+        self.yielded = threading.Semaphore(0)
+
+    def run(self) -> list[WorkerOutcome]:
+        """Runs until every worker has ended; returns what they came to."""
+        for worker in self.workers:
+            worker.thread.start()
+        try:
+            while any(worker.outcome is None for worker in self.workers):
+                self._go_on()
+        finally:
+            self._end()
+        return [worker.outcome for worker in self.workers if worker.outcome is not None]
+
+    def node(self, shard: int) -> str:
+        """Returns whose link a shard's messages cross."""
+        return f"worker {shard}" if self.job.servers_on_workers else f"server {shard}"
+
+    def _go_on(self) -> None:
+        ready = [worker for worker in self.workers if worker.ready]
+        first = min(ready, key=lambda worker: worker.begins_s, default=None)
+        if first is not None and first.begins_s < self.agenda.next_s:
+            first.go_on()
+            if isinstance(first.error, ThinwireError):
+                raise EngineError(f"a worker failed: {first.error}") from first.error
+            if first.error is not None:
+                raise first.error
+        elif self.agenda.next_s < float("inf"):
+            self.agenda.advance()
+        else:
+            waiting = [worker.name for worker in self.workers if worker.outcome is None]
+            raise EngineError(f"{', '.join(waiting)}: waiting for messages that nobody will send")
+
+    def _end(self) -> None:
+        for shard in self.shards:
+            shard.server.stop(grace_s=0)
+        for worker in self.workers:
+            worker.stop()
+
+
+class _Worker:
+    """One worker's thread and clock.
+
+    Attributes:
+        ready: it could go on; otherwise it waits for a message, or has ended.
+        outcome, error: how it ended.
+    """
+
+    def __init__(self, cluster: _Cluster, rank: int, on_event: OnEvent) -> None:
+        self.name, self._cluster, self._rank, self._on_event = f"worker {rank}", cluster, rank, on_event
+        self.thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+        self.outcome: WorkerOutcome | None = None
+        self.error: BaseException | None = None
+        self.ready = True
+        self.stopped = False
+        self._turn = threading.Semaphore(0)
+        self._clock_s = self._begin_s = 0.0
+        self._began_cpu_s = 0.0
+
+    @property
+    def begins_s(self) -> float:
+        """When it can go on: it is ready, and there is a processor."""
+        return self._cluster.processors.begins(self._clock_s)
+
+    def now(self) -> float:
+        """Returns its clock: when it went on, and what it has computed since. For its own thread."""
+        return self._begin_s + time.thread_time() - self._began_cpu_s
+
+    def go_on(self) -> None:
+        """Lets it compute until it waits or ends. For the cluster's thread."""
+        self._begin_s = self.begins_s
+        self._turn.release()
+        self._cluster.yielded.acquire()
+
+    def wake(self, now_s: float) -> None:
+        """A message is there that it may wait for."""
+        if not self.ready and self.outcome is None:
+            self._clock_s = max(self._clock_s, now_s)
+            self.ready = True
+
+    def let_others(self, *, until_woken: bool) -> None:
+        """Stops computing, until it is woken or only until whatever comes before its clock has happened."""
+        self._stand(ready=not until_woken)
+        self._cluster.yielded.release()
+        self._turn.acquire()
+        self._resume()
+
+    def stop(self) -> None:
+        """Ends its thread, which finds its sessions over."""
+        self.stopped = True
+        while self.thread.is_alive():
+            self._turn.release()
+            self.thread.join(0.01)
+
+    def connect(self) -> list[_ModelledConnection]:
+        """Connects to every shard."""
+        return [shard.connect(self) for shard in self._cluster.shards]
+
+    def _run(self) -> None:
+        self._turn.acquire()
+        self._resume()
+        try:
+            self.outcome = run_worker(
+                self._cluster.job, rank=self._rank, servers=self.connect, report=self._report, now=self.now
+            )
+        except BaseException as error:  # the cluster's thread raises it
+            self.error = error
+        self._stand(ready=False)
+        self._cluster.yielded.release()
+
+    def _report(self, event: Event) -> None:
+        if isinstance(event, Accuracy):
+            self._cluster.curve.append(event.point())
+        self._on_event(self.name, event)
+
+    def _stand(self, *, ready: bool) -> None:
+        self._clock_s = self.now()
+        self._cluster.processors.book(self._begin_s, self._clock_s - self._begin_s)
+        self.ready = ready
+
+    def _resume(self) -> None:
+        self._began_cpu_s = time.thread_time()
+        if self.stopped:
+            raise TransportError("the run has ended")
+
+
+class _Shard:
+    """One server, whose sessions are those of the memory transport; messages come to it when their time has come."""
+
+    def __init__(self, cluster: _Cluster, index: int) -> None:
+        self._cluster, self._index = cluster, index
+        self.server = MemoryServer(serving(ServerCore()))
+        self._connections: list[_ModelledConnection] = []
+        self._free_s = 0.0
+
+    @property
+    def node(self) -> str:
+        """Whose link its messages cross."""
+        return self._cluster.node(self._index)
+
+    def connect(self, worker: _Worker) -> _ModelledConnection:
+        """Begins a worker's session."""
+        connection = _ModelledConnection(self._cluster, worker, self, self.server.connect())
+        self._connections.append(connection)
+        return connection
+
+    def handle(self, call: Callable[[], None], nbytes: int, now_s: float) -> None:
+        """Has the server take a message, once it is free, and sends what it answers."""
+        costs, processors = self._cluster.costs, self._cluster.processors
+        begin_s = processors.begins(max(now_s, self._free_s))
+        if begin_s > now_s:
+            self._cluster.agenda.note(begin_s, partial(self.handle, call, nbytes))
+            return
+        began_s = time.thread_time()
+        call()
+        seconds = time.thread_time() - began_s
+        self._free_s = begin_s + seconds
+        processors.book(begin_s, seconds + costs.message_s + nbytes * costs.byte_s)
+        for connection in self._connections:
+            connection.answered(self._free_s)
+
+
+class _ModelledConnection(Connection):
+    """A worker's session with a shard; a message arrives when the links have carried it.
+
+    Args:
+        cluster: whose links they are.
+        worker: whose session it is.
+        shard: with whom.
+        inner: the session itself, on the memory transport.
+    """
+
+    def __init__(self, cluster: _Cluster, worker: _Worker, shard: _Shard, inner: Connection) -> None:
+        self._cluster, self._worker, self._shard, self._inner = cluster, worker, shard, inner
+        self._arrived: deque[bytes | None] = deque()
+        self._over = False
+        self.address = inner.address
+
+    def send(self, packet: bytes) -> None:
+        self.bytes_sent += wire_nbytes(packet)
+        self._leave(partial(self._inner.send, packet), wire_nbytes(packet))
+
+    def receive(self, timeout_s: float | None = None) -> bytes | None:
+        if timeout_s == 0 and not self._arrived:
+            self._worker.let_others(until_woken=False)
+            if not self._arrived:
+                raise DeadlineError(f"nothing has come from {self.address}")
+        while not self._arrived:
+            self._worker.let_others(until_woken=True)
+        packet = self._arrived.popleft()
+        if packet is not None:
+            self.bytes_received += wire_nbytes(packet)
+        return packet
+
+    def close(self, timeout_s: float = 30.0) -> None:
+        self._leave(self._inner.close, 0)
+
+    def abort(self) -> None:
+        self._leave(self._inner.abort, 0)
+
+    def answered(self, ready_s: float) -> None:
+        """Sends to the worker what the server has said in this session. For the cluster's thread."""
+        while not self._over:
+            try:
+                packet = self._inner.receive(0)
+            except DeadlineError:
+                return
+            except TransportError:  # the worker has left
+                packet = None
+            self._over = packet is None
+            nbytes = 0 if packet is None else wire_nbytes(packet)
+            ready_s += self._transport_s(ready_s, nbytes)
+            arrive = partial(self._arrive, packet)
+            self._cluster.links.send(self._shard.node, self._worker.name, nbytes, ready_s, arrive)
+
+    def _leave(self, call: Callable[[], None], nbytes: int) -> None:
+        ready_s = self._worker.now() + self._transport_s(self._worker.now(), nbytes)
+        handle = partial(self._shard.handle, call, nbytes)
+        self._cluster.agenda.note(
+            ready_s,
+            lambda now_s: self._cluster.links.send(self._worker.name, self._shard.node, nbytes, now_s, handle),
+        )
+
+    def _arrive(self, packet: bytes | None, now_s: float) -> None:
+        nbytes = 0 if packet is None else wire_nbytes(packet)
+        self._arrived.append(packet)
+        self._worker.wake(now_s + self._transport_s(now_s, nbytes))
+
+    def _transport_s(self, now_s: float, nbytes: int) -> float:
+        """Books what the transport computes for a message at one end, and returns how long that takes."""
+        seconds = self._cluster.costs.message_s + nbytes * self._cluster.costs.byte_s
+        self._cluster.processors.book(self._cluster.processors.begins(now_s), seconds)
+        return seconds

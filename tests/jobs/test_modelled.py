@@ -1,0 +1,37 @@
+"""A run with a computed clock: the bits of any other run, in the time that its links and processors say."""
+
+import pytest
+
+from thinwire.errors import ConfigError
+from thinwire.jobs import in_process, modelled
+from thinwire.jobs.job import Job
+from thinwire.jobs.virtual_time import TransportCosts
+
+FREE = TransportCosts(message_s=0.0, byte_s=0.0, latency_s=0.0)
+
+
+def job(**changes: object) -> Job:
+    given: dict[str, object] = {"design": "fp32", "workers": 3, "steps": 4, **changes}
+    return Job(**given)  # type: ignore[arg-type]  # of a test's own making
+
+
+def test_weights_and_bytes_are_those_of_other_runs() -> None:
+    for changes in ({"design": "terngrad"}, {"design": "3lc[s=1.75]", "servers": 2}, {"servers_on_workers": True}):
+        ours, plain = modelled.run(job(link="100mbit", **changes)), in_process.run(job(**changes))
+        assert (ours.weights, ours.test_accuracy) == (plain.weights, plain.test_accuracy), changes
+        assert (ours.wire_bytes_push, ours.wire_bytes_pull) == (plain.wire_bytes_push, plain.wire_bytes_pull), changes
+        assert (ours.shaping, ours.link, ours.in_process) == ("modelled", "100mbit", True)
+
+
+def test_a_thin_link_says_how_long_a_step_is() -> None:
+    outcome = modelled.run(job(link="1mbit"), costs=FREE)
+    pushes = 8 * outcome.wire_bytes_push / 4 / 1e6  # seconds in which a step's gradients cross the server's link
+    # Updates come back while later gradients leave, or after them; computing is a matter of milliseconds.
+    assert 1.04 * pushes < outcome.seconds_per_step < 2.2 * pushes
+    shared = modelled.run(job(link="1mbit", servers_on_workers=True), costs=FREE)
+    assert shared.seconds_per_step < 0.75 * outcome.seconds_per_step  # each link has a third of the traffic
+
+
+def test_what_it_cannot_do_is_refused() -> None:
+    with pytest.raises(ConfigError, match="a number of steps, no time budget"):
+        modelled.run(job(steps=None, seconds=3.0))
