@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from thinwire.studies.reproduce import mps_placement
 from thinwire.studies.reproduce.entry import Entry
 
 _DRAWINGS = {
@@ -17,8 +18,6 @@ _MEASURED = {
     "table-1.1": "training records of models in TensorFlow",
     "figure-1.1": "performance of distributed TensorFlow",
     "figure-5.1": "speed-up of placement strategies",
-    "figure-5.2": "layer sizes of three models",
-    "figure-5.3": "variation of placement strategies",
     "figure-5.4": "speed-up of consistency and compression combined",
     "figure-5.5": "scalability",
     "figure-5.6": "processor and network utilisation",
@@ -32,4 +31,5 @@ ENTRIES = (
         for item, shows in _DRAWINGS.items()
     ),
     *(Entry(paper="mps", item=item, shows=shows) for item, shows in _MEASURED.items()),
+    *mps_placement.ENTRIES,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from thinwire.studies.reproduce import terngrad_throughput
 from thinwire.studies.reproduce.entry import Entry
 
 _IMAGENET = "needs ImageNet, which is not free to download, and days of GPUs"
@@ -14,5 +15,5 @@ ENTRIES = (
     Entry(paper="terngrad", item="table-2", shows="AlexNet on ImageNet", status="impossible", why=_IMAGENET),
     Entry(paper="terngrad", item="table-3", shows="GoogLeNet on ImageNet", status="impossible", why=_IMAGENET),
     Entry(paper="terngrad", item="figure-4", shows="accuracy, loss and sparsity by step"),
-    Entry(paper="terngrad", item="figure-5", shows="throughput to 512 GPUs by the performance model"),
+    terngrad_throughput.ENTRY,
 )
