@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from thinwire.bench import harness
 from thinwire.bench.authors import files
+from thinwire.bench.clock import ClockBench
 from thinwire.bench.codecs import CodecsBench
 from thinwire.bench.designs import DesignsBench
 from thinwire.bench.hook_rank import HookRank
@@ -39,6 +40,7 @@ Counts = Annotated[list[int], typer.Option(min=1, help="How many workers; repeat
 AllDesigns = options.names("Designs with commas between; by default all.")
 AllModels = options.names("Models with commas between; by default all.")
 Link = options.many("Rate of every link.", "--link")
+Links = options.names("Rates of every link, with commas between.")
 Attacks = options.names("Attacks with commas between; by default all.")
 Times = Annotated[int, typer.Option(min=1, help="How often an attack does what it does many times.")]
 Seconds = Annotated[float, typer.Option(min=0, help="How long an attack holds what it holds.")]
@@ -219,6 +221,13 @@ def split_rates(text: str) -> tuple[float, ...]:
 @takes(ServerBench, workers=Counts, steps=Steps)
 def server(bench: ServerBench, resume: Resume = False, json: options.Json = None) -> None:
     """CPU seconds of the server's process per step, with ready-made gradients in place of workers."""
+    measure(bench, json, resume)
+
+
+@app.command(epilog="Example: thinwire bench clock --workers 2 --workers 8 --links 10mbit,100mbit --json clock.json")
+@takes(ClockBench, designs=AllDesigns, links=Links, workers=Counts, steps=Steps)
+def clock(bench: ClockBench, resume: Resume = False, json: options.Json = None) -> None:
+    """The computed clock of runs in one process, beside processes behind links that the kernel shapes."""
     measure(bench, json, resume)
 
 

@@ -1,0 +1,141 @@
+"""The computed clock beside the real one: seconds a step of runs in one process, and of processes behind real links.
+
+Each cell is trained twice. Once as `thinwire train` does it, with a process for every worker and server and the kernel
+shaping their links; once in one process, its clock computed from measured processor seconds, bytes and the links' rate,
+with as many cores as this machine has. The machine should do nothing else: what takes processors from the processes
+makes the measured step longer, and a computed one does not know of it.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from thinwire.bench.harness import Bench, Figures, Measured, Tell, column, median
+from thinwire.engines.links import parse_rate
+from thinwire.jobs import modelled
+from thinwire.jobs.cluster import choose_links, run
+from thinwire.jobs.job import Job
+from thinwire.jobs.tables import Table
+
+BAR = 0.1
+"""Of the measured seconds: what the computed ones may differ by."""
+
+
+class Clocked(Figures, frozen=True, kw_only=True):
+    """Seconds a step, and who shaped the links of the measured run.
+
+    Attributes:
+        measured_s: by processes.
+        modelled_s: by the computed clock.
+        shaping: of the processes' links.
+        cores: that the computed clock had.
+    """
+
+    measured_s: float
+    modelled_s: float
+    shaping: str
+    cores: int
+
+
+@dataclass(kw_only=True)
+class ClockBench(Bench[Job, Clocked]):
+    """A grid of workers, links and designs.
+
+    Args:
+        designs: to train.
+        links: rates of every process's link.
+        workers: how many, each.
+        model: that is trained.
+        data: that it is trained on.
+        steps: of each run.
+        servers: how many shards.
+        rounds: how often the grid is gone through.
+        shaping: who makes the links thin.
+
+    Raises:
+        ConfigError: a job that cannot be.
+    """
+
+    designs: Sequence[str] = ("fp32", "3lc[s=1.75]")
+    links: Sequence[str] = ("10mbit", "100mbit")
+    workers: Sequence[int] = (2, 4, 8)
+    model: str = "lenet5"
+    data: str = "fashion-mnist"
+    steps: int = 40
+    servers: int = 1
+    rounds: int = 1
+    shaping: str = "auto"
+
+    kinds = (Clocked,)
+    left = 3
+    columns = (
+        ("workers", lambda job, runs: str(job.workers)),
+        ("link", lambda job, runs: str(job.link)),
+        ("design", lambda job, runs: job.design),
+        column("measured, s a step", "measured_s", "{:.4f}"),
+        column("modelled, s a step", "modelled_s", "{:.4f}"),
+        ("difference", lambda job, runs: f"{_difference(runs):+.1%}"),
+    )
+
+    def __post_init__(self) -> None:
+        self.cells()
+
+    def cells(self) -> list[Job]:
+        return [
+            Job(
+                design=design,
+                model=self.model,
+                data=self.data,
+                workers=workers,
+                servers=self.servers,
+                steps=self.steps,
+                link=str(parse_rate(link)),
+            )
+            for link in self.links
+            for workers in self.workers
+            for design in self.designs
+        ]
+
+    def measure(self, cell: Job, before: Measured[Job, Clocked], tell: Tell) -> Clocked:
+        cores = os.cpu_count() or 1
+        tell("computed clock")
+        # Twice: the first run loads, or compiles, what the second one times.
+        modelled.run(cell, cores=cores)
+        computed = modelled.run(cell, cores=cores)
+        tell("processes")
+        outcome = run(cell, links=choose_links(cell.link, self.shaping))
+        return Clocked(
+            measured_s=outcome.seconds_per_step,
+            modelled_s=computed.seconds_per_step,
+            shaping=outcome.shaping,
+            cores=cores,
+        )
+
+    def thin_link(self) -> tuple[str | None, str]:
+        return next((link for link in self.links if parse_rate(link).bps is not None), None), self.shaping
+
+    def line(self, cell: Job, figures: Clocked) -> str:
+        return (
+            f"{cell.workers} workers, {cell.link}, {cell.design}: {figures.measured_s:.4f} s measured "
+            f"({figures.shaping}), {figures.modelled_s:.4f} s modelled"
+        )
+
+    def tables(self, measured: Measured[Job, Clocked]) -> list[Table]:
+        [table] = super().tables(measured)
+        return [Table(table.header, table.lines, f"{self.model} on {self.data}, {self.steps} steps", left=self.left)]
+
+    def notes(self, measured: Measured[Job, Clocked]) -> list[str]:
+        differences = [abs(_difference(runs)) for runs in measured.values()]
+        within = sum(each <= BAR for each in differences)
+        return [
+            f"{within} of {len(differences)} points within {BAR:.0%}; median {statistics.median(differences):.1%}, "
+            f"largest {max(differences):.1%}"
+        ]
+
+
+def _difference(runs: Sequence[Clocked]) -> float:
+    """Returns by how much the computed seconds exceed the measured ones, as a share of those."""
+    return median(runs, "modelled_s") / median(runs, "measured_s") - 1

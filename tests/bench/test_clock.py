@@ -1,0 +1,34 @@
+"""The computed clock beside a measured one: the grid, and what is said of the differences."""
+
+import pytest
+
+from tests.jobs.outcomes import run_outcome
+from thinwire.bench import clock, harness
+from thinwire.bench.clock import ClockBench, Clocked
+from thinwire.jobs import modelled
+from thinwire.jobs.job import Job
+from thinwire.jobs.outcome import RunOutcome
+from thinwire.jobs.results import Results
+
+
+def test_differences_are_of_the_measured_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    def computed(job: Job, *, cores: int) -> RunOutcome:
+        assert cores >= 1
+        return run_outcome(seconds_per_step=0.1 * job.workers, shaping="modelled")
+
+    def processes(job: Job, **_: object) -> RunOutcome:
+        return run_outcome(seconds_per_step=0.2 if job.workers == 2 else 0.5, shaping="kernel")
+
+    monkeypatch.setattr(modelled, "run", computed)
+    monkeypatch.setattr(clock, "run", processes)
+    bench = ClockBench(
+        designs=["fp32"], links=["10mbit"], workers=[2, 4], model="mlp", data="digits", shaping="application"
+    )
+    measured: dict[Job, list[Clocked]] = {}
+    harness.run(bench, Results(None, bench.kinds), measured)
+    [table] = bench.tables(measured)
+    assert [line[-3:] for line in table.lines] == [["0.2000", "0.2000", "+0.0%"], ["0.5000", "0.4000", "-20.0%"]]
+    assert bench.notes(measured) == ["1 of 2 points within 10%; median 10.0%, largest 20.0%"]
+    assert "0.5000 s measured (kernel), 0.4000 s modelled" in bench.line(
+        *[(job, run) for job, [run] in measured.items()][1]
+    )
