@@ -7,12 +7,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+from msgspec import UNSET
+from msgspec.structs import replace as replaced
 
 from thinwire.engines.events import Event
-from thinwire.errors import TransportError
+from thinwire.engines.links import Rate
+from thinwire.errors import EngineError, TransportError
 from thinwire.jobs.events import Accuracy, Done
 from thinwire.jobs.job import Job
-from thinwire.jobs.outcome import WorkerOutcome
+from thinwire.jobs.outcome import WorkerOutcome, summarise
 from thinwire.jobs.training import run_worker, weights_digest
 from thinwire.packets import parse
 from thinwire.runtime.serving import serving
@@ -86,7 +89,7 @@ def test_one_seed_one_result_over_any_transport() -> None:
 def test_3lc_learns() -> None:
     (outcome, _), events = train(Job(design="3lc[s=1.0]", workers=2, steps=300))
     assert isinstance(outcome.test_accuracy, float) and outcome.test_accuracy > 0.8
-    assert outcome.train_loss < 1.0
+    assert isinstance(outcome.train_loss, float) and outcome.train_loss < 1.0
     assert sum(isinstance(event, Done) for event in events) == 2
     bits = 8 * outcome.traffic["payload_bytes_push"] / outcome.traffic["values_push"]
     assert bits < 2.5, "compressed while it learned; biases travel as they are"
@@ -101,6 +104,24 @@ def test_what_is_reported() -> None:
     assert accuracies[-1].step == 25 and accuracies[-1].accuracy == outcome.test_accuracy
     done = [event.outcome for event in events if isinstance(event, Done)]
     assert {(each.rank, each.steps) for each in done} == {(0, 25), (1, 25)}
+
+
+def test_one_that_comes_when_the_others_have_ended_has_their_model_and_no_loss() -> None:
+    """Under `backup[b]` nobody waits for it."""
+    job = Job(design="3lc", consistency="backup[b=1]", workers=2, servers=2, steps=2, batch=16)
+    cores = [ServerCore() for _ in range(2)]
+    servers = [MemoryServer(serving(core)) for core in cores]
+    outcomes = [
+        run_worker(job, rank=rank, servers=[server.connect() for server in servers], report=lambda event: None)
+        for rank in range(2)
+    ]
+    assert [isinstance(each.train_loss, float) for each in outcomes] == [True, False]
+    assert outcomes[1].weights == outcomes[0].weights and outcomes[1].steps == 0
+    assert all(core.finished for core in cores)
+    run = summarise(job, outcomes, rate=Rate(None), shaping="none")
+    assert run.train_loss == outcomes[0].train_loss
+    with pytest.raises(EngineError, match="have taken no step"):
+        summarise(job, [replaced(each, train_loss=UNSET) for each in outcomes], rate=Rate(None), shaping="none")
 
 
 def test_a_time_budget_ends_all_workers_with_one_step() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from msgspec import UnsetType
 
 from thinwire.cli import options
 from thinwire.cli.console import console, report, write_json
@@ -231,4 +232,6 @@ def _tell(event: Event) -> None:
         case Accuracy():
             console.print(f"step {event.step:,}  test accuracy {event.accuracy:.2%}")
         case Done(outcome=outcome):
-            console.print(f"{outcome.steps:,} steps in {outcome.seconds:.1f} s, loss {outcome.train_loss:.4f}")
+            late = isinstance(outcome.train_loss, UnsetType)
+            loss = "the others were at the end" if late else f"loss {outcome.train_loss:.4f}"
+            console.print(f"{outcome.steps:,} steps in {outcome.seconds:.1f} s, {loss}")

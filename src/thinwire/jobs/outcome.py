@@ -37,7 +37,7 @@ class WorkerOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         seconds: of training, from the end of the first step, without start-up and the first broadcast.
-        train_loss: mean over the latest steps, in nats.
+        train_loss: mean over the latest steps, in nats; a worker may come so late that it takes none.
         weights: digest of every parameter's bits.
         compute_share: of the steps' time, 0 … 1; see `hooks.report.TrainingReport`.
         parameters: how many values are trained.
@@ -50,7 +50,7 @@ class WorkerOutcome(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     seconds: float
     seconds_per_step: float
-    train_loss: float
+    train_loss: float | UnsetType = UNSET
     weights: str
     traffic: dict[str, float]
     placement: PlacementSummary
@@ -173,6 +173,9 @@ def summarise(
         raise EngineError(f"the workers ended with {len(digests)} different models; they must be equal bit for bit")
     if first.rank or isinstance(first.test_accuracy, UnsetType) or isinstance(first.test_loss, UnsetType):
         raise EngineError("worker 0 ended without an evaluation")
+    losses = [worker.train_loss for worker in workers if not isinstance(worker.train_loss, UnsetType)]
+    if not losses:
+        raise EngineError("the workers that ended have taken no step")
 
     def total(name: str) -> float:
         return sum(worker.traffic.get(name, 0) for worker in workers)
@@ -195,7 +198,7 @@ def summarise(
         servers=job.shards,
         link=str(rate),
         test_accuracy=first.test_accuracy,
-        train_loss=sum(worker.train_loss for worker in workers) / len(workers),
+        train_loss=sum(losses) / len(losses),
         bits_per_value_push=ratio(push_bits, values[0]),
         bits_per_value_pull=ratio(pull_bits, values[1]),
         compression_ratio=ratio(32 * sum(values), push_bits + pull_bits),

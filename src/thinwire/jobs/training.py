@@ -265,7 +265,7 @@ class _Loop:
             steps=steps,
             seconds=seconds,
             seconds_per_step=(seconds - self._before) / max(1, steps - self._first - 1),
-            train_loss=sum(self._losses) / len(self._losses),
+            train_loss=sum(self._losses) / len(self._losses) if self._losses else UNSET,
             weights=weights_digest(self._model),
             parameters=sum(each.numel() for each in self._model.parameters() if each.requires_grad),
             traffic=self._opt.traffic(),

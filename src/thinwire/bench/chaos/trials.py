@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from thinwire.bench.chaos.charts import draw_trials
 from thinwire.bench.chaos.stage import Stage
@@ -291,7 +291,8 @@ def ends(stage: Stage) -> list[str]:
     digests = {outcome.weights for outcome in stage.done.values()}
     if len(digests) > 1 and policy.replicas_end_equal:
         problems.append(f"the workers ended with {len(digests)} different models")
-    if any(not math.isfinite(outcome.train_loss) for outcome in stage.done.values()):
+    losses = [outcome.train_loss for outcome in stage.done.values()]
+    if not all(isinstance(loss, UnsetType) or math.isfinite(loss) for loss in losses):
         problems.append("the loss is not finite")
     return problems
 
