@@ -46,6 +46,13 @@ class Tally:
         self.fired += other.fired
         self.failures += other.failures
 
+    @property
+    def said(self) -> str:
+        """What failed, each with the command that replays it."""
+        return "\n".join(
+            f"{text}\n  python -m tests.simulation --seed {seed} --trace" for seed, _, text in self.failures
+        )
+
 
 def run(first: int, stop: int) -> Tally:
     """Runs the seeds first … stop − 1."""
@@ -127,8 +134,8 @@ def main(
     total, begin = Tally(), time.perf_counter()
     for tally in tallies(int(first), int(stop), jobs):
         total.add(tally)
-        for failed, _, text in tally.failures:
-            print(f"{text}\n  python -m tests.simulation --seed {failed} --trace")
+        if tally.failures:
+            print(tally.said)
         seconds = time.perf_counter() - begin
         print(f"{total.seeds:,} seeds, {len(total.failures)} failures, {seconds:,.0f} s", end="\r", flush=True)
     seconds = time.perf_counter() - begin

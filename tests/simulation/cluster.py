@@ -1,36 +1,21 @@
-"""One run: servers, workers, what starts them again when they die, and the faults of a scenario."""
+"""One run: from its start to its end, with the faults of a scenario; and what became of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from pathlib import Path
-from random import Random
 from typing import Any
 
-from tests.simulation.disk import SimulatedDisk
 from tests.simulation.hostile import hostile_packets
-from tests.simulation.network import KEEPALIVE_S, Link, Network, SimulatedServer
+from tests.simulation.ledgers import Violation, require
+from tests.simulation.network import KEEPALIVE_S
+from tests.simulation.processes import Processes, ServerSlot
 from tests.simulation.scenario import Fault, Scenario
-from tests.simulation.scheduler import Circling, Host, Killed, Process, Scheduler
-from tests.simulation.watch import Violation, Watch, require
-from tests.simulation.worker import WorkerProcess
-from thinwire.errors import DeadlineError, SessionLostError, StepMismatchError
-from thinwire.packets import EncodedTensor
+from tests.simulation.scheduler import Circling, Host, Killed
 from thinwire.policies.consistency import consistency
-from thinwire.runtime import checkpoint
-from thinwire.runtime.checkpointing import Checkpointer
-from thinwire.runtime.serving import serving
-from thinwire.schema import Message, Push
-from thinwire.server.core import ServerCore
-from thinwire.server.effects import Effect
 
-RESTART_S = 0.3
-MAX_LIVES = 16
 PROGRESS_S = 60.0
 """After the last fault is over, everybody must have ended within so many seconds."""
-FOLDER = Path("/disk")
 
 
 @dataclass(frozen=True)
@@ -58,83 +43,7 @@ class Outcome:
     bits: dict[int, Any] = field(default_factory=dict, compare=False)
 
 
-class WatchedCore(ServerCore):
-    """A shard's core, watched from outside.
-
-    Args:
-        min_workers: as for `ServerCore`.
-        cluster: that it is part of.
-        index: of the shard.
-    """
-
-    def __init__(self, min_workers: int | None, cluster: Cluster, index: int) -> None:
-        super().__init__(min_workers)
-        self._cluster, self._index = cluster, index
-        self._nested = 0
-
-    def _watched(self, call: Callable[[], list[Effect]]) -> list[Effect]:
-        self._nested += 1
-        try:
-            effects = call()
-        finally:
-            self._nested -= 1
-        if not self._nested:
-            self._cluster.watch.answers(self._index, effects)
-        return effects
-
-    def received(self, peer: int, message: Message, frames: tuple[EncodedTensor, ...] = ()) -> list[Effect]:
-        self._cluster.watch.arrives(self._index, peer, message, frames)
-        if isinstance(message, Push):
-            self._cluster.reached_at_server("update.received", self._index)
-        effects = self._watched(lambda: super(WatchedCore, self).received(peer, message, frames))
-        if isinstance(message, Push):
-            self._cluster.reached_at_server("update.answered", self._index)
-        return effects
-
-    def broke(self, peer: int, reason: str) -> list[Effect]:
-        return self._watched(lambda: super(WatchedCore, self).broke(peer, reason))
-
-    def interrupted(self, peer: int) -> list[Effect]:
-        return self._watched(lambda: super(WatchedCore, self).interrupted(peer))
-
-    def closed(self, peer: int, error: str | None) -> list[Effect]:
-        return self._watched(lambda: super(WatchedCore, self).closed(peer, error))
-
-    def waited(self, now: float) -> list[Effect]:
-        return self._watched(lambda: super(WatchedCore, self).waited(now))
-
-    def overdue(self, ranks: Collection[int]) -> list[Effect]:
-        return self._watched(lambda: super(WatchedCore, self).overdue(ranks))
-
-
-@dataclass
-class ServerSlot:
-    """Where a server runs, one life after the other."""
-
-    index: int
-    disk: SimulatedDisk
-    transport: SimulatedServer | None = None
-    core: WatchedCore | None = None
-    lives: int = 0
-
-
-@dataclass
-class WorkerSlot:
-    """Where a worker runs, one life after the other."""
-
-    rank: int
-    disk: SimulatedDisk
-    process: WorkerProcess
-    runner: Process
-    lives: int = 1
-    returns: bool = False
-    kept: set[int] = field(default_factory=set)
-    trained: bool = False
-    gone: str | None = None
-    """Why nobody starts it again."""
-
-
-class Cluster:
+class Cluster(Processes):
     """Runs a scenario.
 
     Args:
@@ -143,16 +52,7 @@ class Cluster:
     """
 
     def __init__(self, scenario: Scenario, *, trace: bool = False) -> None:
-        self.scenario = scenario
-        self.scheduler = Scheduler(trace=trace)
-        self.chance = Random(scenario.seed + 1)
-        self.network = Network(self.scheduler, self.chance, scenario.latency)
-        self.watch = Watch(scenario)
-        self.servers = [ServerSlot(i, SimulatedDisk(self, f"server {i}")) for i in range(scenario.shards)]
-        self.workers: list[WorkerSlot] = []
-        self._armed = [fault for fault in scenario.faults if fault.point]
-        self._fired: list[str] = []
-        self._healed = 0.0
+        super().__init__(scenario, trace=trace)
         self._ended: str | None = None
 
     # ---- a run
@@ -244,10 +144,6 @@ class Cluster:
         holds_back = consistency(self.scenario.consistency).criterion() is not None
         return holds_back and sum(not slot.trained for slot in self.workers) < (self.scenario.min_workers or 0)
 
-    @property
-    def _server_died(self) -> bool:
-        return any(server.lives > 1 for server in self.servers)
-
     def _state(self) -> str:
         workers = ", ".join(
             f"worker {slot.rank}.{slot.lives}: "
@@ -256,173 +152,6 @@ class Cluster:
         )
         cores = ", ".join("down" if each.core is None else f"step {each.core.step}" for each in self.servers)
         return f"{workers}; shards: {cores}"
-
-    # ---- servers
-
-    def _start_server(self, slot: ServerSlot) -> None:
-        scenario = self.scenario
-        host = Host(self.scheduler, f"server {slot.index}.{slot.lives}")
-        core = WatchedCore(scenario.min_workers, self, slot.index)
-        slot.disk.host = host
-        checkpointer = None
-        if scenario.checkpoint_every:
-            executor = slot.disk.executor()
-            checkpointer = Checkpointer(core, FOLDER / "server", scenario.checkpoint_every, slot.disk, executor)
-            if slot.lives and checkpoint.steps_in(FOLDER / "server", slot.disk):
-                checkpointer.resume()
-        slot.lives += 1
-        slot.core = core
-        self.watch.shard(slot.index, core)
-        factory = serving(core, lambda: None, checkpointer, grace_s=scenario.grace_s, clock=host)
-        slot.transport = SimulatedServer(self, host, factory, slot.index)
-        self.scheduler.note(f"{host.name} is up, at step {core.step}")
-
-    def _kill_server(self, slot: ServerSlot, seconds: float) -> None:
-        """The process dies; another is started with `--resume`."""
-        if slot.transport is None or any(worker.trained for worker in self.workers):
-            return  # workers that have left do not come back, and the others would wait for them
-        self.scheduler.note(f"server {slot.index} dies")
-        slot.transport.die()
-        slot.disk.crash()
-        slot.transport = slot.core = None
-        self._healed = max(self._healed, self.scheduler.now + seconds)
-        self.scheduler.after(seconds, lambda: self._start_server(slot))
-
-    def reached_at_server(self, point: str, index: int) -> None:
-        """A server passes a fault point; raises Killed where this was its last."""
-        slot = self.servers[index]
-        for fault in [each for each in self._armed if (each.point, each.who) == (point, index)]:
-            if self.scheduler.now >= fault.at and slot.transport is not None:
-                self._armed.remove(fault)
-                self._fired.append(point)
-                self._kill_server(slot, fault.seconds)
-                if slot.transport is None:
-                    raise Killed
-
-    # ---- workers
-
-    def _new_slot(self, rank: int) -> WorkerSlot:
-        process = WorkerProcess(self, rank, 0)
-        slot = WorkerSlot(rank, SimulatedDisk(self, f"worker {rank}"), process, Process(process.host, iter(()), print))  # type: ignore[arg-type]
-        slot.disk.host = process.host
-        self._launch(slot, process, delay=self.chance.uniform(0.0, 0.05))
-        return slot
-
-    def _launch(self, slot: WorkerSlot, process: WorkerProcess, *, delay: float) -> None:
-        runner = Process(process.host, process.body(), lambda error: self._ended_worker(slot, process, error))
-        process.wake = runner.wake
-        slot.process, slot.runner = process, runner
-        self.scheduler.after(delay, lambda: process.host.deliver(runner.start))
-
-    def save(self, process: WorkerProcess, step: int) -> None:
-        """A worker writes its checkpoint."""
-        slot = self.workers[process.rank]
-        checkpoint.write(FOLDER / "worker", "worker", step, process.state(), slot.disk)
-        slot.kept.add(step)
-
-    def kept(self, process: WorkerProcess) -> set[int]:
-        """The steps whose states a worker has had since its first life began."""
-        return self.workers[process.rank].kept
-
-    def steps(self, process: WorkerProcess) -> tuple[int, ...]:
-        """Those that it can go on from, newest first; of none: it takes any."""
-        if not self.scenario.checkpoint_every:
-            return ()
-        slot = self.workers[process.rank]
-        there = {*checkpoint.steps_in(FOLDER / "worker", slot.disk), 0}
-        return tuple(sorted(slot.kept & there, reverse=True)[:2])
-
-    def load(self, process: WorkerProcess, step: int) -> dict[str, Any] | None:
-        """A worker's state of a step; None where it has none, and took any step."""
-        if step not in self.steps(process):
-            return None
-        slot = self.workers[process.rank]
-        state = checkpoint.read(FOLDER / "worker", "worker", step, slot.disk)
-        checkpoint.forget_after(FOLDER / "worker", step, slot.disk)
-        slot.kept = {each for each in slot.kept if each <= step}
-        return state
-
-    def _ended_worker(self, slot: WorkerSlot, process: WorkerProcess, error: Exception | None) -> None:
-        """A worker process ends; as the command line does, or a supervisor, it begins again."""
-        in_order = isinstance(error, StepMismatchError) and self.chance.random() < 0.5  # else it breaks meanwhile
-        for connection in process.connections:
-            if in_order:
-                connection.link.close()
-            connection.link.abort()
-        if error is None:
-            slot.trained = True
-            self.watch.over(process)
-            process.note("has left")
-            return
-        process.note(f"ends: {type(error).__name__}: {error}")
-        least = self.scenario.min_workers
-        if isinstance(error, DeadlineError) and slot.lives == 1 and least is not None and not self._server_died:
-            here = sum(each.lives == 1 and each.gone is None for each in self.workers)
-            text = f"{process.host.name} waited in vain, with {here} workers that never died, and {least} are enough"
-            require(here < least, "progress", text)
-        # As `rejoining` does: back with all the others, or where those go on, without what it had not sent.
-        lost = isinstance(error, SessionLostError)
-        again = lost or (isinstance(error, StepMismatchError) and slot.returns)
-        slot.returns = lost
-        if not again:
-            slot.kept = set()  # another process, by the same command
-        self._again(slot, 0.0 if again else RESTART_S, str(error), same=again)
-
-    def _again(self, slot: WorkerSlot, seconds: float, reason: str, *, same: bool = False) -> None:
-        if self._training_over or (self.scenario.harmless and not same):
-            slot.gone = reason
-            return
-        if slot.lives >= MAX_LIVES and not self.scenario.gives_model:
-            slot.gone = reason  # nobody can give it the model
-            return
-        require(slot.lives < MAX_LIVES, "progress", f"worker {slot.rank} comes again and again: {reason}")
-        self.scheduler.after(seconds, lambda: self._restart(slot))
-
-    @property
-    def _training_over(self) -> bool:
-        """Whether some server has ended, in good order or not: then no worker is started again."""
-        cores = [server.core for server in self.servers if server.core is not None]
-        return any(core.finished or core.failed is not None for core in cores)
-
-    def _restart(self, slot: WorkerSlot) -> None:
-        if self._training_over:
-            slot.gone = "the training is over"
-            return
-        process = WorkerProcess(self, slot.rank, slot.lives, returns=slot.returns)
-        slot.lives += 1
-        slot.disk.host = process.host
-        process.note("comes again, to go back with all others" if slot.returns else "starts again")
-        self._launch(slot, process, delay=0.0)
-
-    def _kill_worker(self, slot: WorkerSlot, seconds: float) -> None:
-        if slot.trained or slot.gone is not None or not slot.process.host.alive:
-            return
-        slot.process.note("dies")
-        slot.runner.kill()
-        for connection in slot.process.connections:
-            connection.link.abort()
-        for link in self.network.open_links:
-            if link.owner is slot.process:
-                link.abort()
-        slot.disk.crash()
-        slot.returns, slot.kept = False, set()
-        self._healed = max(self._healed, self.scheduler.now + seconds)
-        self._again(slot, seconds, "killed, and nobody starts it again")
-
-    def reached(self, point: str, process: WorkerProcess, link: Link | None) -> None:
-        """A worker passes a fault point; raises Killed where this was its last."""
-        for fault in [each for each in self._armed if (each.point, each.who) == (point, process.rank)]:
-            if self.scheduler.now < fault.at:
-                continue
-            self._armed.remove(fault)
-            self._fired.append(point)
-            if fault.kind == "kill-at":
-                self._kill_worker(self.workers[process.rank], fault.seconds)
-                raise Killed
-            process.note(f"{point}: cut")
-            if link is not None:
-                link.sever(f"cut at {point}")
-            self.network.cut(process.rank)
 
     # ---- faults
 
@@ -496,15 +225,13 @@ def play(scenario: Scenario, *, trace: bool = False) -> Outcome:
     outcome = Cluster(scenario, trace=trace).run()
     if outcome.rule or outcome.ended != "trained" or not scenario.repeats:
         return outcome
-    calm = Scenario(
-        **{**vars(scenario), "seed": 0, "faults": (), "checkpoint_every": 0, "latency": (0.001, 0.002), "grace_s": 2.0}
+    calm = replace(  # what decides no bit is the same for all, so that one such run serves many seeds
+        scenario, seed=0, faults=(), checkpoint_every=0, chunk_nbytes=1 << 15, latency=(0.001, 0.002), grace_s=2.0
     )
     try:
         expected = undisturbed(calm)
     except Violation as violation:
-        return Outcome(**{**vars(outcome), "rule": violation.rule, "text": str(violation)})
+        return replace(outcome, rule=violation.rule, text=str(violation))
     if outcome.bits != expected:
-        return Outcome(
-            **{**vars(outcome), "rule": "undisturbed", "text": "undisturbed: the weights differ from a calm run's"}
-        )
+        return replace(outcome, rule="undisturbed", text="undisturbed: the weights differ from a calm run's")
     return outcome

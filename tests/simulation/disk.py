@@ -13,7 +13,7 @@ from tests.simulation.scheduler import Host
 from thinwire.runtime.disk import Bytes
 
 if TYPE_CHECKING:
-    from tests.simulation.cluster import Cluster
+    from tests.simulation.processes import Processes
 
 T = TypeVar("T")
 WRITE_S = 0.01
@@ -36,7 +36,7 @@ class SimulatedDisk:
         owner: `server i` or `worker r`, whose fault points it passes.
     """
 
-    def __init__(self, cluster: Cluster, owner: str) -> None:
+    def __init__(self, cluster: Processes, owner: str) -> None:
         self.host: Host | None = None
         self.write_s = WRITE_S
         """How long a write takes."""

@@ -20,7 +20,7 @@ from thinwire.schema import Delta
 from thinwire.transports.base import Handler, HandlerFactory, Sender
 
 if TYPE_CHECKING:
-    from tests.simulation.cluster import Cluster
+    from tests.simulation.processes import Processes
     from tests.simulation.worker import WorkerProcess
 
 KEEPALIVE_S = 0.4
@@ -156,7 +156,7 @@ class SimulatedServer(Sender):
         index: of the shard.
     """
 
-    def __init__(self, cluster: Cluster, host: Host, factory: HandlerFactory, index: int) -> None:
+    def __init__(self, cluster: Processes, host: Host, factory: HandlerFactory, index: int) -> None:
         self.host, self._cluster, self._index = host, cluster, index
         self._links: dict[int, Link] = {}
         self._num_opened = 0

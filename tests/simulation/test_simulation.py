@@ -1,29 +1,19 @@
-"""The simulator itself: seeds repeat, and the first some hundred of them hold."""
+"""The simulator itself: seeds repeat, planted bugs are found, and what was wrong once is right."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.simulation.__main__ import hunt, run
+from tests.simulation.__main__ import hunt
 from tests.simulation.bugs import BUGS, HARD
 from tests.simulation.cluster import play
 from tests.simulation.regressions import REGRESSIONS
 from tests.simulation.scenario import scenario
 
-SEEDS = 300
-
 
 def test_a_seed_is_one_run() -> None:
     for seed in (1, 2, 3):
         assert play(scenario(seed), trace=True) == play(scenario(seed), trace=True)
-
-
-def test_no_rule_is_broken() -> None:
-    tally = run(0, SEEDS)
-    assert not tally.failures, "\n".join(
-        f"{text}\n  python -m tests.simulation --seed {seed} --trace" for seed, _, text in tally.failures
-    )
-    assert tally.ended["trained"] > 0.9 * SEEDS
 
 
 def test_what_was_wrong_once_is_right() -> None:
@@ -41,11 +31,3 @@ def test_planted_bugs_are_found() -> None:
 def test_every_planted_bug_is_found() -> None:
     found = {name: hunt(name)[1] for name in BUGS.keys() - HARD}
     assert [name for name, rule in found.items() if not rule] == []
-
-
-@pytest.mark.long
-def test_no_rule_is_broken_by_many_seeds() -> None:
-    tally = run(SEEDS, 10_000)
-    assert not tally.failures, "\n".join(
-        f"{text}\n  python -m tests.simulation --seed {seed} --trace" for seed, _, text in tally.failures
-    )

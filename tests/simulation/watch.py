@@ -8,145 +8,19 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
+from tests.simulation.ledgers import Array, Said, Shard, TableLedger, Violation, close, require, same, values_of
 from tests.simulation.scenario import Scenario
-from thinwire.codecs import decode
-from thinwire.packets import BatchedTensor, EncodedTensor
+from thinwire.packets import EncodedTensor
 from thinwire.policies.consistency import consistency
 from thinwire.schema import Delta, Message, Push, Refused
 from thinwire.server.core import ServerCore
 from thinwire.server.effects import Effect, Send
 from thinwire.worker.model import WorkerTensor
-from thinwire.worker.table import WorkerTable
 
 if TYPE_CHECKING:
     from tests.simulation.worker import WorkerProcess
-
-Array = NDArray[np.float32]
-Said = tuple[Message, tuple[EncodedTensor, ...]]
-CLOSE = 1e-4
-
-
-class Violation(AssertionError):
-    """Something that must hold does not.
-
-    Args:
-        rule: which, by name.
-        text: what was seen.
-    """
-
-    def __init__(self, rule: str, text: str) -> None:
-        super().__init__(f"{rule}: {text}")
-        self.rule = rule
-
-
-def require(condition: bool, rule: str, text: str) -> None:
-    """Raises Violation where a condition does not hold."""
-    if not condition:
-        raise Violation(rule, text)
-
-
-def values_of(frame: EncodedTensor, shape: tuple[int, ...]) -> Array | None:
-    """What a push holds; None where it holds no gradient."""
-    if isinstance(frame, BatchedTensor):
-        return frame.values.reshape(shape)
-    if not frame:
-        return None
-    array: Array = decode(bytes(frame)).numpy().reshape(shape)
-    return array
-
-
-def same(a: Said, b: Said) -> bool:
-    """Whether two messages are equal, frame by frame."""
-    frames = len(a[1]) == len(b[1]) and all(_equal(x, y) for x, y in zip(a[1], b[1], strict=True))
-    return frames and _plain(a[0]) == _plain(b[0])
-
-
-def _plain(message: Message) -> Message:
-    """A message without what packing adds: the sizes of its batch."""
-    return msgspec.structs.replace(message, batch=()) if isinstance(message, Push | Delta) else message
-
-
-def _equal(a: EncodedTensor, b: EncodedTensor) -> bool:
-    if isinstance(a, BatchedTensor) or isinstance(b, BatchedTensor):
-        return a == b
-    return bytes(a) == bytes(b)
-
-
-class TableLedger:
-    """One table at one worker: what the residual must be."""
-
-    def __init__(self, table: WorkerTable) -> None:
-        self.table = table
-        shape = table.spec.shape
-        residual = table.residual
-        self.pending = np.zeros(shape, np.float32)
-        self.expected = np.zeros(shape, np.float32) if residual is None else residual.numpy().reshape(shape).copy()
-        self.before: dict[int, Array] = {}
-        """By clock: the residual before that push, until its answer is here."""
-        held = None if table.context is None else table.state_dict().get("accumulated")
-        if held is not None:
-            self.pending += held.numpy()
-
-    def pushed(self, clock: int, frame: EncodedTensor) -> None:
-        sent = values_of(frame, self.table.spec.shape)
-        if sent is not None:
-            self.before[clock] = self.expected
-            self.expected = self.expected + self.pending - sent
-            self.pending = np.zeros_like(self.pending)
-
-    def answered(self, clock: int, *, missed: bool) -> None:
-        before = self.before.pop(clock)
-        if missed:
-            self.expected = before
-
-    def check(self, who: str) -> None:
-        residual = self.table.residual
-        if residual is not None:
-            found = residual.numpy().reshape(self.expected.shape)
-            require(
-                np.allclose(found, self.expected, atol=CLOSE),
-                "residual",
-                f"{who}: {self.table.spec.name}: {found.tolist()} is left unsent; it pushed, and so must be "
-                f"{self.expected.tolist()}",
-            )
-
-
-class Shard:
-    """One life of one shard, as its messages show it."""
-
-    def __init__(self, core: ServerCore) -> None:
-        self.core = core
-        self.heard: dict[int, int] = defaultdict(int)
-        self.told: dict[int, list[Said]] = defaultdict(list)
-        self.owners: dict[int, WorkerProcess] = {}
-        self.waiting: dict[tuple[int, int, int], Array | None] = {}
-        """Gradients that are in and not yet in an update, by (table, clock, rank)."""
-        self.rates: dict[int, dict[int, tuple[float, ...]]] = defaultdict(dict)
-        """By clock and rank."""
-        self.versions: list[int] = []
-        self.values: list[Array] = []
-        self.bits: dict[tuple[int, int, int], bytes] = {}
-        """Of the workers' copies, by (table, version, rank or −1 for everybody)."""
-        self.remember()
-
-    @property
-    def replaced(self) -> bool:
-        """Whether the core has other tables than it had: it has just begun, or has gone back."""
-        now = self.core.tables
-        return len(now) != len(self.tables) or any(a is not b for a, b in zip(self.tables, now, strict=True))
-
-    def remember(self) -> None:
-        """Takes the tables as they are, and forgets what was."""
-        self.tables = list(self.core.tables)
-        self.waiting.clear()
-        self.rates.clear()
-        self.bits = {}
-        self.versions = [table.version for table in self.core.tables]
-        self.values = [table.values.numpy().copy() for table in self.core.tables]
 
 
 class Watch:
@@ -198,11 +72,9 @@ class Watch:
         self._peer[who, index] = (shard, peer)
         sent = self._sent[who, index]
         require(number < len(sent), "once", f"{who.host.name} said {len(sent)} messages, the core hears another")
-        require(
-            same((message, frames), sent[number]),
-            "once",
-            f"message {number} of {who.host.name}: it said {sent[number][0]}, the core hears {message}",
-        )
+        if not same((message, frames), sent[number]):
+            text = f"message {number} of {who.host.name}: it said {sent[number][0]}, the core hears {message}"
+            raise Violation("once", text)
         if isinstance(message, Push):
             self._note_push(shard, who.rank, message, frames)
 
@@ -238,11 +110,9 @@ class Watch:
         self._took[who, index] += 1
         told = shard.told[peer]
         require(number < len(told), "once", f"{who.host.name} was told {len(told)} messages and hears another")
-        require(
-            same((message, frames), told[number]),
-            "once",
-            f"message {number} to {who.host.name}: the core said {told[number][0]}, it hears {message}",
-        )
+        if not same((message, frames), told[number]):
+            text = f"message {number} to {who.host.name}: the core said {told[number][0]}, it hears {message}"
+            raise Violation("once", text)
         if isinstance(message, Delta):
             for table in message.tables:
                 self._ranks[who, index, table, message.version] = message.ranks
@@ -267,13 +137,9 @@ class Watch:
                     values = self._updated(shard, values, gradient, version - 1, delta)
             shard.versions[index] = table.version
             shard.values[index] = table.values.numpy().copy()
-            if values is not None:
-                require(
-                    np.allclose(values, shard.values[index], atol=CLOSE),
-                    "updates",
-                    f"{table.spec.name} {table.version}: {shard.values[index].tolist()}; by the gradients that came it "
-                    f"is {values.tolist()}",
-                )
+            if values is not None and not close(values, shard.values[index]):
+                found, name = shard.values[index].tolist(), f"{table.spec.name} {table.version}"
+                raise Violation("updates", f"{name}: {found}; by the gradients that came it is {values.tolist()}")
             self._note_copy(shard, index)
 
     def _aggregate(self, shard: Shard, index: int, clock: int, delta: Delta) -> Array | None:
@@ -398,12 +264,10 @@ class Watch:
             key = (table.index, version, who.rank if self._terms.immediate else -1)
             bits = table.array.tobytes()
             expected = known[0].bits.setdefault(key, bits)
-            require(
-                bits == expected,
-                "equal bits",
-                f"{who.host.name}: version {version} of {table.spec.name} is {table.array.tolist()}, and elsewhere "
-                f"{np.frombuffer(expected, np.float32).tolist()}",
-            )
+            if bits != expected:
+                elsewhere = np.frombuffer(expected, np.float32).tolist()
+                name = f"{who.host.name}: version {version} of {table.spec.name}"
+                raise Violation("equal bits", f"{name} is {table.array.tolist()}, and elsewhere {elsewhere}")
 
     # ---- the end
 

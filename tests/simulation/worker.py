@@ -34,7 +34,7 @@ from thinwire.worker.core import Worker
 from thinwire.worker.local_updates import LocalWorker
 
 if TYPE_CHECKING:
-    from tests.simulation.cluster import Cluster
+    from tests.simulation.processes import Processes
 
 T = TypeVar("T")
 Steps = Generator[Wait, None, T]
@@ -176,7 +176,7 @@ class WorkerProcess:
         returns: whether it was in the training before, lost a shard, and goes back with all the others.
     """
 
-    def __init__(self, cluster: Cluster, rank: int, life: int, *, returns: bool = False) -> None:
+    def __init__(self, cluster: Processes, rank: int, life: int, *, returns: bool = False) -> None:
         self.cluster, self.rank, self.life = cluster, rank, life
         self.host = Host(cluster.scheduler, f"worker {rank}.{life}")
         self.scenario: Scenario = cluster.scenario

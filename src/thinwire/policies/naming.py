@@ -85,6 +85,10 @@ def check_count(what: str, value: object, least: int, most: float = math.inf) ->
         raise ConfigError(f"{what} is {value!r}; it must be a whole number {bound}")
 
 
+_signature = cache(signature)
+"""A training names policies hundreds of times, and to look at how one is made takes longer than to make it."""
+
+
 @cache
 def plugins(group: str) -> tuple[EntryPoint, ...]:
     """Returns the entry points of a group, such as `thinwire.placement`, as they were at the first call.
@@ -152,8 +156,8 @@ class Family(Generic[T]):
             raise ConfigError(f"{self.what} {name!r}: the design says {', '.join(own)}; leave it out of the brackets")
         kind = known[kind_id]
         try:
-            signature(kind).bind(**given, **options)
+            _signature(kind).bind(**given, **options)
         except TypeError as error:
-            allowed = [option for option in signature(kind).parameters if option not in given]
+            allowed = [option for option in _signature(kind).parameters if option not in given]
             raise ConfigError(f"{self.what} {name!r}: {error}; the options are {allowed}") from error
         return kind(**given, **options)

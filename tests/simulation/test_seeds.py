@@ -1,0 +1,22 @@
+"""Seeds that hold: the first five hundred. The next are in `test_more_seeds.py`, so that two processes share them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulation.__main__ import run
+
+SEEDS = 250
+
+
+@pytest.mark.parametrize("first", [0, 250])
+def test_no_rule_is_broken(first: int) -> None:
+    tally = run(first, first + SEEDS)
+    assert not tally.failures, tally.said
+    assert tally.ended["trained"] > 0.9 * SEEDS
+
+
+@pytest.mark.long
+def test_no_rule_is_broken_by_many_seeds() -> None:
+    tally = run(1000, 10_000)
+    assert not tally.failures, tally.said
