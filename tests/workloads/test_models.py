@@ -30,6 +30,8 @@ def test_parameter_counts_and_one_training_step() -> None:
         ("mlp-5m", GREY, 10, 4_946_658),
         ("lenet5", GREY, 10, 61_706),
         ("lenet", GREY, 10, 431_080),
+        ("mlp-vector", DIGIT, 10, 17_226),
+        ("lenet5-vector", GREY, 10, 61_706),
         ("resnet8", GREY, 10, 42_430),
         ("resnet20", COLOUR, 10, 269_722),
         ("resnet110", COLOUR, 10, 1_727_962),
@@ -51,6 +53,7 @@ def test_parameter_counts_and_one_training_step() -> None:
 
 def test_the_table_above_is_complete() -> None:
     images = {"mlp", "mlp-tanh", "mlp-5m", "lenet5", "lenet", "resnet8", "resnet20", "resnet110"}
+    images |= {"mlp-vector", "lenet5-vector"}
     assert set(models()) | {"gpt2-tiny"} == images | set(TEXT_MODELS)
 
 

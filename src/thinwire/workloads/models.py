@@ -18,6 +18,7 @@ from thinwire.errors import ConfigError
 from thinwire.workloads.lenet import lenet, lenet5
 from thinwire.workloads.resnet import ResNet
 from thinwire.workloads.transformer import ByteTransformer, TinyGPT2
+from thinwire.workloads.vector import OneVector
 
 Shape = tuple[int, ...]
 
@@ -58,6 +59,9 @@ _MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "mlp-5m": lambda shape, classes: mlp(shape, (1600, 2048, 200), classes),
     "lenet5": lenet5,
     "lenet": lenet,
+    # All parameters in one tensor, for codecs that are to see the whole model.
+    "mlp-vector": lambda shape, classes: OneVector(mlp(shape, (128, 64), classes)),
+    "lenet5-vector": lambda shape, classes: OneVector(lenet5(shape, classes)),
     "resnet8": lambda shape, classes: ResNet(shape, classes, 1, widths=(12, 24, 48), stem_stride=2),
     "resnet20": lambda shape, classes: ResNet(shape, classes, 3),
     "resnet110": lambda shape, classes: ResNet(shape, classes, 18),

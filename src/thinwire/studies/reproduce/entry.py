@@ -119,5 +119,4 @@ class Entry:
         >>> Entry(paper="3lc", item="figure-6", shows="compressed size by step").title
         'Figure 6: compressed size by step'
         """
-        kind, _, number = self.item.partition("-")
-        return f"{kind.capitalize()} {number}: {self.shows}"
+        return f"{self.item.replace('-', ' ').capitalize()}: {self.shows}"
