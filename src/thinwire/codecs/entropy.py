@@ -64,7 +64,7 @@ class Entropy(Scheme):
         mode: `"entropy"` takes N = H + c; `"rms"` N = log2(G + 1) + c with G the root mean square of the gradient
             (§3.2); `"fixed"` takes `bits` and packs without Huffman (§3.1).
         sample: F, the share of the weights whose entropy is taken; at least 1,000 weights, or all.
-        histogram_bits: M, the bins of that entropy: 1 … 10.
+        histogram_bits: M, the bins of that entropy: 0 … 10; 0 takes N = c.
         rounding: `"ceil"` or `"round"`, of N.
         bits: N of the fixed mode, 1 … 30.
         gradient_rms: G for every tensor; None takes the argument `rms` of `encode`, which workers pass where weights
@@ -78,7 +78,7 @@ class Entropy(Scheme):
     c: Annotated[float | None, Between(0, MOST_BITS)] = None
     mode: Literal["entropy", "rms", "fixed"] = "entropy"
     sample: Annotated[float, Between(0, 1)] = 0.03
-    histogram_bits: Annotated[int, Between(1, 10)] = 4
+    histogram_bits: Annotated[int, Between(0, 10)] = 4
     rounding: Literal["ceil", "round"] = "ceil"
     bits: Annotated[int, Between(1, MOST_FIXED_BITS)] = 8
     gradient_rms: Annotated[float | None, Between(0)] = None

@@ -12,6 +12,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
+from torch import nn
 
 from thinwire.engines.events import Event
 from thinwire.engines.links import parse_rate
@@ -21,7 +22,7 @@ from thinwire.jobs.events import Accuracy
 from thinwire.jobs.history import HistoryRecorder
 from thinwire.jobs.job import Job
 from thinwire.jobs.outcome import CurvePoint, RunOutcome, WorkerOutcome, summarise
-from thinwire.jobs.training import run_worker
+from thinwire.jobs.training import OnStep, run_worker
 from thinwire.runtime.serving import serving
 from thinwire.server.core import ServerCore
 from thinwire.transports.base import Connection
@@ -33,6 +34,7 @@ def run(
     *,
     on_event: OnEvent = lambda process, event: None,
     history: HistoryRecorder | None = None,
+    on_step: OnStep | None = None,
 ) -> RunOutcome:
     """Trains once; the outcome is marked as `in_process`, and its `shaping` is `none`.
 
@@ -40,6 +42,7 @@ def run(
         job: what to train, without a link.
         on_event: called with each worker's name and event, from the worker's thread.
         history: takes every worker's steps.
+        on_step: called after each step of each worker, from its thread.
 
     Raises:
         ConfigError: the job has a link or a time budget, which mean nothing here.
@@ -52,6 +55,12 @@ def run(
     curve: list[CurvePoint] = []
     # Held from the beginning, it also keeps apart those who build their models, from torch's one generator.
     turn = threading.Lock()
+
+    def stepped(rank: int, step: int, loss: float, model: nn.Module) -> None:
+        if history is not None:
+            history.loss(step, loss)
+        if on_step is not None:
+            on_step(rank, step, loss, model)
 
     def work(rank: int) -> WorkerOutcome:
         def report(event: Event) -> None:
@@ -66,7 +75,7 @@ def run(
                 servers=lambda: [_InTurn(server.connect(), turn) for server in servers],
                 report=report,
                 metrics=() if history is None else (history,),
-                on_loss=None if history is None else history.loss,
+                on_step=stepped,
             )
 
     with ThreadPoolExecutor(job.workers, thread_name_prefix="worker") as pool:

@@ -33,11 +33,14 @@ from thinwire.transports.base import Connection
 from thinwire.workloads.batches import Batches
 from thinwire.workloads.data import data
 from thinwire.workloads.dataset import Dataset
-from thinwire.workloads.evaluate import cross_entropy, evaluate
+from thinwire.workloads.evaluate import evaluate
+from thinwire.workloads.losses import training_loss
 from thinwire.workloads.models import model as make_model
 from thinwire.workloads.recipes import build_optimizer, clip_gradients, schedule
 
 Report = Callable[[Event], None]
+OnStep = Callable[[int, int, float, nn.Module], None]
+"""Takes a rank, the step's number, its training loss, and the model with the step's gradients."""
 
 PROGRESS_S = 0.25
 LOSS_STEPS = 50
@@ -53,7 +56,7 @@ def run_worker(
     metrics: Sequence[MetricsWriter] = (),
     checkpoint: WorkerCheckpoint | None = None,
     returning: bool = False,
-    on_loss: Callable[[int, float], None] | None = None,
+    on_step: OnStep | None = None,
     now: Callable[[], float] = time.perf_counter,
 ) -> WorkerOutcome:
     """Trains as worker `rank` and returns (and reports) the outcome.
@@ -66,7 +69,7 @@ def run_worker(
         connect_timeout_s: how long a shard may take to appear, in seconds.
         metrics: take a record of every table at every step.
         checkpoint: this worker's checkpoints, if it writes any.
-        on_loss: takes each step's number and training loss.
+        on_step: called after each step.
         returning: it was in this training before, and goes back with all the others after a shard was lost.
         now: returns a time in seconds, for what the run reports and a rate that follows the clock.
 
@@ -112,7 +115,7 @@ def run_worker(
     with nullcontext() if writer is None else closing(writer), opt:
         if behind is not None:
             opt.load_residuals(behind["optimizer"])
-        loop = _Loop(job, rank, model, opt, dataset, report, on_loss, now)
+        loop = _Loop(job, rank, model, opt, dataset, report, on_step, now)
         if resumable is not None and resumable.loaded is not None:
             loop.load_state_dict(resumable.loaded["loop"])
         if checkpoint is not None and opt.clock == 0:
@@ -209,11 +212,11 @@ class _Loop:
         opt: DistributedOptimizer,
         dataset: Dataset,
         report: Report,
-        on_loss: Callable[[int, float], None] | None,
+        on_step: OnStep | None,
         now: Callable[[], float],
     ) -> None:
         self._job, self._rank, self._model, self._opt, self._dataset = job, rank, model, opt, dataset
-        self._report, self._on_loss, self._now = report, on_loss, now
+        self._report, self._on_step, self._now = report, on_step, now
         self._recipe, design = job.recipe(), job.full_design()
         # Otherwise gradients have left by the end of the backward pass.
         self._clips = design.local is not None or design.transmission == "traditional"
@@ -245,14 +248,14 @@ class _Loop:
         batches.follow(self._opt.memberships, done)
         inputs, targets = next(batches)
         self._opt.zero_grad()
-        loss = cross_entropy(self._model(inputs), targets)
+        loss = training_loss(self._model, self._recipe, self._model(inputs), targets)
         loss.backward()  # type: ignore[no-untyped-call]
         if self._clips:
             clip_gradients(self._model, self._recipe)
         self._opt.step()
         self._losses.append(float(loss.detach()))
-        if self._on_loss is not None:
-            self._on_loss(done, self._losses[-1])
+        if self._on_step is not None:
+            self._on_step(self._rank, done, self._losses[-1], self._model)
         if self._rank == 0:
             self._tell()
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from thinwire.errors import ConfigError, DataError
+from thinwire.policies.naming import parse_name
 from thinwire.workloads import cifar10, digits, idx, python_text
-from thinwire.workloads.dataset import Dataset
+from thinwire.workloads.dataset import Dataset, part
 
 SYSTEM_FOLDER = Path("/usr/share/datasets")
 
@@ -98,18 +99,25 @@ def data(name: str, *, root: Path | str | None = None, context: int | None = Non
     """Loads a data set.
 
     Args:
-        name: one of the names that `datasets` lists.
+        name: one of the names that `datasets` lists, options in brackets as in `mnist[train=4000,test=1000]`: so many
+            examples of each set, the same at every call; `unit=true` gives pixels from 0 to 1 in place of
+            standardised ones.
         root: the only folder to look in: the files lie there or in its subfolder `name`. Without it: our
             cache, then /usr/share/datasets. Data sets that come with thinwire or Python are never looked for.
         context: of text, how many bytes an example holds; None is the data set's usual.
 
     Raises:
-        ConfigError: an unknown name, or a context of images.
+        ConfigError: an unknown name or option, more examples than there are, or a context of images.
         DataError: it is missing (the message says how to get it) or damaged.
 
     >>> data("digits")
     <Dataset digits: 1,347 train, 450 test, (1, 8, 8)>
+    >>> data("digits[train=100]")
+    <Dataset digits[train=100]: 100 train, 450 test, (1, 8, 8)>
     """
+    if "[" in name:
+        whole, cut = parse_name(name, "data set")
+        return part(data(whole, root=root, context=context), name=name, **cut)
     if name not in _SOURCES:
         raise ConfigError(f"unknown data set {name!r}; the data sets are {', '.join(_SOURCES)}")
     source, places = _SOURCES[name], _places(name, root)

@@ -7,13 +7,13 @@ to know about files, shards and training.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 import xxhash
 
-from thinwire.errors import DataError
+from thinwire.errors import ConfigError, DataError
 
 Task = Literal["classification", "bytes"]
 
@@ -82,6 +82,41 @@ class Dataset:
 
     def __repr__(self) -> str:
         return f"<Dataset {self.name}: {len(self.train_x):,} train, {len(self.test_x):,} test, {self.in_shape}>"
+
+
+def part(
+    dataset: Dataset, *, name: str, train: int | None = None, test: int | None = None, unit: bool = False
+) -> Dataset:
+    """Returns some examples of a data set, chosen by chance and yet always the same.
+
+    Args:
+        dataset: the whole.
+        name: of the part.
+        train, test: so many examples of each set; None takes all.
+        unit: pixels are read as 0 … 1, not standardised: black is 0, and what is always black trains no weight.
+
+    Raises:
+        ConfigError: more examples than there are, or fewer than one.
+    """
+
+    def some(x: torch.Tensor, wanted: int | None) -> torch.Tensor:
+        if wanted is None:
+            return torch.arange(len(x))
+        if isinstance(wanted, bool) or not isinstance(wanted, int) or not 0 < wanted <= len(x):
+            raise ConfigError(f"{name}: {wanted!r} examples of {len(x)}; expected a number from 1 to {len(x)}")
+        return torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:wanted]
+
+    trained, tested = some(dataset.train_x, train), some(dataset.test_x, test)
+    return replace(
+        dataset,
+        name=name,
+        train_x=dataset.train_x[trained],
+        train_y=dataset.train_y[trained],
+        test_x=dataset.test_x[tested],
+        test_y=dataset.test_y[tested],
+        mean=torch.zeros_like(dataset.mean) if unit else dataset.mean,
+        std=torch.full_like(dataset.std, float(dataset.train_x.max())) if unit else dataset.std,
+    )
 
 
 def pixel_statistics(images: torch.Tensor, *, per_channel: bool) -> tuple[torch.Tensor, torch.Tensor]:

@@ -51,10 +51,24 @@ def mlp(
     return nn.Sequential(*layers)
 
 
+def tanh_mlp(in_shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
+    """Øland & Raj's network (section 3), 784–392–50–10: 327,428 weights at 784 inputs.
+
+    Weights begin small and normal, with a deviation of 1/4 of fan-in to the power of −1/2, and biases at 0: units of
+    tanh are far from their ends, and a light ℓ1 penalty can bring weights that nothing trains to 0.
+    """
+    network = mlp(in_shape, (392, 50), num_classes, nn.Tanh)
+    with torch.no_grad():
+        for layer in network:
+            if isinstance(layer, nn.Linear):
+                layer.weight.normal_(std=0.25 / layer.in_features**0.5)
+                layer.bias.zero_()
+    return network
+
+
 _MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "mlp": lambda shape, classes: mlp(shape, (128, 64), classes),
-    # Øland & Raj's network (section 3): 327,428 weights at 784 inputs.
-    "mlp-tanh": lambda shape, classes: mlp(shape, (392, 50), classes, nn.Tanh),
+    "mlp-tanh": tanh_mlp,
     # 4,946,658 parameters at 784 inputs and ten classes: large layers, little arithmetic.
     "mlp-5m": lambda shape, classes: mlp(shape, (1600, 2048, 200), classes),
     "lenet5": lenet5,

@@ -1,0 +1,150 @@
+"""Trainings that average whole weights once an epoch, as cells (Øland & Raj, sections 2 and 5).
+
+Kept by epoch: test accuracy, bits a weight before and after Huffman's code, and where a cell asks for it the root mean
+square of the loss's derivative and the weights' entropy, layer by layer. Biases travel as floats and are not counted.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import nn
+
+from thinwire.codecs.entropy import MIN_SAMPLE, Entropy
+from thinwire.engines.events import Event
+from thinwire.jobs import in_process
+from thinwire.jobs.events import Progress
+from thinwire.jobs.history import HistoryRecorder
+from thinwire.jobs.job import Job
+from thinwire.kernels.numba.rounding import bin_values, entropy_of
+from thinwire.kernels.numba.select import sample_of
+from thinwire.studies.reproduce.entry import Cell, Finding, OnProgress
+
+FLOATS = "float"
+"""The design that averages the same weights uncompressed."""
+SHARES = (1.0, 0.1, 0.03, 0.01)
+HISTOGRAM_BITS = (2, 4, 6, 8)
+
+
+class AveragesCell(Cell, frozen=True, kw_only=True):
+    """One training of the tanh network; `probes`: derivatives and entropies are recorded."""
+
+    design: str
+    data: str
+    workers: int
+    epochs: int
+    steps_per_epoch: int
+    batch: int
+    seed: int = 0
+    probes: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.design}, {self.data}, {self.epochs} epochs, seed {self.seed}"
+
+    def job(self) -> Job:
+        """Returns the run."""
+        return Job(
+            design="entropy" if self.design == FLOATS else self.design,
+            codec_up="fp32" if self.design == FLOATS else None,
+            codec_down="fp32" if self.design == FLOATS else None,
+            model="mlp-tanh",
+            data=self.data,
+            workers=self.workers,
+            steps=self.epochs * self.steps_per_epoch,
+            eval_steps=self.steps_per_epoch,
+            batch=self.batch,
+            seed=self.seed,
+        )
+
+
+class AveragesFinding(Finding, frozen=True, kw_only=True):
+    """What a training came to, one value for each epoch.
+
+    Attributes:
+        accuracies: on the test set, 0 … 1.
+        coded: bits a weight as they were sent, Huffman's table included, mean over workers.
+        raw: bits of a bin's number, mean over the weights of worker 0; 32 of floats.
+        rms: of the derivative of the loss, over an epoch's batches, by layer.
+        entropies: of worker 0's weights, by layer, by `HISTOGRAM_BITS`, by `SHARES`.
+    """
+
+    accuracies: list[float]
+    coded: list[float]
+    raw: list[float]
+    rms: list[list[float]]
+    entropies: list[list[list[list[float]]]]
+
+    @property
+    def accuracy(self) -> float:
+        """Mean of the last tenth of the epochs."""
+        last = self.accuracies[-max(1, len(self.accuracies) // 10) :]
+        return sum(last) / len(last)
+
+    @property
+    def peak(self) -> int:
+        """The epoch, from 1, at which accuracy is highest: the paper's convergence."""
+        return 1 + max(range(len(self.accuracies)), key=self.accuracies.__getitem__)
+
+
+class _Probe:
+    """Watches worker 0."""
+
+    def __init__(self, cell: AveragesCell, codec: Entropy | None) -> None:
+        self._cell, self._codec = cell, codec
+        self._squares: list[float] = []
+        self.raw: list[float] = []
+        self.rms: list[list[float]] = []
+        self.entropies: list[list[list[list[float]]]] = []
+
+    def stepped(self, rank: int, step: int, loss: float, model: nn.Module) -> None:
+        if rank:
+            return
+        matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
+        squares = [0.0 if each.grad is None else float(each.grad.square().mean()) for each in matrices]
+        self._squares = [a + b for a, b in zip(self._squares or [0.0] * len(squares), squares, strict=True)]
+        if (step + 1) % self._cell.steps_per_epoch:
+            return
+        rms = [(each / self._cell.steps_per_epoch) ** 0.5 for each in self._squares]
+        self._squares = []
+        weights = [each.detach().numpy().reshape(-1) for each in matrices]
+        numel = sum(each.size for each in weights)
+        if self._codec is None:
+            self.raw.append(32.0)
+        else:
+            bits = [self._codec.num_bits(each, g) for each, g in zip(weights, rms, strict=True)]
+            self.raw.append(sum(b * each.size for b, each in zip(bits, weights, strict=True)) / numel)
+        if self._cell.probes:
+            self.rms.append(rms)
+            self.entropies.append([[[entropy(each, m, f) for f in SHARES] for m in HISTOGRAM_BITS] for each in weights])
+
+
+def entropy(weights: np.ndarray[tuple[int, ...], np.dtype[np.float32]], num_bits: int, share: float) -> float:
+    """Returns the entropy of a share of the weights in 2**num_bits bins, at least 1,000 weights or all (algorithm 1).
+
+    >>> entropy(np.linspace(-1, 1, 4096, dtype=np.float32), 2, 1.0)
+    2.0
+    """
+    sample = sample_of(weights, max(MIN_SAMPLE, int(np.ceil(share * weights.size))))
+    bins = np.empty(sample.size, np.int32)
+    bin_values(sample, low=float(weights.min()), high=float(weights.max()), num_bits=num_bits, out=bins)
+    return entropy_of(bins)
+
+
+def train(cell: AveragesCell, on_progress: OnProgress) -> AveragesFinding:
+    """Makes one training."""
+    job, recorder = cell.job(), HistoryRecorder()
+    scheme = job.full_design().up.scheme
+    probe = _Probe(cell, scheme if isinstance(scheme, Entropy) else None)
+
+    def on_event(process: str, event: Event) -> None:
+        if isinstance(event, Progress):
+            on_progress(event.step / (cell.epochs * cell.steps_per_epoch), f"loss {event.loss:.3f}")
+
+    outcome = in_process.run(job, on_event=on_event, history=recorder, on_step=probe.stepped)
+    accuracies = [point.accuracy for point in outcome.curve if point.step < outcome.steps]
+    return AveragesFinding(
+        accuracies=[*accuracies, outcome.test_accuracy],
+        coded=[bits for bits in recorder.history().bits_push if bits > 0],
+        raw=probe.raw,
+        rms=probe.rms,
+        entropies=probe.entropies,
+    )
