@@ -32,7 +32,7 @@ def test_a_run_is_shown_and_an_interrupted_one_says_how_to_go_on(
     assert toss_study is not None
     chosen = [replace(entry(), study=replace(toss_study, run=_interrupt))]
     monkeypatch.setattr(reproduce, "entries", lambda what: chosen)
-    monkeypatch.setattr(reproduce, "finding_kinds", lambda: [toss_study.finding])
+    monkeypatch.setattr(reproduce, "finding_kinds", lambda: list(toss_study.kinds))
     asked = ("reproduce", "3lc-figure-99", "--out", tmp_path / "my out")
     result = command(*asked)
     assert result.status == 130

@@ -92,3 +92,18 @@ def test_fashion_mnist_as_debian_installs_it() -> None:
     assert torch.bincount(dataset.test_y).tolist() == [1000] * 10
     # The mean and deviation that the literature quotes for pixels in 0…1.
     assert abs(float(dataset.mean) / 255 - 0.2860) < 1e-4 and abs(float(dataset.std) / 255 - 0.3530) < 1e-4
+
+
+def test_a_part_is_always_the_same_and_pixels_may_be_0_to_1() -> None:
+    part, again = data("digits[train=100,test=50,unit=true]"), data("digits[train=100,test=50,unit=true]")
+    assert (len(part.train_x), len(part.test_x), part.name) == (100, 50, "digits[train=100,test=50,unit=true]")
+    assert part.digest() == again.digest() == data("digits[train=100]").digest() != data("digits").digest()
+    pixels = part.inputs(data("digits").train_x)
+    assert (float(pixels.min()), float(pixels.max())) == (0.0, 1.0)
+    whole = data("digits")
+    assert all((whole.train_x == each).flatten(1).all(1).any() for each in part.train_x[:5])
+    for wrong in ("train=1348", "train=0", "test=true"):
+        with pytest.raises(ConfigError, match="expected a number from 1 to"):
+            data(f"digits[{wrong}]")
+    with pytest.raises(ConfigError, match="unknown option 'half'"):
+        data("digits[half=true]")

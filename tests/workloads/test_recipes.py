@@ -111,6 +111,8 @@ def test_schedules() -> None:
     assert schedule(warm, 0.05) == pytest.approx(0.0101) and schedule(warm, 1.0) == pytest.approx(0.0002)
     line = replace(base, schedule="linear", warmup=0.1, final=0.1)
     assert [schedule(line, p) for p in (0.0, 0.1, 0.55, 1.0)] == pytest.approx([0.002, 0.02, 0.011, 0.002])
+    falling = replace(base, schedule="exponential", final=0.01)
+    assert [schedule(falling, p) for p in (0.0, 0.5, 1.0)] == pytest.approx([0.02, 0.002, 0.0002])
     assert schedule(base, -1.0) == 0.02 and schedule(base, 7.0) == schedule(base, 1.0)
 
 
@@ -126,6 +128,8 @@ def test_impossible_recipes() -> None:
         {"momentum": 1.0},
         {"weight_decay": -1e-4},
         {"schedule": "stairs"},
+        {"loss": "hinge"},
+        {"l1": -1.0},
         {"optimizer": "Lion"},
         {"betas": (0.9, 1.0)},
         {"clip": 0.0},

@@ -117,6 +117,8 @@ def data(name: str, *, root: Path | str | None = None, context: int | None = Non
     """
     if "[" in name:
         whole, cut = parse_name(name, "data set")
+        if unknown := cut.keys() - {"train", "test", "unit"}:
+            raise ConfigError(f"{name}: unknown option {sorted(unknown)[0]!r}; a data set has train, test and unit")
         return part(data(whole, root=root, context=context), name=name, **cut)
     if name not in _SOURCES:
         raise ConfigError(f"unknown data set {name!r}; the data sets are {', '.join(_SOURCES)}")

@@ -27,7 +27,7 @@ PAPERS = {
 
 def finding_kinds() -> list[type[Finding]]:
     """Returns the classes of all findings that a results file may hold."""
-    return [entry.study.finding for entry in CATALOG if entry.study is not None]
+    return [kind for entry in CATALOG if entry.study is not None for kind in entry.study.kinds]
 
 
 def entries(name: str) -> list[Entry]:

@@ -70,15 +70,20 @@ class Study(Generic[C, F]):
         cells: returns the runs of a scale.
         run: makes one run.
         show: makes tables and charts from the findings of all cells of one scale.
-        finding: the class of the findings.
+        finding: the class of the findings, or the classes.
         links: whether runs need thin links, for which the command may have to start again as another user.
     """
 
     cells: Callable[[Scale], Sequence[C]]
     run: Callable[[C, OnProgress], F]
     show: Callable[[Mapping[C, F]], Shown]
-    finding: type[F]
+    finding: type[F] | tuple[type[F], ...]
     links: bool = False
+
+    @property
+    def kinds(self) -> tuple[type[F], ...]:
+        """The classes of the findings."""
+        return self.finding if isinstance(self.finding, tuple) else (self.finding,)
 
 
 @dataclass(frozen=True, kw_only=True)
