@@ -226,7 +226,7 @@ def schedule(recipe: Recipe, progress: float) -> float:
     if recipe.schedule == "linear":
         return recipe.lr * (recipe.final + (1 - recipe.final) * (1 - share))
     if recipe.schedule == "exponential":
-        return recipe.lr * recipe.final**share
+        return recipe.lr * math.pow(recipe.final, share)
     if recipe.schedule == "step" and progress >= STEP_AT:
         return recipe.lr * recipe.final
     return recipe.lr

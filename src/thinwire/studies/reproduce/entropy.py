@@ -155,13 +155,16 @@ def _show_figure_2(found: Found) -> Shown:
     ]
     panel = Panel(title="", x_label="epoch", y_label="RMS of the derivative", series=series, y_log=True)
     lines = [[name, *(f"{epoch[layer]:.2e}" for epoch in (rms[0], rms[-1]))] for layer, name in enumerate(_LAYERS)]
+    falling = [name for layer, name in enumerate(_LAYERS) if rms[-1][layer] < rms[0][layer]]
     return Shown(
         setting=_setting(found),
         tables=[Table(["layer", "first epoch", "last epoch"], lines)],
         charts=[Chart(name="entropy-figure-2", caption="Derivative of the loss by layer.", panels=[panel])],
         notes=[
-            "As in the paper, derivatives are larger at higher layers and fall with the epochs. The paper scales the "
-            "third layer by 20 to fit; here the axis is logarithmic."
+            "The paper: derivatives are larger at higher layers and fall with the epochs. Here those of "
+            f"{', '.join(falling) or 'no layer'} have fallen by the last epoch; they are of batches of "
+            f"{next(iter(found)).batch}, whose noise does not fall. The paper scales the third layer by 20 to fit; "
+            "here the axis is logarithmic."
         ],
     )
 
