@@ -32,6 +32,9 @@ PARTITION = int(Flags.OPTION_B)
 TRITS_PER_BYTE = 5
 MAX_RUN = 14
 
+LEAST_SPARSITY = 0.5
+"""From here on no value keeps more than half of the largest magnitude in its residual."""
+
 MIN_SLICE = 1 << 20
 """Values a thread must have for itself: handing a slice over takes longer than encoding a smaller one."""
 MAX_THREADS = 256
@@ -42,7 +45,9 @@ class ThreeLC(Scheme):
     """0.1–1.6 bits a value, with a residual that carries what was not sent to the next step.
 
     Args:
-        sparsity: the sparsity multiplier s, 1 ≤ s < 2: more zeros, larger survivors, a longer lag (3LC §3.1).
+        sparsity: the sparsity multiplier s, 0.5 ≤ s < 2: a larger one makes more zeros, larger survivors, a longer lag
+            (3LC §3.1, with 1 ≤ s). Below 1 the largest values are sent in part: the residual is smaller all in all,
+            and with `entropy="zstd"` the frame grows less than by base-3⁵ alone.
         layout: `"stride"` packs contiguous groups of five (1–17 % smaller on real gradients);
             `"partition"` the paper's five partitions. The frame says which.
         zero_run: False is the paper's "No ZRE" row: exactly 1.6 bits a value.
@@ -70,12 +75,12 @@ class ThreeLC(Scheme):
 
     def __post_init__(self) -> None:
         try:
-            inside = 1.0 <= float(self.sparsity) < 2.0 and np.float32(self.sparsity) < np.float32(2.0)
+            inside = LEAST_SPARSITY <= float(self.sparsity) < 2.0 and np.float32(self.sparsity) < np.float32(2.0)
         except (TypeError, ValueError):
             inside = False
         if not inside:
             raise ConfigError(
-                f"3lc: sparsity={self.sparsity!r}; it must lie in [1, 2) as a float32 "
+                f"3lc: sparsity={self.sparsity!r}; it must lie in [0.5, 2) as a float32 "
                 "(at 2 every value would round to zero and nothing would ever be sent)"
             )
         super().__post_init__()

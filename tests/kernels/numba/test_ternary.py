@@ -106,7 +106,7 @@ def test_equals_the_oracle_at_the_ends_of_the_range(dtype: Any) -> None:
 
 @given(
     values=hnp.arrays(np.float32, st.integers(0, 300), elements=st.floats(-100, 100, width=32)),
-    sparsity=st.floats(1.0, 1.96875, width=32),
+    sparsity=st.floats(0.5, 1.96875, width=32),
     layout=st.sampled_from(LAYOUTS),
     zero_run=st.booleans(),
     literal=st.booleans(),
@@ -122,7 +122,8 @@ def test_what_is_sent_and_what_stays_make_the_value(
     decode(payload, scale=scale, out=out, **form)
     assert set((out / scale).tolist() if scale else [0.0]) <= {-1.0, 0.0, 1.0}
     np.testing.assert_array_equal(values - out, residual)
-    assert np.abs(residual).max(initial=0.0) <= np.float32(scale) / 2
+    clipped = np.abs(values).max(initial=0.0) - np.float32(scale)
+    assert np.abs(residual).max(initial=0.0) <= max(np.float32(scale) / 2, clipped), "the largest are sent in part"
     assert payload.size <= -(-values.size // 5)
 
 
