@@ -19,10 +19,10 @@ from thinwire.cli import main
 
 Command = Callable[..., Result]
 GROUPS = {
-    "bench": {"codecs", "transports", "hooks", "race", "server", "designs", "hostile"},
+    "bench": {"codecs", "transports", "hooks", "race", "server", "designs", "hostile", "clock"},
     "chaos": {"worker-death", "backup-death", "server-death", "storm", "storms", "soak"},
 }
-COMMANDS = {"demo", "train", "compare", "server", "worker", "designs", "codecs", "inspect", "certs"}
+COMMANDS = {"demo", "train", "compare", "server", "worker", "designs", "codecs", "inspect", "certs", "reproduce"}
 
 
 def visible(group: Any) -> dict[str, Any]:

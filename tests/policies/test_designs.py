@@ -61,7 +61,7 @@ def test_what_is_no_design() -> None:
         "3lc[1.75]": r"'1.75' is not option=value",
         "3lc[s]": r"'s' is not option=value",
         "3lc[s=2]": r"sparsity=2; it must lie in \[0.5, 2\)",
-        "3lc[s=0.99]": r"sparsity=0.99",
+        "3lc[s=0.49]": r"sparsity=0.49",
         "3lc[s=nan]": r"sparsity='nan'",
         "3lc[s=1e999]": r"sparsity=inf",
         "3lc[sparsty=1.5]": r"unknown option 'sparsty' \(did you mean 'sparsity'\?\)",
