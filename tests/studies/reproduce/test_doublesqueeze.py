@@ -72,8 +72,8 @@ def test_steepness_and_verdicts_of_told_seconds() -> None:
         SGD: ["100 %", "100.0%"],
     }
     measured, modelled = shown.tables[:2]
-    assert [line[0] for line in measured.lines] == ["none", "20mbit", "10mbit"]
-    assert [line[0] for line in modelled.lines] == ["20mbit", "10mbit"], "the model takes the first as given"
+    assert [line[0] for line in measured.lines] == ["none", "8mbit", "4mbit"]
+    assert [line[0] for line in modelled.lines] == ["8mbit", "4mbit"], "the model takes the first as given"
     assert "links shaped by the kernel" in shown.setting
 
 

@@ -32,7 +32,7 @@ _RATES = ("80mbit", "40mbit", "26.667mbit", "20mbit", "16mbit", "13.333mbit", "1
 """Eight, at equal distances of 1/bandwidth."""
 _LINKS: dict[Scale, Sequence[str]] = {
     "tiny": (NO_LIMIT, "100mbit"),
-    "quick": (NO_LIMIT, "20mbit", "10mbit"),
+    "quick": (NO_LIMIT, "8mbit", "4mbit"),
     "full": (NO_LIMIT, *_RATES),
 }
 _WORKERS: dict[Scale, int] = {"tiny": 2, "quick": 4, "full": 8}
