@@ -13,7 +13,9 @@ from thinwire.cli.main import app
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "thinwire"
-PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]}
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path.read_text() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+}
 CODE_BLOCK = re.compile(r"^```[a-z]*\n(.*?)^```", re.M | re.S)
 
 

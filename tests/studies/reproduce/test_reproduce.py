@@ -18,6 +18,9 @@ from thinwire.studies.reproduce.charts import Chart, Panel, Series
 from thinwire.studies.reproduce.entry import Cell, Entry, Finding, OnProgress, Scale, Shown, Study
 from thinwire.studies.reproduce.run import REPORT, RESULTS, Reproduced, reproduce
 
+pytestmark = pytest.mark.timeout(900)
+"""All reproductions together are half a minute of a processor, which may have much else to do."""
+
 RUNNABLE = [entry for entry in CATALOG if entry.study is not None and not entry.study.links]
 """Entries with links start processes in namespaces: their tests are their own."""
 

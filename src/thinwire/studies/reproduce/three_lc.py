@@ -6,27 +6,27 @@ the digits where Fashion-MNIST is not installed, with as many workers as the sca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any
 
 from thinwire.jobs.tables import Table
 from thinwire.studies.reproduce.charts import Chart, Panel, Series, smooth
-from thinwire.studies.reproduce.entry import Entry, Scale, Shown, Study
-from thinwire.studies.reproduce.trainings import TrainingCell, TrainingFinding, train
-from thinwire.workloads.data import datasets
-
-Found = Mapping[TrainingCell, TrainingFinding]
-
-MULTIPLIERS = ("1.0", "1.5", "1.75", "1.9")
-NO_ZRE = "3lc[zero_run=false]"
-SCALED = (
-    "The paper: ResNet-110 on CIFAR-10, 10 workers, 25,600 steps, one GPU each. A smaller model has larger gradients "
-    "beside its noise and fewer tensors, which changes the share of zeros, and few steps leave more to learn."
+from thinwire.studies.reproduce.entry import Entry, Shown, Study
+from thinwire.studies.reproduce.three_lc_runs import (
+    MULTIPLIERS,
+    SCALED,
+    Found,
+    by_multiplier,
+    mean,
+    over_run,
+    setting,
+    trainings,
 )
-# One rate for all rows: at the recipe's 0.02 the largest multiplier does not train LeNet-5.
-_RATE = {"lenet5": 0.01, "mlp": 0.02}
-_STEPS: dict[Scale, int] = {"tiny": 12, "quick": 1000, "full": 8000}
-_SEEDS: dict[Scale, int] = {"tiny": 1, "quick": 1, "full": 3}
+from thinwire.studies.reproduce.three_lc_times import figure_3, figure_5, table_1
+from thinwire.studies.reproduce.trainings import TrainingCell, TrainingFinding, train
+
+NO_ZRE = "3lc[zero_run=false]"
 
 # Ratio and bits of table 2, by multiplier.
 _TABLE_2 = {NO_ZRE: (20.0, 1.60), "1.0": (39.4, 0.812), "1.5": (70.9, 0.451), "1.75": (107.0, 0.298)}
@@ -34,64 +34,13 @@ _TABLE_2 |= {"1.9": (160.0, 0.200)}
 _CROSSOVER = 0.7
 
 
-def trainings(designs: Sequence[str], scale: Scale, *, share: float = 1.0) -> list[TrainingCell]:
-    """Returns the runs of some designs, seed by seed.
-
-    Args:
-        designs: names.
-        scale: how long.
-        share: of the standard steps; the schedule of rates belongs to each number of steps (§4.4).
-    """
-    present = any(info.name == "fashion-mnist" and info.present for info in datasets())
-    model, data = ("lenet5", "fashion-mnist") if present and scale != "tiny" else ("mlp", "digits")
-    steps = max(4, round(_STEPS[scale] * share))
-    return [
-        TrainingCell(
-            design=design,
-            model=model,
-            data=data,
-            workers=2 if scale == "tiny" else 4,
-            steps=steps,
-            eval_steps=max(2, steps // 10),
-            lr=_RATE[model],
-            seed=seed,
-        )
-        for seed in range(_SEEDS[scale])
-        for design in designs
-    ]
-
-
-def setting(found: Found) -> str:
-    """Returns in a sentence what was run."""
-    first, finding = next(iter(found.items()))
-    seeds = len({cell.seed for cell in found})
-    steps = ", ".join(f"{steps:,}" for steps in sorted({cell.steps for cell in found}))
-    return (
-        f"{first.model} on {first.data}, {first.workers} workers of {finding.batch} examples, {steps} steps, cosine "
-        f"decay from {finding.lr:g}, {seeds} {'seed' if seeds == 1 else 'seeds'}, in one process."
-    )
-
-
-def _name(multiplier: str) -> str:
-    return f"3lc[s={multiplier}]"
-
-
-def _mean(found: Found, design: str, figure: Callable[[TrainingFinding], float]) -> float:
-    values = [figure(finding) for cell, finding in found.items() if cell.design == design]
-    return sum(values) / len(values)
-
-
-def _over_run(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
 def _show_table_2(found: Found) -> Shown:
     lines, push, pull, printed = [], [], [], []
-    rows = {NO_ZRE: NO_ZRE, **{each: _name(each) for each in MULTIPLIERS}}
+    rows = {NO_ZRE: NO_ZRE, **{each: by_multiplier(each) for each in MULTIPLIERS}}
     for label, design in rows.items():
-        up = _mean(found, design, lambda each: _over_run(each.history.bits_push))
-        down = _mean(found, design, lambda each: _over_run(each.history.bits_pull))
-        everything = _mean(found, design, lambda each: each.compression_ratio)
+        up = mean(found, design, lambda each: over_run(each.history.bits_push))
+        down = mean(found, design, lambda each: over_run(each.history.bits_pull))
+        everything = mean(found, design, lambda each: each.compression_ratio)
         ratio, bits = _TABLE_2[label]
         push.append(up)
         pull.append(down)
@@ -124,10 +73,10 @@ def _show_table_2(found: Found) -> Shown:
 def _show_figure_6(found: Found) -> Shown:
     panels, lines = [], []
     for multiplier in ("1.0", "1.75"):
-        [*histories] = [each.history for cell, each in found.items() if cell.design == _name(multiplier)]
+        [*histories] = [each.history for cell, each in found.items() if cell.design == by_multiplier(multiplier)]
         steps = len(histories[0].losses)
-        push = [_over_run([each.bits_push[step] for each in histories]) for step in range(steps)]
-        pull = [_over_run([each.bits_pull[step] for each in histories]) for step in range(steps)]
+        push = [over_run([each.bits_push[step] for each in histories]) for step in range(steps)]
+        pull = [over_run([each.bits_pull[step] for each in histories]) for step in range(steps)]
         series = []
         for label, values in (("push", push), ("pull", pull)):
             x, y = smooth(values[1:], most=100)
@@ -146,6 +95,32 @@ def _show_figure_6(found: Found) -> Shown:
             "The paper explains it so: a pull carries what many workers found and has fewer zeros; late in training "
             "gradients are mostly noise, without the few large values that make all others zero. The first step, "
             "whose pull nobody has averaged yet, is left out."
+        ],
+    )
+
+
+def _show_figure_4(found: Found) -> Shown:
+    losses, accuracies, lines = [], [], []
+    for design in dict.fromkeys(cell.design for cell in found):
+        mine = [finding for cell, finding in found.items() if cell.design == design]
+        curves = [each.history.losses for each in mine]
+        x, y = smooth([over_run(step) for step in zip(*curves, strict=True)], most=60)
+        losses.append(Series(label=design, x=x, y=y))
+        steps = [step for step, _ in mine[0].evaluations]
+        points = [100 * over_run([each.evaluations[i][1] for each in mine]) for i in range(len(steps))]
+        accuracies.append(Series(label=design, x=steps, y=points))
+        lines.append([design, f"{y[-1]:.3f}", f"{points[len(points) // 2]:.2f}", f"{points[-1]:.2f}"])
+    panels = [
+        Panel(title="training loss", x_label="step", y_label="loss (nats)", series=losses),
+        Panel(title="test accuracy", x_label="step", y_label="accuracy (%)", series=accuracies),
+    ]
+    return Shown(
+        setting=setting(found),
+        tables=[Table(["design", "last loss", "accuracy % half-way", "at the end"], lines)],
+        charts=[Chart(name="3lc-figure-4", caption="Loss, smoothed, and accuracy by step.", panels=panels)],
+        notes=[
+            "The paper: but for 3LC, designs with less traffic have a higher training loss, and their accuracy rises "
+            "more slowly; 3LC stays close to float."
         ],
     )
 
@@ -169,7 +144,14 @@ def _study(designs: Sequence[str], show: Callable[[Found], Shown]) -> Study[Trai
     return Study(cells=lambda scale: trainings(designs, scale), run=train, show=show, finding=TrainingFinding)
 
 
-_SWEEP = [NO_ZRE, *map(_name, MULTIPLIERS)]
+_SWEEP = [NO_ZRE, *map(by_multiplier, MULTIPLIERS)]
+
+_REPRESENTATIVE = ["fp32", "stoch3", "sparse5", "local2", by_multiplier("1.0")]
+
+
+def _entry(item: str, shows: str, minutes: float, study: Study[Any, Any]) -> Entry:
+    return Entry(paper="3lc", item=item, shows=shows, status="scaled", why=SCALED, minutes=minutes, study=study)
+
 
 ENTRIES = (
     Entry(
@@ -180,26 +162,15 @@ ENTRIES = (
         why="explains compression contexts",
     ),
     Entry(paper="3lc", item="figure-2", shows="steps of the codec", status="drawing", why="explains the codec"),
-    Entry(paper="3lc", item="table-1", shows="speed-up on three links, and accuracy, of eleven designs"),
-    Entry(paper="3lc", item="figure-3", shows="training time and accuracy at 25 to 100 % of the steps, three links"),
-    Entry(paper="3lc", item="figure-4", shows="training loss and test accuracy by step"),
-    Entry(paper="3lc", item="figure-5", shows="training time and accuracy by sparsity multiplier"),
-    Entry(
-        paper="3lc",
-        item="table-2",
-        shows="compression ratio and bits by sparsity multiplier",
-        status="scaled",
-        why=SCALED,
-        minutes=2,
-        study=_study(_SWEEP, _show_table_2),
-    ),
-    Entry(
-        paper="3lc",
-        item="figure-6",
-        shows="compressed size per value by step, push and pull",
-        status="scaled",
-        why=SCALED,
-        minutes=1,
-        study=_study([_name("1.0"), _name("1.75")], _show_figure_6),
+    _entry("table-1", "speed-up on three links, and accuracy, of ten designs", 3, table_1()),
+    _entry("figure-3", "training time and accuracy at 25 to 100 % of the steps, three links", 4, figure_3()),
+    _entry("figure-4", "training loss and test accuracy by step", 2, _study(_REPRESENTATIVE, _show_figure_4)),
+    _entry("figure-5", "training time and accuracy by sparsity multiplier", 3, figure_5()),
+    _entry("table-2", "compression ratio and bits by sparsity multiplier", 2, _study(_SWEEP, _show_table_2)),
+    _entry(
+        "figure-6",
+        "compressed size per value by step, push and pull",
+        1,
+        _study([by_multiplier("1.0"), by_multiplier("1.75")], _show_figure_6),
     ),
 )
