@@ -29,6 +29,9 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"design": "3lc[s=2]"}, r"sparsity=2; it must lie in \[0.5, 2\)"),
     ({"model": "lenet6"}, "lenet6"),
     ({"data": "imagenet"}, "imagenet"),
+    ({"schedule": "stairs"}, "unknown schedule 'stairs'; allowed are cosine"),
+    ({"optimizer": "LAMB"}, "unknown optimizer 'LAMB'"),
+    ({"momentum": 1.0}, "momentum is 1.0"),
 ]
 
 
@@ -44,6 +47,9 @@ def test_the_recipe_fills_in_what_was_not_given() -> None:
     assert (found.workers, found.batch, found.lr, found.steps) == (3, expected.batch, expected.lr, expected.steps)
     found = Job(batch=5, lr=0.125, steps=7).recipe()
     assert (found.batch, found.lr, found.steps) == (5, 0.125, 7)
+    paper: dict[str, Any] = {"schedule": "polynomial", "final": 0.0, "momentum": 0.0, "weight_decay": 5e-4}
+    found = Job(**paper, optimizer="Adam").recipe()
+    assert {name: getattr(found, name) for name in paper} == paper and found.optimizer == "Adam"
 
 
 def test_the_design_is_spelled_out() -> None:

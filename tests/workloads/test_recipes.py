@@ -106,6 +106,8 @@ def test_schedules() -> None:
     step = replace(base, schedule="step", final=0.1)
     assert [schedule(step, p) for p in (0.0, 0.66, 0.67, 1.0)] == pytest.approx([0.02, 0.02, 0.002, 0.002])
     assert schedule(replace(base, schedule="constant"), 1.0) == 0.02
+    root = replace(base, schedule="polynomial", final=0.0)
+    assert [schedule(root, p) for p in (0.0, 0.75, 1.0)] == pytest.approx([0.02, 0.01, 0.0])
     warm = replace(base, warmup=0.1)
     assert schedule(warm, 0.0) == pytest.approx(0.0002) and schedule(warm, 0.1) == pytest.approx(0.02)
     assert schedule(warm, 0.05) == pytest.approx(0.0101) and schedule(warm, 1.0) == pytest.approx(0.0002)

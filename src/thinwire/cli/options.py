@@ -139,6 +139,13 @@ OPTIONS: dict[str, Any] = {
     "seeds": typer.Option(min=1, help="How many runs of each, each with a seed of its own."),
     "batch": typer.Option(min=1, help="Examples per worker and step; by default the recipe's."),
     "lr": typer.Option(help="Largest learning rate; by default the recipe's."),
+    "final": typer.Option(help="Last learning rate as a share of the largest; by default the recipe's."),
+    "schedule": typer.Option(
+        help="cosine, linear, polynomial, exponential, step or constant; by default the recipe's."
+    ),
+    "optimizer": typer.Option(help="SGD, Adam or AdamW; by default the recipe's."),
+    "momentum": typer.Option(help="Of SGD; by default the recipe's."),
+    "weight_decay": typer.Option(help="Of matrices and filters; by default the recipe's."),
     "eval_every": typer.Option(help="Seconds between evaluations; 0: only at the end."),
     "eval_steps": typer.Option(min=0, help="Steps between evaluations; 0: only at the end."),
     "data_root": typer.Option(help="Where the data set lies, if not in its usual place."),

@@ -26,6 +26,11 @@ class Job:
         seed: of weights, batches and random codecs.
         batch: examples per worker and step; None takes the recipe's.
         lr: the largest learning rate; None takes the recipe's.
+        final: the last learning rate as a share of the largest, likewise.
+        schedule: how the rate falls, likewise.
+        optimizer: SGD, Adam or AdamW, likewise.
+        momentum: of SGD, likewise.
+        weight_decay: of matrices and filters, likewise.
         eval_every: seconds between evaluations during the run; 0 evaluates at the end alone.
         eval_steps: steps between evaluations during the run; 0 evaluates at the end alone.
         data_root: where to look for data that is not on its usual place.
@@ -45,6 +50,11 @@ class Job:
     seed: int = 0
     batch: int | None = None
     lr: float | None = None
+    final: float | None = None
+    schedule: str | None = None
+    optimizer: str | None = None
+    momentum: float | None = None
+    weight_decay: float | None = None
     eval_every: float = 0.0
     eval_steps: int = 0
     data_root: str | None = None
@@ -92,6 +102,7 @@ class Job:
 
     def recipe(self) -> Recipe:
         """Returns the recipe with this job's own batch and rate in it."""
-        given: dict[str, Any] = {"workers": self.workers, "batch": self.batch, "lr": self.lr, "steps": self.steps}
+        names = ("workers", "batch", "lr", "final", "schedule", "optimizer", "momentum", "weight_decay", "steps")
+        given: dict[str, Any] = {name: getattr(self, name) for name in names}
         own = {name: value for name, value in given.items() if value is not None}
         return replace(recipe(self.model, self.data, design=self.design), **own)

@@ -83,6 +83,8 @@ class Design:
             raise ConfigError(f"downlink {self.downlink!r}; there are delta, gradient and weights")
         if self.transmission not in ("wait-free", "traditional"):
             raise ConfigError(f"transmission {self.transmission!r}; there are wait-free and traditional")
+        if self.last_layer not in ("same", "fp32"):
+            raise ConfigError(f"last_layer {self.last_layer!r}; there are same and fp32")
         check_pull_codec(self.down, self.name)
         if self.downlink != "delta" and policy.immediate:
             raise ConfigError(

@@ -45,14 +45,14 @@ def _local2(steps: int = 2) -> dict[str, Any]:
     return {**_both("fp32")(), "consistency": f"local[steps={steps}]"}
 
 
-def _terngrad(ema: float = 0.0, **options: Any) -> dict[str, Any]:
+def _terngrad(ema: float = 0.0, last_layer: str = "fp32", **options: Any) -> dict[str, Any]:
     return {
         "up": codec("terngrad", **options),
         "down": codec("votes"),
         "downlink": "gradient",
         "share_scales": True,
         "transmission": "traditional",
-        "last_layer": "fp32",
+        "last_layer": last_layer,
         "digest_every": 100,
         "ema": ema,
     }

@@ -23,7 +23,7 @@ from torch import nn
 from thinwire.errors import ConfigError
 from thinwire.workloads.models import TEXT_MODELS, models
 
-Schedule = Literal["cosine", "linear", "exponential", "step", "constant"]
+Schedule = Literal["cosine", "linear", "polynomial", "exponential", "step", "constant"]
 Loss = Literal["cross-entropy", "squared-error"]
 Optimizer = Literal["SGD", "Adam", "AdamW"]
 
@@ -46,7 +46,7 @@ class Recipe:
         data: name of the data set.
         lr: the largest learning rate.
         final: the last learning rate as a share of `lr`; for "step" the share after two thirds of the run.
-        schedule: "cosine" (without restarts), "linear", "exponential", "step" or "constant".
+        schedule: "cosine" (without restarts), "linear", "polynomial", "exponential", "step" or "constant".
         warmup: share of the run in which the rate rises linearly to `lr`.
         optimizer: "SGD", "Adam" or "AdamW".
         momentum: SGD's momentum.
@@ -207,7 +207,8 @@ def schedule(recipe: Recipe, progress: float) -> float:
     """The learning rate at a point of the run; progress is the share of steps, or of time, that is over.
 
     cosine: lr·(f + (1 − f)·(1 + cos πp)/2), p counted from the end of the warm-up (Loshchilov & Hutter,
-    2017); linear: lr·(f + (1 − f)·(1 − p)); exponential: lr·f^p.
+    2017); linear: lr·(f + (1 − f)·(1 − p)); polynomial: lr·(f + (1 − f)·√(1 − p)) (TernGrad, section 4);
+    exponential: lr·f^p.
 
     Args:
         recipe: the recipe.
@@ -227,6 +228,8 @@ def schedule(recipe: Recipe, progress: float) -> float:
         return recipe.lr * (recipe.final + (1 - recipe.final) * (1 - share))
     if recipe.schedule == "exponential":
         return recipe.lr * math.pow(recipe.final, share)
+    if recipe.schedule == "polynomial":
+        return recipe.lr * (recipe.final + (1 - recipe.final) * math.sqrt(1 - share))
     if recipe.schedule == "step" and progress >= STEP_AT:
         return recipe.lr * recipe.final
     return recipe.lr

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from thinwire.studies.reproduce import terngrad_throughput
+from thinwire.studies.reproduce import terngrad_throughput, terngrad_training
 from thinwire.studies.reproduce.entry import Entry
 
 _IMAGENET = "needs ImageNet, which is not free to download, and days of GPUs"
@@ -10,10 +10,8 @@ _IMAGENET = "needs ImageNet, which is not free to download, and days of GPUs"
 ENTRIES = (
     Entry(paper="terngrad", item="figure-1", shows="distributed SGD", status="drawing", why="explains algorithm 1"),
     Entry(paper="terngrad", item="figure-2", shows="histograms of gradients, clipped, ternary and averaged"),
-    Entry(paper="terngrad", item="figure-3", shows="accuracy by number of workers, momentum and vanilla SGD"),
-    Entry(paper="terngrad", item="table-1", shows="CifarNet with Adam"),
     Entry(paper="terngrad", item="table-2", shows="AlexNet on ImageNet", status="impossible", why=_IMAGENET),
     Entry(paper="terngrad", item="table-3", shows="GoogLeNet on ImageNet", status="impossible", why=_IMAGENET),
-    Entry(paper="terngrad", item="figure-4", shows="accuracy, loss and sparsity by step"),
     terngrad_throughput.ENTRY,
+    *terngrad_training.ENTRIES,
 )

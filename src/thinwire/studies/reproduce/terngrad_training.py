@@ -1,0 +1,218 @@
+"""TernGrad's small experiments (§4.1): accuracy by number of workers, a large batch with Adam, and curves by step.
+
+The paper trains LeNet on MNIST and CifarNet on CIFAR-10. Here Caffe's LeNet trains on Fashion-MNIST, or a perceptron on
+the digits where that is not installed. All workers of a run share one process, so that 64 of them are no more trouble
+than two; weights are those of a run with processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from thinwire.jobs.tables import Table
+from thinwire.studies.reproduce.charts import Chart, Panel, Series, smooth
+from thinwire.studies.reproduce.entry import Entry, Scale, Shown, Study
+from thinwire.studies.reproduce.trainings import TrainingCell, TrainingFinding, train
+from thinwire.workloads.data import datasets
+
+FLOATING, TERNARY = "fp32", "terngrad[last_layer=same]"
+"""In §4.1 the last layer is ternary like the others; that it stays in float is one of §4.2's changes for large nets."""
+LARGE = "terngrad"
+_NAMES = {FLOATING: "floating", TERNARY: "TernGrad", LARGE: "TernGrad"}
+SCALED = (
+    "The paper: LeNet on MNIST, CifarNet on CIFAR-10 and AlexNet on ImageNet, accuracies of parameters averaged with "
+    "a decay of 0.9999. Caffe's LeNet on Fashion-MNIST leaves more errors to make than MNIST, so that differences are "
+    "larger; the trained parameters themselves are evaluated, for so slow an average forgets nothing in so few steps."
+)
+_TOTAL_BATCH = 64
+_WORKERS: dict[Scale, tuple[int, ...]] = {"tiny": (2,), "quick": (2, 16, 64), "full": (2, 4, 8, 16, 32, 64)}
+_STEPS: dict[Scale, int] = {"tiny": 4, "quick": 150, "full": 10_000}
+_RATES = {"momentum SGD": (0.9, 0.01), "vanilla SGD": (0.0, 0.1)}
+"""Momentum and base rate (§4.1)."""
+# Total batch, workers, share of the standard steps (equal epochs), and the paper's accuracies, floating and TernGrad.
+_TABLE_1 = ((128, 2, 1.0, 86.56, 85.64), (2048, 16, 1 / 16, 83.19, 82.80))
+_ADAM_STEPS: dict[Scale, int] = {"tiny": 32, "quick": 160, "full": 9_600}
+_CURVE_WORKERS, _CURVE_BATCH = 4, 128
+_CURVE_STEPS: dict[Scale, int] = {"tiny": 4, "quick": 60, "full": 2_400}
+
+
+class RecipeCell(TrainingCell, frozen=True, kw_only=True):
+    """A training by the paper's own recipe; fields are those of `jobs.job.Job`."""
+
+    optimizer: str = "SGD"
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    schedule: str = "polynomial"
+    final: float = 0.0
+
+    def __str__(self) -> str:
+        how = self.optimizer if self.optimizer != "SGD" else f"momentum {self.momentum:g}"
+        return f"{super().__str__()}, {how}"
+
+
+Found = Mapping[RecipeCell, TrainingFinding]
+
+
+def _workload(scale: Scale) -> tuple[str, str]:
+    present = any(info.name == "fashion-mnist" and info.present for info in datasets())
+    return ("lenet", "fashion-mnist") if present and scale != "tiny" else ("mlp", "digits")
+
+
+def _workers_cells(scale: Scale) -> Sequence[RecipeCell]:
+    model, data = _workload(scale)
+    return [
+        RecipeCell(
+            design=design,
+            model=model,
+            data=data,
+            workers=workers,
+            batch=_TOTAL_BATCH // workers,
+            steps=_STEPS[scale],
+            eval_steps=0,
+            lr=rate,
+            momentum=momentum,
+        )
+        for momentum, rate in _RATES.values()
+        for workers in _WORKERS[scale]
+        for design in (FLOATING, TERNARY)
+    ]
+
+
+def _adam_cells(scale: Scale) -> Sequence[RecipeCell]:
+    model, data = _workload(scale)
+    return [
+        RecipeCell(
+            design=design,
+            model=model,
+            data=data,
+            workers=workers,
+            batch=min(total // workers, 16 if scale == "tiny" else total),
+            steps=max(2, round(_ADAM_STEPS[scale] * share)),
+            eval_steps=0,
+            lr=2e-4,
+            optimizer="Adam",
+            schedule="constant",
+        )
+        for total, workers, share, *_ in _TABLE_1
+        for design in (FLOATING, TERNARY)
+    ]
+
+
+def _curve_cells(scale: Scale) -> Sequence[RecipeCell]:
+    model, data = _workload(scale)
+    steps = _CURVE_STEPS[scale]
+    return [
+        RecipeCell(
+            design=design,
+            model=model,
+            data=data,
+            workers=_CURVE_WORKERS,
+            batch=16 if scale == "tiny" else _CURVE_BATCH,
+            steps=steps,
+            eval_steps=max(2, steps // 12),
+            lr=0.02,
+        )
+        for design in (FLOATING, LARGE)
+    ]
+
+
+def _setting(found: Found, more: str) -> str:
+    first = next(iter(found))
+    steps = ", ".join(f"{steps:,}" for steps in sorted({cell.steps for cell in found}))
+    return f"{first.model} on {first.data}, {steps} steps, one seed, in one process; {more}."
+
+
+def _show_workers(found: Found) -> Shown:
+    panels, lines, differences = [], [], []
+    for name, (momentum, _) in _RATES.items():
+        accuracy = {
+            (cell.workers, cell.design): finding.accuracy
+            for cell, finding in found.items()
+            if cell.momentum == momentum
+        }
+        counts = sorted({workers for workers, _ in accuracy})
+        series = [
+            Series(label=_NAMES[design], x=counts, y=[100 * accuracy[each, design] for each in counts])
+            for design in (FLOATING, TERNARY)
+        ]
+        panels.append(Panel(title=name, x_label="workers", y_label="test accuracy, %", series=series, x_log=True))
+        for each in counts:
+            floating, ternary = accuracy[each, FLOATING], accuracy[each, TERNARY]
+            differences.append(100 * (ternary - floating))
+            lines.append([name, str(each), f"{floating:.2%}", f"{ternary:.2%}", f"{differences[-1]:+.2f}"])
+    header = ["optimizer", "workers", "floating", "TernGrad", "difference, points"]
+    summary = [
+        ["largest gain", "0.15 points", f"{max(differences):.2f} points"],
+        ["largest loss", "0.22 points", f"{-min(differences):.2f} points"],
+    ]
+    return Shown(
+        setting=_setting(found, "total batch 64, polynomial decay of power 0.5 to 0, weight decay 0.0005"),
+        tables=[Table(["", "paper", "ours"], summary), Table(header, lines, "Accuracy by number of workers", left=1)],
+        charts=[Chart(name="terngrad-figure-3", caption="Test accuracy by number of workers.", panels=panels)],
+    )
+
+
+def _show_adam(found: Found) -> Shown:
+    lines = []
+    for total, workers, _, *printed in _TABLE_1:
+        ours = {cell.design: (cell, finding) for cell, finding in found.items() if cell.workers == workers}
+        base = ours[FLOATING][1].accuracy
+        for design, paper in zip((FLOATING, TERNARY), printed, strict=True):
+            cell, finding = ours[design]
+            lines.append(
+                [
+                    *(str(total), str(workers), f"{cell.steps:,}", _NAMES[design]),
+                    f"{paper:.2f} %" + (f" ({paper - printed[0]:+.2f})" if design == TERNARY else ""),
+                    f"{finding.accuracy:.2%}"
+                    + (f" ({100 * (finding.accuracy - base):+.2f})" if design == TERNARY else ""),
+                ]
+            )
+    header = ["total batch, paper", "workers", "steps", "gradients", "paper", "ours"]
+    return Shown(
+        setting=_setting(found, "Adam at 0.0002, the batch per worker fixed, equal epochs"),
+        tables=[Table(header, lines, "Adam", left=0)],
+        notes=["The paper takes 300,000 and 18,750 steps of CifarNet on CIFAR-10; the ratio of steps is kept."],
+    )
+
+
+def _show_curves(found: Found) -> Shown:
+    loss, accuracy, lines = [], [], []
+    for cell, finding in found.items():
+        label = _NAMES[cell.design]
+        x, y = smooth(finding.history.losses, most=100)
+        loss.append(Series(label=label, x=x, y=y))
+        steps, scores = zip(*finding.evaluations, strict=True)
+        accuracy.append(Series(label=label, x=list(steps), y=[100 * score for score in scores]))
+        lines.append([label, f"{finding.accuracy:.2%}", f"{y[-1]:.3f}"])
+    panels = [
+        Panel(title="(a)", x_label="step", y_label="test accuracy, %", series=accuracy),
+        Panel(title="(b)", x_label="step", y_label="training loss, nats", series=loss),
+    ]
+    return Shown(
+        setting=_setting(found, "4 workers, total batch 512, momentum SGD from 0.02, polynomial decay"),
+        tables=[Table(["gradients", "accuracy at the end", "training loss at the end"], lines)],
+        charts=[Chart(name="terngrad-figure-4", caption="Accuracy and training loss by step.", panels=panels)],
+        notes=[
+            "The paper's curves of AlexNet match each other, and TernGrad's training loss ends a little lower, with a "
+            "dropout of 0.2 against 0.5; here both train without dropout. Its part (c), the share of zeros in fc6, "
+            "is not drawn."
+        ],
+    )
+
+
+def _entry(
+    item: str,
+    shows: str,
+    minutes: float,
+    cells: Callable[[Scale], Sequence[RecipeCell]],
+    show: Callable[[Found], Shown],
+) -> Entry:
+    study = Study(cells=cells, run=train, show=show, finding=TrainingFinding)
+    return Entry(paper="terngrad", item=item, shows=shows, status="scaled", why=SCALED, minutes=minutes, study=study)
+
+
+ENTRIES = (
+    _entry("figure-3", "accuracy by number of workers, momentum and vanilla SGD", 4, _workers_cells, _show_workers),
+    _entry("table-1", "a large batch with Adam", 2, _adam_cells, _show_adam),
+    _entry("figure-4", "accuracy and loss by step", 2, _curve_cells, _show_curves),
+)
