@@ -52,7 +52,7 @@ class Watch:
             self.worker[file] = None
         elif event == "call" and thread.name.startswith("thinwire-serve"):
             self.shard[file] = None
-        elif file == "server/table.py" and frame.f_code.co_name == "_add_to_sum":
+        elif file == "server/aggregation.py" and frame.f_code.co_name == "added":
             self._done.set()
 
     @contextmanager

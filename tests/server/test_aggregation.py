@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from thinwire.codecs import CheckedFrame, codec, open_frame
+from thinwire.server.aggregation import Aggregation
 from thinwire.server.membership import Membership
-from thinwire.server.table import Aggregation
 
 PLAIN = codec("fp32")
 

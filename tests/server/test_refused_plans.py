@@ -19,7 +19,7 @@ from thinwire.schema import (
     TableSpec,
     Welcome,
 )
-from thinwire.server import update_engine
+from thinwire.server import updates
 
 STRANGER = 9
 
@@ -109,7 +109,7 @@ def test_tables_that_do_not_fit_this_machine(monkeypatch: pytest.MonkeyPatch) ->
     def no_memory(*_: object) -> None:
         raise MemoryError("Unable to allocate 64.0 GiB")
 
-    monkeypatch.setattr(update_engine, "Table", no_memory)
+    monkeypatch.setattr(updates, "Table", no_memory)
     shard = Shard(begin=False)
     shard.join(0)
     assert shard.ended[0] == "the tables do not fit the server's memory: Unable to allocate 64.0 GiB"

@@ -19,11 +19,12 @@ from thinwire.runtime.checkpoint import Snapshot
 from thinwire.runtime.session import Await, Dial, Drain, Reconnection, ReplayBuffer, Transmit, WorkerSession
 from thinwire.runtime.session_server import SessionServer
 from thinwire.schema import Push, Refused, SessionAccepted
+from thinwire.server.aggregation import Aggregation
 from thinwire.server.core import ServerCore
 from thinwire.server.effects import Effect
 from thinwire.server.membership import Membership
 from thinwire.server.rounds import Maxima
-from thinwire.server.table import Aggregation, Table
+from thinwire.server.table import Table
 from thinwire.server.update_engine import UpdateEngine
 from thinwire.worker.conversation import Conversation
 from thinwire.worker.table import WorkerTable

@@ -6,49 +6,74 @@ the same bits either way.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from copy import copy
 
 import numpy as np
+from numpy.typing import NDArray
 
 from thinwire import frames
-from thinwire.codecs.base import Context
+from thinwire.codecs.base import Codec, Context
 from thinwire.codecs.threelc import ZERO_RUN, ThreeLC
+from thinwire.kernels.numba.jit import frozen
 from thinwire.kernels.numba.many import Addresses, decode_many, encode_many
+
+
+def takes_codec(codec: Codec) -> bool:
+    """Whether a batch encodes tensors as this codec does: it is 3LC, with default options but for the sparsity."""
+    return codec.entropy is None and isinstance(codec.scheme, ThreeLC) and codec.scheme.batched
 
 
 def takes(context: Context) -> bool:
     """Whether a batch encodes tensors of this context."""
-    codec, scheme = context.codec, context.codec.scheme
-    plain = codec.entropy is None and context.on_host and context.dtype == "fp32"
-    return plain and isinstance(scheme, ThreeLC) and scheme.batched
+    return takes_codec(context.codec) and context.on_host and context.dtype == "fp32"
 
 
-class TernaryBatch:
-    """Some float32 tensors, encoded together with their contexts, or decoded together from a sender's frames.
+class TernaryFrames:
+    """Frames of some float32 tensors, encoded together, or decoded together where a sender's are.
 
-    Tensors are given by their addresses: each contiguous, of its context's size, and alive during the call.
+    Tensors are given by their addresses: each contiguous, of its shape's size, and alive during the call.
 
     Args:
-        contexts: of the tensors, one or more, none of them empty.
+        codecs: of the tensors, one or more; what they are of other than 3LC counts for `encodes` alone.
+        shapes: of the tensors, none of them empty.
+        residuals: where each tensor's residual lies; 0 where it has none.
 
     Attributes:
-        encodes: whether it encodes these: all of them are 3LC's, with default options but for the sparsity.
+        encodes: whether it encodes these: `takes_codec` says so of all of them.
     """
 
-    def __init__(self, contexts: Sequence[Context]) -> None:
-        self.encodes = all(map(takes, contexts))
-        self._contexts, self._pool = contexts, contexts[0].codec.pool
-        heads = [frames.head(frames.VERSION, ThreeLC.id, ZERO_RUN, "fp32", context.shape) for context in contexts]
+    def __init__(
+        self, codecs: Sequence[Codec], shapes: Sequence[tuple[int, ...]], residuals: Sequence[int] = ()
+    ) -> None:
+        self.encodes = all(map(takes_codec, codecs))
+        self._pool = codecs[0].pool
+        heads = [frames.head(frames.VERSION, ThreeLC.id, ZERO_RUN, "fp32", shape) for shape in shapes]
         self._heads = np.frombuffer(b"".join(heads), np.uint8)
-        self._head_ends = np.cumsum([len(head) for head in heads])
-        self._sizes = np.array([context.size for context in contexts])
-        self._residuals = np.array([context.residual_address for context in contexts])
-        self._residual_scales = np.array([context.codec.error_scale for context in contexts], np.float32)
-        schemes = [context.codec.scheme for context in contexts]
+        ends = np.cumsum([len(head) for head in heads])
+        self._head_spans = np.stack([ends - [len(head) for head in heads], ends], axis=1)
+        self._sizes = np.array([math.prod(shape) for shape in shapes])
+        self._residuals = np.array(residuals or [0] * len(shapes), np.int64)
+        self._residual_scales = np.array([codec.error_scale for codec in codecs], np.float32)
+        schemes = [codec.scheme for codec in codecs]
         self._sparsities = np.array([s.sparsity if isinstance(s, ThreeLC) else 1 for s in schemes], np.float32)
 
-    def encode(self, tensors: Addresses) -> list[bytes] | None:
-        """Returns the tensors' frames; or None, and nothing has changed, where one of them holds NaN or Inf."""
+    def select(self, rows: Sequence[int]) -> TernaryFrames:
+        """Returns those of some of the tensors, which keep no residual."""
+        some, which = copy(self), list(rows)
+        some._head_spans, some._sizes = self._head_spans[which], self._sizes[which]
+        some._residuals, some._residual_scales = self._residuals[which], self._residual_scales[which]
+        some._sparsities = self._sparsities[which]
+        return some
+
+    def encode(self, tensors: Addresses, outs: Addresses | None = None) -> list[bytes] | None:
+        """Returns the tensors' frames; or None, and nothing has changed, where one of them holds NaN or Inf.
+
+        Args:
+            tensors: to encode.
+            outs: float32 tensors to which to add what a receiver decodes.
+        """
         with self._pool.lend() as space:
             made = encode_many(
                 tensors,
@@ -57,26 +82,46 @@ class TernaryBatch:
                 self._residual_scales,
                 self._sparsities,
                 self._heads,
-                self._head_ends,
+                self._head_spans,
                 workspace=space.kernel,
             )
             if made is None:
                 return None
-            data, begin, result = made[0].data, 0, []
-            for context, end, payload_nbytes in zip(self._contexts, *made[1:], strict=True):
+            encoded, ends, payload_nbytes = made
+            data, begin, result = encoded.data, 0, []
+            for end in ends:
                 result.append(frames.with_checksum(data[begin:end]))
-                context.sent(payload_nbytes)
                 begin = end
+            if outs is not None:
+                decode_many(
+                    frozen(encoded),
+                    np.array(ends),
+                    self._heads,
+                    self._head_spans,
+                    outs,
+                    self._sizes,
+                    np.ones(len(ends), np.bool_),
+                    workspace=space.kernel,
+                )
+            self._count(payload_nbytes)
         return result
 
+    def _count(self, payload_nbytes: Sequence[int]) -> None:
+        """Notes the payloads' sizes."""
+
+    def check(self, received: Sequence[bytes | memoryview]) -> list[bool]:
+        """Says of each frame whether `decode` would take it. Args as for `decode`."""
+        nowhere = np.zeros(len(received), np.int64)
+        return [nbytes > 0 for nbytes in self.decode(received, nowhere, nowhere > 0)]
+
     def decode(
-        self, received: Sequence[bytes | memoryview], tensors: Addresses, accumulate: Sequence[bool]
+        self, received: Sequence[bytes | memoryview], tensors: Addresses, accumulate: Sequence[bool] | NDArray[np.bool_]
     ) -> list[int]:
         """Fills the tensors, or adds to them.
 
         Args:
             received: any bytes, one for each tensor.
-            tensors: to fill.
+            tensors: to fill; 0 for frames that are only checked.
             accumulate: whether to add, for each.
 
         Returns:
@@ -91,9 +136,30 @@ class TernaryBatch:
                 np.frombuffer(b"".join(checked), np.uint8),
                 np.cumsum([len(frame) for frame in checked]),
                 self._heads,
-                self._head_ends,
+                self._head_spans,
                 tensors,
                 self._sizes,
-                np.array(accumulate),
+                np.asarray(accumulate),
                 workspace=space.kernel,
             )
+
+
+class TernaryBatch(TernaryFrames):
+    """Some float32 tensors with their contexts, encoded together, or decoded together from a sender's frames.
+
+    Args:
+        contexts: of the tensors, one or more, none of them empty.
+
+    Attributes:
+        encodes: whether it encodes these: all of them are 3LC's, with default options but for the sparsity.
+    """
+
+    def __init__(self, contexts: Sequence[Context]) -> None:
+        codecs, shapes = [context.codec for context in contexts], [context.shape for context in contexts]
+        super().__init__(codecs, shapes, [context.residual_address for context in contexts])
+        self.encodes = all(map(takes, contexts))
+        self._contexts = contexts
+
+    def _count(self, payload_nbytes: Sequence[int]) -> None:
+        for context, nbytes in zip(self._contexts, payload_nbytes, strict=True):
+            context.sent(nbytes)

@@ -18,7 +18,8 @@ from thinwire.server.effects import Close, Effect, Send, refused
 from thinwire.server.participants import Participants
 from thinwire.server.state import engine_of, state_of
 from thinwire.server.stragglers import Stragglers
-from thinwire.server.update_engine import Outgoing, StepUnreachable
+from thinwire.server.update_engine import StepUnreachable
+from thinwire.server.updates import Outgoing
 
 
 class ServerCore(Participants):

@@ -71,6 +71,11 @@ class Copies:
             yield copy
 
     @property
+    def only(self) -> Copy | None:
+        """The one copy, where all workers hold the same."""
+        return self._copies[0] if len(self._copies) == 1 else None
+
+    @property
     def owners(self) -> set[int]:
         """All workers."""
         return {rank for copy in self._copies for rank in copy.owners}
@@ -184,7 +189,7 @@ class ModelDelta(Downlink):
         super().__init__(name, shape, codec, workers)
         self.copies = Copies(shape, workers, keep_seen=not codec.residual_by_default)
         self._unsent = np.zeros(shape, np.float32)
-        self._batched, self._narrow = is_batched(codec, shape), codec == NARROW
+        self.is_batched, self._narrow = is_batched(codec, shape), codec == NARROW
 
     def publish(
         self, aggregate: FloatArray, version: int, ranks: set[int], scale: float | None
@@ -194,15 +199,29 @@ class ModelDelta(Downlink):
             base = copy.values if copy.seen is None else copy.seen
             np.subtract(self.values, base, out=self._unsent)
             frame: EncodedTensor
-            if self._batched:
+            if self.is_batched:
                 frame = BatchedTensor.of(self._unsent.reshape(-1), self.name, narrow=self._narrow)
                 frame.unpack(copy.values.reshape(-1), accumulate=True)
             else:
                 frame = self.encode(self._unsent, version, copy.values, accumulate=True)
-            if copy.seen is not None:
-                copy.seen[...] = self.values
+            self.sent(copy)
             sent.append((copy.owners, frame))
         return sent
+
+    def lacking(self) -> tuple[FloatArray, Copy] | None:
+        """What is to be sent to all workers, flat, and the copy that they hold; None where they hold different ones.
+
+        Whoever encodes it adds it to the copy and says `sent`.
+        """
+        if (copy := self.copies.only) is None:
+            return None
+        np.subtract(self.values, copy.values if copy.seen is None else copy.seen, out=self._unsent)
+        return self._unsent.reshape(-1), copy
+
+    def sent(self, copy: Copy) -> None:
+        """Notes that what a copy lacked was encoded."""
+        if copy.seen is not None:
+            copy.seen[...] = self.values
 
     def snapshot(self, rank: int) -> FloatArray:
         return self.copies.of(rank)

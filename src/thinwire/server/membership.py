@@ -6,7 +6,7 @@ it is missing in. One that joins later, in its place or besides, is expected fro
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Set
 
 from thinwire.policies.sampling import Memberships, extended
 
@@ -80,11 +80,19 @@ class Membership:
 
     def needed(self, clock: int) -> int:
         """How many of the expected gradients complete a clock."""
-        expected = sum(since <= clock for since in self._since.values())
+        return self._needed_of(len(self._begun(clock)))
+
+    def _needed_of(self, expected: int) -> int:
         spare = self._workers - self._quorum
         return max(1, expected - spare if expected > self._workers else min(self._quorum, expected))
 
-    def complete(self, clock: int, arrived: Collection[int]) -> bool:
+    def _begun(self, clock: int) -> Set[int]:
+        """The ranks whose gradients of a clock will come; asked for every table of every push."""
+        if max(self._since.values(), default=0) <= clock:
+            return self._since.keys()
+        return {rank for rank, since in self._since.items() if since <= clock}
+
+    def complete(self, clock: int, arrived: Set[int]) -> bool:
         """Whether enough gradients of a clock are in.
 
         Args:
@@ -93,10 +101,11 @@ class Membership:
         """
         if len(self._since) < self.least:
             return False
-        if not any(since <= clock for since in self._since.values()):
+        begun = self._begun(clock)
+        if not begun:
             # Those who were expected have gone, and those who are here come later: nobody will complete it.
             return any(since < NEVER for since in self._since.values())
-        return sum(since <= clock and rank in arrived for rank, since in self._since.items()) >= self.needed(clock)
+        return len(begun & arrived) >= self._needed_of(len(begun))
 
     def reachable(self, clock: int, arrived: Collection[int], left: Collection[int]) -> bool:
         """Whether enough gradients of a clock can still come when these ranks, which have left, send none."""

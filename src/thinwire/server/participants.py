@@ -17,7 +17,8 @@ from thinwire.server.rollback import Rollback, named
 from thinwire.server.rounds import Digests, Maxima
 from thinwire.server.state import engine_of
 from thinwire.server.table import Table
-from thinwire.server.update_engine import Outgoing, StepUnreachable, UpdateEngine
+from thinwire.server.update_engine import StepUnreachable, UpdateEngine
+from thinwire.server.updates import Outgoing
 
 MAX_WORKERS = 4096
 

@@ -1,166 +1,27 @@
-"""One table: its values, its versions, the gradients that come in and the frames that go out.
-
-Gradients are decoded and added in the order of the ranks, whatever the order of arrival: floating-point addition is not
-associative, and two runs with one seed must give the same weights. Where everybody's gradient is needed, a frame whose
-turn has come is decoded at once, so that on a slow link the work is spread over the arrivals; where some may be
-missing, nobody's turn is known before the quorum is there. Gradients of later clocks wait as frames.
-"""
+"""One table: its values, its versions, the gradients that come in and the frames that go out."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 
 from thinwire import frames
 from thinwire.codecs import CheckedFrame, Codec, decode, open_parsed
-from thinwire.codecs.decoding import Gradient, GradientSums
-from thinwire.codecs.senders import SenderMeans
 from thinwire.codecs.tensors import FloatArray
 from thinwire.errors import FrameError, NonFiniteError, ProtocolError
 from thinwire.packets import BatchedTensor, EncodedTensor
 from thinwire.policies.compression import PLAIN, is_batched
 from thinwire.policies.consistency import Terms
 from thinwire.schema import Reduce, TableSpec
+from thinwire.server.aggregation import Aggregation
 from thinwire.server.downlinks import FORMS, ModelDelta, diverged
 from thinwire.server.membership import Membership
 
 NO_GRADIENT = b""
 """The frame of a parameter that took no part in this step."""
-NOBODY = (-1,)
-"""The ranks of an update that a worker's NaN or Inf made everybody skip, or whose workers have all gone away."""
-
-
-class Aggregation:
-    """The gradients of the current clock and of those ahead of it.
-
-    Args:
-        shape: of the table.
-        members: who is expected to push.
-        reduce: how gradients are aggregated; a mean over senders is of frames that hold some of the values.
-    """
-
-    def __init__(self, shape: tuple[int, ...], members: Membership, reduce: Reduce = "mean") -> None:
-        self.clock = 0
-        self._members, self._eager = members, members.lockstep
-        self._sum = np.zeros(shape, np.float32)
-        self._reduce = reduce
-        flat = [self._sum.reshape(-1)]
-        plain, clip = reduce in ("mean", "sum"), reduce == "clipped-mean-of-senders"
-        self._total = GradientSums(flat) if plain else SenderMeans(flat, clip=clip)
-        self._arrived: dict[int, dict[int, Gradient | None]] = {0: {}}
-        self._refused: set[int] = set()
-        self._next = 0
-
-    @property
-    def size(self) -> int:
-        """Number of values."""
-        return self._sum.size
-
-    def has(self, rank: int, clock: int | None = None) -> bool:
-        """Whether this worker's gradient of a clock (by default the current one) is in."""
-        return rank in self._arrived.get(self.clock if clock is None else clock, ())
-
-    @property
-    def started(self) -> bool:
-        """Whether any worker's gradient of the current clock, or of a later one, is in."""
-        return any(self._arrived.values())
-
-    @property
-    def arrived(self) -> Collection[int]:
-        """The ranks whose gradients of the current clock are in."""
-        return self._arrived[self.clock].keys()
-
-    @property
-    def untouched(self) -> int:
-        """The first clock that nobody has begun."""
-        return max((clock + 1 for clock, arrived in self._arrived.items() if arrived), default=self.clock)
-
-    def add(self, rank: int, frame: Gradient | None, clock: int | None = None) -> None:
-        """Takes a worker's gradient, already checked against the table; None says that it has none.
-
-        Raises:
-            FrameError: this frame, or one that waited for its turn, holds a damaged payload: the text says whose.
-                It is dropped, and the sum is what it was.
-        """
-        self._arrived.setdefault(self.clock if clock is None else clock, {})[rank] = frame
-        if self._eager:
-            self._decode_in_turn()
-
-    def refuse(self, rank: int, clock: int | None = None) -> None:
-        """A worker's gradient is not finite: it is in, and nobody's counts at this clock."""
-        self._refused.add(self.clock if clock is None else clock)
-        self.add(rank, None, clock)
-
-    @property
-    def complete(self) -> bool:
-        """Whether enough gradients of the current clock are in."""
-        return self._members.complete(self.clock, self._arrived[self.clock])
-
-    def take(self) -> tuple[FloatArray | None, tuple[int, ...]]:
-        """Ends the current clock.
-
-        Returns:
-            The aggregate (None where nobody had a gradient; the array is used again by the next clock), and the
-            ranks that took part: `NOBODY` where one of them refused, or all have gone away.
-        """
-        arrived = self._arrived.pop(self.clock)
-        refused = self.clock in self._refused
-        self._refused.discard(self.clock)
-        if not self._eager and not refused:
-            for rank in sorted(arrived):
-                self._add_to_sum(rank, arrived[rank])
-        given = self._total.contributions[0]
-        self._start_anew()
-        self.clock += 1
-        self._arrived.setdefault(self.clock, {})
-        if refused:
-            return None, NOBODY
-        if given and self._reduce != "sum":
-            self._total.average(given)
-        return (self._sum if given else None), tuple(sorted(arrived)) or NOBODY
-
-    def begin_at(self, clock: int) -> None:
-        """Goes on with this clock; what had come is forgotten."""
-        self.clock = clock
-        self._start_anew()
-        self._arrived = {clock: {}}
-        self._refused.clear()
-
-    def resume(self) -> None:
-        """Decodes what is in for the current clock, where nobody is waited for any more.
-
-        Called once the last aggregate is no longer needed, and when a worker was dropped.
-        """
-        if self._eager:
-            self._decode_in_turn()
-
-    def _decode_in_turn(self) -> None:
-        arrived = self._arrived[self.clock]
-        highest = max(arrived, default=-1)
-        while self._next <= highest:
-            rank = self._next
-            if rank in arrived:
-                try:
-                    self._add_to_sum(rank, arrived[rank])
-                except FrameError:
-                    del arrived[rank]
-                    raise
-                arrived[rank] = None  # it is in the sum; its bytes may go
-            elif self._members.expects(rank, self.clock):
-                return
-            self._next += 1
-
-    def _start_anew(self) -> None:
-        self._total.contributions[0] = self._next = 0
-
-    def _add_to_sum(self, rank: int, frame: Gradient | None) -> None:
-        try:
-            self._total.add([frame])
-        except FrameError as error:
-            raise FrameError(f"the gradient of worker {rank}: {error}") from error
 
 
 class Table:
@@ -210,25 +71,57 @@ class Table:
         difference: FloatArray = self.values.numpy() - self.replica
         return difference
 
+    @property
+    def codec(self) -> Codec:
+        """Of the pushes."""
+        return self._up
+
+    @property
+    def is_batched(self) -> bool:
+        """Whether a gradient may come in a message's batch."""
+        return self._batched
+
     def add(self, rank: int, frame: EncodedTensor, clock: int | None = None) -> None:
-        """Takes a worker's gradient of a clock, by default the current one.
+        """Takes a worker's gradient of a clock, by default the current one, and adds what may be added.
 
         Raises:
             ProtocolError: the frame is no gradient of this table, in the codec that was agreed on.
             FrameError: a payload, perhaps of a worker whose frame had waited for its turn, is damaged.
         """
-        opened: CheckedFrame | BatchedTensor | None
+        self.hold(rank, frame, clock)
+        with self.named_errors():
+            self.incoming.resume()
+
+    def hold(self, rank: int, frame: EncodedTensor, clock: int | None = None, *, known: bool = False) -> None:
+        """Takes a worker's gradient of a clock; it is added later.
+
+        Args:
+            rank: whose.
+            frame: what came.
+            clock: by default the current one.
+            known: the frame is this table's, in the codec that was agreed on, and can be decoded.
+
+        Raises:
+            ProtocolError: the frame is no gradient of this table, in the codec that was agreed on.
+        """
         if isinstance(frame, BatchedTensor):
-            opened = self._checked(frame)
+            self.incoming.hold(rank, self._checked(frame), clock)
+        elif known:
+            self.incoming.hold(rank, frame, clock)
+        elif frame == NO_GRADIENT:
+            self.incoming.hold(rank, None, clock)
+        elif (opened := self._open(frame, self._up.id)) is None:
+            self.incoming.refuse(rank, clock)
         else:
-            opened = None if frame == NO_GRADIENT else self._open(frame, self._up.id)
-            if opened is not None and opened.frame.scales:
+            if opened.frame.scales:
                 self._scale = opened.frame.scales[0]
-            if opened is None and frame != NO_GRADIENT:
-                self.incoming.refuse(rank, clock)
-                return
+            self.incoming.hold(rank, opened, clock)
+
+    @contextmanager
+    def named_errors(self) -> Iterator[None]:
+        """A damaged payload's error says of which table it is."""
         try:
-            self.incoming.add(rank, opened, clock)
+            yield
         except FrameError as error:
             raise FrameError(f"{self.spec.name}: {error}") from error
 
@@ -251,7 +144,12 @@ class Table:
         self.given = dict.fromkeys(self.given, version)
 
     def publish(
-        self, aggregate: FloatArray | None, ranks: set[int] | None = None, *, senders: int | None = None
+        self,
+        aggregate: FloatArray | None,
+        ranks: set[int] | None = None,
+        *,
+        senders: int | None = None,
+        made: EncodedTensor | None = None,
     ) -> list[tuple[set[int], EncodedTensor]]:
         """Encodes what leads workers (by default all) to the next version, once for each group with the same copy.
 
@@ -261,6 +159,7 @@ class Table:
             aggregate: of the gradients.
             ranks: whom it leads.
             senders: how many workers' gradients are in it; by default as many as last time.
+            made: the frame for all of them, where it was encoded together with other tables'.
 
         Raises:
             NonFiniteError: the update gave NaN or Inf: training has diverged.
@@ -269,6 +168,8 @@ class Table:
         targets = set(self.given) if ranks is None else ranks
         if aggregate is None:
             sent: list[tuple[set[int], EncodedTensor]] = [(targets, NO_GRADIENT)]
+        elif made is not None:
+            sent = [(targets, made)]
         else:
             self.downlink.senders = senders or self.downlink.senders
             try:

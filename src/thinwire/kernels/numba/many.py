@@ -63,6 +63,19 @@ def scatter(whole: Floats, parts: Addresses, sizes: Addresses) -> None:
     _scatter(frozen(whole), parts, sizes)
 
 
+def add_to_many(whole: Floats, parts: Addresses, sizes: Addresses) -> None:
+    """Adds the parts of one float32 array to the arrays where they belong.
+
+    Example:
+        >>> first, second = np.ones(2, np.float32), np.ones(1, np.float32)
+        >>> places = np.array([first.ctypes.data, second.ctypes.data])
+        >>> add_to_many(np.array([1, 2, 3], np.float32), places, np.array([2, 1]))
+        >>> first.tolist(), second.tolist()
+        ([2.0, 3.0], [4.0])
+    """
+    _add_to_many(frozen(whole), parts, sizes)
+
+
 def encode_many(
     values: Addresses,
     sizes: Addresses,
@@ -70,7 +83,7 @@ def encode_many(
     residual_scales: NDArray[np.float32],
     sparsities: NDArray[np.float32],
     heads: Bytes,
-    head_ends: Addresses,
+    head_spans: Addresses,
     *,
     workspace: Workspace,
 ) -> tuple[Bytes, list[int], list[int]] | None:
@@ -82,8 +95,8 @@ def encode_many(
         residuals: addresses of float32 arrays as large; 0 where there is none.
         residual_scales: float32[n].
         sparsities: float32[n].
-        heads: of the frames, up to their scales, end to end; read-only.
-        head_ends: where each head ends.
+        heads: what frames begin with, up to their scales; read-only.
+        head_spans: int64[n, 2], where each array's head begins and ends.
         workspace: scratch, and the home of the frames.
 
     Returns:
@@ -95,7 +108,7 @@ def encode_many(
         return None
     num_codes, ends, payload_nbytes = (sizes + 4) // 5, np.empty_like(sizes), np.empty_like(sizes)
     workspace.codes.reserve(int(num_codes.max()))
-    workspace.payload.reserve(int(num_codes.sum()) + heads.size + _MORE_NBYTES * sizes.size)
+    workspace.payload.reserve(int(num_codes.sum()) + int(np.diff(head_spans).sum()) + _MORE_NBYTES * sizes.size)
     _encode_many(
         values,
         sizes,
@@ -103,7 +116,7 @@ def encode_many(
         residual_scales,
         scales,
         heads,
-        head_ends,
+        head_spans,
         workspace.codes.bytes,
         workspace.codes.words,
         workspace.codes.words_at,
@@ -120,7 +133,7 @@ def decode_many(
     frames: Bytes,
     ends: Addresses,
     heads: Bytes,
-    head_ends: Addresses,
+    head_spans: Addresses,
     outs: Addresses,
     sizes: Addresses,
     accumulate: NDArray[np.bool_],
@@ -132,15 +145,14 @@ def decode_many(
     Args:
         frames: end to end, without their checksums; read-only.
         ends: where each ends.
-        heads: the only head that each may have, up to its scales, end to end; read-only.
-        head_ends: where each head ends.
-        outs: addresses of the float32 arrays to fill.
+        heads, head_spans: the only head that each may have, as for `encode_many`.
+        outs: addresses of the float32 arrays to fill; 0 where a frame is only looked at.
         sizes: of each.
         accumulate: whether to add, for each.
         workspace: scratch.
 
     Returns:
-        The size of each payload in bytes; 0 for a frame that was not decoded, and its array is untouched.
+        The size of each payload in bytes; 0 for a frame that is not the one expected, and its array is untouched.
     """
     workspace.codes.reserve(num_codes_of(int(sizes.max())))
     payload_nbytes = np.zeros_like(sizes)
@@ -148,7 +160,7 @@ def decode_many(
         frames,
         ends,
         heads,
-        head_ends,
+        head_spans,
         outs,
         sizes,
         accumulate,
@@ -203,6 +215,16 @@ def _scatter(whole: Any, parts: Any, sizes: Any) -> None:
 
 
 @jit
+def _add_to_many(whole: Any, parts: Any, sizes: Any) -> None:
+    at = 0
+    for i in range(parts.size):
+        part = _array(parts[i], sizes[i], whole[0])
+        for k in range(sizes[i]):
+            part[k] += whole[at + k]
+        at += sizes[i]
+
+
+@jit
 def _scales(values: Any, sizes: Any, residuals: Any, residual_scales: Any, sparsities: Any, scales: Any) -> bool:
     """Each m = max|v| * sparsity, rounded once; False where one overflows or is NaN."""
     for i in range(values.size):
@@ -226,7 +248,7 @@ def _encode_many(
     residual_scales: Any,
     scales: Any,
     heads: Any,
-    head_ends: Any,
+    head_spans: Any,
     codes: Any,
     words: Any,
     words_at: Any,
@@ -246,7 +268,7 @@ def _encode_many(
         else:
             pack_trits(given, None, residual_scales[i], m, own, 0, num_codes, False, 1, digits)
         size = _encode(words, num_codes, words_at, scratch)
-        for byte in heads[head_ends[i - 1] if i else 0 : head_ends[i]]:
+        for byte in heads[head_spans[i, 0] : head_spans[i, 1]]:
             frames[at] = byte
             at += 1
         at = _write_numbers(frames, at, m, size)
@@ -276,7 +298,7 @@ def _decode_many(
     frames: Any,
     ends: Any,
     heads: Any,
-    head_ends: Any,
+    head_spans: Any,
     outs: Any,
     sizes: Any,
     accumulate: Any,
@@ -289,11 +311,14 @@ def _decode_many(
     payload_nbytes: Any,
 ) -> None:
     for i in range(outs.size):
-        head = heads[head_ends[i - 1] if i else 0 : head_ends[i]]
+        head = heads[head_spans[i, 0] : head_spans[i, 1]]
         frame = frames[ends[i - 1] if i else 0 : ends[i]]
         begin, scale = _begin_of_payload(frame, head)
         num_codes = (sizes[i] + 4) // 5
         if not begin or _expanded(frame[begin:]) != num_codes:
+            continue
+        payload_nbytes[i] = frame.size - begin
+        if not outs[i]:
             continue
         payload, out = frame[begin:], _array(outs[i], sizes[i], _ONE)
         if accumulate[i] and payload.size < SPARSE_BELOW * num_codes:
@@ -306,7 +331,6 @@ def _decode_many(
             else:
                 _fill_table(_TRITS, scale, _STORED, table)
                 _store_stride(codes[:num_codes], table, out)
-        payload_nbytes[i] = payload.size
 
 
 @jit

@@ -1,0 +1,216 @@
+"""The tables of one plan: what each worker has of them, and how an update of theirs is made and sent.
+
+What travels down is encoded once for all workers that hold the same copy. It knows workers by rank, and nothing of
+peers, sessions, or who is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from thinwire.codecs.tensors import FloatArray
+from thinwire.errors import ConfigError, ProtocolError
+from thinwire.optimizers.options import Settings, changes
+from thinwire.optimizers.runner import OptimizerRunner
+from thinwire.packets import EncodedTensor
+from thinwire.policies.consistency import consistency
+from thinwire.schema import Delta, Message, Plan, Values
+from thinwire.server.agreement import usable_codecs
+from thinwire.server.membership import Membership
+from thinwire.server.table import Table
+from thinwire.server.table_group import TableGroups
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A message for one worker, or (rank None) for everybody who is there."""
+
+    message: Message
+    frames: tuple[EncodedTensor, ...] = ()
+    rank: int | None = None
+
+
+class TableUpdates:
+    """The tables of a plan.
+
+    Args:
+        plan: checked already.
+        least: with fewer workers no update is made; by default as many as the policy asks for.
+
+    Raises:
+        ProtocolError: codecs or an optimizer that cannot be used, or tables that do not fit the memory.
+    """
+
+    def __init__(self, plan: Plan, least: int | None = None) -> None:
+        codecs = usable_codecs(plan)
+        self.plan = plan
+        self.terms = consistency(plan.consistency).terms(plan.workers, elastic=least is not None)
+        self.members = Membership(plan.workers, self.terms.quorum, least)
+        try:
+            self.tables = [
+                Table(spec, codecs[spec.up], codecs[spec.down], self.terms, plan.downlink, plan.reduce, self.members)
+                for spec in plan.tables
+            ]
+        except (MemoryError, RuntimeError) as error:  # NumPy's and torch's ways to say so
+            raise ProtocolError(f"the tables do not fit the server's memory: {error}") from error
+        self.exchanges: dict[int, list[int]] = {}
+        """Where every push is an update: by rank, of how many exchanges each table has had the worker's gradient."""
+        self.final: int | None = None
+        """The version with which the training ends, once worker 0 has announced it."""
+        self._optimizer: OptimizerRunner | None = None
+        trained = [(table.spec.group, table.values) for table in self.tables if not table.spec.state]
+        if trained:
+            self._optimizer = OptimizerRunner(plan.optimizer, plan.groups, trained)
+        self._groups = TableGroups(self.tables)
+
+    # ---- where everything stands
+
+    @property
+    def step(self) -> int:
+        """Updates that every parameter has had. Buffers, which travel more rarely, do not count."""
+        return min((table.version for table in self.tables if not table.spec.state), default=0)
+
+    # ---- what workers have
+
+    def assign(self, message: Values, frames: tuple[EncodedTensor, ...]) -> None:
+        """Takes the initial values of every table."""
+        if message.tables != tuple(range(len(self.tables))) or len(frames) != len(self.tables):
+            raise ProtocolError(f"initial values came for {len(frames)} of {len(self.tables)} tables")
+        for table, frame in zip(self.tables, frames, strict=True):
+            table.assign(frame, 0)
+
+    def check_versions(self, rank: int, have: Sequence[int]) -> tuple[int, ...]:
+        """Returns the version of each table that a worker has which joins late, or resumes; −1 where it has nothing.
+
+        Args:
+            rank: whose.
+            have: what it says; of another number of tables, that it has nothing.
+
+        Raises:
+            ProtocolError: it is ahead of the shard, or lacks updates that nobody can give it any more.
+        """
+        versions = tuple(have) if len(have) == len(self.tables) else (-1,) * len(self.tables)
+        for table, version in zip(self.tables, versions, strict=True):
+            if version > table.version:
+                raise ProtocolError(
+                    f"worker {rank} has version {version} of {table.spec.name!r}, and this shard was resumed at "
+                    f"version {table.version}: resume all workers and shards from the same step"
+                )
+            unknown = self.plan.downlink == "gradient" and not table.spec.state and table.version > 0
+            if unknown and version < table.version:
+                raise ProtocolError(
+                    f"worker {rank} has version {max(0, version)} of {table.spec.name!r} and the others "
+                    f"{table.version}; under this design the workers hold the model, and the server cannot give it to "
+                    "one that begins or comes back late: resume all workers and shards from the same step"
+                )
+        return versions
+
+    def catch_up(self, rank: int, have: Sequence[int]) -> list[Outgoing]:
+        """Returns the whole tables that a worker lacks which joins late, or resumes.
+
+        Args and Raises: as for `check_versions`.
+        """
+        versions = self.check_versions(rank, have)
+        lacks = [i for i, table in enumerate(self.tables) if versions[i] < table.version or self.terms.immediate]
+        if not lacks:
+            return []
+        give = Table.hand_over if self.terms.immediate else Table.snapshot
+        values = Values(tables=tuple(lacks), versions=tuple(self.tables[i].version for i in lacks))
+        return [Outgoing(values, tuple(give(self.tables[i], rank) for i in lacks), rank)]
+
+    # ---- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tables, versions, copies, residuals and the optimizer's state, where every parameter has one version.
+
+        Gradients that came for the next version are not in it, nor are changed rates and options: workers
+        that go on from here send both again. Where every push is an update by itself, any moment will do.
+
+        Raises:
+            ConfigError: updates are made of several pushes, and tables have different versions.
+        """
+        versions = {table.version for table in self.tables if not table.spec.state}
+        if len(versions) > 1 and not self.terms.immediate:
+            raise ConfigError(
+                f"consistency {self.plan.consistency}: tables have versions {sorted(versions)}; a checkpoint is taken "
+                "where all have one"
+            )
+        return {
+            "exchanges": {rank: list(each) for rank, each in self.exchanges.items()},
+            "final": self.final,
+            "memberships": self.members.history,
+            "tables": [table.state_dict() for table in self.tables],
+            "updater": None if self._optimizer is None else self._optimizer.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes back what `state_dict` gave."""
+        self.final = state["final"]
+        self.exchanges = {rank: list(each) for rank, each in state.get("exchanges", {}).items()}
+        for table, saved in zip(self.tables, state["tables"], strict=True):
+            table.load_state_dict(saved)
+        if self._optimizer is not None:
+            self._optimizer.load_state_dict(state["updater"])
+        saved = state.get("memberships", self.members.history)
+        self.members.history = tuple((clock, tuple(ranks)) for clock, ranks in saved)
+        self.members.divide_data(self.step)  # whoever was gone is waited for again
+
+    # ---- updates
+
+    def _aggregate(self, ready: list[int], settings: Settings) -> list[tuple[int, FloatArray | None, tuple[int, ...]]]:
+        """Ends the current clock of some tables, and updates the model where that is the server's to do."""
+        assert self._optimizer is not None
+        taken = [(index, *self.tables[index].incoming.take()) for index in ready]
+        if self.plan.downlink == "delta":
+            changed = [(self.tables[index], gradient) for index, gradient, _ in taken if gradient is not None]
+            self._optimizer.set(settings)
+            self._optimizer.step([t.values for t, _ in changed], [torch.from_numpy(g) for _, g in changed])
+        return taken
+
+    def _update(self, ready: list[int], settings: Settings, rank: int | None = None) -> list[Outgoing]:
+        """Updates each of these tables once; tables that took the same turn share a message.
+
+        Args:
+            ready: the tables' indices.
+            settings: rates and options of the update.
+            rank: of the worker whose push alone is the update, and who alone is led to it; None leads everybody.
+        """
+        here = self.plan.downlink == "delta"  # the optimizer runs here, and nobody else need know
+        messages: dict[tuple[int, int, tuple[int, ...]], list[tuple[int, EncodedTensor]]] = {}
+        taken = self._aggregate(ready, settings)
+        made: list[EncodedTensor | None] = [None] * len(taken)
+        if here and rank is None:
+            made = self._groups.of(ready).encode([gradient is not None for _, gradient, _ in taken])
+        for (index, gradient, ranks), frame in zip(taken, made, strict=True):
+            table = self.tables[index]
+            if rank is None:
+                everybody = ranks == tuple(range(self.plan.workers)) and self.members.highest < self.plan.workers
+                base, some, targets = -1, () if everybody else ranks, None
+            else:
+                base, some, targets = table.given[rank], (rank,), {rank}
+            [(_, sent)] = table.publish(gradient, targets, senders=len(ranks), made=frame)
+            messages.setdefault((table.version, base, some), []).append((index, sent))
+        outgoing: list[Outgoing] = []
+        for (version, base, some), frames in messages.items():
+            # The forward pass needs the first tables first.
+            frames.sort(key=lambda each: each[0])
+            delta = Delta(
+                version=version,
+                base=base,
+                tables=tuple(index for index, _ in frames),
+                last=self.final is not None and (rank is not None or version >= self.final),
+                ranks=some,
+                rates=() if here else settings.rates,
+                options=() if here else changes(self.plan.groups, settings.groups),
+            )
+            outgoing.append(Outgoing(delta, tuple(frame for _, frame in frames), rank))
+        return outgoing
+
+    def _table(self, index: int) -> Table:
+        if not 0 <= index < len(self.tables):
+            raise ProtocolError(f"table {index}; there are {len(self.tables)}")
+        return self.tables[index]

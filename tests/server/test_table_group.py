@@ -1,0 +1,152 @@
+"""Tables of one message: the same bits as each by itself, whatever coded them and whoever came first."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from thinwire.codecs import Codec, Context, codec
+from thinwire.errors import FrameError, NonFiniteError, ProtocolError
+from thinwire.frames import Frame, pack
+from thinwire.packets import BatchedTensor, EncodedTensor
+from thinwire.policies.compression import NARROW, PLAIN, is_batched
+from thinwire.policies.consistency import Bsp
+from thinwire.schema import TableSpec
+from thinwire.server.membership import Membership
+from thinwire.server.table import Table
+from thinwire.server.table_group import TableGroup, TableGroups
+
+WORKERS = 3
+UP = [
+    *(codec("3lc"), NARROW, codec("int8"), codec("3lc", sparsity=1.5), PLAIN, NARROW),
+    *(codec("3lc", layout="partition"), codec("3lc", nonfinite="skip"), codec("3lc")),
+]
+DOWN = [*UP[:4], NARROW, *UP[5:7], codec("3lc", error_feedback=False), codec("int8")]
+TOGETHER = [0, 1, 3, 4, 5, 7]
+"""Whose updates are encoded together."""
+SHAPES = [(30, 41), (7,), (8, 9), (200,), (5,), (33,), (40,), (6, 5), (0, 3)]
+EVERY = range(len(UP))
+
+
+def made() -> list[Table]:
+    terms, members = Bsp().terms(WORKERS), Membership(WORKERS)
+    tables = []
+    for number, (up, down, shape) in enumerate(zip(UP, DOWN, SHAPES, strict=True)):
+        table = Table(TableSpec(name=f"w{number}", shape=shape), up, down, terms, members=members)
+        table.assign(PLAIN.encode(np.full(shape, 0.5, np.float32)), 0)
+        tables.append(table)
+    return tables
+
+
+def contexts() -> list[list[Context]]:
+    return [[up.context(np.zeros(s, np.float32)) for up, s in zip(UP, SHAPES, strict=True)] for _ in range(WORKERS)]
+
+
+def pushed(up: Codec, context: Context, values: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> EncodedTensor:
+    flat = values.reshape(-1)
+    return BatchedTensor.of(flat, "w", narrow=up == NARROW) if is_batched(up, values.shape) else context.encode(values)
+
+
+def pushes(senders: list[list[Context]], seed: int, absent: set[tuple[int, int]]) -> list[list[EncodedTensor]]:
+    """What every worker pushes; some have no gradient of some table."""
+    draw = np.random.default_rng(seed)
+    found = []
+    for rank, own in enumerate(senders):
+        gradients = [draw.standard_normal(shape).astype(np.float32) * 10.0**rank for shape in SHAPES]
+        frames = [pushed(up, context, each) for up, context, each in zip(UP, own, gradients, strict=True)]
+        found.append([b"" if (rank, place) in absent else frame for place, frame in enumerate(frames)])
+    return found
+
+
+def hold(group: TableGroup, tables: list[Table], rank: int, frames: list[EncodedTensor], clock: int) -> None:
+    for table, frame, known in zip(tables, frames, group.known(frames), strict=True):
+        table.hold(rank, frame, clock, known=known)
+    group.add_due()
+
+
+def take(table: Table, seed: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]] | None:
+    """Ends the clock, and trains the table by the aggregate."""
+    aggregate, _ = table.incoming.take()
+    if aggregate is not None:
+        table.values -= 0.1 * seed * torch.from_numpy(aggregate)
+    return aggregate
+
+
+def test_gradients_and_updates_are_those_of_tables_alone() -> None:
+    together, alone, senders = made(), made(), contexts()
+    groups = TableGroups(together)
+    group = groups.of(EVERY)
+    assert groups.of(EVERY) is group
+    for clock, order in enumerate(itertools.permutations(range(WORKERS))):
+        absent = {(1, clock)} if clock != 2 else {(rank, 6) for rank in range(WORKERS)}
+        frames = pushes(senders, clock, absent)
+        for number, rank in enumerate(order):
+            if number == clock:  # in two messages
+                hold(groups.of([0, 1, 2]), together[:3], rank, frames[rank][:3], clock)
+                hold(groups.of(EVERY[3:]), together[3:], rank, frames[rank][3:], clock)
+            else:
+                hold(group, together, rank, frames[rank], clock)
+            for table, frame in zip(alone, frames[rank], strict=True):
+                table.add(rank, frame, clock)
+        means = [take(table, clock) for table in together]
+        encoded = group.encode([mean is not None for mean in means])
+        came = [place for place, frame in enumerate(encoded) if frame is not None]
+        assert came == ([] if clock == 2 else TOGETHER), clock
+        for place, (table, single) in enumerate(zip(together, alone, strict=True)):
+            ours, mean = means[place], take(single, clock)
+            where = clock, place
+            assert (ours is None) == (mean is None), where
+            assert ours is None or mean is None or ours.tobytes() == mean.tobytes(), where
+            [(_, down)], [(_, expected)] = table.publish(ours, made=encoded[place]), single.publish(mean)
+            assert down == expected, where
+            assert table.replica.tobytes() == single.replica.tobytes(), where
+
+
+def test_gradients_of_a_later_clock_wait_for_their_turn() -> None:
+    [first, *_], [[sender, *_], *_] = made(), contexts()
+    group, frame = TableGroups([first]).of([0]), sender.encode(np.ones(SHAPES[0], np.float32))
+    hold(group, [first], 0, [frame], 1)
+    assert not first.incoming.is_begun and first.incoming.has(0, 1)
+    for rank in range(WORKERS):
+        hold(group, [first], rank, [frame], 0)
+    aggregate = take(first, 0)
+    [encoded] = group.encode([True])
+    first.publish(aggregate, made=encoded)
+    assert first.incoming.clock == 1 and first.incoming.is_begun
+
+
+def test_what_is_wrong_is_said_as_by_the_table_itself() -> None:
+    senders = contexts()
+    for place, error in ((0, ProtocolError), (2, ProtocolError), (4, ProtocolError), (6, ProtocolError)):
+        tables, frames = made(), pushes(senders, 0, set())[0]
+        good = frames[place]
+        bad = BatchedTensor(np.ones(9, np.float32)) if isinstance(good, BatchedTensor) else bytes(good[:-1])
+        with pytest.raises(error) as alone:
+            made()[place].add(0, bad)
+        with pytest.raises(error) as together:
+            hold(TableGroups(tables).of(EVERY), tables, 0, [*frames[:place], bad, *frames[place + 1 :]], 0)
+        assert str(together.value) == str(alone.value), place
+        assert not tables[place].incoming.has(0)
+    tables = made()
+    full = np.full(SHAPES[2], np.inf, np.float32)
+    tables[2] = Table(TableSpec(name="plain", shape=SHAPES[2]), PLAIN, PLAIN, Bsp().terms(WORKERS))
+    damaged = pack(Frame("fp32", "fp32", SHAPES[2], payload=full.tobytes()))
+    with pytest.raises(FrameError, match="plain: the gradient of worker 0: the payload holds NaN or Inf"):
+        hold(TableGroups(tables).of(EVERY), tables, 0, [*frames[:2], damaged, *frames[3:]], 0)
+
+
+def test_updates_with_nan_are_left_to_the_table_which_says_so() -> None:
+    for bad in (0, 1):
+        tables, senders = made(), contexts()
+        group = TableGroups(tables).of(EVERY)
+        for rank, frames in enumerate(pushes(senders, 0, set())):
+            hold(group, tables, rank, frames, 0)
+        means = [take(table, 1) for table in tables]
+        tables[bad].values.view(-1)[3] = float("nan")
+        encoded = group.encode([True] * len(tables))
+        assert encoded[bad] is None
+        with pytest.raises(NonFiniteError, match=f"after update 1: w{bad}: .*NaN"):
+            tables[bad].publish(means[bad], made=encoded[bad])
