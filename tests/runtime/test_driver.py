@@ -20,7 +20,9 @@ from thinwire.telemetry import Counters
 from thinwire.transports import grpc
 from thinwire.transports.base import Connection, Sender, Server
 from thinwire.transports.memory import MemoryServer
-from thinwire.worker.conversation import Conversation, Poll, Procedure, Update
+from thinwire.worker.apply_buffer import Update
+from thinwire.worker.conversation import Conversation
+from thinwire.worker.effects import Poll, Procedure
 
 PLAIN = codec("fp32")
 VALUES = np.arange(4, dtype=np.float32)

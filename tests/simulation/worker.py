@@ -29,8 +29,8 @@ from thinwire.policies.designs import design as find_design
 from thinwire.runtime.driver import LOOK_S
 from thinwire.runtime.session import Abandon, Await, Dial, Drain, Pause, Transmit, WorkerSession
 from thinwire.schema import Join, Push, SessionOpen, Values, Welcome
-from thinwire.worker.conversation import Poll, Procedure, Receive, Send
 from thinwire.worker.core import Worker
+from thinwire.worker.effects import Poll, Procedure, Receive, Send
 from thinwire.worker.local_updates import LocalWorker
 
 if TYPE_CHECKING:

@@ -7,7 +7,9 @@ import pytest
 from thinwire.errors import ProtocolError
 from thinwire.schema import Delta, Join, Leave, Message, Plan, Push, Refused, TableSpec, Values, Welcome
 from thinwire.version import VERSION
-from thinwire.worker.conversation import CHUNK_NBYTES, Conversation, Receive, Send, Update
+from thinwire.worker.apply_buffer import Update
+from thinwire.worker.conversation import CHUNK_NBYTES, Conversation
+from thinwire.worker.effects import Receive, Send
 
 RATES = (0.5,)
 SHARD = 3

@@ -21,9 +21,9 @@ from thinwire.policies.designs import Design, design
 from thinwire.schema import Message, Plan, TableSpec
 from thinwire.server.core import ServerCore
 from thinwire.server.effects import Close, Send
-from thinwire.worker.conversation import Effect, Poll, Procedure, Receive
-from thinwire.worker.conversation import Send as Push
 from thinwire.worker.core import Worker
+from thinwire.worker.effects import Effect, Poll, Procedure, Receive
+from thinwire.worker.effects import Send as Push
 from thinwire.worker.model import PlannedTensor
 
 SHARDS, WORKERS, STEPS = 2, 3, 6

@@ -10,8 +10,8 @@ from thinwire.policies.assignment import Partition
 from thinwire.policies.compression import NARROW
 from thinwire.schema import TableSpec
 from thinwire.telemetry import Counters
+from thinwire.worker.apply_buffer import Update
 from thinwire.worker.batching import Batching
-from thinwire.worker.conversation import Update
 from thinwire.worker.fragment import Fragment, are_finite
 from thinwire.worker.model import PlannedTensor, WorkerTensor
 from thinwire.worker.table import WorkerTable

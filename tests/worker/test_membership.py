@@ -18,8 +18,8 @@ from thinwire.policies.sampling import Memberships
 from thinwire.schema import Message
 from thinwire.server.core import ServerCore
 from thinwire.server.effects import Close, Effect, Send
-from thinwire.worker.conversation import Poll, Procedure, Receive
-from thinwire.worker.conversation import Send as Push
+from thinwire.worker.effects import Poll, Procedure, Receive
+from thinwire.worker.effects import Send as Push
 
 STEPS = 30
 

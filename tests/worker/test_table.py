@@ -17,7 +17,7 @@ from thinwire.policies.assignment import Partition
 from thinwire.policies.criteria import Pending, criterion
 from thinwire.schema import TableSpec
 from thinwire.telemetry import Counters
-from thinwire.worker.conversation import Update
+from thinwire.worker.apply_buffer import Update
 from thinwire.worker.table import NO_GRADIENT, WorkerTable
 
 SHAPE = (4, 10)

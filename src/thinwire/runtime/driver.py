@@ -22,8 +22,9 @@ from thinwire.packets import pack, parse
 from thinwire.schema import Members
 from thinwire.telemetry import Counters
 from thinwire.transports.base import Connection
-from thinwire.worker.conversation import Conversation, Poll, Procedure, Receive, Send, T
+from thinwire.worker.conversation import Conversation
 from thinwire.worker.core import Worker
+from thinwire.worker.effects import Poll, Procedure, Receive, Send, T
 from thinwire.worker.model import WorkerTensor
 
 LOOK_S = 1.0

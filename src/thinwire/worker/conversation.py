@@ -2,19 +2,11 @@
 
 Two buffers. The transmit buffer collects encoded gradients until they are worth a message: a message per tensor
 costs more than the tensor (30 calls cost 44 ms a step, one batch 1.3 ms), and one message per step would leave a
-slow link idle during the backward pass. The apply buffer keeps updates until the model needs them. The clock is
-the worker's and comes as an argument; no tensor is touched here.
-
-A method that talks to a shard is a **procedure**: a generator that yields effects and returns when the worker can go
-on. Whoever runs it (`runtime/driver.py`, a simulator, a test) carries out each effect before it asks for the next.
+slow link idle during the backward pass. The apply buffer (`apply_buffer.py`) keeps updates until the model needs them.
+The clock is the worker's and comes as an argument; no tensor is touched here.
 """
 
 from __future__ import annotations
-
-from collections import deque
-from collections.abc import Generator
-from dataclasses import dataclass, replace
-from typing import TypeAlias, TypeVar
 
 from thinwire.errors import ProtocolError, SessionLostError, StepMismatchError
 from thinwire.packets import EncodedTensor
@@ -37,63 +29,13 @@ from thinwire.schema import (
     Welcome,
 )
 from thinwire.version import VERSION
+from thinwire.worker.apply_buffer import ApplyBuffer, Update
+from thinwire.worker.effects import Procedure, Receive, Send
 
 CHUNK_NBYTES = 32 * 1024
 """A push leaves as soon as this much is ready: 3 ms at 100 Mbit/s, and a few chunks a step for small models."""
 WHOLE_NBYTES = 2**63 - 1
 """For chunks that hold whatever there is."""
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Send one message, with its frames, to a shard."""
-
-    shard: int
-    message: Message
-    frames: tuple[EncodedTensor, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Receive:
-    """Wait for the next message of a shard, for what `awaited` says, and pass it to `Conversation.received`."""
-
-    shard: int
-    awaited: str
-
-
-@dataclass(frozen=True, slots=True)
-class Poll:
-    """Pass every message of a shard that has arrived to `Conversation.received`, without waiting."""
-
-    shard: int
-
-
-Effect: TypeAlias = Send | Receive | Poll
-Procedure: TypeAlias = Generator[Effect, None, T]
-
-
-@dataclass(frozen=True, slots=True)
-class Update:
-    """One step of a table.
-
-    Args:
-        version: that the table has afterwards.
-        frame: what leads there; empty changes nothing.
-        whole: the frame holds values that replace the copy, not something to add or to step by.
-        missed: this worker pushed a gradient that came too late for the update.
-        rates, options, ranks, base: as in the shard's `Delta`.
-    """
-
-    version: int
-    frame: EncodedTensor
-    whole: bool
-    missed: bool = False
-    rates: tuple[float, ...] = ()
-    ranks: tuple[int, ...] = ()
-    options: Changes = ()
-    base: int = -1
 
 
 class Conversation:
@@ -107,7 +49,6 @@ class Conversation:
         chunk_nbytes: how many bytes of frames make a push worth sending.
 
     Attributes:
-        versions: of the worker's copy, per table; −1 before the initial values.
         last_version: with which the training ends, once the shard has said so.
         memberships: who divides the data from which clock on.
         begin: the clock from which on the shard expects this worker, which joined late, or was late.
@@ -125,7 +66,6 @@ class Conversation:
         chunk_nbytes: int = CHUNK_NBYTES,
     ) -> None:
         self.shard, self.plan, self.rank = shard, plan, rank
-        self.versions = [-1] * len(plan.tables)
         self.last_version: int | None = None
         self.notices: list[Members] = []
         self.memberships: Memberships = ((0, tuple(range(plan.workers))),)
@@ -141,9 +81,16 @@ class Conversation:
         self._transmit_nbytes = 0
         self._options: Changes = ()
         self._pushed: set[int] = set()
-        self._pushed_at = [-1] * len(plan.tables)
-        self._answered = [0] * len(plan.tables)
-        self._apply: list[deque[Update]] = [deque() for _ in plan.tables]
+        self._apply = ApplyBuffer(plan, rank, immediate=self._terms.immediate)
+
+    @property
+    def versions(self) -> list[int]:
+        """Of the worker's copy, per table; −1 before the initial values."""
+        return self._apply.versions
+
+    @versions.setter
+    def versions(self, versions: list[int]) -> None:
+        self._apply.versions = versions
 
     # ---- up
 
@@ -199,7 +146,7 @@ class Conversation:
 
     def resume_at(self, clock: int) -> None:
         """Every table has answered all of this worker's exchanges so far, or never will."""
-        self._answered = [clock] * len(self.plan.tables)
+        self._apply.answered = [clock] * len(self.plan.tables)
 
     def is_late(self, clock: int) -> bool:
         """Whether an update was made without what this worker has pushed before `clock`; the shard then has a word."""
@@ -228,7 +175,7 @@ class Conversation:
             )
         self._pushed.add(table)
         if frame:
-            self._pushed_at[table] = clock
+            self._apply.pushed(table, clock)
         self._transmit.append((table, frame))
         self._transmit_nbytes += len(frame)
         return self._transmit_nbytes >= self._chunk_nbytes
@@ -252,8 +199,7 @@ class Conversation:
         """
         if not self._transmit and not digest:
             return
-        tables = tuple(table for table, _ in self._transmit)
-        frames = tuple(frame for _, frame in self._transmit)
+        tables, frames = zip(*self._transmit, strict=True) if self._transmit else ((), ())
         self._transmit, self._transmit_nbytes = [], 0
         options, self._options = self._options, ()
         push = Push(step=clock, tables=tables, rates=rates, last=last, digest=digest, options=options)
@@ -291,15 +237,14 @@ class Conversation:
                     self.last_version = message.final
                 self.memberships = message.memberships or self.memberships
             case Values():
-                self._check(message.tables, frames)
+                self._apply.check(message.tables, frames)
                 if len(message.versions) != len(frames):
                     raise ProtocolError(f"{len(message.versions)} versions and {len(frames)} frames in one message")
                 for table, version, frame in zip(message.tables, message.versions, frames, strict=True):
                     self._newest = max(self._newest, version)
-                    self._apply[table].clear()
-                    self._apply[table].append(Update(version, frame, True))
+                    self._apply.replace(table, Update(version, frame, True))
             case Delta():
-                self._check(message.tables, frames)
+                self._apply.check(message.tables, frames)
                 self._newest = max(self._newest, message.version)
                 if message.last and self.last_version is None:
                     self.last_version = message.version
@@ -310,7 +255,7 @@ class Conversation:
                 for table, frame in zip(message.tables, frames, strict=True):
                     whole = self.plan.tables[table].state or self.plan.downlink == "weights"
                     update = Update(message.version, frame, whole, False, rates, ranks, options, base)
-                    self._apply[table].append(update)
+                    self._apply.add(table, update)
             case Scalars():
                 self._maxima[message.step] = message.values
             case Members():
@@ -342,7 +287,7 @@ class Conversation:
             due = (clock - 1) // interval * interval
             return self.versions[table] <= (due if self._will_come(due) else -1)
         if self._terms.immediate:
-            return self.versions[table] < 0 or self._answered[table] < clock
+            return self.versions[table] < 0 or self._apply.answered[table] < clock
         return self.versions[table] < (clock if strict else self._policy.needs(clock))
 
     def _will_come(self, clock: int) -> bool:
@@ -363,34 +308,12 @@ class Conversation:
         return updates
 
     def take(self, table: int, clock: int) -> list[Update]:
-        """Removes and returns the updates of a table that have come, up to the clock, oldest first.
-
-        Raises:
-            ProtocolError: a version is missing in between.
-        """
-        waiting, taken = self._apply[table], []
-        while waiting and (waiting[0].version <= clock or self._terms.immediate or self.versions[table] < 0):
-            update = waiting.popleft()
-            base = update.base if update.base >= 0 else update.version - 1
-            if not update.whole and base != self.versions[table]:
-                raise ProtocolError(
-                    f"{self.plan.tables[table].name!r}: version {update.version} came after {self.versions[table]}"
-                )
-            self.versions[table] = update.version
-            self._answered[table] += not update.whole
-            # Whether our gradient came too late for it; the update may have come before we pushed.
-            late = update.ranks and self.rank not in update.ranks and self._pushed_at[table] == update.version - 1
-            taken.append(replace(update, missed=True) if late else update)
-        return taken
+        """See `ApplyBuffer.take`."""
+        return self._apply.take(table, clock)
 
     def reached(self) -> int | None:
-        """The newest version of which every parameter's update is here, applied or not; None without parameters."""
-        versions = [
-            self._apply[table][-1].version if self._apply[table] else self.versions[table]
-            for table, spec in enumerate(self.plan.tables)
-            if not spec.state
-        ]
-        return min(versions, default=None)
+        """See `ApplyBuffer.reached`."""
+        return self._apply.reached()
 
     def ended(self, clock: int) -> Procedure[bool]:
         """Whether the last exchange ended the training (where clocks are everyone's own, any exchange).
@@ -404,9 +327,3 @@ class Conversation:
     def is_over(self, clock: int) -> bool:
         """Whether the training ended with the last exchange, as far as the shard has said."""
         return self.last_version is not None and (self._terms.immediate or clock >= self.last_version)
-
-    def _check(self, tables: tuple[int, ...], frames: tuple[EncodedTensor, ...]) -> None:
-        if len(tables) != len(frames):
-            raise ProtocolError(f"{len(tables)} tables and {len(frames)} frames in one message")
-        if any(not 0 <= table < len(self._apply) for table in tables):
-            raise ProtocolError(f"tables {tables}; there are {len(self._apply)}")

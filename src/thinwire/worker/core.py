@@ -19,7 +19,8 @@ from thinwire.policies.compression import PLAIN
 from thinwire.policies.designs import Design
 from thinwire.schema import Plan
 from thinwire.worker.batching import Batching
-from thinwire.worker.conversation import Conversation, Poll, Procedure
+from thinwire.worker.conversation import Conversation
+from thinwire.worker.effects import Poll, Procedure
 from thinwire.worker.model import PlannedTensor, WorkerTensor
 from thinwire.worker.participant import Participant
 from thinwire.worker.table import WorkerTable

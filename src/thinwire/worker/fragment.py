@@ -18,8 +18,8 @@ from thinwire.codecs.ternary_batch import TernaryBatch, takes
 from thinwire.kernels.numba.many import largest_of_many
 from thinwire.packets import BatchedTensor, EncodedTensor
 from thinwire.packets.batch import rounded
+from thinwire.worker.apply_buffer import Update
 from thinwire.worker.batching import Batching
-from thinwire.worker.conversation import Update
 from thinwire.worker.model import WorkerTensor
 from thinwire.worker.table import WorkerTable
 

@@ -16,8 +16,9 @@ from thinwire.errors import ConfigError, NonFiniteError, ProtocolError
 from thinwire.optimizers.options import ParameterGroups
 from thinwire.policies.designs import Design
 from thinwire.schema import Plan
-from thinwire.worker.conversation import Procedure, Update
+from thinwire.worker.apply_buffer import Update
 from thinwire.worker.core import Worker
+from thinwire.worker.effects import Procedure
 from thinwire.worker.fragment import Fragment, are_finite
 from thinwire.worker.model import PlannedTensor, WorkerTensor
 from thinwire.worker.table import NO_GRADIENT, WorkerTable

@@ -19,7 +19,7 @@ from thinwire.policies.compression import PLAIN
 from thinwire.policies.designs import Design
 from thinwire.schema import Plan
 from thinwire.telemetry import Counters
-from thinwire.worker.conversation import Update
+from thinwire.worker.apply_buffer import Update
 from thinwire.worker.table import LocalStep, WorkerTable
 
 

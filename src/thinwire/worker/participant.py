@@ -17,7 +17,8 @@ from thinwire.policies.designs import Design
 from thinwire.policies.sampling import Memberships, extended
 from thinwire.schema import Plan, Welcome
 from thinwire.telemetry import Counters
-from thinwire.worker.conversation import CHUNK_NBYTES, Conversation, Procedure
+from thinwire.worker.conversation import CHUNK_NBYTES, Conversation
+from thinwire.worker.effects import Procedure
 from thinwire.worker.model import PlannedTensor, WorkerModel, WorkerTensor
 from thinwire.worker.table import NO_GRADIENT
 

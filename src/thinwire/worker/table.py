@@ -25,7 +25,7 @@ from thinwire.policies.compression import NARROW, is_batched
 from thinwire.policies.criteria import Criterion, Pending
 from thinwire.schema import TableSpec
 from thinwire.telemetry import Counters
-from thinwire.worker.conversation import Update
+from thinwire.worker.apply_buffer import Update
 
 NO_GRADIENT = b""
 NORM_EVERY = 8
