@@ -113,6 +113,12 @@ def test_every_entry_shows_something(tiny: tuple[Path, Reproduced]) -> None:
     assert len(set(names)) == len(names)
 
 
+def test_without_zero_runs_a_value_takes_1_6_bits(tiny: tuple[Path, Reproduced]) -> None:
+    [shown] = [shown for each, shown in tiny[1].shown if each.id == "3lc-table-2"]
+    first, *_ = shown.tables[0].lines
+    assert first[0] == "No ZRE" and [float(each) for each in first[5:7]] == pytest.approx([1.6, 1.6], abs=0.002)
+
+
 @pytest.mark.skipif(not CHROMIUM, reason=MISSING)
 def test_a_browser_draws_every_chart(tiny: tuple[Path, Reproduced], tmp_path: Path) -> None:
     folder, made = tiny

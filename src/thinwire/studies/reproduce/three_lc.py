@@ -39,7 +39,7 @@ def _show_table_2(found: Found) -> Shown:
     rows = {NO_ZRE: NO_ZRE, **{each: by_multiplier(each) for each in MULTIPLIERS}}
     for label, design in rows.items():
         up = mean(found, design, lambda each: over_run(each.history.bits_push))
-        down = mean(found, design, lambda each: over_run(each.history.bits_pull))
+        down = mean(found, design, lambda each: over_run(each.history.bits_pull[1:]))
         everything = mean(found, design, lambda each: each.compression_ratio)
         ratio, bits = _TABLE_2[label]
         push.append(up)
