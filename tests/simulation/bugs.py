@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from statistics import median
 from typing import Any
 from unittest import mock
 
@@ -24,6 +25,7 @@ from thinwire.server.core import ServerCore
 from thinwire.server.effects import Effect
 from thinwire.server.membership import Membership
 from thinwire.server.rounds import Maxima
+from thinwire.server.stragglers import Stragglers
 from thinwire.server.table import Table
 from thinwire.server.update_engine import UpdateEngine
 from thinwire.worker.conversation import Conversation
@@ -210,6 +212,23 @@ def _strangers_end_it() -> Patch:
     return ServerCore, "broke", broke
 
 
+# ---- stragglers
+
+
+def _stragglers_waited_for() -> Patch:
+    """Nobody is ever late."""
+
+    def overdue(self: Stragglers, step: int, now: float, ranks: tuple[int, ...]) -> bool:
+        return False
+
+    return Stragglers, "overdue", overdue
+
+
+def _stragglers_not_waited_for() -> Patch:
+    """The grace is not added to the usual time."""
+    return Stragglers, "patience_s", property(lambda self: median(self._times))
+
+
 # ---- checkpoints
 
 
@@ -252,6 +271,8 @@ BUGS: dict[str, Callable[[], Patch]] = {
     "the dead still waited for": _dead_waited_for,
     "a late worker given the server's values": _late_given_servers_values,
     "a stranger ends the training": _strangers_end_it,
+    "a straggler waited for": _stragglers_waited_for,
+    "a straggler given no grace": _stragglers_not_waited_for,
     "a checkpoint written in its place": _written_in_place,
     "a checkpoint without the workers' copies": _copies_not_saved,
 }

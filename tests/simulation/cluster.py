@@ -12,7 +12,6 @@ from tests.simulation.network import KEEPALIVE_S
 from tests.simulation.processes import Processes, ServerSlot
 from tests.simulation.scenario import Fault, Scenario
 from tests.simulation.scheduler import Circling, Host, Killed
-from thinwire.policies.consistency import consistency
 
 PROGRESS_S = 60.0
 """After the last fault is over, everybody must have ended within so many seconds."""
@@ -137,12 +136,6 @@ class Cluster(Processes):
                     most = server.transport.num_links
                     text = f"{type(handler).__name__}.{name} has {len(value)} entries after the end, for {most} links"
                     require(len(value) <= most, "growth", text)
-
-    @property
-    def _too_few_left(self) -> bool:
-        """Whether a policy's own last exchange needs more workers than have not left: they wait, as documented."""
-        holds_back = consistency(self.scenario.consistency).criterion() is not None
-        return holds_back and sum(not slot.trained for slot in self.workers) < (self.scenario.min_workers or 0)
 
     def _state(self) -> str:
         workers = ", ".join(

@@ -16,6 +16,7 @@ from thinwire.server.core import ServerCore
 from thinwire.worker.table import WorkerTable
 
 if TYPE_CHECKING:
+    from tests.simulation.patience import Patience
     from tests.simulation.worker import WorkerProcess
 
 Array = NDArray[np.float32]
@@ -126,6 +127,7 @@ class Shard:
         self.values: list[Array] = []
         self.bits: dict[tuple[int, int, int], bytes] = {}
         """Of the workers' copies, by (table, version, rank or −1 for everybody)."""
+        self.patience: Patience | None = None
         self.remember()
 
     @property

@@ -17,6 +17,7 @@ from tests.simulation.watch import Watch
 from tests.simulation.worker import WorkerProcess
 from thinwire.errors import DeadlineError, SessionLostError, StepMismatchError
 from thinwire.packets import EncodedTensor
+from thinwire.policies.consistency import consistency
 from thinwire.runtime import checkpoint
 from thinwire.runtime.checkpointing import Checkpointer
 from thinwire.runtime.serving import serving
@@ -33,13 +34,15 @@ class WatchedCore(ServerCore):
     """A shard's core, watched from outside.
 
     Args:
-        min_workers: as for `ServerCore`.
+        min_workers, straggler_grace_s: as for `ServerCore`.
         cluster: that it is part of.
         index: of the shard.
     """
 
-    def __init__(self, min_workers: int | None, cluster: Processes, index: int) -> None:
-        super().__init__(min_workers)
+    def __init__(
+        self, min_workers: int | None, straggler_grace_s: float | None, cluster: Processes, index: int
+    ) -> None:
+        super().__init__(min_workers, straggler_grace_s)
         self._cluster, self._index = cluster, index
         self._nested = 0
 
@@ -72,7 +75,11 @@ class WatchedCore(ServerCore):
         return self._watched(lambda: super(WatchedCore, self).closed(peer, error))
 
     def waited(self, now: float) -> list[Effect]:
-        return self._watched(lambda: super(WatchedCore, self).waited(now))
+        ranks = self._engine.members.ranks if self._engine is not None and self._initialised else None
+        self._cluster.watch.waits(self._index, now, ranks)
+        effects = self._watched(lambda: super(WatchedCore, self).waited(now))
+        self._cluster.watch.waited(self._index, effects)
+        return effects
 
     def overdue(self, ranks: Collection[int]) -> list[Effect]:
         return self._watched(lambda: super(WatchedCore, self).overdue(ranks))
@@ -130,7 +137,7 @@ class Processes:
     def _start_server(self, slot: ServerSlot) -> None:
         scenario = self.scenario
         host = Host(self.scheduler, f"server {slot.index}.{slot.lives}")
-        core = WatchedCore(scenario.min_workers, self, slot.index)
+        core = WatchedCore(scenario.min_workers, scenario.straggler_grace_s, self, slot.index)
         slot.disk.host = host
         checkpointer = None
         if scenario.checkpoint_every:
@@ -166,6 +173,12 @@ class Processes:
                 self._kill_server(slot, fault.seconds)
                 if slot.transport is None:
                     raise Killed
+
+    @property
+    def _too_few_left(self) -> bool:
+        """Whether a policy's own last exchange needs more workers than have not left: they wait, as documented."""
+        holds_back = consistency(self.scenario.consistency).criterion() is not None
+        return holds_back and sum(not slot.trained for slot in self.workers) < (self.scenario.min_workers or 0)
 
     @property
     def _server_died(self) -> bool:
@@ -231,7 +244,7 @@ class Processes:
         if isinstance(error, DeadlineError) and slot.lives == 1 and least is not None and not self._server_died:
             here = sum(each.lives == 1 and each.gone is None for each in self.workers)
             text = f"{process.host.name} waited in vain, with {here} workers that never died, and {least} are enough"
-            require(here < least, "progress", text)
+            require(here < least or self._too_few_left, "progress", text)
         # As `rejoining` does: back with all the others, or where those go on, without what it had not sent.
         lost = isinstance(error, SessionLostError)
         again = lost or (isinstance(error, StepMismatchError) and slot.returns)

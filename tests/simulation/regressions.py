@@ -109,4 +109,16 @@ REGRESSIONS = {
             Fault(kind="kill-server", at=0.4498680467219242, who=1, seconds=3.817435782875651),
         ),
     ),
+    "an update without a late worker: its checkpoint was written after the next message, in half of the next": replace(
+        _PLAIN,
+        seed=30,
+        design="stoch3",
+        steps=20,
+        chunk_nbytes=16,
+        min_workers=1,
+        straggler_grace_s=0.2,
+        checkpoint_every=2,
+        latency=(0.02, 0.08),
+        faults=(Fault(kind="freeze", at=2.6473417570298996, who=1, seconds=1.2482551655187626),),
+    ),
 }

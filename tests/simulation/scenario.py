@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from thinwire.policies.consistency import consistency
@@ -53,6 +53,8 @@ SERVER_POINTS = ("update.received", "update.answered", "update.sent")
 CHECKPOINT_POINTS = ("checkpoint.write", "checkpoint.forced", "checkpoint.rename", "checkpoint.sync")
 """What a disk is asked for, each before it is done."""
 
+STRAGGLING_STEPS = 20
+"""Nobody is late in the first exchanges."""
 WITHIN, BEYOND = (0.05, 0.9), (2.5, 4.0)
 """Seconds that a worker is away: less than the server waits, or more."""
 
@@ -88,6 +90,7 @@ class Scenario:
         workers, shards, steps: how many.
         chunk_nbytes: after so many bytes a push leaves: after every table, or once a step.
         min_workers: of the server's.
+        straggler_grace_s: of the server's; None: late workers are waited for.
         grace_s: how long the server waits for a worker.
         checkpoint_every: steps between two checkpoints; 0: none.
         latency: seconds that a packet takes, least and most.
@@ -109,6 +112,7 @@ class Scenario:
     latency: tuple[float, float]
     faults: tuple[Fault, ...]
     harmless: bool
+    straggler_grace_s: float | None = None
 
     @property
     def lockstep(self) -> bool:
@@ -156,7 +160,29 @@ def scenario(seed: int) -> Scenario:
         harmless=harmless,
     )
     saves = given.consistency != "asp" and chance.random() < 0.35
-    return replaced(given, chance, checkpoint_every=2 if saves else 0)
+    given = replaced(given, chance, checkpoint_every=2 if saves else 0)
+    return straggling(given, Random(f"stragglers of {seed}"))
+
+
+def straggling(given: Scenario, chance: Random) -> Scenario:
+    """The scenario, or now and then one in which workers are late once it is known how long exchanges take."""
+    terms = consistency(given.consistency).terms(given.workers)
+    fits = given.min_workers is not None and given.min_workers < given.workers and terms.lockstep
+    if not fits or design(given.design).share_scales or chance.random() < 0.8:
+        return given
+    step_s = 0.02 + 2 * sum(given.latency) * given.shards
+    late = [
+        Fault(
+            kind="freeze",
+            at=chance.uniform(0.4, 0.75) * STRAGGLING_STEPS * step_s,
+            who=chance.randrange(given.workers),
+            seconds=chance.uniform(0.4, 1.4),
+        )
+        for _ in range(chance.choice((1, 1, 2)))
+    ]
+    grace_s = chance.choice((0.1, 0.2))
+    faults = (*given.faults[:1], *late)
+    return replace(given, steps=STRAGGLING_STEPS, straggler_grace_s=grace_s, faults=faults)
 
 
 def replaced(given: Scenario, chance: Random, *, checkpoint_every: int) -> Scenario:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tests.simulation.ledgers import Array, Said, Shard, TableLedger, Violation, close, require, same, values_of
+from tests.simulation.patience import Patience
 from tests.simulation.scenario import Scenario
 from thinwire.packets import EncodedTensor
 from thinwire.policies.consistency import consistency
-from thinwire.schema import Delta, Message, Push, Refused
+from thinwire.schema import Delta, Message, Push, Refused, Welcome
 from thinwire.server.core import ServerCore
 from thinwire.server.effects import Effect, Send
 from thinwire.worker.model import WorkerTensor
@@ -47,7 +48,9 @@ class Watch:
 
     def shard(self, index: int, core: ServerCore) -> None:
         """A shard begins, or begins again."""
-        self._shards[index] = Shard(core)
+        self._shards[index] = shard = Shard(core)
+        if self._scenario.straggler_grace_s is not None and self._scenario.min_workers is not None:
+            shard.patience = Patience(self._scenario.straggler_grace_s, self._scenario.min_workers)
 
     # ---- messages
 
@@ -84,6 +87,8 @@ class Watch:
             table = shard.core.tables[index]
             if table.spec.state or (push.step < table.version and not self._terms.immediate):
                 continue  # late: its worker is told so by the update that was made without it
+            if shard.patience is not None and not shard.patience.expects(rank, push.step):
+                continue  # it was late before, and does not know yet from when on it is expected again
             clock = table.version if self._terms.immediate else push.step
             shard.waiting[index, clock, rank] = values_of(frame, table.spec.shape)
 
@@ -95,6 +100,8 @@ class Watch:
             if isinstance(effect, Send):
                 for peer in effect.peers:
                     shard.told[peer].append((effect.message, effect.frames))
+                if isinstance(effect.message, Welcome) and shard.patience is not None:
+                    shard.patience.welcomed([shard.owners[peer].rank for peer in effect.peers], effect.message.begin)
                 if isinstance(effect.message, Delta):
                     updates |= {(table, effect.message.version): effect.message for table in effect.message.tables}
         if shard.replaced:
@@ -116,6 +123,20 @@ class Watch:
         if isinstance(message, Delta):
             for table in message.tables:
                 self._ranks[who, index, table, message.version] = message.ranks
+
+    # ---- stragglers
+
+    def waits(self, index: int, now: float, ranks: tuple[int, ...] | None) -> None:
+        """A shard's core is told the time; these take part, once there is anything to update."""
+        shard = self._shards[index]
+        if shard.patience is not None:
+            shard.patience.look(shard, now, ranks)
+
+    def waited(self, index: int, effects: list[Effect]) -> None:
+        """It has done what there was to do."""
+        shard = self._shards[index]
+        if shard.patience is not None:
+            shard.patience.check(shard, [each.message for each in effects if isinstance(each, Send)])
 
     # ---- updates
 

@@ -118,8 +118,6 @@ class ServerHandler:
             self._admit(peer, self._core.plan)
         if isinstance(message, Join | Leave):
             self._await()
-        if self._checkpointer is not None:
-            self._checkpointer.write_if_due()
 
     def closed(self, peer: int, error: str | None) -> None:
         self._joined.pop(peer, None)
@@ -193,6 +191,8 @@ class ServerHandler:
                         self._sender.send(peer, packet)
                 case Close(peer, message):
                     self._sender.close(peer, None if message is None else pack(message))
+        if effects and self._checkpointer is not None:  # updates are also made as time passes, or as workers go
+            self._checkpointer.write_if_due()
         if self._on_end is not None and (self._core.finished or self._core.failed is not None):
             ended, self._on_end = self._on_end, None
             ended()
