@@ -57,7 +57,7 @@ class Table:
         self.given = dict.fromkeys(range(terms.workers), 0)
         """The version that each worker was led to last."""
         self._up = up
-        self._batched = is_batched(up, spec.shape)
+        self._batched, self._wide = is_batched(up, spec.shape), up == PLAIN
         self._scale: float | None = None
 
     @property
@@ -216,7 +216,7 @@ class Table:
 
     def _checked(self, tensor: BatchedTensor) -> BatchedTensor:
         """A tensor of a batch, if it may be this table's gradient."""
-        if not self._batched or tensor.values.size != self.incoming.size or (tensor.narrow and self._up == PLAIN):
+        if not self._batched or tensor.values.size != self.incoming.size or (tensor.narrow and self._wide):
             raise ProtocolError(
                 f"{self.spec.name}: {tensor.values.size} values came in a {'bf16' if tensor.narrow else 'fp32'} batch; "
                 f"the table has shape {self.spec.shape}, and {self._up.id!r} was agreed on"

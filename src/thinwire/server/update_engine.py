@@ -7,7 +7,7 @@ and nothing of peers, sessions, or who is there.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import numpy as np
 
@@ -85,7 +85,7 @@ class UpdateEngine(TableUpdates):
             return []
         trained = [index for index, table in enumerate(self.tables) if not table.spec.state]
         self._groups.of(trained).add_due()
-        return self._update_all([index for index in trained if self.tables[index].incoming.complete])
+        return self._update_all(self._complete(trained))
 
     def late(self) -> tuple[int, ...]:
         """The workers that the oldest update waits for, where enough others have sent all of it."""
@@ -163,11 +163,9 @@ class UpdateEngine(TableUpdates):
             return outgoing + (self._update(counted, settings, rank) if counted else [])
         if counted and settings is not None and rank <= self._settings.get(push.step, (rank, settings))[0]:
             self._settings[push.step] = rank, settings
-        ready: list[int] = []
-        for index in counted:
-            if self.tables[index].incoming.complete:
-                ready.append(index)
-            elif left and (reason := self._unreachable(self.tables[index], left)):
+        ready = self._complete(counted)
+        for index in set(counted).difference(ready) if left else ():
+            if reason := self._unreachable(self.tables[index], left):
                 raise StepUnreachable(reason)
         if self.members.suspended(rank):
             outgoing += self._expect_again(rank)
@@ -236,6 +234,22 @@ class UpdateEngine(TableUpdates):
 
     # ---- updates
 
+    def _complete(self, indices: Iterable[int]) -> list[int]:
+        """Returns those tables for whose current clock enough gradients are in.
+
+        Most have the same workers' gradients of the same clock, and membership is asked once for all of them.
+        """
+        known: dict[tuple[int, ...], bool] = {}
+        found: list[int] = []
+        for index in indices:
+            incoming = self.tables[index].incoming
+            arrived = incoming.clock, *incoming.arrived
+            if arrived not in known:
+                known[arrived] = incoming.complete
+            if known[arrived]:
+                found.append(index)
+        return found
+
     def _update_all(self, ready: list[int]) -> list[Outgoing]:
         """Updates tables whose gradients are in, for as many clocks as they are."""
         outgoing: list[Outgoing] = []
@@ -244,7 +258,7 @@ class UpdateEngine(TableUpdates):
             none = (-1, Settings((0.0,) * len(self.plan.groups), self.plan.groups))
             outgoing += self._update(ready, self._settings.get(self.tables[ready[0]].incoming.clock, none)[1])
             # Gradients of the next clock may have been waiting already.
-            ready = [index for index in ready if self.tables[index].incoming.complete]
+            ready = self._complete(ready)
         while len(self._settings) > 1 and (oldest := min(self._settings)) < self.step:
             del self._settings[oldest]
         return outgoing
