@@ -110,6 +110,10 @@ def _list(json: Path | None) -> None:
         ]
         for entry in CATALOG
     ]
-    show(Table(["id", "status", "minutes", "what it shows"], lines, "quick, on two idle cores", left=2))
+    show(
+        Table(
+            ["id", "status", "minutes", "what it shows"], lines, "minutes of quick on two idle cores, estimated", left=2
+        )
+    )
     names = ("id", "paper", "shows", "status", "why", "minutes")
     write_json(json, [{name: getattr(entry, name) for name in names} for entry in CATALOG])

@@ -35,13 +35,13 @@ _EPOCHS: dict[Scale, int] = {"tiny": 3, "quick": 40, "full": 100}
 _SEEDS: dict[Scale, int] = {"tiny": 1, "quick": 2, "full": 10}
 _BITS: dict[Scale, Sequence[int]] = {
     "tiny": (2, 8),
-    "quick": (2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 30),
+    "quick": (2, 4, 6, 8, 10, 16, 30),
     "full": range(2, 31),
 }
 _CEILING = 10
-_FLOORS: dict[Scale, Sequence[int]] = {"tiny": (6, 10), "quick": range(2, 11), "full": range(2, 11)}
+_FLOORS: dict[Scale, Sequence[int]] = {"tiny": (6, 10), "quick": (2, 4, 5, 6, 7, 8, 10), "full": range(2, 11)}
 _HISTOGRAM = 4
-_OF_FOUR: dict[Scale, Sequence[int]] = {"tiny": (5, 6), "quick": range(2, 9), "full": range(1, 11)}
+_OF_FOUR: dict[Scale, Sequence[int]] = {"tiny": (5, 6), "quick": range(3, 9), "full": range(1, 11)}
 _LAYERS = ("784 × 392", "392 × 50", "50 × 10")
 
 # Of section 5: raw bits, bits after Huffman's code, ratio.
