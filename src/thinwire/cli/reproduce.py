@@ -105,14 +105,14 @@ def _list(json: Path | None) -> None:
         [
             entry.id,
             entry.status,
-            f"{entry.minutes:g}" if entry.minutes else "–",
             entry.shows + (f" ({entry.why})" if entry.status in ("impossible", "drawing") else ""),
+            f"{entry.minutes:g}" if entry.minutes else "–",
         ]
         for entry in CATALOG
     ]
     show(
         Table(
-            ["id", "status", "minutes", "what it shows"], lines, "minutes of quick on two idle cores, estimated", left=2
+            ["id", "status", "what it shows", "minutes"], lines, "minutes of quick on two idle cores, estimated", left=3
         )
     )
     names = ("id", "paper", "shows", "status", "why", "minutes")
