@@ -145,7 +145,7 @@ def _show_losses(item: str, methods: Sequence[str], found: Found) -> Shown:
 
 
 def _differs(ratio: float) -> str:
-    return "here no slower: the task is too easy to show it" if ratio <= _NOISE else "here slower"
+    return "here like SGD" if ratio <= _NOISE else "here slower than SGD"
 
 
 def _show_accuracies(item: str, methods: Sequence[str], found: Found) -> Shown:
