@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from thinwire.studies.reproduce import terngrad_throughput, terngrad_training
+from thinwire.studies.reproduce import terngrad_gradients, terngrad_throughput, terngrad_training
 from thinwire.studies.reproduce.entry import Entry
 
 _IMAGENET = "needs ImageNet, which is not free to download, and days of GPUs"
 
 ENTRIES = (
     Entry(paper="terngrad", item="figure-1", shows="distributed SGD", status="drawing", why="explains algorithm 1"),
-    Entry(paper="terngrad", item="figure-2", shows="histograms of gradients, clipped, ternary and averaged"),
+    terngrad_gradients.ENTRY,
     Entry(paper="terngrad", item="table-2", shows="AlexNet on ImageNet", status="impossible", why=_IMAGENET),
     Entry(paper="terngrad", item="table-3", shows="GoogLeNet on ImageNet", status="impossible", why=_IMAGENET),
     terngrad_throughput.ENTRY,

@@ -8,10 +8,15 @@ than two; weights are those of a run with processes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+import torch
+from torch import nn
+
+from thinwire.codecs import codec, decode
 from thinwire.jobs.tables import Table
 from thinwire.studies.reproduce.charts import Chart, Panel, Series, smooth
-from thinwire.studies.reproduce.entry import Entry, Scale, Shown, Study
+from thinwire.studies.reproduce.entry import Entry, OnProgress, Scale, Shown, Study
 from thinwire.studies.reproduce.trainings import TrainingCell, TrainingFinding, train
 from thinwire.workloads.data import datasets
 
@@ -50,16 +55,23 @@ class RecipeCell(TrainingCell, frozen=True, kw_only=True):
         return f"{super().__str__()}, {how}"
 
 
+class CurvesFinding(TrainingFinding, frozen=True, kw_only=True):
+    """What a training came to, and by step the share of zeros in worker 0's ternary gradient of the first matrix."""
+
+    zeros: list[float]
+
+
 Found = Mapping[RecipeCell, TrainingFinding]
 
 
-def _workload(scale: Scale) -> tuple[str, str]:
+def workload(scale: Scale) -> tuple[str, str]:
+    """Returns the model and the data of a scale, as far as they are installed."""
     present = any(info.name == "fashion-mnist" and info.present for info in datasets())
     return ("lenet", "fashion-mnist") if present and scale != "tiny" else ("mlp", "digits")
 
 
 def _workers_cells(scale: Scale) -> Sequence[RecipeCell]:
-    model, data = _workload(scale)
+    model, data = workload(scale)
     return [
         RecipeCell(
             design=design,
@@ -79,7 +91,7 @@ def _workers_cells(scale: Scale) -> Sequence[RecipeCell]:
 
 
 def _adam_cells(scale: Scale) -> Sequence[RecipeCell]:
-    model, data = _workload(scale)
+    model, data = workload(scale)
     return [
         RecipeCell(
             design=design,
@@ -99,7 +111,7 @@ def _adam_cells(scale: Scale) -> Sequence[RecipeCell]:
 
 
 def _curve_cells(scale: Scale) -> Sequence[RecipeCell]:
-    model, data = _workload(scale)
+    model, data = workload(scale)
     steps = _CURVE_STEPS[scale]
     return [
         RecipeCell(
@@ -114,6 +126,19 @@ def _curve_cells(scale: Scale) -> Sequence[RecipeCell]:
         )
         for design in (FLOATING, LARGE)
     ]
+
+
+def _train_with_zeros(cell: RecipeCell, on_progress: OnProgress) -> CurvesFinding:
+    coder, zeros = codec("terngrad"), []
+
+    def on_step(rank: int, step: int, loss: float, model: nn.Module) -> None:
+        gradient = next(each.grad for each in model.parameters() if each.ndim == 2)
+        if rank == 0 and gradient is not None:
+            values = torch.as_tensor(decode(coder.encode(gradient, key=coder.key(cell.seed, "zeros", step))))
+            zeros.append(float((values == 0).float().mean()))
+
+    trained = train(cell, on_progress, on_step=on_step)
+    return CurvesFinding(**{name: getattr(trained, name) for name in TrainingFinding.__struct_fields__}, zeros=zeros)
 
 
 def _setting(found: Found, more: str) -> str:
@@ -175,27 +200,35 @@ def _show_adam(found: Found) -> Shown:
     )
 
 
-def _show_curves(found: Found) -> Shown:
-    loss, accuracy, lines = [], [], []
+def _show_curves(found: Mapping[RecipeCell, CurvesFinding]) -> Shown:
+    loss, accuracy, zeros, lines = [], [], [], []
     for cell, finding in found.items():
         label = _NAMES[cell.design]
         x, y = smooth(finding.history.losses, most=100)
         loss.append(Series(label=label, x=x, y=y))
         steps, scores = zip(*finding.evaluations, strict=True)
         accuracy.append(Series(label=label, x=list(steps), y=[100 * score for score in scores]))
-        lines.append([label, f"{finding.accuracy:.2%}", f"{y[-1]:.3f}"])
+        share = "–"
+        if cell.design == LARGE:
+            share = f"{sum(finding.zeros) / len(finding.zeros):.2%}"
+            x, shares = smooth(finding.zeros, most=100)
+            zeros.append(Series(label=label, x=x, y=[100 * each for each in shares]))
+        lines.append([label, f"{finding.accuracy:.2%}", f"{y[-1]:.3f}", share, "71.32 %" if zeros else "–"])
     panels = [
         Panel(title="(a)", x_label="step", y_label="test accuracy, %", series=accuracy),
         Panel(title="(b)", x_label="step", y_label="training loss, nats", series=loss),
+        Panel(title="(c)", x_label="step", y_label="zeros in the first matrix's gradient, %", series=zeros),
     ]
     return Shown(
         setting=_setting(found, "4 workers, total batch 512, momentum SGD from 0.02, polynomial decay"),
-        tables=[Table(["gradients", "accuracy at the end", "training loss at the end"], lines)],
-        charts=[Chart(name="terngrad-figure-4", caption="Accuracy and training loss by step.", panels=panels)],
+        tables=[
+            Table(["gradients", "accuracy at the end", "loss at the end", "zeros on average", "in the paper"], lines)
+        ],
+        charts=[Chart(name="terngrad-figure-4", caption="Accuracy, training loss and zeros by step.", panels=panels)],
         notes=[
             "The paper's curves of AlexNet match each other, and TernGrad's training loss ends a little lower, with a "
-            "dropout of 0.2 against 0.5; here both train without dropout. Its part (c), the share of zeros in fc6, "
-            "is not drawn."
+            "dropout of 0.2 against 0.5; here both train without dropout. Zeros are those of worker 0's own scale, in "
+            "the first fully connected layer, the paper's fc6."
         ],
     )
 
@@ -205,14 +238,18 @@ def _entry(
     shows: str,
     minutes: float,
     cells: Callable[[Scale], Sequence[RecipeCell]],
-    show: Callable[[Found], Shown],
+    show: Callable[[Any], Shown],
+    run: Callable[[RecipeCell, OnProgress], TrainingFinding] = train,
+    finding: type[TrainingFinding] = TrainingFinding,
 ) -> Entry:
-    study = Study(cells=cells, run=train, show=show, finding=TrainingFinding)
+    study = Study(cells=cells, run=run, show=show, finding=finding)
     return Entry(paper="terngrad", item=item, shows=shows, status="scaled", why=SCALED, minutes=minutes, study=study)
 
 
 ENTRIES = (
     _entry("figure-3", "accuracy by number of workers, momentum and vanilla SGD", 4, _workers_cells, _show_workers),
     _entry("table-1", "a large batch with Adam", 2, _adam_cells, _show_adam),
-    _entry("figure-4", "accuracy and loss by step", 2, _curve_cells, _show_curves),
+    _entry(
+        "figure-4", "accuracy, loss and zeros by step", 2, _curve_cells, _show_curves, _train_with_zeros, CurvesFinding
+    ),
 )

@@ -10,6 +10,7 @@ from thinwire.jobs import in_process
 from thinwire.jobs.events import Progress
 from thinwire.jobs.history import HistoryRecorder, StepHistory
 from thinwire.jobs.job import Job
+from thinwire.jobs.training import OnStep
 from thinwire.studies.reproduce.entry import Cell, Finding, OnProgress
 
 
@@ -64,15 +65,15 @@ class TrainingFinding(Finding, frozen=True, kw_only=True):
         return self.evaluations[-1][1]
 
 
-def train(cell: TrainingCell, on_progress: OnProgress) -> TrainingFinding:
-    """Makes one training."""
+def train(cell: TrainingCell, on_progress: OnProgress, *, on_step: OnStep | None = None) -> TrainingFinding:
+    """Makes one training; `on_step` is called after each step of each worker."""
     recorder = HistoryRecorder()
 
     def on_event(process: str, event: Event) -> None:
         if isinstance(event, Progress):
             on_progress(event.step / cell.steps, f"step {event.step:,}, loss {event.loss:.3f}")
 
-    outcome = in_process.run(cell.job(), on_event=on_event, history=recorder)
+    outcome = in_process.run(cell.job(), on_event=on_event, history=recorder, on_step=on_step)
     evaluations = [(point.step, point.accuracy) for point in outcome.curve if point.step < outcome.steps]
     return TrainingFinding(
         evaluations=[*evaluations, (outcome.steps, outcome.test_accuracy)],

@@ -1,0 +1,186 @@
+"""TernGrad's figure 2: histograms of gradients as they are, clipped, ternary, and averaged over two workers.
+
+Gradients are those of a training with the design itself, coded once more as its workers code them: clipped at 2.5 σ,
+and rounded to one scale, the largest of both workers.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+
+from thinwire.codecs import codec, decode
+from thinwire.jobs.tables import Table
+from thinwire.studies.reproduce.charts import Chart, Panel, Series
+from thinwire.studies.reproduce.entry import Entry, OnProgress, Scale, Shown, Study
+from thinwire.studies.reproduce.terngrad_training import LARGE, SCALED, RecipeCell, workload
+from thinwire.studies.reproduce.trainings import TrainingFinding, train
+
+BINS = 61
+LOOKS = 3
+"""Steps whose gradients are kept, from the first to the last."""
+CLIP = 2.5
+"""c of equation 21."""
+_STEPS: dict[Scale, int] = {"tiny": 4, "quick": 120, "full": 2_000}
+
+
+class Histograms(msgspec.Struct, frozen=True, kw_only=True):
+    """One layer's gradients at one step.
+
+    Attributes:
+        layer: its name.
+        step: number of the step, from 0.
+        sigma: standard deviation of worker 0's gradient.
+        scale: of the ternary values, largest of both workers.
+        edge: histograms reach from −edge to edge.
+        original, clipped: share of worker 0's values in each of `BINS` bins.
+        ternary: share of worker 0's values at −1, 0 and 1 times the scale.
+        averaged: share of both workers' averages at −1, −½, 0, ½ and 1 times the scale.
+    """
+
+    layer: str
+    step: int
+    sigma: float
+    scale: float
+    edge: float
+    original: list[float]
+    clipped: list[float]
+    ternary: list[float]
+    averaged: list[float]
+
+
+class GradientsCell(RecipeCell, frozen=True, kw_only=True):
+    """A training of two workers, whose gradients are looked at `LOOKS` times."""
+
+
+class GradientsFinding(TrainingFinding, frozen=True, kw_only=True):
+    """What the training came to, and its histograms."""
+
+    histograms: list[Histograms]
+
+
+def histograms(layer: str, step: int, gradients: Sequence[torch.Tensor], *, seed: int) -> Histograms:
+    """Codes both workers' gradients of one layer and counts their values.
+
+    >>> torch.manual_seed(0)  # doctest: +ELLIPSIS
+    <torch._C.Generator ...>
+    >>> found = histograms("fc", 0, [torch.randn(4000), torch.randn(4000)], seed=0)
+    >>> round(sum(found.ternary), 6), round(sum(found.averaged), 6), found.scale <= 2.6
+    (1.0, 1.0, True)
+    """
+    coder = codec("terngrad", clip=CLIP)
+    scale = max(coder.local_scale(each) for each in gradients)
+    trits = []
+    for rank, each in enumerate(gradients):
+        values = decode(coder.encode(each, key=coder.key(seed, f"{layer} {rank}", step), scale=scale))
+        trits.append((torch.as_tensor(values) / scale if scale else torch.zeros_like(each)).round())
+    first = gradients[0]
+    sigma, edge = float(first.std(correction=0)), float(first.abs().max()) or 1.0
+    clipped = first.clamp(-CLIP * sigma, CLIP * sigma)
+
+    def shares(values: torch.Tensor, bins: int, reach: float) -> list[float]:
+        counts = torch.histc(values.float(), bins=bins, min=-reach, max=reach)
+        return [float(each) / values.numel() for each in counts]
+
+    return Histograms(
+        layer=layer,
+        step=step,
+        sigma=sigma,
+        scale=scale,
+        edge=edge,
+        original=shares(first, BINS, edge),
+        clipped=shares(clipped, BINS, edge),
+        ternary=shares(trits[0], 3, 1.5),
+        averaged=shares(sum(trits[1:], trits[0]), 5, 2.5),
+    )
+
+
+def layers(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Returns the weights of the last convolution, where there is one, and of the first fully connected layer."""
+    weights = {name: each for name, each in model.named_parameters() if each.ndim > 1}
+    convolutions = [name for name, each in weights.items() if each.ndim == 4]
+    first = next(name for name, each in weights.items() if each.ndim == 2)
+    return {name: weights[name] for name in (*convolutions[-1:], first)}
+
+
+def _train(cell: GradientsCell, on_progress: OnProgress) -> GradientsFinding:
+    looked = {round(number * (cell.steps - 1) / (LOOKS - 1)) for number in range(LOOKS)}
+    waiting: defaultdict[tuple[int, str], list[torch.Tensor]] = defaultdict(list)
+    found: list[Histograms] = []
+
+    def on_step(rank: int, step: int, loss: float, model: nn.Module) -> None:
+        if step not in looked:
+            return
+        for name, parameter in layers(model).items():
+            if parameter.grad is None:
+                continue
+            gradients = waiting[step, name]
+            gradients.append(parameter.grad.detach().clone().flatten())
+            if len(gradients) == cell.workers:
+                found.append(histograms(name, step, waiting.pop((step, name)), seed=cell.seed))
+
+    trained = train(cell, on_progress, on_step=on_step)
+    of_training = {name: getattr(trained, name) for name in TrainingFinding.__struct_fields__}
+    return GradientsFinding(**of_training, histograms=found)
+
+
+def _cells(scale: Scale) -> Sequence[GradientsCell]:
+    model, data = workload(scale)
+    batch, steps = (16, _STEPS[scale]) if scale == "tiny" else (128, _STEPS[scale])
+    given: dict[str, Any] = {"design": LARGE, "model": model, "data": data, "batch": batch, "steps": steps}
+    return [GradientsCell(**given, workers=2, eval_steps=0, lr=0.01)]
+
+
+def _show(found: Mapping[GradientsCell, GradientsFinding]) -> Shown:
+    [(cell, finding)] = found.items()
+    charts, lines = [], []
+    for number, layer in enumerate(dict.fromkeys(each.layer for each in finding.histograms)):
+        panels: dict[str, list[Series]] = {kind: [] for kind in ("original", "clipped", "ternary", "averaged")}
+        for each in finding.histograms:
+            if each.layer != layer:
+                continue
+            width = 2 * each.edge / BINS
+            centres = [(-each.edge + (index + 0.5) * width) / each.sigma for index in range(BINS)]
+            half = each.scale / each.sigma / 2
+            x = {"original": centres, "clipped": centres}
+            x["ternary"], x["averaged"] = [2 * half * i for i in (-1, 0, 1)], [half * i for i in range(-2, 3)]
+            for kind, series in panels.items():
+                series.append(Series(label=f"step {each.step + 1:,}", x=x[kind], y=getattr(each, kind)))
+            zeros = f"{each.ternary[1]:.1%}"
+            lines.append([layer, f"{each.step + 1:,}", f"{each.edge / each.sigma:.1f} σ", f"{2 * half:.2f} σ", zeros])
+        charts.append(
+            Chart(
+                name=f"terngrad-figure-2-{number + 1}",
+                caption=f"Histograms of {layer}'s gradient; values in units of its standard deviation σ.",
+                panels=[
+                    Panel(title=f"({letter}) {kind}", x_label="gradient, σ", y_label="share", series=series, y_log=True)
+                    for letter, (kind, series) in zip("abcd", panels.items(), strict=True)
+                ],
+            )
+        )
+    header = ["layer", "step", "largest value", "scale after clipping", "zeros among ternary values"]
+    return Shown(
+        setting=(
+            f"{cell.model} on {cell.data}, 2 workers of {cell.batch} examples, {cell.steps:,} steps, momentum SGD from "
+            f"{cell.lr:g}, polynomial decay, one seed."
+        ),
+        tables=[Table(header, lines, "What clipping does to the scale", left=1)],
+        charts=charts,
+        notes=["The paper shows AlexNet's third convolution and first fully connected layer, without numbers."],
+    )
+
+
+ENTRY = Entry(
+    paper="terngrad",
+    item="figure-2",
+    shows="histograms of gradients, clipped, ternary and averaged",
+    status="scaled",
+    why=SCALED,
+    minutes=1,
+    study=Study(cells=_cells, run=_train, show=_show, finding=GradientsFinding),
+)
