@@ -150,7 +150,7 @@ def test_options_say_what_is_allowed() -> None:
         {"c": -1.0},
         {"mode": "adaptive"},
         {"sample": 1.5},
-        {"histogram_bits": 0},
+        {"histogram_bits": -1},
         {"histogram_bits": 4.0},
         {"rounding": "floor"},
         {"bits": 31},

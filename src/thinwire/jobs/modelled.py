@@ -46,7 +46,7 @@ def run(
     Args:
         job: what to train; its link is of any rate.
         cores: processors that all workers and servers share; None: each has one of its own.
-        costs: of the transport; by default as measured of gRPC.
+        costs: of the transport; by default estimates for gRPC on one machine.
         on_event: called with each worker's name and event.
 
     Raises:

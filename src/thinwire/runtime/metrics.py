@@ -56,7 +56,7 @@ class JsonLines:
         >>> writer.record(StepRecord(step=0, table="fc.weight", numel=1000, payload_bytes_push=200))
         >>> writer.close()
         >>> path.read_text()[:71]
-        '{"step":0,"table":"fc.weight","numel":1000,"rank":0,"payload_bytes_push'
+        '{"step":0,"table":"fc.weight","numel":1000,"rank":0,"codec":"","payload'
     """
 
     def __init__(self, path: str | Path) -> None:
