@@ -121,4 +121,20 @@ REGRESSIONS = {
         latency=(0.02, 0.08),
         faults=(Fault(kind="freeze", at=2.6473417570298996, who=1, seconds=1.2482551655187626),),
     ),
+    "a worker that never came, where others had begun without it: they waited for it once another had died": replace(
+        _PLAIN,
+        seed=7235,
+        design="doublesqueeze-topk",
+        policy="backup[1]",
+        workers=3,
+        steps=6,
+        chunk_nbytes=32768,
+        min_workers=1,
+        grace_s=2.0,
+        latency=(0.001, 0.03),
+        faults=(
+            Fault(kind="kill", at=0.012196758228926546, who=2, seconds=2.5006506368696435),
+            Fault(kind="kill-at", at=0.31152521927169863, who=1, seconds=2.686238684240317, point="update.push"),
+        ),
+    ),
 }

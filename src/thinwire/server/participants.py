@@ -88,9 +88,11 @@ class Participants:
     def awaited(self) -> frozenset[int]:
         """Who is to come back, where the others go on without those that do not.
 
-        At the beginning nobody is missing: the workers of the plan may take their time.
+        At the beginning nobody is missing: the workers of the plan may take their time, until all have been here, or
+        updates are made without them.
         """
-        if self._engine is None or self._min_workers is None or not self._gathered or self._failed is not None:
+        begun = self._gathered or self._progressed
+        if self._engine is None or self._min_workers is None or not begun or self._failed is not None:
             return frozenset()
         return frozenset(self._engine.members.ranks) - self._here
 
