@@ -324,10 +324,11 @@ class GrpcServer(Server):
                 if shaping is not None:
                     await asyncio.sleep(shaping.egress.delay(nbytes, time.monotonic()))
                 self.bytes_sent += nbytes
+                # Before it is written: the peer may have it, and ask for more, before `write` has returned.
+                session.pending_nbytes -= nbytes
                 stalled = session.cut_later("reads")
                 await context.write(message)
                 stalled.cancel()
-                session.pending_nbytes -= nbytes
         session.end(None)
 
 
