@@ -304,9 +304,9 @@ class Watch:
                 require(not needed, "once", f"{who.host.name} said {len(sent)} messages, and {heard} were heard")
 
     def _overtaken(self, shard: Shard, message: Message) -> bool:
-        """Whether this is a push whose updates were made without it, where the policy allows that."""
+        """Whether this is a push whose updates were made without it, where the policy or a grace allows that."""
         return (
-            self._terms.partial_quorum
+            (self._terms.partial_quorum or self._scenario.straggler_grace_s is not None)
             and isinstance(message, Push)
             and all(message.step < shard.versions[table] for table in message.tables)
         )
