@@ -15,7 +15,7 @@ from tests.simulation.patience import Patience
 from tests.simulation.scenario import Scenario
 from thinwire.packets import EncodedTensor
 from thinwire.policies.consistency import consistency
-from thinwire.schema import Delta, Message, Push, Refused, Welcome
+from thinwire.schema import Delta, Message, Push, Refused, Values, Welcome
 from thinwire.server.core import ServerCore
 from thinwire.server.effects import Effect, Send
 from thinwire.worker.model import WorkerTensor
@@ -102,6 +102,9 @@ class Watch:
                     shard.told[peer].append((effect.message, effect.frames))
                 if isinstance(effect.message, Welcome) and shard.patience is not None:
                     shard.patience.welcomed([shard.owners[peer].rank for peer in effect.peers], effect.message.begin)
+                if isinstance(effect.message, Values) and self._terms.immediate:
+                    for table in effect.message.tables:  # a new process of a rank holds what the table is now
+                        self._note_copy(shard, table)
                 if isinstance(effect.message, Delta):
                     updates |= {(table, effect.message.version): effect.message for table in effect.message.tables}
         if shard.replaced:
