@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -78,6 +79,7 @@ def test_the_page_names_the_way_of_a_gradient() -> None:
         with server, tw.distribute(model, optimizer, server=address(), rank=0, workers=1, design="3lc") as opt:
             for step in range(3):  # the first ones compile kernels and fill caches
                 loss = model(torch.randn(8, 1024)).square().mean()
+                time.sleep(0.2)  # the shard's thread returns from sending the last update, which is not of this way
                 with watch.on() if step == 2 else nullcontext():
                     loss.backward()
                 opt.step()
