@@ -98,20 +98,21 @@ def itself(x: Floats) -> Floats:
     return np.abs(x)
 
 
-def growth(sparsity: float) -> float:
-    """3LC's residual in units of the largest input: (s/2) / (1 − s/2): 1, 3, 7, 19 for s = 1, 1.5, 1.75, 1.9."""
-    return (sparsity / 2) / (1 - sparsity / 2)
+def three_lc(sparsity: float = 1.0, bits: float | None = 1.6001, clip: float = 1.0, **options: Any) -> Enrolled:
+    """What 3LC claims follows from its multiplier: m/2 of error, or what is above m, and an m that must not overflow.
 
-
-def three_lc(sparsity: float = 1.0, bits: float | None = 1.6001, **options: Any) -> Enrolled:
-    """What 3LC claims follows from its sparsity multiplier: m/2 of error, and an m that must not overflow."""
+    The residual in units of the largest input, where an error is e of the largest: e / (1 − e). Unclipped, that is
+    (s/2) / (1 − s/2): 1, 3, 7, 19 for s = 1, 1.5, 1.75, 1.9.
+    """
+    multiplier = sparsity * clip
+    error = max(multiplier / 2, 1 - multiplier)
     return enrol(
         "3lc",
-        {"sparsity": sparsity, **options},
-        error=of_largest(sparsity / 2),
-        largest=FLOAT32_MAX / sparsity * (1 if sparsity == 1 else 1 - 2**-22),
+        {"sparsity": sparsity, "clip": clip, **options},
+        error=of_largest(error),
+        largest=FLOAT32_MAX / max(1.0, multiplier) * (1 if multiplier <= 1 else 1 - 2**-22),
         bits=bits,
-        residual=growth(sparsity),
+        residual=error / (1 - error),
     )
 
 
@@ -130,6 +131,9 @@ ENROLLED: list[Enrolled] = [
     three_lc(layout="partition", paper_literal=True),
     three_lc(1.5, coalesce="paper", threads=3),
     three_lc(1.75, entropy="zstd", bits=None),
+    three_lc(clip=0.5),
+    three_lc(clip=0.7, entropy="zstd", bits=None),
+    three_lc(1.5, clip=0.75, layout="partition"),
     three_lc(error_feedback=False),
     three_lc(error_scale=0.1),
     enrol("mqe1", bits=1.0001),

@@ -25,12 +25,12 @@ def tensors(seed: int) -> list[Any]:
 
 
 def contexts(given: list[Any]) -> list[Context]:
-    """Contexts of several sparsities, one without a residual, one that forgets, one that may send that it has NaN."""
+    """Contexts of several sparsities, one that clips, one without a residual, one that forgets, one that may send that it has NaN."""
     options: list[dict[str, Any]] = [
-        *({}, {"sparsity": 1.75}, {"error_feedback": False}),
-        *({"error_scale": 0.1}, {"nonfinite": "skip"}),
+        *({"sparsity": 1.75}, {}, {"error_feedback": False}),
+        *({"error_scale": 0.1}, {"nonfinite": "skip"}, {"clip": 0.7}),
     ]
-    return [tw.codec("3lc", **options[place % 5]).context(each) for place, each in enumerate(given)]
+    return [tw.codec("3lc", **options[place % len(options)]).context(each) for place, each in enumerate(given)]
 
 
 def addresses(arrays: list[Any]) -> Any:

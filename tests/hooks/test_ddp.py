@@ -355,7 +355,7 @@ MISUSE = (
     "has the hook thinwire_hook already",
     "wrap it first",
     "sparse=False",
-    r"it must lie in \[0.5, 2\)",
+    r"it must lie in \[1, 2\)",
     "unknown codec 'four'",
     "allowed are 'mean' and 'sum'",
     "allowed are 'raise' and 'skip'",

@@ -26,7 +26,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"lr": float("nan")}, "learning rate is nan"),
     ({"eval_every": -1.0}, "evaluations every -1.0 seconds"),
     ({"design": "4lc"}, "unknown design '4lc'; there are "),
-    ({"design": "3lc[s=2]"}, r"sparsity=2; it must lie in \[0.5, 2\)"),
+    ({"design": "3lc[s=2]"}, r"sparsity=2; it must lie in \[1, 2\)"),
     ({"model": "lenet6"}, "lenet6"),
     ({"data": "imagenet"}, "imagenet"),
     ({"schedule": "stairs"}, "unknown schedule 'stairs'; allowed are cosine"),

@@ -21,7 +21,7 @@ from thinwire.kernels.numba.many import Addresses, decode_many, encode_many
 
 
 def takes_codec(codec: Codec) -> bool:
-    """Whether a batch encodes tensors as this codec does: it is 3LC, with default options but for the sparsity."""
+    """Whether a batch encodes tensors as this codec does: it is 3LC, with default options but for sparsity and clip."""
     return codec.entropy is None and isinstance(codec.scheme, ThreeLC) and codec.scheme.batched
 
 
@@ -57,7 +57,7 @@ class TernaryFrames:
         self._residuals = np.array(residuals or [0] * len(shapes), np.int64)
         self._residual_scales = np.array([codec.error_scale for codec in codecs], np.float32)
         schemes = [codec.scheme for codec in codecs]
-        self._sparsities = np.array([s.sparsity if isinstance(s, ThreeLC) else 1 for s in schemes], np.float32)
+        self._sparsities = np.array([s.multiplier if isinstance(s, ThreeLC) else 1 for s in schemes], np.float32)
 
     def select(self, rows: Sequence[int]) -> TernaryFrames:
         """Returns those of some of the tensors, which keep no residual."""
@@ -151,7 +151,7 @@ class TernaryBatch(TernaryFrames):
         contexts: of the tensors, one or more, none of them empty.
 
     Attributes:
-        encodes: whether it encodes these: all of them are 3LC's, with default options but for the sparsity.
+        encodes: whether it encodes these: all of them are 3LC's, with default options but for sparsity and clip.
     """
 
     def __init__(self, contexts: Sequence[Context]) -> None:

@@ -32,9 +32,6 @@ PARTITION = int(Flags.OPTION_B)
 TRITS_PER_BYTE = 5
 MAX_RUN = 14
 
-LEAST_SPARSITY = 0.5
-"""From here on no value keeps more than half of the largest magnitude in its residual."""
-
 MIN_SLICE = 1 << 20
 """Values a thread must have for itself: handing a slice over takes longer than encoding a smaller one."""
 MAX_THREADS = 256
@@ -45,9 +42,10 @@ class ThreeLC(Scheme):
     """0.1–1.6 bits a value, with a residual that carries what was not sent to the next step.
 
     Args:
-        sparsity: the sparsity multiplier s, 0.5 ≤ s < 2: a larger one makes more zeros, larger survivors, a longer lag
-            (3LC §3.1, with 1 ≤ s). Below 1 the largest values are sent in part: the residual is smaller all in all,
-            and with `entropy="zstd"` the frame grows less than by base-3⁵ alone.
+        sparsity: the sparsity multiplier s, 1 ≤ s < 2: more zeros, larger survivors, a longer lag (3LC §3.1).
+        clip: the share of the largest magnitude that m is taken from, 0.5 … 1 (not in the paper): with less than 1,
+            larger values are sent in part, fewer become zero, and less waits in the residual all in all. From 0.5 on no
+            value leaves more than half of the largest magnitude there.
         layout: `"stride"` packs contiguous groups of five (1–17 % smaller on real gradients);
             `"partition"` the paper's five partitions. The frame says which.
         zero_run: False is the paper's "No ZRE" row: exactly 1.6 bits a value.
@@ -67,6 +65,7 @@ class ThreeLC(Scheme):
     fuses: ClassVar[bool] = True
 
     sparsity: float = 1.0
+    clip: Annotated[float, Between(0.5, 1)] = 1.0
     layout: Literal["stride", "partition"] = "stride"
     zero_run: bool = True
     paper_literal: bool = False
@@ -75,12 +74,12 @@ class ThreeLC(Scheme):
 
     def __post_init__(self) -> None:
         try:
-            inside = LEAST_SPARSITY <= float(self.sparsity) < 2.0 and np.float32(self.sparsity) < np.float32(2.0)
+            inside = 1.0 <= float(self.sparsity) < 2.0 and np.float32(self.sparsity) < np.float32(2.0)
         except (TypeError, ValueError):
             inside = False
         if not inside:
             raise ConfigError(
-                f"3lc: sparsity={self.sparsity!r}; it must lie in [0.5, 2) as a float32 "
+                f"3lc: sparsity={self.sparsity!r}; it must lie in [1, 2) as a float32 "
                 "(at 2 every value would round to zero and nothing would ever be sent)"
             )
         super().__post_init__()
@@ -88,6 +87,11 @@ class ThreeLC(Scheme):
             raise ConfigError(
                 "3lc: coalesce='paper' with threads=0 would make other bytes on other machines; say how many"
             )
+
+    @property
+    def multiplier(self) -> float:
+        """What the largest magnitude is multiplied by: m / max|v|."""
+        return self.sparsity * self.clip
 
     @property
     def batched(self) -> bool:
@@ -98,7 +102,7 @@ class ThreeLC(Scheme):
     def encode(self, flat: Flat, step: Step, space: Scratch) -> Payload:
         size, executor = flat.values.size, space.pool.executor
         options: dict[str, Any] = {
-            "sparsity": self.sparsity,
+            "sparsity": self.multiplier,
             "layout": self.layout,
             "zero_run": self.zero_run,
             "paper_literal": self.paper_literal,
@@ -151,7 +155,7 @@ class ThreeLC(Scheme):
         partition, zero_run = bool(frame.flags & PARTITION), bool(frame.flags & ZERO_RUN)
         runs = int(np.count_nonzero(np.frombuffer(frame.payload, np.uint8) >= FIRST_RUN)) if zero_run else 0
         return {
-            "m": (frame.scales[0], "max|v| · sparsity: decoded values are -m, 0 and m"),
+            "m": (frame.scales[0], "max|v| · sparsity · clip: decoded values are -m, 0 and m"),
             "zero runs": (zero_run, "OPTION_A: a byte of 243 … 255 stands for 2 … 14 groups of five zeros"),
             "layout": (
                 "partition" if partition else "stride",

@@ -192,7 +192,7 @@ KINDS: dict[str, Kind] = {
     "diloco": Kind(
         about="h local steps, then an outer Nesterov step (DiLoCo, Douillard et al. 2023)",
         updates=_NESTEROV,
-        options={"sparsity": 0.7, "entropy": "zstd"},
+        options={"clip": 0.7, "entropy": "zstd"},
     ),
     "streaming-diloco": Kind(
         about="DiLoCo by fragments, each at its own step, answered some steps later (Douillard et al. 2025)",

@@ -72,7 +72,8 @@ def encode_ternary(
 
     Args:
         values: float32[n] or float64[n], C-contiguous; never written.
-        sparsity: the paper's s; the caller has checked 0.5 <= s < 2 in the arrays' type.
+        sparsity: the paper's s, 1 <= s < 2 in the arrays' type, as the caller has checked; or less, where the largest
+            values are sent in part.
         layout: "stride" or "partition", see `base243`.
         zero_run: False leaves the codes as they are (the paper's "No ZRE").
         paper_literal: pad with digit 0, as the paper's text has it, instead of with quantised zeros.
