@@ -25,7 +25,7 @@ def tensors(seed: int) -> list[Any]:
 
 
 def contexts(given: list[Any]) -> list[Context]:
-    """Contexts of several sparsities, one that clips, one without a residual, one that forgets, one that may send that it has NaN."""
+    """Contexts of several sparsities: one clips, one has no residual, one forgets, one may send that it has NaN."""
     options: list[dict[str, Any]] = [
         *({"sparsity": 1.75}, {}, {"error_feedback": False}),
         *({"error_scale": 0.1}, {"nonfinite": "skip"}, {"clip": 0.7}),

@@ -1,4 +1,4 @@
-"""A run step by step: loss, bits, bytes and lag. It is kept where it is asked for, for it is as long as the run.
+"""A run step by step: loss, bits, bytes and lag. Only studies that draw it keep it, because it grows with the run.
 
 A recorder is a metrics writer that all workers of one process share; losses are told to it beside. It averages over
 workers as it goes, so that a run of many workers keeps no more than a run of one.

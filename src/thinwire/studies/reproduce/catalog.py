@@ -51,7 +51,8 @@ def entries(name: str) -> list[Entry]:
     for entry in CATALOG:
         if entry.id == name:
             if entry.study is None:
-                raise ConfigError(f"{name} cannot be run: {entry.status}. {entry.why}".rstrip(". "))
+                why = f"{entry.status}. {entry.why}" if entry.why else "nobody has written it yet"
+                raise ConfigError(f"{name} cannot be run: {why}")
             return [entry]
     known = [*PAPERS, *(entry.id for entry in CATALOG)]
     near = difflib.get_close_matches(name, known, n=4)
