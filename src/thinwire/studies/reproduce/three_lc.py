@@ -13,6 +13,7 @@ from typing import Any
 from thinwire.jobs.tables import Table
 from thinwire.studies.reproduce.charts import Chart, Panel, Series, smooth
 from thinwire.studies.reproduce.entry import Entry, Shown, Study
+from thinwire.studies.reproduce.three_lc_riddles import LAG, REVERSALS
 from thinwire.studies.reproduce.three_lc_runs import (
     MULTIPLIERS,
     SCALED,
@@ -173,4 +174,6 @@ ENTRIES = (
         1,
         _study([by_multiplier("1.0"), by_multiplier("1.75")], _show_figure_6),
     ),
+    LAG,
+    REVERSALS,
 )
