@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from thinwire.bench.chaos.deaths import BackupDeath, ServerDeath, WorkerDeath
-from thinwire.bench.chaos.soak import Soak, growth
+from thinwire.bench.chaos.soak import Soak, growth, thread_names
 from thinwire.bench.chaos.storms import Storm, Storms, exchanges
 from thinwire.bench.chaos.trials import Outcome, Sample, Scenario, Trial
 from thinwire.bench.harness import Bench, Measured, Tell, run
@@ -99,6 +99,7 @@ def test_growth_is_noticed_and_comings_and_goings_are_not() -> None:
                 descriptors=30 + minute % 2 + int(descriptors * minute),
                 threads=20 + minute % 2 + int(threads * minute),
                 version=minute,
+                thread_names={"python": 18, "poller": 2 + minute % 2 + int(threads * minute)},
             )
             for minute in range(60)
         ]
@@ -107,7 +108,11 @@ def test_growth_is_noticed_and_comings_and_goings_are_not() -> None:
     for given, said in (
         ({"rss": 0.5}, "grew by"),
         ({"descriptors": 0.2}, "descriptors"),
-        ({"threads": 0.1}, "threads"),
+        ({"threads": 0.1}, "threads grew from 21 to 23 since minute 10 (5 poller)"),
     ):
         [problem] = growth(samples(**given), 5.0)
         assert said in problem
+
+
+def test_a_process_own_threads_are_counted_by_name() -> None:
+    assert sum(thread_names(Path("/proc/self")).values()) >= 1

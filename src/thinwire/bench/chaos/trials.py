@@ -34,6 +34,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
         descriptors: open files and sockets.
         threads: of the process.
         version: updates so far.
+        thread_names: how many threads have each of the kernel's names for them.
     """
 
     minute: float
@@ -41,6 +42,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     descriptors: int
     threads: int
     version: int
+    thread_names: dict[str, int] = {}
 
     def __str__(self) -> str:
         return f"minute {self.minute:.1f}: {self.rss_mb:.0f} MB, {self.descriptors} descriptors, {self.threads} threads"
