@@ -9,16 +9,24 @@ from thinwire.jobs import modelled
 from thinwire.jobs.job import Job
 from thinwire.jobs.outcome import RunOutcome
 from thinwire.jobs.results import Results
+from thinwire.jobs.virtual_time import TransportCosts
 
 
 def test_differences_are_of_the_measured_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    def computed(job: Job, *, cores: int) -> RunOutcome:
-        assert cores >= 1
+    measures = []
+
+    def messages() -> TransportCosts:
+        measures.append(1)
+        return TransportCosts(worker_message_s=1e-4, server_message_s=2e-4, byte_s=3e-10, latency_s=4e-4)
+
+    def computed(job: Job, *, cores: int, costs: TransportCosts) -> RunOutcome:
+        assert cores >= 1 and costs.latency_s == 4e-4
         return run_outcome(seconds_per_step=0.1 * job.workers, shaping="modelled")
 
     def processes(job: Job, **_: object) -> RunOutcome:
         return run_outcome(seconds_per_step=0.2 if job.workers == 2 else 0.5, shaping="kernel")
 
+    monkeypatch.setattr(clock, "measure_costs", messages)
     monkeypatch.setattr(modelled, "run", computed)
     monkeypatch.setattr(clock, "run", processes)
     bench = ClockBench(
@@ -28,7 +36,10 @@ def test_differences_are_of_the_measured_seconds(monkeypatch: pytest.MonkeyPatch
     harness.run(bench, Results(None, bench.kinds), measured)
     [table] = bench.tables(measured)
     assert [line[-3:] for line in table.lines] == [["0.2000", "0.2000", "+0.0%"], ["0.5000", "0.4000", "-20.0%"]]
-    assert bench.notes(measured) == ["1 of 2 points within 10%; median 10.0%, largest 20.0%"]
+    messages_cost, differences = bench.notes(measured)
+    assert "100 µs of a processor at a worker and 200 at a server, a megabyte 300 µs" in messages_cost
+    assert differences == "1 of 2 points within 10%; median 10.0%, largest 20.0%"
+    assert len(measures) == 1
     assert "0.5000 s measured (kernel), 0.4000 s modelled" in bench.line(
         *[(job, run) for job, [run] in measured.items()][1]
     )

@@ -7,7 +7,7 @@ from thinwire.jobs import in_process, modelled
 from thinwire.jobs.job import Job
 from thinwire.jobs.virtual_time import TransportCosts
 
-FREE = TransportCosts(message_s=0.0, byte_s=0.0, latency_s=0.0)
+FREE = TransportCosts(worker_message_s=0.0, server_message_s=0.0, byte_s=0.0, latency_s=0.0)
 
 
 def job(**changes: object) -> Job:

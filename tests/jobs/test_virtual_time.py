@@ -10,10 +10,15 @@ SECOND = 1000 * TCP_PAYLOAD_NBYTES
 RATE = 8 * 1000 * 1514
 
 
-def arrivals(messages: list[tuple[str, str, float]], rate: int | None = RATE, latency_s: float = 0.0) -> list[float]:
+def arrivals(
+    messages: list[tuple[str, str, float]],
+    rate: int | None = RATE,
+    latency_s: float = 0.0,
+    burst_bytes: float = 0.0,
+) -> list[float]:
     """Returns when each message of a second (sender, receiver, ready) has arrived."""
     agenda = Agenda()
-    links = Links(agenda, rate, latency_s=latency_s)
+    links = Links(agenda, rate, latency_s=latency_s, burst_bytes=burst_bytes)
     arrived = [0.0] * len(messages)
     for number, (sender, receiver, ready_s) in enumerate(messages):
         links.send(sender, receiver, SECOND, ready_s, lambda now, number=number: arrived.__setitem__(number, now))  # type: ignore[misc]  # a lambda's default
@@ -34,6 +39,18 @@ def test_messages_queue_where_a_link_is_shared_and_nowhere_else() -> None:
     for case, (messages, expected) in cases.items():
         assert arrivals(messages) == pytest.approx(expected), case
     assert arrivals([("a", "s", 0.0)], rate=None, latency_s=0.25) == [0.25]
+
+
+def test_a_burst_passes_at_once_after_a_pause() -> None:
+    half = SECOND * 1514 / TCP_PAYLOAD_NBYTES / 2
+    cases = {
+        "one": ([("a", "s", 0.5)], [1.0]),
+        "one sender's follow each other": ([("a", "s", 0.0), ("a", "t", 0.0)], [0.5, 1.5]),
+        "after a pause": ([("a", "s", 0.0), ("a", "s", 5.0)], [0.5, 5.5]),
+        "many senders queue at one receiver": ([("a", "s", 0.0), ("b", "s", 0.0)], [0.5, 1.5]),
+    }
+    for case, (messages, expected) in cases.items():
+        assert arrivals(messages, burst_bytes=half) == pytest.approx(expected), case
 
 
 def test_cores_are_taken_in_turn() -> None:

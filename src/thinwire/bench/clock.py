@@ -2,8 +2,9 @@
 
 Each cell is trained twice. Once as `thinwire train` does it, with a process for every worker and server and the kernel
 shaping their links; once in one process, its clock computed from measured processor seconds, bytes and the links' rate,
-with as many cores as this machine has. The machine should do nothing else: what takes processors from the processes
-makes the measured step longer, and a computed one does not know of it.
+with as many cores as this machine has and with what a message costs here, which is measured first. The machine should
+do nothing else: what takes processors from the processes makes the measured step longer, and a computed one does not
+know of it.
 """
 
 from __future__ import annotations
@@ -12,13 +13,16 @@ import os
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from thinwire.bench.harness import Bench, Figures, Measured, Tell, column, median
+from thinwire.bench.transport_costs import measure_costs
 from thinwire.engines.links import parse_rate
 from thinwire.jobs import modelled
 from thinwire.jobs.cluster import choose_links, run
 from thinwire.jobs.job import Job
 from thinwire.jobs.tables import Table
+from thinwire.jobs.virtual_time import TransportCosts
 
 BAR = 0.1
 """Of the measured seconds: what the computed ones may differ by."""
@@ -32,12 +36,14 @@ class Clocked(Figures, frozen=True, kw_only=True):
         modelled_s: by the computed clock.
         shaping: of the processes' links.
         cores: that the computed clock had.
+        costs: that it had of messages.
     """
 
     measured_s: float
     modelled_s: float
     shaping: str
     cores: int
+    costs: TransportCosts
 
 
 @dataclass(kw_only=True)
@@ -83,6 +89,11 @@ class ClockBench(Bench[Job, Clocked]):
     def __post_init__(self) -> None:
         self.cells()
 
+    @cached_property
+    def costs(self) -> TransportCosts:
+        """What a message costs on this machine, measured once."""
+        return measure_costs()
+
     def cells(self) -> list[Job]:
         return [
             Job(
@@ -101,10 +112,12 @@ class ClockBench(Bench[Job, Clocked]):
 
     def measure(self, cell: Job, before: Measured[Job, Clocked], tell: Tell) -> Clocked:
         cores = os.cpu_count() or 1
+        tell("messages")
+        costs = self.costs
         tell("computed clock")
         # Twice: the first run loads, or compiles, what the second one times.
-        modelled.run(cell, cores=cores)
-        computed = modelled.run(cell, cores=cores)
+        modelled.run(cell, cores=cores, costs=costs)
+        computed = modelled.run(cell, cores=cores, costs=costs)
         tell("processes")
         outcome = run(cell, links=choose_links(cell.link, self.shaping))
         return Clocked(
@@ -112,6 +125,7 @@ class ClockBench(Bench[Job, Clocked]):
             modelled_s=computed.seconds_per_step,
             shaping=outcome.shaping,
             cores=cores,
+            costs=costs,
         )
 
     def thin_link(self) -> tuple[str | None, str]:
@@ -130,9 +144,13 @@ class ClockBench(Bench[Job, Clocked]):
     def notes(self, measured: Measured[Job, Clocked]) -> list[str]:
         differences = [abs(_difference(runs)) for runs in measured.values()]
         within = sum(each <= BAR for each in differences)
+        costs = next(iter(measured.values()))[0].costs
         return [
+            f"a message takes {1e6 * costs.worker_message_s:.0f} µs of a processor at a worker and "
+            f"{1e6 * costs.server_message_s:.0f} at a server, a megabyte {1e12 * costs.byte_s:.0f} µs, and it comes "
+            f"{1e6 * costs.latency_s:.0f} µs after its last byte",
             f"{within} of {len(differences)} points within {BAR:.0%}; median {statistics.median(differences):.1%}, "
-            f"largest {max(differences):.1%}"
+            f"largest {max(differences):.1%}",
         ]
 
 

@@ -22,6 +22,7 @@ from thinwire.bench.hostile import AttackedServer, Attacker, Honest, HostileBenc
 from thinwire.bench.loss_race import LossRace
 from thinwire.bench.race import RaceBench
 from thinwire.bench.server import ServerBench, ServerLoad, ServerShard
+from thinwire.bench.transport_costs import EchoServer, EchoWorker
 from thinwire.bench.transports import TransportsBench, TransportsWorker
 from thinwire.cli import options
 from thinwire.cli.console import console, report, save_picture, show
@@ -258,6 +259,7 @@ def role(
     insecure: options.Insecure = False,
 ) -> None:
     """One process of a benchmark; the others start it."""
-    kinds = TransportsWorker | ServerShard | ServerLoad | HookRank | AttackedServer | Honest | Attacker
+    load = TransportsWorker | ServerShard | ServerLoad | HookRank | EchoServer | EchoWorker
+    kinds = load | AttackedServer | Honest | Attacker
     part = msgspec.json.decode(spec.encode(), type=kinds)
     part.play(harness.Stage(report if events else console.print, listen, grpc_options(shape, insecure=insecure)))

@@ -29,6 +29,7 @@ from thinwire.runtime.serving import serving
 from thinwire.server.core import ServerCore
 from thinwire.transports.base import Connection, wire_nbytes
 from thinwire.transports.memory import MemoryServer
+from thinwire.transports.shaped import burst_nbytes
 
 MODELLED = "modelled"
 """The `shaping` of a run whose seconds are computed."""
@@ -46,7 +47,7 @@ def run(
     Args:
         job: what to train; its link is of any rate.
         cores: processors that all workers and servers share; None: each has one of its own.
-        costs: of the transport; by default estimates for gRPC on one machine.
+        costs: of the transport; by default gRPC's, see `TransportCosts`.
         on_event: called with each worker's name and event.
 
     Raises:
@@ -71,7 +72,9 @@ class _Cluster:
     def __init__(self, job: Job, processors: Processors, costs: TransportCosts, on_event: OnEvent) -> None:
         self.job, self.processors, self.costs = job, processors, costs
         self.agenda = Agenda()
-        self.links = Links(self.agenda, parse_rate(job.link or "none").bps, latency_s=costs.latency_s)
+        bps = parse_rate(job.link or "none").bps
+        burst_bytes = 0.0 if bps is None else burst_nbytes(bps)
+        self.links = Links(self.agenda, bps, latency_s=costs.latency_s, burst_bytes=burst_bytes)
         self.curve: list[CurvePoint] = []
         self.shards = [_Shard(self, index) for index in range(job.shards)]
         self.workers = [_Worker(self, rank, on_event) for rank in range(job.workers)]
@@ -91,6 +94,10 @@ class _Cluster:
     def node(self, shard: int) -> str:
         """Returns whose link a shard's messages cross."""
         return f"worker {shard}" if self.job.servers_on_workers else f"server {shard}"
+
+    def send(self, sender: str, receiver: str, nbytes: int, ready_s: float, arrived: Callable[[float], None]) -> None:
+        """Sends a message over the links when the time has come at which it is ready."""
+        self.agenda.note(ready_s, lambda now_s: self.links.send(sender, receiver, nbytes, now_s, arrived))
 
     def _go_on(self) -> None:
         ready = [worker for worker in self.workers if worker.ready]
@@ -161,6 +168,12 @@ class _Worker:
         self._turn.acquire()
         self._resume()
 
+    def book_message(self, when_s: float, nbytes: int) -> None:
+        """Keeps a processor busy with a message that its transport sends or receives at a time."""
+        costs = self._cluster.costs
+        seconds = costs.worker_message_s + nbytes * costs.byte_s
+        self._cluster.agenda.note(when_s, partial(self._cluster.processors.book, seconds=seconds))
+
     def stop(self) -> None:
         """Ends its thread, which finds its sessions over."""
         self.stopped = True
@@ -222,18 +235,28 @@ class _Shard:
 
     def handle(self, call: Callable[[], None], nbytes: int, now_s: float) -> None:
         """Has the server take a message, once it is free, and sends what it answers."""
-        costs, processors = self._cluster.costs, self._cluster.processors
-        begin_s = processors.begins(max(now_s, self._free_s))
-        if begin_s > now_s:
-            self._cluster.agenda.note(begin_s, partial(self.handle, call, nbytes))
+        if self._free_s > now_s:
+            self._cluster.agenda.note(self._free_s, partial(self.handle, call, nbytes))
             return
         began_s = time.thread_time()
         call()
-        seconds = time.thread_time() - began_s
-        self._free_s = begin_s + seconds
-        processors.book(begin_s, seconds + costs.message_s + nbytes * costs.byte_s)
+        self.work(now_s, time.thread_time() - began_s + self._message_s(nbytes))
         for connection in self._connections:
-            connection.answered(self._free_s)
+            connection.answered()
+
+    def send(self, worker: str, nbytes: int, arrived: Callable[[float], None]) -> None:
+        """Sends a message as soon as the server has done what it is at."""
+        free_s = self.work(self._free_s, self._message_s(nbytes))
+        self._cluster.send(self.node, worker, nbytes, free_s, arrived)
+
+    def work(self, begin_s: float, seconds: float) -> float:
+        """Keeps the server and a processor busy; returns when the server is free again."""
+        self._cluster.agenda.note(begin_s, partial(self._cluster.processors.book, seconds=seconds))
+        self._free_s = begin_s + seconds
+        return self._free_s
+
+    def _message_s(self, nbytes: int) -> float:
+        return self._cluster.costs.server_message_s + nbytes * self._cluster.costs.byte_s
 
 
 class _ModelledConnection(Connection):
@@ -274,7 +297,7 @@ class _ModelledConnection(Connection):
     def abort(self) -> None:
         self._leave(self._inner.abort, 0)
 
-    def answered(self, ready_s: float) -> None:
+    def answered(self) -> None:
         """Sends to the worker what the server has said in this session. For the cluster's thread."""
         while not self._over:
             try:
@@ -285,25 +308,15 @@ class _ModelledConnection(Connection):
                 packet = None
             self._over = packet is None
             nbytes = 0 if packet is None else wire_nbytes(packet)
-            ready_s += self._transport_s(ready_s, nbytes)
-            arrive = partial(self._arrive, packet)
-            self._cluster.links.send(self._shard.node, self._worker.name, nbytes, ready_s, arrive)
+            self._shard.send(self._worker.name, nbytes, partial(self._arrive, packet))
 
     def _leave(self, call: Callable[[], None], nbytes: int) -> None:
-        ready_s = self._worker.now() + self._transport_s(self._worker.now(), nbytes)
+        now_s = self._worker.now()
+        self._worker.book_message(now_s, nbytes)
         handle = partial(self._shard.handle, call, nbytes)
-        self._cluster.agenda.note(
-            ready_s,
-            lambda now_s: self._cluster.links.send(self._worker.name, self._shard.node, nbytes, now_s, handle),
-        )
+        self._cluster.send(self._worker.name, self._shard.node, nbytes, now_s, handle)
 
     def _arrive(self, packet: bytes | None, now_s: float) -> None:
-        nbytes = 0 if packet is None else wire_nbytes(packet)
+        self._worker.book_message(now_s, 0 if packet is None else wire_nbytes(packet))
         self._arrived.append(packet)
-        self._worker.wake(now_s + self._transport_s(now_s, nbytes))
-
-    def _transport_s(self, now_s: float, nbytes: int) -> float:
-        """Books what the transport computes for a message at one end, and returns how long that takes."""
-        seconds = self._cluster.costs.message_s + nbytes * self._cluster.costs.byte_s
-        self._cluster.processors.book(self._cluster.processors.begins(now_s), seconds)
-        return seconds
+        self._worker.wake(now_s)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from thinwire.errors import ConfigError
-from thinwire.transports.shaped import BITS_PER_BYTE
+from thinwire.transports.shaped import TokenBucket
 
 TCP_PAYLOAD_NBYTES = 1448
 TCP_HEADERS_NBYTES = 66
@@ -21,16 +21,22 @@ TCP_HEADERS_NBYTES = 66
 
 @dataclass(frozen=True, kw_only=True)
 class TransportCosts:
-    """What a transport costs besides the bytes on the link; each is of one message at one of its two ends.
+    """What a transport costs besides the bytes on the link.
 
     Args:
-        message_s: of a processor, in seconds.
-        byte_s: of a processor, in seconds a byte.
-        latency_s: from the last byte out to the message in the other program's hands, in seconds.
+        worker_message_s: of a processor for a message at a worker's end, in seconds; its threads do it while the
+            worker computes or waits.
+        server_message_s: at a server's end, whose one thread does it between what it computes.
+        byte_s: of a processor for each byte, at either end, in seconds.
+        latency_s: from a message's last byte on the link to the other program's hands, in seconds.
+
+    The defaults are gRPC's on machine A of docs/benchmarks.md, as `thinwire bench clock` measured them on 2026-11-22;
+    `bench.transport_costs.measure_costs` measures any machine's.
     """
 
-    message_s: float = 120e-6
-    byte_s: float = 0.5e-9
+    worker_message_s: float = 240e-6
+    server_message_s: float = 205e-6
+    byte_s: float = 0.3e-9
     latency_s: float = 200e-6
 
 
@@ -58,7 +64,10 @@ class Agenda:
 
 
 class Processors:
-    """Processors that all processes share, each working off one thing at a time.
+    """Processors that all processes share.
+
+    A worker's computing holds one from its beginning to its end. What others wake up for, a message in most cases, is
+    short: it begins at once, as a scheduler lets it, and whatever comes next on that processor begins later by as much.
 
     Args:
         cores: how many; None: every process has its own and never waits for one.
@@ -74,24 +83,29 @@ class Processors:
         return ready_s if self._free is None else max(ready_s, min(self._free))
 
     def book(self, begin_s: float, seconds: float) -> None:
-        """Keeps the processor that is free first busy from `begin_s` for so many seconds."""
+        """Keeps the processor that is free first busy for so many seconds from `begin_s`, or from when it is free."""
         if self._free is not None:
-            self._free[self._free.index(min(self._free))] = begin_s + seconds
+            first = self._free.index(min(self._free))
+            self._free[first] = max(self._free[first], begin_s) + seconds
 
 
 class Links:
     """Every process's link to one switch, of one rate, the same both ways.
 
+    Each way is a token bucket like the kernel's queue in `engines.namespaces`: after a pause a burst passes at once.
+    A message flows through its sender's bucket and its receiver's at the same time.
+
     Args:
         agenda: where what comes later is noted.
         bps: bits a second, headers included; None is no limit.
         latency_s: added to every message.
+        burst_bytes: that pass a link at once after a pause.
 
     Example:
         Two senders of 1,448,000 bytes, and one receiver, at 12.112 Mbit/s: one message takes a second.
 
         >>> agenda, arrived = Agenda(), []
-        >>> links = Links(agenda, 12_112_000, latency_s=0.0)
+        >>> links = Links(agenda, 12_112_000)
         >>> for sender in ("a", "b"):
         ...     links.send(sender, "c", 1_448_000, 0.0, arrived.append)
         >>> while agenda.next_s < float("inf"):
@@ -100,11 +114,11 @@ class Links:
         [1.0, 2.0]
     """
 
-    def __init__(self, agenda: Agenda, bps: int | None, *, latency_s: float) -> None:
-        self._agenda, self._latency_s = agenda, latency_s
-        self._bytes_per_s = float("inf") if bps is None else bps / BITS_PER_BYTE
-        self._out: dict[Hashable, float] = {}
-        self._in: dict[Hashable, float] = {}
+    def __init__(self, agenda: Agenda, bps: int | None, *, latency_s: float = 0.0, burst_bytes: float = 0.0) -> None:
+        self._agenda, self._bps, self._latency_s, self._burst_bytes = agenda, bps, latency_s, burst_bytes
+        self._out: dict[Hashable, TokenBucket] = {}
+        self._in: dict[Hashable, TokenBucket] = {}
+        self._sent: dict[Hashable, float] = {}
 
     def send(
         self, sender: Hashable, receiver: Hashable, nbytes: int, ready_s: float, arrived: Callable[[float], None]
@@ -117,16 +131,19 @@ class Links:
             ready_s: when it is there to be sent, in seconds; never before an earlier call's of this sender.
             arrived: called when it has arrived, with the time in seconds.
         """
-        if sender == receiver:
+        if sender == receiver or self._bps is None:
             self._agenda.note(ready_s + self._latency_s, arrived)
             return
-        seconds = (nbytes + TCP_HEADERS_NBYTES * -(-nbytes // TCP_PAYLOAD_NBYTES)) / self._bytes_per_s
-        begin = max(ready_s, self._out.get(sender, 0.0))
-        self._out[sender] = begin + seconds
+        crossing = nbytes + TCP_HEADERS_NBYTES * -(-nbytes // TCP_PAYLOAD_NBYTES)
+        begins_s = max(ready_s, self._sent.get(sender, ready_s))
+        sent_s = self._sent[sender] = ready_s + self._bucket(self._out, sender).delay(crossing, ready_s)
 
-        def flow(now: float) -> None:
-            free = max(now, self._in.get(receiver, 0.0)) + seconds
-            self._in[receiver] = free
-            self._agenda.note(free + self._latency_s, arrived)
+        def flow(now_s: float) -> None:
+            received_s = now_s + self._bucket(self._in, receiver).delay(crossing, now_s)
+            self._agenda.note(max(sent_s, received_s) + self._latency_s, arrived)
 
-        self._agenda.note(begin, flow)
+        self._agenda.note(begins_s, flow)
+
+    def _bucket(self, of: dict[Hashable, TokenBucket], name: Hashable) -> TokenBucket:
+        assert self._bps is not None
+        return of.setdefault(name, TokenBucket(self._bps, self._burst_bytes))

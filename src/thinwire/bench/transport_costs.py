@@ -1,0 +1,153 @@
+"""What a message over gRPC costs on this machine, for the computed clock: processor seconds at both ends, and latency.
+
+A worker's connection and a server's echo exchange packets of two sizes, with a pause before each as training makes one:
+a thread that has slept costs more to wake than a busy one. Processor seconds are the processes' own, so that other
+work on the machine hardly changes them; latency is the median round trip's, and does change.
+"""
+
+from __future__ import annotations
+
+import statistics
+import struct
+import threading
+import time
+from dataclasses import dataclass
+
+from thinwire.bench.harness import Role, Stage
+from thinwire.engines.events import Event
+from thinwire.errors import TransportError
+from thinwire.jobs.cluster import choose_links, run_cluster
+from thinwire.jobs.events import Listening
+from thinwire.jobs.virtual_time import TransportCosts
+from thinwire.runtime.connection import connect
+from thinwire.transports import grpc
+from thinwire.transports.base import Connection, Sender
+
+SMALL_NBYTES, LARGE_NBYTES = 1_000, 400_000
+PAUSE_S = 0.003
+_COUNTS = ((SMALL_NBYTES, 200), (LARGE_NBYTES, 60))
+_ASK = b"?"
+
+
+class Measured(Event, frozen=True, kw_only=True):
+    """What exchanges came to; see `TransportCosts`."""
+
+    worker_message_s: float
+    server_message_s: float
+    byte_s: float
+    latency_s: float
+
+
+class EchoServer(Role, frozen=True, kw_only=True):
+    """Sends every packet back until its one peer leaves."""
+
+    def play(self, stage: Stage) -> None:
+        """Serves and reports where."""
+        ended = threading.Event()
+        with grpc.serve(lambda sender: _Echo(sender, ended), stage.listen, options=stage.transport) as server:
+            stage.report(Listening(address=server.address))
+            ended.wait()
+
+
+class EchoWorker(Role, frozen=True, kw_only=True):
+    """Exchanges packets with an `EchoServer` and reports what they cost."""
+
+    server: str
+
+    def play(self, stage: Stage) -> None:
+        """Exchanges small packets, then large ones."""
+        with connect(self.server, options=stage.transport) as connection:
+            small, large = (_exchange(connection, nbytes, count) for nbytes, count in _COUNTS)
+        byte_s = (large.ends_s - small.ends_s) / 2 / (LARGE_NBYTES - SMALL_NBYTES)
+        server_s = small.server_s - SMALL_NBYTES * byte_s
+        costs = Measured(
+            worker_message_s=small.worker_s - SMALL_NBYTES * byte_s,
+            server_message_s=server_s,
+            byte_s=byte_s,
+            latency_s=max(0.0, small.round_trip_s / 2 - server_s),
+        )
+        stage.report(costs)
+
+
+def measure_costs() -> TransportCosts:
+    """Returns what messages cost here; takes a few seconds.
+
+    Raises:
+        EngineError: a process failed.
+    """
+    measured: list[Measured] = []
+
+    def collect(process: str, event: Event) -> None:
+        if isinstance(event, Measured):
+            measured.append(event)
+
+    run_cluster(
+        choose_links(None),
+        1,
+        lambda _rank, addresses: EchoWorker(server=f"grpc://{addresses[0]}").command(),
+        [Measured],
+        collect,
+        server_command=lambda index: EchoServer().command(),
+    )
+    [costs] = measured
+    return TransportCosts(**{name: getattr(costs, name) for name in costs.__struct_fields__})
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Exchanged:
+    """Processor seconds of a message at each end, and of a round trip."""
+
+    worker_s: float
+    server_s: float
+    round_trip_s: float
+
+    @property
+    def ends_s(self) -> float:
+        return self.worker_s + self.server_s
+
+
+def _exchange(connection: Connection, nbytes: int, count: int) -> _Exchanged:
+    packet, seconds = bytes(nbytes), []
+    for _ in range(20):
+        _round_trip(connection, packet)
+    server_before, worker_before = _server_cpu_s(connection), time.process_time()
+    for _ in range(count):
+        time.sleep(PAUSE_S)
+        begin = time.perf_counter()
+        _round_trip(connection, packet)
+        seconds.append(time.perf_counter() - begin)
+    worker_after, server_after = time.process_time(), _server_cpu_s(connection)
+    return _Exchanged(
+        worker_s=(worker_after - worker_before) / (2 * count),
+        server_s=(server_after - server_before) / (2 * count + 2),
+        round_trip_s=statistics.median(seconds),
+    )
+
+
+def _round_trip(connection: Connection, packet: bytes) -> bytes:
+    connection.send(packet)
+    answer = connection.receive(60.0)
+    if answer is None:
+        raise TransportError("the echo has ended")
+    return answer
+
+
+def _server_cpu_s(connection: Connection) -> float:
+    seconds: float = struct.unpack("<d", _round_trip(connection, _ASK))[0]
+    return seconds
+
+
+class _Echo:
+    """A handler that sends packets back, and its processor seconds where it is asked."""
+
+    def __init__(self, sender: Sender, ended: threading.Event) -> None:
+        self._sender, self._ended = sender, ended
+
+    def opened(self, peer: int) -> None:
+        """Nothing to do: the worker speaks first."""
+
+    def received(self, peer: int, packet: bytes) -> None:
+        self._sender.send(peer, struct.pack("<d", time.process_time()) if packet == _ASK else packet)
+
+    def closed(self, peer: int, error: str | None) -> None:
+        self._ended.set()
