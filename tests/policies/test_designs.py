@@ -51,8 +51,22 @@ def test_options_go_to_the_codec_both_ways() -> None:
         assert made.name == name
 
 
+def test_policies_in_a_name_replace_the_designs_own() -> None:
+    made = design("mps[fraction=0.02,consistency=bsp,placement=uniform[min=0],transmission=traditional]")
+    assert made.up == codec("topk", fraction=0.02, error_feedback=True)
+    assert (made.consistency, made.placement, made.transmission) == ("bsp", "uniform[min=0]", "traditional")
+    assert (
+        design("3lc[s=1.75,consistency=ssp[staleness=5,mode=passive]]").consistency == "ssp[staleness=5,mode=passive]"
+    )
+    assert design("entropy[consistency=local[steps=3]]").every == "step"
+    assert design("fp32[consistency=ssp[5]]", consistency="bsp").consistency == "bsp"
+
+
 def test_what_is_no_design() -> None:
     refused = {
+        "fp32[consistency=later]": r"design 'fp32\[consistency=later\]': .*later",
+        "fp32[placement=3]": r"design 'fp32\[placement=3\]': placement 3",
+        "terngrad[consistency=ssp[5]]": r"design 'terngrad\[consistency=ssp\[5\]\]': ",
         "4lc": r"unknown design '4lc'; there are fp32, .*3lc",
         "": r"design ''; expected an id with options in brackets, as in 3lc\[s=1.75\]",
         "3lc[s=1.75": r"expected an id with options",

@@ -52,6 +52,12 @@ def noting(made: list[Job]) -> Train:
     return train
 
 
+def test_designs_differ_in_their_policies() -> None:
+    asked = Comparison(designs=["fp32", "fp32[consistency=ssp[5]]", "mps[consistency=bsp]"], links=["10mbit"], steps=9)
+    designs = {job.full_design().name: job.full_design() for job in jobs(asked.cells())}
+    assert [each.consistency for each in designs.values()] == ["bsp", "ssp[5]", "bsp"]
+
+
 def test_a_real_comparison(tmp_path: Path) -> None:
     """Real outcomes, of runs in one process that pose as runs on a link."""
     asked = Comparison(designs=["3lc"], links=["100mbit"], workers=1, steps=40, short_steps=10)

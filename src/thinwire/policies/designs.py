@@ -1,12 +1,13 @@
 """Designs: complete configurations that a study compares, by name, as in `3lc[s=1.75]`.
 
 A design is a frozen value; every choice in it may be replaced (`dataclasses.replace`, `tw.distribute(…)`'s arguments,
-`thinwire train --consistency …`). Combinations that cannot work are refused here, with the reason. The designs
+`thinwire train --consistency …`), and those of policies in its name, as in `3lc[consistency=ssp[5]]`. Combinations that cannot work are refused here, with the reason. The designs
 themselves are in `shipped`, and other packages bring theirs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_args
 
@@ -22,6 +23,9 @@ from thinwire.policies.naming import parse_name, plugins
 from thinwire.policies.placement import placement
 from thinwire.policies.shipped import SHIPPED
 from thinwire.schema import Reduce
+
+_POLICIES = ("consistency", "placement", "compression", "transmission")
+"""What a design's name may replace of it, in brackets."""
 
 Downlink = Literal["delta", "gradient", "weights"]
 
@@ -182,6 +186,8 @@ def designs() -> dict[str, str]:
 def design(name: str | Design, **replacements: Any) -> Design:
     """Returns a design by name; options in brackets go to its codec, `s` is short for `sparsity`.
 
+    `consistency`, `placement`, `compression` and `transmission` in brackets replace the design's own choice.
+
     Args:
         name: as in `3lc[s=1.75,entropy=zstd]`; a Design is taken as it is.
         **replacements: fields to replace, where not None: `consistency="ssp[5]"`, …; that replaces `every`, too.
@@ -194,16 +200,30 @@ def design(name: str | Design, **replacements: Any) -> Design:
         1.75
         >>> design("3lc", consistency="backup[1]").consistency
         'backup[1]'
+        >>> made = design("mps[fraction=0.02,consistency=bsp,transmission=traditional]")
+        >>> made.up.config()["fraction"], made.consistency, made.transmission
+        (0.02, 'bsp', 'traditional')
     """
     made = name if isinstance(name, Design) else _make(name)
-    given = {key: value for key, value in replacements.items() if value is not None}
-    if "consistency" in given:
-        given.setdefault("every", "step")
-    return replace(made, **given)
+    return _replace(made, {key: value for key, value in replacements.items() if value is not None})
 
 
 def _make(name: str) -> Design:
     design_id, options = parse_name(name, "design", short={"s": "sparsity"})
+    policies = {key: options.pop(key) for key in _POLICIES if key in options}
+    made = _by_id(design_id, name, options)
+    try:
+        return _replace(made, policies) if policies else made
+    except ConfigError as error:
+        raise ConfigError(f"design {name!r}: {error}") from error
+
+
+def _replace(made: Design, given: Mapping[str, Any]) -> Design:
+    """Returns the design with other choices; one that is given its consistency counts its exchanges by it."""
+    return replace(made, **({"every": "step"} if "consistency" in given else {}), **given)
+
+
+def _by_id(design_id: str, name: str, options: dict[str, Any]) -> Design:
     if design_id in SHIPPED:
         make, about = SHIPPED[design_id]
         try:
