@@ -1,8 +1,8 @@
 """Designs: complete configurations that a study compares, by name, as in `3lc[s=1.75]`.
 
 A design is a frozen value; every choice in it may be replaced (`dataclasses.replace`, `tw.distribute(…)`'s arguments,
-`thinwire train --consistency …`), and those of policies in its name, as in `3lc[consistency=ssp[5]]`. Combinations that cannot work are refused here, with the reason. The designs
-themselves are in `shipped`, and other packages bring theirs.
+`thinwire train --consistency …`), and its policies in its name, as in `3lc[consistency=ssp[5]]`. Combinations that
+cannot work are refused here, with the reason. The designs themselves are in `shipped`, and other packages bring theirs.
 """
 
 from __future__ import annotations
