@@ -15,12 +15,12 @@ from torch._C._distributed_c10d import HashStore
 import thinwire as tw
 from thinwire.errors import ConfigError, TransportError
 from thinwire.packets import pack
-from thinwire.runtime.connection import connect
 from thinwire.runtime.rank_shards import RankShards
 from thinwire.schema import SessionOpen
 from thinwire.security.certificates import self_signed
+from thinwire.transports import sockets
 from thinwire.transports.base import Connection
-from thinwire.transports.grpc import GrpcOptions
+from thinwire.transports.sockets import SocketOptions
 
 
 @pytest.fixture
@@ -56,17 +56,17 @@ def test_who_is_not_in_the_group_is_not_let_in(group: dist.ProcessGroup) -> None
     try:
         assert isinstance(own, Connection)  # no socket leads to itself
         own.close()
-        with connect(address, options=shards.transport) as connection:
+        with shards.dial(address, 20) as connection:
             connection.send(pack(SessionOpen(session="mine")))
             assert connection.receive(20) is not None
         tls, drawn = shards.transport.tls, self_signed("worker-0", "ranks.thinwire", days=1)
         assert tls is not None
         stranger = replace(tls, certificate=drawn.certificate, key=drawn.key)
-        for tried, told in ((GrpcOptions(), "it hung up"), (GrpcOptions(tls=stranger), "it hung up")):
+        for tried, told in ((SocketOptions(), "did not answer"), (SocketOptions(tls=stranger), "lost the server at")):
             with pytest.raises(TransportError, match=told):
-                connect(address, connect_timeout_s=0.3, options=tried)
-        with pytest.raises(TransportError, match="do not trust"):
-            connect(address, options=GrpcOptions(tls=replace(stranger, root=drawn.certificate)))
+                sockets.connect(address, connect_timeout_s=0.3, options=tried)
+        with pytest.raises(TransportError, match="its certificate is not trusted"):
+            sockets.connect(address, options=SocketOptions(tls=replace(stranger, root=drawn.certificate)))
     finally:
         shards.stop()
 

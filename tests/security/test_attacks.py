@@ -28,7 +28,8 @@ from thinwire.security.certificates import self_signed
 from thinwire.server.core import ServerCore
 from thinwire.transports.base import Handler, Sender, Server
 from thinwire.transports.grpc import GrpcOptions, Tls, connect, serve
-from thinwire.transports.grpc.options import MAX_SESSIONS_EACH, METHOD, SERVICE, TOKEN_KEY, TOKEN_SCHEME
+from thinwire.transports.grpc.options import METHOD, SERVICE, TOKEN_KEY, TOKEN_SCHEME
+from thinwire.transports.hosting import MAX_SESSIONS_EACH
 
 WAIT_S = 20.0
 FAIL_S = 0.3

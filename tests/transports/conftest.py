@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from thinwire.transports import Connection, Sender, Server
-from thinwire.transports.grpc import GrpcOptions, GrpcServer, connect, serve
+from thinwire.transports import Connection, Sender, Server, sockets
+from thinwire.transports.grpc import GrpcOptions, connect, serve
+from thinwire.transports.hosting import HostServer
 from thinwire.transports.memory import MemoryServer
 
 PATIENCE_S = 20.0  # for what must happen; never waited for in a test that passes
@@ -66,7 +67,7 @@ def echo(sender: Sender, peer: int, packet: bytes) -> None:
 class Cluster:
     """One server and its workers over the transport of that name. To enrol a transport, add a line here."""
 
-    TRANSPORTS = ("memory", "grpc", "grpc-own")
+    TRANSPORTS = ("memory", "grpc", "grpc-own", "sockets", "sockets-own")
 
     def __init__(self, transport: str) -> None:
         self.transport = transport
@@ -84,16 +85,21 @@ class Cluster:
         self.options = dict(options)
         if self.transport == "memory":
             self.server = MemoryServer(factory, **options)
+        elif self.transport.startswith("sockets"):
+            self.server = sockets.serve(factory, "127.0.0.1:0", options=sockets.SocketOptions(**options))
         else:
             self.server = serve(factory, "127.0.0.1:0", options=GrpcOptions(**self.options))
         made[0].server = self.server
         return made[0]
 
     def connect(self) -> Connection:
-        if isinstance(self.server, MemoryServer) or (
-            isinstance(self.server, GrpcServer) and self.transport == "grpc-own"
-        ):
+        connection: Connection
+        if self.transport in ("memory", "grpc-own", "sockets-own"):
+            assert isinstance(self.server, MemoryServer | HostServer)
             connection = self.server.connect()
+        elif self.transport == "sockets":
+            options = sockets.SocketOptions(**self.options)
+            connection = sockets.connect(self.server.address, options=options)
         else:
             connection = connect(self.server.address, options=GrpcOptions(**self.options))
         self._connections.append(connection)

@@ -190,11 +190,14 @@ def distribute(
     try:
         if own is not None:
             servers.extend(own.open())
-        transport = (credentials or Credentials()).worker(rank) if own is None else own.transport
+        waits: dict[str, Any] = {"connect_timeout_s": connect_timeout_s, "reconnect_s": reconnect_s}
+        if own is None:
+            waits["options"] = (credentials or Credentials()).worker(rank)
+        else:
+            waits["dial"] = own.dial
         for address in servers:  # one by one, so that those which opened are closed where the next does not
             process = None if own is None else f"rank {len(connections)}"
-            waits: dict[str, Any] = {"connect_timeout_s": connect_timeout_s, "reconnect_s": reconnect_s}
-            connections += [connect(address, options=transport, process=process, **waits)]
+            connections += [connect(address, process=process, **waits)]
         driver = WorkerDriver(worker.conversations, connections, timeout_s=timeout_s, counters=worker.counters)
         common: dict[str, Any] = {"assignment": planned.assignment, "metrics": metrics, "resume": resume, "shards": own}
         if isinstance(worker, LocalWorker) and local is not None and outer is not None:

@@ -30,6 +30,8 @@ ASK_S, ASK_TIMES, ASK_PAUSE_S = 0.5, 5, 0.05
 
 Connect = Callable[[float], Connection]
 """Opens a connection, waiting so many seconds for the server at most."""
+ConnectTo = Callable[[str, float], Connection]
+"""The same, to any address."""
 
 
 def connect(
@@ -38,6 +40,7 @@ def connect(
     connect_timeout_s: float = 30.0,
     reconnect_s: float = 0.0,
     options: GrpcOptions | None = None,
+    dial: ConnectTo | None = None,
     process: str | None = None,
 ) -> Connection:
     """Returns a connection to `grpc://host:port`, waiting until the server is there; a Connection is taken as it is.
@@ -46,7 +49,8 @@ def connect(
         server: the address, or a connection.
         connect_timeout_s: how long the server may take to appear, in seconds.
         reconnect_s: for how long a connection that breaks is tried to be replaced, in seconds; 0: not at all.
-        options: of the transport.
+        options: of gRPC.
+        dial: opens connections in place of gRPC, to an address of its own.
         process: who serves at this address, where nobody takes its place when it dies; None: it may be started again.
 
     Raises:
@@ -56,19 +60,23 @@ def connect(
     """
     if isinstance(server, Connection):
         return server
-    scheme, _, address = server.partition("://")
-    if scheme != "grpc" or not address:
-        raise ConfigError(f"server={server!r}; expected grpc://host:port")
+    address = server
+    if dial is None:
+        scheme, _, address = server.partition("://")
+        if scheme != "grpc" or not address:
+            raise ConfigError(f"server={server!r}; expected grpc://host:port")
 
-    def dial(timeout_s: float) -> Connection:
+    def open_connection(timeout_s: float) -> Connection:
         if process is not None and has_ended(address):
             raise SessionLostError(f"{process} is gone: its process has ended, and nothing listens at {address}")
+        if dial is not None:
+            return dial(address, timeout_s)
         return grpc.connect(address, connect_timeout_s=timeout_s, options=options)
 
     if reconnect_s <= 0:
-        return dial(connect_timeout_s)
+        return open_connection(connect_timeout_s)
     return ReconnectingConnection(
-        dial,
+        open_connection,
         connect_timeout_s=connect_timeout_s,
         reconnect_s=reconnect_s,
         max_message_nbytes=(options or GrpcOptions()).max_message_nbytes,

@@ -23,9 +23,10 @@ from thinwire.runtime.serving import serving
 from thinwire.security.admission import Admission, worker_name
 from thinwire.security.certificates import self_signed
 from thinwire.server.core import ServerCore
-from thinwire.transports import grpc
+from thinwire.transports import sockets
 from thinwire.transports.base import Connection, Identity
-from thinwire.transports.grpc import GrpcOptions, GrpcServer, Tls
+from thinwire.transports.grpc import Tls
+from thinwire.transports.sockets import Loop, SocketOptions, SocketServer
 
 _CLOSE_S = 30.0
 """How long a rank that is done keeps serving those that are not, at most."""
@@ -48,7 +49,7 @@ class RankShards:
         rank: this rank, in the group.
         workers: how many ranks there are.
         core: this rank's shard.
-        transport: options of connections to the shards; there once they are open.
+        transport: options of connections to the other ranks' shards; there once they are open.
         address: where the other ranks reach this rank's shard, once it is open.
 
     Raises:
@@ -62,12 +63,13 @@ class RankShards:
         if self.rank < 0:
             raise ConfigError("this process is not in the group that it was given")
         self.core = ServerCore()
-        self.transport = GrpcOptions()
+        self.transport = SocketOptions()
         self.address = ""
         self._group, self._grace_s = group, grace_s
         self._ended = threading.Event()
         self._others: list[str] = []
-        self._server: GrpcServer | None = None
+        self._server: SocketServer | None = None
+        self._loop: Loop | None = None
 
     def open(self) -> list[str | Connection]:
         """Starts serving; returns the addresses of all ranks' shards, and to its own shard a connection.
@@ -78,14 +80,19 @@ class RankShards:
         issued = self_signed(worker_name(self.rank), _GROUP, days=_CERTIFICATE_DAYS)
         known = "".join(_gather(issued.certificate.decode(), self._group, self.workers)).encode()
         tls = Tls(root=known, certificate=issued.certificate, key=issued.key, server_name=_GROUP)
-        self.transport = GrpcOptions(tls=tls, authenticate=Admission(None))
+        self.transport = SocketOptions(tls=tls, authenticate=Admission(None))
         handler = serving(self.core, self._ended.set, grace_s=self._grace_s)
-        self._server = grpc.serve(handler, f"{host}:0", options=self.transport)
-        self.address = f"grpc://{self._server.address}"
+        self._loop = Loop(f"thinwire-serve-{self.rank}")
+        self._server = sockets.serve(handler, f"{host}:0", options=self.transport, loop=self._loop)
+        self.address = self._server.address
         found: list[str | Connection] = [*_gather(self.address, self._group, self.workers)]
         self._others = [each for each in found if isinstance(each, str) and each != self.address]
         found[self.rank] = self._server.connect(Identity(worker_name(self.rank), self.rank))
         return found
+
+    def dial(self, address: str, timeout_s: float) -> Connection:
+        """Opens a connection to another rank's shard, waiting so many seconds at most."""
+        return sockets.connect(address, connect_timeout_s=timeout_s, options=self.transport, loop=self._loop)
 
     def close(self) -> None:
         """Stops serving, once every rank has left or one has died."""
@@ -100,6 +107,8 @@ class RankShards:
         """Stops serving, whoever is still there."""
         if self._server is not None:
             self._server.stop()
+        if self._loop is not None:
+            self._loop.close()
 
 
 def _own_host(group: dist.ProcessGroup, rank: int, workers: int) -> str:

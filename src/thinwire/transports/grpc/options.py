@@ -29,9 +29,6 @@ MAX_PORT = 65_535
 MAX_CONNECTIONS = 4096
 MAX_STREAMS = 8
 """Calls at a time on one connection."""
-MAX_SESSIONS = 4096
-MAX_SESSIONS_EACH = 8
-"""Of one certificate or token that is for one rank: an old one that is not yet known to be dead, and its heirs."""
 QUEUED_S = 600
 """A call that the server has not got round to for so long is dropped. gRPC's own 30 s cost a worker its training where
 another's Join was being taken on a busy machine: kernels are loaded then."""

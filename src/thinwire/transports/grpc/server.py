@@ -24,22 +24,14 @@ import grpc
 from thinwire.errors import ConfigError, ProtocolError, TransportError
 from thinwire.transports.base import (
     ANYBODY,
-    Connection,
-    Handler,
     HandlerFactory,
     Identity,
-    Sender,
-    Server,
-    check_packet,
     message_wire_nbytes,
-    wire_nbytes,
 )
 from thinwire.transports.grpc.chunks import Assembly, split
 from thinwire.transports.grpc.options import (
     GOODBYE,
     GREETING,
-    MAX_SESSIONS,
-    MAX_SESSIONS_EACH,
     METHOD,
     SERVICE,
     TOKEN_KEY,
@@ -48,8 +40,8 @@ from thinwire.transports.grpc.options import (
     GrpcOptions,
     parse_address,
 )
-from thinwire.transports.grpc.sessions import OwnSession, StreamSession
-from thinwire.transports.memory import MemoryConnection
+from thinwire.transports.grpc.sessions import StreamSession
+from thinwire.transports.hosting import HostSender, HostServer
 
 _log = logging.getLogger(__name__)
 
@@ -72,7 +64,7 @@ def serve(handler_factory: HandlerFactory, address: str, *, options: GrpcOptions
     return GrpcServer(handler_factory, address, options or GrpcOptions())
 
 
-class GrpcServer(Server):
+class GrpcServer(HostServer):
     """See `serve`."""
 
     def __init__(self, handler_factory: HandlerFactory, address: str, options: GrpcOptions) -> None:
@@ -80,15 +72,11 @@ class GrpcServer(Server):
         if options.tls is not None and options.tls.key is None:
             raise ConfigError("a server with TLS needs certificate and key")
         options.check_server(self._host)
+        super().__init__(options.max_message_nbytes, options.max_pending_nbytes)
         self.options = options
-        self.max_message_nbytes, self.max_pending_nbytes = options.max_message_nbytes, options.max_pending_nbytes
-        self._sessions: dict[int, StreamSession | OwnSession] = {}
-        self._num_opened = 0
         self._grace_s = 0.0
         self._warned = -math.inf
-        self._failure: Exception | None = None
         self._loop: asyncio.AbstractEventLoop
-        self._handler: Handler
         self._stopping: asyncio.Event
         listening: concurrent.futures.Future[int] = concurrent.futures.Future()
         self._thread = threading.Thread(
@@ -101,22 +89,6 @@ class GrpcServer(Server):
             self._thread.join()
             raise
         self.address = f"{self._host}:{port}"
-
-    def connect(self, identity: Identity = ANYBODY) -> Connection:
-        """Begins a session of this very process: its packets are handed over, and pass no socket.
-
-        Args:
-            identity: what the handler is told of the peer.
-        """
-        connection = MemoryConnection(self)
-
-        def open_session() -> None:
-            connection.peer, self._num_opened = self._num_opened, self._num_opened + 1
-            self._sessions[connection.peer] = OwnSession(self, connection, identity)
-            self.tell(lambda: self._handler.opened(connection.peer))
-
-        self.post(open_session)
-        return connection
 
     def stop(self, grace_s: float = 5.0) -> None:
         def begin() -> None:
@@ -138,44 +110,11 @@ class GrpcServer(Server):
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(call)
 
-    def tell(self, call: Callable[[], None]) -> None:
-        """Calls into the handler. What it raises is a bug: it is not called again, and the server stops."""
-        if self._failure is not None:
-            return
-        try:
-            call()
-        except Exception as error:
-            self._failure = error
-            for session in self._sessions.values():
-                session.end(f"the server failed: {type(error).__name__}: {error}")
-            self._grace_s = 1.0  # for the sessions to pass the text on
-            self._stopping.set()
-
-    def deliver(self, peer: int, packet: bytes) -> None:
-        """Hands a packet to the handler, unless its peer's session is over."""
-        if (session := self.session(peer)) is not None:
-            self.bytes_received += wire_nbytes(packet)
-            fits = len(packet) <= session.limit_nbytes
-            self.tell(partial(self._handler.received, peer, packet) if fits else session.exceeded)
-
-    def end(self, peer: int, error: str | None) -> None:
-        """Ends a session of this process; does nothing if it is over."""
-        session = self._sessions.get(peer)
-        if isinstance(session, OwnSession):
-            session.end(error)
-            del self._sessions[peer]
-            # The handler may be inside one of its methods: it hears of the end after that.
-            self.post(lambda: self.tell(lambda: self._handler.closed(peer, error)))
-
-    def session(self, peer: int) -> StreamSession | OwnSession | None:
-        """Returns the session of a peer while packets may still be queued for it."""
-        session = self._sessions.get(peer)
-        return None if session is None or session.closing else session
-
-    def identity(self, peer: int) -> Identity:
-        """Returns who a peer has proved to be; `ANYBODY` once it has gone."""
-        session = self._sessions.get(peer)
-        return ANYBODY if session is None else session.identity
+    def _stop_failed(self, reason: str) -> None:
+        for session in self._sessions.values():
+            session.end(reason)
+        self._grace_s = 1.0  # for the sessions to pass the text on
+        self._stopping.set()
 
     def _run(self, handler_factory: HandlerFactory, listening: concurrent.futures.Future[int]) -> None:
         try:
@@ -191,7 +130,7 @@ class GrpcServer(Server):
         self._stopping = asyncio.Event()
         server = grpc.aio.server(options=self.options.channel_arguments())
         port = self._bind(server)
-        self._handler = handler_factory(_GrpcSender(self))
+        self._handler = handler_factory(HostSender(self))
         method = grpc.stream_stream_rpc_method_handler(self._converse)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: method}),))
         await server.start()
@@ -232,8 +171,7 @@ class GrpcServer(Server):
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(stranger))
         if (full := self._is_full(identity)) is not None:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, full)
-        peer, session = self._num_opened, StreamSession(self.options, identity)
-        self._num_opened += 1
+        peer, session = self.number(), StreamSession(self.options, identity)
         self._sessions[peer] = session
         self.tell(lambda: self._handler.opened(peer))
         tasks: list[asyncio.Task[None]] = []
@@ -267,15 +205,6 @@ class GrpcServer(Server):
         proved: Mapping[str, Iterable[bytes]] = context.auth_context()
         names = [name for key in ("x509_common_name", "x509_subject_alternative_name") for name in proved.get(key, ())]
         return self.options.authenticate(Caller(token, tuple(dict.fromkeys(name.decode() for name in names))))
-
-    def _is_full(self, identity: Identity) -> str | None:
-        """Says why there is no room for another session, if there is none."""
-        if len(self._sessions) >= MAX_SESSIONS:
-            return f"the server has {MAX_SESSIONS} sessions, and takes no more"
-        own = 0 if identity.rank is None else sum(each.identity == identity for each in self._sessions.values())
-        if own >= MAX_SESSIONS_EACH:
-            return f"rank {identity.rank} has {own} sessions with the server, and may have no more"
-        return None
 
     def _warn(self, context: Context, stranger: ProtocolError) -> None:
         """Tells whoever runs the server of a stranger, once a second at most."""
@@ -330,32 +259,3 @@ class GrpcServer(Server):
                 await context.write(message)
                 stalled.cancel()
         session.end(None)
-
-
-class _GrpcSender(Sender):
-    def __init__(self, server: GrpcServer) -> None:
-        self._server = server
-
-    def send(self, peer: int, packet: bytes) -> None:
-        check_packet(packet, self._server.options.max_message_nbytes)
-        session = self._server.session(peer)
-        if session is not None:
-            session.put(packet)
-
-    def close(self, peer: int, packet: bytes | None = None) -> None:
-        if packet is not None:
-            self.send(peer, packet)
-        session = self._server.session(peer)
-        if session is not None:
-            session.close()
-
-    def call(self, callback: Callable[[], None]) -> None:
-        self._server.post(lambda: self._server.tell(callback))
-
-    def limit(self, peer: int, nbytes: int, exceeded: Callable[[], None]) -> None:
-        session = self._server.session(peer)
-        if session is not None:
-            session.limit(nbytes, exceeded)
-
-    def identity(self, peer: int) -> Identity:
-        return self._server.identity(peer)

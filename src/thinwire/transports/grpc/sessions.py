@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 from thinwire.transports.base import CHUNK_NBYTES, Identity, wire_nbytes
 from thinwire.transports.grpc.options import CHUNK_S, GrpcOptions
-from thinwire.transports.memory import Host, MemoryConnection
 
 
 class StreamSession:
@@ -74,35 +73,3 @@ class StreamSession:
         """Ends the session now, unless it is over already."""
         if not self.over.done():
             self.over.set_result(error)
-
-
-class OwnSession:
-    """A session of this process, at the server."""
-
-    def __init__(self, host: Host, connection: MemoryConnection, identity: Identity) -> None:
-        self.identity = identity
-        self.closing = False
-        self.limit_nbytes = host.max_message_nbytes
-        self.exceeded: Callable[[], None] = self.close
-        self._host, self._connection = host, connection
-
-    def put(self, packet: bytes) -> None:
-        """Hands a packet over, or ends the session if too much is pending."""
-        if self._connection.offer(packet):
-            self._host.bytes_sent += wire_nbytes(packet)
-        else:
-            limit = self._host.max_pending_nbytes
-            self._host.end(self._connection.peer, f"the worker does not read: over {limit} bytes pending")
-
-    def limit(self, nbytes: int, exceeded: Callable[[], None]) -> None:
-        """See `Sender.limit`; what is larger than the message limit never comes."""
-        self.limit_nbytes, self.exceeded = nbytes, exceeded
-
-    def close(self) -> None:
-        """Ends the session in good order."""
-        self._host.end(self._connection.peer, None)
-
-    def end(self, error: str | None) -> None:
-        """Takes no more packets, and says so."""
-        self.closing = True
-        self._connection.finish(error)

@@ -1,0 +1,209 @@
+"""What servers of all wires have in common: their peers' sessions, and the handler that is told of them.
+
+A peer may be of this very process: its packets are handed over, and pass no socket.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from thinwire.transports.base import (
+    ANYBODY,
+    Connection,
+    Handler,
+    Identity,
+    Sender,
+    Server,
+    check_packet,
+    wire_nbytes,
+)
+from thinwire.transports.memory import Host, MemoryConnection
+
+MAX_SESSIONS = 4096
+MAX_SESSIONS_EACH = 8
+"""Of one certificate or token that is for one rank: an old one that is not yet known to be dead, and its heirs."""
+
+
+class Session(Protocol):
+    """One peer of a server, while packets may still be queued for it.
+
+    Attributes:
+        identity: what it has proved of itself.
+    """
+
+    identity: Identity
+
+    @property
+    def closing(self) -> bool:
+        """Whether it takes no more packets."""
+        ...
+
+    def put(self, packet: bytes) -> None:
+        """Queues a packet, or ends the session if too much is pending."""
+
+    def limit(self, nbytes: int, exceeded: Callable[[], None]) -> None:
+        """See `Sender.limit`."""
+
+    def close(self) -> None:
+        """Takes no more packets; the session ends in good order when the last is sent."""
+
+    def end(self, error: str | None) -> None:
+        """Ends the session now, unless it is over already."""
+
+
+class HostServer(Server):
+    """A server whose handler runs on one thread, the server's.
+
+    Args:
+        max_message_nbytes: largest packet, in bytes.
+        max_pending_nbytes: bytes that may wait to be sent to one peer.
+    """
+
+    _handler: Handler
+
+    def __init__(self, max_message_nbytes: int, max_pending_nbytes: int) -> None:
+        self.max_message_nbytes, self.max_pending_nbytes = max_message_nbytes, max_pending_nbytes
+        self._sessions: dict[int, Session] = {}
+        self._num_opened = 0
+        self._failure: Exception | None = None
+
+    @abstractmethod
+    def post(self, call: Callable[[], None]) -> None:
+        """Runs `call` on the server's thread, unless the server is gone. For any thread."""
+
+    @abstractmethod
+    def _stop_failed(self, reason: str) -> None:
+        """The handler has failed: ends all sessions with the reason, and stops."""
+
+    def connect(self, identity: Identity = ANYBODY) -> Connection:
+        """Begins a session of this very process.
+
+        Args:
+            identity: what the handler is told of the peer.
+        """
+        connection = MemoryConnection(self)
+
+        def open_session() -> None:
+            connection.peer = self.number()
+            self._sessions[connection.peer] = OwnSession(self, connection, identity)
+            self.tell(lambda: self._handler.opened(connection.peer))
+
+        self.post(open_session)
+        return connection
+
+    def number(self) -> int:
+        """Returns the next peer's number."""
+        self._num_opened += 1
+        return self._num_opened - 1
+
+    def tell(self, call: Callable[[], None]) -> None:
+        """Calls into the handler. What it raises is a bug: it is not called again, and the server stops."""
+        if self._failure is not None:
+            return
+        try:
+            call()
+        except Exception as error:
+            self._failure = error
+            self._stop_failed(f"the server failed: {type(error).__name__}: {error}")
+
+    def deliver(self, peer: int, packet: bytes) -> None:
+        """Hands a packet of this process to the handler, unless its peer's session is over."""
+        session = self.session(peer)
+        if isinstance(session, OwnSession):
+            self.bytes_received += wire_nbytes(packet)
+            fits = len(packet) <= session.limit_nbytes
+            self.tell(partial(self._handler.received, peer, packet) if fits else session.exceeded)
+
+    def end(self, peer: int, error: str | None) -> None:
+        """Ends a session of this process; does nothing if it is over."""
+        session = self._sessions.get(peer)
+        if isinstance(session, OwnSession):
+            session.end(error)
+            del self._sessions[peer]
+            # The handler may be inside one of its methods: it hears of the end after that.
+            self.post(lambda: self.tell(lambda: self._handler.closed(peer, error)))
+
+    def session(self, peer: int) -> Session | None:
+        """Returns the session of a peer while packets may still be queued for it."""
+        session = self._sessions.get(peer)
+        return None if session is None or session.closing else session
+
+    def identity(self, peer: int) -> Identity:
+        """Returns who a peer has proved to be; `ANYBODY` once it has gone."""
+        session = self._sessions.get(peer)
+        return ANYBODY if session is None else session.identity
+
+    def _is_full(self, identity: Identity) -> str | None:
+        """Says why there is no room for another session, if there is none."""
+        if len(self._sessions) >= MAX_SESSIONS:
+            return f"the server has {MAX_SESSIONS} sessions, and takes no more"
+        own = 0 if identity.rank is None else sum(each.identity == identity for each in self._sessions.values())
+        if own >= MAX_SESSIONS_EACH:
+            return f"rank {identity.rank} has {own} sessions with the server, and may have no more"
+        return None
+
+
+class HostSender(Sender):
+    """The sender of such a server's handler."""
+
+    def __init__(self, server: HostServer) -> None:
+        self._server = server
+
+    def send(self, peer: int, packet: bytes) -> None:
+        check_packet(packet, self._server.max_message_nbytes)
+        session = self._server.session(peer)
+        if session is not None:
+            session.put(packet)
+
+    def close(self, peer: int, packet: bytes | None = None) -> None:
+        if packet is not None:
+            self.send(peer, packet)
+        session = self._server.session(peer)
+        if session is not None:
+            session.close()
+
+    def call(self, callback: Callable[[], None]) -> None:
+        self._server.post(lambda: self._server.tell(callback))
+
+    def limit(self, peer: int, nbytes: int, exceeded: Callable[[], None]) -> None:
+        session = self._server.session(peer)
+        if session is not None:
+            session.limit(nbytes, exceeded)
+
+    def identity(self, peer: int) -> Identity:
+        return self._server.identity(peer)
+
+
+class OwnSession:
+    """A session of this process, at the server."""
+
+    def __init__(self, host: Host, connection: MemoryConnection, identity: Identity) -> None:
+        self.identity = identity
+        self.closing = False
+        self.limit_nbytes = host.max_message_nbytes
+        self.exceeded: Callable[[], None] = self.close
+        self._host, self._connection = host, connection
+
+    def put(self, packet: bytes) -> None:
+        """Hands a packet over, or ends the session if too much is pending."""
+        if self._connection.offer(packet):
+            self._host.bytes_sent += wire_nbytes(packet)
+        else:
+            limit = self._host.max_pending_nbytes
+            self._host.end(self._connection.peer, f"the worker does not read: over {limit} bytes pending")
+
+    def limit(self, nbytes: int, exceeded: Callable[[], None]) -> None:
+        """See `Sender.limit`; what is larger than the message limit never comes."""
+        self.limit_nbytes, self.exceeded = nbytes, exceeded
+
+    def close(self) -> None:
+        """Ends the session in good order."""
+        self._host.end(self._connection.peer, None)
+
+    def end(self, error: str | None) -> None:
+        """Takes no more packets, and says so."""
+        self.closing = True
+        self._connection.finish(error)
