@@ -8,7 +8,7 @@ from thinwire.errors import ConfigError
 from thinwire.transports.base import MAX_MESSAGE_NBYTES, MAX_PENDING_NBYTES
 from thinwire.transports.grpc.options import MAX_PACKET_NBYTES, Authenticate, Tls, is_loopback
 
-GREETING = b"thinwire sessions 1\n"
+GREETING = b"thinwire-sessions 1\n"
 """The server's first packet; a peer that says anything else is none of ours."""
 MAX_CONNECTIONS = 4096
 HANDSHAKE_S = 60.0
