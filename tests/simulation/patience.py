@@ -32,6 +32,8 @@ class Patience:
         self._ranks: tuple[int, ...] = ()
         self._step, self._since = -1, 0.0
         self._now, self._late = 0.0, frozenset[int]()
+        self._lacking: set[tuple[int, int]] = set()
+        """The tables, and by whom, that the exchange under way lacks."""
 
     def expects(self, rank: int, clock: int) -> bool:
         """Whether a gradient of this rank will be in the update of a clock."""
@@ -65,11 +67,16 @@ class Patience:
         in_time = {rank for rank in expected if all((i, step, rank) in shard.waiting for i in oldest)}
         if oldest and len(in_time) >= self._min_workers:
             self._late = frozenset(expected - in_time)
+            self._lacking = {(i, rank) for i in oldest for rank in self._late if (i, step, rank) not in shard.waiting}
 
     def check(self, shard: Shard, messages: list[Message]) -> None:
         """The shard has answered: it made an update without those, or made none."""
         made = [message for message in messages if isinstance(message, Delta)]
-        without = all(message.ranks and not self._late.intersection(message.ranks) for message in made)
+        # What a late worker sent of some tables before it stopped is in their updates.
+        without = all(
+            message.ranks and not self._lacking.intersection((table, rank) for table in message.tables for rank in message.ranks)
+            for message in made
+        )
         elapsed = f"{self._now - self._since:.2f} s after the last update"
         require(
             bool(made) == bool(self._late) and without,

@@ -156,6 +156,8 @@ class Processes:
         """The process dies; another is started with `--resume`."""
         if slot.transport is None or any(worker.trained for worker in self.workers):
             return  # workers that have left do not come back, and the others would wait for them
+        if slot.core is None or slot.core.finished or slot.core.failed is not None:
+            return  # `thinwire server` ends with the training: nobody is there to be killed
         self.scheduler.note(f"server {slot.index} dies")
         slot.transport.die()
         slot.disk.crash()

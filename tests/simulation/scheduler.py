@@ -17,6 +17,9 @@ from thinwire.runtime.clock import Cancel
 MAX_EVENTS = 20_000
 """A run takes some hundreds; more means that somebody goes round in circles."""
 
+RESOLUTION_S = 1e-6
+"""Nobody waits for a shorter time."""
+
 
 class Circling(AssertionError):
     """A run takes more events than any run may."""
@@ -218,7 +221,8 @@ class Process:
         else:
             self._waiting, turn = wait, self._turn
             if wait.seconds is not None:
-                self._host.call_later(wait.seconds, lambda: self._resume(turn))
+                # What is left of a wait may be less than two floats differ by: the time would stand still.
+                self._host.call_later(max(wait.seconds, RESOLUTION_S), lambda: self._resume(turn))
         finally:
             self._running = False
 
