@@ -219,11 +219,13 @@ class SessionOpen(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         session: a random name, the same on each of them.
         received: messages of the server that the worker has received in this session.
         acknowledged: messages of its own that the server has acknowledged, which the worker cannot repeat.
+        connection: how many connections of this session were opened before this one.
     """
 
     session: str
     received: int = 0
     acknowledged: int = 0
+    connection: int = 0
 
 
 class SessionAccepted(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -290,13 +292,20 @@ class Members(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Server → worker, once every worker has said which steps it can go on from: those of them that the shard has."""
+    """Server → worker, once every worker has said which steps it can go on from.
+
+    Args:
+        steps: those of them that the shard has.
+        newest: where no step is offered by all shards, this one may go on with the parameters that it has, at this step
+            or any later one; −1: it may not.
+    """
 
     steps: tuple[int, ...]
+    newest: int = -1
 
 
 class Resume(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Worker → server: the newest step that all shards offer. The shard goes back to it once every worker says so.
+    """Worker → server: the newest step that all shards offer. The shard goes there once every worker says so.
 
     Args:
         step: which.

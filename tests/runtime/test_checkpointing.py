@@ -200,6 +200,35 @@ def test_every_so_many_steps_and_once(tmp_path: Path) -> None:
     assert written == [[], [2], [4, 2], [6, 4]]
 
 
+def test_answers_that_lead_to_the_next_checkpoint_wait_for_this_one(tmp_path: Path) -> None:
+    """Where they did not, another shard could be at the next one, and have forgotten the one before this."""
+    for every, consistency, there in (
+        (3, "bsp", [[], [], [], [], [3]]),
+        (1, "bsp", [[1], [2, 1]]),
+        (2, "ssp[staleness=1,mode=aggressive]", [[], [2]]),
+    ):
+        shard, path = Shard(make_plan(consistency=consistency)), tmp_path / f"{every}"
+        checkpointer = Checkpointer(shard.core, path, every)
+        for step, expected in enumerate(there):
+            shard.step(step)
+            checkpointer.before_answers()
+            assert checkpoint.steps_in(path) == expected, (every, step)
+            checkpointer.write_if_due()
+        checkpointer.close()
+
+
+def test_the_beginning_counts_until_there_are_two_files(tmp_path: Path) -> None:
+    shard, path = Shard(), tmp_path / "file"
+    checkpointer = Checkpointer(shard.core, path, 1)
+    for step, expected in enumerate(({1, 0}, {2, 1})):
+        shard.step(step)
+        checkpointer.write_if_due()
+        resumed = Checkpointer(ServerCore(), path, 1)
+        resumed.resume()
+        assert {*checkpointer} == {*resumed} == expected
+    checkpointer.close()
+
+
 def test_it_goes_on_from_the_step_that_was_asked_for(tmp_path: Path) -> None:
     shard, path = Shard(), tmp_path / "file"
     checkpointer = Checkpointer(shard.core, path, 1)

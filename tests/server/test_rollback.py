@@ -192,7 +192,7 @@ def test_one_that_comes_after_the_offer_takes_part_in_it() -> None:
     shard.say(12, BACK)
     vote(shard, 32, ())
     shard.carry_out(shard.core.closed(11, "connection reset"))
-    assert last(shard, 30) == last(shard, 32) == Offer(steps=(2,)), "nobody waits for one that died"
+    assert last(shard, 30) == last(shard, 32) == Offer(steps=(2,), newest=2), "nobody waits for one that died"
 
 
 def test_who_has_joined_a_resumed_shard_in_the_plain_way_comes_again() -> None:
@@ -236,6 +236,66 @@ def test_without_a_common_step_all_hear_who_has_what() -> None:
         vote(shard, 10 + rank, (4 - rank, 1))
     expected = "the shard has 2; worker 0: 4 and 1; worker 1: 3 and 1. All of them need checkpoints"
     assert expected in str(shard.core.failed) and expected in str(shard.ended[10])
+
+
+def test_without_any_checkpoint_shards_that_lost_nothing_go_on_as_they_are() -> None:
+    """One may be ahead of the other: both then count as many updates."""
+    behind, ahead = Shard(make_plan(2, state=True), min_workers=1), Shard(make_plan(2, state=True), min_workers=1)
+    for step in range(3):
+        ahead.step(step)
+        behind.step(step)
+    ahead.step(3)
+    before = behind.bits()
+    behind.push(0, 3, behind.frames(0, 3))  # forgotten: its worker begins anew
+    for shard in (behind, ahead):
+        for rank in (0, 1):
+            shard.say(rank, BACK)
+            vote(shard, 10 + rank, ())
+        assert last(shard, 10) == Offer(steps=(), newest=shard.core.step)
+        shard.say(10, Resume(step=4))
+        assert len(shard.told[10]) == 1, "worker 1 has not chosen"
+        shard.say(11, Resume(step=4))
+        assert shard.core.step == 4 and isinstance(shard.told[10][1][0], Welcome)
+    assert behind.bits() == before
+    for shard in (behind, ahead):
+        for peer, rank in ((10, 0), (11, 1)):
+            shard.push(peer, 4, shard.frames(rank, 4))
+        assert shard.core.step == 5 and shard.core.failed is None
+
+
+def test_a_shard_goes_on_as_it_is_only_where_it_lost_nothing() -> None:
+    states = Shard(make_plan(2), min_workers=1).core.state_dict()
+    fresh, resumed = (Shard(make_plan(2), begin=False, min_workers=1) for _ in range(2))
+    resumed.core.load_state_dict(states)
+    for name, shard, votes, newest in (
+        ("fresh", fresh, ((), ()), -1),
+        ("resumed", resumed, ((), ()), -1),
+        ("all updates are needed", Shard(make_plan(2)), ((), ()), -1),
+        ("a worker has states", Shard(make_plan(2), min_workers=1), ((), (0,)), -1),
+        ("nobody has any", Shard(make_plan(2), min_workers=1), ((), ()), 0),
+    ):
+        for rank, steps in enumerate(votes):
+            if shard not in (fresh, resumed):
+                shard.say(rank, BACK)
+            vote(shard, 10 + rank, steps)
+        assert last(shard, 10) == last(shard, 11) == Offer(steps=(0,), newest=newest), name
+
+
+def test_who_wanted_to_go_back_alone_takes_part_in_the_update_that_waits_for_it() -> None:
+    for pushed, begin, updates in ((False, 1, 1), (True, 2, 2)):
+        shard = Shard(make_plan(2), min_workers=1)
+        shard.step(0)
+        shard.push(0, 1, shard.frames(0, 1))
+        if pushed:  # of one table: what comes anew would be a second gradient for the same update
+            weight = shard.frames(1, 1)
+            shard.push(1, 1, {0: weight[0]})
+        shard.say(1, BACK)
+        shard.join(1, peer=11)
+        welcome = shard.told[11][0][0]
+        assert isinstance(welcome, Welcome) and welcome.begin == begin and shard.core.step == updates
+        if not pushed:
+            shard.push(11, 1, shard.frames(1, 1))
+            assert shard.core.step == 2, "of both, not of the other alone"
 
 
 def test_with_enough_others_nobody_waits_for_ever() -> None:

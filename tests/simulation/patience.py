@@ -74,7 +74,8 @@ class Patience:
         made = [message for message in messages if isinstance(message, Delta)]
         # What a late worker sent of some tables before it stopped is in their updates.
         without = all(
-            message.ranks and not self._lacking.intersection((table, rank) for table in message.tables for rank in message.ranks)
+            message.ranks
+            and not self._lacking.intersection((table, rank) for table in message.tables for rank in message.ranks)
             for message in made
         )
         elapsed = f"{self._now - self._since:.2f} s after the last update"

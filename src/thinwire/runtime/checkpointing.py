@@ -101,8 +101,16 @@ class CheckpointWriter:
             self.wait()
             snapshot = Snapshot(self.kind, step, state())
             self._pending = step, self._executor.submit(snapshot.write, self.path, self.disk)
-        if step % self.every + 1 + lead >= self.every:
+        if self.is_close_to_next(step, lead):
             self.wait()
+
+    def is_close_to_next(self, step: int, lead: int = 0) -> bool:
+        """Whether whoever knows of this step may reach that of the next checkpoint without hearing of another.
+
+        Args:
+            step, lead: as for `stepped`.
+        """
+        return step % self.every + 1 + lead >= self.every
 
     def wait(self) -> None:
         """Waits for the write under way, if there is one."""
@@ -135,8 +143,8 @@ class CheckpointWriter:
 class Checkpointer(Mapping[int, dict[str, Any]]):
     """Writes a shard's state at every so many steps, and reads it back: the states are its values, by step.
 
-    Those are its own: what was in the files before it began counts only where it resumes. Where it began and has not
-    written two, the beginning, step 0, counts as well.
+    Those are its own: what was in the files before it began counts only where it resumes. Where there are not two, the
+    beginning, step 0, counts as well.
 
     Args:
         core: the shard.
@@ -166,13 +174,30 @@ class Checkpointer(Mapping[int, dict[str, Any]]):
         """
         self._core.load_state_dict(read(self._writer.path, self.KIND, step, self._writer.disk))
         self._begin_at(self._round)
-        self._own = set(steps_in(self._writer.path, self._writer.disk)) if step is None else {step}
+        if step is not None:
+            self._own = {step}
+        else:  # where one file is there, the state before it is the beginning
+            there = sorted({0, *steps_in(self._writer.path, self._writer.disk)})
+            self._own = set(there[-2:])
 
     def check_space(self, plan: Plan) -> None:
         """Raises ConfigError where a shard with this plan, which nobody has begun yet, has no room for its files."""
         if self._core.plan is None:
             values = sum(math.prod(spec.shape) for spec in plan.tables)
             try_out(self._writer.path, shard_nbytes(4 * values), self._writer.disk)
+
+    def before_answers(self) -> None:
+        """Called after every event, before its answers leave: some of them must not before a checkpoint is on the disk.
+
+        With them the workers may take another shard to the step of its next checkpoint, and there it forgets the one
+        before this. Were this shard to die now, they would have no step in common.
+
+        Raises:
+            ConfigError: as for `write_if_due`.
+        """
+        plan = self._core.plan
+        if plan is not None and self._writer.is_close_to_next(self._round, consistency(plan.consistency).lead()):
+            self.write_if_due()
 
     def write_if_due(self) -> None:
         """Writes a checkpoint where one is due; called after every event, when its answers are on their way.

@@ -181,6 +181,8 @@ class ServerHandler:
         self._core.resumed(peer)
 
     def _do(self, effects: list[Effect]) -> None:
+        if effects and self._checkpointer is not None:
+            self._checkpointer.before_answers()
         for effect in effects:
             match effect:
                 case Send(peers, message, frames):

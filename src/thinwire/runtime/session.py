@@ -162,7 +162,7 @@ class WorkerSession:
         self.buffer = ReplayBuffer()
         self.server_waits = True
         self.over: str | None = None
-        self.reconnections = 0
+        self.reconnections = self._num_opened = 0
         self._name, self._address, self._reconnect_s, self._now = name, address, reconnect_s, now
         self._left = False
 
@@ -174,7 +174,10 @@ class WorkerSession:
     def opening(self) -> bytes:
         """The first packet of every connection."""
         received, acknowledged = self.buffer.received, self.buffer.acknowledged
-        return pack(SessionOpen(session=self._name, received=received, acknowledged=acknowledged))
+        connection, self._num_opened = self._num_opened, self._num_opened + 1
+        return pack(
+            SessionOpen(session=self._name, received=received, acknowledged=acknowledged, connection=connection)
+        )
 
     def send(self, packet: bytes) -> None:
         """Notes a packet that is about to be sent."""

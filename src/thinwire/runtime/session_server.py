@@ -55,6 +55,7 @@ class _Session:
         cancel: makes the server not give up the worker that it waits for.
         breaks: how often its connection broke.
         limit: once it has joined, what each of its connections is limited to.
+        newest: how many connections the worker had opened before the last of which the server knows.
     """
 
     number: int
@@ -67,6 +68,7 @@ class _Session:
     cancel: Cancel | None = None
     breaks: int = 0
     limit: tuple[int, Callable[[], None]] | None = None
+    newest: int = 0
 
 
 class SessionServer(Sender):
@@ -236,6 +238,10 @@ class SessionServer(Sender):
         elif session.ended:
             self._sender.close(peer, session.last)
             return
+        elif message.connection < session.newest:  # the worker has given this one up, and its packets came late
+            self._replaced.add(peer)
+            self._sender.close(peer)
+            return
         else:
             session.buffer.acknowledge(message.received)
             repeated = session.buffer.unacknowledged
@@ -248,6 +254,7 @@ class SessionServer(Sender):
             self._of_peer[peer] = session
             self._admit(session)
             self._inner.resumed(session.number)
+        session.newest = message.connection
         self._sender.send(peer, pack(SessionAccepted(received=session.buffer.received, grace_s=self._grace_s)))
         for packet in repeated:
             self._sender.send(peer, packet)

@@ -173,4 +173,4 @@ class ServerCore(Participants):
         if self._engine is not None:
             raise ConfigError("this shard has begun a training; a state is loaded before anybody joins")
         self._engine, self._initialised = engine_of(state, self._min_workers), True
-        self._gathered = True  # they were, before that state was taken
+        self._gathered = self._resumed = True  # they were, before that state was taken

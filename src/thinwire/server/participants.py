@@ -15,7 +15,7 @@ from thinwire.server.agreement import check_plan, check_version, difference
 from thinwire.server.effects import Close, Effect, Send, refused, send_back
 from thinwire.server.rollback import Rollback, named
 from thinwire.server.rounds import Digests, Maxima
-from thinwire.server.state import engine_of
+from thinwire.server.state import engine_of, state_of
 from thinwire.server.table import Table
 from thinwire.server.update_engine import StepUnreachable, UpdateEngine
 from thinwire.server.updates import Outgoing
@@ -47,7 +47,7 @@ class Participants:
         self._interrupted: set[int] = set()
         self._returning: set[int] = set()
         self._rollback = Rollback()
-        self._initialised = self._progressed = self._gathered = False
+        self._initialised = self._progressed = self._gathered = self._resumed = False
         self._failed: str | None = None
         self._maxima = Maxima()
         self._digests = Digests()
@@ -137,9 +137,15 @@ class Participants:
         if self._initialised:
             self._engine.check_versions(join.rank, join.have)  # before anybody is replaced
         effects = [] if holder is None else self._replace(holder, join.rank)
+        awaited = -1
         if join.rank in self._returning:  # to go back with the others; they have not, and it begins as a new one
             self._returning.discard(join.rank)
-            effects += self._drop(join.rank, f"worker {join.rank} was away at step {self.step}")
+            if self._engine.awaits(join.rank) and self._maxima.untouched <= self.step:
+                awaited = self.step or -1  # it takes part in the update under way: nothing of it is lost
+                self._maxima.drop(join.rank)
+                self._digests.drop(join.rank)
+            else:
+                effects += self._drop(join.rank, f"worker {join.rank} was away at step {self.step}")
         if effects and self._initialised:
             try:
                 self._engine.check_versions(join.rank, join.have)
@@ -147,7 +153,7 @@ class Participants:
                 return [*effects, Close(peer, refused(str(error)))]
         begin = -1 if join.rank in self._engine.members.ranks else self._engine.admit(join.rank, self._maxima.untouched)
         self._left.discard(join.rank)
-        effects += self._welcome(peer, join.rank, join.have, begin)
+        effects += self._welcome(peer, join.rank, join.have, max(begin, awaited))
         if begin >= 0:
             # The others hear of it before the next update, for it says from when on they divide the data otherwise.
             effects += self._tell(f"worker {join.rank} is here from step {begin} on", but=peer)
@@ -268,9 +274,20 @@ class Participants:
             return self._go_back()
         own = {*self.checkpoints, *(() if self._progressed else (self.step,))}
         try:
-            return self._rollback.offer(self._engine.members.ranks, own)
+            return self._rollback.offer(self._engine.members.ranks, own, self._newest)
         except StepUnreachable as unreachable:
             return self._fail(str(unreachable))
+
+    @property
+    def _newest(self) -> int:
+        """The first step at which the shard may go on as it is; −1 where it may not.
+
+        It must have the parameters, and must not have lost any update of theirs. Workers lose what they had not sent,
+        which they may where the training goes on without those that died.
+        """
+        assert self._engine is not None
+        has_all = self._initialised and not self._resumed and self._engine.plan.downlink != "gradient"
+        return self._engine.newest if has_all and self._min_workers is not None else -1
 
     def _voted(self, peer: int, message: Message) -> list[Effect]:
         """What a worker says before it is let in."""
@@ -299,14 +316,16 @@ class Participants:
         """All have agreed: the shard becomes what it was at that step, and lets everybody in."""
         assert self._engine is not None
         agreed, step = self._rollback, self._rollback.step
-        if self._progressed or step != self.step:
-            plan, least = self._engine.plan, self._min_workers
+        plan, least = self._engine.plan, self._min_workers
+        if agreed.as_it_is:
+            self._engine = engine_of(state_of(self._engine, step), least)
+        elif self._progressed or step != self.step:
             try:
                 self._engine = engine_of(self.checkpoints[step], least) if step else UpdateEngine(plan, least)
             except ConfigError as error:
                 return self._fail(f"this shard cannot go back to step {step}: {error}")
             self._initialised = step > 0 or not self._engine.tables
-            self._progressed = False
+        self._progressed = False
         self._rollback, self._maxima, self._digests = Rollback(), Maxima(), Digests()
         self._returning.clear()
         self._left.clear()

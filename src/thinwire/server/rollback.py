@@ -5,6 +5,9 @@
 3. Every worker picks the newest that all shards offer. That is the same for all workers, since each shard has told all
    of them the same. The shard goes back to it once all have said so.
 
+Where no worker has checkpoints, there may be no such step, although no shard was lost: all workers were away for too
+long. Then every shard goes on with the parameters that it has, at the newest step of any of them.
+
 So one worker alone can make nobody go back. One that goes and comes again meanwhile has the same offer, and the others
 keep theirs: were they sent back for its sake, they would take their words back at the other shards, and so send it back
 from there, and so on. An offer is void where a worker comes that cannot take it, or has chosen by another one; then all
@@ -42,16 +45,17 @@ class Rollback:
     def __init__(self) -> None:
         self.voters: dict[int, int] = {}
         self._steps: dict[int, tuple[int, ...]] = {}
-        self._offered: tuple[int, ...] | None = None
+        self._offered: Offer | None = None
         self._chosen: dict[int, Resume] = {}
 
     def add(self, peer: int, rank: int, steps: tuple[int, ...]) -> list[Effect]:
         """A worker says which steps it can go on from; none: from any. An offer that it cannot take is void."""
-        unable = self._offered is not None and steps and not set(self._offered) <= set(steps)
+        offered = self._offered
+        unable = offered is not None and steps and (offered.newest >= 0 or not set(offered.steps) <= set(steps))
         effects = self._void() if unable else []
         self.voters[peer] = rank
         self._steps[rank] = steps
-        return effects if self._offered is None else [Send((peer,), Offer(steps=self._offered))]
+        return effects if self._offered is None else [Send((peer,), self._offered)]
 
     def withdraw(self, peer: int) -> None:
         """A worker is no longer there. An offer stands for as long as anybody is there to whom it was made."""
@@ -66,8 +70,13 @@ class Rollback:
         self._steps, self.voters, self._offered, self._chosen = {}, {}, None, {}
         return send_back(voters)
 
-    def offer(self, ranks: Collection[int], steps: Collection[int]) -> list[Effect]:
+    def offer(self, ranks: Collection[int], steps: Collection[int], newest: int = -1) -> list[Effect]:
         """Once the workers of all these ranks have come: tells them which of the shard's steps all of them have.
+
+        Args:
+            ranks: who is waited for.
+            steps: that the shard can go back to.
+            newest: the first step at which it may go on as it is, with workers that take any; −1: it may not.
 
         Raises:
             StepUnreachable: none.
@@ -75,14 +84,15 @@ class Rollback:
         if self._offered is not None or not self.voters or not set(ranks) <= self._steps.keys():
             return []
         common = set(steps).intersection(*(each for each in self._steps.values() if each))
-        if not common:
+        newest = -1 if any(self._steps.values()) else newest
+        if not common and newest < 0:
             theirs = "; ".join(f"worker {rank}: {named(each) or 'any'}" for rank, each in sorted(self._steps.items()))
             raise StepUnreachable(
                 f"there is no step that this shard and all workers can go back to: the shard has "
                 f"{named(steps) or 'none'}; {theirs}. All of them need checkpoints, after the same steps"
             )
-        self._offered = tuple(sorted(common, reverse=True))
-        return [Send(tuple(self.voters), Offer(steps=self._offered))]
+        self._offered = Offer(steps=tuple(sorted(common, reverse=True)), newest=newest)
+        return [Send(tuple(self.voters), self._offered)]
 
     def choose(self, peer: int, chosen: Resume) -> list[Effect]:
         """Takes a worker's choice. Another than the others' was made by an offer that is void by now: all come again.
@@ -90,8 +100,10 @@ class Rollback:
         Raises:
             ProtocolError: the step was not offered.
         """
-        if chosen.step not in (self._offered or ()):
-            raise ProtocolError(f"step {chosen.step} was chosen to go back to; offered were {self._offered or 'none'}")
+        offered = self._offered or Offer(steps=())
+        if chosen.step not in offered.steps and not 0 <= offered.newest <= chosen.step:
+            steps = offered.steps or "none"
+            raise ProtocolError(f"step {chosen.step} was chosen to go back to; offered were {steps}")
         if self._chosen and chosen.step != self.step:
             return self._void()
         self._chosen[self.voters[peer]] = chosen
@@ -105,6 +117,11 @@ class Rollback:
     def step(self) -> int:
         """The choice."""
         return next(iter(self._chosen.values())).step
+
+    @property
+    def as_it_is(self) -> bool:
+        """Whether the choice is to go on with the parameters that the shard has."""
+        return self._offered is not None and self.step not in self._offered.steps
 
     def have(self, rank: int) -> tuple[int, ...]:
         """The table versions that a worker has of the chosen step."""

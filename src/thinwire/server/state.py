@@ -13,8 +13,18 @@ from thinwire.server.agreement import check_plan
 from thinwire.server.update_engine import UpdateEngine
 
 
-def state_of(engine: UpdateEngine) -> dict[str, Any]:
-    """Returns plain values, arrays and tensors. Raises ConfigError where tables have different versions."""
+def state_of(engine: UpdateEngine, step: int | None = None) -> dict[str, Any]:
+    """Returns plain values, arrays and tensors.
+
+    Args:
+        engine: whose state.
+        step: counts the updates of all tables as so many, which none of them has had more of.
+
+    Raises:
+        ConfigError: tables have different versions, and there is no such step.
+    """
+    if step is not None:
+        engine.count_as(step)
     return {"plan": msgspec.to_builtins(engine.plan), "steps": engine.state_dict()}
 
 

@@ -63,6 +63,14 @@ class UpdateEngine(TableUpdates):
             table.admit(rank)
         return clock
 
+    def awaits(self, rank: int) -> bool:
+        """Whether the update under way needs all of a worker's gradients, and nothing that it pushed for it is in."""
+        tables = [table for table in self.tables if not table.spec.state]
+        return self.terms.lockstep and all(
+            table.version == self.step and self.members.expects(rank, self.step) and not table.incoming.has(rank)
+            for table in tables
+        )
+
     def drop(self, rank: int) -> list[Outgoing]:
         """Goes on without a worker; returns what is to be sent, where only its gradients were missing."""
         self.members.drop(rank)

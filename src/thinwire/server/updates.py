@@ -74,6 +74,17 @@ class TableUpdates:
         """Updates that every parameter has had. Buffers, which travel more rarely, do not count."""
         return min((table.version for table in self.tables if not table.spec.state), default=0)
 
+    @property
+    def newest(self) -> int:
+        """Updates that some parameter has had, and none has had more."""
+        return max((table.version for table in self.tables if not table.spec.state), default=0)
+
+    def count_as(self, step: int) -> None:
+        """Counts the updates of every parameter as so many, at least `newest`."""
+        for table in self.tables:
+            if not table.spec.state:
+                table.version = step
+
     # ---- what workers have
 
     def assign(self, message: Values, frames: tuple[EncodedTensor, ...]) -> None:

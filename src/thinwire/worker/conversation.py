@@ -110,7 +110,7 @@ class Conversation:
         """Joins a training that goes back to one of these steps, or of none to any; `offered` is the answer."""
         yield Send(self.shard, Join(rank=self.rank, plan=self.plan, version=VERSION, steps=steps))
 
-    def offered(self) -> Procedure[tuple[int, ...]]:
+    def offered(self) -> Procedure[Offer]:
         """Waits for all workers; returns the steps that they and the shard can go back to, newest first.
 
         Raises:
@@ -119,7 +119,7 @@ class Conversation:
         """
         while self._offer is None:
             yield Receive(self.shard, "the other workers, to go back to one step")
-        return self._offer.steps
+        return self._offer
 
     def resume(self, step: int, clock: int) -> Procedure[Welcome]:
         """Chooses a step that was offered; waits until all workers have. Args and errors as for `join`."""

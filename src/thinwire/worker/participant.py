@@ -92,6 +92,8 @@ class Participant:
     def agree(self, steps: tuple[int, ...]) -> Procedure[int]:
         """Joins every shard to go back with all workers; returns the newest step that all of them can go on from.
 
+        Where there is none, and nobody lost anything but connections: that of the shard which is ahead of the others.
+
         Args:
             steps: that this worker can; none: any, with the shards' parameters.
 
@@ -100,13 +102,17 @@ class Participant:
         """
         for conversation in self.conversations:
             yield from conversation.vote(steps)
-        offers: list[tuple[int, ...]] = []
+        offers = []
         for conversation in self.conversations:
             offers += [(yield from conversation.offered())]
-        if not (common := set(offers[0]).intersection(*offers)):
-            said = "; ".join(f"shard {shard}: {' and '.join(map(str, offer))}" for shard, offer in enumerate(offers))
-            raise ConfigError(f"there is no step that all shards can go back to with all workers: {said}")
-        return max(common)
+        if common := set(offers[0].steps).intersection(*(offer.steps for offer in offers)):
+            return max(common)
+        if all(offer.newest >= 0 for offer in offers):
+            return max(offer.newest for offer in offers)
+        said = "; ".join(
+            f"shard {shard}: {' and '.join(map(str, offer.steps)) or 'none'}" for shard, offer in enumerate(offers)
+        )
+        raise ConfigError(f"there is no step that all shards can go back to with all workers: {said}")
 
     def start(self, agreed: int | None = None) -> Procedure[None]:
         """Joins every shard, unless a step was agreed on with all of them; worker 0's weights become everybody's."""
