@@ -221,7 +221,7 @@ def _make(name: str) -> Design:
 def _replace(made: Design, given: Mapping[str, Any]) -> Design:
     """Returns the design with other choices; one that is given its consistency counts its exchanges by it."""
     counted: dict[str, Any] = {"every": "step"} if "consistency" in given else {}
-    return replace(made, **counted, **given)
+    return replace(made, **{**counted, **given})
 
 
 def _by_id(design_id: str, name: str, options: dict[str, Any]) -> Design:

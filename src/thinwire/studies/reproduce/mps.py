@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from thinwire.studies.reproduce import mps_placement
+from thinwire.studies.reproduce import mps_introduction, mps_placement, mps_scaling, mps_speedups
 from thinwire.studies.reproduce.entry import Entry
 
 _DRAWINGS = {
@@ -15,11 +15,6 @@ _DRAWINGS = {
     "table-4.1": "the programming interface",
 }
 _MEASURED = {
-    "table-1.1": "training records of models in TensorFlow",
-    "figure-1.1": "performance of distributed TensorFlow",
-    "figure-5.1": "speed-up of placement strategies",
-    "figure-5.4": "speed-up of consistency and compression combined",
-    "figure-5.5": "scalability",
     "figure-5.6": "processor and network utilisation",
     "figure-5.7": "accuracy by iteration",
     "figure-5.8": "training time to accuracy",
@@ -32,4 +27,7 @@ ENTRIES = (
     ),
     *(Entry(paper="mps", item=item, shows=shows) for item, shows in _MEASURED.items()),
     *mps_placement.ENTRIES,
+    *mps_introduction.ENTRIES,
+    *mps_speedups.ENTRIES,
+    *mps_scaling.ENTRIES,
 )

@@ -1,0 +1,211 @@
+"""Wu 2018: how fast machines train that are each worker and server (§4.3), against a single machine that trains alone.
+
+The thesis has four machines with a GPU each on 1 Gbit/s Ethernet. Here the modelled clock gives every machine a
+processor as fast as this one, and a link that is as thin as the thesis's beside what its worker generates: table 1.1
+says how many bits of gradients a machine makes in a second, 0.75 of its link with ResNet and 2.0 of it with
+Inception-v4. So one network stands for several. A run times the single machine just before and after itself: a machine
+that is busy with other work slows both.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from thinwire.engines.events import Event
+from thinwire.engines.links import parse_rate
+from thinwire.jobs import modelled
+from thinwire.jobs.events import Progress
+from thinwire.jobs.job import Job
+from thinwire.studies.reproduce.entry import Cell, Finding, OnProgress, Scale
+from thinwire.workloads.batches import Batches
+from thinwire.workloads.data import data, datasets
+from thinwire.workloads.losses import training_loss
+from thinwire.workloads.models import model
+from thinwire.workloads.recipes import build_optimizer
+
+NODES: dict[Scale, int] = {"tiny": 2, "quick": 4, "full": 4}
+"""Machines; the thesis has four."""
+RESNET, DENSENET, INCEPTION = 0.7465, 0.2072, 2.0062
+"""Gigabits of gradients that a machine generates in a second (table 1.1), and so shares of a link of 1 Gbit/s."""
+TENSORFLOW = "fp32[placement=round-robin]"
+TRADITIONAL = "fp32[transmission=traditional]"
+SYNC = "fp32"
+SYNC_TOP = "mps[consistency=bsp]"
+STALE = "fp32[consistency=ssp[staleness=5,mode=passive]]"
+STALE_TOP = "mps"
+TRADITIONAL_TOP = "mps[consistency=bsp,transmission=traditional]"
+TRADITIONAL_STALE = "fp32[consistency=ssp[staleness=5,mode=passive],transmission=traditional]"
+TRADITIONAL_STALE_TOP = "mps[transmission=traditional]"
+LABELS = {
+    TENSORFLOW: "sync, round-robin",
+    TRADITIONAL: "traditional",
+    SYNC: "sync",
+    SYNC_TOP: "sync, top 1 %",
+    STALE: "stale 5",
+    STALE_TOP: "stale 5, top 1 %",
+    TRADITIONAL_TOP: "traditional, top 1 %",
+    TRADITIONAL_STALE: "traditional, stale 5",
+    TRADITIONAL_STALE_TOP: "traditional, stale 5, top 1 %",
+}
+"""Designs as the thesis names them; all but `traditional` are wait-free, and all but the first placed by algorithm 2.
+The first stands for the thesis's TensorFlow: variables placed in turn, synchronous, gradients sent as they come."""
+SCALED = (
+    "The thesis: ResNet-110, GoogLeNet and Inception-v4 on four machines with a GPU each. Here a smaller network and a "
+    "processor for each GPU; links are as thin as there beside the gradients that a machine generates. Smaller tensors "
+    "make what a message costs weigh more."
+)
+MODELLED = (
+    "Seconds of several machines are modelled: real bytes and codecs, processor seconds as measured here, a processor "
+    "for each machine, and computed links. The single machine's are measured, of a plain loop without thinwire, just "
+    "before and after each run."
+)
+STEPS: dict[Scale, int] = {"tiny": 7, "quick": 13, "full": 61}
+"""One more than a multiple of 6, after which a worker of staleness 5 exchanges; the first step is not timed."""
+
+
+class MachineCell(Cell, frozen=True, kw_only=True):
+    """Base class of what machines train: the thesis's canonical SGD of rate 0.1, and fields of `jobs.job.Job`."""
+
+    design: str
+    model: str
+    data: str
+    workers: int
+    steps: int
+    batch: int = 16
+    lr: float = 0.1
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    schedule: str = "constant"
+    seed: int = 0
+
+    def job(self, link: str | None = None) -> Job:
+        """Returns the run, with a server on every worker's machine."""
+        own = {each for each in Job.__dataclass_fields__ if each in self.__struct_fields__}
+        return Job(**{name: getattr(self, name) for name in own}, link=link, servers_on_workers=True)
+
+
+class NodesCell(MachineCell, frozen=True, kw_only=True):
+    """A short run on links of which a machine generates a share."""
+
+    generated: float
+
+    def __str__(self) -> str:
+        return f"{self.design}, {self.model}, machines: {self.workers}, generated: {self.generated:g} of a link"
+
+
+class NodesFinding(Finding, frozen=True, kw_only=True):
+    """What a run came to.
+
+    Attributes:
+        seconds_per_step: by the modelled clock.
+        single_s: of a step of a single machine, measured.
+        link: rate of every machine's link.
+        sent_bytes: of packets that a machine sends in a step, as worker and as server.
+    """
+
+    seconds_per_step: float
+    single_s: float
+    link: str
+    sent_bytes: float
+
+
+Found = Mapping[NodesCell, NodesFinding]
+
+
+def speedup(cell: NodesCell, finding: NodesFinding) -> float:
+    """Returns iterations a second of all machines together, over those of a single machine (Wu 2018, chapter 5)."""
+    return cell.workers * finding.single_s / finding.seconds_per_step
+
+
+def workload(scale: Scale, network: str = "resnet20") -> tuple[str, str]:
+    """Returns model and data: a network on Fashion-MNIST, or a perceptron on the digits where that is not installed."""
+    present = any(info.name == "fashion-mnist" and info.present for info in datasets())
+    return (network, "fashion-mnist[test=200]") if present and scale != "tiny" else ("mlp", "digits")
+
+
+def nodes(
+    designs: Sequence[str],
+    scale: Scale,
+    generated: float,
+    *,
+    workers: int | None = None,
+    network: str = "resnet20",
+) -> list[NodesCell]:
+    """Returns the runs of some designs, on as many machines as the scale has unless it is said."""
+    chosen, examples = workload(scale, network)
+    machines, steps = workers or NODES[scale], STEPS[scale]
+    return [
+        NodesCell(design=each, model=chosen, data=examples, workers=machines, generated=generated, steps=steps)
+        for each in designs
+    ]
+
+
+def setting(found: Found) -> str:
+    """Returns in a sentence what was run."""
+    cells = list(found)
+    networks = " and ".join(dict.fromkeys(cell.model for cell in cells))
+    machines = ", ".join(str(each) for each in sorted({cell.workers for cell in cells}))
+    links = []
+    for share in sorted({cell.generated for cell in cells}):
+        rates = [parse_rate(finding.link).bps or 0 for cell, finding in found.items() if cell.generated == share]
+        links.append(f"{min(rates) / 1e6:.0f} … {max(rates) / 1e6:.0f} Mbit/s, of which a machine generates {share:g}")
+    return (
+        f"{networks} on {cells[0].data.partition('[')[0]}, {machines} machines that are worker and server, batches of "
+        f"{cells[0].batch}, {cells[0].steps - 1} timed steps, links of {'; '.join(links)}."
+    )
+
+
+def run_nodes(cell: NodesCell, on_progress: OnProgress) -> NodesFinding:
+    """Makes a run, and times a single machine before and after it."""
+
+    def on_event(process: str, event: Event) -> None:
+        if isinstance(event, Progress):
+            on_progress(event.step / cell.steps, f"step {event.step:,}")
+
+    single = single_steps(cell.job())
+    link = thin_link(cell, cell.generated, statistics.median(single))
+    outcome = modelled.run(cell.job(link), on_event=on_event)
+    return NodesFinding(
+        seconds_per_step=outcome.seconds_per_step,
+        single_s=statistics.median([*single, *single_steps(cell.job())]),
+        link=link,
+        sent_bytes=(outcome.wire_bytes_push + outcome.wire_bytes_pull) / outcome.steps / cell.workers,
+    )
+
+
+def thin_link(cell: MachineCell, generated: float, single_s: float) -> str:
+    """Returns the rate of which a machine generates a share, if one of its steps takes `single_s` seconds."""
+    return f"{generated_bps(cell.job(), single_s) / generated / 1e6:.1f}mbit"
+
+
+def generated_bps(job: Job, single_s: float) -> float:
+    """Returns the bits of gradients that a machine generates in a second: 32 a value and step."""
+    net = model(job.model, num_classes=10, in_shape=data(job.data).in_shape, seed=0)
+    return 32 * sum(each.numel() for each in net.parameters()) / single_s
+
+
+def single_steps(job: Job, steps: int = 6) -> list[float]:
+    """Trains alone, with nothing of thinwire's, and returns the processor seconds of each step.
+
+    Args:
+        job: whose model, data and recipe.
+        steps: that are timed, after two that are not.
+    """
+    torch.set_num_threads(1)
+    recipe, dataset = job.recipe(), data(job.data, root=job.data_root)
+    net = model(job.model, num_classes=dataset.num_classes, in_shape=dataset.in_shape, seed=job.seed)
+    optimizer = build_optimizer(net, recipe)
+    batches = Batches(dataset, rank=0, workers=1, batch=recipe.batch, seed=job.seed, augment=recipe.augment)
+    seconds = []
+    for _ in range(steps + 2):
+        began_s = time.thread_time()
+        inputs, targets = next(batches)
+        optimizer.zero_grad()
+        training_loss(net, recipe, net(inputs), targets).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        seconds.append(time.thread_time() - began_s)
+    return seconds[2:]

@@ -1,0 +1,78 @@
+"""Machines that are worker and server: speed-ups as the thesis defines them, and what is shown of them."""
+
+from __future__ import annotations
+
+from thinwire.studies.reproduce import mps_introduction, mps_scaling, mps_speedups
+from thinwire.studies.reproduce.entry import Cell, Finding
+from thinwire.studies.reproduce.mps_nodes import (
+    STALE_TOP,
+    TENSORFLOW,
+    NodesCell,
+    NodesFinding,
+    generated_bps,
+    nodes,
+    run_nodes,
+    thin_link,
+)
+from thinwire.studies.reproduce.mps_scaling import MeasuredCell, MeasuredFinding
+
+
+def told(cell: Cell) -> Finding:
+    """A finding as if all machines but the first were of use: half as much with variables in turn."""
+    assert isinstance(cell, NodesCell | MeasuredCell)
+    seconds = 0.2 if cell.design == TENSORFLOW and cell.workers > 1 else 0.1
+    if isinstance(cell, MeasuredCell):
+        return MeasuredFinding(seconds_per_step=2 * seconds, single_s=0.1, link="100mbit", shaping="kernel")
+    return NodesFinding(seconds_per_step=seconds, single_s=0.1, link="100mbit", sent_bytes=1000.0)
+
+
+def test_links_are_as_thin_as_a_machine_generates() -> None:
+    [cell] = nodes([STALE_TOP], "tiny", 0.5)
+    parameters = 17_226
+    assert generated_bps(cell.job(), 0.01) == 32 * parameters * 100
+    assert thin_link(cell, 0.5, 0.01) == f"{2 * 32 * parameters * 100 / 1e6:.1f}mbit"
+    finding = run_nodes(cell, lambda *_: None)
+    assert finding.link.endswith("mbit") and finding.seconds_per_step > 0 and finding.single_s > 0
+    [uncompressed] = nodes(["fp32"], "tiny", 0.5)
+    assert run_nodes(uncompressed, lambda *_: None).sent_bytes > 4 * finding.sent_bytes
+
+
+def test_scaling_keeps_measured_and_modelled_apart() -> None:
+    [entry] = mps_scaling.ENTRIES
+    assert entry.study is not None and entry.study.links
+    shown = entry.study.show({cell: told(cell) for cell in entry.study.cells("quick")})
+    header, lines = shown.tables[0].header, shown.tables[0].lines
+    assert [line[0] for line in lines] == ["1", "2", "4", "8", "16"]
+    assert [title.partition(":")[0] for title in header[3:]] == ["ours, modelled"] * 2 + ["ours, measured"] * 2
+    assert lines[1][1:] == ["1.43", "1.99", "1.00", "2.00", "0.50", "1.00"]
+    assert lines[4][1:] == ["–", "–", "8.00", "16.00", "–", "–"]
+    assert "kernel, 100mbit" in shown.setting
+    for series in shown.charts[0].panels[0].series:
+        assert "measured" not in series.label
+
+
+def test_the_grid_has_one_baseline_and_every_combination() -> None:
+    found = {}
+    for entry in mps_speedups.ENTRIES:
+        assert entry.study is not None
+        cells = entry.study.cells("quick")
+        found[entry.item] = entry.study.show({cell: told(cell) for cell in cells})
+        assert all(cell.workers == 4 for cell in cells)
+    placements, grid = found["figure-5.1"].tables[0].lines, found["figure-5.4"].tables[0].lines
+    assert len(placements) == 9 and len(grid) == 18
+    assert ["ResNet", "stale 5, top 1 %", "3.91", "4.00", "1.0"] in grid
+    assert [line[2] for line in placements if line[0].startswith("GoogLeNet")] == ["0.66", "0.58", "0.66"]
+
+
+def test_bits_a_second_are_the_thesis_where_the_network_is_known() -> None:
+    table, figure = (entry.study for entry in mps_introduction.ENTRIES)
+    assert table is not None and figure is not None
+    single = mps_introduction.SingleFinding(seconds=0.01, bps=1e8)
+    shown = table.show(dict.fromkeys(table.cells("quick"), single))
+    assert [line[-2:] for line in shown.tables[0].lines] == [
+        ["746.5M", "746.5M"],
+        ["207.2M", "207.4M"],
+        ["2.01G", "2,007.7M"],
+    ]
+    lines = figure.show({cell: told(cell) for cell in figure.cells("quick")}).tables[0].lines
+    assert ["ResNet", "synchronous", "4", "115 %", "50 %"] in lines and len(lines) == 12
