@@ -105,8 +105,8 @@ def _show_table(found: Mapping[SingleCell, SingleFinding]) -> Shown:
         ],
         notes=[
             "The thesis does not say which DenseNet has 2.22 million parameters, so that its layers cannot be had; its "
-            "number is that of the printed parameters, and a little above the printed one. Images, cards and TensorFlow "
-            "are the thesis's: its steps a second are taken as printed."
+            "number is that of the printed parameters, and a little above the printed one. Images, cards and "
+            "TensorFlow are the thesis's: its steps a second are taken as printed."
         ],
     )
 
