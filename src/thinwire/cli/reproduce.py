@@ -32,7 +32,7 @@ class Scale(StrEnum):
     full = "full"
 
 
-What = Annotated[str, typer.Argument(help="`list`, a paper (3lc), or an item of one (3lc-table-2).")]
+What = Annotated[str, typer.Argument(help="`list`, `all`, a paper (3lc), or an item of one (3lc-table-2).")]
 Out = Annotated[Path, typer.Option(file_okay=False, help="Folder of results.json, report.html and pictures.")]
 Length = Annotated[Scale, typer.Option(help="quick: at most ten minutes a paper on two cores; full: for results.")]
 

@@ -155,6 +155,7 @@ def test_the_catalogue_is_whole_and_names_are_found() -> None:
     public |= {"mps-table-1.1", *(f"mps-figure-5.{n}" for n in range(1, 9))}
     assert public <= set(ids), public - set(ids)
     assert all(each.paper == "3lc" and each.study for each in entries("3lc"))
+    assert [each.id for each in entries("all")] == [each.id for paper in PAPERS for each in entries(paper)]
     for wrong, told in {
         "3lc-tabel-2": "did you mean 3lc-table-2",
         "nothing": "papers are 3lc, entropy",

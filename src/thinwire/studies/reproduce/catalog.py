@@ -24,6 +24,9 @@ PAPERS = {
     "mps": "Wu: Versatile Communication Optimization for Deep Learning by Modularized Parameter Server (2018)",
 }
 
+ALL = "all"
+"""Names every paper at once."""
+
 
 def finding_kinds() -> list[type[Finding]]:
     """Returns the classes of all findings that a results file may hold."""
@@ -31,10 +34,10 @@ def finding_kinds() -> list[type[Finding]]:
 
 
 def entries(name: str) -> list[Entry]:
-    """Returns one entry by its id, or those of a paper that can be run.
+    """Returns one entry by its id, or those that can be run of a paper, or of all papers.
 
     Args:
-        name: as in `3lc-table-2` or `3lc`.
+        name: as in `3lc-table-2`, `3lc` or `all`.
 
     Raises:
         ConfigError: there is none of this name, or none of them can be run.
@@ -43,6 +46,8 @@ def entries(name: str) -> list[Entry]:
         >>> [entry.id for entry in entries("3lc-table-2")]
         ['3lc-table-2']
     """
+    if name == ALL:
+        return [entry for entry in CATALOG if entry.study is not None]
     if name in PAPERS:
         runnable = [entry for entry in CATALOG if entry.paper == name and entry.study is not None]
         if not runnable:
@@ -54,7 +59,7 @@ def entries(name: str) -> list[Entry]:
                 why = f"{entry.status}. {entry.why}" if entry.why else "nobody has written it yet"
                 raise ConfigError(f"{name} cannot be run: {why}")
             return [entry]
-    known = [*PAPERS, *(entry.id for entry in CATALOG)]
+    known = [ALL, *PAPERS, *(entry.id for entry in CATALOG)]
     near = difflib.get_close_matches(name, known, n=4)
     hint = f"did you mean {', '.join(near)}?" if near else f"papers are {', '.join(PAPERS)};"
     raise ConfigError(f"there is no {name!r} to reproduce; {hint} `thinwire reproduce list` names all")
