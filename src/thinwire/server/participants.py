@@ -6,51 +6,24 @@ why.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
 
 from thinwire.errors import ConfigError, ProtocolError
-from thinwire.schema import Join, Leave, Members, Message, Plan, Refused, Resume, Scalars, Welcome
+from thinwire.schema import Join, Leave, Message, Refused, Resume, Scalars, Welcome
 from thinwire.server.agreement import check_plan, check_version, difference
 from thinwire.server.effects import Close, Effect, Send, refused, send_back
 from thinwire.server.rollback import Rollback, named
 from thinwire.server.rounds import Digests, Maxima
+from thinwire.server.standing import Standing
 from thinwire.server.state import engine_of, state_of
-from thinwire.server.table import Table
 from thinwire.server.update_engine import StepUnreachable, UpdateEngine
 from thinwire.server.updates import Outgoing
 
 MAX_WORKERS = 4096
 
 
-class Participants:
-    """The workers of one shard, by peer and rank.
-
-    Args:
-        min_workers: as for `ServerCore`.
-        skips_late: whether updates may be made without workers that are late.
-
-    Attributes:
-        finished, checkpoints: as of `ServerCore`.
-    """
-
-    def __init__(self, min_workers: int | None, *, skips_late: bool) -> None:
-        if min_workers is not None and min_workers < 1:
-            raise ConfigError(f"min_workers is {min_workers}; at least 1 is needed")
-        self.finished = False
-        self.checkpoints: Mapping[int, Mapping[str, Any]] = {}
-        self._min_workers, self._skips_late = min_workers, skips_late
-        self._engine: UpdateEngine | None = None
-        self._ranks: dict[int, int] = {}
-        self._left: set[int] = set()
-        self._lost: set[int] = set()
-        self._interrupted: set[int] = set()
-        self._returning: set[int] = set()
-        self._rollback = Rollback()
-        self._initialised = self._progressed = self._gathered = self._resumed = False
-        self._failed: str | None = None
-        self._maxima = Maxima()
-        self._digests = Digests()
+class Participants(Standing):
+    """The workers of one shard. Args and attributes as for `Standing`."""
 
     # ---- who comes and goes
 
@@ -103,10 +76,6 @@ class Participants:
             self._returning.discard(rank)
             effects += self._drop(rank, f"worker {rank} has not come back at step {self.step}")
         return [*effects, *self._settle()] if gone else []
-
-    @property
-    def _here(self) -> set[int]:
-        return {*self._ranks.values(), *self._rollback.voters.values()}
 
     def _join(self, peer: int, join: Join) -> list[Effect]:
         if peer in self._ranks or peer in self._rollback.voters:
@@ -225,27 +194,6 @@ class Participants:
             return [Close(peer), *self._fail(reason)]
         return [Close(peer)]
 
-    def _tell(
-        self, reason: str, *, but: int | None = None, interrupted: bool = False, changed: bool = True
-    ) -> list[Effect]:
-        """Says to all workers, or all but one, who takes part from now on."""
-        assert self._engine is not None
-        members = Members(
-            step=self.step,
-            ranks=self._engine.members.ranks,
-            least=self._least,
-            reason=refused(reason).reason,
-            interrupted=interrupted,
-            since=self._engine.members.since if changed and not interrupted else -1,
-        )
-        peers = tuple(peer for peer in self._ranks if peer != but)
-        return [Send(peers, members)] if peers else []
-
-    @property
-    def _least(self) -> int:
-        """With fewer workers no update is made."""
-        return 1 if self._engine is None else self._engine.members.least
-
     # ---- going back
 
     def _vote(self, peer: int, rank: int, steps: tuple[int, ...], holder: int | None) -> list[Effect]:
@@ -339,44 +287,3 @@ class Participants:
         for peer, rank in agreed.voters.items():
             effects += self._welcome(peer, rank, agreed.have(rank), begin.get(rank, -1))
         return effects
-
-    # ---- where everything stands
-
-    @property
-    def plan(self) -> Plan | None:
-        """What the first worker brought; None before."""
-        return None if self._engine is None else self._engine.plan
-
-    @property
-    def tables(self) -> list[Table]:
-        """The plan's tables; none before there is a plan."""
-        return [] if self._engine is None else self._engine.tables
-
-    @property
-    def step(self) -> int:
-        """Updates that every parameter has had. Buffers, which travel more rarely, do not count."""
-        return 0 if self._engine is None else self._engine.step
-
-    @property
-    def missing(self) -> tuple[int, ...]:
-        """Workers that have not left in good order: they are here, they died, or they never came."""
-        if self._engine is None:
-            return ()
-        return tuple(sorted(({*range(self._engine.plan.workers)} | self._lost | {*self._ranks.values()}) - self._left))
-
-    @property
-    def failed(self) -> str | None:
-        """Why the training ended early, or None."""
-        return self._failed
-
-    def _address(self, outgoing: Sequence[Outgoing]) -> list[Effect]:
-        """Ranks become the peers that hold them."""
-        effects: list[Effect] = []
-        for each in outgoing:
-            peers = tuple(peer for peer, rank in self._ranks.items() if each.rank in (None, rank))
-            effects.append(Send(peers, each.message, each.frames))
-        return effects
-
-    def _fail(self, reason: str) -> list[Effect]:
-        self._failed = reason
-        return [Close(peer, refused(reason)) for peer in (*self._ranks, *self._rollback.voters)]
