@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from thinwire.studies.reproduce import mps_introduction, mps_placement, mps_scaling, mps_speedups
+from thinwire.studies.reproduce import mps_convergence, mps_introduction, mps_placement, mps_scaling, mps_speedups
 from thinwire.studies.reproduce.entry import Entry
 
 _DRAWINGS = {
@@ -16,8 +16,6 @@ _DRAWINGS = {
 }
 _MEASURED = {
     "figure-5.6": "processor and network utilisation",
-    "figure-5.7": "accuracy by iteration",
-    "figure-5.8": "training time to accuracy",
 }
 
 ENTRIES = (
@@ -30,4 +28,5 @@ ENTRIES = (
     *mps_introduction.ENTRIES,
     *mps_speedups.ENTRIES,
     *mps_scaling.ENTRIES,
+    *mps_convergence.ENTRIES,
 )
