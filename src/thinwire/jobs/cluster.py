@@ -7,7 +7,7 @@ a token bucket inside each process's transport.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields
 from functools import partial
@@ -27,6 +27,7 @@ from thinwire.jobs.outcome import CurvePoint, RunOutcome, WorkerOutcome, summari
 
 Shaping = Literal["kernel", "application", "none"]
 OnEvent = Callable[[str, Event], None]
+OnStart = Callable[[Mapping[str, int]], None]
 
 PORT = 7070
 START_TIMEOUT_S = 120.0
@@ -119,6 +120,7 @@ def run_cluster(
     server_again: Callable[[int], list[str]] | None = None,
     worker_again: Callable[[int, list[str]], list[str]] | None = None,
     min_workers: int | None = None,
+    on_start: OnStart = lambda pids: None,
 ) -> dict[str, int]:
     """Starts servers and workers, passes on what they report, and returns when all have ended.
 
@@ -135,6 +137,7 @@ def run_cluster(
         server_again: the command of a shard that is started again; None: that ends the run.
         worker_again: the command of a worker that is started again; None: the same.
         min_workers: the run goes on while so many workers have not failed; None: with all of them.
+        on_start: called with the ids of all processes, by name, when they have been started.
 
     Returns:
         With kernel shaping the interface counters of the workers' nodes, named as in `RunOutcome`.
@@ -194,6 +197,7 @@ def run_cluster(
                 again=partial(worker_again_at, rank),
                 optional=min_workers is not None,
             )
+        on_start(engine.pids)
         lost = []
         alone: set[str] = set()
         """Servers that were started again: they know nothing of a worker that had left before, and wait for it."""
@@ -228,6 +232,7 @@ def run(
     checkpoints: RunCheckpoints | None = None,
     elastic: Elastic = FIXED,
     max_restarts: int = 0,
+    on_start: OnStart = lambda pids: None,
 ) -> RunOutcome:
     """Trains once.
 
@@ -239,6 +244,7 @@ def run(
         checkpoints: where and how often every process writes a checkpoint, and whether to go on from there.
         elastic: what the servers do about workers that die or are late.
         max_restarts: how often each worker that fails is started again, and each server that writes checkpoints.
+        on_start: called with the ids of all processes, by name, when they have been started.
 
     Raises:
         ConfigError: there is nothing to resume, or a job that cannot be resumed.
@@ -282,6 +288,7 @@ def run(
             server_again=None if checkpoints is None else partial(server_command, again=True),
             worker_again=partial(worker_command, again=True),
             min_workers=elastic.min_workers,
+            on_start=on_start,
         )
     except EngineError as error:
         if max_restarts and checkpoints is None and str(error).startswith(SERVER):

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from thinwire.studies.reproduce import mps_convergence, mps_introduction, mps_placement, mps_scaling, mps_speedups
+from thinwire.studies.reproduce import (
+    mps_convergence,
+    mps_introduction,
+    mps_placement,
+    mps_scaling,
+    mps_speedups,
+    mps_utilisation,
+)
 from thinwire.studies.reproduce.entry import Entry
 
 _DRAWINGS = {
@@ -14,19 +21,16 @@ _DRAWINGS = {
     "figure-4.2": "a parameter server in TensorFlow",
     "table-4.1": "the programming interface",
 }
-_MEASURED = {
-    "figure-5.6": "processor and network utilisation",
-}
 
 ENTRIES = (
     *(
         Entry(paper="mps", item=item, shows=shows, status="drawing", why="explains the design; docs/architecture.md")
         for item, shows in _DRAWINGS.items()
     ),
-    *(Entry(paper="mps", item=item, shows=shows) for item, shows in _MEASURED.items()),
     *mps_placement.ENTRIES,
     *mps_introduction.ENTRIES,
     *mps_speedups.ENTRIES,
     *mps_scaling.ENTRIES,
+    *mps_utilisation.ENTRIES,
     *mps_convergence.ENTRIES,
 )

@@ -1,0 +1,29 @@
+"""Utilisation from samples that are told."""
+
+from __future__ import annotations
+
+import pytest
+
+from thinwire.engines.utilisation import Sample
+from thinwire.studies.reproduce.mps_utilisation import ENTRIES, utilisation
+
+
+def told(second: int) -> Sample:
+    """Half a core by each worker, all by its server, half of both cores by all; 1 and 3 Mbit a second."""
+    processor_s = {"worker 0": 0.5 * second, "worker 1": 0.5 * second, "server 0": 1.0 * second}
+    nbytes = dict.fromkeys(processor_s, (125_000 * second, 375_000 * second))
+    return Sample(100.0 + second, second * 1.0, second * 2.0, processor_s, nbytes)
+
+
+def test_shares_are_of_a_core_of_all_cores_and_of_the_rate() -> None:
+    finding = utilisation([told(0), told(1), told(3)], "10mbit", "kernel")
+    assert finding.seconds == [1.0, 3.0]
+    assert finding.processor == pytest.approx([0.5, 0.5]) and finding.machine == pytest.approx([0.5, 0.5])
+    assert finding.network == pytest.approx([0.2, 0.2])
+    assert utilisation([told(0), told(1)], "none", "none").network == [0.0]
+    [entry] = ENTRIES
+    assert entry.study is not None
+    shown = entry.study.show(dict.fromkeys(entry.study.cells("quick"), finding))
+    assert shown.tables[0].lines[0] == ["traditional", "21.78 %", "50.00 %", "31.78 %", "20.00 %", "50.00 %"]
+    short = utilisation([told(0)], "10mbit", "kernel")
+    assert entry.study.show(dict.fromkeys(entry.study.cells("quick"), short)).tables[0].lines[0][2] == "too short"
