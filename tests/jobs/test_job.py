@@ -32,6 +32,8 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"schedule": "stairs"}, "unknown schedule 'stairs'; allowed are cosine"),
     ({"optimizer": "LAMB"}, "unknown optimizer 'LAMB'"),
     ({"momentum": 1.0}, "momentum is 1.0"),
+    ({"device": "meta"}, "device 'meta'; allowed are cpu, cuda, and one of several as in cuda:1"),
+    ({"device": "cuda:99"}, r"device 'cuda:99': torch .* sees \d+ CUDA devices here; use cpu"),
 ]
 
 

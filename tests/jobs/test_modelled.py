@@ -35,3 +35,7 @@ def test_a_thin_link_says_how_long_a_step_is() -> None:
 def test_what_it_cannot_do_is_refused() -> None:
     with pytest.raises(ConfigError, match="a number of steps, no time budget"):
         modelled.run(job(steps=None, seconds=3.0))
+    gpu = job()
+    object.__setattr__(gpu, "device", "cuda")
+    with pytest.raises(ConfigError, match="counts a processor's seconds; use cpu"):
+        modelled.run(gpu)

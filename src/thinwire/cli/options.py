@@ -148,6 +148,7 @@ OPTIONS: dict[str, Any] = {
     "weight_decay": typer.Option(help="Of matrices and filters; by default the recipe's."),
     "eval_every": typer.Option(help="Seconds between evaluations; 0: only at the end."),
     "eval_steps": typer.Option(min=0, help="Steps between evaluations; 0: only at the end."),
+    "device": typer.Option(help="Of every worker's model: cpu, cuda, or one of several as in cuda:1."),
     "data_root": typer.Option(help="Where the data set lies, if not in its usual place."),
     "servers": typer.Option(min=1, help="How many server shards hold the model, each a process."),
     "servers_on_workers": typer.Option(

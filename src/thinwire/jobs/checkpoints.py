@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +88,8 @@ class WorkerCheckpoint:
     def read_step(self, job: Job, rank: int, step: int | None) -> dict[str, Any]:
         """Returns the state of a step, or the newest. Errors as for `read`."""
         state = checkpoint.read(self.path, KIND, step)
-        ours, theirs = {"rank": rank, **asdict(job)}, {"rank": state["rank"], **state["job"]}
+        defaults = {each.name: each.default for each in fields(Job)}  # of what jobs did not have yet
+        ours, theirs = {"rank": rank, **asdict(job)}, {"rank": state["rank"], **defaults, **state["job"]}
         for key in sorted(ours.keys() - FREE):
             if ours[key] != theirs.get(key):
                 raise ConfigError(

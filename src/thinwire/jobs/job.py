@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from thinwire.errors import ConfigError
+from thinwire.jobs.devices import device
 from thinwire.policies.compression import codec_by_name
 from thinwire.policies.designs import Design, design
 from thinwire.workloads.recipes import Recipe, recipe
@@ -34,6 +35,7 @@ class Job:
         eval_every: seconds between evaluations during the run; 0 evaluates at the end alone.
         eval_steps: steps between evaluations during the run; 0 evaluates at the end alone.
         data_root: where to look for data that is not on its usual place.
+        device: of every worker's model: `cpu`, `cuda` or one of several, as in `cuda:1`; servers compute on the CPU.
         servers: how many shards, each a process of its own.
         servers_on_workers: a shard on every worker's node, behind the same link, as many as there are workers (Wu
             2018, §4.3); `servers` is left at 1 then.
@@ -58,6 +60,7 @@ class Job:
     eval_every: float = 0.0
     eval_steps: int = 0
     data_root: str | None = None
+    device: str = "cpu"
     servers: int = 1
     codec_up: str | None = None
     codec_down: str | None = None
@@ -80,6 +83,7 @@ class Job:
             raise ConfigError(f"evaluations every {self.eval_every} seconds; 0 means only at the end")
         if self.eval_steps < 0:
             raise ConfigError(f"evaluations every {self.eval_steps} steps; 0 means only at the end")
+        device(self.device)
         self.full_design()
         self.recipe()
 

@@ -51,11 +51,13 @@ def run(
         on_event: called with each worker's name and event.
 
     Raises:
-        ConfigError: the job has a time budget.
+        ConfigError: the job has a time budget, or a device that is no processor.
         EngineError: a worker failed.
     """
     if job.seconds is not None:
         raise ConfigError("a run with a computed clock has a number of steps, no time budget")
+    if job.device != "cpu":
+        raise ConfigError(f"device {job.device!r}: the computed clock counts a processor's seconds; use cpu")
     cluster = _Cluster(job, Processors(cores), costs or TransportCosts(), on_event)
     workers = cluster.run()
     outcome = summarise(job, workers, cluster.curve, rate=parse_rate(job.link or "none"), shaping=MODELLED)

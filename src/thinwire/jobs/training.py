@@ -23,6 +23,7 @@ from thinwire.engines.events import Event
 from thinwire.hooks.distribute import DistributedOptimizer, distribute
 from thinwire.hooks.resuming import Resumable
 from thinwire.jobs.checkpoints import WorkerCheckpoint
+from thinwire.jobs.devices import device
 from thinwire.jobs.events import Accuracy, Checkpointed, Done, Progress
 from thinwire.jobs.job import Job
 from thinwire.jobs.outcome import PlacementSummary, WorkerOutcome
@@ -84,7 +85,8 @@ def run_worker(
     torch.manual_seed(job.seed)
     recipe = job.recipe()
     dataset = data(job.data, root=job.data_root, context=recipe.context)
-    model = make_model(job.model, num_classes=dataset.num_classes, in_shape=dataset.in_shape, seed=job.seed)
+    made = make_model(job.model, num_classes=dataset.num_classes, in_shape=dataset.in_shape, seed=job.seed)
+    model = made.to(device(job.device))
     optimizer = build_optimizer(model, recipe)
     batches = Batches(
         dataset, rank=rank, workers=job.workers, batch=recipe.batch, seed=job.seed, augment=recipe.augment
@@ -216,6 +218,7 @@ class _Loop:
         now: Callable[[], float],
     ) -> None:
         self._job, self._rank, self._model, self._opt, self._dataset = job, rank, model, opt, dataset
+        self._device = device(job.device)
         self._report, self._on_step, self._now = report, on_step, now
         self._recipe, design = job.recipe(), job.full_design()
         # Otherwise gradients have left by the end of the backward pass.
@@ -246,7 +249,7 @@ class _Loop:
             self._ending = True
             self._opt.stop_after_this_step()
         batches.follow(self._opt.memberships, done)
-        inputs, targets = next(batches)
+        inputs, targets = (each.to(self._device) for each in next(batches))
         self._opt.zero_grad()
         loss = training_loss(self._model, self._recipe, self._model(inputs), targets)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -333,5 +336,5 @@ def weights_digest(model: nn.Module) -> str:
     """Returns a digest of every parameter's bits: two runs with one seed must agree on it."""
     digest = xxhash.xxh3_64()
     for _, parameter in sorted(model.named_parameters()):
-        digest.update(parameter.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
+        digest.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -74,6 +74,7 @@ class Comparison:
         batch, lr: in place of the recipes'.
         consistency, placement, compression, transmission: in place of every design's own.
         data_root: where the data set lies, if not in its usual place.
+        device: of every worker's model.
         in_process: `train` makes runs without a link in one process, and their seconds say nothing.
         shaping: who makes the links thin; see `choose_links`.
 
@@ -98,6 +99,7 @@ class Comparison:
     compression: str | None = None
     transmission: str | None = None
     data_root: str | None = None
+    device: str = "cpu"
     shaping: str = "auto"
     in_process: bool = False
 
