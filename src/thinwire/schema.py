@@ -316,6 +316,19 @@ class Resume(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     have: tuple[int, ...] = ()
 
 
+class Saved(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Both ways, between those who write checkpoints: which steps they can go back to, so that nobody removes one that
+    others still need.
+
+    Args:
+        steps: a worker's own; from a shard, those of its own that all its workers have. None: the worker takes any.
+        safe: the newest step that everybody has, as far as the worker knows from all shards; −1 while it does not.
+    """
+
+    steps: tuple[int, ...] | None
+    safe: int = -1
+
+
 Message: TypeAlias = (
     Join
     | Welcome
@@ -334,6 +347,7 @@ Message: TypeAlias = (
     | Members
     | Offer
     | Resume
+    | Saved
 )
 
 KINDS: dict[int, type[Message]] = dict(enumerate(get_args(Message), start=1))

@@ -13,8 +13,13 @@ import thinwire as tw
 from thinwire.hooks.resuming import KeptSteps
 
 
-def at(clock: int) -> Any:
-    return SimpleNamespace(clock=clock, sync=lambda: None, state_dict=lambda: {"clock": clock})
+def at(clock: int, *, needed_since: int | None = None) -> Any:
+    return SimpleNamespace(
+        clock=clock,
+        sync=lambda: None,
+        state_dict=lambda: {"clock": clock},
+        announce_checkpoints=lambda steps: needed_since,
+    )
 
 
 def test_the_newest_states_are_kept_and_no_more() -> None:
@@ -23,6 +28,9 @@ def test_the_newest_states_are_kept_and_no_more() -> None:
     for clock in (3, 6, 9):
         kept.add(at(clock), position=clock)
     assert kept.steps() == (9, 6)
+    for clock, since in ((12, 6), (15, 6), (18, 15)):
+        kept.add(at(clock, needed_since=since))
+        assert kept.steps() == {12: (12, 9, 6), 15: (15, 12, 9, 6), 18: (18, 15)}[clock], "a shard has no newer one"
 
 
 def test_going_back_gives_what_was_there_and_forgets_what_came_later() -> None:

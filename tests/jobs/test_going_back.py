@@ -130,7 +130,7 @@ def test_one_that_resumes_where_the_others_have_gone_on_takes_the_residuals_alon
             raise StepMismatchError("the others go on at 9", 9)
         return "done"
 
-    monkeypatch.setattr(WorkerCheckpoint, "steps", lambda self: (4,))
+    monkeypatch.setattr(WorkerCheckpoint, "own", lambda self: (4,))
     with pytest.warns(UserWarning, match="with the residuals of its newest checkpoint"):
         rejoining(train, mine)
     assert tries == [(True, False), (True, True)]

@@ -15,6 +15,7 @@ from thinwire.schema import (
     Push,
     Refused,
     Resume,
+    Saved,
     Scalars,
     SessionAccepted,
     SessionOpen,
@@ -56,4 +57,5 @@ MESSAGES: list[Message] = [
     Members(step=7, ranks=(0, 2), least=1, reason="worker 1 went away"),
     Offer(steps=(100, 75)),
     Resume(step=100, have=(100, 100)),
+    Saved(steps=(100, 75), safe=75),
 ]

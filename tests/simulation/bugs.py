@@ -17,6 +17,7 @@ from thinwire.errors import ProtocolError, SessionLostError, TransportError
 from thinwire.packets import EncodedTensor, parse
 from thinwire.policies.compression import PLAIN
 from thinwire.runtime.checkpoint import Snapshot
+from thinwire.runtime.checkpointing import CheckpointWriter
 from thinwire.runtime.session import Await, Dial, Drain, Reconnection, ReplayBuffer, Transmit, WorkerSession
 from thinwire.runtime.session_server import SessionServer
 from thinwire.schema import Push, Refused, SessionAccepted
@@ -255,6 +256,12 @@ def _copies_not_saved() -> Patch:
     return Table, "state_dict", state_dict
 
 
+def _two_kept() -> Patch:
+    """Everybody keeps the last two checkpoints, whatever the others have."""
+    original = CheckpointWriter.keep_since
+    return CheckpointWriter, "keep_since", lambda self, step, own: original(self, None, own)
+
+
 BUGS: dict[str, Callable[[], Patch]] = {
     "a push applied twice on resend": _twice_on_resend,
     "a push lost on resend": _lost_on_resend,
@@ -275,6 +282,7 @@ BUGS: dict[str, Callable[[], Patch]] = {
     "a straggler given no grace": _stragglers_not_waited_for,
     "a checkpoint written in its place": _written_in_place,
     "a checkpoint without the workers' copies": _copies_not_saved,
+    "a checkpoint removed that another process needs": _two_kept,
 }
 """Bugs by name."""
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
+from warnings import catch_warnings, simplefilter
 
+from tests.simulation.disk import SimulatedDisk
 from tests.simulation.hostile import hostile_packets
 from tests.simulation.ledgers import Violation, require
 from tests.simulation.network import KEEPALIVE_S
@@ -60,7 +62,9 @@ class Cluster(Processes):
         """Runs until everybody has ended; returns what became of it."""
         rule, text = "", ""
         try:
-            self._run()
+            with catch_warnings():
+                simplefilter("ignore", UserWarning)  # a disk that is full is warned about
+                self._run()
         except Violation as violation:
             rule, text = violation.rule, str(violation)
         except Circling as circling:
@@ -119,6 +123,8 @@ class Cluster(Processes):
         harmless = self.scenario.harmless and not self._server_died and not races
         require(not harmless, "harmless", f"nothing lasted long enough to matter, and {gone}; {failed}")
         # A training that has not begun, or in which the last of all is lost, may end.
+        nowhere = [reason for reason in (*failed, gone) if "there is no step that" in reason]
+        require(not (nowhere and self.scenario.checkpoint_every), "common step", f"nobody can go back: {nowhere}")
         somebody_left = any(slot.trained for slot in self.workers)
         may_fail = self._training_over and (somebody_left or any(core.step == 0 for core in cores))
         elastic = self.scenario.min_workers is not None and self.scenario.gives_model
@@ -170,6 +176,10 @@ class Cluster(Processes):
                 self._freeze(self._server_host(fault.who), fault.seconds, None)
             case "slow-disk":
                 self.servers[fault.who].disk.write_s = fault.seconds
+            case "full-disk":
+                self._fill(self.servers[fault.who].disk, fault.seconds)
+            case "full-disk-of-worker":
+                self._fill(slot.disk, fault.seconds)
             case "kill-server":
                 self._kill_server(self.servers[fault.who], fault.seconds)
             case "hostile":
@@ -178,6 +188,10 @@ class Cluster(Processes):
     def _server_host(self, index: int) -> Host:
         transport = self.servers[index].transport
         return Host(self.scheduler, "nobody") if transport is None else transport.host
+
+    def _fill(self, disk: SimulatedDisk, seconds: float) -> None:
+        disk.full = True
+        self.scheduler.after(seconds, lambda: setattr(disk, "full", False))
 
     def _freeze(self, host: Host, seconds: float, rank: int | None) -> None:
         host.freeze()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from concurrent.futures import Executor
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,6 +17,7 @@ from tests.simulation.scheduler import Host, Killed, Process, Scheduler
 from tests.simulation.watch import Watch
 from tests.simulation.worker import WorkerProcess
 from thinwire.errors import DeadlineError, SessionLostError, StepMismatchError
+from thinwire.jobs.checkpoints import KIND, WorkerCheckpoint
 from thinwire.packets import EncodedTensor
 from thinwire.policies.consistency import consistency
 from thinwire.runtime import checkpoint
@@ -81,6 +83,9 @@ class WatchedCore(ServerCore):
         self._cluster.watch.waited(self._index, effects)
         return effects
 
+    def saved(self, steps: Collection[int]) -> list[Effect]:
+        return self._watched(lambda: super(WatchedCore, self).saved(steps))
+
     def overdue(self, ranks: Collection[int]) -> list[Effect]:
         return self._watched(lambda: super(WatchedCore, self).overdue(ranks))
 
@@ -106,7 +111,7 @@ class WorkerSlot:
     runner: Process
     lives: int = 1
     returns: bool = False
-    kept: set[int] = field(default_factory=set)
+    kept: WorkerCheckpoint | None = None
     trained: bool = False
     gone: str | None = None
     """Why nobody starts it again."""
@@ -136,6 +141,9 @@ class Processes:
 
     def _start_server(self, slot: ServerSlot) -> None:
         scenario = self.scenario
+        if slot.disk.full:  # it ends at once, and whoever started it tries again
+            self.scheduler.after(RESTART_S, lambda: self._start_server(slot))
+            return
         host = Host(self.scheduler, f"server {slot.index}.{slot.lives}")
         core = WatchedCore(scenario.min_workers, scenario.straggler_grace_s, self, slot.index)
         slot.disk.host = host
@@ -191,7 +199,7 @@ class Processes:
     def _new_slot(self, rank: int) -> WorkerSlot:
         process = WorkerProcess(self, rank, 0)
         slot = WorkerSlot(rank, SimulatedDisk(self, f"worker {rank}"), process, Process(process.host, iter(()), print))  # type: ignore[arg-type]
-        slot.disk.host = process.host
+        slot.disk.host, slot.kept = process.host, self._kept(slot.disk)
         self._launch(slot, process, delay=self.chance.uniform(0.0, 0.05))
         return slot
 
@@ -201,33 +209,26 @@ class Processes:
         slot.process, slot.runner = process, runner
         self.scheduler.after(delay, lambda: process.host.deliver(runner.start))
 
-    def save(self, process: WorkerProcess, step: int) -> None:
-        """A worker writes its checkpoint."""
-        slot = self.workers[process.rank]
-        checkpoint.write(FOLDER / "worker", "worker", step, process.state(), slot.disk)
-        slot.kept.add(step)
+    def _kept(self, disk: SimulatedDisk) -> WorkerCheckpoint | None:
+        every = self.scenario.checkpoint_every
+        return WorkerCheckpoint(path=FOLDER / "worker", every=every, disk=disk) if every else None
 
-    def kept(self, process: WorkerProcess) -> set[int]:
-        """The steps whose states a worker has had since its first life began."""
+    def kept(self, process: WorkerProcess) -> WorkerCheckpoint | None:
+        """A worker's checkpoints since the command was started, if it writes any."""
         return self.workers[process.rank].kept
 
-    def steps(self, process: WorkerProcess) -> tuple[int, ...]:
-        """Those that it can go on from, newest first; of none: it takes any."""
-        if not self.scenario.checkpoint_every:
-            return ()
-        slot = self.workers[process.rank]
-        there = {*checkpoint.steps_in(FOLDER / "worker", slot.disk), 0}
-        return tuple(sorted(slot.kept & there, reverse=True)[:2])
+    def executor(self, process: WorkerProcess) -> Executor:
+        """What runs the writes of a worker."""
+        return self.workers[process.rank].disk.executor()
 
     def load(self, process: WorkerProcess, step: int) -> dict[str, Any] | None:
-        """A worker's state of a step; None where it has none, and took any step."""
-        if step not in self.steps(process):
-            return None
+        """A worker's state of a step; None where it has none, and took any step, or begins anew."""
         slot = self.workers[process.rank]
-        state = checkpoint.read(FOLDER / "worker", "worker", step, slot.disk)
-        checkpoint.forget_after(FOLDER / "worker", step, slot.disk)
-        slot.kept = {each for each in slot.kept if each <= step}
-        return state
+        if slot.kept is None:
+            return None
+        own = step > 0 and step in slot.kept.own()
+        slot.kept.forget_after(step)
+        return checkpoint.read(slot.kept.path, KIND, step, slot.disk) if own else None
 
     def _ended_worker(self, slot: WorkerSlot, process: WorkerProcess, error: Exception | None) -> None:
         """A worker process ends; as the command line does, or a supervisor, it begins again."""
@@ -252,7 +253,7 @@ class Processes:
         again = lost or (isinstance(error, StepMismatchError) and slot.returns)
         slot.returns = lost
         if not again:
-            slot.kept = set()  # another process, by the same command
+            slot.kept = self._kept(slot.disk)  # another process, by the same command
         self._again(slot, 0.0 if again else RESTART_S, str(error), same=again)
 
     def _again(self, slot: WorkerSlot, seconds: float, reason: str, *, same: bool = False) -> None:
@@ -292,7 +293,7 @@ class Processes:
             if link.owner is slot.process:
                 link.abort()
         slot.disk.crash()
-        slot.returns, slot.kept = False, set()
+        slot.returns, slot.kept = False, self._kept(slot.disk)
         self._healed = max(self._healed, self.scheduler.now + seconds)
         self._again(slot, seconds, "killed, and nobody starts it again")
 

@@ -23,6 +23,17 @@ _PLAIN = Scenario(
 )
 
 REGRESSIONS = {
+    "a server whose disk was full died: its newest checkpoint was older than the two that every worker kept": replace(
+        _PLAIN,
+        seed=393,
+        steps=14,
+        checkpoint_every=2,
+        harmless=True,
+        faults=(
+            Fault(kind="full-disk", at=0.13967888019299868, seconds=0.1729975831865102),
+            Fault(kind="kill-server", at=0.22811725810589434, seconds=0.05),
+        ),
+    ),
     "backup workers that begin while tables have different versions: their first push was lost, and not reported": (
         replace(_PLAIN, seed=1344, policy="backup[1]", workers=3, steps=2, chunk_nbytes=16, latency=(0.001, 0.03))
     ),

@@ -55,6 +55,8 @@ CHECKPOINT_POINTS = ("checkpoint.write", "checkpoint.forced", "checkpoint.rename
 
 STRAGGLING_STEPS = 20
 """Nobody is late in the first exchanges."""
+FILLING_STEPS = 14
+"""Several checkpoints can be missed."""
 WITHIN, BEYOND = (0.05, 0.9), (2.5, 4.0)
 """Seconds that a worker is away: less than the server waits, or more."""
 
@@ -161,7 +163,31 @@ def scenario(seed: int) -> Scenario:
     )
     saves = given.consistency != "asp" and chance.random() < 0.35
     given = replaced(given, chance, checkpoint_every=2 if saves else 0)
-    return straggling(given, Random(f"stragglers of {seed}"))
+    given = straggling(given, Random(f"stragglers of {seed}"))
+    return filling(given, Random(f"full disks of {seed}"))
+
+
+def filling(given: Scenario, chance: Random) -> Scenario:
+    """The scenario, or now and then one in which disks are full for a while, and servers die twice."""
+    if not given.checkpoint_every or given.straggler_grace_s is not None or chance.random() < 0.75:
+        return given
+    step_s = 0.02 + 2 * sum(given.latency) * given.shards
+    span = FILLING_STEPS * step_s
+    faults = []
+    for _ in range(chance.choice((1, 1, 2))):
+        of_server = chance.random() < 0.6
+        faults.append(
+            Fault(
+                kind="full-disk" if of_server else "full-disk-of-worker",
+                at=chance.uniform(0.1, 0.6) * span,
+                who=chance.randrange(given.shards if of_server else given.workers),
+                seconds=chance.uniform(0.1, 0.6) * span,
+            )
+        )
+    for _ in range(chance.choice((1, 2, 2))):
+        at = chance.uniform(0.3, 1.0) * span
+        faults.append(Fault(kind="kill-server", at=at, who=chance.randrange(given.shards), seconds=WITHIN[0]))
+    return replace(given, steps=FILLING_STEPS, faults=(*given.faults[:1], *faults))
 
 
 def straggling(given: Scenario, chance: Random) -> Scenario:

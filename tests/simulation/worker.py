@@ -233,20 +233,29 @@ class WorkerProcess:
         """What `DistributedOptimizer` and `run_worker` do."""
         worker, agreed = self.worker, None
         if self._returns:
-            agreed = yield from self.run(worker.agree(self.cluster.steps(self)))
+            names = self.cluster.kept(self)
+            agreed = yield from self.run(worker.agree(() if names is None else names.steps()))
             self._load(agreed)
         yield from self.run(worker.start(agreed))
-        if worker.clock == 0:
-            self.cluster.kept(self).add(0)
         self.cluster.watch.began(self)
+        kept = self.cluster.kept(self)
+        writer = None if kept is None else kept.writer(0, lambda step: None, self.cluster.executor(self))
+        if kept is not None and writer is not None:
+            kept.began(worker.clock, late=worker.began_late)
+            writer.begin_at(worker.clock)
         written = worker.clock
-        while max(worker.iteration, worker.clock) < self.scenario.steps:
+        while True:
+            if kept is not None and writer is not None:
+                since = yield from self.run(worker.announce_saved(kept.written))
+                kept.written.intersection_update(writer.keep_since(since, kept.written))
+            if max(worker.iteration, worker.clock) >= self.scenario.steps:
+                break
             yield from self.step()
-            every = self.scenario.checkpoint_every
-            if every and worker.clock != written and worker.clock % every == 0:
-                written = worker.clock
-                yield from self.run(worker.sync())
-                self.cluster.save(self, written)
+            if kept is not None and writer is not None:
+                if worker.clock != written and worker.clock % kept.every == 0:
+                    written = worker.clock
+                    yield from self.run(worker.sync())
+                writer.stepped(worker.clock, self.state)
         yield from self.run(worker.flush())
         yield from self.run(worker.sync())
         self.cluster.watch.synced(self)
@@ -255,7 +264,7 @@ class WorkerProcess:
 
     def _load(self, step: int) -> None:
         """Becomes what it was at a step; at 0, or without checkpoints, what it is."""
-        state = self.cluster.load(self, step) if step else None
+        state = self.cluster.load(self, step)
         if state is not None:
             self.model.load_state_dict(state["model"])
             self.worker.model.load_state_dict(state["worker"])

@@ -206,7 +206,7 @@ def rejoining(
             returning = False
             there = kept is not None and kept.path.exists()
             if kept is not None:
-                kept = replace(kept, resume=there, residuals=there, written=set(kept.steps()))
+                kept = replace(kept, resume=there, residuals=there, written=set(kept.own()))
             whose = "the residuals of its newest checkpoint" if there else "empty residuals"
             warnings.warn(f"{error}. This worker goes on where they are, with {whose}", UserWarning, stacklevel=2)
 

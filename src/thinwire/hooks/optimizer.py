@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -228,6 +228,24 @@ class DistributedOptimizer(torch.optim.Optimizer):
             ConfigError: a parameter of this model is missing in the state.
         """
         self._worker.take_residuals(state_dict)
+
+    def announce_checkpoints(self, steps: Collection[int]) -> int | None:
+        """Tells the shards which exchanges (`opt.clock`) this worker has states of, to go back to with all others.
+
+        To be called before the first step, and after every step from then on; a message is sent where there is news.
+
+        Args:
+            steps: all of them.
+
+        Returns:
+            From which one on they are still needed, by somebody who has no later ones; None: the last two are.
+        """
+        return self._driver.run(self._worker.announce_saved(steps))
+
+    @property
+    def began_late(self) -> bool:
+        """Whether it began where the others were, with no state of its own; it then takes any that they go back to."""
+        return self._worker.began_late
 
     # ---- what it measured
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from thinwire.policies.naming import check_count
+from thinwire.runtime.checkpoint import needed
 
 
 class Optimizer(Protocol):
@@ -26,6 +27,9 @@ class Optimizer(Protocol):
 
     def state_dict(self) -> dict[str, Any]:
         """What a worker goes on from."""
+
+    def announce_checkpoints(self, steps: Collection[int]) -> int | None:
+        """Tells the shards what this worker has; returns from which step on it is still needed."""
 
 
 class Resumable(ABC):
@@ -57,7 +61,7 @@ class KeptSteps(Resumable):
 
     Args:
         model: whose weights are kept beside the optimizer's state; as it is now it is the state of the beginning.
-        keep: how many states, at least 1; where a worker may be ahead of another, two have one in common.
+        keep: how many states at least; two, and older ones while another process has no newer one, are kept anyway.
 
     Attributes:
         extra: what was kept with the step that this worker went back to; empty at the beginning.
@@ -98,8 +102,8 @@ class KeptSteps(Resumable):
         """
         opt.sync()
         self._states[opt.clock] = self._state(opt.state_dict(), extra)
-        for step in sorted(self._states)[: -self._keep]:
-            del self._states[step]
+        stay = {*needed(self._states, opt.announce_checkpoints(self._states)), *sorted(self._states)[-self._keep :]}
+        self._states = {step: state for step, state in self._states.items() if step in stay}
 
     def steps(self) -> tuple[int, ...] | None:
         """See `Resumable`: None at the first time, when the training begins."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from thinwire.jobs.job import Job
 from thinwire.policies.consistency import consistency
 from thinwire.runtime import checkpoint
 from thinwire.runtime.checkpointing import FILES, CheckpointWriter, check_space, shard_nbytes, try_out
+from thinwire.runtime.disk import Disk
 from thinwire.workloads.data import data
 from thinwire.workloads.models import model
 
@@ -21,7 +23,7 @@ FREE = frozenset({"link", "data_root", "eval_every", "eval_steps", "servers_on_w
 """What a resumed run may have otherwise: none of it changes a bit of the weights."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class WorkerCheckpoint:
     """One worker's checkpoints.
 
@@ -32,6 +34,9 @@ class WorkerCheckpoint:
         step: from that of this step; None takes the newest that all workers and shards have.
         written: the steps of the states that are this worker's own, 0 for the beginning. With `resume` all files are.
         residuals: what is taken from it are the residuals alone: the others have gone on.
+        takes_any: this worker began where the others were: it can go back to any step, where it has no state of its
+            own with the shards' parameters.
+        disk: the file system.
     """
 
     path: Path
@@ -40,37 +45,54 @@ class WorkerCheckpoint:
     step: int | None = None
     written: set[int] = field(default_factory=set)
     residuals: bool = False
+    takes_any: bool = False
+    disk: Disk = checkpoint.LOCAL
 
-    def writer(self, model_nbytes: int, on_written: Callable[[int], None]) -> CheckpointWriter:
+    def writer(
+        self, model_nbytes: int, on_written: Callable[[int], None], executor: Executor | None = None
+    ) -> CheckpointWriter:
         """Opens what writes them.
 
         Args:
             model_nbytes: bytes of the model's parameters.
             on_written: called with the step of a checkpoint that is on the disk.
+            executor: as for `CheckpointWriter`.
 
         Raises:
             ConfigError: no file can be written there, or there is no room for three.
         """
-        try_out(self.path, worker_nbytes(model_nbytes))
+        try_out(self.path, worker_nbytes(model_nbytes), self.disk)
 
         def written(step: int) -> None:
             self.written.add(step)
             on_written(step)
 
-        return CheckpointWriter(self.path, KIND, self.every, on_written=written)
+        return CheckpointWriter(self.path, KIND, self.every, on_written=written, disk=self.disk, executor=executor)
 
     def steps(self) -> tuple[int, ...]:
-        """The steps of the last two states that this worker can go on from, newest first; of none: it takes any."""
+        """The steps of the states that this worker can go on from, newest first; of none: it takes any."""
         if self.step is not None:
             return (self.step,)
-        there = {*checkpoint.steps_in(self.path)}
-        own = there if self.resume else self.written & {*there, 0}
-        return tuple(sorted(own, reverse=True)[:2])
+        return () if self.takes_any else self.own()
+
+    def began(self, clock: int, *, late: bool) -> None:
+        """This worker takes part from an exchange on; `late`: where the others were, with no state of its own."""
+        self.takes_any = late
+        self.written.update(self.own())
+        if clock == 0:
+            self.written.add(0)
+            checkpoint.remove_needless(self.path, None, self.disk)  # another run's
+
+    def own(self) -> tuple[int, ...]:
+        """The steps of which it has states of its own, newest first."""
+        there = {*checkpoint.steps_in(self.path, self.disk)}
+        return tuple(sorted(there if self.resume else self.written & {*there, 0}, reverse=True))
 
     def forget_after(self, step: int) -> None:
-        """Removes the states of later steps, once all workers go on from this one."""
-        checkpoint.forget_after(self.path, step)
-        self.written.difference_update([each for each in self.written if each > step])
+        """Removes its own states of later steps, once all workers go on from this one."""
+        if max(self.own(), default=0) > step:
+            checkpoint.forget_after(self.path, step, self.disk)
+            self.written.difference_update([each for each in self.written if each > step])
 
     @staticmethod
     def state(job: Job, rank: int, state: Mapping[str, Any]) -> dict[str, Any]:

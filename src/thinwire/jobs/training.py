@@ -120,8 +120,8 @@ def run_worker(
         loop = _Loop(job, rank, model, opt, dataset, report, on_step, now)
         if resumable is not None and resumable.loaded is not None:
             loop.load_state_dict(resumable.loaded["loop"])
-        if checkpoint is not None and opt.clock == 0:
-            checkpoint.written.add(0)
+        if checkpoint is not None:
+            checkpoint.began(opt.clock, late=opt.began_late)
 
         def state() -> dict[str, Any]:
             opt.sync()
@@ -130,7 +130,12 @@ def run_worker(
 
         if writer is not None:
             writer.begin_at(opt.clock)
-        while not loop.over():
+        while True:
+            if checkpoint is not None and writer is not None:
+                since = opt.announce_checkpoints(checkpoint.written)
+                checkpoint.written.intersection_update(writer.keep_since(since, checkpoint.written))
+            if loop.over():
+                break
             loop.step(batches)
             if writer is not None:
                 writer.stepped(opt.clock, state)
@@ -172,14 +177,15 @@ class _States(Resumable):
         return None if self._newest is None else self.load(self._newest["optimizer"]["position"]["clock"])
 
     def load(self, step: int) -> dict[str, Any] | None:
-        if self._checkpoint is None or step == 0:
+        if self._checkpoint is None:
             return None
         known = self._newest is not None and self._newest["optimizer"]["position"]["clock"] == step
-        if not known and step not in self._checkpoint.steps():  # it took any: what lies there is another process's
+        own = known or (step > 0 and step in self._checkpoint.own())
+        self._checkpoint.forget_after(step)
+        if not own:  # it took any, or goes back to the beginning: what lies there is another process's
             return None
         self.loaded = self._newest if known else self._checkpoint.read_step(self._job, self._rank, step)
         assert self.loaded is not None
-        self._checkpoint.forget_after(step)
         self._model.load_state_dict(self.loaded["model"])
         self._batches.load_state_dict(self.loaded["batches"])
         optimizer: dict[str, Any] = self.loaded["optimizer"]

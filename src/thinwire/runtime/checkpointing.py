@@ -2,6 +2,7 @@
 
 Training waits while its state is copied; a thread writes the copy. The file is on the disk before the last step before
 the next checkpoint: no process has one that is two ahead of another's, and two files each hold a step that all have.
+Where somebody's disk is full, they would not: older files are kept until everybody is known to have a newer one.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +20,24 @@ from thinwire.errors import ConfigError
 from thinwire.policies.consistency import consistency
 from thinwire.runtime.checkpoint import (
     LOCAL,
+    MAX_FILES,
     UNFINISHED,
     Snapshot,
     files_at,
     forget_after,
+    needed,
     read,
+    remove_needless,
     remove_unfinished,
     steps_in,
 )
 from thinwire.runtime.disk import Disk
 from thinwire.schema import Plan
 from thinwire.server.core import ServerCore
+from thinwire.server.effects import Effect
 
 FILES = 3
-"""At one time: the newest, the one before, and the one that is being written."""
+"""At one time, as a rule: the newest, the one before, and the one that is being written."""
 
 
 class CheckpointWriter:
@@ -76,7 +82,9 @@ class CheckpointWriter:
         self._executor = executor or ThreadPoolExecutor(1, thread_name_prefix=f"write {path.name}")
         self._step = 0
         self._pending: tuple[int, Future[None]] | None = None
-        self._failing = False
+        self._failing = self._many = False
+        self._since: int | None = None
+        self._needless = False
         remove_unfinished(path, disk)
         try_out(path, disk=disk)
 
@@ -92,7 +100,7 @@ class CheckpointWriter:
             state: returns it.
             lead: how many steps somebody may be ahead of this one.
         """
-        if self._pending is not None and self._pending[1].done():
+        if self._pending is None or self._pending[1].done():
             self.wait()
         if step == self._step:
             return
@@ -100,22 +108,47 @@ class CheckpointWriter:
         if step % self.every == 0:
             self.wait()
             snapshot = Snapshot(self.kind, step, state())
-            self._pending = step, self._executor.submit(snapshot.write, self.path, self.disk)
-        if self.is_close_to_next(step, lead):
+            self._pending = step, self._executor.submit(snapshot.write, self.path, self.disk, self._since)
+        if step % self.every + 1 + lead >= self.every:
             self.wait()
 
-    def is_close_to_next(self, step: int, lead: int = 0) -> bool:
-        """Whether whoever knows of this step may reach that of the next checkpoint without hearing of another.
+    def keep_since(self, step: int | None, own: Collection[int]) -> list[int]:
+        """This step and later ones are still needed by somebody; None: the last two are.
 
         Args:
-            step, lead: as for `stepped`.
+            step: which.
+            own: the steps whose states are there.
+
+        Returns:
+            Those that stay. Others are removed after the next step.
         """
-        return step % self.every + 1 + lead >= self.every
+        if step != self._since:
+            self._since, self._needless = step, True
+        stay = needed(own, step)
+        if len(stay) == MAX_FILES and not self._many:
+            self._many = self._needless = True
+            warnings.warn(
+                f"{MAX_FILES} checkpoints {str(self.path)!r} are kept, back to step {stay[-1]}: another process has "
+                "none since then, and from now on the oldest is removed. Look for a disk that is full, or for a "
+                "worker without checkpoints",
+                UserWarning,
+                stacklevel=2,
+            )
+        self._many = len(stay) == MAX_FILES
+        self._needless = self._needless or len(stay) < len(own)
+        return stay
 
     def wait(self) -> None:
-        """Waits for the write under way, if there is one."""
-        if self._pending is None:
-            return
+        """Waits for the write under way, if there is one, and removes what is needed no longer."""
+        if self._pending is not None:
+            self._take_result()
+        if self._needless:
+            self._needless = False
+            with suppress(OSError):  # the next time is as good
+                remove_needless(self.path, self._since, self.disk)
+
+    def _take_result(self) -> None:
+        assert self._pending is not None
         (step, future), self._pending = self._pending, None
         error = future.exception()
         if error is None:
@@ -143,8 +176,8 @@ class CheckpointWriter:
 class Checkpointer(Mapping[int, dict[str, Any]]):
     """Writes a shard's state at every so many steps, and reads it back: the states are its values, by step.
 
-    Those are its own: what was in the files before it began counts only where it resumes. Where there are not two, the
-    beginning, step 0, counts as well.
+    Those are its own: what was in the files before it began counts only where it resumes. The beginning, step 0, counts
+    as well while it is one of the last two, or needed by others.
 
     Args:
         core: the shard.
@@ -163,6 +196,7 @@ class Checkpointer(Mapping[int, dict[str, Any]]):
     ) -> None:
         self._core = core
         self._own, self._step, self._others_there = {0}, core.step, True
+        self._resumed: int | None = None
         self._writer = CheckpointWriter(path, self.KIND, every, on_written=self._written, disk=disk, executor=executor)
         core.checkpoints = self
 
@@ -174,11 +208,8 @@ class Checkpointer(Mapping[int, dict[str, Any]]):
         """
         self._core.load_state_dict(read(self._writer.path, self.KIND, step, self._writer.disk))
         self._begin_at(self._round)
-        if step is not None:
-            self._own = {step}
-        else:  # where one file is there, the state before it is the beginning
-            there = sorted({0, *steps_in(self._writer.path, self._writer.disk)})
-            self._own = set(there[-2:])
+        self._own = {0, *steps_in(self._writer.path, self._writer.disk)} if step is None else {step}
+        self._resumed = self._step
 
     def check_space(self, plan: Plan) -> None:
         """Raises ConfigError where a shard with this plan, which nobody has begun yet, has no room for its files."""
@@ -186,37 +217,29 @@ class Checkpointer(Mapping[int, dict[str, Any]]):
             values = sum(math.prod(spec.shape) for spec in plan.tables)
             try_out(self._writer.path, shard_nbytes(4 * values), self._writer.disk)
 
-    def before_answers(self) -> None:
-        """Called after every event, before its answers leave: some of them must not before a checkpoint is on the disk.
-
-        With them the workers may take another shard to the step of its next checkpoint, and there it forgets the one
-        before this. Were this shard to die now, they would have no step in common.
-
-        Raises:
-            ConfigError: as for `write_if_due`.
-        """
-        plan = self._core.plan
-        if plan is not None and self._writer.is_close_to_next(self._round, consistency(plan.consistency).lead()):
-            self.write_if_due()
-
-    def write_if_due(self) -> None:
+    def write_if_due(self) -> list[Effect]:
         """Writes a checkpoint where one is due; called after every event, when its answers are on their way.
+
+        Returns:
+            What the workers are to hear of it.
 
         Raises:
             ConfigError: the tables are at different steps.
         """
         if self._core.failed is not None or self._core.plan is None:
-            return
+            return []
         step, before = self._round, self._step
         if step < before:  # all went back
             self._writer.wait()
             self._begin_at(step)
-            self._own = {each for each in self._own if each <= step}
+            self._own = {step, *(each for each in self._own if each <= step)}
         elif step > before and step % self._writer.every == 0 and self._others_there:
             forget_after(self._writer.path, max(self._own), self._writer.disk)
             self._others_there = False
         self._step = step
         self._writer.stepped(step, self._core.state_dict, lead=consistency(self._core.plan.consistency).lead())
+        self._own = {*self._writer.keep_since(self._since, self._own)}
+        return self._core.saved(self._own)
 
     def close(self) -> None:
         """Waits for the write under way."""
@@ -240,13 +263,21 @@ class Checkpointer(Mapping[int, dict[str, Any]]):
             return self._core.step
         return self._core.step // plan.workers
 
+    @property
+    def _since(self) -> int | None:
+        """From which step on somebody may need the files; a shard that resumed waits for its workers to say so."""
+        safe = self._core.safe_step
+        if safe is None and self._resumed is not None and sum(each > self._resumed for each in self._own) < 2:
+            return min(self._own)
+        return safe
+
     def _begin_at(self, step: int) -> None:
         """Files of later steps are of before the shard went back to this one, or of another training."""
         self._step, self._others_there = step, True
         self._writer.begin_at(step)
 
     def _written(self, step: int) -> None:
-        self._own = {step, max(self._own)}
+        self._own.add(step)
 
 
 def shard_nbytes(model_nbytes: int) -> int:

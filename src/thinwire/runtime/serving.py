@@ -181,8 +181,6 @@ class ServerHandler:
         self._core.resumed(peer)
 
     def _do(self, effects: list[Effect]) -> None:
-        if effects and self._checkpointer is not None:
-            self._checkpointer.before_answers()
         for effect in effects:
             match effect:
                 case Send(peers, message, frames):
@@ -194,7 +192,7 @@ class ServerHandler:
                 case Close(peer, message):
                     self._sender.close(peer, None if message is None else pack(message))
         if effects and self._checkpointer is not None:  # updates are also made as time passes, or as workers go
-            self._checkpointer.write_if_due()
+            self._do(self._checkpointer.write_if_due())
         if self._on_end is not None and (self._core.finished or self._core.failed is not None):
             ended, self._on_end = self._on_end, None
             ended()

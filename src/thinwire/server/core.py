@@ -9,11 +9,12 @@ A peer that breaks the conversation is refused with the reason and closed.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from thinwire.errors import ConfigError, FrameError, NonFiniteError, ProtocolError
 from thinwire.packets import EncodedTensor
-from thinwire.schema import Join, Leave, Message, Push, Scalars, Values
+from thinwire.schema import Join, Leave, Message, Push, Saved, Scalars, Values
 from thinwire.server.effects import Close, Effect, Send, refused
 from thinwire.server.participants import Participants
 from thinwire.server.state import engine_of, state_of
@@ -100,6 +101,15 @@ class ServerCore(Participants):
             )
         return effects
 
+    def saved(self, steps: Collection[int]) -> list[Effect]:
+        """The shard has checkpoints of these steps: workers that have them too are to know."""
+        return self._tell_saved(steps)
+
+    @property
+    def safe_step(self) -> int | None:
+        """See `SavedSteps`: checkpoints of it and of later steps are needed; None: the newest two are."""
+        return self._saved.safe
+
     # ---- the conversation
 
     def _dispatch(self, peer: int, message: Message, frames: tuple[EncodedTensor, ...]) -> list[Effect]:
@@ -116,6 +126,9 @@ class ServerCore(Participants):
                 return self._values(peer, message, frames)
             case Scalars():
                 return self._scalars(peer, message)
+            case Saved():
+                self._saved.add(self._ranks[peer], message)
+                return self._tell_saved()
             case Leave():
                 return self._leave(peer, returning=message.returning)
             case _:
@@ -151,6 +164,10 @@ class ServerCore(Participants):
         if largest is None:
             return []
         return self._address([Outgoing(Scalars(step=message.step, values=largest))])
+
+    def _tell_saved(self, own: Collection[int] | None = None) -> list[Effect]:
+        news = self._saved.news(own)
+        return [] if news is None or not self._ranks else [Send(tuple(self._ranks), news)]
 
     # ---- state
 

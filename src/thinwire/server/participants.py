@@ -149,7 +149,9 @@ class Participants(Standing):
             exchanges=tuple(self._engine.exchanges.get(rank, ())),
             skips_late=self._skips_late,
         )
-        return [Send((peer,), welcome), *self._address(values)]
+        saved = self._saved.message()
+        first = [] if saved is None else [Send((peer,), saved)]
+        return [Send((peer,), welcome), *first, *self._address(values)]
 
     def _replace(self, holder: int, rank: int) -> list[Effect]:
         """Another process takes the rank of a worker whose connection is broken."""
@@ -169,6 +171,7 @@ class Participants(Standing):
         self._lost.add(rank)
         self._maxima.drop(rank)
         self._digests.drop(rank)
+        self._saved.drop(rank)
         effects = self._address(self._engine.drop(rank))
         effects += [
             effect
@@ -275,6 +278,7 @@ class Participants(Standing):
             self._initialised = step > 0 or not self._engine.tables
         self._progressed = False
         self._rollback, self._maxima, self._digests = Rollback(), Maxima(), Digests()
+        self._saved.went_back(step)
         self._returning.clear()
         self._left.clear()
         members = self._engine.members

@@ -10,6 +10,7 @@ from thinwire.schema import Members, Plan
 from thinwire.server.effects import Close, Effect, Send, refused
 from thinwire.server.rollback import Rollback
 from thinwire.server.rounds import Digests, Maxima
+from thinwire.server.saved import SavedSteps
 from thinwire.server.table import Table
 from thinwire.server.update_engine import UpdateEngine
 from thinwire.server.updates import Outgoing
@@ -43,6 +44,7 @@ class Standing:
         self._failed: str | None = None
         self._maxima = Maxima()
         self._digests = Digests()
+        self._saved = SavedSteps()
 
     @property
     def plan(self) -> Plan | None:

@@ -24,6 +24,7 @@ from thinwire.schema import (
     Push,
     Refused,
     Resume,
+    Saved,
     Scalars,
     Values,
     Welcome,
@@ -53,6 +54,7 @@ class Conversation:
         memberships: who divides the data from which clock on.
         begin: the clock from which on the shard expects this worker, which joined late, or was late.
         num_missed: exchanges that were made without this worker, which was late.
+        saved: the steps that the shard and all its workers have checkpoints of; None where it writes none.
         notices: what the shard said of workers that came or went, to be told and taken from here.
     """
 
@@ -68,6 +70,7 @@ class Conversation:
         self.shard, self.plan, self.rank = shard, plan, rank
         self.last_version: int | None = None
         self.notices: list[Members] = []
+        self.saved: tuple[int, ...] | None = None
         self.memberships: Memberships = ((0, tuple(range(plan.workers))),)
         self.begin, self.num_missed, self._missed = 0, 0, -1
         self._welcome: Welcome | None = None
@@ -216,6 +219,10 @@ class Conversation:
             yield Receive(self.shard, f"the shared scales of step {clock}")
         return self._maxima.pop(clock)
 
+    def announce_saved(self, steps: tuple[int, ...] | None, safe: int) -> Procedure[None]:
+        """Says which checkpoints this worker has, as `Saved` does."""
+        yield Send(self.shard, Saved(steps=steps, safe=safe))
+
     def leave(self, *, returning: bool = False) -> Procedure[None]:
         """Sends the last message; `returning`: another shard was lost, and this worker joins again."""
         yield Send(self.shard, Leave(returning=returning))
@@ -262,6 +269,8 @@ class Conversation:
                 self.notices.append(message)
                 if message.since >= 0:
                     self.memberships = extended(self.memberships, message.since, message.ranks)
+            case Saved():
+                self.saved = message.steps
             case Offer():
                 self._offer = message
             case Refused():

@@ -6,7 +6,7 @@ step, and when, is `core.py`'s.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -42,6 +42,7 @@ class Participant:
         iteration: steps taken so far, exchanged or not.
         clock: exchanges that this worker has taken part in, or was carried past.
         began: whether a step was taken here: a resumed worker has an iteration before it has one.
+        began_late: whether it began where the others were, with no state of its own: it can go back to any step.
         closed: whether this worker has left.
         counters: bytes, steps and seconds.
         conversations: one for each shard.
@@ -64,8 +65,10 @@ class Participant:
         measures: bool = False,
     ) -> None:
         self.rank, self.iteration, self.clock = rank, 0, 0
-        self.began = self.closed = self._skips_late = False
+        self.began = self.began_late = self.closed = self._skips_late = False
         self.counters = Counters()
+        self._safe = -1
+        self._said_saved: tuple[tuple[int, ...] | None, int] | None = None
         self._design, self._groups, self._now = design, groups, now
         self._policy = policy or consistency(plans[0].consistency)
         self._terms = self._policy.terms(plans[0].workers)
@@ -127,11 +130,13 @@ class Participant:
             for table in self.model.trained_tables():
                 table.revocable = True
         late = max(welcome.begin for welcome in welcomes.values()) > 0
+        own = self.clock
         if self.clock == 0 and not self._terms.immediate:  # there, everybody counts their own exchanges
             # The others may be in the middle of a step, which all shards will have had before ours.
             self.clock = max(max(welcome.step, welcome.begin) for welcome in welcomes.values())
             if not self._terms.partial_quorum:  # there, workers are behind the clock as a rule
                 self.iteration = self._policy.iterations(self.clock)
+        self.began_late = late or own < self.clock
         for conversation in self.conversations:
             if welcomes[conversation.shard].send_values:
                 yield from conversation.send_values(self.model.initial_frames(conversation.shard))
@@ -237,6 +242,30 @@ class Participant:
         self.check_open()
         for tensor in self.model.tensors:
             yield from self.pull(tensor, strict=True)
+
+    def announce_saved(self, steps: Collection[int]) -> Procedure[int | None]:
+        """Tells all shards which steps this worker has checkpoints of, where that is news.
+
+        Args:
+            steps: all of them, with the beginning where it can go back to that.
+
+        Returns:
+            The newest step that everybody has, as far as is known here, or −1: it and all later ones are to be kept.
+            None where not all shards are known to write any, or no step is the same for all: the last two are enough.
+        """
+        if self._terms.immediate:
+            return None
+        shards = [{*each.saved} for each in self.conversations if each.saved is not None]
+        all_write = len(shards) == len(self.conversations)
+        if all_write:
+            common = set.intersection(*shards)
+            self._safe = max(self._safe, -1, *(common if self.began_late else common.intersection(steps)))
+        said = None if self.began_late else tuple(sorted(steps, reverse=True))
+        if (said, self._safe) != self._said_saved:
+            self._said_saved = said, self._safe
+            for conversation in self.conversations:
+                yield from conversation.announce_saved(said, self._safe)
+        return self._safe if all_write else None
 
     def check_open(self) -> None:
         """Raises ProtocolError once this worker has left."""
