@@ -49,6 +49,9 @@ def test_the_recipe_fills_in_what_was_not_given() -> None:
     assert (found.workers, found.batch, found.lr, found.steps) == (3, expected.batch, expected.lr, expected.steps)
     found = Job(batch=5, lr=0.125, steps=7).recipe()
     assert (found.batch, found.lr, found.steps) == (5, 0.125, 7)
+    scaled = Job(model="resnet110", data="cifar10", workers=5, design="fp32").recipe()
+    assert (scaled.lr, scaled.steps, scaled.workers) == (0.5, 51_200, 5)
+    assert Job(model="resnet110", data="cifar10", workers=5, lr=0.2).recipe().lr == 0.2
     paper: dict[str, Any] = {"schedule": "polynomial", "final": 0.0, "momentum": 0.0, "weight_decay": 5e-4}
     found = Job(**paper, optimizer="Adam").recipe()
     assert {name: getattr(found, name) for name in paper} == paper and found.optimizer == "Adam"

@@ -29,7 +29,7 @@ def test_measured_and_prescribed_numbers() -> None:
         ("lenet5", "fashion-mnist", "3lc[zero_run=false, sparsity=1.9]", 0.01, 4, 16, 8000),
         ("lenet5", "fashion-mnist", "qsgd-ds", 0.1, 8, 16, 2500),
         ("resnet8", "fashion-mnist", None, 0.05, 4, 16, 4000),
-        ("resnet110", "cifar10", "3lc[s=1.0]", 0.1, 10, 32, 25_600),
+        ("resnet110", "cifar10", "3lc[s=1.0]", 1.0, 10, 32, 25_600),
     ]:
         found = recipe(name, data, design=design)
         assert (found.lr, found.workers, found.batch, found.steps) == (lr, workers, batch, steps)
@@ -71,7 +71,8 @@ def test_every_fitting_pair_has_a_recipe_that_fits_the_data() -> None:
                 if data == "digits":
                     assert found.workers * found.batch <= 64
     assert recipe("lenet", "mnist").source == "derived from lenet5 on fashion-mnist"
-    assert recipe("resnet20", "cifar10").lr == 0.1
+    assert recipe("resnet20", "cifar10").lr == 1.0
+    assert recipe("resnet20", "fashion-mnist").lr == 0.1 and not recipe("resnet20", "fashion-mnist").scales
 
 
 def test_pairs_that_cannot_be() -> None:

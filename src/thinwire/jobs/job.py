@@ -9,7 +9,7 @@ from thinwire.errors import ConfigError
 from thinwire.jobs.devices import device
 from thinwire.policies.compression import codec_by_name
 from thinwire.policies.designs import Design, design
-from thinwire.workloads.recipes import Recipe, recipe
+from thinwire.workloads.recipes import Recipe, for_workers, recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +106,7 @@ class Job:
 
     def recipe(self) -> Recipe:
         """Returns the recipe with this job's own batch and rate in it."""
-        names = ("workers", "batch", "lr", "final", "schedule", "optimizer", "momentum", "weight_decay", "steps")
+        names = ("batch", "lr", "final", "schedule", "optimizer", "momentum", "weight_decay", "steps")
         given: dict[str, Any] = {name: getattr(self, name) for name in names}
         own = {name: value for name, value in given.items() if value is not None}
-        return replace(recipe(self.model, self.data, design=self.design), **own)
+        return replace(for_workers(recipe(self.model, self.data, design=self.design), self.workers), **own)

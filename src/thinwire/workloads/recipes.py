@@ -56,6 +56,8 @@ class Recipe:
         l1: weight of the sum of the matrices' magnitudes, which is added to the loss.
         batch: examples per worker and step.
         workers: number of workers the rate belongs to.
+        scales: with other numbers of workers the rate is proportional to them, and there are as many epochs; see
+            `for_workers`.
         steps: number of steps.
         augment: random crop and flip.
         clip: largest norm of all gradients together; None clips nothing. Gradients that leave during the backward pass
@@ -84,6 +86,7 @@ class Recipe:
     betas: tuple[float, float] = (0.9, 0.999)
     clip: float | None = None
     context: int | None = None
+    scales: bool = False
     loss: Loss = "cross-entropy"
     l1: float = 0.0
     source: str = _MEASURED
@@ -127,8 +130,7 @@ _TRANSFORMER = Recipe(
     context=96,
 )
 
-# The first recipe of a model is the one that its other data sets derive theirs from. 25,600 steps of 10 × 32 are the
-# 163.84 epochs of 3LC, section 4.3.
+# The first recipe of a model is the one that its other data sets derive theirs from.
 _RECIPES = (
     Recipe("mlp", "digits", lr=0.02, batch=8, workers=4, steps=3000),
     # Øland & Raj name the loss, the penalty and the decay (section 2), and no numbers. At this
@@ -160,7 +162,20 @@ _RECIPES = (
     replace(_TRANSFORMER, model="byte-transformer-3m", lr=0.0025, source=_WIDER),
     replace(_TRANSFORMER, model="byte-transformer-10m", lr=0.002, source=_WIDER),
     replace(_TRANSFORMER, model="gpt2-tiny", source=_WIDER),
-    Recipe("resnet110", "cifar10", lr=0.1, batch=32, workers=10, steps=25600, augment=True, source="3LC, section 4.3"),
+    # 25,600 steps of 10 × 32 are the 163.84 epochs of 3LC, section 4.3. Its rates are 0.1 … 0.001, proportional to the
+    # number of workers, and it follows Goyal et al. (2017), who warm up for five epochs.
+    Recipe(
+        "resnet110",
+        "cifar10",
+        lr=1.0,
+        warmup=5 / 163.84,
+        batch=32,
+        workers=10,
+        steps=25600,
+        augment=True,
+        scales=True,
+        source="3LC, section 4.3",
+    ),
 )
 # Models without numbers of their own, and whose they use.
 _LIKE = {"lenet": "lenet5", "mlp-5m": "lenet5", "resnet20": "resnet110"}
@@ -201,6 +216,20 @@ def recipe(model: str, data: str, *, design: str | None = None) -> Recipe:
     if sparsity > LAGGING_ABOVE:
         return replace(found, lr=min(found.lr, _LAGGING_LR.get(model, found.lr)))
     return found
+
+
+def for_workers(recipe: Recipe, workers: int) -> Recipe:
+    """Returns the recipe for another number of workers; only one that `scales` changes its rate and steps.
+
+    >>> for_workers(recipe("resnet110", "cifar10"), 4).lr, for_workers(recipe("resnet110", "cifar10"), 4).steps
+    (0.4, 64000)
+    >>> for_workers(recipe("mlp", "digits"), 8).lr
+    0.02
+    """
+    if not recipe.scales:
+        return replace(recipe, workers=workers)
+    factor = workers / recipe.workers
+    return replace(recipe, workers=workers, lr=recipe.lr * factor, steps=max(1, round(recipe.steps / factor)))
 
 
 def schedule(recipe: Recipe, progress: float) -> float:
@@ -279,6 +308,8 @@ def _for_pair(model: str, data: str) -> Recipe:
         if (known.model, known.data) == (model, data):
             return known
     base = next(known for known in _RECIPES if known.model == _LIKE.get(model, model))
+    if base.scales and data != base.data:
+        base = replace(base, lr=base.lr / base.workers, warmup=0.0, scales=False)
     source = f"derived from {base.model} on {base.data}"
     derived = replace(base, model=model, data=data, source=source, augment=data == "cifar10")
     if data == "digits":
@@ -295,6 +326,7 @@ def _plain(base: Recipe, family: str) -> Recipe:
         final=0.1,
         schedule="step",
         warmup=0.0,
+        scales=False,
         optimizer="SGD",
         momentum=0.0,
         weight_decay=0.0,
