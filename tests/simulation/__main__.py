@@ -94,6 +94,17 @@ def hunt(name: str, most: int = 2000) -> tuple[int, str]:
     return seed + 1, rule
 
 
+def hunt_all(jobs: int) -> dict[str, tuple[int, str]]:
+    """Plants every bug, one at a time; prints a table, and returns it: seeds until it was found, and the rule."""
+    print("| bug | seeds | rule |\n|---|---:|---|", flush=True)
+    found: dict[str, tuple[int, str]] = {}
+    with ProcessPoolExecutor(jobs) as pool:
+        for name, (count, rule) in zip(BUGS, pool.map(hunt, BUGS), strict=True):
+            found[name] = count, rule
+            print(f"| {name} | {count:,} | {f'`{rule}`' if rule else 'not found'} |", flush=True)
+    return found
+
+
 def replay(seed: int) -> tuple[Scenario, Outcome]:
     """Runs a seed, and where it fails makes it smaller; returns the smallest and what became of it."""
     found = scenario(seed)
@@ -115,11 +126,7 @@ def main(
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     if bugs:
-        with ProcessPoolExecutor(jobs) as pool:
-            found_bugs = {}
-            for name, (count, rule) in zip(BUGS, pool.map(hunt, BUGS), strict=True):
-                found_bugs[name] = count, rule
-                print(f"{name:42}  {count:5}  {rule or 'NOT FOUND'}", flush=True)
+        found_bugs = hunt_all(jobs)
         if json_file is not None:
             json_file.write_text(json.dumps(found_bugs))
         raise typer.Exit(0 if all(rule for _, rule in found_bugs.values()) else 1)
