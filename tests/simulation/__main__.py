@@ -18,6 +18,7 @@ import typer
 
 from tests.simulation.bugs import BUGS, planted
 from tests.simulation.cluster import Outcome, play, undisturbed
+from tests.simulation.ranks import ranks, run_ranks
 from tests.simulation.scenario import Scenario, scenario
 from tests.simulation.shrink import shrink
 
@@ -119,6 +120,7 @@ def main(
     seed: Annotated[int | None, typer.Option(help="One seed alone: made smaller where it fails.")] = None,
     trace: Annotated[bool, typer.Option(help="Print what happens, with --seed.")] = False,
     bugs: Annotated[bool, typer.Option(help="Plant bugs, one at a time, and look how soon each is found.")] = False,
+    collective: Annotated[bool, typer.Option(help="Run the collective mode: ranks in place of servers.")] = False,
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures as data.")] = None,
 ) -> None:
@@ -130,14 +132,19 @@ def main(
         if json_file is not None:
             json_file.write_text(json.dumps(found_bugs))
         raise typer.Exit(0 if all(rule for _, rule in found_bugs.values()) else 1)
-    if seed is not None:
+    if seed is not None and not collective:
         found, outcome = replay(seed)
         print(found)
         if trace:
             print("\n".join(outcome.trace))
         print(outcome.text or f"seed {seed}: every rule holds; {outcome.ended}")
         raise typer.Exit(1 if outcome.rule else 0)
-    first, _, stop = seeds.partition(":")
+    first, _, stop = seeds.partition(":") if seed is None else (str(seed), "", str(seed + 1))
+    if collective:
+        failures = run_ranks(int(first), int(stop))
+        print("\n".join(f"seed {failed}: {text}\n  {ranks(failed)}" for failed, _, text in failures))
+        print(f"{int(stop) - int(first):,} seeds of ranks; {len(failures)} failures")
+        raise typer.Exit(1 if failures else 0)
     total, begin = Tally(), time.perf_counter()
     for tally in tallies(int(first), int(stop), jobs):
         total.add(tally)
