@@ -15,7 +15,7 @@ from tests.simulation.patience import Patience
 from tests.simulation.scenario import Scenario
 from thinwire.packets import EncodedTensor
 from thinwire.policies.consistency import consistency
-from thinwire.schema import Delta, Message, Push, Refused, Values, Welcome
+from thinwire.schema import Delta, Message, Push, Refused, Saved, Values, Welcome
 from thinwire.server.core import ServerCore
 from thinwire.server.effects import Effect, Send
 from thinwire.worker.model import WorkerTensor
@@ -303,7 +303,9 @@ class Watch:
                 heard, sent = known[0].heard[known[1]], self._sent[who, shard]
                 # A goodbye may be lost with its connection: the server then gives the worker up. So may pushes that
                 # would come too late: their updates are made and told, and the worker need not hear that it lost them.
-                needed = [message for message, _ in sent[heard:-1] if not self._overtaken(known[0], message)]
+                # Of a newer checkpoint nobody need hear: without it the others keep an older one for longer.
+                left = [message for message, _ in sent[heard:-1] if not isinstance(message, Saved)]
+                needed = [message for message in left if not self._overtaken(known[0], message)]
                 require(not needed, "once", f"{who.host.name} said {len(sent)} messages, and {heard} were heard")
 
     def _overtaken(self, shard: Shard, message: Message) -> bool:
