@@ -180,7 +180,9 @@ def to_matplotlib(chart: Chart) -> Figure:
         axes.grid(alpha=0.3, axis="y" if panel.kind == "bars" else "both")
     if len(handles) > 1:
         where: Any = "outside lower center"  # matplotlib's stubs list its strings only beside other types
-        figure.legend(list(handles.values()), list(handles), loc=where, ncols=4, fontsize="small")
+        # A letter is some 0.075 inches wide; a line and the space around it half an inch.
+        columns = int(figure.get_figwidth() / (0.075 * max(map(len, handles)) + 0.6))
+        figure.legend(list(handles.values()), list(handles), loc=where, ncols=max(1, min(4, columns)), fontsize="small")
     return figure
 
 
