@@ -41,6 +41,7 @@ OWN: dict[str, Any] = {
     "designs": options.names("Designs with commas between; by default all."),
     "minutes": typer.Option(help="How long."),
     "churn_s": typer.Option(help="Seconds between a death and a join."),
+    "fork": typer.Option(help="Start processes as forks of one that has imported everything."),
     "growth_mb": typer.Option(help="How much the server's memory may grow after minute 10, in MB."),
 }
 

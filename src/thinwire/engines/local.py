@@ -12,7 +12,6 @@ import contextlib
 import os
 import queue
 import signal
-import subprocess
 import threading
 import time
 from collections import deque
@@ -22,7 +21,7 @@ from typing import IO, NoReturn, TypeVar
 
 from thinwire.engines.events import Event, Lost, Restarted, Said, reader
 from thinwire.engines.namespaces import Fabric
-from thinwire.engines.parent_watch import with_parent_watch
+from thinwire.engines.starters import Process, Programs, Starter
 from thinwire.errors import ConfigError, EngineError
 
 TAIL_LINES = 20  # of a process's output, kept for the error message
@@ -30,7 +29,7 @@ _DRAIN_S = 2.0  # after an end: how long its streams may stay open in somebody e
 _SETTLE_S = 0.5  # after a failure: how long others may take to fail of the same cause, to be named too
 # Workers that share a machine slow each other down several times over when each takes every core. Unbuffered, so that
 # what a process reports is read when it happens.
-_ENVIRONMENT = {
+ENVIRONMENT = {
     "PYTHONUNBUFFERED": "1",
     **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
 }
@@ -38,26 +37,28 @@ _ENVIRONMENT = {
 E = TypeVar("E", bound=Event)
 Again = Callable[[], Sequence[str] | None]
 """The command of a later start; None where there is none yet."""
+Start = Callable[[Sequence[str]], Process]
+"""Starts a command where its process belongs."""
 
 
 class _Child:
     """One process. What it reports, and last of all its exit status, goes to the engine's inbox beside its name."""
 
     def __init__(
-        self, engine: LocalEngine, name: str, command: Sequence[str], again: Again, restarts: int, optional: bool
+        self,
+        engine: LocalEngine,
+        name: str,
+        command: Sequence[str],
+        start: Start,
+        again: Again,
+        restarts: int,
+        optional: bool,
     ) -> None:
-        self.engine, self.name, self.again, self.restarts, self.optional = engine, name, again, restarts, optional
+        self.engine, self.name, self.restarts, self.optional = engine, name, restarts, optional
+        self.start, self.again = start, again
         self.status: int | None = None  # once the engine has read its end
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
-        self.process = subprocess.Popen(
-            with_parent_watch(command),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            encoding="utf-8",
-            errors="replace",
-            start_new_session=True,
-        )
+        self.process = start(command)
         self.watcher = threading.Thread(target=self._watch, name=f"watch {name}", daemon=True)
         self.watcher.start()
 
@@ -70,6 +71,7 @@ class _Child:
         readers = [
             threading.Thread(target=self._read, args=(stream, reports), daemon=True)
             for stream, reports in ((self.process.stdout, True), (self.process.stderr, False))
+            if stream is not None
         ]
         for each in readers:
             each.start()
@@ -108,6 +110,7 @@ class LocalEngine:
         environment: variables to set for each process on top of what it inherits.
         grace_s: how long `stop` waits between asking and killing, in seconds.
         lines: pass on what processes print besides events, as `Said`.
+        starter: makes the processes; by default each is a program of its own.
 
     Example:
         >>> import sys
@@ -128,12 +131,13 @@ class LocalEngine:
         environment: Mapping[str, str] | None = None,
         grace_s: float = 5.0,
         lines: bool = False,
+        starter: Starter | None = None,
     ) -> None:
         self.read = reader(kinds)
         self.passes_lines = lines
         self.inbox = queue.SimpleQueue[tuple[str, Event | int]]()
-        self._fabric, self._grace_s = fabric, grace_s
-        self._environment = _ENVIRONMENT | dict(environment or {})
+        self._fabric, self._grace_s, self._starter = fabric, grace_s, starter or Programs()
+        self._environment = ENVIRONMENT | dict(environment or {})
         self._children: dict[str, _Child] = {}
         self._unread: deque[tuple[str, Event]] = deque()  # came while wait_for was waiting for another
 
@@ -153,6 +157,7 @@ class LocalEngine:
         argv: Sequence[str],
         *,
         host: str | None = None,
+        namespaces: Sequence[str] = (),
         restarts: int = 0,
         again: Again | None = None,
         optional: bool = False,
@@ -163,6 +168,7 @@ class LocalEngine:
             name: what to call it in events and errors; taken again only where its process has ended.
             argv: the command, program first.
             host: the fabric's host to run it in; it must have one if and only if the engine has a fabric.
+            namespaces: files of others that it enters.
             restarts: how often it is started again where it fails, before that ends the run.
             again: returns the command of a later start, or None where it cannot be started again; by default the same.
             optional: the run goes on where it fails for good.
@@ -179,21 +185,19 @@ class LocalEngine:
             links = "no fabric" if self._fabric is None else "a fabric"
             raise ConfigError(f"{name}: {given}, but the engine has {links}; give both or neither")
 
-        def command_again() -> Sequence[str] | None:
-            later = argv if again is None else again()
-            return None if later is None else self._command(later, host)
+        network = [] if self._fabric is None or host is None else [self._fabric.namespace(host)]
 
-        self._spawn(name, self._command(argv, host), command_again, restarts, optional)
+        def in_its_place(command: Sequence[str]) -> Process:
+            return self._starter.start(command, self._environment, [*network, *namespaces])
 
-    def _command(self, argv: Sequence[str], host: str | None) -> Sequence[str]:
-        # `env` sets them in the child: the engine need not read its own environment to add to it.
-        command = ["env", *(f"{key}={value}" for key, value in self._environment.items()), *argv]
-        return command if self._fabric is None or host is None else self._fabric.inside(host, command)
+        self._spawn(name, argv, in_its_place, again or (lambda: argv), restarts, optional)
 
-    def _spawn(self, name: str, command: Sequence[str], again: Again, restarts: int, optional: bool) -> None:
+    def _spawn(
+        self, name: str, command: Sequence[str], start: Start, again: Again, restarts: int, optional: bool
+    ) -> None:
         try:
-            self._children[name] = _Child(self, name, command, again, restarts, optional)
-        except OSError as error:
+            self._children[name] = _Child(self, name, command, start, again, restarts, optional)
+        except (OSError, EngineError) as error:
             raise EngineError(f"{name} could not be started: {error}") from error
 
     def wait_for(self, process: str, kind: type[E], timeout_s: float) -> E:
@@ -291,7 +295,7 @@ class LocalEngine:
         """Starts a process that failed again, or gives it up; None where that ends the run."""
         child = self._children[name]
         if child.restarts and (command := child.again()) is not None:
-            self._spawn(name, command, child.again, child.restarts - 1, child.optional)
+            self._spawn(name, command, child.start, child.again, child.restarts - 1, child.optional)
             return Restarted(reason=_describe(child.status), left=child.restarts - 1)
         return Lost(reason=_end_of(child)) if child.optional else None
 

@@ -30,6 +30,7 @@ from thinwire.engines.parent_watch import with_parent_watch
 from thinwire.errors import ConfigError, EngineError
 
 WHO_MAY = "run as root, or where `unshare --user --map-root-user --net true` succeeds"
+_OPTIONS = {"net": "net", "mnt": "mount"}
 TOOLS = ("ip", "tc", "nsenter", "unshare")
 _SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin"  # users often lack sbin, where tc is
 _TIMEOUT_S = 20.0
@@ -117,7 +118,11 @@ class Fabric:
             ConfigError: no such host.
             EngineError: the fabric is closed.
         """
-        return self._enter(self._known(host), argv)
+        return entering([self.namespace(host)], argv)
+
+    def namespace(self, host: str) -> str:
+        """The file of a host's namespace. Errors as for `inside`."""
+        return self._namespace(self._known(host))
 
     def sent(self, host: str) -> Count:
         """What has left a host, with all Ethernet, IP and TCP headers, ACKs and retransmits.
@@ -221,10 +226,13 @@ class Fabric:
             raise ConfigError(f"no host {host!r} in this fabric; it has {', '.join(self.addresses)}")
         return host
 
-    def _enter(self, name: str | None, argv: Sequence[str]) -> list[str]:
+    def _namespace(self, name: str | None) -> str:
         if name not in self._holders:
             raise EngineError("this fabric is closed; make a new one")
-        return [self._tools["nsenter"], f"--net=/proc/{self._holders[name].pid}/ns/net", "--", *argv]
+        return f"/proc/{self._holders[name].pid}/ns/net"
+
+    def _enter(self, name: str | None, argv: Sequence[str]) -> list[str]:
+        return entering([self._namespace(name)], argv)
 
     def _run(self, name: str | None, tool: str, *lines: str) -> None:
         """Run lines of `ip` or `tc` in a namespace, in one process."""
@@ -286,6 +294,22 @@ def reexec_in_user_namespace(argv: Sequence[str]) -> NoReturn:
         os.execv(unshare, [unshare, "--user", "--map-root-user", "--", *argv])
     except OSError as error:
         raise EngineError(f"cannot run {unshare}: {error.strerror}") from error
+
+
+def entering(namespaces: Sequence[str], argv: Sequence[str]) -> list[str]:
+    """The command that runs `argv` in these namespaces. It keeps its process id and standard streams.
+
+    Example:
+        >>> entering(["/proc/7/ns/net", "/proc/9/ns/mnt"], ["ls"])[1:], entering([], ["ls"])
+        (['--net=/proc/7/ns/net', '--mount=/proc/9/ns/mnt', '--', 'ls'], ['ls'])
+
+    Raises:
+        EngineError: there is no `nsenter`.
+    """
+    if not namespaces:
+        return list(argv)
+    options = [f"--{_OPTIONS[path.rpartition('/')[2]]}={path}" for path in namespaces]
+    return [find_tools()["nsenter"], *options, "--", *argv]
 
 
 def find_tools() -> dict[str, str]:

@@ -11,7 +11,7 @@ from thinwire.bench.chaos.deaths import BackupDeath, ServerDeath, WorkerDeath
 from thinwire.bench.chaos.disk import TinyDisk
 from thinwire.bench.chaos.storms import Storm
 from thinwire.bench.chaos.trials import Scenario
-from thinwire.engines.namespaces import available
+from thinwire.engines.namespaces import available, entering
 from thinwire.errors import EngineError
 
 
@@ -24,11 +24,11 @@ def test_a_tiny_disk_is_full_for_those_inside_alone(tmp_path: Path) -> None:
     except EngineError as error:
         pytest.skip(str(error))
     with disk:
-        assert subprocess.run(disk.inside(write)).returncode == 0
+        assert subprocess.run(entering([disk.namespace], write)).returncode == 0
         disk.fill()
-        assert subprocess.run(disk.inside(write), capture_output=True).returncode != 0
+        assert subprocess.run(entering([disk.namespace], write), capture_output=True).returncode != 0
         disk.clear()
-        assert subprocess.run(disk.inside(write)).returncode == 0
+        assert subprocess.run(entering([disk.namespace], write)).returncode == 0
     assert list(tmp_path.iterdir()) == [], "the folder itself was never written to"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -29,7 +28,6 @@ class TinyDisk:
     def __init__(self, folder: Path, nbytes: int) -> None:
         tools = find_tools()
         command = [tools["unshare"], "--mount", "--propagation", "private", "--", "sh", "-c", _HOLDER_SCRIPT]
-        self._nsenter = tools["nsenter"]
         self._holder = subprocess.Popen(
             with_parent_watch([*command, "sh", str(folder), str(nbytes)]),
             stdin=subprocess.PIPE,
@@ -43,9 +41,10 @@ class TinyDisk:
             raise EngineError(f"cannot mount a small disk: {self._holder.communicate()[1].strip()}")
         self._filler = Path(f"/proc/{self._holder.pid}/root{folder}") / "filler"
 
-    def inside(self, argv: Sequence[str]) -> list[str]:
-        """Returns the command that runs `argv` where the folder is this disk."""
-        return [self._nsenter, f"--mount=/proc/{self._holder.pid}/ns/mnt", "--", *argv]
+    @property
+    def namespace(self) -> str:
+        """The file of the namespace in which the folder is this disk."""
+        return f"/proc/{self._holder.pid}/ns/mnt"
 
     def fill(self) -> None:
         """Leaves no room on it."""

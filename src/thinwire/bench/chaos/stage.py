@@ -27,6 +27,7 @@ from thinwire.engines.events import Event, Lost, Said
 from thinwire.engines.links import Rate
 from thinwire.engines.local import LocalEngine
 from thinwire.engines.namespaces import Fabric
+from thinwire.engines.starters import Starter
 from thinwire.errors import EngineError
 from thinwire.jobs.cluster import FIXED, PORT, Elastic, Links, worker_arguments
 from thinwire.jobs.events import KINDS, Done, Listening
@@ -60,6 +61,7 @@ class Stage:
         elastic: what the server does about workers that die or are late.
         checkpoint_every: of all processes; None writes none.
         tiny_disk: the server's checkpoints lie on a disk that can be full.
+        starter: makes the processes; by default each is a program of its own.
 
     Attributes:
         audit: of the server's journal so far.
@@ -77,6 +79,7 @@ class Stage:
         elastic: Elastic = FIXED,
         checkpoint_every: int | None = None,
         tiny_disk: bool = False,
+        starter: Starter | None = None,
     ) -> None:
         self.job, self._links = job, links
         self.audit = Audit()
@@ -100,7 +103,9 @@ class Stage:
             if tiny_disk:
                 (self.folder / "disk").mkdir()
                 self._disk = stack.enter_context(TinyDisk(self.folder / "disk", DISK_NBYTES))
-            self.engine = stack.enter_context(LocalEngine(KINDS, fabric=self.fabric, grace_s=1.0, lines=True))
+            self.engine = stack.enter_context(
+                LocalEngine(KINDS, fabric=self.fabric, grace_s=1.0, lines=True, starter=starter)
+            )
             self._server_options = elastic.arguments()
             self._every = checkpoint_every
             self.host = self.fabric.addresses[SERVER] if self.fabric else "127.0.0.1"
@@ -159,9 +164,8 @@ class Stage:
             argv += ["--shape", str(self._links.rate)]
         if self.fabric is not None:
             argv += ["--insecure"]  # nobody else has a link to these namespaces
-        if self._disk is not None and name == SERVER:
-            argv = self._disk.inside(argv)
-        self.engine.start(name, argv, host=name if self.fabric else None, optional=True)
+        disk = [self._disk.namespace] if self._disk is not None and name == SERVER else []
+        self.engine.start(name, argv, host=name if self.fabric else None, namespaces=disk, optional=True)
 
     def _kept(self, path: Path) -> list[str]:
         if self._every is None:

@@ -136,6 +136,7 @@ class Storms(Storm):
     checkpoint_every: int = 10
     points: float = 5.0
     designs: Sequence[str] = ()
+    fork: bool = True
 
     def cells(self) -> Sequence[Trial]:
         return Scenario.cells(self)

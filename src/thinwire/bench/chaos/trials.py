@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import math
 import random
 import time
@@ -15,6 +16,8 @@ from msgspec import UNSET, UnsetType
 from thinwire.bench.chaos.charts import draw_trials
 from thinwire.bench.chaos.stage import Stage
 from thinwire.bench.harness import Bench, Column, Figures, Measured, Tell
+from thinwire.engines.local import ENVIRONMENT
+from thinwire.engines.starters import Forks, Starter
 from thinwire.errors import ConfigError, EngineError
 from thinwire.jobs import in_process
 from thinwire.jobs.cluster import Links, choose_links
@@ -24,6 +27,10 @@ from thinwire.policies.consistency import consistency
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture
+
+
+LIBRARIES = ("thinwire.cli.main", "thinwire.transports.grpc", "torch._dynamo")
+"""What servers and workers import; the last one torch does when an optimizer takes its first step."""
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,6 +143,8 @@ class Scenario(Bench[Trial, Outcome]):
         seed: of the weights and the batches of all of them, and with their numbers of what strikes them.
         design, model, data, workers, steps, link: of the trainings.
         shaping: who makes the links thin.
+        fork: processes are forks of one that has imported everything: a start costs much less. Not for figures that say
+            how long one takes.
     """
 
     kinds = (Outcome,)
@@ -152,6 +161,8 @@ class Scenario(Bench[Trial, Outcome]):
     steps: int = 300
     link: str = "10mbit"
     shaping: str = "auto"
+    fork: bool = False
+    _forks: Forks | None = field(default=None, init=False, repr=False)
     _undisturbed: dict[Job, RunOutcome] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -183,6 +194,13 @@ class Scenario(Bench[Trial, Outcome]):
             links = links if links.shaping == "kernel" else choose_links(None)
         return links
 
+    def starter(self) -> Starter | None:
+        """What makes the processes of all trials; None: each is a program of its own."""
+        if self.fork and self._forks is None:
+            self._forks = Forks(LIBRARIES, ENVIRONMENT)
+            atexit.register(self._forks.close)
+        return self._forks
+
     # ---- one trial
 
     def measure(self, cell: Trial, before: Measured[Trial, Outcome], tell: Tell) -> Outcome:
@@ -201,7 +219,7 @@ class Scenario(Bench[Trial, Outcome]):
         stage: Stage | None = None
         problems: list[str] = []
         try:
-            with Stage(job, self.links(), **options) as stage:
+            with Stage(job, self.links(), starter=self.starter(), **options) as stage:
                 tell("starting")
                 stage.until(lambda: stage is not None and stage.audit.version > 0)
                 tell("training")
