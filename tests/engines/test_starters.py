@@ -30,7 +30,7 @@ if kind == "show":
 if kind == "network":
     print(open("/proc/net/dev").read().count("eth0"), os.getcwd())
 if kind == "sleep":
-    if os.fork() == 0:
+    if "with a child" in sys.argv and os.fork() == 0:
         time.sleep(600)
     print(json.dumps({"event": "up"}), flush=True)
     time.sleep(600)
@@ -66,7 +66,7 @@ def test_a_fork_is_a_process_of_its_own(forks: Forks) -> None:
 
 def test_it_is_stopped_and_killed_like_any_other(forks: Forks) -> None:
     with LocalEngine(KINDS, starter=forks, grace_s=1.0) as engine:
-        engine.start("worker 0", command("sleep"), optional=True)
+        engine.start("worker 0", command("sleep", "with a child"), optional=True)
         engine.wait_for("worker 0", Up, PATIENCE_S)
         pid = engine.pids["worker 0"]
         for signum, state in ((signal.SIGSTOP, "T"), (signal.SIGCONT, "S")):

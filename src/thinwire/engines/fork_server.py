@@ -49,8 +49,9 @@ class ForkServer:
         os.set_blocking(wake, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake)
+        sources: list[socket.socket | int] = [self._requests, awake]
         while True:
-            ready, _, _ = select.select([self._requests, awake], [], [])
+            ready, _, _ = select.select(sources, [], [])
             if awake in ready:
                 os.read(awake, 4096)
                 self._reap()
@@ -58,7 +59,7 @@ class ForkServer:
                 data, descriptors, _, _ = socket.recv_fds(self._requests, MAX_NBYTES, 2)
                 if not data:
                     return None
-                request = json.loads(data)
+                request: dict[str, Any] = json.loads(data)
                 request["pid"], request["streams"] = os.getpid(), descriptors
                 if self._fork(request) == 0:
                     signal.set_wakeup_fd(-1)
