@@ -93,7 +93,7 @@ class ForkServer:
 
 
 def become(request: dict[str, Any]) -> None:
-    """Makes this fork the process that was asked for, and runs its module; returns when that is at its end."""
+    """Makes this fork the process that was asked for: its session, streams and namespaces."""
     os.setsid()
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -112,14 +112,10 @@ def become(request: dict[str, Any]) -> None:
             sys.exit(f"cannot enter {path}: {os.strerror(code)}")
         os.close(descriptor)
     os.chdir(folder)  # a namespace of mounts begins at its root
-    os.environ.update(request["environment"])
-    module, *arguments = request["module"]
-    sys.argv = [module, *arguments]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
-def main(arguments: Sequence[str]) -> None:
-    """See the file."""
+def main(arguments: Sequence[str]) -> dict[str, Any] | None:
+    """Imports and forks; returns None at the end, and in each fork what it is to run."""
     requests = socket.socket(fileno=int(arguments[0]))
     for library in arguments[1:]:
         importlib.import_module(library)
@@ -128,7 +124,12 @@ def main(arguments: Sequence[str]) -> None:
     request = ForkServer(requests).serve()
     if request is not None:
         become(request)
+    return request
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    asked = main(sys.argv[1:])
+    if asked is not None:
+        os.environ.update(asked["environment"])
+        sys.argv = asked["module"]
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
