@@ -233,12 +233,12 @@ class Participants(Standing):
     def _newest(self) -> int:
         """The first step at which the shard may go on as it is; −1 where it may not.
 
-        It must have the parameters, and must not have lost any update of theirs. Workers lose what they had not sent,
-        which they may where the training goes on without those that died.
+        It must have the parameters, write no checkpoints, and not have lost any update. Workers lose what they had not
+        sent, which they may where the training goes on without those that died.
         """
         assert self._engine is not None
         has_all = self._initialised and not self._resumed and self._engine.plan.downlink != "gradient"
-        return self._engine.newest if has_all and self._min_workers is not None else -1
+        return self._engine.newest if has_all and not self.checkpoints and self._min_workers is not None else -1
 
     def _voted(self, peer: int, message: Message) -> list[Effect]:
         """What a worker says before it is let in."""
