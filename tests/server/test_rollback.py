@@ -298,6 +298,16 @@ def test_who_wanted_to_go_back_alone_takes_part_in_the_update_that_waits_for_it(
             assert shard.core.step == 2, "of both, not of the other alone"
 
 
+def test_after_the_end_nobody_goes_back() -> None:
+    """One that was given up comes after the others have left: it hears where they ended."""
+    shard, _ = kept(2, 4, min_workers=1)
+    shard.lose(0)
+    shard.say(1, Leave())
+    vote(shard, 10, (0,))
+    assert shard.core.finished and shard.core.failed is None
+    assert str(shard.ended[10]).startswith("worker 0 resumes at exchange 0, and the others go on at 5")
+
+
 def test_with_enough_others_nobody_waits_for_ever() -> None:
     """Worker 2 died with the shard, and the one in its place was never there."""
     states = Shard(make_plan(3), min_workers=2).core.state_dict()

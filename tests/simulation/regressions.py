@@ -239,4 +239,15 @@ REGRESSIONS = {
         faults=(Fault(kind="kill-server", at=0.05209502120278331, who=1, seconds=0.2639413690834028),),
         harmless=True,
     ),
+    "one that was given up wanted to go back after the others had left: the training, which was over, failed": replace(
+        _PLAIN,
+        seed=113540,
+        design="terngrad",
+        policy=None,
+        steps=6,
+        min_workers=1,
+        checkpoint_every=2,
+        latency=(0.02, 0.08),
+        faults=(Fault(kind="partition", at=0.4449418154292476, who=0, seconds=3.083291880749392, ways="down"),),
+    ),
 }

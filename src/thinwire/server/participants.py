@@ -200,8 +200,9 @@ class Participants(Standing):
     # ---- going back
 
     def _vote(self, peer: int, rank: int, steps: tuple[int, ...], holder: int | None) -> list[Effect]:
-        """A worker wants to go back: it waits for the others, unless they go on and have lost nothing."""
-        if self._progressed and rank not in self._returning and self._ranks.keys() - {holder}:
+        """A worker wants to go back: it waits for the others, unless they go on, or are at the end."""
+        others = self.finished or self._ranks.keys() - {holder}
+        if self._progressed and rank not in self._returning and others:
             reason = (
                 f"worker {rank} resumes at exchange {named(steps) or 'any'}, and the others go on at {self.step}: "
                 "start it without its checkpoint, or resume all workers and shards from the same step"
