@@ -15,6 +15,7 @@ from tests.simulation.processes import Processes, ServerSlot
 from tests.simulation.scenario import Fault, Scenario
 from tests.simulation.scheduler import Circling, Host, Killed
 
+RETRY_S = 0.1
 PROGRESS_S = 60.0
 """After the last fault is over, everybody must have ended within so many seconds."""
 
@@ -178,8 +179,11 @@ class Cluster(Processes):
                 self.servers[fault.who].disk.write_s = fault.seconds
             case "full-disk":
                 self._fill(self.servers[fault.who].disk, fault.seconds)
-            case "full-disk-of-worker":
-                self._fill(slot.disk, fault.seconds)
+            case "full-disk-of-worker":  # one that begins on a full disk ends, as it should: it begins first
+                if slot.kept is None or slot.kept.written:
+                    self._fill(slot.disk, fault.seconds)
+                else:
+                    self.scheduler.after(RETRY_S, lambda: self._strike(fault))
             case "kill-server":
                 self._kill_server(self.servers[fault.who], fault.seconds)
             case "hostile":

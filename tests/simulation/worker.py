@@ -231,15 +231,13 @@ class WorkerProcess:
 
     def train(self) -> Generator[Wait, None, None]:
         """What `DistributedOptimizer` and `run_worker` do."""
-        worker, agreed = self.worker, None
+        worker, agreed, kept = self.worker, None, self.cluster.kept(self)
+        writer = None if kept is None else kept.writer(0, lambda step: None, self.cluster.executor(self))
         if self._returns:
-            names = self.cluster.kept(self)
-            agreed = yield from self.run(worker.agree(() if names is None else names.steps()))
+            agreed = yield from self.run(worker.agree(() if kept is None else kept.steps()))
             self._load(agreed)
         yield from self.run(worker.start(agreed))
         self.cluster.watch.began(self)
-        kept = self.cluster.kept(self)
-        writer = None if kept is None else kept.writer(0, lambda step: None, self.cluster.executor(self))
         if kept is not None and writer is not None:
             kept.began(worker.clock, late=worker.began_late)
             writer.begin_at(worker.clock)

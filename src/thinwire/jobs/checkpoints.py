@@ -51,7 +51,7 @@ class WorkerCheckpoint:
     def writer(
         self, model_nbytes: int, on_written: Callable[[int], None], executor: Executor | None = None
     ) -> CheckpointWriter:
-        """Opens what writes them.
+        """Opens what writes them. Where this worker has begun before, and goes back, its disk is not tried again.
 
         Args:
             model_nbytes: bytes of the model's parameters.
@@ -61,13 +61,17 @@ class WorkerCheckpoint:
         Raises:
             ConfigError: no file can be written there, or there is no room for three.
         """
-        try_out(self.path, worker_nbytes(model_nbytes), self.disk)
+        tried = bool(self.written)
+        if not tried:
+            try_out(self.path, worker_nbytes(model_nbytes), self.disk)
 
         def written(step: int) -> None:
             self.written.add(step)
             on_written(step)
 
-        return CheckpointWriter(self.path, KIND, self.every, on_written=written, disk=self.disk, executor=executor)
+        return CheckpointWriter(
+            self.path, KIND, self.every, on_written=written, disk=self.disk, executor=executor, tried=tried
+        )
 
     def steps(self) -> tuple[int, ...]:
         """The steps of the states that this worker can go on from, newest first; of none: it takes any."""

@@ -50,6 +50,7 @@ class CheckpointWriter:
         on_written: called with the step of a checkpoint that is on the disk, by the thread that trains.
         disk: the file system.
         executor: runs the writes; by default a thread.
+        tried: whether this training has begun with a writer of this path: a disk that is full now costs a checkpoint.
 
     Raises:
         ConfigError: a number of steps below 1, or no file can be written there.
@@ -74,6 +75,7 @@ class CheckpointWriter:
         on_written: Callable[[int], None] = lambda step: None,
         disk: Disk = LOCAL,
         executor: Executor | None = None,
+        tried: bool = False,
     ) -> None:
         if every < 1:
             raise ConfigError(f"a checkpoint every {every} steps; at least 1 is needed")
@@ -86,7 +88,8 @@ class CheckpointWriter:
         self._since: int | None = None
         self._needless = False
         remove_unfinished(path, disk)
-        try_out(path, disk=disk)
+        if not tried:
+            try_out(path, disk=disk)
 
     def begin_at(self, step: int) -> None:
         """The state of this step is not written again."""
