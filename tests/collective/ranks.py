@@ -80,7 +80,7 @@ def play(exchanges: Sequence[Exchange], values: Sequence[Any], seed: int | None 
             rank, send = under_way.pop(0 if seed is None else order.randrange(len(under_way)))
             exchanges[send.peer].receive(rank, send.way, memoryview(bytes(send.packet) + b"\xff" * 9))
         for rank, exchange in enumerate(exchanges):
-            if rank not in to_push and exchange.pushed and rank not in pulled:
+            if rank not in to_push and exchange.pulls and exchange.pushed and rank not in pulled:
                 pulled.add(rank)
                 post(rank, exchange.pull())
     assert all(exchange.complete for exchange in exchanges)

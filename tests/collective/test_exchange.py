@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import thinwire as tw
 from tests.collective.ranks import SIZES, Pass, bucket_of, collectives, gradients, play, step, tensors
+from thinwire.collective.core import Bucket, Collective
+from thinwire.collective.cut import Cut
 from thinwire.collective.exchange import MAX_REASON, Exchange, Send, abort_packet
+from thinwire.collective.residuals import Residuals, TrainedTensor
 from thinwire.errors import ConfigError, NonFiniteError, ProtocolError
 from thinwire.packets import pack
+from thinwire.policies.compression import PLAIN, Choice
 from thinwire.schema import Refused, Shard, Skip
 
 CODEC = tw.codec("3lc", sparsity=1.5)
@@ -51,6 +57,50 @@ def test_both_passes_follow_the_equations_whatever_the_order_of_packets() -> Non
                     c = compress(v)
                     pushes[part.server, name, part] = v - c
                     assert np.array_equal(values[0][span], c), (world, number, name, part)
+
+
+def test_a_push_pass_alone_gives_every_owner_the_average_of_its_own_piece() -> None:
+    """As a reduce-scatter has it: what a rank owns lies in one piece, rank after rank, padded to the same length."""
+    world, cuts = 3, {"w": Cut((31, 7), 0), "few": Cut((2, 90), 0)}
+    trained = [
+        TrainedTensor(name, math.prod(cut.shape), torch.float32, Choice(CODEC, PLAIN)) for name, cut in cuts.items()
+    ]
+    parts = {name: cut.partitions(world) for name, cut in cuts.items()}
+    offsets = {"w": 0, "few": cuts["w"].numel(world, 0)}
+    stride = offsets["few"] + cuts["few"].numel(world, 0)
+    bucket = Bucket(tuple(offsets.items()), 4 * stride * world, stride)
+    cores = [
+        Collective(
+            Residuals(trained, rank, world, mean=True, seed=0, partitions=parts),
+            skip=False,
+            drop_zeros=False,
+            group_nbytes=0,
+            pulls=False,
+        )
+        for rank in range(world)
+    ]
+    pushes = {
+        (rank, name, part): np.zeros(part.numel, np.float32)
+        for rank in range(world)
+        for name in cuts
+        for part in parts[name]
+    }
+    for number in range(3):
+        draw = np.random.default_rng(number)
+        given = [draw.standard_normal(stride * world).astype(np.float32) for _ in range(world)]
+        values = step(cores, bucket, given, number, seed=number)
+        for name, owned in parts.items():
+            for part in owned:
+                begin = bucket.begin(offsets[name], part)
+                span = slice(begin, begin + part.numel)
+                total = given[part.server][span].copy()
+                for rank in range(world):
+                    if rank != part.server:
+                        v = given[rank][span] + pushes[rank, name, part]
+                        c = compress(v)
+                        pushes[rank, name, part] = v - c
+                        total += c
+                assert np.array_equal(values[part.server][span], total * np.float32(1 / world)), (number, name, part)
 
 
 def test_the_sum_of_values_as_they_are() -> None:

@@ -7,6 +7,7 @@ import torch._dynamo  # DistributedDataParallel imports it when it is made, in a
 
 import tests.hooks.ddp_ranks  # noqa: F401
 import thinwire as tw
+import thinwire.hooks.fsdp  # FSDP2 and DTensor load in another second
 
 for _codec in (tw.codec("3lc"), tw.codec("3lc", entropy="zstd"), tw.codec("int8")):
     for _dtype in (torch.float32, torch.float64):

@@ -73,6 +73,11 @@ def test_elastic_ranks_go_on_with_another_number(tmp_path: Path) -> None:
     assert "3 ranks: resumed at step 15 from 2 ranks on 3" in text and "step 30: accuracy" in text
 
 
+def test_fsdp2_with_two_sites_of_two_ranks() -> None:
+    text = run_script(4, EXAMPLES / "fsdp2.py", "--steps", "60")
+    assert "60 compressed steps" in text and "mesh of (2, 2)" in text and accuracy(text) > 80
+
+
 @pytest.mark.long
 def test_elastic_ranks_are_started_again_when_one_dies(tmp_path: Path) -> None:
     """The weights are those of a run in which nobody died."""

@@ -119,7 +119,7 @@ class HookRank(Role, frozen=True, kw_only=True):
             step(number)
         dist.barrier()
         report(Warm())
-        _wait_for(gate / "warm")
+        wait_for(gate / "warm")
         dist.barrier()
         seconds: list[float] = []
         cpu = exchange = 0.0
@@ -143,7 +143,7 @@ class HookRank(Role, frozen=True, kw_only=True):
                         method.finish()
                     break
         report(Stopped())
-        _wait_for(gate / "stopped")
+        wait_for(gate / "stopped")
         report(
             Ended(
                 cpu_seconds=cpu,
@@ -226,7 +226,7 @@ def _enough(cell: Cell, score: float) -> bool:
     return bool(enough.item())
 
 
-def _wait_for(path: Path) -> None:
+def wait_for(path: Path) -> None:
     deadline = time.monotonic() + SILENCE_S
     while not path.exists():
         if time.monotonic() > deadline:

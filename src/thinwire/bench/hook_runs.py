@@ -133,7 +133,7 @@ class _Run:
             if links.shaping == "kernel":
                 fabric = self.fabric = stack.enter_context(Fabric(dict.fromkeys(names, Rate(None))))
             host = fabric.addresses[names[0]] if fabric else "127.0.0.1"
-            master = f"{host}:{PORT if fabric else _free_port()}"
+            master = f"{host}:{PORT if fabric else free_port()}"
             # By the rendezvous ranks find the address that others reach their shards by.
             environment = {"GLOO_SOCKET_IFNAME": "eth0" if fabric else "lo", "MASTER_ADDR": host}
             engine = stack.enter_context(LocalEngine(kinds, fabric=fabric, environment=environment))
@@ -218,7 +218,7 @@ class _Run:
         )
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
         return port

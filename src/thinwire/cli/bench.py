@@ -16,6 +16,8 @@ from thinwire.bench.authors import files
 from thinwire.bench.clock import ClockBench
 from thinwire.bench.codecs import CodecsBench
 from thinwire.bench.designs import DesignsBench
+from thinwire.bench.fsdp import FsdpBench
+from thinwire.bench.fsdp_rank import FsdpRank
 from thinwire.bench.hook_rank import HookRank
 from thinwire.bench.hooks import HooksBench
 from thinwire.bench.hostile import AttackedServer, Attacker, Honest, HostileBench
@@ -46,6 +48,13 @@ Attacks = options.names("Attacks with commas between; by default all.")
 Times = Annotated[int, typer.Option(min=1, help="How often an attack does what it does many times.")]
 Seconds = Annotated[float, typer.Option(min=0, help="How long an attack holds what it holds.")]
 Steps = Annotated[int, typer.Option(min=1, help="Measured steps of each run.")]
+AllSteps = Annotated[int, typer.Option(min=1, help="Steps of the whole training, which the loss comes from.")]
+ThinSteps = Annotated[int, typer.Option(min=1, help="How many of them run on thin links, and are timed.")]
+Sharded = options.many(
+    r"hsdp:METHOD, two sites of two ranks, or fsdp:METHOD, four ranks; a method is none, or a codec as in 3lc\[s=1.0], "
+    "with gather=int8 in the brackets the parameters are coded too.",
+    "--hook",
+)
 MaxSteps = Annotated[int, typer.Option(min=1, help="At most so many; the learning rate's schedule is as long.")]
 EvalEvery = Annotated[
     int | None, typer.Option(min=1, help="Steps between evaluations, off the clock; by default 25, of text 50.")
@@ -161,6 +170,15 @@ def hooks(
 
 
 @app.command(
+    epilog="Example: thinwire bench fsdp --hook hsdp:none --hook 'hsdp:3lc[s=1.0]' --link 10mbit --json out.json"
+)
+@takes(FsdpBench, hooks=Sharded, steps=AllSteps, short_steps=ThinSteps)
+def fsdp(bench: FsdpBench, resume: Resume = False, json: options.Json = None) -> None:
+    """FSDP2 and HSDP on thin links, stock and compressed: seconds per step, bytes, and the loss after some steps."""
+    measure(bench, json, resume)
+
+
+@app.command(
     epilog="Example: thinwire bench race --models lenet --links 10mbit --target-accuracy 0.8 --json race.json; "
     "thinwire bench race --models byte-transformer-1m --links 10mbit,100mbit --seeds 3 --json loss.json"
 )
@@ -259,7 +277,7 @@ def role(
     insecure: options.Insecure = False,
 ) -> None:
     """One process of a benchmark; the others start it."""
-    load = TransportsWorker | ServerShard | ServerLoad | HookRank | EchoServer | EchoWorker
+    load = TransportsWorker | ServerShard | ServerLoad | HookRank | FsdpRank | EchoServer | EchoWorker
     kinds = load | AttackedServer | Honest | Attacker
     part = msgspec.json.decode(spec.encode(), type=kinds)
     part.play(harness.Stage(report if events else console.print, listen, grpc_options(shape, insecure=insecure)))

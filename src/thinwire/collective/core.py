@@ -27,10 +27,17 @@ class Bucket:
     Args:
         offsets: by tensor name.
         nbytes: of the gradients.
+        stride: where the bucket holds what each rank owns in one piece, rank after rank, as a reduce-scatter has it:
+            the values of a piece; offsets are then from its begin. 0 where every tensor lies in one piece.
     """
 
     offsets: tuple[tuple[str, int], ...]
     nbytes: int
+    stride: int = 0
+
+    def begin(self, offset: int, part: Partition) -> int:
+        """Returns where a slice of the tensor at `offset` begins in the flat values."""
+        return offset + (part.server * self.stride if self.stride else part.start)
 
 
 class Collective:
@@ -41,16 +48,20 @@ class Collective:
         skip: whether NaN or Inf on any rank makes all ranks skip the step; otherwise it is an error.
         drop_zeros: whether a slice without any gradient is left out, as DDP leaves out unused parameters.
         group_nbytes: buckets travel together until their gradients have so many bytes.
+        pulls: whether every rank gets the averages of all shards; otherwise of its own alone, as in a reduce-scatter.
 
     Attributes:
         steps_skipped: steps that no rank took because some rank's gradient held NaN or Inf.
     """
 
-    def __init__(self, residuals: Residuals, *, skip: bool, drop_zeros: bool, group_nbytes: int) -> None:
+    def __init__(
+        self, residuals: Residuals, *, skip: bool, drop_zeros: bool, group_nbytes: int, pulls: bool = True
+    ) -> None:
         self.residuals = residuals
         self.skip = skip
         self.drop_zeros = drop_zeros
         self.group_nbytes = group_nbytes
+        self.pulls = pulls
         self.steps_skipped = 0
         self._gathered: list[Bucket] = []
         self._groups: dict[tuple[Bucket, ...], Group] = {}
@@ -91,6 +102,11 @@ class Collective:
             self.steps_skipped += 1
             self._skipped = False
 
+    def skip_step(self) -> None:
+        """Skips the step that has just been exchanged after all, as others do that this rank had no exchange with."""
+        self.residuals.restore()
+        self.steps_skipped += 1
+
     def group(self, buckets: Sequence[Bucket]) -> Group:
         """Returns the shards of buckets that travel together; made when they first do."""
         key = tuple(buckets)
@@ -106,7 +122,8 @@ class Collective:
         group = self.group(self._gathered)
         self._gathered.clear()
         mean = self.residuals.mean
-        return Exchange(group, step, end - count, last=last, mean=mean, skip=self.skip), count
+        exchange = Exchange(group, step, end - count, last=last, mean=mean, skip=self.skip, pulls=self.pulls)
+        return exchange, count
 
     def _kind(self, bucket: Bucket) -> object:
         """What buckets of one group have in common, since their uncompressed values share a frame."""
@@ -120,7 +137,8 @@ class Collective:
         for place, bucket in enumerate(buckets):
             for name, offset in bucket.offsets:
                 for part in residuals.partitions[name]:
-                    span = Span(place, offset + part.start, offset + part.stop)
+                    begin = bucket.begin(offset, part)
+                    span = Span(place, begin, begin + part.numel)
                     if (name, part) in residuals.contexts:
                         coded[part.server].append(((name, part), span))
                     else:

@@ -83,24 +83,28 @@ class Exchange:
         last: whether the group ends the step.
         mean: whether ranks average or sum.
         skip: whether NaN or Inf makes all ranks skip the step; otherwise it is an error.
+        pulls: whether the pull pass follows.
 
     Attributes:
         skipped: some rank holds NaN or Inf: the values mean nothing, and nobody takes this step.
     """
 
-    def __init__(self, group: Group, step: int, bucket: int, *, last: bool, mean: bool, skip: bool) -> None:
+    def __init__(
+        self, group: Group, step: int, bucket: int, *, last: bool, mean: bool, skip: bool, pulls: bool = True
+    ) -> None:
         self.group = group
         self.step = step
         self.bucket = bucket
         self.last = last
+        self.pulls = pulls
         self.skipped = False
         self._over = len(group.shards) if mean else 1
         self._skip = skip
         self._values: Sequence[Values] = ()
         self._pushes: dict[int, Sequence[memoryview]] = {}
         self._to_add = group.peers
-        self._to_apply = set(group.peers)
-        self._pulled = False
+        self._to_apply = set(group.peers if pulls else ())
+        self._pulled = not pulls
 
     @property
     def own(self) -> Shard:
@@ -114,8 +118,8 @@ class Exchange:
 
     @property
     def complete(self) -> bool:
-        """Whether both passes are over: the values are the averages of all shards."""
-        return self._pulled and not self._to_apply
+        """Whether all passes are over: the values are the averages of all shards, without pulls of this rank's own."""
+        return self.pushed and self._pulled and not self._to_apply
 
     def push(self, values: Sequence[Values]) -> list[Send]:
         """Encodes this rank's gradient.

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from thinwire.codecs import Context
@@ -20,6 +21,10 @@ from thinwire.errors import ConfigError
 from thinwire.policies.assignment import Partition, Sized
 from thinwire.policies.compression import PLAIN, Choice
 from thinwire.policies.placement import Sharded
+
+Float64Array = npt.NDArray[np.float64]
+Partitions = Mapping[str, tuple[Partition, ...]]
+"""Who owns which slice of every tensor, by name."""
 
 _UNCOMPRESSED_WEIGHT = 32
 """An uncompressed value counts for the placement as this many compressed ones."""
@@ -60,6 +65,38 @@ def partition(tensors: Sequence[TrainedTensor], world: int) -> dict[str, tuple[P
     return dict(zip((t.name for t in tensors), Sharded().place(sized, world).partitions, strict=True))
 
 
+def outstanding(
+    tensors: Sequence[TrainedTensor],
+    states: Sequence[Mapping[str, Any]],
+    *,
+    mean: bool,
+    partitions: Partitions | None = None,
+) -> dict[str, Float64Array]:
+    """Returns what a run has still to add to the averaged gradient, by name of its compressed tensors.
+
+    A rank's residual counts in the average by 1/ranks, the owner's (of the average itself) in full:
+
+        T = Σ r_i/N + δ
+
+    Args:
+        tensors: in an order that all ranks share.
+        states: the `state_dict` of every rank's residuals, in rank order.
+        mean: whether ranks averaged or summed.
+        partitions: who owned what, if not as `partition` says.
+    """
+    owned, totals = partitions or partition(tensors, len(states)), {}
+    for tensor in tensors:
+        if tensor.uncompressed:
+            continue
+        total = totals[tensor.name] = np.zeros(tensor.numel, np.float64)
+        for rank, state in enumerate(states):
+            flat = state["residuals"][tensor.name].numpy().astype(np.float64)
+            for part in owned[tensor.name]:
+                weight = 1.0 if part.server == rank or not mean else 1 / len(states)
+                total[part.start : part.stop] += weight * flat[part.start : part.stop]
+    return totals
+
+
 class Residuals:
     """The compression contexts of one rank, by tensor and slice.
 
@@ -69,14 +106,24 @@ class Residuals:
         world: number of ranks.
         mean: whether ranks average (True) or sum.
         seed: of random codecs; each rank derives its own stream.
+        partitions: who owns which slice of every tensor, where that is given; by default as `partition` says.
     """
 
-    def __init__(self, tensors: Sequence[TrainedTensor], rank: int, world: int, *, mean: bool, seed: int) -> None:
+    def __init__(
+        self,
+        tensors: Sequence[TrainedTensor],
+        rank: int,
+        world: int,
+        *,
+        mean: bool,
+        seed: int,
+        partitions: Partitions | None = None,
+    ) -> None:
         self.tensors = {tensor.name: tensor for tensor in tensors}
         self.rank = rank
         self.world = world
         self.mean = mean
-        self.partitions = partition(tensors, world)
+        self.partitions = partitions or partition(tensors, world)
         self.contexts: dict[tuple[str, Partition], Context] = {}
         for tensor in self._compressed():
             for part in self.partitions[tensor.name]:
@@ -132,16 +179,12 @@ class Residuals:
 
     def blank_state_dict(self, world: int) -> dict[str, dict[str, torch.Tensor]]:
         """Returns zeros in the form that a rank of a `world`-rank run saves."""
-        compressed = self._compressed()
-        parts = partition(list(self.tensors.values()), world)
-        return {
-            "residuals": {t.name: torch.zeros(t.numel, dtype=t.compute_dtype) for t in compressed},
-            "encodes": {t.name: torch.zeros(len(parts[t.name]), dtype=torch.int64) for t in compressed},
-        }
+        tensors = list(self.tensors.values())
+        return blank_state(tensors, partition(tensors, world))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes back what the same rank of an equally large run saved. Raises ConfigError where it does not fit."""
-        self._check(state)
+        check_state(list(self.tensors.values()), state)
         for name, flat in state["residuals"].items():
             for part, encodes in zip(self.partitions[name], state["encodes"][name].tolist(), strict=True):
                 context = self.contexts[name, part]
@@ -152,23 +195,20 @@ class Residuals:
     def load_resized(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Takes over from a run with another number of ranks. Raises ConfigError where a state does not fit.
 
-        What was still to be added to the averaged gradient is summed over the old ranks and divided over the new
-        ones. A rank's residual counts in the average by 1/ranks, the owner's (of the average itself) in full, so
-
-            T = Σ_old r_i/N_old + δ      every new holder gets T/holders: δ' = T/holders, r'_i = N_new·T/holders
-
-        One of the holders, the owner where averages keep residuals, takes what rounding leaves of T as well.
+        What was still to be added to the averaged gradient is summed over the old ranks and divided over the new ones.
         """
         for state in states:
-            self._check(state)
-        old = partition(list(self.tensors.values()), len(states))
+            check_state(list(self.tensors.values()), state)
+        self.load_outstanding(outstanding(list(self.tensors.values()), states, mean=self.mean))
+
+    def load_outstanding(self, totals: Mapping[str, Float64Array]) -> None:
+        """Replaces the residuals by this rank's part of what is still to be added to the averaged gradient, T by name.
+
+        Every holder gets T/holders: δ' = T/holders, r'_i = N·T/holders. One of them, the owner where averages keep
+        residuals, takes what rounding leaves of T as well.
+        """
         for tensor in self._compressed():
-            total = np.zeros(tensor.numel, np.float64)
-            for rank, state in enumerate(states):
-                flat = state["residuals"][tensor.name].numpy().astype(np.float64)
-                for part in old[tensor.name]:
-                    weight = 1.0 if part.server == rank or not self.mean else 1 / len(states)
-                    total[part.start : part.stop] += weight * flat[part.start : part.stop]
+            total = totals[tensor.name]
             up, down = tensor.choice.up.residual_by_default, tensor.choice.down.residual_by_default
             holders = (self.world - 1) * up + down
             counts = 1 / self.world if self.mean else 1.0  # of a rank's residual, in the average
@@ -181,14 +221,24 @@ class Residuals:
                     left = whole - (holders - 1) * counts * equal.double()
                     residual.copy_(equal if self.rank != last else left / (1.0 if down else counts))
 
-    def _check(self, state: Mapping[str, Any]) -> None:
-        """Raises ConfigError where a rank's state is not of this model and these codecs."""
-        own = {tensor.name: tensor.numel for tensor in self._compressed()}
-        found = {name: value.numel() for name, value in state["residuals"].items()}
-        if own != found:
-            wrong = sorted(name for name in {*own, *found} if own.get(name) != found.get(name))
-            here, there = ([sizes.get(name) for name in wrong[:4]] for sizes in (own, found))
-            raise ConfigError(
-                f"the state does not fit: {wrong[:4]} are here {here} and in the state {there} values; load it with "
-                "the model and the exclusions it was saved with"
-            )
+
+def blank_state(tensors: Sequence[TrainedTensor], partitions: Partitions) -> dict[str, dict[str, torch.Tensor]]:
+    """Returns zeros in the form of the `state_dict` of a rank's residuals."""
+    compressed = [tensor for tensor in tensors if not tensor.uncompressed]
+    return {
+        "residuals": {t.name: torch.zeros(t.numel, dtype=t.compute_dtype) for t in compressed},
+        "encodes": {t.name: torch.zeros(len(partitions[t.name]), dtype=torch.int64) for t in compressed},
+    }
+
+
+def check_state(tensors: Sequence[TrainedTensor], state: Mapping[str, Any]) -> None:
+    """Raises ConfigError where a rank's state is not of these tensors and codecs."""
+    own = {tensor.name: tensor.numel for tensor in tensors if not tensor.uncompressed}
+    found = {name: value.numel() for name, value in state["residuals"].items()}
+    if own != found:
+        wrong = sorted(name for name in {*own, *found} if own.get(name) != found.get(name))
+        here, there = ([sizes.get(name) for name in wrong[:4]] for sizes in (own, found))
+        raise ConfigError(
+            f"the state does not fit: {wrong[:4]} are here {here} and in the state {there} values; load it with "
+            "the model and the exclusions it was saved with"
+        )

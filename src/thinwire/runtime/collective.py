@@ -225,7 +225,7 @@ class CollectiveDriver:
         exchange, counters = job.exchange, self._counters[Pass.PUSH]
         self._core.started(exchange)
         job.values = [bucket.values() for bucket in job.buckets]
-        for (peer, way), buffer in self._receive_buffers(exchange.group).items():
+        for (peer, way), buffer in self._receive_buffers(exchange).items():
             job.receives.setdefault(way, []).append(self._peers.receive(peer, buffer, job.tag(way)))
         copied = time.perf_counter()
         sends = exchange.push(job.values)
@@ -238,8 +238,9 @@ class CollectiveDriver:
         exchange, counters = job.exchange, self._counters[Pass.PULL]
         begin = time.perf_counter()
         waited = self._receive(job, Pass.PUSH)
-        self._send(job, exchange.pull(), counters)
-        waited += self._receive(job, Pass.PULL)
+        if exchange.pulls:
+            self._send(job, exchange.pull(), counters)
+            waited += self._receive(job, Pass.PULL)
         decoded = time.perf_counter()
         for bucket, values in zip(job.buckets, job.values, strict=True):
             if exchange.skipped:
@@ -285,15 +286,16 @@ class CollectiveDriver:
             ):  # the next group's receive finds out that the peer is gone, and the others are told
                 self._peers.wait(transfer)
 
-    def _receive_buffers(self, group: Group) -> dict[tuple[int, Pass], ReceiveBuffer]:
+    def _receive_buffers(self, exchange: Exchange) -> dict[tuple[int, Pass], ReceiveBuffer]:
         """A buffer for each peer and pass, by peer and pass: they are used again in every step."""
+        group = exchange.group
         found = self._buffers.get(group)
         if found is None:
             own = group.max_packet_nbytes(group.rank)
             found = self._buffers[group] = {
                 (peer, way): ReceiveBuffer(own if way is Pass.PUSH else group.max_packet_nbytes(peer))
                 for peer in group.peers
-                for way in Pass
+                for way in (Pass if exchange.pulls else (Pass.PUSH,))
             }
         return found
 

@@ -66,7 +66,7 @@ def agree(group: PeerGroup, settings: Mapping[str, Any]) -> None:
     except TransportError as error:
         raise TransportError(
             f"rank {group.rank} could not reach every rank within {group.timeout.total_seconds():g} s; all of them "
-            f"must call ddp.compress: {error}"
+            f"must call compress: {error}"
         ) from error
     first = json.loads(texts[0])
     for rank, text in enumerate(texts):
@@ -76,7 +76,7 @@ def agree(group: PeerGroup, settings: Mapping[str, Any]) -> None:
                 leave(group, FAREWELL)  # the others have to read the same before this rank's connections go
                 raise ProtocolError(
                     f"rank {rank} has {key} = {other.get(key)!r} and rank 0 has {first.get(key)!r}; "
-                    "every rank must call ddp.compress with the same model and arguments"
+                    "every rank must call compress with the same model and arguments"
                 )
 
 

@@ -43,7 +43,7 @@ class GlooPeerGroup(PeerGroup):
         except (RuntimeError, dist.DistError) as error:
             raise TransportError(
                 f"rank {self.rank} could not meet the others within {timeout.total_seconds():g} s; every rank must "
-                f"call ddp.compress: {error}"
+                f"call compress: {error}"
             ) from error
         self._places = [dist.get_group_rank(self._group, rank) for rank in ranks]
 

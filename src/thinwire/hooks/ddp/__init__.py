@@ -1,8 +1,7 @@
 """One line in an existing DistributedDataParallel script: `ddp.compress(model, codec="3lc", sparsity=1.0)`.
 
 hook     compress() and the hook itself: the adapter to DDP's register_comm_hook
-state    the state that travels with a checkpoint
-report   what compression cost, and whether it paid on this link
+state    what DDP's buckets hold, beside the state that travels with a checkpoint (`hooks.exchange_state`)
 
 The exchange itself is `thinwire.collective`, driven by `thinwire.runtime.collective` over `thinwire.transports.gloo`.
 """
@@ -10,7 +9,8 @@ The exchange itself is `thinwire.collective`, driven by `thinwire.runtime.collec
 from __future__ import annotations
 
 from thinwire.hooks.ddp.hook import compress, thinwire_hook
-from thinwire.hooks.ddp.report import Report, report
-from thinwire.hooks.ddp.state import ThinwireState, merge
+from thinwire.hooks.ddp.state import ThinwireState
+from thinwire.hooks.exchange_report import Report, report
+from thinwire.hooks.exchange_state import merge
 
 __all__ = ["Report", "ThinwireState", "compress", "merge", "report", "thinwire_hook"]

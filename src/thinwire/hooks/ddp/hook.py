@@ -3,9 +3,7 @@
 This file leaves out `from __future__ import annotations`: DDP compares the hook's annotations with real types.
 """
 
-import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -20,17 +18,13 @@ from thinwire.collective.core import Collective
 from thinwire.collective.residuals import Residuals, TrainedTensor
 from thinwire.errors import ConfigError
 from thinwire.hooks.ddp.state import ThinwireState
-from thinwire.policies.compression import MIN_NUMEL, ByShape, Choice, Compression, as_codec, select
+from thinwire.hooks.ranks import check_floating, check_options, choose, described, meet, timeout_of
+from thinwire.policies.compression import MIN_NUMEL, Compression
 from thinwire.runtime.collective import CollectiveDriver
 from thinwire.runtime.peers import agree
 from thinwire.runtime.peers import measure_link as measure_bps
-from thinwire.runtime.sealed import SealedPeerGroup
 from thinwire.security.credentials import Credentials
-from thinwire.security.tokens import TokenFile
-from thinwire.transports.gloo import GlooPeerGroup
-from thinwire.transports.peers import PeerGroup
 
-DEFAULT_TIMEOUT = timedelta(minutes=30)
 GATHER_MB = 4.0
 """Every group of buckets costs two packets to every rank, which soon outweigh what leaving earlier gains."""
 
@@ -99,35 +93,25 @@ def compress(
     _check_model(model)
     if reduce not in ("mean", "sum"):
         raise ConfigError(f"reduce={reduce!r}; allowed are 'mean' and 'sum'")
-    if nonfinite not in ("raise", "skip"):
-        raise ConfigError(f"nonfinite={nonfinite!r}; allowed are 'raise' and 'skip'")
-    if scaler is not None and nonfinite != "skip":
-        raise ConfigError("a GradScaler finds its scale by steps that overflow; with scaler, set nonfinite='skip'")
-    if start_step < 0:
-        raise ConfigError(f"start_step={start_step}; it must be 0 or more")
-    if not 0 <= gather_mb < float("inf"):
-        raise ConfigError(f"gather_mb={gather_mb!r}; it must be 0 or more megabytes")
+    check_options(nonfinite=nonfinite, scaler=scaler, start_step=start_step, gather_mb=gather_mb)
     parameters = _parameters(model)
-    if compression is None:
-        up = as_codec(codec, options)
-        down = up if codec_down is None else as_codec(codec_down, {})
-        compression = ByShape(up=up, down=down, min_numel=min_numel, exclude=exclude)
-    shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
-    choices = select(shapes, compression, codecs=codecs, last_layer=last_layer)
-    tensors = [
-        TrainedTensor(name, p.numel(), p.dtype, _refuse_nonfinite(choices[name]), p.device)
-        for name, p in parameters.items()
-    ]
+    choices = choose(
+        {name: tuple(parameter.shape) for name, parameter in parameters.items()},
+        codec,
+        options,
+        codec_down=codec_down,
+        min_numel=min_numel,
+        exclude=exclude,
+        codecs=codecs,
+        last_layer=last_layer,
+        compression=compression,
+    )
+    tensors = [TrainedTensor(name, p.numel(), p.dtype, choices[name], p.device) for name, p in parameters.items()]
     skip = nonfinite == "skip"
     drop_zeros = bool(model.find_unused_parameters or model.static_graph)
     group_nbytes = int(gather_mb * 1e6)
-    secret = None if credentials is None else _secret(credentials)
-    peers: PeerGroup = GlooPeerGroup(
-        dist.get_process_group_ranks(model.process_group), timeout or _timeout(model.process_group)
-    )
-    agree(peers, {"credentials": secret is not None})
-    if secret is not None:
-        peers = SealedPeerGroup(peers, secret)
+    ranks = dist.get_process_group_ranks(model.process_group)
+    peers = meet(ranks, timeout or timeout_of(model.process_group), credentials)
     agree(
         peers,
         {
@@ -137,7 +121,7 @@ def compress(
             "nonfinite": nonfinite,
             "find_unused_parameters or static_graph": drop_zeros,
             "gather_mb": group_nbytes / 1e6,
-            **_described(tensors),
+            **described(tensors),
         },
     )
     residuals = Residuals(tensors, peers.rank, peers.size, mean=reduce == "mean", seed=seed)
@@ -193,13 +177,6 @@ def _uncompressed(state: ThinwireState, buffer: torch.Tensor) -> torch.futures.F
     return future
 
 
-def _secret(credentials: Credentials) -> bytes:
-    """What all ranks share."""
-    if credentials.token_file is None:
-        raise ConfigError("between ranks messages are sealed with a token: give Credentials(token_file=…)")
-    return TokenFile(credentials.token_file).own(None).encode()
-
-
 def _check_model(model: Any) -> None:
     if not isinstance(model, DistributedDataParallel):
         raise ConfigError(
@@ -227,33 +204,5 @@ def _parameters(model: DistributedDataParallel) -> dict[str, torch.Tensor]:
         if parameter.requires_grad and name not in ignored
     }
     for name, parameter in found.items():
-        if not parameter.is_floating_point():
-            raise ConfigError(
-                f"parameter {name!r} has dtype {parameter.dtype}; only floating-point tensors are compressed"
-            )
+        check_floating(name, parameter.dtype)
     return found
-
-
-def _refuse_nonfinite(choice: Choice) -> Choice:
-    """Returns the codecs with NaN and Inf refused: what then happens is the hook's `nonfinite`, not a codec's."""
-    return Choice(replace(choice.up, nonfinite="raise"), replace(choice.down, nonfinite="raise"))
-
-
-def _described(tensors: list[TrainedTensor]) -> dict[str, Any]:
-    """What every rank must have in common of the model and its codecs, as JSON values by name."""
-    described: dict[str, Any] = {"parameters": len(tensors)}
-    for tensor in tensors:
-        described[f"parameter {tensor.name}"] = [tensor.numel, str(tensor.dtype)]
-        described[f"codec of {tensor.name}"] = tensor.choice.up.config()
-        described[f"codec_down of {tensor.name}"] = tensor.choice.down.config()
-    return described
-
-
-def _timeout(group: dist.ProcessGroup) -> timedelta:
-    """The timeout that the user gave DDP's group."""
-    for device in group._device_types:
-        found = getattr(group._get_backend(device).options, "_timeout", None)
-        if isinstance(found, timedelta):
-            return found
-    warnings.warn(f"the timeout of DDP's group is unknown; waiting {DEFAULT_TIMEOUT} for peers", stacklevel=3)
-    return DEFAULT_TIMEOUT

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from thinwire.hooks.ddp.state import ThinwireState
+from thinwire.hooks.exchange_state import ExchangeState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +16,8 @@ class Report:
         steps_skipped: steps that nobody took because of NaN or Inf.
         codecs: the codecs in use, both ways, uncompressed tensors included.
         sent_nbytes: bytes sent a step, message heads included.
-        uncompressed_nbytes: what a float32 ring all-reduce sends a step: 2·(N − 1)/N · 4 bytes a value.
+        uncompressed_nbytes: what a float32 ring all-reduce sends a step: 2·(N − 1)/N · 4 bytes a value; half of it
+            where gradients are only sent to who owns their shard.
         ratio: the one over the other.
         bits_per_value: payload bits per value sent, uncompressed tensors included.
         encode_s: seconds a step of encoding pushes.
@@ -85,19 +86,18 @@ class Report:
         )
 
 
-def report(state: ThinwireState) -> Report:
+def report(state: ExchangeState) -> Report:
     """Returns what compression cost and saved on this rank so far; print it.
 
     Args:
-        state: what `ddp.compress` returned.
+        state: what `ddp.compress` or `fsdp.compress` returned.
     """
     counters = state.counters()
     steps = int(counters.get("steps", 0))
     per = 1 / max(1, steps)
-    world, tensors = state.world_size, state.core.residuals.tensors.values()
-    values = sum(tensor.numel * (2 if tensor.compute_dtype.itemsize == 8 else 1) for tensor in tensors)
+    tensors = state.core.residuals.tensors.values()
     sent = counters.get("wire_bytes", 0) * per
-    uncompressed = 2 * (world - 1) / world * 4 * values
+    uncompressed = state.uncompressed_nbytes
     codecs = {
         str(tensor.choice.up)
         if tensor.choice.up == tensor.choice.down

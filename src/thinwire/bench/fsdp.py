@@ -1,0 +1,167 @@
+"""FSDP2 and HSDP on thin links, stock and compressed: seconds per step, bytes, and the loss after some hundred steps.
+
+With HSDP the two ranks of a site share a network namespace, and so memory speed, and the link between sites is thin;
+with FSDP every rank has a link of its own. The timed steps run on thin links. The others run without a limit, for no
+loss depends on it: uncompressed steps of a large model take half a minute each at 10 Mbit/s.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from thinwire.bench.fsdp_rank import RANKS, Cell, FsdpRank, Scored
+from thinwire.bench.harness import Bench, Figures, Measured, Tell, column, median
+from thinwire.bench.hook_rank import SILENCE_S, Stepped, Stopped, Warm
+from thinwire.bench.hook_runs import PORT, free_port
+from thinwire.engines.events import Event
+from thinwire.engines.links import Rate, parse_rate
+from thinwire.engines.local import LocalEngine
+from thinwire.engines.namespaces import Fabric
+from thinwire.errors import ConfigError, EngineError
+
+
+class FsdpRun(Figures, frozen=True, kw_only=True):
+    """What one training came to.
+
+    Attributes:
+        seconds_per_step: mean over the timed steps.
+        sent_bytes_per_step: of each link, mean over them, as the kernel counted them; None without a limit.
+        loss, accuracy: of the whole test set at the end.
+        report: what `fsdp.report` says after the timed steps.
+    """
+
+    seconds_per_step: float
+    sent_bytes_per_step: float | None
+    loss: float
+    accuracy: float
+    report: str
+
+
+@dataclass(kw_only=True)
+class FsdpBench(Bench[Cell, FsdpRun]):
+    """Kinds × methods on one link.
+
+    Args:
+        hooks: `hsdp:METHOD` or `fsdp:METHOD`; a method is `none` or a codec, and its option `gather` codes parameters.
+        link: rate of every link.
+        model, data, steps, batch, lr, seed: of the training.
+        short_steps: timed steps.
+        rounds: how often the grid is gone through.
+
+    Raises:
+        ConfigError: a name that cannot be.
+    """
+
+    hooks: Sequence[str] = (
+        "hsdp:none",
+        "hsdp:3lc[s=1.0,entropy=zstd]",
+        "fsdp:none",
+        "fsdp:3lc[s=1.0,entropy=zstd,gather=int8]",
+    )
+    link: str = "10mbit"
+    model: str = "mlp-5m"
+    data: str = "fashion-mnist"
+    steps: int = 300
+    short_steps: int = 4
+    batch: int = 16
+    lr: float = 0.02
+    seed: int = 0
+    rounds: int = 1
+
+    kinds = (FsdpRun,)
+    columns = (
+        ("", lambda cell, runs: str(cell)),
+        column("s a step", "seconds_per_step", "{:.3f}"),
+        column("sent a step and link, bytes", "sent_bytes_per_step", "{:,.0f}"),
+        column("test loss", "loss", "{:.4f}"),
+        column("accuracy", "accuracy", "{:.2%}"),
+    )
+
+    def __post_init__(self) -> None:
+        for name in self.hooks:
+            if name.partition(":")[0] not in ("hsdp", "fsdp") or ":" not in name:
+                raise ConfigError(f"{name!r}; expected hsdp:METHOD or fsdp:METHOD, as in hsdp:none or fsdp:3lc[s=1.0]")
+
+    def cells(self) -> list[Cell]:
+        rate = None if parse_rate(self.link).bps is None else self.link
+        return [
+            Cell(
+                kind=kind,
+                method=method,
+                link=rate,
+                model=self.model,
+                data=self.data,
+                steps=self.steps,
+                timed=self.short_steps,
+                batch=self.batch,
+                lr=self.lr,
+                seed=self.seed,
+            )
+            for kind, _, method in (name.partition(":") for name in self.hooks)
+        ]
+
+    def compared(self, cell: Cell, measured: Measured[Cell, FsdpRun]) -> dict[str, float | None]:
+        stock = next(
+            (runs for other, runs in measured.items() if (other.kind, other.method) == (cell.kind, "none")), None
+        )
+        if stock is None:
+            return {"× stock": None, "loss − stock": None}
+        own = measured[cell]
+        return {
+            "× stock": median(stock, "seconds_per_step") / median(own, "seconds_per_step"),
+            "loss − stock": median(own, "loss") - median(stock, "loss"),
+        }
+
+    def thin_link(self) -> tuple[str | None, str]:
+        return next((cell.link for cell in self.cells()), None), "kernel"
+
+    def measure(self, cell: Cell, before: Measured[Cell, FsdpRun], tell: Tell) -> FsdpRun:
+        stepped: list[Stepped] = []
+        scored: list[Scored] = []
+        counts: list[int] = []
+        hosts = [f"host {number}" for number in range(cell.hosts)]
+        with ExitStack() as stack:
+            gate = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            fabric = stack.enter_context(Fabric(dict.fromkeys(hosts, Rate(None)))) if cell.link else None
+            address = fabric.addresses[hosts[0]] if fabric else "127.0.0.1"
+            master = f"{address}:{PORT if fabric else free_port()}"
+            environment = {"GLOO_SOCKET_IFNAME": "eth0" if fabric else "lo", "MASTER_ADDR": address}
+            kinds: list[type[Event]] = [Warm, Stepped, Stopped, Scored]
+            engine = stack.enter_context(LocalEngine(kinds, fabric=fabric, environment=environment))
+            for rank in range(RANKS):
+                role = FsdpRank(cell=cell, rank=rank, master=master, gate=str(gate))
+                command = [sys.executable, "-m", "thinwire", *role.command(), "--events"]
+                engine.start(f"rank {rank}", command, host=hosts[rank * len(hosts) // RANKS] if fabric else None)
+            waiting = 0
+            for _, event in engine.events(silence_s=SILENCE_S):
+                match event:
+                    case Stepped(step=step, seconds=seconds):
+                        stepped.append(event)
+                        tell(f"step {step} of {cell.timed}, {seconds:.1f} s")
+                    case Scored():
+                        scored.append(event)
+                    case _:
+                        waiting += 1
+                if waiting == RANKS and isinstance(event, (Warm, Stopped)):
+                    waiting, timed = 0, isinstance(event, Warm)
+                    if fabric is not None:
+                        for host in hosts:
+                            fabric.set_rate(host, parse_rate(cell.link or "none") if timed else Rate(None))
+                        counts.append(sum(fabric.sent(host).nbytes for host in hosts))
+                    (gate / ("warm" if timed else "stopped")).touch()
+        if len(scored) != RANKS or len({(each.loss, each.accuracy) for each in scored}) != 1:
+            raise EngineError(f"{cell}: the ranks ended with different models, or not all of them ended: {scored}")
+        sent = (counts[1] - counts[0]) / (cell.timed * len(hosts)) if counts else None
+        report = next((each.report for each in scored if each.report), "")
+        return FsdpRun(
+            seconds_per_step=stepped[-1].seconds / cell.timed,
+            sent_bytes_per_step=sent,
+            loss=scored[0].loss,
+            accuracy=scored[0].accuracy,
+            report=report,
+        )

@@ -1,0 +1,176 @@
+"""What the hooks of equal ranks keep between steps: what travels with a checkpoint, and what the report reads."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from thinwire.collective.core import Collective
+from thinwire.errors import ConfigError
+from thinwire.runtime.collective import CollectiveDriver
+
+FORMAT = 1
+_log = logging.getLogger(__name__)
+
+
+class ExchangeState(ABC):
+    """The state of one rank's hook: keep it, and save `state_dict()` with every checkpoint.
+
+    Attributes:
+        step: steps taken so far; backward passes that only accumulate gradients are part of the next one.
+        resumed: how the last `load_state_dict` went, in words; empty before.
+        link_bps: bits per second of the slowest link, as measured at the start; 0 where it was not.
+    """
+
+    merge_name = "merge"
+    """What merges the states of all ranks, as the user calls it."""
+
+    __slots__ = ("_loss_scale", "_scaler", "core", "driver", "link_bps", "resumed", "start_step", "step")
+
+    def __init__(
+        self, *, core: Collective, driver: CollectiveDriver, start_step: int, scaler: Any, link_bps: float
+    ) -> None:
+        self.core = core
+        self.driver = driver
+        self.start_step = start_step
+        self.link_bps = link_bps
+        self.step = 0
+        self.resumed = ""
+        self._scaler = scaler
+        self._loss_scale = 1.0 if scaler is None else 0.0
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self.core.residuals.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.core.residuals.world
+
+    @property
+    def steps_skipped(self) -> int:
+        """Steps that no rank took because some rank's gradient held NaN or Inf; their gradients are all NaN."""
+        return self.core.steps_skipped
+
+    @property
+    def uncompressed_nbytes(self) -> float:
+        """Bytes that this rank would send a step in float32, in a ring: 2·(N − 1)/N for every value."""
+        world, tensors = self.core.residuals.world, self.core.residuals.tensors.values()
+        values = sum(tensor.numel * (2 if tensor.compute_dtype.itemsize == 8 else 1) for tensor in tensors)
+        return (2 if self.core.pulls else 1) * (world - 1) / world * 4 * values
+
+    def counters(self) -> dict[str, float]:
+        """Returns the sums so far: bytes, values and messages sent, and seconds by purpose."""
+        return self.driver.counters()
+
+    def close(self) -> None:
+        """Ends the hook's threads. The model's backward pass cannot be used afterwards."""
+        self.driver.close()
+
+    def follow_loss_scale(self) -> None:
+        """Keeps residuals in the units of this step's gradients."""
+        if self._scaler is None:
+            return
+        scale = float(self._scaler.get_scale())
+        if self._loss_scale not in (0.0, scale):
+            self.core.residuals.scale(scale / self._loss_scale)
+        self._loss_scale = scale
+
+    # ---- checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns a copy of this rank's state: save it on every rank, since every rank's residual is another.
+
+        Tensors, numbers and strings alone, under a key of this rank's own: `torch.save` into a file for each rank
+        and `torch.distributed.checkpoint` into one folder both keep all of it.
+        """
+        self.driver.wait_step()
+        return {
+            "format": FORMAT,
+            **self.layout(),
+            "step": self.step,
+            "loss_scale": self._loss_scale,
+            "ranks": {str(self.rank): self.core.residuals.state_dict()},
+        }
+
+    def layout(self) -> dict[str, int]:
+        """Returns how the run is divided: a state of the same layout is loaded as it is."""
+        return {"world_size": self.world_size}
+
+    @abstractmethod
+    def load_resized(self, state: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]) -> None:
+        """Takes the residuals of another layout's ranks, in rank order. Raises ConfigError where they do not fit."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> str:
+        """Takes a state back, on every rank.
+
+        Args:
+            state: this rank's own `state_dict()`, or a `merge` of all ranks'. From a run with another number of
+                ranks all are needed: by parameter name, what was still to be sent is summed over the old ranks and
+                divided over the new ones.
+
+        Returns:
+            What was done, in words; also in `resumed` and in the report.
+
+        Raises:
+            ConfigError: another model, other exclusions, or not all ranks that are needed.
+        """
+        if state.get("format") != FORMAT:
+            raise ConfigError(f"the state has format {state.get('format')!r}; this thinwire reads {FORMAT}")
+        self.driver.wait_step()
+        ranks, old, layout = state["ranks"], int(state["world_size"]), self.layout()
+        if all(state.get(key) == value for key, value in layout.items()):
+            if str(self.rank) not in ranks:
+                raise ConfigError(
+                    f"the state is of rank {', '.join(ranks)} and this is rank {self.rank}: every rank has residuals "
+                    "of its own; save state_dict() on every rank and load each one's"
+                )
+            self.core.residuals.load_state_dict(ranks[str(self.rank)])
+            self.resumed = f"resumed at step {state['step']} with this rank's own residuals, bit for bit"
+        else:
+            missing = [other for other in range(old) if str(other) not in ranks]
+            if missing:
+                raise ConfigError(
+                    f"the state was saved by {old} ranks and this run has {self.world_size}; the states of ranks "
+                    f"{missing} are missing: pass {self.merge_name} of all of them"
+                )
+            self.load_resized(state, [ranks[str(other)] for other in range(old)])
+            self.resumed = (
+                f"resumed at step {state['step']} from {old} ranks on {self.world_size}: residuals were summed over "
+                "the old ranks by parameter name and divided over the new ones"
+            )
+            _log.warning("%s", self.resumed)
+        self.step = int(state["step"])
+        self._loss_scale = float(state["loss_scale"])
+        if self._scaler is None and self._loss_scale not in (0.0, 1.0):
+            self.core.residuals.scale(1 / self._loss_scale)
+            self._loss_scale = 1.0
+        return self.resumed
+
+
+def merge(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns one state that holds every rank's, for a run with another number of ranks.
+
+    Args:
+        states: the `state_dict()` of every rank, in any order.
+
+    Raises:
+        ConfigError: they are not of one run at one step.
+
+    Example:
+        >>> parts = [{"format": 1, "world_size": 2, "step": 5, "loss_scale": 1.0, "ranks": {r: {}}} for r in "01"]
+        >>> sorted(merge(parts)["ranks"])
+        ['0', '1']
+    """
+    if not states:
+        raise ConfigError("merge needs at least one state")
+    first = states[0]
+    for state in states:
+        for key in ("format", "world_size", "step", "loss_scale"):
+            if state[key] != first[key]:
+                raise ConfigError(f"states of different runs or steps: {key} is {first[key]!r} and {state[key]!r}")
+    return {**first, "ranks": {rank: part for state in states for rank, part in state["ranks"].items()}}

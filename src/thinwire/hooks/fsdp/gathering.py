@@ -1,0 +1,115 @@
+"""Parameters gathered as frames: every rank sends its shards coded, and all ranks compute with the same decoded values.
+
+Nothing accumulates: the owner of a shard keeps and updates the exact values, and codes them anew for each forward pass.
+The backward pass gathers the same parameters again; it decodes what the forward pass was sent, which is kept.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+
+from thinwire.codecs import Codec
+from thinwire.codecs.registry import decode
+from thinwire.collective.exchange import abort_packet
+from thinwire.errors import NonFiniteError, ProtocolError
+from thinwire.hooks.fsdp.parameter_groups import AllGather, ParameterGroup
+from thinwire.packets import HEAD_NBYTES, LENGTH_NBYTES, parse, segments
+from thinwire.policies.compression import PLAIN
+from thinwire.schema import Abort
+from thinwire.schema import Shard as ShardMessage
+from thinwire.telemetry import Counters
+from thinwire.transports.peers import PeerGroup, ReceiveBuffer
+
+_TAG = 1 << 29
+"""Of the first parameter group: above those of gradients, below those of `runtime.peers`."""
+_FRAME_SLACK = 1024
+
+
+class CodedAllGather(AllGather):
+    """What is called with a parameter group's shards, in place of an all-gather.
+
+    Args:
+        group: the parameter group.
+        number: of it, the same on all ranks.
+        codecs: of the parameters that are coded, by name; the others travel as they are.
+        peers: the way to the other ranks.
+        counters: where bytes and seconds are added up.
+    """
+
+    def __init__(
+        self, group: ParameterGroup, number: int, codecs: Mapping[str, Codec], peers: PeerGroup, counters: Counters
+    ) -> None:
+        self._codecs = [codecs.get(name, PLAIN) for name in group.gathered_names]
+        self._group = group
+        self._number = number
+        self._peers = peers
+        self._counters = counters
+        self._uncompressed = group.default_all_gather()
+        self._kept: list[Sequence[bytes | memoryview]] = []
+        self._buffers: dict[int, ReceiveBuffer] = {}
+
+    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> dist.Work | None:
+        if not input_tensor.dtype.is_floating_point:  # parameters of several dtypes, as bytes
+            return self._uncompressed(output_tensor, input_tensor, group, async_op)
+        if not (self._kept and torch._C._current_graph_task_id() != -1):
+            self._kept = self._exchange(input_tensor)
+        begin = time.perf_counter()
+        for frames, shard in zip(self._kept, output_tensor.view(self._peers.size, -1), strict=True):
+            for frame, part in zip(frames, self._group.gathered(shard), strict=True):
+                part.copy_(decode(frame))
+        ring = (self._peers.size - 1) * input_tensor.nbytes
+        self._counters.add("gather_uncompressed_bytes", ring)
+        self._counters.add("decode_seconds", time.perf_counter() - begin)
+        return None
+
+    def _exchange(self, shard: torch.Tensor) -> list[Sequence[bytes | memoryview]]:
+        """Sends this rank's frames to all others; returns every rank's, in rank order."""
+        peers, begin = self._peers, time.perf_counter()
+        frames, packet, failure = list[bytes](), bytearray(), None
+        try:
+            parts = zip(self._codecs, self._group.gathered(shard), self._group.gathered_names, strict=True)
+            frames = [codec.encode(part, name=name) for codec, part, name in parts]
+            packet = bytearray().join(segments(ShardMessage(step=0, bucket=self._number), frames))
+        except NonFiniteError as error:  # the others wait for these parameters
+            failure, packet = error, abort_packet(error)
+        encoded = time.perf_counter()
+        most = HEAD_NBYTES + max(4, shard.itemsize) * shard.numel()
+        most += (_FRAME_SLACK + LENGTH_NBYTES) * (len(self._codecs) + 1)
+        receives = []
+        for peer in peers.peers:
+            buffer = self._buffers.setdefault(peer, ReceiveBuffer(most))
+            receives.append(peers.receive(peer, buffer, _TAG + self._number))
+        sends = [peers.send(peer, bytearray(packet), _TAG + self._number) for peer in peers.peers]
+        self._counters.add("wire_bytes", len(packet) * len(sends))
+        found: list[Sequence[bytes | memoryview]] = [frames] * peers.size
+        for transfer in receives:
+            received = peers.wait(transfer)
+            if failure is None:
+                found[transfer.peer] = self._read(transfer.peer, received)
+        for transfer in sends:
+            peers.wait(transfer)
+        if failure is not None:
+            raise failure
+        self._counters.add("encode_seconds", encoded - begin)
+        self._counters.add("wait_seconds", time.perf_counter() - encoded)
+        return found
+
+    def _read(self, peer: int, packet: memoryview) -> list[bytes]:
+        message, frames = parse(packet, exact=False)
+        if isinstance(message, Abort):
+            raise NonFiniteError(f"rank {peer} gave up: {message.reason}")
+        if not isinstance(message, ShardMessage) or message.bucket != self._number or len(frames) != len(self._codecs):
+            raise ProtocolError(
+                f"rank {peer} sent {type(message).__name__} with {len(frames)} frames; {len(self._codecs)} frames of "
+                f"{self._group} were expected"
+            )
+        return [bytes(frame) for frame in frames if isinstance(frame, (bytes, memoryview))]

@@ -1,0 +1,246 @@
+"""`fsdp.compress`, and what FSDP2 calls in place of its own reductions.
+
+With replicas (HSDP) gradients are reduce-scattered inside a site by FSDP and averaged across sites by the exchange,
+both passes coded, each rank with those that hold the same shard. Without them every rank sends the others their shards
+of its gradient, coded, and averages its own: the push pass alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import thinwire
+from thinwire.codecs import Codec
+from thinwire.collective.core import Bucket, Collective
+from thinwire.collective.cut import shards_of
+from thinwire.collective.residuals import Residuals, TrainedTensor
+from thinwire.errors import ConfigError
+from thinwire.hooks.fsdp.gathering import CodedAllGather
+from thinwire.hooks.fsdp.parameter_groups import ParameterGroup, ReduceScatter, in_order, parameter_groups
+from thinwire.hooks.fsdp.state import Ready, ShardedState
+from thinwire.hooks.ranks import check_floating, check_options, choose, described, meet, timeout_of
+from thinwire.policies.compression import MIN_NUMEL, PLAIN, Choice, Compression, as_codec
+from thinwire.runtime.collective import CollectiveDriver
+from thinwire.runtime.peers import agree
+from thinwire.runtime.peers import measure_link as measure_bps
+from thinwire.security.credentials import Credentials
+
+GATHER_MB = 4.0
+
+
+def compress(
+    model: nn.Module,
+    codec: str | Codec = "3lc",
+    *,
+    codec_down: str | Codec | None = None,
+    gather: str | Codec | None = None,
+    start_step: int = 0,
+    min_numel: int = MIN_NUMEL,
+    exclude: Callable[[str, tuple[int, ...]], bool] | None = None,
+    codecs: Mapping[str, str | Codec] | None = None,
+    last_layer: str | Codec | None = None,
+    compression: Compression | None = None,
+    nonfinite: Literal["raise", "skip"] = "raise",
+    scaler: Any = None,
+    seed: int = 0,
+    timeout: timedelta | None = None,
+    gather_mb: float = GATHER_MB,
+    measure_link: bool = True,
+    credentials: Credentials | None = None,
+    **options: Any,
+) -> ShardedState:
+    """Compresses the gradients that an FSDP2 model exchanges, with error feedback.
+
+    Call it on every rank of the mesh, after `fully_shard` and before the first backward pass; nothing else changes. On
+    a mesh of two dimensions (HSDP) what replicas exchange is compressed, both ways; inside a replica FSDP does as
+    always. On a mesh of one dimension what each rank sends to the owners of the shards is compressed.
+
+    Args:
+        model: with `fully_shard` applied, all with one mesh.
+        codec: of every rank's gradient; an id with `**options`, or a codec.
+        codec_down: of the averages; by default the same. Without replicas there is no such way.
+        gather: of the parameters that are gathered for a forward pass, such as `"int8"`; None leaves them to FSDP. All
+            ranks then compute with the decoded values, and the owners keep the exact ones. Without replicas alone.
+        start_step: steps before it are reduced uncompressed.
+        min_numel: parameters with fewer values travel uncompressed, as do biases and norm layers.
+        exclude: further parameters to leave uncompressed, by name and shape.
+        codecs: for parameters whose name matches a pattern (as in `"fc*.weight"`), another codec; first match wins.
+        last_layer: another codec for the last layer's parameters, such as `"fp32"`.
+        compression: a policy that replaces all of the above but `start_step`.
+        nonfinite: what NaN or Inf on any rank does: `"raise"` ends the training on all ranks; `"skip"` gives every
+            rank gradients of NaN and leaves every residual as it was, so that a GradScaler skips the step everywhere.
+        scaler: the training loop's GradScaler; residuals then follow its scale. It needs `nonfinite="skip"`.
+        seed: of random codecs.
+        timeout: how long a rank may keep the others waiting; by default the timeout of the mesh's group.
+        gather_mb: parameter groups travel together until their gradients have so many megabytes.
+        measure_link: sends a few messages at the start (some 0.1 s) so that the report can say whether it pays.
+        credentials: with a token file, what the ranks exchange is sealed with its first token without a rank.
+        **options: of the codec, such as `sparsity=1.75`.
+
+    Returns:
+        The state: save its `state_dict()` with every checkpoint, and print `fsdp.report(state)`.
+
+    Raises:
+        ConfigError: not an FSDP2 model, compressed already, a mesh of other dimensions, or arguments that cannot be.
+        ProtocolError: ranks with different models, settings or tokens; the message names rank and setting.
+        TransportError: not all ranks came.
+
+    Example::
+
+        mesh = init_device_mesh("cuda", (sites, ranks_of_a_site), mesh_dim_names=("replicate", "shard"))
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        state = fsdp.compress(model, codec="3lc", sparsity=1.0)       # the one line
+    """
+    check_options(nonfinite=nonfinite, scaler=scaler, start_step=start_step, gather_mb=gather_mb)
+    groups = parameter_groups(model)
+    first, mesh = groups[0], groups[0].mesh
+    if not first.replicated and codec_down is not None:
+        raise ConfigError(
+            "codec_down codes averages for replicas, and a mesh of one dimension has none: every shard's owner keeps "
+            "its average to itself; leave codec_down out"
+        )
+    if first.replicated and gather is not None:
+        raise ConfigError("gather codes what ranks of a mesh of one dimension gather; inside a replica that is FSDP's")
+    gather_codec = None if gather is None else replace(as_codec(gather, {}), error_feedback=False, nonfinite="raise")
+    parameters = in_order(model, groups)
+    cuts = {name: parameter.cut for name, parameter in parameters.items()}
+    for name, parameter in parameters.items():
+        check_floating(name, parameter.dtype)
+    choices = choose(
+        {name: cut.shape for name, cut in cuts.items()},
+        codec,
+        options,
+        codec_down=codec_down,
+        min_numel=min_numel,
+        exclude=exclude,
+        codecs=codecs,
+        last_layer=last_layer,
+        compression=compression,
+    )
+    if not first.replicated:
+        choices = {name: Choice(choice.up, PLAIN) for name, choice in choices.items()}
+    wholes = [
+        TrainedTensor(name, cut.numel(1, 0), parameters[name].dtype, choices[name], first.device)
+        for name, cut in cuts.items()
+    ]
+
+    waiting = timeout or timeout_of(mesh.get_group(0))
+    ranks, coordinates = mesh.mesh.tolist(), mesh.get_coordinate()
+    if coordinates is None:
+        raise ConfigError(f"rank {dist.get_rank()} is not in the model's mesh of ranks {ranks}")
+    everyone = meet(mesh.mesh.flatten().tolist(), waiting, credentials)
+    group_nbytes = int(gather_mb * 1e6)
+    agree(
+        everyone,
+        {
+            "thinwire": thinwire.__version__,
+            "start_step": start_step,
+            "nonfinite": nonfinite,
+            "gather_mb": group_nbytes / 1e6,
+            "mesh": list(mesh.mesh.shape),
+            "gather": None if gather_codec is None else gather_codec.config(),
+            "parameter groups": [[parameter.name for parameter in group.parameters] for group in groups],
+            **described(wholes),
+        },
+    )
+    replica, replicas = 0, None
+    if first.replicated:
+        replica, replicas = coordinates[0], len(ranks)
+        peers = meet([row[first.shard] for row in ranks], waiting, credentials) if first.shards > 1 else everyone
+        own = shards_of(wholes, cuts, first.shards, first.shard)
+        residuals = Residuals(own, peers.rank, peers.size, mean=True, seed=seed)
+    else:
+        peers = everyone
+        partitions = {name: cut.partitions(first.shards) for name, cut in cuts.items()}
+        residuals = Residuals(wholes, peers.rank, peers.size, mean=True, seed=seed, partitions=partitions)
+    core = Collective(
+        residuals, skip=nonfinite == "skip", drop_zeros=False, group_nbytes=group_nbytes, pulls=first.replicated
+    )
+    state = ShardedState(
+        core=core,
+        driver=CollectiveDriver(core, peers),
+        start_step=start_step,
+        scaler=scaler,
+        link_bps=measure_bps(peers) if measure_link else 0.0,
+        buckets={group: _bucket(group, residuals) for group in groups},
+        wholes=wholes,
+        cuts=cuts,
+        replica=replica,
+        replicas=replicas,
+        shard=first.shard,
+        shards=first.shards,
+        shard_group=mesh.get_group(1) if first.replicated and first.shards > 1 else None,
+    )
+    alone = dist.new_group([dist.get_rank()], use_local_synchronization=True) if first.replicated else None
+    coded = {name: gather_codec for name, choice in choices.items() if gather_codec is not None and choice.up != PLAIN}
+    for number, group in enumerate(groups):
+        if alone is not None:
+            group.replace_all_reduce(alone, _AllReduce(state))
+            continue
+        group.replace_reduce_scatter(_CodedReduceScatter(state, group))
+        if coded:
+            group.replace_all_gather(CodedAllGather(group, number, coded, peers, state.gathers))
+    return state
+
+
+class _AllReduce:
+    """What is called with a parameter group's gradient shard, reduced inside the site, in place of an all-reduce."""
+
+    def __init__(self, state: ShardedState) -> None:
+        self._state = state
+
+    def __call__(self, group: ParameterGroup, flat: torch.Tensor) -> None:
+        state = self._state
+        if state.step < state.start_step:
+            group.all_reduce(flat)
+            state.gradient_ready(Ready(group, None, 1.0))
+            return
+        values, factor = group.take_all_reduce(flat, state.compute_dtype(group))
+        state.gradient_ready(Ready(group, values, factor))
+
+
+class _CodedReduceScatter(ReduceScatter):
+    """What is called with a parameter group's gradients, the shards of all ranks, in place of a reduce-scatter."""
+
+    def __init__(self, state: ShardedState, group: ParameterGroup) -> None:
+        self._state = state
+        self._group = group
+        self._uncompressed = group.default_reduce_scatter()
+
+    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        state = self._state
+        if state.step < state.start_step:
+            state.gradient_ready(Ready(self._group, None, 1.0))
+            return self._uncompressed(output_tensor, input_tensor, group, op, async_op)
+        values, factor = self._group.take_reduce_scatter(output_tensor, input_tensor, state.compute_dtype(self._group))
+        state.gradient_ready(Ready(self._group, values, factor))
+        return None
+
+
+def _bucket(group: ParameterGroup, residuals: Residuals) -> Bucket:
+    offsets = tuple(
+        (parameter.name, offset)
+        for parameter, offset in zip(group.parameters, group.offsets, strict=True)
+        if parameter.name in residuals.tensors
+    )
+    stride = 0 if group.replicated else group.stride
+    return Bucket(offsets, 4 * group.stride * (1 if group.replicated else group.shards), stride)

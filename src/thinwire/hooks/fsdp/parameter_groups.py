@@ -1,0 +1,310 @@
+"""FSDP2's parameter groups, and the only file that touches torch's private names.
+
+A parameter group is what one `fully_shard` call reduces together: its gradients come as one flat tensor, the shards of
+its parameters end to end. torch lets a reduce-scatter be replaced, but calls `dist.all_reduce` itself where a mesh has
+replicas; here that call gets a group of this rank alone, and the hook that follows it does the averaging.
+
+The exchange is not awaited where FSDP calls: FSDP is given zeros, and `add_gradient` adds the averages to the shards'
+gradients once they are there. So backward passes and exchanges overlap, and a step is one exchange.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.nn.parallel import DistributedDataParallel
+
+from thinwire.collective.cut import Cut
+from thinwire.errors import ConfigError
+
+try:
+    from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+    from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
+        DefaultAllGather,
+        DefaultReduceScatter,
+        _get_gradient_divide_factors,
+    )
+    from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo
+except ImportError as error:
+    raise ConfigError(
+        f"this torch is {torch.__version__}; thinwire.hooks.fsdp replaces what FSDP2 sends, and that has been tried "
+        "with torch 2.13: install it, or use thinwire.hooks.ddp"
+    ) from error
+
+_WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")
+_FSDP1 = (
+    "fsdp.compress takes FSDP2, and this model is wrapped in FullyShardedDataParallel (FSDP1), which has no place for "
+    "it. Use FSDP2: `from torch.distributed.fsdp import fully_shard`; `for block in model.blocks: fully_shard(block, "
+    "mesh=mesh)`; `fully_shard(model, mesh=mesh)`; the optimizer takes model.parameters() afterwards"
+)
+_UNWRAPPED = (
+    "no module of this {kind} is sharded; wrap it first: `for block in model.blocks: fully_shard(block, mesh=mesh)`; "
+    "`fully_shard(model, mesh=mesh)`"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedParameter:
+    """A trained parameter of which this rank holds a shard."""
+
+    name: str
+    cut: Cut
+    dtype: torch.dtype
+    param: Any
+    """FSDP's own record of it."""
+
+
+class ParameterGroup:
+    """What one call of `fully_shard` reduces together.
+
+    Args:
+        group: FSDP's own record of it.
+        names: of its parameters, in its order.
+
+    Attributes:
+        parameters: the trained ones, in the order of the flat gradient.
+        stride: values of the flat gradient of one shard, padding included.
+        gathered_names: of all parameters, in the order in which their shards are gathered, the frozen ones too.
+    """
+
+    def __init__(self, group: Any, names: list[str]) -> None:
+        self._group = group
+        self.gathered_names = names
+        self.parameters = [
+            ShardedParameter(
+                name,
+                Cut(tuple(param.sharded_param.shape), param.fsdp_placement.dim),
+                param.sharded_param.dtype,
+                param,
+            )
+            for name, param in zip(names, group.fsdp_params, strict=True)
+            if param.sharded_param.requires_grad
+        ]
+        self.replicated = isinstance(group.mesh_info, HSDPMeshInfo)
+        self.mesh: DeviceMesh = group.mesh_info.mesh
+        self.device: torch.device = group.device
+        self.shards: int = group.mesh_info.shard_mesh_size
+        self.shard: int = group.mesh_info.shard_mesh_rank
+        # The first shard is never shorter than another, and all are padded to its length.
+        self.offsets = [0]
+        for parameter in self.parameters:
+            self.offsets.append(self.offsets[-1] + parameter.cut.numel(self.shards, 0))
+        self.stride = self.offsets.pop()
+
+    @property
+    def compressed(self) -> bool:
+        """Whether something takes part in the group's reduction already."""
+        custom = not isinstance(self._group._reduce_scatter_comm, DefaultReduceScatter)
+        gathers = not isinstance(self._group._all_gather_comm, DefaultAllGather)
+        return custom or gathers or self._group._all_reduce_hook is not None
+
+    def replace_all_reduce(
+        self, alone: dist.ProcessGroup, hook: Callable[[ParameterGroup, torch.Tensor], None]
+    ) -> None:
+        """Has `hook` called with this rank's flat gradient shard, in place of the all-reduce among replicas.
+
+        Args:
+            alone: a process group of this rank alone, for FSDP's own all-reduce.
+            hook: of this group and the gradient, which it changes in place.
+        """
+        self._replicas: dist.ProcessGroup = self._group.mesh_info.replicate_process_group
+        info = copy.copy(self._group.mesh_info)
+        info.replicate_process_group = alone
+        self._group.mesh_info = info
+        self._group._all_reduce_hook = lambda flat: hook(self, flat)
+
+    def all_reduce(self, flat: torch.Tensor) -> None:
+        """Averages a flat gradient shard over the replicas as FSDP does."""
+        dist.all_reduce(flat, group=self._replicas)
+        if self._group.gradient_divide_factor is None:
+            flat.div_(self._replicas.size())
+
+    def take_all_reduce(self, flat: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, float]:
+        """Takes the gradient that was to be all-reduced, and leaves zeros.
+
+        Returns:
+            A copy in `dtype`, in units of the gradient; and what its average over the replicas is to be multiplied by.
+        """
+        self._check(flat, self.stride)
+        _, after = self._divisors(flat, self._group._all_reduce_process_group)
+        values = flat.to(dtype, copy=True).div_(after)
+        flat.zero_()
+        return values, 1.0 if self._group.gradient_divide_factor is None else self._replicas.size()
+
+    def replace_reduce_scatter(self, comm: ReduceScatter) -> None:
+        """Has `comm` called in place of the reduce-scatter."""
+        self._group._reduce_scatter_comm = comm
+
+    def default_reduce_scatter(self) -> ReduceScatter:
+        """Returns FSDP's own reduce-scatter."""
+        comm: ReduceScatter = self._group._reduce_scatter_comm
+        return comm
+
+    def take_reduce_scatter(
+        self, output: torch.Tensor, flat: torch.Tensor, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, float]:
+        """Takes the gradients of all shards that were to be reduce-scattered, and leaves zeros as their sum.
+
+        Returns:
+            They in `dtype`, in units of the gradient, in their own memory wherever possible; and what their average
+            over the ranks is to be multiplied by.
+        """
+        self._check(flat, self.stride * self.shards)
+        before, _ = self._divisors(flat, None)
+        output.zero_()
+        divisor = self._group.gradient_divide_factor
+        return flat.to(dtype).mul_(before), 1.0 if divisor is None else self.shards / divisor
+
+    def replace_all_gather(self, comm: AllGather) -> None:
+        """Has `comm` called in place of the all-gather of parameters."""
+        self._group._all_gather_comm = comm
+
+    def default_all_gather(self) -> AllGather:
+        """Returns FSDP's own all-gather."""
+        comm: AllGather = self._group._all_gather_comm
+        return comm
+
+    def gathered(self, flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Returns the shards of all parameters in what one rank gives to a gather, padding included, as views."""
+        return torch.split(flat, [param._sharded_param_data.numel() for param in self._group.fsdp_params])
+
+    def own(self, values: torch.Tensor) -> torch.Tensor:
+        """Returns this rank's shards of a flat gradient, which is of this rank's shards or of all ranks'."""
+        begin = 0 if self.replicated else self.shard * self.stride
+        return values[begin : begin + self.stride]
+
+    def add_gradient(self, flat: torch.Tensor) -> None:
+        """Adds a flat gradient of this rank's shards to those of the parameters."""
+        if flat.is_cuda:
+            flat.record_stream(torch.cuda.current_stream())  # it comes from FSDP's own stream
+        for parameter, offset in zip(self.parameters, self.offsets, strict=True):
+            gradient = parameter.param.sharded_param.grad
+            with torch.no_grad():
+                local = gradient.to_local()
+                local.add_(flat[offset : offset + local.numel()].view(local.shape).to(local.device))
+
+    def _divisors(self, flat: torch.Tensor, replicas: dist.ProcessGroup | None) -> tuple[float, float]:
+        """By what FSDP divides before its reduce-scatter and at the end, besides what the collectives divide by."""
+        before, after, _, _ = _get_gradient_divide_factors(
+            self._group._reduce_scatter_process_group,
+            replicas,
+            flat.dtype,
+            flat.device.type,
+            self._group.gradient_divide_factor,
+            self._group.force_sum_reduction_for_comms,
+        )
+        return before or 1.0, after or 1.0
+
+    def _check(self, flat: torch.Tensor, numel: int) -> None:
+        if flat.numel() != numel:
+            raise ConfigError(
+                f"{self} has {numel} values and {flat.numel()} came: some parameters have no gradient in this step, or "
+                "were frozen or unfrozen since fsdp.compress. Where steps leave parameters out, call "
+                "model.set_reduce_scatter_unused_params(True)"
+            )
+        for parameter in self.parameters:
+            if getattr(parameter.param.sharded_param, "_post_accumulate_grad_hooks", None):
+                raise ConfigError(
+                    f"{parameter.name} has a hook for accumulated gradients, and would see it before the ranks have "
+                    "exchanged theirs; step the optimizer after the backward pass"
+                )
+
+    def __repr__(self) -> str:
+        names = [parameter.name for parameter in self.parameters]
+        return f"the parameter group of {', '.join(names[:3])}{', …' if len(names) > 3 else ''}"
+
+
+def parameter_groups(model: nn.Module) -> list[ParameterGroup]:
+    """Returns the model's parameter groups with trained parameters, in the order of its modules.
+
+    Raises:
+        ConfigError: not an FSDP2 model, or not one that can be compressed.
+    """
+    if isinstance(model, DistributedDataParallel):
+        raise ConfigError("fsdp.compress takes FSDP2, and this model is DistributedDataParallel: use ddp.compress")
+    modules = dict(model.named_modules())
+    if any(isinstance(module, FullyShardedDataParallel) for module in modules.values()):
+        raise ConfigError(_FSDP1)
+    paths = {module: path for path, module in reversed(modules.items())}
+    found: list[ParameterGroup] = []
+    for module in modules.values():
+        if isinstance(module, FSDPModule):
+            for group in module._get_fsdp_state()._fsdp_param_groups:
+                if all(group is not each._group for each in found):
+                    found.append(ParameterGroup(group, [_name(paths, param) for param in group.fsdp_params]))
+                    _check_group(found[-1], group)
+    found = [group for group in found if group.parameters]
+    if not found:
+        raise ConfigError(_UNWRAPPED.format(kind=type(model).__name__))
+    if any(group.mesh != found[0].mesh or group.replicated != found[0].replicated for group in found):
+        raise ConfigError(
+            "the model's parameter groups lie on different meshes; call fully_shard with one mesh for all"
+        )
+    return found
+
+
+def in_order(model: nn.Module, groups: Sequence[ParameterGroup]) -> dict[str, ShardedParameter]:
+    """Returns the groups' parameters by name, in the model's order, which says what its last layer is."""
+    order = {_without_wrappers(name): number for number, (name, _) in enumerate(model.named_parameters())}
+    parameters = [parameter for group in groups for parameter in group.parameters]
+    parameters.sort(key=lambda parameter: order.get(parameter.name, len(order)))
+    return {parameter.name: parameter for parameter in parameters}
+
+
+def check_backend(device: torch.device, group: dist.ProcessGroup) -> None:
+    """Raises ConfigError for gradients on a GPU that FSDP would reduce by gloo."""
+    if device.type == "cuda" and group._get_backend(device).name() == "gloo":
+        raise ConfigError(
+            "the parameters lie on a GPU and FSDP's process group is gloo, which has no reduce-scatter for them: "
+            'init_process_group("cpu:gloo,cuda:nccl")'
+        )
+
+
+def _check_group(found: ParameterGroup, group: Any) -> None:
+    if not isinstance(group.mesh_info, FSDPMeshInfo):
+        raise ConfigError(f"{found} is replicated and not sharded: use DistributedDataParallel and ddp.compress")
+    for parameter in found.parameters:
+        mesh = parameter.param.sharded_param.device_mesh
+        if parameter.param.is_dtensor or mesh.ndim > 2:
+            raise ConfigError(
+                f"parameter {parameter.name!r} lies on a mesh of {mesh.ndim} dimensions, with other parallelism than "
+                "FSDP's; fsdp.compress takes a mesh of one dimension (FSDP) or two (replicas and shards, HSDP)"
+            )
+    if found.compressed:
+        raise ConfigError(
+            f"{found} has a communication hook already; FSDP takes one: build and shard the model anew before "
+            "fsdp.compress"
+        )
+    if found.parameters:
+        check_backend(group.device, group.mesh_info.shard_process_group)
+
+
+def _name(paths: dict[nn.Module, str], param: Any) -> str:
+    """A parameter's name in the model, without what wrappers add to it."""
+    info = param._module_info
+    return _without_wrappers(f"{paths[info.module]}.{info.param_name}".lstrip("."))
+
+
+def _without_wrappers(name: str) -> str:
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
+
+
+__all__ = [
+    "AllGather",
+    "ParameterGroup",
+    "ReduceScatter",
+    "ShardedParameter",
+    "check_backend",
+    "in_order",
+    "parameter_groups",
+]

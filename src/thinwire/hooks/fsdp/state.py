@@ -1,0 +1,221 @@
+"""The state of one rank's FSDP hook: the step under way, and residuals that go on with other shards and replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from thinwire.collective.core import Bucket
+from thinwire.collective.cut import Cut, shards_of, whole_outstanding
+from thinwire.collective.residuals import TrainedTensor, blank_state, partition
+from thinwire.errors import TransportError
+from thinwire.hooks.exchange_state import FORMAT, ExchangeState
+from thinwire.hooks.fsdp.parameter_groups import ParameterGroup
+from thinwire.telemetry import Counters
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Ready:
+    """A parameter group whose gradients are to be exchanged in this step.
+
+    Args:
+        group: the parameter group.
+        values: its gradients, as the exchange takes them; None where nothing is exchanged.
+        factor: what their average is to be multiplied by.
+    """
+
+    group: ParameterGroup
+    values: torch.Tensor | None
+    factor: float
+
+
+class Outcome(Enum):
+    """What became of a step on one rank, from best to worst."""
+
+    TAKEN = 0
+    SKIPPED = 1
+    FAILED = 2
+
+
+class ShardedState(ExchangeState):
+    """The state that `fsdp.compress` returns: keep it, and save `state_dict()` with every checkpoint.
+
+    Attributes:
+        step: steps taken so far; backward passes without gradient sync are part of the next one.
+        resumed: how the last `load_state_dict` went, in words; empty before.
+        link_bps: bits per second of the slowest link, as measured at the start; 0 where it was not.
+    """
+
+    merge_name = "fsdp.merge"
+
+    __slots__ = (
+        "_buckets",
+        "_cuts",
+        "_ready",
+        "_replica",
+        "_replicas",
+        "_shard",
+        "_shard_group",
+        "_shards",
+        "_wholes",
+        "gathers",
+    )
+
+    def __init__(
+        self,
+        *,
+        buckets: Mapping[ParameterGroup, Bucket],
+        wholes: Sequence[TrainedTensor],
+        cuts: Mapping[str, Cut],
+        replica: int,
+        replicas: int | None,
+        shard: int,
+        shards: int,
+        shard_group: dist.ProcessGroup | None,
+        **kept: Any,
+    ) -> None:
+        super().__init__(**kept)
+        self._buckets = buckets
+        self._wholes = wholes
+        self._cuts = cuts
+        self._replica, self._replicas = replica, replicas
+        self._shard, self._shards = shard, shards
+        self._shard_group = shard_group
+        self._ready: list[Ready] = []
+        self.gathers = Counters()
+
+    @property
+    def rank(self) -> int:
+        """This rank's number in the mesh."""
+        return self._replica * self._shards + self._shard
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks of the mesh."""
+        return (self._replicas or 1) * self._shards
+
+    @property
+    def uncompressed_nbytes(self) -> float:
+        """Bytes that this rank would send a step in float32: its gradients, and the parameters that are coded."""
+        gathered = self.gathers["gather_uncompressed_bytes"] / max(1, self.driver.counters().get("steps", 0))
+        return super().uncompressed_nbytes + gathered
+
+    def counters(self) -> dict[str, float]:
+        """Returns the sums so far: bytes, values and messages sent, and seconds by purpose."""
+        driven, gathered = self.driver.counters(), self.gathers.snapshot()
+        return {key: driven.get(key, 0) + gathered.get(key, 0) for key in sorted({*driven, *gathered})}
+
+    # ---- a step
+
+    def compute_dtype(self, group: ParameterGroup) -> torch.dtype:
+        """Returns the dtype in which a parameter group's gradients are exchanged."""
+        return torch.float64 if group.parameters[0].dtype == torch.float64 else torch.float32
+
+    def gradient_ready(self, ready: Ready) -> None:
+        """Takes a parameter group's gradients in the backward pass, and returns at once.
+
+        The newest group is kept back until the next one comes: FSDP does not say which is the last of a step.
+        """
+        if not self._buckets[ready.group].offsets:
+            return  # parameters with fewer rows than ranks: this one holds padding alone
+        if any(ready.group is each.group for each in self._ready):
+            self._end_step()  # a group that is reduced twice in a backward pass: each time is an exchange of its own
+        if not self._ready:
+            self.follow_loss_scale()
+            # FSDP queues its own end of the backward pass when that begins: this comes after it.
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_step)
+        if self._ready:
+            self._exchange(len(self._ready) - 1, last=False)
+        self._ready.append(ready)
+
+    def _end_step(self) -> None:
+        """Exchanges what was kept back, waits for all of the step, and hands the averages to the parameters."""
+        ready, skipped = self._ready, self.steps_skipped
+        if not ready:
+            return
+        self._exchange(len(ready) - 1, last=True)
+        self._ready = []
+        failure = None
+        try:
+            self.driver.wait_step()
+        except Exception as error:  # whatever it is, the ranks of the other shards must hear of it
+            failure = error
+        own = Outcome.FAILED if failure else Outcome.SKIPPED if self.steps_skipped > skipped else Outcome.TAKEN
+        worst = self._worst(own, ready[0].group.device)
+        if failure is not None:
+            raise failure
+        if worst is Outcome.FAILED:
+            raise TransportError("a rank of another shard has given up, and says why; start all ranks again")
+        if worst is Outcome.SKIPPED and own is Outcome.TAKEN:
+            self.core.skip_step()
+            for each in ready:
+                if each.values is not None:
+                    each.values.fill_(torch.nan)
+        for each in ready:
+            if each.values is not None:
+                each.group.add_gradient(each.group.own(each.values).mul_(each.factor))
+        self.step += 1
+
+    def _exchange(self, index: int, *, last: bool) -> None:
+        each = self._ready[index]
+        if each.values is not None:
+            self.driver.bucket_ready(self._buckets[each.group], each.values, self.step, index, last=last)
+
+    def _worst(self, own: Outcome, device: torch.device) -> Outcome:
+        """Returns what became of the step on any shard; ranks of different shards exchange nothing else.
+
+        NaN in one shard's gradients need not be in another's, and a step is taken by all or by none.
+        """
+        if self._shard_group is None:
+            return own
+        worst = torch.tensor(own.value, device=device)
+        with suppress(*([RuntimeError] if own is Outcome.FAILED else [])):
+            dist.all_reduce(worst, op=dist.ReduceOp.MAX, group=self._shard_group)
+        return Outcome(int(worst.item()))
+
+    # ---- checkpoints
+
+    def layout(self) -> dict[str, int]:
+        """Returns how the run is divided; 0 replicas: every shard's only holder averages it."""
+        return {"world_size": self.world_size, "replicas": self._replicas or 0}
+
+    def blank_state_dict(self, world_size: int, *, replicas: int | None = None) -> dict[str, Any]:
+        """Returns a state of all ranks of another run, filled with zeros.
+
+        `torch.distributed.checkpoint.load` fills what it is given: give it this to read a checkpoint that a mesh of
+        another shape wrote, and pass the result to `load_state_dict`.
+
+        Args:
+            world_size: ranks of the mesh that wrote it.
+            replicas: length of its first dimension, where it had two; None where it had one.
+        """
+        shards, ranks = world_size // (replicas or 1), {}
+        for rank in range(world_size):
+            if replicas is None:
+                parts = {name: cut.partitions(shards) for name, cut in self._cuts.items()}
+                ranks[str(rank)] = blank_state(self._wholes, parts)
+            else:
+                tensors = shards_of(self._wholes, self._cuts, shards, rank % shards)
+                ranks[str(rank)] = blank_state(tensors, partition(tensors, replicas))
+        layout = {"world_size": world_size, "replicas": replicas or 0}
+        return {"format": FORMAT, **layout, "step": 0, "loss_scale": 1.0, "ranks": ranks}
+
+    def load_resized(self, state: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]) -> None:
+        """Takes the residuals of the ranks of a mesh of another shape."""
+        totals = whole_outstanding(self._wholes, self._cuts, ranks, replicas=int(state["replicas"]) or None)
+        shards = range(self._shards) if self._replicas is None else [self._shard]
+        self.core.residuals.load_outstanding(
+            {
+                name: torch.cat(
+                    [torch.from_numpy(self._cuts[name].of(whole, self._shards, shard)).flatten() for shard in shards]
+                ).numpy()
+                for name, whole in totals.items()
+                if name in self.core.residuals.tensors
+            }
+        )

@@ -1,0 +1,116 @@
+"""What the hooks of equal ranks do before training: choose every tensor's codecs, meet the others, agree with them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from thinwire.codecs import Codec
+from thinwire.collective.residuals import TrainedTensor
+from thinwire.errors import ConfigError
+from thinwire.policies.compression import ByShape, Choice, Compression, as_codec, select
+from thinwire.runtime.peers import agree
+from thinwire.runtime.sealed import SealedPeerGroup
+from thinwire.security.credentials import Credentials
+from thinwire.security.tokens import TokenFile
+from thinwire.transports.gloo import GlooPeerGroup
+from thinwire.transports.peers import PeerGroup
+
+DEFAULT_TIMEOUT = timedelta(minutes=30)
+
+
+def check_options(*, nonfinite: str, scaler: object, start_step: int, gather_mb: float) -> None:
+    """Raises ConfigError for options that cannot be."""
+    if nonfinite not in ("raise", "skip"):
+        raise ConfigError(f"nonfinite={nonfinite!r}; allowed are 'raise' and 'skip'")
+    if scaler is not None and nonfinite != "skip":
+        raise ConfigError("a GradScaler finds its scale by steps that overflow; with scaler, set nonfinite='skip'")
+    if start_step < 0:
+        raise ConfigError(f"start_step={start_step}; it must be 0 or more")
+    if not 0 <= gather_mb < float("inf"):
+        raise ConfigError(f"gather_mb={gather_mb!r}; it must be 0 or more megabytes")
+
+
+def choose(
+    shapes: Mapping[str, tuple[int, ...]],
+    codec: str | Codec,
+    options: Mapping[str, Any],
+    *,
+    codec_down: str | Codec | None,
+    min_numel: int,
+    exclude: Callable[[str, tuple[int, ...]], bool] | None,
+    codecs: Mapping[str, str | Codec] | None,
+    last_layer: str | Codec | None,
+    compression: Compression | None,
+) -> dict[str, Choice]:
+    """Returns every tensor's codecs. NaN and Inf are refused: what then happens is the hook's to say, not a codec's.
+
+    Args:
+        shapes: of the tensors, by name, in the model's order.
+        codec: of the gradients; an id with `options`, or a codec. The rest as in `ddp.compress`.
+
+    Raises:
+        ConfigError: codecs or options that cannot be.
+    """
+    if compression is None:
+        up = as_codec(codec, dict(options))
+        down = up if codec_down is None else as_codec(codec_down, {})
+        compression = ByShape(up=up, down=down, min_numel=min_numel, exclude=exclude)
+    chosen = select(shapes, compression, codecs=codecs, last_layer=last_layer)
+    return {
+        name: Choice(replace(each.up, nonfinite="raise"), replace(each.down, nonfinite="raise"))
+        for name, each in chosen.items()
+    }
+
+
+def meet(ranks: Sequence[int], timeout: timedelta, credentials: Credentials | None) -> PeerGroup:
+    """Returns the way to other ranks, in a gloo group of its own; all of them call it. Sealed, with credentials.
+
+    Raises:
+        ConfigError: credentials without a token.
+        ProtocolError: only some ranks have credentials.
+        TransportError: not all ranks came.
+    """
+    secret = None if credentials is None else _secret(credentials)
+    peers = GlooPeerGroup(ranks, timeout)
+    agree(peers, {"credentials": secret is not None})
+    return peers if secret is None else SealedPeerGroup(peers, secret)
+
+
+def described(tensors: Sequence[TrainedTensor]) -> dict[str, Any]:
+    """What every rank must have in common of the model and its codecs, as JSON values by name."""
+    described: dict[str, Any] = {"parameters": len(tensors)}
+    for tensor in tensors:
+        described[f"parameter {tensor.name}"] = [tensor.numel, str(tensor.dtype)]
+        described[f"codec of {tensor.name}"] = tensor.choice.up.config()
+        described[f"codec_down of {tensor.name}"] = tensor.choice.down.config()
+    return described
+
+
+def check_floating(name: str, dtype: torch.dtype) -> None:
+    """Raises ConfigError for a parameter without a gradient that a codec takes."""
+    if not dtype.is_floating_point:
+        raise ConfigError(f"parameter {name!r} has dtype {dtype}; only floating-point tensors are compressed")
+
+
+def timeout_of(group: dist.ProcessGroup) -> timedelta:
+    """Returns the timeout that the user gave a process group."""
+    for device in group._device_types:
+        found = getattr(group._get_backend(device).options, "_timeout", None)
+        if isinstance(found, timedelta):
+            return found
+    warnings.warn(f"the timeout of the process group is unknown; waiting {DEFAULT_TIMEOUT} for peers", stacklevel=3)
+    return DEFAULT_TIMEOUT
+
+
+def _secret(credentials: Credentials) -> bytes:
+    """What all ranks share."""
+    if credentials.token_file is None:
+        raise ConfigError("between ranks messages are sealed with a token: give Credentials(token_file=…)")
+    return TokenFile(credentials.token_file).own(None).encode()
