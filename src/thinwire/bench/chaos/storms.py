@@ -44,7 +44,8 @@ class Storm(Scenario):
         faults: which, keys of `faults.KINDS`.
         min_workers: of the server; None: half of them.
         worker_grace_s, straggler_grace_s: of the server; how long the others wait for a dead or a frozen worker.
-        checkpoint_every: steps between checkpoints, where the server is killed or its disk is full.
+        checkpoint_every: exchanges between checkpoints, where the server is killed or its disk is full; fewer where
+            there are not six times as many.
         points: percentage points that the accuracy may be below.
     """
 
@@ -100,13 +101,14 @@ class Storm(Scenario):
     def options(self, cell: Trial) -> dict[str, object]:
         """The stage's options for a trial."""
         kinds = cell.faults.split(",")
+        every = min(self.checkpoint_every, max(1, exchanges(cell.job()) // 6))  # where there are few, some of them, too
         return {
             "elastic": Elastic(
                 min_workers=self.min_workers or max(1, cell.workers // 2),
                 worker_grace_s=self.worker_grace_s,
                 straggler_grace_s=self.straggler_grace_s,
             ),
-            "checkpoint_every": self.checkpoint_every if {"server", "disk"} & set(kinds) else None,
+            "checkpoint_every": every if {"server", "disk"} & set(kinds) else None,
             "tiny_disk": "disk" in kinds,
         }
 
