@@ -126,6 +126,7 @@ def test_older_files_stay_while_somebody_needs_them(tmp_path: Path) -> None:
     assert own == {40, 50, 60, 70, 80, 90} == {*checkpoint.steps_in(path)}
     with pytest.warns(UserWarning, match="8 checkpoints .* are kept, back to step 40: another process has none since"):
         train(92, 161, since=40)
+    writer.wait()
     assert checkpoint.steps_in(path)[-8:] == [150, 140, 130, 120, 110, 100, 90, 80] == sorted(own, reverse=True)[-8:]
     writer.keep_since(None, own)
     writer.stepped(161, dict)
@@ -177,6 +178,9 @@ def test_what_would_fail_is_said_before_anything_is_trained(tmp_path: Path) -> N
     disk.full = True
     with pytest.raises(ConfigError, match="cannot be written: No space left on device"):
         try_out(tmp_path / "file", disk=disk)
+    with pytest.raises(ConfigError, match="cannot be written: No space left on device"):
+        CheckpointWriter(tmp_path / "file", "test", 1, disk=disk)
+    CheckpointWriter(tmp_path / "file", "test", 1, disk=disk, tried=True).close()  # one that goes back
     small = FullDisk()
     small.bytes_free = 100
     checkpointer = Checkpointer(ServerCore(), tmp_path / "server", 1, small)

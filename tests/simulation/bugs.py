@@ -236,7 +236,7 @@ def _stragglers_not_waited_for() -> Patch:
 def _written_in_place() -> Patch:
     """A checkpoint is written in its place, without a file beside it."""
 
-    def write(self: Snapshot, path: Any, disk: Any) -> None:
+    def write(self: Snapshot, path: Any, disk: Any, since: int | None = None) -> None:
         with disk.write(path, self.parts()):
             disk.sync(path.parent)
 
