@@ -1,6 +1,6 @@
 """Shards without a server process: every rank of a process group serves a share of the model to all of them.
 
-The group is used twice, to tell the others each rank's certificate and its address. Everything else goes over the same
+The group is used at the start, to tell the others each rank's certificate and its address. All else goes over the same
 conversations as with servers of their own, so that both modes have one mechanism.
 
 Every rank draws a key and signs a throw-away certificate for it, with its rank in the name. Only certificates travel

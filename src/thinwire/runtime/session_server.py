@@ -106,8 +106,8 @@ class SessionServer(Sender):
 
     def opened(self, peer: int) -> None:
         """Gives the worker some time to join; the first packet says whose connection it is."""
-        late = partial(self._refuse, peer, f"no Join came within {JOIN_WITHIN_S:g} s")
-        self._joining[peer] = self._clock.call_later(JOIN_WITHIN_S, partial(self._sender.call, late))
+        late = partial(self._sender.call, partial(self._is_late, peer))
+        self._joining[peer] = self._clock.call_later(JOIN_WITHIN_S, late)
         large = partial(self._refuse, peer, join_too_large(self._max_join_nbytes))
         self._sender.limit(peer, self._max_join_nbytes, large)
 
@@ -216,6 +216,11 @@ class SessionServer(Sender):
             if joining := self._joining.pop(session.peer, None):
                 joining()
             self._sender.limit(session.peer, *session.limit)
+
+    def _is_late(self, peer: int) -> None:
+        """The time to join is over; where the server was busy meanwhile, the worker may have joined before this."""
+        if peer in self._joining:
+            self._refuse(peer, f"no Join came within {JOIN_WITHIN_S:g} s")
 
     def _refuse(self, peer: int, reason: str, *, lost: bool = False) -> None:
         self._sender.close(peer, pack(Refused(reason=reason, lost=lost)))

@@ -40,6 +40,8 @@ class Fragment:
         self._shown = [tensor.shown for tensor in tensors]
         self._shared = [tensor.values for tensor in tensors]
         self._rounds = [each.dtype != torch.float32 for each in self._shown]
+        self._on_host = all(each.is_cpu for each in self._shared)
+        self._room: list[torch.Tensor] = []
         self._places = [(place, table) for place, tensor in enumerate(tensors) for table in tensor.tables]
         self._ternary = [each for each in self._places if _is_ternary(each[1])]
         batched = [each for each in self._places if each[1].is_batched]
@@ -53,8 +55,11 @@ class Fragment:
     # ---- up
 
     def updates(self) -> list[torch.Tensor]:
-        """Returns what local steps have changed since the last merge, with a minus sign: shared − local, float32."""
-        changes = list(torch._foreach_sub(self._shared, self._local()))
+        """Returns what local steps have changed since the last merge, with a minus sign: shared − local, float32.
+
+        They are valid until the next call of any method.
+        """
+        changes = self._difference(self._reused())
         offsets = [(change, t.offset) for change, t in zip(changes, self.tensors, strict=True) if t.offset is not None]
         if offsets:
             torch._foreach_sub_([change for change, _ in offsets], [offset for _, offset in offsets])
@@ -168,11 +173,13 @@ class Fragment:
             keep_unsent: the share of the residuals, 0 … 1, which is taken from the shared ones: it is a change with a
                 minus sign, as updates are.
         """
-        merged = self._shared
+        merged = self._reused() if keep or keep_unsent else self._shared
         if keep:
-            merged = list(torch._foreach_lerp(self._shared, self._local(), keep))
+            for out, shared, local in zip(merged, self._shared, self._local(), strict=True):
+                torch.lerp(shared, local, keep, out=out)
+        elif keep_unsent:
+            torch._foreach_copy_(merged, self._shared)
         if keep_unsent:
-            merged = merged if keep else list(torch._foreach_clone(merged))
             unsent = [(merged[place][t.span], t.residual) for place, t in self._places if t.residual is not None]
             residuals = [residual for _, residual in unsent if residual is not None]
             if residuals:
@@ -180,9 +187,24 @@ class Fragment:
                 torch._foreach_sub_([part for part, _ in unsent], unsent_share)
         torch._foreach_copy_(self._shown, [each.view_as(s) for each, s in zip(merged, self._shown, strict=True)])
         differs = [bool(keep or keep_unsent) or rounds for rounds in self._rounds]
-        offsets = torch._foreach_sub(self._shared, self._local()) if any(differs) else ()
+        if any(differs):
+            kept = [torch.empty_like(t.values) if t.offset is None else t.offset for t in self.tensors]
+            offsets = self._difference(kept)
         for number, tensor in enumerate(self.tensors):
             tensor.offset = offsets[number] if differs[number] else None
+
+    def _difference(self, outs: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Returns shared − local, in the host's memory in `outs`: pages that are new cost more than the arithmetic."""
+        if not self._on_host:
+            return list(torch._foreach_sub(self._shared, self._local()))
+        for out, shared, local in zip(outs, self._shared, self._local(), strict=True):
+            torch.sub(shared, local, out=out)
+        return outs
+
+    def _reused(self) -> list[torch.Tensor]:
+        """Room for all tensors, float32, which every method may use."""
+        self._room = self._room or [torch.empty_like(each) for each in self._shared]
+        return self._room
 
     def _local(self) -> list[torch.Tensor]:
         return [tensor.local for tensor in self.tensors]

@@ -235,4 +235,5 @@ class LocalWorker(Worker):
         super().restore_position(state)
         self._rounds = {name: Round(**each) for name, each in state["rounds"].items()}
         for tensor in self.model.tensors:
-            tensor.offset = state["offsets"].get(tensor.name)
+            offset = state["offsets"].get(tensor.name)
+            tensor.offset = None if offset is None else offset.clone()  # which is written to

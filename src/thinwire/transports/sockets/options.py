@@ -15,9 +15,11 @@ HANDSHAKE_S = 60.0
 """A connection whose handshake takes longer is cut."""
 STALLED_S = 120.0
 """So is one on which less than a chunk of a packet moves in so many seconds."""
-SIGN_OF_LIFE_S, SILENCE_S = 20.0, 120.0
-"""An end that has nothing to say gives a sign of life so often; one that is silent for so long is dead, or frozen. The
-thread that gives it may be loading kernels, so it is long."""
+SIGN_OF_LIFE_S, SILENCE_S = 20.0, 600.0
+"""An end that has nothing to say gives a sign of life so often; one that is silent for so long is frozen. The thread
+that gives it may be loading kernels on a busy machine, so it is long."""
+UNREACHABLE_S = 120.0
+"""A machine whose kernel confirms nothing for so long is gone, or its cable is."""
 LINGER_S = 5.0
 """For so long what the peer still sends is read and dropped once the last was said: else the last might be lost."""
 
