@@ -135,7 +135,10 @@ class FsdpRank(Role, frozen=True, kw_only=True):
 def shard(module: nn.Module, cell: Cell) -> fsdp.ShardedState | None:
     """Shards every layer and compresses what is exchanged."""
     ranks = torch.arange(RANKS)
-    mesh = DeviceMesh("cpu", ranks.view(SITES, -1)) if cell.kind == "hsdp" else DeviceMesh("cpu", ranks)
+    if cell.kind == "hsdp":
+        mesh = DeviceMesh("cpu", ranks.view(SITES, -1), mesh_dim_names=("replicate", "shard"))
+    else:
+        mesh = DeviceMesh("cpu", ranks)
     for layer in module.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             fully_shard(layer, mesh=mesh)
