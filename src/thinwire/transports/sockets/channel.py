@@ -74,8 +74,9 @@ class Channel:
         self._outbox: deque[tuple[int, bytes]] = deque()
         self._rest: memoryview | None = None
         self._sealed = memoryview(b"")
-        self._parts: list[bytes] = []
-        self._have, self._head = 0, -1
+        # Not a list of what came: a peer that sends byte by byte would make it many times as large as its packet.
+        self._incoming = bytearray()
+        self._head = -1
         self._open = self._finishing = self._shut = self._deaf = self._paused = self._posted = self.closed = False
         self._events = 0
         now = time.monotonic()
@@ -199,9 +200,8 @@ class Channel:
             self._shake_hands()
         if self._open:
             for part in self._pipe.read():
-                self._parts.append(part)
-                self._have += len(part)
-            if self._have >= self._needed:
+                self._incoming += part
+            if len(self._incoming) >= self._needed:
                 self._assemble()
 
     def _shake_hands(self) -> None:
@@ -219,11 +219,12 @@ class Channel:
         return 0 if self._head == ALIVE else self._head & ~REASON
 
     def _assemble(self) -> None:
-        data, at = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts), 0
+        data, at = self._incoming, 0
         while not self.closed and len(data) - at >= (needed := self._needed):
             if self._head >= 0:
-                head, body, self._head = self._head, data[at : at + needed], -1
-                self._take(head, body)
+                with memoryview(data) as view, view[at : at + needed] as body:
+                    head, packet, self._head = self._head, body.tobytes(), -1
+                self._take(head, packet)
             else:
                 [self._head] = HEAD.unpack_from(data, at)
                 limit = JOINED_NBYTES if self._head >= REASON else self._owner.limit_nbytes
@@ -232,7 +233,7 @@ class Channel:
                     self._owner.exceeded()
                     return
             at += needed
-        self._parts, self._have = ([data[at:]] if at < len(data) else []), len(data) - at
+        del data[:at]
 
     def _take(self, head: int, body: bytes) -> None:
         if 0 < head < REASON:
@@ -259,7 +260,7 @@ class Channel:
             self._broke(f"nothing came for {options.SILENCE_S:g} s, not even a sign of life")
             return
         stalled = None
-        if self._came >= CHUNK_NBYTES or self._paused or not (self._have or self._head >= 0):
+        if self._came >= CHUNK_NBYTES or self._paused or not (self._incoming or self._head >= 0):
             self._came, self._came_at = 0, now
         elif now - self._came_at > options.STALLED_S:
             stalled = "sends a packet"
