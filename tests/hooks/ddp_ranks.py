@@ -37,23 +37,25 @@ class RankError(AssertionError):
     """A rank raised what the test did not expect."""
 
 
-def run_ranks(world: int, work: Callable[..., Any], *args: Any, group_timeout_s: float = 20.0) -> list[Any]:
+def run_ranks(
+    world: int, work: Callable[..., Any], *args: Any, group_timeout_s: float = 20.0, timeout_s: float = TIMEOUT_S
+) -> list[Any]:
     """Runs `work(rank, *args)` on every rank and returns the results in rank order.
 
     An exception of thinwire's is a result too: tests ask for its type and text. A rank that dies gives None.
     """
-    return _run(world, _meet, work, group_timeout_s, args)
+    return _run(world, timeout_s, _meet, work, group_timeout_s, args)
 
 
 def run_script(world: int, script: Path, *arguments: str) -> str:
     """Runs a script on every rank, in the environment that torchrun gives it; returns what rank 0 printed."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    texts = _run(world, _impersonate_torchrun, script, port, arguments)
+    texts = _run(world, TIMEOUT_S, _impersonate_torchrun, script, port, arguments)
     return str(texts[0])
 
 
-def _run(world: int, main: Callable[..., Any], *args: Any) -> list[Any]:
+def _run(world: int, timeout_s: float, main: Callable[..., Any], *args: Any) -> list[Any]:
     with tempfile.TemporaryDirectory() as folder:
         pipes: list[Connection] = []
         processes = []
@@ -65,7 +67,7 @@ def _run(world: int, main: Callable[..., Any], *args: Any) -> list[Any]:
             pipes.append(ours)
             processes.append(process)
         try:
-            return [_result(rank, pipe) for rank, pipe in enumerate(pipes)]
+            return [_result(rank, pipe, timeout_s) for rank, pipe in enumerate(pipes)]
         finally:
             for process in processes:
                 process.join(5.0)
@@ -74,9 +76,9 @@ def _run(world: int, main: Callable[..., Any], *args: Any) -> list[Any]:
                     process.join()
 
 
-def _result(rank: int, pipe: Connection) -> Any:
-    if not wait([pipe], TIMEOUT_S):
-        raise RankError(f"rank {rank} said nothing for {TIMEOUT_S:g} s")
+def _result(rank: int, pipe: Connection, timeout_s: float) -> Any:
+    if not wait([pipe], timeout_s):
+        raise RankError(f"rank {rank} said nothing for {timeout_s:g} s")
     try:
         kind, value = pickle.loads(pipe.recv_bytes())
     except EOFError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,20 +29,20 @@ BF16_FP32 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.
 FP16 = MixedPrecisionPolicy(param_dtype=torch.float16, reduce_dtype=torch.float16)
 
 
+@cache
 def mesh(kind: str) -> DeviceMesh:
-    """Two sites of two ranks, or four ranks, or three of them; every rank makes every mesh."""
+    """Two sites of two ranks, or four ranks, or three of them; every rank makes every mesh, once."""
     if kind == "hsdp":
         return DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("replicate", "shard"))
     return DeviceMesh("cpu", [0, 1, 2] if kind == "three" else [0, 1, 2, 3])
 
 
-def sharded(kind: str | DeviceMesh, seed: int = 0, **options: Any) -> Any:
+def sharded(kind: str, seed: int = 0, **options: Any) -> Any:
     """A model of three parameter groups; rows do not divide evenly."""
     model: Any = mlp(seed)
-    where = mesh(kind) if isinstance(kind, str) else kind
     for layer in (model[0], model[2]):
-        fully_shard(layer, mesh=where, **options)
-    return fully_shard(model, mesh=where, **options)
+        fully_shard(layer, mesh=mesh(kind), **options)
+    return fully_shard(model, mesh=mesh(kind), **options)
 
 
 def train(model: nn.Module, rank: int, steps: int, *, first: int = 0, optimizer: Any = None) -> None:
@@ -133,6 +134,11 @@ def run_report(rank: int, kind: str) -> tuple[str, str, dict[str, str]]:
     return before, text, chosen
 
 
+def alone(rank: int) -> None:
+    """Makes a group of this rank alone: torch names groups by how many a rank knows, and the others know one more."""
+    dist.new_group([rank], use_local_synchronization=True)
+
+
 def run_saved(rank: int, kind: str, folder: str) -> dict[str, Any]:
     """Trains three steps, saves, and trains three more: through, from torch.save's file and from DCP's folder.
 
@@ -172,15 +178,13 @@ def run_saved(rank: int, kind: str, folder: str) -> dict[str, Any]:
     results["same from dcp"] = all(
         torch.equal(value, again[name]) for name, value in results["other"]["ranks"][str(rank)]["residuals"].items()
     )
-    three = mesh("three")
     if rank < 3:
-        fewer = fsdp.compress(sharded(three), **CODEC)
+        fewer = fsdp.compress(sharded("three"), **CODEC)
         fewer.load_state_dict(fsdp.merge(states))
         results["three"] = fewer.state_dict()
     else:
         results["three"] = None
-        for _ in range(2):  # torch names groups by how many a rank knows, and this one knows two less than the others
-            dist.new_group([rank], use_local_synchronization=True)
+        alone(rank)
     return results
 
 
@@ -299,6 +303,9 @@ for _kind in KINDS:
 
 def run_all(rank: int, folder: str) -> dict[str, Any]:
     results = {}
+    mesh("three")
+    if rank == 3:
+        alone(rank)
     for kind in KINDS:
         results[f"{kind}, saved"] = run_saved(rank, kind, f"{folder}/{kind}")
     for name, (work, args, options) in CASES.items():

@@ -24,6 +24,8 @@ from thinwire.hooks import fsdp
 from thinwire.hooks.fsdp.parameter_groups import check_backend
 from thinwire.policies.compression import PLAIN, ByShape, select
 
+pytestmark = pytest.mark.long  # some 60 trainings; `test_ddp_examples.py` runs HSDP from end to end in every test
+
 
 @pytest.fixture(scope="module")
 def ranks() -> dict[str, list[Any]]:
@@ -31,7 +33,7 @@ def ranks() -> dict[str, list[Any]]:
     with tempfile.TemporaryDirectory() as folder:
         for kind in KINDS:
             Path(folder, kind).mkdir()
-        by_rank = run_ranks(4, run_all, folder)
+        by_rank = run_ranks(4, run_all, folder, group_timeout_s=120.0, timeout_s=280.0)
     return {name: [results[name] for results in by_rank] for name in by_rank[0]}
 
 
