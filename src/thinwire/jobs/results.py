@@ -109,7 +109,7 @@ def _load(path: Path, kinds: Sequence[type[R]]) -> list[Run[R]]:
         version = data["format"]
         if version == FORMAT:
             kind: Any = Union[tuple(kinds)]  # noqa: UP007  # of a sequence, which X | Y cannot spell
-            file: _File[R] = msgspec.convert(data, _File[kind])
+            file: _File[R] = msgspec.convert(data, _File[kind], str_keys=True)
             return file.runs
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}. Choose another place") from error

@@ -12,6 +12,7 @@ import pytest
 
 from tests.studies.reproduce.browser import CHROMIUM, MISSING, open_page
 from thinwire.errors import ConfigError
+from thinwire.jobs.results import Results
 from thinwire.jobs.tables import Table
 from thinwire.studies.reproduce.catalog import CATALOG, PAPERS, entries, finding_kinds
 from thinwire.studies.reproduce.charts import Chart, Panel, Series
@@ -111,6 +112,18 @@ def test_every_entry_shows_something(tiny: tuple[Path, Reproduced]) -> None:
     assert all(path.is_file() for path in made.files)
     names = [chart.name for _, shown in made.shown for chart in shown.charts]
     assert len(set(names)) == len(names)
+
+
+def test_what_was_found_is_found_again(tiny: tuple[Path, Reproduced]) -> None:
+    kinds: list[type[Finding]] = [Tossed, *finding_kinds()]
+    results = Results(tiny[0] / RESULTS, list(dict.fromkeys(kinds)))
+    for entry, shown in tiny[1].shown:
+        assert entry.study is not None
+        found = {}
+        for cell in entry.study.cells("tiny"):
+            found[cell] = results.find(cell.key())
+            assert found[cell] is not None, (entry.id, str(cell))
+        assert entry.study.show(found).tables == shown.tables, entry.id
 
 
 def test_without_zero_runs_a_value_takes_1_6_bits(tiny: tuple[Path, Reproduced]) -> None:
