@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from thinwire.bench.fsdp import FsdpBench, FsdpRun
-from thinwire.bench.fsdp_rank import Cell
+from thinwire.bench.fsdp_cells import Cell
 from thinwire.errors import ConfigError
 
 

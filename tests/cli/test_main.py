@@ -19,7 +19,7 @@ from thinwire.cli import main
 
 Command = Callable[..., Result]
 GROUPS = {
-    "bench": {"codecs", "transports", "hooks", "race", "server", "designs", "hostile", "clock"},
+    "bench": {"codecs", "transports", "hooks", "race", "server", "designs", "hostile", "clock", "fsdp"},
     "chaos": {"worker-death", "backup-death", "server-death", "storm", "storms", "soak"},
 }
 COMMANDS = {"demo", "train", "compare", "server", "worker", "designs", "codecs", "inspect", "certs", "reproduce"}

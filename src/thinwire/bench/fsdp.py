@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from thinwire.bench.fsdp_rank import RANKS, Cell, FsdpRank, Scored
+from thinwire.bench.fsdp_cells import RANKS, Cell, FsdpRank, Scored
 from thinwire.bench.harness import Bench, Figures, Measured, Tell, column, median
 from thinwire.bench.hook_rank import SILENCE_S, Stepped, Stopped, Warm
 from thinwire.bench.hook_runs import PORT, free_port

@@ -17,7 +17,7 @@ from thinwire.bench.clock import ClockBench
 from thinwire.bench.codecs import CodecsBench
 from thinwire.bench.designs import DesignsBench
 from thinwire.bench.fsdp import FsdpBench
-from thinwire.bench.fsdp_rank import FsdpRank
+from thinwire.bench.fsdp_cells import FsdpRank
 from thinwire.bench.hook_rank import HookRank
 from thinwire.bench.hooks import HooksBench
 from thinwire.bench.hostile import AttackedServer, Attacker, Honest, HostileBench

@@ -125,7 +125,8 @@ class Forks:
     Example:
         >>> with Forks(["json"], {}) as forks:
         ...     process = forks.start([sys.executable, "-m", "json.tool", "--help"], {}, [])
-        ...     print(process.stdout.readline().split()[0], process.wait())
+        ...     with process.stdout, process.stderr:
+        ...         print(process.stdout.readline().split()[0], process.wait())
         usage: 0
     """
 

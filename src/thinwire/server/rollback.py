@@ -35,7 +35,7 @@ class Rollback:
         >>> votes.add(10, 0, (100, 75)) + votes.add(11, 1, ())  # rank 1 takes any step
         []
         >>> votes.offer((0, 1), {50, 75})
-        [Send(peers=(10, 11), message=Offer(steps=(75,)), frames=())]
+        [Send(peers=(10, 11), message=Offer(steps=(75,), newest=-1), frames=())]
         >>> votes.choose(10, Resume(step=75)) + votes.choose(11, Resume(step=75))
         []
         >>> votes.agreed((0, 1)), votes.step

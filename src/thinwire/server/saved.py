@@ -25,7 +25,7 @@ class SavedSteps:
         >>> saved.add(0, Saved(steps=(60, 70), safe=50))
         >>> saved.add(1, Saved(steps=(50, 60), safe=50))
         >>> saved.news({50, 60}), saved.news({50, 60}), saved.safe
-        (Saved(steps=(60, 50), safe=-1), None, 50)
+        (Saved(steps=(60,), safe=-1), None, 50)
     """
 
     def __init__(self) -> None:

@@ -1,0 +1,74 @@
+"""What `thinwire bench fsdp` measures, and the role of one of its ranks, without importing FSDP."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+
+from thinwire.bench.harness import Role, Stage
+from thinwire.engines.events import Event
+
+SITES, RANKS = 2, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One training.
+
+    Args:
+        kind: `hsdp`, two sites of two ranks, or `fsdp`, four ranks.
+        method: `none` for stock FSDP2, or a codec with its options; `gather` among them codes the parameters.
+        link: rate of every site's link, or of every rank's with `fsdp`; None for no limit.
+        steps: of the whole training, which the loss comes from; all but the timed ones without a limit.
+        timed: measured steps.
+        warmup: steps before them.
+    """
+
+    kind: str
+    method: str
+    link: str | None
+    model: str
+    data: str
+    steps: int
+    timed: int
+    batch: int
+    lr: float
+    seed: int
+    warmup: int = 2
+
+    @property
+    def hosts(self) -> int:
+        """How many links there are."""
+        return SITES if self.kind == "hsdp" else RANKS
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.method}, {self.link or 'unlimited'}"
+
+
+class Scored(Event, frozen=True, kw_only=True):
+    """The trained model on the test set, and what `fsdp.report` says after the timed steps."""
+
+    accuracy: float
+    loss: float
+    report: str
+
+
+class FsdpRank(Role, frozen=True, kw_only=True):
+    """One rank of a cell.
+
+    Attributes:
+        cell: what is measured.
+        rank: this rank.
+        master: host and port of rank 0.
+        gate: a folder; the file `warm` in it starts the clock, `stopped` lets the rank train to the end.
+    """
+
+    cell: Cell
+    rank: int
+    master: str
+    gate: str
+
+    def play(self, stage: Stage) -> None:
+        """Trains as one rank."""
+        # By name: FSDP takes a second to import, and every process of every benchmark knows all roles.
+        import_module("thinwire.bench.fsdp_rank").train(self, stage)
