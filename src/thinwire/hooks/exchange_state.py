@@ -9,6 +9,7 @@ from typing import Any
 
 from thinwire.collective.core import Collective
 from thinwire.errors import ConfigError
+from thinwire.hooks.guards import StepGuard
 from thinwire.runtime.collective import CollectiveDriver
 
 FORMAT = 1
@@ -27,11 +28,19 @@ class ExchangeState(ABC):
     merge_name = "merge"
     """What merges the states of all ranks, as the user calls it."""
 
-    __slots__ = ("_loss_scale", "_scaler", "core", "driver", "link_bps", "resumed", "start_step", "step")
+    __slots__ = ("_guard", "_loss_scale", "_scaler", "core", "driver", "link_bps", "resumed", "start_step", "step")
 
     def __init__(
-        self, *, core: Collective, driver: CollectiveDriver, start_step: int, scaler: Any, link_bps: float
+        self,
+        *,
+        core: Collective,
+        driver: CollectiveDriver,
+        start_step: int,
+        scaler: Any,
+        link_bps: float,
+        guard: StepGuard,
     ) -> None:
+        self._guard = guard
         self.core = core
         self.driver = driver
         self.start_step = start_step
@@ -69,6 +78,7 @@ class ExchangeState(ABC):
 
     def close(self) -> None:
         """Ends the hook's threads. The model's backward pass cannot be used afterwards."""
+        self._guard.close()
         self.driver.close()
 
     def follow_loss_scale(self) -> None:

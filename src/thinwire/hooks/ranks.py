@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from math import prod
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ import torch.distributed as dist
 from thinwire.codecs import Codec
 from thinwire.collective.residuals import TrainedTensor
 from thinwire.errors import ConfigError
-from thinwire.policies.compression import ByShape, Choice, Compression, as_codec, select
+from thinwire.policies.compression import PLAIN, ByShape, Choice, Compression, as_codec, select
 from thinwire.runtime.peers import agree
 from thinwire.runtime.sealed import SealedPeerGroup
 from thinwire.security.credentials import Credentials
@@ -63,6 +64,14 @@ def choose(
         down = up if codec_down is None else as_codec(codec_down, {})
         compression = ByShape(up=up, down=down, min_numel=min_numel, exclude=exclude)
     chosen = select(shapes, compression, codecs=codecs, last_layer=last_layer)
+    if as_codec(codec, dict(options)) != PLAIN and all(each == Choice(PLAIN, PLAIN) for each in chosen.values()):
+        small = sum(len(shape) > 1 and prod(shape) < min_numel for shape in shapes.values())
+        warnings.warn(
+            f"nothing is compressed: all {len(shapes)} tensors travel as float32, {small} of them because they have "
+            f"fewer than min_numel={min_numel} values, the others as biases, norm layers or exclusions",
+            UserWarning,
+            stacklevel=3,
+        )
     return {
         name: Choice(replace(each.up, nonfinite="raise"), replace(each.down, nonfinite="raise"))
         for name, each in chosen.items()

@@ -18,7 +18,9 @@ from thinwire.collective.core import Collective
 from thinwire.collective.residuals import Residuals, TrainedTensor
 from thinwire.errors import ConfigError
 from thinwire.hooks.ddp.state import ThinwireState
+from thinwire.hooks.guards import StepGuard
 from thinwire.hooks.ranks import check_floating, check_options, choose, described, meet, timeout_of
+from thinwire.hooks.wrapping import inside_compiled, plain_name
 from thinwire.policies.compression import MIN_NUMEL, Compression
 from thinwire.runtime.collective import CollectiveDriver
 from thinwire.runtime.peers import agree
@@ -30,7 +32,7 @@ GATHER_MB = 4.0
 
 
 def compress(
-    model: DistributedDataParallel,
+    model: nn.Module,
     codec: str | Codec = "3lc",
     *,
     codec_down: str | Codec | None = None,
@@ -56,7 +58,7 @@ def compress(
     Compressed bytes travel over a gloo group of their own, whatever group DDP uses.
 
     Args:
-        model: wrapped in DistributedDataParallel.
+        model: wrapped in DistributedDataParallel; what `torch.compile` made of one, too.
         codec: of every rank's gradient; an id with `**options`, or a codec.
         codec_down: of the averages; by default the same.
         start_step: steps before it are all-reduced uncompressed.
@@ -90,11 +92,11 @@ def compress(
         model = DistributedDataParallel(model)
         state = ddp.compress(model, codec="3lc", sparsity=1.0)       # the one line
     """
-    _check_model(model)
+    wrapped = _wrapped(model)
     if reduce not in ("mean", "sum"):
         raise ConfigError(f"reduce={reduce!r}; allowed are 'mean' and 'sum'")
     check_options(nonfinite=nonfinite, scaler=scaler, start_step=start_step, gather_mb=gather_mb)
-    parameters = _parameters(model)
+    parameters = _parameters(wrapped)
     choices = choose(
         {name: tuple(parameter.shape) for name, parameter in parameters.items()},
         codec,
@@ -108,10 +110,10 @@ def compress(
     )
     tensors = [TrainedTensor(name, p.numel(), p.dtype, choices[name], p.device) for name, p in parameters.items()]
     skip = nonfinite == "skip"
-    drop_zeros = bool(model.find_unused_parameters or model.static_graph)
+    drop_zeros = bool(wrapped.find_unused_parameters or wrapped.static_graph)
     group_nbytes = int(gather_mb * 1e6)
-    ranks = dist.get_process_group_ranks(model.process_group)
-    peers = meet(ranks, timeout or timeout_of(model.process_group), credentials)
+    ranks = dist.get_process_group_ranks(wrapped.process_group)
+    peers = meet(ranks, timeout or timeout_of(wrapped.process_group), credentials)
     agree(
         peers,
         {
@@ -130,12 +132,18 @@ def compress(
         core=core,
         driver=CollectiveDriver(core, peers),
         parameters=parameters,
-        group=model.process_group,
+        group=wrapped.process_group,
         start_step=start_step,
         scaler=scaler,
         link_bps=measure_bps(peers) if measure_link else 0.0,
+        guard=StepGuard(
+            wrapped.module,
+            reduced=parameters.values(),
+            compressed=[parameters[tensor.name] for tensor in tensors if not tensor.uncompressed],
+            ignored=wrapped.parameters_to_ignore,
+        ),
     )
-    model.register_comm_hook(state, thinwire_hook)
+    wrapped.register_comm_hook(state, thinwire_hook)
     return state
 
 
@@ -177,7 +185,9 @@ def _uncompressed(state: ThinwireState, buffer: torch.Tensor) -> torch.futures.F
     return future
 
 
-def _check_model(model: Any) -> None:
+def _wrapped(compiled: nn.Module) -> DistributedDataParallel:
+    """Returns the DDP model, which `torch.compile` may have wrapped. Raises ConfigError where no hook can be put."""
+    model = inside_compiled(compiled)
     if not isinstance(model, DistributedDataParallel):
         raise ConfigError(
             f"ddp.compress takes a DistributedDataParallel model, not {type(model).__name__}; "
@@ -193,13 +203,14 @@ def _check_model(model: Any) -> None:
                 f"{name or 'the model'} makes sparse gradients, which have no fixed values to compress; build it with "
                 "sparse=False"
             )
+    return model
 
 
 def _parameters(model: DistributedDataParallel) -> dict[str, torch.Tensor]:
-    """The parameters that DDP reduces, by name."""
+    """The parameters that DDP reduces, by the name that they have in the model itself."""
     ignored: set[str] = model.parameters_to_ignore
     found: dict[str, torch.Tensor] = {
-        name: parameter
+        plain_name(name): parameter
         for name, parameter in model.module.named_parameters()
         if parameter.requires_grad and name not in ignored
     }

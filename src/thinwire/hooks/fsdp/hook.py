@@ -25,6 +25,7 @@ from thinwire.errors import ConfigError
 from thinwire.hooks.fsdp.gathering import CodedAllGather
 from thinwire.hooks.fsdp.parameter_groups import ParameterGroup, ReduceScatter, in_order, parameter_groups
 from thinwire.hooks.fsdp.state import Ready, ShardedState
+from thinwire.hooks.guards import StepGuard
 from thinwire.hooks.ranks import check_floating, check_options, choose, described, meet, timeout_of
 from thinwire.policies.compression import MIN_NUMEL, PLAIN, Choice, Compression, as_codec
 from thinwire.runtime.collective import CollectiveDriver
@@ -171,6 +172,7 @@ def compress(
         start_step=start_step,
         scaler=scaler,
         link_bps=measure_bps(peers) if measure_link else 0.0,
+        guard=StepGuard(model, reduced=list(model.parameters()), compressed=list(model.parameters())),
         buckets={group: _bucket(group, residuals) for group in groups},
         wholes=wholes,
         cuts=cuts,

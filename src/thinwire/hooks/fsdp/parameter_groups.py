@@ -1,4 +1,4 @@
-"""FSDP2's parameter groups, and the only file that touches torch's private names.
+"""FSDP2's parameter groups, and the only file that touches FSDP2's private names.
 
 A parameter group is what one `fully_shard` call reduces together: its gradients come as one flat tensor, the shards of
 its parameters end to end. torch lets a reduce-scatter be replaced, but calls `dist.all_reduce` itself where a mesh has
@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.collective.cut import Cut
 from thinwire.errors import ConfigError
+from thinwire.hooks.wrapping import plain_name
 
 try:
     from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
@@ -39,7 +40,6 @@ except ImportError as error:
         "with torch 2.13: install it, or use thinwire.hooks.ddp"
     ) from error
 
-_WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")
 _FSDP1 = (
     "fsdp.compress takes FSDP2, and this model is wrapped in FullyShardedDataParallel (FSDP1), which has no place for "
     "it. Use FSDP2: `from torch.distributed.fsdp import fully_shard`; `for block in model.blocks: fully_shard(block, "
@@ -253,7 +253,7 @@ def parameter_groups(model: nn.Module) -> list[ParameterGroup]:
 
 def in_order(model: nn.Module, groups: Sequence[ParameterGroup]) -> dict[str, ShardedParameter]:
     """Returns the groups' parameters by name, in the model's order, which says what its last layer is."""
-    order = {_without_wrappers(name): number for number, (name, _) in enumerate(model.named_parameters())}
+    order = {plain_name(name): number for number, (name, _) in enumerate(model.named_parameters())}
     parameters = [parameter for group in groups for parameter in group.parameters]
     parameters.sort(key=lambda parameter: order.get(parameter.name, len(order)))
     return {parameter.name: parameter for parameter in parameters}
@@ -290,13 +290,7 @@ def _check_group(found: ParameterGroup, group: Any) -> None:
 def _name(paths: dict[nn.Module, str], param: Any) -> str:
     """A parameter's name in the model, without what wrappers add to it."""
     info = param._module_info
-    return _without_wrappers(f"{paths[info.module]}.{info.param_name}".lstrip("."))
-
-
-def _without_wrappers(name: str) -> str:
-    for wrapper in _WRAPPERS:
-        name = name.replace(wrapper, "")
-    return name
+    return plain_name(f"{paths[info.module]}.{info.param_name}".lstrip("."))
 
 
 __all__ = [

@@ -1,0 +1,78 @@
+"""What a script may do after wrapping that ruins a compressed training: told of before the optimizer's step.
+
+torch calls a global hook before every step of every optimizer; there the optimizer's class is known, and so are the
+gradients that it is about to apply.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from thinwire.errors import ConfigError
+
+
+class StepGuard:
+    """Looks at every optimizer of a model's parameters before it steps. It keeps nothing alive.
+
+    Args:
+        model: the wrapped model.
+        reduced: the parameters whose gradients are averaged over the ranks.
+        compressed: those of them whose gradients are compressed.
+        ignored: names of parameters that the script leaves to each rank on purpose.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        reduced: Collection[torch.Tensor],
+        compressed: Collection[torch.Tensor],
+        ignored: Collection[str] = (),
+    ) -> None:
+        ours = {id(parameter) for parameter in reduced}
+        self._compressed = [weakref.ref(parameter) for parameter in compressed]
+        self._left_out = [
+            (name, weakref.ref(parameter))
+            for name, parameter in model.named_parameters()
+            if id(parameter) not in ours and name not in ignored
+        ]
+        self._handle = register_optimizer_step_pre_hook(self._before_step)
+
+    def close(self) -> None:
+        """Ends the watch."""
+        self._handle.remove()
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        if isinstance(optimizer, torch.optim.LBFGS) and self._holds(optimizer, self._compressed):
+            raise ConfigError(
+                "LBFGS takes several gradients a step and derives the curvature from their differences; compressed "
+                "gradients hold what earlier ones left over, and it goes astray. Take another optimizer, such as SGD "
+                "or AdamW, or train without compression"
+            )
+        if self._left_out:
+            self._warn_of_unfrozen(optimizer)
+
+    def _warn_of_unfrozen(self, optimizer: torch.optim.Optimizer) -> None:
+        found = [(name, ref) for name, ref in self._left_out if (p := ref()) is not None and p.grad is not None]
+        if found and self._holds(optimizer, [ref for _, ref in found]):
+            names = ", ".join(name for name, _ in found[:4]) + (", …" if len(found) > 4 else "")
+            self._left_out = []
+            warnings.warn(
+                f"{len(found)} parameters were frozen when DistributedDataParallel wrapped the model and are trained "
+                f"now ({names}): no rank sees another's gradients of them, and the replicas will differ. Unfreeze "
+                "them before wrapping, or wrap and compress the model anew",
+                UserWarning,
+                stacklevel=4,
+            )
+
+    @staticmethod
+    def _holds(optimizer: torch.optim.Optimizer, parameters: Collection[weakref.ref[torch.Tensor]]) -> bool:
+        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        return any(id(parameter) in held for ref in parameters if (parameter := ref()) is not None)

@@ -1,0 +1,126 @@
+"""What scripts do around the hook: compile, wrap, unfreeze, choose an optimizer; and what they are told."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import thinwire as tw
+from tests.hooks.ddp_ranks import batch, ddp, mlp, run_ranks, train, weights
+from thinwire.hooks import fsdp
+
+CODEC: dict[str, Any] = {"codec": "3lc", "sparsity": 1.5, "measure_link": False}
+NAMES = ["0.weight", "0.bias", "2.weight", "2.bias", "3.weight", "3.bias", "5.weight", "5.bias"]
+
+
+def run_compiled(rank: int) -> dict[str, Any]:
+    """Trains plain DDP, compiled DDP, and DDP of a compiled model, which goes on from the residuals of the first."""
+    results: dict[str, Any] = {}
+    saved: dict[str, Any] = {}
+    for how in ("plain", "outside", "inside"):
+        inner: Any = mlp()
+        inner = torch.compile(inner, backend="eager") if how == "inside" else inner
+        wrapped = DistributedDataParallel(inner)
+        model: Any = torch.compile(wrapped, backend="eager") if how == "outside" else wrapped
+        state = ddp.compress(model, **CODEC)
+        train(model, rank, 3)
+        saved = saved or state.state_dict()
+        state.load_state_dict(saved)
+        results[how] = [value for _, value in sorted(weights(wrapped.module).items())]
+        results[f"{how}, names"] = list(state.core.residuals.tensors)
+    return results
+
+
+def test_compiled_inside_and_outside_of_ddp() -> None:
+    ranks = run_ranks(2, run_compiled)
+    for results in ranks:
+        for how in ("plain", "outside", "inside"):
+            assert results[f"{how}, names"] == NAMES, how
+            for ours, plain, first in zip(results[how], results["plain"], ranks[0][how], strict=True):
+                torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-5)
+                assert torch.equal(ours, first), "replicas are equal"
+
+
+class Frozen(nn.Module):
+    """A trained layer, a frozen one, and one that each rank keeps to itself on purpose."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.body, self.own = nn.Linear(16, 4), nn.Linear(16, 16), nn.Linear(16, 16)
+        self.body.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(self.own(self.body(x)))
+        return out
+
+
+def run_told(rank: int) -> dict[str, list[str]]:
+    told: dict[str, list[str]] = {}
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+
+        def keep(name: str) -> None:
+            told[name] = [str(each.message) for each in heard if issubclass(each.category, UserWarning)]
+            heard.clear()
+
+        small = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 100))
+        ddp.compress(DistributedDataParallel(small), min_numel=1000, **CODEC)
+        keep("small")
+        ddp.compress(DistributedDataParallel(nn.Linear(4, 4)), "fp32", measure_link=False)
+        ddp.compress(DistributedDataParallel(nn.Linear(4, 100)), **CODEC)
+        keep("as asked")
+
+        module = Frozen()
+        ignored = ["own.weight", "own.bias"]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ignored)  # type: ignore[no-untyped-call]
+        model = DistributedDataParallel(module)
+        state = ddp.compress(model, min_numel=64, **CODEC)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        train(model, rank, 2, optimizer=optimizer)
+        keep("frozen")
+        module.body.requires_grad_(True)
+        train(model, rank, 2, first=2, optimizer=optimizer)
+        keep("unfrozen")
+        state.close()
+
+        for name in ("ddp", "fsdp", "closed"):
+            net = mlp()
+            wrapped = fully_shard(net) if name == "fsdp" else DistributedDataParallel(net)
+            guarded = fsdp.compress(net, **CODEC) if name == "fsdp" else ddp.compress(wrapped, **CODEC)
+            if name == "closed":
+                guarded.close()
+            before = [parameter.detach().clone() for parameter in net.parameters()]
+            try:
+                torch.optim.LBFGS(net.parameters(), lr=0.1, max_iter=2).step(lambda: nn_loss(wrapped, rank))
+            except (tw.ConfigError, RuntimeError) as error:
+                told[f"LBFGS, {name}"] = [f"{type(error).__name__}: {error}"]
+            same = all(torch.equal(old, new) for old, new in zip(before, net.parameters(), strict=True))
+            assert same == (name != "closed"), name
+    return told
+
+
+def nn_loss(model: nn.Module, rank: int) -> float:
+    x, y = batch(rank, 0)
+    model.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()  # type: ignore[no-untyped-call]
+    return float(loss)
+
+
+def test_scripts_are_told_what_would_ruin_the_training() -> None:
+    for told in run_ranks(1, run_told):
+        [text] = told["small"]
+        assert re.search("nothing is compressed: all 6 tensors .* 2 of them .* min_numel=1000 values", text), text
+        assert told["as asked"] == told["frozen"] == []
+        [text] = told["unfrozen"]
+        assert re.search(r"2 parameters were frozen .* \(body.weight, body.bias\): .* replicas will differ", text), text
+        for name in ("ddp", "fsdp"):
+            [text] = told[f"LBFGS, {name}"]
+            assert re.match("ConfigError: LBFGS takes several gradients a step", text), text
+        assert "LBFGS, closed" not in told
