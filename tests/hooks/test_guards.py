@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from functools import partial
 from typing import Any
 
 import torch
@@ -97,7 +98,7 @@ def run_told(rank: int) -> dict[str, list[str]]:
                 guarded.close()
             before = [parameter.detach().clone() for parameter in net.parameters()]
             try:
-                torch.optim.LBFGS(net.parameters(), lr=0.1, max_iter=2).step(lambda: nn_loss(wrapped, rank))
+                torch.optim.LBFGS(net.parameters(), lr=0.1, max_iter=2).step(partial(nn_loss, wrapped, rank))
             except (tw.ConfigError, RuntimeError) as error:
                 told[f"LBFGS, {name}"] = [f"{type(error).__name__}: {error}"]
             same = all(torch.equal(old, new) for old, new in zip(before, net.parameters(), strict=True))
