@@ -160,7 +160,7 @@ def run_death_between_two_pushes(rank: int) -> str | None:
     model = DistributedDataParallel(mlp())
     state = ddp.compress(model, "3lc", measure_link=False)
     train(model, rank, 2)
-    peers = state.driver._peers
+    peers = state.driver.peers
     send = peers.send
 
     def send_to_rank_0_alone(peer: int, data: bytearray, tag: int) -> Any:

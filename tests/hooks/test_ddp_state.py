@@ -129,3 +129,30 @@ def test_the_format_of_a_state_and_what_does_not_merge(tmp_path: Path) -> None:
         ddp.merge([states[0], {**states[1], "step": 9}])
     with pytest.raises(tw.ConfigError, match="at least one"):
         ddp.merge([])
+
+
+def run_all_ranks(rank: int) -> tuple[dict[str, Any], dict[str, Any], str, bool]:
+    """What rank 0 alone would save, and what every rank takes back."""
+    model, state, optimizer = made()
+    train(model, rank, 3, optimizer=optimizer)
+    own, whole = state.state_dict(), ddp.AllRanks(state).state_dict()
+    told: list[Any] = [whole]
+    dist.broadcast_object_list(told)
+    model, state, optimizer = made()
+    said = ddp.AllRanks(state).load_state_dict(told[0])
+    again = state.state_dict()["ranks"][str(rank)]["residuals"]
+    same = all(torch.equal(value, again[name]) for name, value in own["ranks"][str(rank)]["residuals"].items())
+    return own, whole, said, same
+
+
+def test_the_states_of_all_ranks_reach_rank_0() -> None:
+    results = run_ranks(3, run_all_ranks)
+    merged = ddp.merge([own for own, *_ in results])
+    for rank, (own, whole, said, same) in enumerate(results):
+        expected = own if rank else merged
+        assert list(whole["ranks"]) == list(expected["ranks"])
+        for key, part in expected["ranks"].items():
+            for kind, named in part.items():
+                assert all(torch.equal(value, whole["ranks"][key][kind][name]) for name, value in named.items())
+        assert {**whole, "ranks": {}} == {**expected, "ranks": {}}
+        assert "bit for bit" in said and same

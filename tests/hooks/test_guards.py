@@ -92,13 +92,14 @@ def run_told(rank: int) -> dict[str, list[str]]:
 
         for name in ("ddp", "fsdp", "closed"):
             net = mlp()
-            wrapped = fully_shard(net) if name == "fsdp" else DistributedDataParallel(net)
+            wrapped: Any = fully_shard(net) if name == "fsdp" else DistributedDataParallel(net)
             guarded = fsdp.compress(net, **CODEC) if name == "fsdp" else ddp.compress(wrapped, **CODEC)
             if name == "closed":
                 guarded.close()
             before = [parameter.detach().clone() for parameter in net.parameters()]
             try:
-                torch.optim.LBFGS(net.parameters(), lr=0.1, max_iter=2).step(partial(nn_loss, wrapped, rank))
+                lbfgs = torch.optim.LBFGS(net.parameters(), lr=0.1, max_iter=2)
+                lbfgs.step(partial(nn_loss, wrapped, rank))  # type: ignore[no-untyped-call]
             except (tw.ConfigError, RuntimeError) as error:
                 told[f"LBFGS, {name}"] = [f"{type(error).__name__}: {error}"]
             same = all(torch.equal(old, new) for old, new in zip(before, net.parameters(), strict=True))

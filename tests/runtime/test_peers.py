@@ -13,7 +13,8 @@ import pytest
 
 from tests.transports.memory_peers import MemoryPeerGroup, groups
 from thinwire.errors import ProtocolError, TransportError
-from thinwire.runtime.peers import agree, gather, leave, measure_link
+from thinwire.runtime import peers as peers_module
+from thinwire.runtime.peers import agree, gather, gather_at_first, leave, measure_link
 
 
 def on_all(peers: list[MemoryPeerGroup], call: Callable[[MemoryPeerGroup], Any]) -> list[Any]:
@@ -33,6 +34,13 @@ def test_gather_takes_bytes_of_any_length() -> None:
     texts = [b"", b"one", b"x" * 1000]
     assert on_all(groups(3), lambda group: gather(group, texts[group.rank])) == [texts] * 3
     assert on_all(groups(1), lambda group: gather(group, b"alone")) == [[b"alone"]]
+
+
+def test_gather_at_first_cuts_what_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers_module, "_MESSAGE_NBYTES", 300)
+    texts = [b"first", b"", bytes(range(256)) * 4]
+    assert on_all(groups(3), lambda group: gather_at_first(group, texts[group.rank])) == [texts, [], []]
+    assert on_all(groups(1), lambda group: gather_at_first(group, b"alone")) == [[b"alone"]]
 
 
 def agree_unless(group: MemoryPeerGroup, other: dict[str, Any]) -> None:

@@ -38,7 +38,7 @@ class StepGuard:
     ) -> None:
         ours = {id(parameter) for parameter in reduced}
         self._compressed = [weakref.ref(parameter) for parameter in compressed]
-        self._left_out = [
+        self._left_out: list[tuple[str, weakref.ref[torch.Tensor]]] = [
             (name, weakref.ref(parameter))
             for name, parameter in model.named_parameters()
             if id(parameter) not in ours and name not in ignored

@@ -7,7 +7,10 @@ parameter has without them, so a checkpoint fits the same model compiled and not
 
 from __future__ import annotations
 
+import warnings
+
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 _COMPILED = "_orig_mod"
 _WRAPPERS = (f"{_COMPILED}.", "_checkpoint_wrapped_module.")
@@ -37,3 +40,16 @@ def plain_name(name: str) -> str:
     for wrapper in _WRAPPERS:
         name = name.replace(wrapper, "")
     return name
+
+
+def is_distributed(model: nn.Module, ranks: int) -> bool:
+    """Returns whether a framework has wrapped the model for several ranks; says so where there is one alone.
+
+    Args:
+        model: as the framework trains it.
+        ranks: how many take part.
+    """
+    if ranks == 1 and not isinstance(inside_compiled(model), DistributedDataParallel):
+        warnings.warn("one rank alone has nobody to send to: nothing is compressed", UserWarning, stacklevel=3)
+        return False
+    return True

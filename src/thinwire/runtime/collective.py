@@ -91,12 +91,13 @@ class CollectiveDriver:
 
     Attributes:
         failure: what ended the training; None while it goes on.
+        peers: the way to the other ranks.
     """
 
     def __init__(self, core: Collective, peers: PeerGroup) -> None:
         self.failure: Exception | None = None
         self._core = core
-        self._peers = peers
+        self.peers = peers
         self._counters = {way: Counters() for way in Pass}  # one for each thread
         self._told = threading.Event()
         self._left = False
@@ -135,7 +136,7 @@ class CollectiveDriver:
             devices = [buffer.device]
         future: Future = torch.futures.Future(devices=devices)
         waiting = BucketBuffer(buffer, event, future)
-        if self._peers.size == 1:
+        if self.peers.size == 1:
             self._complete_alone(bucket, waiting)
             return future
         self._waiting.append(waiting)
@@ -226,7 +227,7 @@ class CollectiveDriver:
         self._core.started(exchange)
         job.values = [bucket.values() for bucket in job.buckets]
         for (peer, way), buffer in self._receive_buffers(exchange).items():
-            job.receives.setdefault(way, []).append(self._peers.receive(peer, buffer, job.tag(way)))
+            job.receives.setdefault(way, []).append(self.peers.receive(peer, buffer, job.tag(way)))
         copied = time.perf_counter()
         sends = exchange.push(job.values)
         encoded = time.perf_counter()
@@ -259,14 +260,14 @@ class CollectiveDriver:
         waited = 0.0
         for transfer in job.receives[way]:
             begin = time.perf_counter()
-            packet = self._peers.wait(transfer)
+            packet = self.peers.wait(transfer)
             waited += time.perf_counter() - begin
             job.exchange.receive(transfer.peer, way, packet)
         return waited
 
     def _send(self, job: _Job, sends: Sequence[Send], counters: Counters) -> None:
         for send in sends:
-            job.sends.append(self._peers.send(send.peer, send.packet, job.tag(send.way)))
+            job.sends.append(self.peers.send(send.peer, send.packet, job.tag(send.way)))
             counters.add("wire_bytes", len(send.packet))
             counters.add("messages", 1)
             counters.add("payload_bytes", send.payload_nbytes)
@@ -284,7 +285,7 @@ class CollectiveDriver:
             with suppress(
                 TransportError
             ):  # the next group's receive finds out that the peer is gone, and the others are told
-                self._peers.wait(transfer)
+                self.peers.wait(transfer)
 
     def _receive_buffers(self, exchange: Exchange) -> dict[tuple[int, Pass], ReceiveBuffer]:
         """A buffer for each peer and pass, by peer and pass: they are used again in every step."""
@@ -316,12 +317,12 @@ class CollectiveDriver:
     def _tell(self, packet: bytearray, tag: int) -> None:
         """Sends every peer the reason, each by itself: whoever is gone needs none, and keeps it from nobody."""
         transfers = []
-        for peer in self._peers.peers:
+        for peer in self.peers.peers:
             with suppress(TransportError):
-                transfers.append(self._peers.send(peer, packet, tag))
+                transfers.append(self.peers.send(peer, packet, tag))
         for transfer in transfers:
             with suppress(TransportError):
-                self._peers.wait(transfer, FAREWELL)
+                self.peers.wait(transfer, FAREWELL)
         if not self._left:
             self._left = True
-            leave(self._peers, FAREWELL)
+            leave(self.peers, FAREWELL)

@@ -25,6 +25,8 @@ _PROBE_NBYTES = tuple(1 << power for power in range(14, 24, 2))
 _PROBE_ENOUGH_S = 0.03
 FAREWELL = timedelta(seconds=5)
 """How long a rank that gives up stays until all have received its reason, those too that are still busy."""
+_MESSAGE_NBYTES = 1 << 26
+"""Of what is longer: neither gloo nor AES-GCM takes messages of any length, and rank 0 has a buffer for each."""
 _LENGTH = struct.Struct("<Q")
 _SECONDS = struct.Struct("<d")
 
@@ -48,6 +50,29 @@ def _gather(group: PeerGroup, data: bytes, lengths: list[int]) -> list[bytes]:
         group.wait(transfer)
     found = {peer: bytes(transfer.data) for peer, transfer in received.items()}
     return [data if rank == group.rank else found.get(rank, b"") for rank in range(group.size)]
+
+
+def gather_at_first(group: PeerGroup, data: bytes) -> list[bytes]:
+    """Returns every rank's bytes on rank 0, in rank order, and nothing elsewhere; all ranks call it.
+
+    Raises:
+        TransportError: not every rank did in time.
+    """
+    lengths = [_LENGTH.unpack(each)[0] for each in gather(group, _LENGTH.pack(len(data)))]
+    whole = [bytearray() for _ in lengths] if group.rank == 0 else []
+    for start in range(0, max(lengths), _MESSAGE_NBYTES):
+        stops = [min(length, start + _MESSAGE_NBYTES) for length in lengths]
+        if group.rank == 0:
+            coming = [
+                group.receive(peer, ReceiveBuffer(stops[peer] - start), _GATHER_TAG)
+                for peer in group.peers
+                if stops[peer] > start
+            ]
+            for transfer in coming:
+                whole[transfer.peer] += group.wait(transfer)
+        elif stops[group.rank] > start:
+            group.wait(group.send(0, bytearray(data[start : stops[group.rank]]), _GATHER_TAG))
+    return [data if rank == group.rank else bytes(each) for rank, each in enumerate(whole)]
 
 
 def agree(group: PeerGroup, settings: Mapping[str, Any]) -> None:

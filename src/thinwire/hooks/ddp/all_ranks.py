@@ -1,0 +1,56 @@
+"""The states of all ranks as one, for programs that save on rank 0 alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from safetensors.torch import load, save
+
+from thinwire.hooks.ddp.state import ThinwireState
+from thinwire.hooks.exchange_state import merge
+from thinwire.runtime.peers import gather_at_first
+
+
+class AllRanks:
+    """The state of the hook on all ranks, as one object with `state_dict` and `load_state_dict`.
+
+    Give it to what calls `state_dict()` on every rank and writes rank 0's alone, as Accelerate and Lightning do. Where
+    every rank writes a file of its own, the state itself is enough and nothing has to travel.
+
+    Args:
+        state: what `ddp.compress` returned.
+
+    Example::
+
+        accelerator.register_for_checkpointing(ddp.AllRanks(state))
+    """
+
+    def __init__(self, state: ThinwireState) -> None:
+        self.state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the states of all ranks on rank 0, and its own on every other rank; all ranks call it together.
+
+        Rank 0 takes up 4 bytes for every rank and compressed parameter.
+
+        Raises:
+            TransportError: not every rank called it in time.
+        """
+        own = self.state.state_dict()
+        if self.state.world_size == 1:
+            return own
+        kinds = own["ranks"][str(self.state.rank)]
+        flat = {f"{kind}/{name}": tensor for kind, named in kinds.items() for name, tensor in named.items()}
+        states = []
+        for rank, data in enumerate(gather_at_first(self.state.driver.peers, save(flat))):
+            part: dict[str, dict[str, Any]] = {"residuals": {}, "encodes": {}}
+            for key, tensor in load(data).items():
+                kind, _, name = key.partition("/")
+                part[kind][name] = tensor
+            states.append({**own, "ranks": {str(rank): part}})
+        return merge(states) if states else own
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> str:
+        """Takes back what rank 0 saved, on every rank, on any number of ranks. See `ThinwireState.load_state_dict`."""
+        return self.state.load_state_dict(state)
