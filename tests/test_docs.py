@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from thinwire.cli.lazy import LazyCommand
 from thinwire.cli.main import app
 
 ROOT = Path(__file__).parents[1]
@@ -97,6 +98,7 @@ def check_command(line: str) -> None:
         elif (inner := getattr(here, "commands", {})) and word.islower():
             assert word in inner, f"{line}: there is no {word}"
             here = inner[word]
+            here = here.load() if isinstance(here, LazyCommand) else here
 
 
 def test_commands_and_their_options_exist() -> None:

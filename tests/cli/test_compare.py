@@ -11,7 +11,7 @@ import pytest
 
 from tests.cli.commands import Result
 from tests.jobs.outcomes import run_outcome
-from thinwire.cli import compare
+from thinwire.cli import compare, running
 from thinwire.errors import EngineError
 from thinwire.jobs.job import Job
 from thinwire.jobs.outcome import RunOutcome
@@ -27,7 +27,7 @@ def told(job: Job, shaping: str, *, in_process: bool = False) -> RunOutcome:
 
 
 def test_what_is_printed_and_written(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(compare, "run_with_progress", told)
+    monkeypatch.setattr(running, "run_with_progress", told)
     result = command(*ASKED, "--out", tmp_path / "out", "--json", tmp_path / "copy.json")
     assert (result.status, result.err) == (0, "")
     assert "1/2  fp32, mlp, no limit, seed 0, 5 steps" in result.out
@@ -50,7 +50,7 @@ def test_what_is_chosen_for_all_reaches_every_run(
         made.append(job)
         return told(job, shaping)
 
-    monkeypatch.setattr(compare, "run_with_progress", noted)
+    monkeypatch.setattr(running, "run_with_progress", noted)
     result = command(*ASKED, "--compression", "by-shape", "--servers-on-workers", "--out", tmp_path)
     assert (result.status, result.err) == (0, "")
     assert [(job.compression, job.servers_on_workers) for job in made] == [("by-shape", True)] * 2
@@ -68,7 +68,7 @@ def test_in_process_is_for_the_runs_that_nobody_times(
         asked.append((job.link, in_process))
         return told(job, shaping)
 
-    monkeypatch.setattr(compare, "run_with_progress", noted)
+    monkeypatch.setattr(running, "run_with_progress", noted)
     monkeypatch.setattr(compare, "with_privileges", lambda link, shaping: None)
     arguments = ["--designs", "fp32", "--links", "1mbit", "--steps", 5, "--in-process", "--out", tmp_path]
     assert command("compare", *arguments).status == 0
@@ -88,7 +88,7 @@ def test_ctrl_c_keeps_what_is_done(command: Command, monkeypatch: pytest.MonkeyP
             raise KeyboardInterrupt
         return told(job, shaping)
 
-    monkeypatch.setattr(compare, "run_with_progress", interrupted)
+    monkeypatch.setattr(running, "run_with_progress", interrupted)
     result = command(*ASKED, "--out", tmp_path)
     assert result.status == 130 and "interrupted" in result.err
     assert "the same command goes on from there" in result.out
@@ -103,7 +103,7 @@ def test_a_failed_run_is_the_commands_failure(
             raise EngineError("worker 0 ended with exit status 1")
         return told(job, shaping)
 
-    monkeypatch.setattr(compare, "run_with_progress", failing)
+    monkeypatch.setattr(running, "run_with_progress", failing)
     result = command(*ASKED, "--out", tmp_path)
     assert result.status == 1
     assert result.err.startswith("error: 1 runs failed") and "worker 0 ended with exit status 1" in result.err

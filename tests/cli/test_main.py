@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from json import loads
 from pathlib import Path
@@ -44,10 +46,45 @@ def test_every_command_is_listed_and_its_help_has_an_example(command: Command) -
         listed = set(re.findall(r"^\W*([\w-]+) {2,}\S", result.out.partition("Commands")[2], re.MULTILINE))
         assert result.status == 0 and listed == names
     for words in [*([name] for name in COMMANDS), *([group, name] for group in GROUPS for name in GROUPS[group])]:
+        listed_as = (root if len(words) == 1 else visible(root[words[0]]))[words[-1]]
+        loaded = listed_as.load()
+        assert listed_as.help == loaded.help.partition("\n\n")[0].replace("\n", " "), words
+        assert (listed_as.hidden, listed_as.deprecated) == (loaded.hidden, loaded.deprecated), words
         result = command(*words, "--help")
         assert result.status == 0
         assert re.search(rf"Examples?\b.*thinwire {' '.join(words)}", result.out), words
         assert "--json" in result.out or words == ["server"]
+
+
+def test_help_and_misspelt_options_import_neither_torch_nor_what_a_command_computes_with() -> None:
+    """In an interpreter that refuses them, as one that lacks them would: import torch alone takes seconds."""
+    asked = [
+        *(f"{name} --help" for name in sorted(COMMANDS)),
+        *("--help", "--version", "bench --help", "chaos --help", "", "trian", "bench hoks"),
+        *(f"{name} --no-such-option" for name in sorted(COMMANDS)),
+        *("train --steps 0", "train --steps many", "compare --workers", "worker", "certs"),
+    ]
+    code = f"""
+import contextlib, io, sys
+
+class Refused:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "numba", "numpy", "grpc", "matplotlib", "plotly", "cryptography"):
+            raise AssertionError(f"{{sys.argv}} imports {{name}}")
+
+sys.meta_path.insert(0, Refused())
+from thinwire.cli.main import run
+for line in {asked!r}:
+    sys.argv = ["thinwire", *line.split()]
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        try:
+            run()
+        except SystemExit as end:
+            assert end.code == (0 if "--help" in line or "--version" in line else 2), (line, end.code, said.getvalue())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 
 from tests.cli.commands import Result
 from tests.studies.reproduce.test_reproduce import entry
-from thinwire.cli import reproduce
+from thinwire.studies.reproduce import catalog
 from thinwire.studies.reproduce.catalog import CATALOG
 
 Command = Callable[..., Result]
@@ -31,8 +31,8 @@ def test_a_run_is_shown_and_an_interrupted_one_says_how_to_go_on(
     toss_study = entry().study
     assert toss_study is not None
     chosen = [replace(entry(), study=replace(toss_study, run=_interrupt))]
-    monkeypatch.setattr(reproduce, "entries", lambda what: chosen)
-    monkeypatch.setattr(reproduce, "finding_kinds", lambda: list(toss_study.kinds))
+    monkeypatch.setattr(catalog, "entries", lambda what: chosen)
+    monkeypatch.setattr(catalog, "finding_kinds", lambda: list(toss_study.kinds))
     asked = ("reproduce", "3lc-figure-99", "--out", tmp_path / "my out")
     result = command(*asked)
     assert result.status == 130

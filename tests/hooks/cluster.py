@@ -13,8 +13,8 @@ import thinwire as tw
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.runtime.serving import serving
 from thinwire.server.core import ServerCore
-from thinwire.transports import grpc
 from thinwire.transports.base import Connection, Server
+from thinwire.transports.grpc import server as grpc_server
 from thinwire.transports.memory import MemoryServer
 
 Train = Callable[[int, nn.Module, DistributedOptimizer], Any]
@@ -25,7 +25,7 @@ def start_server(core: ServerCore, transport: str) -> tuple[Server, Callable[[],
     if transport == "memory":
         memory = MemoryServer(serving(core))
         return memory, memory.connect
-    server = grpc.serve(serving(core), "127.0.0.1:0")
+    server = grpc_server.serve(serving(core), "127.0.0.1:0")
     return server, lambda: f"grpc://{server.address}"
 
 

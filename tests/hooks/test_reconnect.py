@@ -13,7 +13,7 @@ from tests.hooks.test_distribute import equal, mlp, steps
 from tests.runtime.proxy import Proxy
 from thinwire.runtime.serving import serving
 from thinwire.server.core import ServerCore
-from thinwire.transports import grpc
+from thinwire.transports.grpc import server as grpc_server
 
 torch.set_num_threads(1)
 
@@ -23,7 +23,7 @@ WORKERS = 2
 def train(cuts: list[int], *, shards: int = 1, **options: Any) -> tuple[list[Any], int]:
     """Worker 1 reaches every shard through a proxy; returns the weights (or failures), and how often it was cut."""
     cores = [ServerCore() for _ in range(shards)]
-    servers = [grpc.serve(serving(core, grace_s=30.0), "127.0.0.1:0") for core in cores]
+    servers = [grpc_server.serve(serving(core, grace_s=30.0), "127.0.0.1:0") for core in cores]
     proxies = [Proxy(server.address, cuts) for server in servers]
     results: list[Any] = [None] * WORKERS
 
@@ -75,7 +75,7 @@ def test_cut_connections_leave_no_trace_in_the_weights() -> None:
 
 def test_without_reconnecting_a_cut_is_the_end() -> None:
     core = ServerCore()
-    with grpc.serve(serving(core, grace_s=0.2), "127.0.0.1:0") as server:
+    with grpc_server.serve(serving(core, grace_s=0.2), "127.0.0.1:0") as server:
         proxy = Proxy(server.address, [1800])
         model = mlp(0)
         sgd = torch.optim.SGD(model.parameters(), lr=0.1)

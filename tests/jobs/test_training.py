@@ -22,8 +22,8 @@ from thinwire.runtime.serving import serving
 from thinwire.schema import Join, Refused
 from thinwire.server.core import ServerCore
 from thinwire.server.effects import Close, Send
-from thinwire.transports import grpc
 from thinwire.transports.base import Connection, Server
+from thinwire.transports.grpc import server as grpc_server
 from thinwire.transports.memory import MemoryServer
 from thinwire.workloads.data import data
 
@@ -37,7 +37,7 @@ def train(job: Job, transport: str = "memory") -> tuple[list[WorkerOutcome], lis
     if transport == "memory":
         server = memory = MemoryServer(serving(core))
     else:
-        server = grpc.serve(serving(core), "127.0.0.1:0")
+        server = grpc_server.serve(serving(core), "127.0.0.1:0")
     # torch has one random generator in a process, and models are built with it: worker 0, whose weights become
     # everybody's, builds its own before the other threads may touch the generator.
     built = threading.Event()

@@ -17,8 +17,8 @@ from thinwire.runtime.connection import ReconnectingConnection, connect, has_end
 from thinwire.runtime.serving import serving
 from thinwire.schema import Join, Leave, Refused
 from thinwire.server.core import ServerCore
-from thinwire.transports import grpc
 from thinwire.transports.base import Connection, wire_nbytes
+from thinwire.transports.grpc import server as grpc_server
 from thinwire.transports.memory import MemoryServer
 
 # ---- addresses
@@ -67,7 +67,7 @@ def test_a_connection_is_taken_as_it_is() -> None:
 
 def test_an_address_leads_to_its_server() -> None:
     core = ServerCore()
-    with grpc.serve(serving(core), "127.0.0.1:0") as server, connect(f"grpc://{server.address}") as connection:
+    with grpc_server.serve(serving(core), "127.0.0.1:0") as server, connect(f"grpc://{server.address}") as connection:
         connection.send(pack(Join(rank=0, plan=make_plan(1))))
         assert connection.receive(30) is not None
     assert core.plan == make_plan(1)

@@ -17,8 +17,9 @@ from thinwire.runtime.serving import serving
 from thinwire.schema import Delta, Leave, Message, Plan, Refused, TableSpec, Values, Welcome
 from thinwire.server.core import ServerCore
 from thinwire.telemetry import Counters
-from thinwire.transports import grpc
 from thinwire.transports.base import Connection, Sender, Server
+from thinwire.transports.grpc import client as grpc_client
+from thinwire.transports.grpc import server as grpc_server
 from thinwire.transports.memory import MemoryServer
 from thinwire.worker.apply_buffer import Update
 from thinwire.worker.conversation import Conversation
@@ -45,9 +46,9 @@ def serve(request: pytest.FixtureRequest) -> Iterator[Serve]:
             memory = MemoryServer(serving(core))
             servers.append(memory)
             return memory, memory.connect
-        server = grpc.serve(serving(core), "127.0.0.1:0")
+        server = grpc_server.serve(serving(core), "127.0.0.1:0")
         servers.append(server)
-        return server, lambda: grpc.connect(server.address)
+        return server, lambda: grpc_client.connect(server.address)
 
     yield start
     for server in servers:

@@ -27,8 +27,10 @@ from thinwire.schema import Acknowledged, Join, Leave, Push, Refused, SessionAcc
 from thinwire.security.certificates import self_signed
 from thinwire.server.core import ServerCore
 from thinwire.transports.base import Handler, Sender, Server
-from thinwire.transports.grpc import GrpcOptions, Tls, connect, serve
+from thinwire.transports.grpc import GrpcOptions, Tls
+from thinwire.transports.grpc.client import connect
 from thinwire.transports.grpc.options import METHOD, SERVICE, TOKEN_KEY, TOKEN_SCHEME
+from thinwire.transports.grpc.server import serve
 from thinwire.transports.hosting import MAX_SESSIONS_EACH
 
 WAIT_S = 20.0

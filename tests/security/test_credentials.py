@@ -13,8 +13,10 @@ from tests.security.conftest import Pki
 from thinwire.errors import ConfigError
 from thinwire.security import Credentials
 from thinwire.security.starter import make_starter
-from thinwire.transports.grpc import GrpcOptions, connect, serve
+from thinwire.transports.grpc import GrpcOptions
+from thinwire.transports.grpc.client import connect
 from thinwire.transports.grpc.options import Caller
+from thinwire.transports.grpc.server import serve
 
 
 def test_a_servers_and_a_workers_options(pki: Pki) -> None:

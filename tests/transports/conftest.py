@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from thinwire.transports import Connection, Sender, Server, sockets
-from thinwire.transports.grpc import GrpcOptions, connect, serve
+from thinwire.transports.grpc import GrpcOptions
+from thinwire.transports.grpc.client import connect
+from thinwire.transports.grpc.server import serve
 from thinwire.transports.hosting import HostServer
 from thinwire.transports.memory import MemoryServer
 

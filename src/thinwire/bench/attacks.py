@@ -19,7 +19,8 @@ from thinwire.errors import ThinwireError
 from thinwire.packets import HEAD_NBYTES, pack
 from thinwire.schema import Acknowledged, Join, Plan, Push, SessionOpen
 from thinwire.transports.base import Connection
-from thinwire.transports.grpc import GrpcOptions, Tls, connect
+from thinwire.transports.grpc import GrpcOptions, Tls
+from thinwire.transports.grpc.client import connect
 from thinwire.transports.grpc.options import METHOD, SERVICE, TOKEN_KEY, TOKEN_SCHEME, parse_address
 
 LARGE_NBYTES = 255 * 2**20

@@ -31,7 +31,7 @@ from thinwire.schema import Plan, TableSpec
 from thinwire.security.certificates import Authority
 from thinwire.security.starter import in_starter, make_starter
 from thinwire.server.core import ServerCore
-from thinwire.transports import grpc
+from thinwire.transports.grpc import server as grpc_server
 from thinwire.transports.grpc.options import SCHEME
 
 WARM_STEPS = 50
@@ -170,7 +170,7 @@ class AttackedServer(Role, frozen=True, kw_only=True):
         """Serves until the honest worker says that it is over, and reports how the process grew."""
         core, folder, before, most = ServerCore(min_workers=1), Path(self.folder), (0, 0), (0, 0)
         options = in_starter(folder).server(stage.transport)
-        with grpc.serve(serving(core, grace_s=60.0), stage.listen, options=options) as server:
+        with grpc_server.serve(serving(core, grace_s=60.0), stage.listen, options=options) as server:
             stage.report(Listening(address=server.address))
             while not (folder / OVER).exists():
                 time.sleep(0.05)

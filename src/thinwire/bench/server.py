@@ -33,8 +33,8 @@ from thinwire.policies.designs import design as find_design
 from thinwire.runtime.connection import connect
 from thinwire.runtime.serving import serving
 from thinwire.server.core import ServerCore
-from thinwire.transports import grpc
 from thinwire.transports.base import Handler, Server
+from thinwire.transports.grpc import server as grpc_server
 
 SETS = 8
 """Different gradients, of so many steps of one worker; the workers take them in turn, each beginning with another."""
@@ -159,7 +159,9 @@ class ServerShard(Role, frozen=True, kw_only=True):
             if core.step not in marks and running:
                 marks[core.step] = time.process_time(), running[0].bytes_received + running[0].bytes_sent
 
-        with grpc.serve(lambda sender: _Marking(inner(sender), mark), stage.listen, options=stage.transport) as server:
+        with grpc_server.serve(
+            lambda sender: _Marking(inner(sender), mark), stage.listen, options=stage.transport
+        ) as server:
             running.append(server)
             stage.report(Listening(address=server.address))
             ended.wait()

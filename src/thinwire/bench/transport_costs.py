@@ -20,8 +20,8 @@ from thinwire.jobs.cluster import choose_links, run_cluster
 from thinwire.jobs.events import Listening
 from thinwire.jobs.virtual_time import TransportCosts
 from thinwire.runtime.connection import connect
-from thinwire.transports import grpc
 from thinwire.transports.base import Connection, Sender
+from thinwire.transports.grpc import server as grpc_server
 
 SMALL_NBYTES, LARGE_NBYTES = 1_000, 400_000
 PAUSE_S = 0.003
@@ -44,7 +44,7 @@ class EchoServer(Role, frozen=True, kw_only=True):
     def play(self, stage: Stage) -> None:
         """Serves and reports where."""
         ended = threading.Event()
-        with grpc.serve(lambda sender: _Echo(sender, ended), stage.listen, options=stage.transport) as server:
+        with grpc_server.serve(lambda sender: _Echo(sender, ended), stage.listen, options=stage.transport) as server:
             stage.report(Listening(address=server.address))
             ended.wait()
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import shlex
 import socket
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from thinwire.cli import options
 from thinwire.cli.console import console, write_json
-from thinwire.security.certificates import Authority
-from thinwire.security.starter import make_starter, options_in
+from thinwire.cli.lazy import lazy
+
+if TYPE_CHECKING:
+    from thinwire.security import certificates, starter
+else:
+    certificates, starter = lazy("thinwire.security.certificates"), lazy("thinwire.security.starter")
 
 app = typer.Typer()
 
@@ -32,7 +36,9 @@ def certs(
 ) -> None:
     """Make a certificate authority, a server's and workers' certificates, and tokens. Nothing is overwritten."""
     hosts = list(dict.fromkeys([*(host or ()), socket.gethostname(), *LOCAL]))
-    files = make_starter(folder, Authority("thinwire test CA", days=days), workers=workers, hosts=hosts)
+    files = starter.make_starter(
+        folder, certificates.Authority("thinwire test CA", days=days), workers=workers, hosts=hosts
+    )
     console.print(
         f"wrote {len(files)} files to {folder}: the server's certificate is for {', '.join(hosts)}", soft_wrap=True
     )
@@ -41,7 +47,7 @@ def certs(
     )
     worker = ["thinwire", "worker", "--server", f"grpc://{hosts[0]}:7070", "--rank", "0", "--workers", str(workers)]
     server = ["thinwire", "server", "--listen", "0.0.0.0:7070"]
-    commands = [[*server, *options_in(folder)], [*worker, *options_in(folder, 0)]]
+    commands = [[*server, *starter.options_in(folder)], [*worker, *starter.options_in(folder, 0)]]
     for command in commands:
         console.print(shlex.join(command), highlight=False, soft_wrap=True)
     write_json(json, {"files": [str(file) for file in files], "hosts": hosts, "commands": commands})

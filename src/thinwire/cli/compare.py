@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import json as json_format
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
 from thinwire.cli import options
 from thinwire.cli.console import console, show, write_json
+from thinwire.cli.lazy import lazy
 from thinwire.cli.options import takes
-from thinwire.cli.train import run_with_progress, with_privileges
+from thinwire.cli.train import with_privileges
 from thinwire.engines.links import parse_rate
 from thinwire.errors import ConfigError, EngineError
-from thinwire.jobs.cluster import choose_links
-from thinwire.jobs.job import Job
-from thinwire.studies.compare import RESULTS, Comparison
-from thinwire.studies.compare import compare as measure
-from thinwire.studies.report import choices, designs_table, servers_of, times_table, write_report
+from thinwire.studies.options import RESULTS, ComparisonOptions
+
+if TYPE_CHECKING:
+    from thinwire.cli import running
+    from thinwire.jobs import cluster
+    from thinwire.jobs.job import Job
+    from thinwire.studies import compare as comparing
+    from thinwire.studies import report
+else:
+    running, cluster = lazy("thinwire.cli.running"), lazy("thinwire.jobs.cluster")
+    comparing, report = lazy("thinwire.studies.compare"), lazy("thinwire.studies.report")
 
 app = typer.Typer()
 
@@ -30,35 +37,38 @@ Out = Annotated[Path, typer.Option(file_okay=False, help="Folder of results.json
     epilog="Example: thinwire compare --designs 'fp32,int8,3lc[s=1.0],3lc[s=1.75]' --links 10mbit,100mbit,1gbit "
     "--models lenet5 --data fashion-mnist --seeds 3 --out out/lenet5"
 )
-@takes(Comparison)
-def compare(comparison: Comparison, out: Out = Path("thinwire-compare"), json: options.Json = None) -> None:
+@takes(ComparisonOptions)
+def compare(given: ComparisonOptions, out: Out = Path("thinwire-compare"), json: options.Json = None) -> None:
     """Compare designs on links: accuracy from full runs, seconds per step from short runs on every link.
 
     Runs that are in results.json already are not made again, so a comparison that was interrupted goes on, and one
     that was finished can grow.
     """
-    asked, shaping = comparison, comparison.shaping
+    asked, shaping = comparing.Comparison(**vars(given)), given.shaping
     thin = next((link for link in asked.links if parse_rate(link).bps is not None), None)
     with_privileges(thin, shaping)
-    if asked.servers_on_workers and thin and choose_links(thin, shaping).shaping == "application":
+    if asked.servers_on_workers and thin and cluster.choose_links(thin, shaping).shaping == "application":
         raise ConfigError("--servers-on-workers: processes of one node share its link only with kernel shaping")
     try:
-        findings = measure(
+        findings = comparing.compare(
             asked,
             out,
-            lambda job: run_with_progress(job, shaping, in_process=asked.in_process and job.link is None),
+            lambda job: running.run_with_progress(job, shaping, in_process=asked.in_process and job.link is None),
             on_job=_announce,
         )
     except KeyboardInterrupt:
         kept = escape(str(out / RESULTS))
         console.print(f"what is done is kept in {kept}; the same command goes on from there", soft_wrap=True)
         raise
-    console.print(escape(", ".join(filter(None, [f"servers: {servers_of(asked)}", choices(asked)]))), highlight=False)
+    console.print(
+        escape(", ".join(filter(None, [f"servers: {report.servers_of(asked)}", report.choices(asked)]))),
+        highlight=False,
+    )
     for model in asked.models:
         rows = [row for row in findings.rows if row.model == model]
-        show(designs_table(rows, f"{model} on {asked.data}, {asked.workers} workers, seeds: {asked.seeds}"))
-        show(times_table(rows))
-    write_report(findings, out / "report.html")
+        show(report.designs_table(rows, f"{model} on {asked.data}, {asked.workers} workers, seeds: {asked.seeds}"))
+        show(report.times_table(rows))
+    report.write_report(findings, out / "report.html")
     console.print(f"wrote {out / RESULTS} and {out / 'report.html'}", soft_wrap=True)
     if json is not None:
         write_json(json, json_format.loads((out / RESULTS).read_text()))

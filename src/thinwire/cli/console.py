@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,9 +14,7 @@ from rich.markup import escape
 
 from thinwire.engines.events import Event
 from thinwire.errors import ConfigError
-from thinwire.jobs.outcome import RunOutcome
-from thinwire.jobs.tables import Table, nbytes_text
-from thinwire.workloads.models import TEXT_MODELS
+from thinwire.jobs.tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -67,23 +64,3 @@ def show(table: Table) -> None:
     for line in table.lines:
         shown.add_row(*map(escape, line))
     console.print(shown)
-
-
-def runs_table(runs: Sequence[RunOutcome], title: str) -> Table:
-    """Returns a table with one column for each run and one line for each figure."""
-    first = runs[0].seconds_per_step
-    figures: list[tuple[str, Callable[[RunOutcome], str]]] = [
-        ("steps", lambda run: f"{run.steps:,}"),
-        ("seconds per step", lambda run: f"{run.seconds_per_step:.4f}"),
-        *([("speed-up", lambda run: f"{first / run.seconds_per_step:.1f}×")] if len(runs) > 1 else []),
-        ("test accuracy", lambda run: f"{run.test_accuracy:.2%}"),
-        *([("held-out nats a byte", lambda run: f"{run.test_loss:.4f}")] if runs[0].model in TEXT_MODELS else []),
-        ("train loss", lambda run: f"{run.train_loss:.4f}"),
-        ("payload up / down", lambda r: f"{nbytes_text(r.payload_bytes_push)} / {nbytes_text(r.payload_bytes_pull)}"),
-        ("wire up / down", lambda run: f"{nbytes_text(run.wire_bytes_push)} / {nbytes_text(run.wire_bytes_pull)}"),
-        ("bits per value up / down", lambda run: f"{run.bits_per_value_push:.3f} / {run.bits_per_value_pull:.3f}"),
-        ("compression ratio", lambda run: f"{run.compression_ratio:.1f}×"),
-        ("link, shaped by", lambda run: f"{run.link}, {run.shaping}"),
-    ]
-    lines = [[name, *map(figure, runs)] for name, figure in figures]
-    return Table(["", *(run.design for run in runs)], lines, title)

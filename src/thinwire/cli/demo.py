@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from thinwire.cli import options
-from thinwire.cli.console import console, runs_table, save_picture, show, write_json
-from thinwire.cli.train import run_with_progress, with_privileges
-from thinwire.jobs.job import Job
-from thinwire.studies.report import draw_curves
+from thinwire.cli.console import console, save_picture, show, write_json
+from thinwire.cli.lazy import lazy
+from thinwire.cli.train import with_privileges
+
+if TYPE_CHECKING:
+    from thinwire.cli import running
+    from thinwire.jobs import job as job_module
+    from thinwire.studies import report
+else:
+    running = lazy("thinwire.cli.running")
+    job_module, report = lazy("thinwire.jobs.job"), lazy("thinwire.studies.report")
 
 app = typer.Typer()
 
@@ -32,7 +39,7 @@ def demo(
 ) -> None:
     """Train digits twice over a thin link, uncompressed and with 3LC, each in the same time."""
     jobs = [
-        Job(
+        job_module.Job(
             design=design,
             model=model,
             data=data,
@@ -48,9 +55,9 @@ def demo(
     console.print(
         f"{workers} workers and 1 server train {model} on {data}; every link carries {link}; {seconds:g} s a design"
     )
-    runs = [run_with_progress(job, shaping) for job in jobs]
+    runs = [running.run_with_progress(job, shaping) for job in jobs]
     speedup = runs[0].seconds_per_step / runs[1].seconds_per_step
-    show(runs_table(runs, f"{seconds:g} seconds each"))
+    show(running.runs_table(runs, f"{seconds:g} seconds each"))
     if png is not None:
-        save_picture(draw_curves(runs, f"{model} on {data}, {workers} workers, {link} links"), png)
+        save_picture(report.draw_curves(runs, f"{model} on {data}, {workers} workers, {link} links"), png)
     write_json(json, {"runs": runs, "speedup": speedup})

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -15,18 +15,22 @@ from rich.progress import Progress
 from rich.table import Table
 
 from thinwire import frames
-from thinwire.bench.sample import sample_codecs
 from thinwire.cli import options
 from thinwire.cli.console import console, write_json
-from thinwire.codecs import codec as make_codec
-from thinwire.codecs import decode, find, ids, open_parsed
+from thinwire.cli.lazy import lazy
 from thinwire.errors import ConfigError
 from thinwire.frames import CODEC_NUMBERS, Flags
-from thinwire.policies.designs import design
-from thinwire.policies.designs import designs as list_designs
-from thinwire.workloads.data import cache_folder, datasets
-from thinwire.workloads.download import download as fetch
-from thinwire.workloads.models import models as list_models
+
+if TYPE_CHECKING:
+    from thinwire import codecs as registered
+    from thinwire.bench import sample
+    from thinwire.policies import designs as shipped
+    from thinwire.workloads import data, models
+    from thinwire.workloads import download as downloading
+else:
+    registered, sample, shipped = map(lazy, ("thinwire.codecs", "thinwire.bench.sample", "thinwire.policies.designs"))
+    data, models = lazy("thinwire.workloads.data"), lazy("thinwire.workloads.models")
+    downloading = lazy("thinwire.workloads.download")
 
 app = typer.Typer()
 
@@ -46,7 +50,7 @@ def inspect(
         case "codecs":
             facts: Any = _codecs()
         case "models":
-            facts = list_models()
+            facts = models.models()
             console.print("\n".join(facts))
         case "data":
             facts = _data(root, download)
@@ -57,13 +61,13 @@ def inspect(
 
 def _frame(file: Path) -> dict[str, Any]:
     try:
-        data = file.read_bytes()
+        content = file.read_bytes()
     except OSError as error:
         raise ConfigError(
             f"{file}: {error.strerror}. Give codecs, models, data, or a file that holds a frame; "
             "designs are listed by thinwire designs"
         ) from error
-    parsed = frames.parse(data)
+    parsed = frames.parse(content)
     set_flags = [flag.name or "" for flag in Flags if flag & parsed.flags]
     rows: list[tuple[str, Any, str]] = [
         ("codec", parsed.codec, f"number {CODEC_NUMBERS.get(parsed.codec, 0)} on the wire; 0 is a codec sent by name"),
@@ -77,18 +81,18 @@ def _frame(file: Path) -> dict[str, Any]:
             list(parsed.scales[:8]),
             f"numbers in full precision beside the payload; {len(parsed.scales)} in all",
         ),
-        ("frame_bytes", len(data), "header, payload and checksum"),
-        ("header_bytes", len(data) - len(parsed.payload), "all but the payload; 8 of them are the checksum"),
+        ("frame_bytes", len(content), "header, payload and checksum"),
+        ("header_bytes", len(content) - len(parsed.payload), "all but the payload; 8 of them are the checksum"),
         ("payload_bytes", len(parsed.payload), "what the papers count"),
         ("bits_per_value", parsed.bits_per_value, "of the payload"),
         ("payload_head", bytes(parsed.payload[:16]).hex(" "), "its first bytes"),
     ]
     fields: list[dict[str, Any]] = []
     if not parsed.non_finite and parsed.size:
-        opened = open_parsed(parsed)
+        opened = registered.open_parsed(parsed)
         if parsed.zstd:
             rows.append(("payload_before_zstd", len(opened.frame.payload), "bytes; the codec's fields are in these"))
-        values = decode(data).double()
+        values = registered.decode(content).double()
         for name, (value, meaning) in opened.explain().items():
             fields.append({"name": name, "value": value, "meaning": meaning})
         rows += [
@@ -124,9 +128,9 @@ def _text(value: Any) -> str:
 def _codecs() -> list[dict[str, Any]]:
     table = Table("codec", "what it is", "options")
     rows = []
-    for codec_id in ids():
-        about = (find(codec_id).__doc__ or "").strip().splitlines()[0]
-        defaults = make_codec(codec_id).config()
+    for codec_id in registered.ids():
+        about = (registered.find(codec_id).__doc__ or "").strip().splitlines()[0]
+        defaults = registered.codec(codec_id).config()
         del defaults["id"]
         rows.append({"id": codec_id, "about": about, "options": defaults})
         table.add_row(codec_id, about, ", ".join(f"{name}={value}" for name, value in defaults.items()))
@@ -136,10 +140,10 @@ def _codecs() -> list[dict[str, Any]]:
 
 def _data(root: Path | None, download: str | None) -> list[dict[str, Any]]:
     if download is not None:
-        console.print(f"{download}: {_fetch(download, root or cache_folder() / download)}")
+        console.print(f"{download}: {_fetch(download, root or data.cache_folder() / download)}")
     table = Table("data set", "here", "what it is", "how to get it")
     rows = []
-    for info in datasets(root=root):
+    for info in data.datasets(root=root):
         where = None if info.where is None else str(info.where)
         rows.append({**asdict(info), "present": info.present, "where": where})
         table.add_row(info.name, where or "missing", info.description, info.how)
@@ -156,7 +160,7 @@ def _fetch(name: str, folder: Path) -> Path:
                 tasks[file] = progress.add_task(file, total=total)
             progress.update(tasks[file], completed=done)
 
-        return fetch(name, folder, advance)
+        return downloading.download(name, folder, advance)
 
 
 @app.command(epilog="Example: thinwire designs 'mps[staleness=2]' --json mps.json")
@@ -165,7 +169,7 @@ def designs(
     json: options.Json = None,
 ) -> None:
     """List designs with every choice spelled out: codecs both ways, consistency, placement and the rest."""
-    found = [design(name).choices() for name in names or list_designs()]
+    found = [shipped.design(name).choices() for name in names or shipped.designs()]
     table = Table(show_lines=True)
     table.add_column("design", overflow="fold")
     table.add_column("choices", overflow="fold")
@@ -180,7 +184,7 @@ def designs(
 @app.command(epilog="Example: thinwire codecs --json codecs.json")
 def codecs(json: options.Json = None) -> None:
     """List every codec with its ratio and relative error on real gradients, which the command computes."""
-    rows = sample_codecs()
+    rows = sample.sample_codecs()
     table = Table("codec", "bits/value", "ratio", "relative error", "after ten steps with residual")
     for row in rows:
         after = "–" if row.after_feedback is None else f"{row.after_feedback:.3f}"

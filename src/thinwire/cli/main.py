@@ -10,8 +10,8 @@ import typer
 from rich.markup import escape
 
 import thinwire
-from thinwire.cli import bench, certs, chaos, compare, demo, inspect, reproduce, roles, train
 from thinwire.cli.console import errors
+from thinwire.cli.lazy import lazy_command
 from thinwire.errors import ConfigError, ThinwireError
 
 INTERRUPTED = 130
@@ -23,10 +23,100 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for _part in (demo, train, compare, reproduce, roles, certs, inspect):
-    app.add_typer(_part.app)
-app.add_typer(bench.app, name="bench")
-app.add_typer(chaos.app, name="chaos")
+bench = typer.Typer(help="Measure codecs, transports and hooks on this machine.", no_args_is_help=True)
+chaos = typer.Typer(
+    help="Kill, freeze and cut off real processes, and see the training end right.", no_args_is_help=True
+)
+
+COMMANDS: list[tuple[typer.Typer, str, dict[str, str]]] = [
+    (app, "demo", {"demo": "Train digits twice over a thin link, uncompressed and with 3LC, each in the same time."}),
+    (app, "train", {"train": "Train a model with a server and N workers on this machine, over an emulated link."}),
+    (
+        app,
+        "compare",
+        {
+            "compare": "Compare designs on links: accuracy from full runs, seconds per step from short runs on every "
+            "link."
+        },
+    ),
+    (app, "reproduce", {"reproduce": "Make tables and figures of the papers again, and show ours beside the paper's."}),
+    (
+        app,
+        "roles",
+        {
+            "server": "Serve one training: the first worker brings the model and the optimizer; ends when all workers "
+            "have left.",
+            "worker": "Train as one worker. All workers are started with the same options but `--rank`.",
+        },
+    ),
+    (
+        app,
+        "certs",
+        {
+            "certs": "Make a certificate authority, a server's and workers' certificates, and tokens. Nothing is "
+            "overwritten."
+        },
+    ),
+    (
+        app,
+        "inspect",
+        {
+            "inspect": "Explain the bytes of a frame; list codecs, models or data sets. (Designs: `thinwire designs`.)",
+            "designs": "List designs with every choice spelled out: codecs both ways, consistency, placement and the "
+            "rest.",
+            "codecs": "List every codec with its ratio and relative error on real gradients, which the command "
+            "computes.",
+        },
+    ),
+    (
+        bench,
+        "bench",
+        {
+            "codecs": "Encode and decode speed on one thread, beside memcpy, the two-pass floor, plain torch and raw "
+            "compressors.",
+            "transports": "What a step costs without computation: 30 small tensors from every worker, by size of the "
+            "messages.",
+            "hooks": "Measure DDP hooks: seconds per step, CPU time and bytes at the interface.",
+            "fsdp": "FSDP2 and HSDP on thin links, stock and compressed: seconds per step, bytes, and the loss after "
+            "some steps.",
+            "race": "Race DDP hooks to a test accuracy, or language models to a held-out loss.",
+            "server": "CPU seconds of the server's process per step, with ready-made gradients in place of workers.",
+            "clock": "The computed clock of runs in one process, beside processes behind links that the kernel shapes.",
+            "designs": "Train every model with every design for a few steps: finished, loss finite, replicas equal?",
+            "hostile": "Attack a server: its memory and threads, and how long an honest worker waits.",
+            "role": "One process of a benchmark; the others start it.",
+        },
+    ),
+    (
+        chaos,
+        "chaos",
+        {
+            "worker-death": "Kill a worker at a random step and start the same command again.",
+            "backup-death": "Kill as many workers as backup[b] has to spare, for good.",
+            "server-death": "Kill the server and start it again with --resume: the weights must be those of an "
+            "undisturbed training.",
+            "storm": "Strike one long training after every so many rounds: goodput, accuracy, and no gradient lost or "
+            "counted twice.",
+            "storms": "Strike many short trainings, of all designs, with faults of all kinds.",
+            "soak": "Let workers come and go for an hour, and watch the server's memory, descriptors and threads.",
+        },
+    ),
+]
+"""Group, module of `thinwire.cli` and, by the command's name, the first paragraph of its description."""
+HIDDEN = {"role"}
+
+
+def _by_their_options() -> None:
+    """What a command of the table does is in its own module."""
+
+
+for _group, _module, _described in COMMANDS:
+    for _name, _about in _described.items():
+        _group.command(_name, help=_about, hidden=_name in HIDDEN, cls=lazy_command(f"thinwire.cli.{_module}"))(
+            _by_their_options
+        )
+app.add_typer(bench, name="bench")
+app.add_typer(chaos, name="chaos")
 
 
 def _version(show: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -13,12 +13,16 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from thinwire.cli import options
 from thinwire.cli.console import console, show, write_json
+from thinwire.cli.lazy import lazy
 from thinwire.cli.train import with_privileges
 from thinwire.jobs.tables import Table
-from thinwire.studies.reproduce.catalog import CATALOG, entries, finding_kinds
-from thinwire.studies.reproduce.entry import Cell, Entry
-from thinwire.studies.reproduce.run import Reproduced
-from thinwire.studies.reproduce.run import reproduce as make
+
+if TYPE_CHECKING:
+    from thinwire.studies.reproduce import catalog
+    from thinwire.studies.reproduce import run as making
+    from thinwire.studies.reproduce.entry import Cell, Entry
+else:
+    catalog, making = lazy("thinwire.studies.reproduce.catalog"), lazy("thinwire.studies.reproduce.run")
 
 app = typer.Typer()
 
@@ -52,7 +56,7 @@ def reproduce(
     if what == LIST:
         _list(json)
         return
-    chosen = entries(what)
+    chosen = catalog.entries(what)
     if any(entry.study is not None and entry.study.links for entry in chosen):
         with_privileges("10mbit", "auto")
     command = f"thinwire reproduce {what} --scale {scale.value} --out {shlex.quote(str(out))}"
@@ -74,7 +78,7 @@ def reproduce(
     write_json(json, {"command": command, "entries": shown})
 
 
-def _run(chosen: list[Entry], scale: Scale, out: Path, command: str) -> Reproduced:
+def _run(chosen: list[Entry], scale: Scale, out: Path, command: str) -> making.Reproduced:
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"), TimeElapsedColumn()
     with Progress(*columns, console=console) as bar:
         tasks: list[TaskID] = []
@@ -87,11 +91,11 @@ def _run(chosen: list[Entry], scale: Scale, out: Path, command: str) -> Reproduc
             finished()
             tasks.append(bar.add_task(escape(f"{number}/{total} {cell}"), total=1.0, text="starting"))
 
-        made = make(
+        made = making.reproduce(
             chosen,
             scale.value,
             out,
-            kinds=finding_kinds(),
+            kinds=catalog.finding_kinds(),
             command=command,
             on_cell=on_cell,
             on_progress=lambda share, text: bar.update(tasks[-1], completed=share, text=text),
@@ -108,7 +112,7 @@ def _list(json: Path | None) -> None:
             entry.shows + (f" ({entry.why})" if entry.status in ("impossible", "drawing") else ""),
             f"{entry.minutes:g}" if entry.minutes else "–",
         ]
-        for entry in CATALOG
+        for entry in catalog.CATALOG
     ]
     show(
         Table(
@@ -116,4 +120,4 @@ def _list(json: Path | None) -> None:
         )
     )
     names = ("id", "paper", "shows", "status", "why", "minutes")
-    write_json(json, [{name: getattr(entry, name) for name in names} for entry in CATALOG])
+    write_json(json, [{name: getattr(entry, name) for name in names} for entry in catalog.CATALOG])

@@ -9,31 +9,39 @@ from collections.abc import Callable
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from msgspec import UnsetType
 
 from thinwire.cli import options
 from thinwire.cli.console import console, report, write_json
+from thinwire.cli.lazy import lazy
 from thinwire.cli.options import takes
-from thinwire.engines.events import Event
 from thinwire.engines.links import parse_rate
 from thinwire.errors import ConfigError, ProtocolError, SessionLostError, StepMismatchError
-from thinwire.jobs.checkpoints import WorkerCheckpoint
-from thinwire.jobs.events import Accuracy, Done, Listening, Progress, Served
-from thinwire.jobs.job import Job
-from thinwire.jobs.outcome import WorkerOutcome
-from thinwire.jobs.training import run_worker
-from thinwire.runtime.checkpointing import Checkpointer
-from thinwire.runtime.connection import connect
-from thinwire.runtime.journal import Journal
-from thinwire.runtime.metrics import JsonLines, MetricsWriter, Prometheus, TensorBoard
-from thinwire.runtime.serving import serving
+from thinwire.jobs.options import JobOptions
 from thinwire.security import Credentials
-from thinwire.server.core import ServerCore
-from thinwire.transports.grpc import GrpcOptions, serve
+from thinwire.transports.grpc import GrpcOptions
 from thinwire.transports.shaped import Shaping
+
+if TYPE_CHECKING:
+    from thinwire.engines.events import Event
+    from thinwire.jobs import checkpoints, training
+    from thinwire.jobs import events as told
+    from thinwire.jobs import job as jobs
+    from thinwire.jobs.outcome import WorkerOutcome
+    from thinwire.runtime import checkpointing, connection, metrics, serving
+    from thinwire.runtime import journal as journals
+    from thinwire.server import core as cores
+    from thinwire.transports.grpc import server as grpc_server
+else:
+    checkpoints, told = lazy("thinwire.jobs.checkpoints"), lazy("thinwire.jobs.events")
+    jobs, training = lazy("thinwire.jobs.job"), lazy("thinwire.jobs.training")
+    checkpointing, connection = lazy("thinwire.runtime.checkpointing"), lazy("thinwire.runtime.connection")
+    journals, metrics = lazy("thinwire.runtime.journal"), lazy("thinwire.runtime.metrics")
+    serving, cores = lazy("thinwire.runtime.serving"), lazy("thinwire.server.core")
+    grpc_server = lazy("thinwire.transports.grpc.server")
 
 app = typer.Typer()
 
@@ -80,11 +88,11 @@ def server(
     events: options.Events = False,
 ) -> None:
     """Serve one training: the first worker brings the model and the optimizer; ends when all workers have left."""
-    core = ServerCore(min_workers, straggler_grace_s)
+    core = cores.ServerCore(min_workers, straggler_grace_s)
     if worker_grace_s is None:
         worker_grace_s = ENDING_GRACE_S if min_workers is None else ELASTIC_GRACE_S
     credentials = Credentials(ca=tls_ca, cert=tls_cert, key=tls_key, token_file=token_file, insecure=insecure)
-    checkpointer = None if checkpoint is None else Checkpointer(core, checkpoint, checkpoint_every)
+    checkpointer = None if checkpoint is None else checkpointing.Checkpointer(core, checkpoint, checkpoint_every)
     if resume:
         if checkpointer is None:
             raise ConfigError("--resume goes on from a checkpoint: say which with --checkpoint FILE")
@@ -92,16 +100,16 @@ def server(
     ended = threading.Event()
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, lambda *_: ended.set())
-    written = None if journal is None else Journal(journal, core.step)
-    handler = serving(core, ended.set, checkpointer, grace_s=worker_grace_s if rejoin else 0.0, journal=written)
+    written = None if journal is None else journals.Journal(journal, core.step)
+    handler = serving.serving(core, ended.set, checkpointer, grace_s=worker_grace_s if rejoin else 0.0, journal=written)
     # A frozen worker is noticed as soon as a dead one is given up.
     keepalive_s = None if min_workers is None else max(1.0, worker_grace_s / 2)
     transport = credentials.server(grpc_options(shape, keepalive_s=keepalive_s))
     writing = nullcontext() if checkpointer is None else closing(checkpointer)
     telling = nullcontext() if written is None else closing(written)
-    with telling, writing, serve(handler, listen, options=transport) as running:
+    with telling, writing, grpc_server.serve(handler, listen, options=transport) as running:
         if events:
-            report(Listening(address=running.address))
+            report(told.Listening(address=running.address))
         else:
             console.print(f"listening on grpc://{running.address}; Ctrl-C ends it")
             if insecure:
@@ -112,7 +120,7 @@ def server(
     if core.failed is not None:
         raise ProtocolError(core.failed)
     if events:  # whoever started all processes knows which of the workers reached the end
-        report(Served(wire_bytes_sent=running.bytes_sent, wire_bytes_received=running.bytes_received))
+        report(told.Served(wire_bytes_sent=running.bytes_sent, wire_bytes_received=running.bytes_received))
     elif core.missing:
         ranks = ", ".join(map(str, core.missing))
         raise ProtocolError(f"the training is over at step {core.step}, and workers {ranks} have not reached its end")
@@ -123,9 +131,9 @@ def server(
     "thinwire worker --server grpc://10.0.0.1:7070 --rank 0 --workers 4 --design '3lc\\[s=1.75]' "
     "--tls-cert certs/worker-0.pem --tls-key certs/worker-0.key --tls-ca certs/ca.pem --token-file certs/worker-0.token"
 )
-@takes(Job, without=("link", "servers", "servers_on_workers"))
+@takes(JobOptions, without=("link", "servers", "servers_on_workers"))
 def worker(
-    job: Job,
+    given: JobOptions,
     server: Annotated[list[str], typer.Option(help="A server's address, grpc://host:port; repeat for several shards.")],
     rank: Annotated[int, typer.Option(min=0, help="This worker's number, 0 … workers − 1.")] = 0,
     telemetry: options.Telemetry = None,
@@ -149,18 +157,18 @@ def worker(
     """Train as one worker. All workers are started with the same options but `--rank`."""
     if resume and checkpoint is None:
         raise ConfigError("--resume goes on from a checkpoint: say which with --checkpoint FILE")
-    mine = None
+    job, mine = jobs.Job(**vars(given)), None
     if checkpoint is not None:
-        mine = WorkerCheckpoint(path=checkpoint, every=checkpoint_every, resume=resume, step=resume_step)
+        mine = checkpoints.WorkerCheckpoint(path=checkpoint, every=checkpoint_every, resume=resume, step=resume_step)
     credentials = Credentials(ca=tls_ca, cert=tls_cert, key=tls_key, token_file=token_file, insecure=insecure)
     transport = credentials.worker(rank, grpc_options(shape))
 
-    def train(kept: WorkerCheckpoint | None, returning: bool) -> WorkerOutcome:
-        return run_worker(
+    def train(kept: checkpoints.WorkerCheckpoint | None, returning: bool) -> WorkerOutcome:
+        return training.run_worker(
             replace(job, servers=len(server)),
             rank=rank,
             servers=lambda: [
-                connect(each, connect_timeout_s=connect_timeout, reconnect_s=reconnect_s, options=transport)
+                connection.connect(each, connect_timeout_s=connect_timeout, reconnect_s=reconnect_s, options=transport)
                 for each in server
             ],
             metrics=open_metrics(rank, telemetry, metrics_port, tensorboard),
@@ -175,7 +183,8 @@ def worker(
 
 
 def rejoining(
-    train: Callable[[WorkerCheckpoint | None, bool], WorkerOutcome], kept: WorkerCheckpoint | None
+    train: Callable[[checkpoints.WorkerCheckpoint | None, bool], WorkerOutcome],
+    kept: checkpoints.WorkerCheckpoint | None,
 ) -> WorkerOutcome:
     """Trains, and joins again where a shard no longer knows this worker.
 
@@ -213,25 +222,25 @@ def rejoining(
 
 def open_metrics(
     rank: int, telemetry: Path | None, metrics_port: int | None, tensorboard: Path | None
-) -> list[MetricsWriter]:
+) -> list[metrics.MetricsWriter]:
     """Opens the chosen metrics writers. All workers append to the file of JSON lines; worker 0 alone has the others."""
-    metrics: list[MetricsWriter] = []
+    writers: list[metrics.MetricsWriter] = []
     if telemetry is not None:
-        metrics.append(JsonLines(telemetry))
+        writers.append(metrics.JsonLines(telemetry))
     if metrics_port is not None and rank == 0:
-        metrics.append(Prometheus(metrics_port))
+        writers.append(metrics.Prometheus(metrics_port))
     if tensorboard is not None and rank == 0:
-        metrics.append(TensorBoard(tensorboard))
-    return metrics
+        writers.append(metrics.TensorBoard(tensorboard))
+    return writers
 
 
 def _tell(event: Event) -> None:
     match event:
-        case Progress():
+        case told.Progress():
             console.print(f"step {event.step:,}  {event.seconds:.1f} s  loss {event.loss:.4f}")
-        case Accuracy():
+        case told.Accuracy():
             console.print(f"step {event.step:,}  test accuracy {event.accuracy:.2%}")
-        case Done(outcome=outcome):
+        case told.Done(outcome=outcome):
             late = isinstance(outcome.train_loss, UnsetType)
             loss = "the others were at the end" if late else f"loss {outcome.train_loss:.4f}"
             console.print(f"{outcome.steps:,} steps in {outcome.seconds:.1f} s, {loss}")

@@ -18,8 +18,8 @@ from thinwire.errors import ConfigError, DeadlineError, SessionLostError, Transp
 from thinwire.packets import kind_of
 from thinwire.runtime.session import Abandon, Await, Dial, Drain, Pause, Reconnection, Transmit, WorkerSession
 from thinwire.schema import Refused
-from thinwire.transports import grpc
 from thinwire.transports.base import MAX_MESSAGE_NBYTES, Connection, check_packet
+from thinwire.transports.grpc import client as grpc_client
 from thinwire.transports.grpc.options import GrpcOptions, parse_address
 
 SESSION_NBYTES = 16
@@ -71,7 +71,7 @@ def connect(
             raise SessionLostError(f"{process} is gone: its process has ended, and nothing listens at {address}")
         if dial is not None:
             return dial(address, timeout_s)
-        return grpc.connect(address, connect_timeout_s=timeout_s, options=options)
+        return grpc_client.connect(address, connect_timeout_s=timeout_s, options=options)
 
     if reconnect_s <= 0:
         return open_connection(connect_timeout_s)

@@ -24,14 +24,12 @@ from thinwire.jobs.outcome import RunOutcome
 from thinwire.jobs.results import Results, Run
 from thinwire.policies.consistency import consistency
 from thinwire.studies.compare_rows import Cell, Row, tabulate
+from thinwire.studies.options import RESULTS, ComparisonOptions
 from thinwire.workloads.data import data
 
-SHORT_STEPS = 100
 SWEPT_SHARE = 10
 """Where frames shrink as training goes on, a short run is at least this part, a tenth, of the full one (3LC §4.3)."""
 _LONGEST_PERIOD = 100_000
-
-RESULTS = "results.json"
 
 Train = Callable[[Job], RunOutcome]
 OnJob = Callable[[int, int, Job], None]
@@ -56,52 +54,15 @@ class Findings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class Comparison(ComparisonOptions):
     """What is compared with what.
 
     Args:
-        designs: names, options in brackets; the first is what the others are measured against.
-        links: rates, as in `10mbit`; `none` is no limit.
-        models: names; all train on the same data.
-        data: the data set's name.
-        seeds: how many runs of each, with seeds 0, 1, ….
-        workers: how many workers train.
-        servers: how many shards.
-        servers_on_workers: a shard on every worker's node, behind the same link; `servers` is left at 1 then.
-        steps: of a full run; None takes each recipe's.
-        short_steps: of a run that only measures seconds per step. Designs whose frames change in size take a tenth
-            of a full run if that is more, and every design ends with an exchange.
-        batch, lr: in place of the recipes'.
-        consistency, placement, compression, transmission: in place of every design's own.
-        data_root: where the data set lies, if not in its usual place.
-        device: of every worker's model.
-        in_process: `train` makes runs without a link in one process, and their seconds say nothing.
-        shaping: who makes the links thin; see `choose_links`.
+        options: see `ComparisonOptions`.
 
     Raises:
         ConfigError: nothing to compare, or a job that cannot be.
     """
-
-    designs: Sequence[str] = ("fp32", "int8", "3lc[s=1.0]", "3lc[s=1.75]")
-    links: Sequence[str] = ("10mbit", "100mbit", "1gbit")
-    models: Sequence[str] = ("mlp",)
-    data: str = "digits"
-    seeds: int = 1
-    workers: int = 4
-    servers: int = 1
-    servers_on_workers: bool = False
-    steps: int | None = None
-    short_steps: int = SHORT_STEPS
-    batch: int | None = None
-    lr: float | None = None
-    consistency: str | None = None
-    placement: str | None = None
-    compression: str | None = None
-    transmission: str | None = None
-    data_root: str | None = None
-    device: str = "cpu"
-    shaping: str = "auto"
-    in_process: bool = False
 
     def __post_init__(self) -> None:
         for name in ("designs", "links", "models"):

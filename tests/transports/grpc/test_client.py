@@ -18,8 +18,10 @@ import pytest
 
 from thinwire.errors import ConfigError, DeadlineError, TransportError
 from thinwire.transports import Sender
-from thinwire.transports.grpc import GrpcOptions, Tls, connect, serve
+from thinwire.transports.grpc import GrpcOptions, Tls
+from thinwire.transports.grpc.client import connect
 from thinwire.transports.grpc.options import GOODBYE, GREETING, METHOD, SERVICE
+from thinwire.transports.grpc.server import serve
 
 if TYPE_CHECKING:
     from tests.transports.conftest import Cluster
@@ -104,7 +106,7 @@ class TestServerGone:
     @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
     def test_a_killed_or_frozen_server_breaks_the_session(self, end: signal.Signals) -> None:
         script = (
-            "from thinwire.transports.grpc import serve\n"
+            "from thinwire.transports.grpc.server import serve\n"
             "class Silent:\n"
             "    def __init__(self, sender): pass\n"
             "    def opened(self, peer): pass\n"

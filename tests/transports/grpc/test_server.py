@@ -20,8 +20,10 @@ import pytest
 from thinwire.errors import ConfigError, TransportError
 from thinwire.transports import Sender, Server
 from thinwire.transports.base import CHUNK_NBYTES, wire_nbytes
-from thinwire.transports.grpc import GrpcOptions, Tls, connect, options, serve
+from thinwire.transports.grpc import GrpcOptions, Tls, options
+from thinwire.transports.grpc.client import connect
 from thinwire.transports.grpc.options import GOODBYE, METHOD, SERVICE
+from thinwire.transports.grpc.server import serve
 from thinwire.transports.shaped import Shaping, TokenBucket
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 WAIT_S = 20.0
 WORKER = """
 import sys, time
-from thinwire.transports.grpc import connect
+from thinwire.transports.grpc.client import connect
 connection = connect(sys.argv[1])
 connection.send(b"1")
 time.sleep(60)

@@ -29,7 +29,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture
 
 
-LIBRARIES = ("thinwire.cli.main", "thinwire.transports.grpc", "torch._dynamo")
+LIBRARIES = (
+    *("thinwire.cli.main", "thinwire.cli.roles", "thinwire.jobs.training", "thinwire.runtime.connection"),
+    *("thinwire.runtime.serving", "thinwire.transports.grpc.server", "torch._dynamo"),
+)
 """What servers and workers import; the last one torch does when an optimizer takes its first step."""
 
 

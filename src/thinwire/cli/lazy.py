@@ -1,0 +1,64 @@
+"""Imports that wait: a command's module until the command is chosen, and what it computes with until it runs.
+
+Strategy: importing torch takes longer than everything else that `--help` and a misspelt option need, so neither may
+import it. The table of commands in `main` names modules and one-line descriptions; `lazy_command` imports such a module
+when its command is chosen. A command's module declares options only, and `lazy` stands for the modules that its body
+computes with. This is the one place of thinwire that imports inside a function; files that use `lazy` name the same
+modules under TYPE_CHECKING, where the type checker and the import contract read them.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from typer.core import TyperCommand
+from typer.main import get_group
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+
+class LazyModule:
+    """A module that is imported when one of its names is first used.
+
+    Args:
+        name: the module's full name.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(import_module(self._name), attribute)
+
+
+def lazy(name: str) -> Any:
+    """Returns what stands for a module until it is used.
+
+    Example:
+        >>> fractions = lazy("fractions")
+        >>> fractions.Fraction(1, 3)
+        Fraction(1, 3)
+    """
+    return LazyModule(name)
+
+
+class LazyCommand(TyperCommand):
+    """A command of which only name and description are known until it is chosen."""
+
+    module: ClassVar[str]
+
+    def load(self) -> Any:  # commands and contexts are of typer's private classes
+        """Imports the module, and returns its command of this name."""
+        module: ModuleType = import_module(self.module)
+        return get_group(module.app).commands[self.name or ""]
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Parses the command line with the loaded command's options; the returned context is that command's."""
+        return self.load().make_context(info_name, args, parent, **extra)
+
+
+def lazy_command(module: str) -> type[LazyCommand]:
+    """Returns the class of the commands that the Typer application `app` of a module holds."""
+    return type("LazyCommand", (LazyCommand,), {"module": module})
