@@ -181,6 +181,10 @@ def test_what_would_fail_is_said_before_anything_is_trained(tmp_path: Path) -> N
     with pytest.raises(ConfigError, match="cannot be written: No space left on device"):
         CheckpointWriter(tmp_path / "file", "test", 1, disk=disk)
     CheckpointWriter(tmp_path / "file", "test", 1, disk=disk, tried=True).close()  # one that goes back
+    with pytest.warns(UserWarning, match="No space left on device.* goes on from the checkpoints that are there"):
+        CheckpointWriter(tmp_path / "file", "test", 1, disk=disk, resumes=True).close()
+    with pytest.raises(ConfigError, match="cannot be written: No space left on device"):  # from which there is nothing
+        CheckpointWriter(tmp_path / "other", "test", 1, disk=disk, resumes=True)
     small = FullDisk()
     small.bytes_free = 100
     checkpointer = Checkpointer(ServerCore(), tmp_path / "server", 1, small)

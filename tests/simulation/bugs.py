@@ -286,9 +286,6 @@ BUGS: dict[str, Callable[[], Patch]] = {
 }
 """Bugs by name."""
 
-HARD = frozenset({"a drop that forgets the scalars", "a dead worker's gradient dropped"})
-"""Those that some thousand seeds may miss."""
-
 
 @contextmanager
 def planted(name: str) -> Iterator[None]:

@@ -16,7 +16,7 @@ from tests.simulation.scenario import Scenario
 from tests.simulation.scheduler import Host, Killed, Process, Scheduler
 from tests.simulation.watch import Watch
 from tests.simulation.worker import WorkerProcess
-from thinwire.errors import DeadlineError, SessionLostError, StepMismatchError
+from thinwire.errors import ConfigError, DeadlineError, SessionLostError, StepMismatchError
 from thinwire.jobs.checkpoints import KIND, WorkerCheckpoint
 from thinwire.packets import EncodedTensor
 from thinwire.policies.consistency import consistency
@@ -141,7 +141,8 @@ class Processes:
 
     def _start_server(self, slot: ServerSlot) -> None:
         scenario = self.scenario
-        if slot.disk.full:  # it ends at once, and whoever started it tries again
+        resumes = bool(slot.lives and checkpoint.steps_in(FOLDER / "server", slot.disk))
+        if slot.disk.full and not resumes:  # it ends at once, and whoever started it tries again
             self.scheduler.after(RESTART_S, lambda: self._start_server(slot))
             return
         host = Host(self.scheduler, f"server {slot.index}.{slot.lives}")
@@ -150,8 +151,9 @@ class Processes:
         checkpointer = None
         if scenario.checkpoint_every:
             executor = slot.disk.executor()
-            checkpointer = Checkpointer(core, FOLDER / "server", scenario.checkpoint_every, slot.disk, executor)
-            if slot.lives and checkpoint.steps_in(FOLDER / "server", slot.disk):
+            every, folder = scenario.checkpoint_every, FOLDER / "server"
+            checkpointer = Checkpointer(core, folder, every, slot.disk, executor, resumes=resumes)
+            if resumes:
                 checkpointer.resume()
         slot.lives += 1
         slot.core = core
@@ -252,6 +254,9 @@ class Processes:
         lost = isinstance(error, SessionLostError)
         again = lost or (isinstance(error, StepMismatchError) and slot.returns)
         slot.returns = lost
+        if isinstance(error, ConfigError) and not isinstance(error, StepMismatchError):
+            slot.gone = str(error)  # it would be said again
+            return
         if not again:
             slot.kept = self._kept(slot.disk)  # another process, by the same command
         self._again(slot, 0.0 if again else RESTART_S, str(error), same=again)

@@ -164,7 +164,20 @@ def scenario(seed: int) -> Scenario:
     saves = given.consistency != "asp" and chance.random() < 0.35
     given = replaced(given, chance, checkpoint_every=2 if saves else 0)
     given = straggling(given, Random(f"stragglers of {seed}"))
-    return filling(given, Random(f"full disks of {seed}"))
+    given = filling(given, Random(f"full disks of {seed}"))
+    return losing(given, Random(f"deaths while another is awaited of {seed}"))
+
+
+def losing(given: Scenario, chance: Random) -> Scenario:
+    """The scenario, or now and then one in which a worker dies, and is replaced, while all wait for another one."""
+    fits = given.min_workers is not None and given.straggler_grace_s is None and given.steps != FILLING_STEPS
+    if not fits or chance.random() < 0.85:
+        return given
+    at = chance.uniform(0.1, 0.9) * given.steps * (0.02 + 2 * sum(given.latency) * given.shards)
+    awaited, dies = chance.sample(range(given.workers), 2)
+    away = Fault(kind="freeze", at=at, who=awaited, seconds=chance.uniform(0.4, 0.9) * given.grace_s)
+    death = Fault(kind="kill", at=at + chance.uniform(0.0, 0.3), who=dies, seconds=chance.uniform(*WITHIN))
+    return replace(given, faults=(*given.faults[:1], away, death))
 
 
 def filling(given: Scenario, chance: Random) -> Scenario:

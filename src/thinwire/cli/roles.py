@@ -92,7 +92,9 @@ def server(
     if worker_grace_s is None:
         worker_grace_s = ENDING_GRACE_S if min_workers is None else ELASTIC_GRACE_S
     credentials = Credentials(ca=tls_ca, cert=tls_cert, key=tls_key, token_file=token_file, insecure=insecure)
-    checkpointer = None if checkpoint is None else checkpointing.Checkpointer(core, checkpoint, checkpoint_every)
+    checkpointer = None
+    if checkpoint is not None:
+        checkpointer = checkpointing.Checkpointer(core, checkpoint, checkpoint_every, resumes=resume)
     if resume:
         if checkpointer is None:
             raise ConfigError("--resume goes on from a checkpoint: say which with --checkpoint FILE")

@@ -61,16 +61,15 @@ class WorkerCheckpoint:
         Raises:
             ConfigError: no file can be written there, or there is no room for three.
         """
-        tried = bool(self.written)
-        if not tried:
-            try_out(self.path, worker_nbytes(model_nbytes), self.disk)
+        if not self.written:
+            try_out(self.path, worker_nbytes(model_nbytes), self.disk, resumes=self.resume)
 
         def written(step: int) -> None:
             self.written.add(step)
             on_written(step)
 
         return CheckpointWriter(
-            self.path, KIND, self.every, on_written=written, disk=self.disk, executor=executor, tried=tried
+            self.path, KIND, self.every, on_written=written, disk=self.disk, executor=executor, tried=True
         )
 
     def steps(self) -> tuple[int, ...]:

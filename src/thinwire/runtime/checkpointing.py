@@ -51,6 +51,7 @@ class CheckpointWriter:
         disk: the file system.
         executor: runs the writes; by default a thread.
         tried: whether this training has begun with a writer of this path: a disk that is full now costs a checkpoint.
+        resumes: as for `try_out`.
 
     Raises:
         ConfigError: a number of steps below 1, or no file can be written there.
@@ -76,6 +77,7 @@ class CheckpointWriter:
         disk: Disk = LOCAL,
         executor: Executor | None = None,
         tried: bool = False,
+        resumes: bool = False,
     ) -> None:
         if every < 1:
             raise ConfigError(f"a checkpoint every {every} steps; at least 1 is needed")
@@ -89,7 +91,7 @@ class CheckpointWriter:
         self._needless = False
         remove_unfinished(path, disk)
         if not tried:
-            try_out(path, disk=disk)
+            try_out(path, disk=disk, resumes=resumes)
 
     def begin_at(self, step: int) -> None:
         """The state of this step is not written again."""
@@ -186,7 +188,7 @@ class Checkpointer(Mapping[int, dict[str, Any]]):
         core: the shard.
         path: of the file; the one before it stays as `FILE.previous`.
         every: steps (updates of every table) between two checkpoints.
-        disk, executor: as for `CheckpointWriter`.
+        disk, executor, resumes: as for `CheckpointWriter`.
 
     Raises:
         ConfigError: as for `CheckpointWriter`.
@@ -195,12 +197,21 @@ class Checkpointer(Mapping[int, dict[str, Any]]):
     KIND = "server"
 
     def __init__(
-        self, core: ServerCore, path: Path, every: int, disk: Disk = LOCAL, executor: Executor | None = None
+        self,
+        core: ServerCore,
+        path: Path,
+        every: int,
+        disk: Disk = LOCAL,
+        executor: Executor | None = None,
+        *,
+        resumes: bool = False,
     ) -> None:
         self._core = core
         self._own, self._step, self._others_there = {0}, core.step, True
         self._resumed: int | None = None
-        self._writer = CheckpointWriter(path, self.KIND, every, on_written=self._written, disk=disk, executor=executor)
+        self._writer = CheckpointWriter(
+            path, self.KIND, every, on_written=self._written, disk=disk, executor=executor, resumes=resumes
+        )
         core.checkpoints = self
 
     def resume(self, step: int | None = None) -> None:
@@ -288,17 +299,33 @@ def shard_nbytes(model_nbytes: int) -> int:
     return 3 * model_nbytes
 
 
-def try_out(path: Path, nbytes: int = 0, disk: Disk = LOCAL) -> None:
+def try_out(path: Path, nbytes: int = 0, disk: Disk = LOCAL, *, resumes: bool = False) -> None:
     """Finds out, before there is anything to lose, whether checkpoints can be written.
+
+    Where there is something to lose, as somebody resumes, it warns: a disk that is full now may not stay so.
 
     Args:
         path: of the file.
         nbytes: about how many a file takes.
         disk: the file system.
+        resumes: whether a training goes on from what is there.
 
     Raises:
         ConfigError: no file can be written there, or there is no room for three.
     """
+    try:
+        _try_out(path, nbytes, disk)
+    except ConfigError as error:
+        if not (resumes and files_at(path, disk)):
+            raise
+        warnings.warn(
+            f"{error}. Training goes on from the checkpoints that are there, and new ones are tried when they are due",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def _try_out(path: Path, nbytes: int, disk: Disk) -> None:
     trial = path.with_name(f"{path.name}.{os.getpid()}{UNFINISHED}")
     try:
         with disk.write(trial, [b"thinwire"]):

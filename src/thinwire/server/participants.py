@@ -201,8 +201,11 @@ class Participants(Standing):
 
     def _vote(self, peer: int, rank: int, steps: tuple[int, ...], holder: int | None) -> list[Effect]:
         """A worker wants to go back: it waits for the others, unless they go on, or are at the end."""
+        assert self._engine is not None
         others = self.finished or self._ranks.keys() - {holder}
-        if self._progressed and rank not in self._returning and others:
+        # They went back without it, and may have removed what it has: it begins late, where shards have parameters.
+        given_up = rank not in self._engine.members.ranks and self._engine.plan.downlink != "gradient"
+        if (self._progressed or given_up) and rank not in self._returning and others:
             reason = (
                 f"worker {rank} resumes at exchange {named(steps) or 'any'}, and the others go on at {self.step}: "
                 "start it without its checkpoint, or resume all workers and shards from the same step"

@@ -123,6 +123,7 @@ class Participant:
         for conversation in self.conversations:
             answer = conversation.join(self.clock) if agreed is None else conversation.resume(agreed, self.clock)
             welcomes[conversation.shard] = yield from answer
+        self._check_beginning(welcomes)
         if any(welcome.elastic for welcome in welcomes.values()):
             self._terms = replace(self._terms, elastic=True)
         self._skips_late = any(welcome.skips_late for welcome in welcomes.values()) and self._terms.lockstep
@@ -158,6 +159,17 @@ class Participant:
                 self.clock = clock
                 yield from self.sync()
         self._follow_members()
+
+    def _check_beginning(self, welcomes: Mapping[int, Welcome]) -> None:
+        """Raises ConfigError where a shard asks for initial values that lost its own: others have gone on from theirs."""
+        step = max(welcome.step for welcome in welcomes.values())
+        empty = [shard for shard, welcome in welcomes.items() if welcome.send_values]
+        if empty and step:
+            raise ConfigError(
+                f"shard {empty[0]} has no parameters, and another one is at step {step}: it was started again without "
+                "a checkpoint, and no worker is left that remembers the training. Resume all shards from checkpoints "
+                "of one step, or start all of them anew"
+            )
 
     def _resume_apart(self, exchanges: Mapping[int, Sequence[int]]) -> None:
         """Goes on with shards that are not at this worker's step, so that nothing is applied twice.
