@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import tracemalloc
 import typing
 
 import msgspec
@@ -9,7 +11,7 @@ import msgspec
 from tests.packets.samples import MESSAGES
 from tests.wire_format import table
 from thinwire.packets import pack, parse
-from thinwire.schema import KINDS, Message
+from thinwire.schema import KINDS, Join, Message
 
 
 def test_kinds_are_documented_and_numbers_stay() -> None:
@@ -38,3 +40,28 @@ def test_both_directions_of_growing() -> None:
             getattr(shorter, field.name) == (getattr(message, field.name) if field.required else field.default)
             for field in msgspec.structs.fields(kind)
         ), kind
+
+
+def test_a_join_takes_at_most_ten_times_its_bytes() -> None:
+    """Whoever has a token can still not make a server spend 80 bytes on each of its own."""
+    n = 200_000
+    plan = {"workers": 2, "tables": [], "codecs": [], "optimizer": "SGD", "groups": []}
+    shape = {"name": "", "shape": [1] * n}
+    for name, join in {
+        "tables": [0, {**plan, "tables": [{"name": "", "shape": []}] * (n // 15)}],
+        "too many tables": [0, {**plan, "tables": [{}] * n}],
+        "dimensions": [0, {**plan, "tables": [shape]}],
+        "codecs": [0, {**plan, "codecs": [{}] * n}],
+        "an option of lists": [0, {**plan, "codecs": [{"id": [[]] * n}]}],
+        "options": [0, {**plan, "groups": [{str(i): 0 for i in range(n // 7)}]}],
+        "groups": [0, {**plan, "groups": [{}] * n}],
+        "versions": [0, plan, [1] * n],
+        "steps": [0, plan, [], "", [1] * n],
+    }.items():
+        packed = msgspec.msgpack.encode(join)
+        tracemalloc.start()
+        with contextlib.suppress(msgspec.ValidationError):
+            msgspec.msgpack.decode(packed, type=Join)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak <= 10 * len(packed), f"{name}: {peak / len(packed):.0f} bytes for each"

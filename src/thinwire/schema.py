@@ -8,9 +8,10 @@ Fields are added last, with a default, so that an older reader skips what it doe
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Annotated, Literal, TypeAlias, get_args
 
 import msgspec
+from msgspec import Meta
 
 BatchSizes: TypeAlias = tuple[int, ...]
 """Which of a message's tables share its last frame, the batch: for every table how many float32 values of that frame
@@ -20,7 +21,24 @@ Reduce: TypeAlias = Literal["mean", "sum", "mean-of-senders", "clipped-mean-of-s
 """How gradients are aggregated: their mean or sum; or, of tables whose codec sends some of the values, the mean over
 those who sent a value (DeMo), with every worker's message scaled down to the median norm (SparseLoCo)."""
 
-Changes: TypeAlias = tuple[tuple[int, dict[str, Any]], ...]
+MAX_TABLES = 100_000
+"""Of a plan."""
+MAX_RANK = 32
+"""Dimensions of a table: those of a frame."""
+MAX_CODECS = 1000
+"""Of a plan. Every one is tried out."""
+MAX_GROUPS = 10_000
+"""Of a plan's parameters."""
+MAX_STEPS = 1000
+"""That somebody has checkpoints of."""
+
+Config: TypeAlias = Annotated[
+    dict[str, str | int | float | bool | Annotated[list[int | float], Meta(max_length=64)] | None],
+    Meta(max_length=64),
+]
+"""Options of a codec or an optimizer, by name. They are bounded: an empty dict is one byte on the wire, and 64 here."""
+
+Changes: TypeAlias = tuple[tuple[int, Config], ...]
 """Options of an optimizer that changed: the index of a parameter group, and its new values by name."""
 
 Settings: TypeAlias = Mapping[str, str | int | float | bool]
@@ -40,7 +58,7 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str
-    shape: tuple[int, ...]
+    shape: Annotated[tuple[int, ...], Meta(max_length=MAX_RANK)]
     up: int = 0
     down: int = 0
     group: int = 0
@@ -66,10 +84,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     workers: int
-    tables: tuple[TableSpec, ...]
-    codecs: tuple[dict[str, Any], ...]
+    tables: Annotated[tuple[TableSpec, ...], Meta(max_length=MAX_TABLES)]
+    codecs: Annotated[tuple[Config, ...], Meta(max_length=MAX_CODECS)]
     optimizer: str
-    groups: tuple[dict[str, Any], ...]
+    groups: Annotated[tuple[Config, ...], Meta(max_length=MAX_GROUPS)]
     reduce: Reduce = "mean"
     state_interval: int = 50
     consistency: str = "bsp"
@@ -92,9 +110,9 @@ class Join(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     rank: int
     plan: Plan
-    have: tuple[int, ...] = ()
+    have: Annotated[tuple[int, ...], Meta(max_length=MAX_TABLES)] = ()
     version: str = ""
-    steps: tuple[int, ...] | None = None
+    steps: Annotated[tuple[int, ...], Meta(max_length=MAX_STEPS)] | None = None
 
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -325,7 +343,7 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         safe: the newest step that everybody has, as far as the worker knows from all shards; −1 while it does not.
     """
 
-    steps: tuple[int, ...] | None
+    steps: Annotated[tuple[int, ...], Meta(max_length=MAX_STEPS)] | None
     safe: int = -1
 
 

@@ -11,7 +11,7 @@ from tests.server.conversation import Shard, make_plan
 from thinwire.errors import ProtocolError
 from thinwire.optimizers.options import CHANGEABLE, apply_changes, changes, portable_options
 from thinwire.optimizers.runner import ALLOWED
-from thinwire.schema import Push
+from thinwire.schema import Changes, Push
 
 GROUPS: tuple[dict[str, Any], ...] = ({"momentum": 0.9, "weight_decay": 0.0}, {"betas": [0.9, 0.99], "centered": False})
 
@@ -77,7 +77,7 @@ def test_options_of_others_than_worker_0_do_not_count() -> None:
         quiet.step(step)
         frames = loud.frames(1, step)
         loud.push(0, step, loud.frames(0, step))
-        said = ((0, {"momentum": 0.1}),)
+        said: Changes = ((0, {"momentum": 0.1}),)
         loud.say(1, Push(step=step, tables=tuple(frames), rates=(0.1,), options=said), tuple(frames.values()))
     assert quiet.bits() == loud.bits()
 

@@ -103,7 +103,8 @@ class Shard:
 
     def frames(self, rank: int, step: int) -> dict[int, bytes]:
         """One worker's gradients of one step, without the buffer."""
-        up = codec(**self.plan.codecs[1])
+        options: dict[str, Any] = {**self.plan.codecs[1]}
+        up = codec(**options)
         return {
             WEIGHT: up.encode(gradient(rank, step, WEIGHT)),
             BIAS: PLAIN.encode(gradient(rank, step, BIAS)),

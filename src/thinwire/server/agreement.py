@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -12,17 +13,11 @@ from thinwire.codecs.registry import codec as make_codec
 from thinwire.codecs.registry import find as find_codec
 from thinwire.codecs.registry import ids
 from thinwire.errors import ProtocolError
-from thinwire.schema import Plan, Settings, TableSpec
+from thinwire.schema import MAX_CODECS, MAX_GROUPS, MAX_RANK, MAX_TABLES, Plan, Settings, TableSpec
 from thinwire.version import VERSION
 
-MAX_TABLES = 100_000
-MAX_CODECS = 1000
-"""Every one is tried out."""
-MAX_GROUPS = 10_000
 MAX_VALUES = 2**36
 """256 GiB of float32: far above any shard, far below what would overflow a size."""
-MAX_RANK = 32
-"""That of a frame."""
 MAX_SETTINGS = 64
 """Settings are a handful of numbers and short texts."""
 
@@ -70,9 +65,10 @@ def usable_codecs(plan: Plan) -> list[Codec]:
     """
     codecs = []
     for config in plan.codecs:
-        if not isinstance(config.get("id"), str):
+        options: dict[str, Any] = {**config}
+        if not isinstance(codec_id := options.pop("id", None), str):
             raise ProtocolError(f"a codec's configuration has an id; {sorted(config)} came")
-        codec = make_codec(**config)
+        codec = make_codec(codec_id, **options)
         try:
             decode(codec.encode(np.ones(16, np.float32)))
         except Exception as error:  # whatever comes of an option that is no number

@@ -161,7 +161,7 @@ class Participant:
         self._follow_members()
 
     def _check_beginning(self, welcomes: Mapping[int, Welcome]) -> None:
-        """Raises ConfigError where a shard asks for initial values that lost its own: others have gone on from theirs."""
+        """Raises ConfigError where a shard asks for initial values, as it has lost its own: others have gone on."""
         step = max(welcome.step for welcome in welcomes.values())
         empty = [shard for shard, welcome in welcomes.items() if welcome.send_values]
         if empty and step:
