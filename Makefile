@@ -7,7 +7,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 # Where it is set, each of the suite's hundred processes compiles the package's sources once more, in most of a second.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint types tests test-long test-gpu bench clean
+.PHONY: demo test lint types tests test-long test-gpu bench docs clean
 
 $(VENV)/.pip:
 	$(PYTHON) -m venv $(VENV)
@@ -48,6 +48,14 @@ test-gpu: $(VENV)/.dev  ## the kernels' suite on a CUDA device
 
 bench: $(VENV)/.base  ## codec speed beside this machine's own limits
 	$(BIN)/thinwire bench codecs $(ARGS)
+
+$(VENV)/.docs: $(VENV)/.base
+	$(PIP) -e '.[docs]'
+	touch $@
+
+docs: $(VENV)/.docs  ## the site, in out/site; any broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "out/site is built; to search in it: $(BIN)/python -m http.server --directory out/site"
 
 clean:
 	rm -rf $(VENV) build dist out .mypy_cache .ruff_cache .pytest_cache .hypothesis

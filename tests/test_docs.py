@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import typer
 
+import thinwire as tw
+from thinwire import errors
 from thinwire.cli.lazy import LazyCommand
 from thinwire.cli.main import app
 
@@ -62,6 +64,17 @@ def test_every_type_of_the_glossary_is_there() -> None:
     classes = {name for path in SOURCE.rglob("*.py") for name in re.findall(r"^class (\w+)", path.read_text(), re.M)}
     named = {span for span in spans(PAGES["docs/glossary.md"]) if re.fullmatch(r"[A-Z]\w*[a-z]\w*", span)}
     assert {"Frame", "Codec", "ServerCore"} <= named <= classes, named - classes
+
+
+def test_the_site_shows_every_page_and_every_public_name() -> None:
+    """`make docs` itself is strict about links; a page that nothing leads to would be lost all the same."""
+    site = (ROOT / "mkdocs.yml").read_text()
+    listed = set(re.findall(r"^ +- (?:.+: )?([\w/-]+\.md)$", site.partition("\nnav:")[2], re.M))
+    pages = {name.removeprefix("docs/") for name in PAGES} - {"README.md"} | {"index.md"}
+    assert listed == pages, f"the nav of mkdocs.yml and the pages differ: {sorted(listed ^ pages)}"
+    for name in tw.__all__:
+        here = f"heading: tw.{name}" in PAGES["docs/api.md"] or hasattr(errors, name)
+        assert here or name == "frames", f"docs/api.md lacks tw.{name}"
 
 
 def test_no_codes_of_a_list_that_is_not_here() -> None:

@@ -1,7 +1,8 @@
-"""docs/codecs.md names every codec, every option with its default, and every flag, and nothing else."""
+"""docs/codecs.md and the page of each codec name every option with its default and every flag, and nothing else."""
 
 from __future__ import annotations
 
+import doctest
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -10,9 +11,9 @@ from thinwire.codecs import Codec, Scheme, registry
 from thinwire.codecs.scheme import WRAPPER_OPTIONS
 from thinwire.frames import Flags
 
-PAGE = (Path(__file__).parents[2] / "docs" / "codecs.md").read_text()
-SECTIONS = dict(re.findall(r"^## `?([^`\n]+)`?\n(.*?)(?=^## |\Z)", PAGE, re.M | re.S))
-COMMON = "Options of every codec"
+DOCS = Path(__file__).parents[2] / "docs"
+OVERVIEW, COMMON = (DOCS / "codecs.md").read_text().split("\n## Options of every codec\n")
+PAGES = {path.stem: path.read_text() for path in (DOCS / "codecs").glob("*.md")}
 
 
 def options(section: str) -> dict[str, str]:
@@ -29,26 +30,34 @@ def defaults(kind: type[Scheme] | type[Codec]) -> dict[str, str]:
 
 
 def test_the_overview_lists_every_codec() -> None:
-    overview = PAGE.split("\n## ")[0]
-    rows = re.findall(r"^\| (`[^|]+`) \|[^|]*\| (yes|no) \| (yes|no) \|", overview, re.M)
+    rows = re.findall(r"^\| (\[[^|]+\)) \|[^|]*\| (yes|no) \| (yes|no) \|", OVERVIEW, re.M)
     listed = {
         id: (residual == "yes", random == "yes")
         for ids, residual, random in rows
-        for id in re.findall(r"`([^`]+)`", ids)
+        for id, _ in re.findall(r"\[`([^`]+)`\]\(codecs/(\1)\.md\)", ids)
     }
     assert listed == {codec.id: (codec.keeps_residual, codec.random) for codec in registry.SHIPPED}
 
 
-def test_every_codec_has_a_section_with_its_options_flags_bits_and_source() -> None:
-    assert SECTIONS.keys() == {COMMON, *(codec.id for codec in registry.SHIPPED)}
-    assert options(SECTIONS[COMMON]) == defaults(Codec)
+def test_every_codec_has_a_page_with_its_options_flags_bits_and_source() -> None:
+    assert PAGES.keys() == {codec.id for codec in registry.SHIPPED}
+    assert options(COMMON) == defaults(Codec)
     for codec in registry.SHIPPED:
-        section = SECTIONS[codec.id]
-        assert options(section) == defaults(codec), codec.id
-        named = {f"OPTION_{letter}" for letter in "ABCD" if f"OPTION_{letter}" in section}
+        page = PAGES[codec.id]
+        assert page.startswith(f"# `{codec.id}`\n"), codec.id
+        assert options(page) == defaults(codec), codec.id
+        named = {f"OPTION_{letter}" for letter in "ABCD" if f"OPTION_{letter}" in page}
         assert named == {flag.name for flag in Flags if int(flag) & codec.option_flags}, codec.id
-        assert "Bits per value:" in section, codec.id
-        assert re.search(r"Payload: .*Scales?: ", section, re.S), codec.id
-        assert re.search(r"^- Source: .*(3LC|TernGrad|DoubleSqueeze|Wu 2018|QSGD|Øland|SparseLoCo)", section, re.M), (
+        assert "- When: " in page and "- Bits per value:" in page, codec.id
+        assert re.search(r"Payload: .*Scales?: ", page, re.S), codec.id
+        assert re.search(r"^- Source: .*(3LC|TernGrad|DoubleSqueeze|Wu 2018|QSGD|Øland|SparseLoCo)", page, re.M), (
             codec.id
         )
+
+
+def test_every_example_prints_what_its_page_says() -> None:
+    for id, page in PAGES.items():
+        [block] = re.findall(r"^```pycon\n(.*?)^```", page, re.M | re.S)
+        example = doctest.DocTestParser().get_doctest(block, {}, f"docs/codecs/{id}.md", None, None)
+        assert f'tw.codec("{id}"' in block
+        assert doctest.DocTestRunner(verbose=False).run(example).failed == 0, f"docs/codecs/{id}.md"
