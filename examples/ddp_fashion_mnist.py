@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from thinwire.errors import ThinwireError
 from thinwire.hooks import ddp
 from thinwire.workloads.batches import Batches
 from thinwire.workloads.data import data
@@ -45,11 +46,14 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=0.02)
     args = parser.parse_args()
 
+    try:
+        dataset = data(args.data)
+    except ThinwireError as error:  # says what to do, before the ranks wait for each other
+        raise SystemExit(f"error: {error}") from None
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    dataset = data(args.data)
     batches = Batches(dataset, rank=rank, workers=world, batch=args.batch, seed=0)
 
     model = DistributedDataParallel(network(dataset.in_shape, dataset.num_classes))

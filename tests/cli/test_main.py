@@ -168,6 +168,27 @@ def test_data_that_is_missing_says_what_to_do(
     assert str(tmp_path / "empty") in result.err or "thinwire inspect data --download cifar10" in result.err
 
 
+def test_data_that_is_missing_or_has_no_such_part_is_told_before_processes_start(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def started(*_: object, **__: object) -> None:
+        pytest.fail("processes were to be started")
+
+    monkeypatch.setattr("thinwire.jobs.cluster.run_cluster", started)
+    monkeypatch.setattr("thinwire.bench.hook_runs._Run", started)
+    missing = ["--model", "resnet8", "--data", "cifar10", "--data-root", tmp_path]
+    hooks = ["bench", "hooks", "--data", "cifar10", "--data-root", tmp_path, "--links", "none", "--hook", "none"]
+    for arguments, status, text in (
+        (["train", *missing], 1, "the data set cifar10 is not in .*: thinwire inspect data --download cifar10"),
+        (["train", "--data", "digits[train=0]"], 2, r"digits\[train=0\]: 0 examples of 1347; .* from 1 to 1347"),
+        (["train", "--data", "digits[tran=5]"], 2, r".*unknown option 'tran'; a data set has train, test and unit"),
+        (["demo", "--data", "digits[test=9000]", "--link", "none"], 2, ".*9000 examples of 450; .*"),
+        ([*hooks, "--models", "resnet8", "--png", tmp_path / "x.png"], 1, "the data set cifar10 is not in .*"),
+    ):
+        result = command(*arguments)
+        assert result.status == status and re.fullmatch(f"error: {text}\n", result.err), (arguments, result)
+
+
 def test_a_json_file_that_cannot_be_written(command: Command, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     result = command("inspect", "models", "--json", tmp_path / "file" / "out.json")

@@ -30,6 +30,7 @@ from thinwire.engines.namespaces import Fabric, available
 from thinwire.errors import EngineError, ThinwireError
 from thinwire.jobs.cluster import Links, choose_links
 from thinwire.jobs.outcome import CurvePoint
+from thinwire.workloads.data import data
 
 PORT = 29400
 RankCommand = Callable[[HookRank], list[str]]
@@ -93,7 +94,11 @@ def measure(
         command: of a rank's process.
         counted: have the kernel make links, and count their bytes, without a limit too, where it may.
         authors: the file of other people's optimizer.
+
+    Raises:
+        ConfigError, DataError: what no run of this data can do without; nothing was started.
     """
+    data(cell.data, root=cell.data_root)
     run = _Run(cell, tell, authors)
     try:
         kernel = cell.link is not None or (counted and available()[0])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
 
 import torch
 
+from thinwire.bench.codec_sample import Sample
 from thinwire.bench.inputs import training
 from thinwire.codecs import decode, registry
 from thinwire.errors import ConfigError
@@ -15,26 +15,6 @@ from thinwire.jobs.job import Job
 from thinwire.workloads.recipes import recipe
 
 WARM_STEPS = 60
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One codec on the sample.
-
-    Args:
-        codec: its id.
-        bits_per_value: payload bits.
-        ratio: 32 / bits.
-        relative_error: ‖g − decoded‖ / ‖g‖ of one encoding without a residual.
-        after_feedback: the same of the mean of ten encodings of one gradient through a context; None where a codec
-            keeps no residual.
-    """
-
-    codec: str
-    bits_per_value: float
-    ratio: float
-    relative_error: float
-    after_feedback: float | None
 
 
 def real_gradients(steps: int = WARM_STEPS) -> list[torch.Tensor]:

@@ -1,6 +1,6 @@
 """`thinwire inspect`: explain a frame's bytes, field by field; list codecs, models and data sets.
 
-`thinwire designs`: every design with every choice spelled out. `thinwire codecs`: every codec on real gradients.
+`thinwire designs`: every design with every choice spelled out. `thinwire codecs`: each codec's figures on gradients.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from rich.progress import Progress
 from rich.table import Table
 
 from thinwire import frames
+from thinwire.bench import codec_sample
 from thinwire.cli import options
 from thinwire.cli.console import console, write_json
 from thinwire.cli.lazy import lazy
 from thinwire.errors import ConfigError
 from thinwire.frames import CODEC_NUMBERS, Flags
+from thinwire.version import VERSION
 
 if TYPE_CHECKING:
     from thinwire import codecs as registered
@@ -181,10 +183,15 @@ def designs(
     write_json(json, {choices["name"]: choices for choices in found})
 
 
-@app.command(epilog="Example: thinwire codecs --json codecs.json")
-def codecs(json: options.Json = None) -> None:
-    """List every codec with its ratio and relative error on real gradients, which the command computes."""
-    rows = sample.sample_codecs()
+@app.command(epilog="Example: thinwire codecs --measure --json codecs.json")
+def codecs(
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Compute the figures here, which compiles every kernel: a minute or less.")
+    ] = False,
+    json: options.Json = None,
+) -> None:
+    """List every codec with its ratio and relative error on real gradients, as recorded or as measured here."""
+    rows = sample.sample_codecs() if measure else codec_sample.recorded()
     table = Table("codec", "bits/value", "ratio", "relative error", "after ten steps with residual")
     for row in rows:
         after = "–" if row.after_feedback is None else f"{row.after_feedback:.3f}"
@@ -192,6 +199,10 @@ def codecs(json: options.Json = None) -> None:
         table.add_row(row.codec, *figures)
     console.print("Weight gradients of the digits MLP after 60 steps; each codec with its defaults, no zstd stage.")
     console.print(table)
+    if not measure:
+        console.print(f"Recorded with thinwire {VERSION}; --measure computes the figures here.")
+        if others := codec_sample.not_recorded():
+            console.print(f"Not in the record, from other packages: {', '.join(others)}.")
     write_json(json, [asdict(row) for row in rows])
 
 

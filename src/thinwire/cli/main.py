@@ -64,8 +64,8 @@ COMMANDS: list[tuple[typer.Typer, str, dict[str, str]]] = [
             "inspect": "Explain the bytes of a frame; list codecs, models or data sets. (Designs: `thinwire designs`.)",
             "designs": "List designs with every choice spelled out: codecs both ways, consistency, placement and the "
             "rest.",
-            "codecs": "List every codec with its ratio and relative error on real gradients, which the command "
-            "computes.",
+            "codecs": "List every codec with its ratio and relative error on real gradients, as recorded or as "
+            "measured here.",
         },
     ),
     (

@@ -24,6 +24,7 @@ from thinwire.jobs.checkpoints import RunCheckpoints
 from thinwire.jobs.events import KINDS, Accuracy, Done, Listening
 from thinwire.jobs.job import Job
 from thinwire.jobs.outcome import CurvePoint, RunOutcome, WorkerOutcome, summarise
+from thinwire.workloads.data import data
 
 Shaping = Literal["kernel", "application", "none"]
 OnEvent = Callable[[str, Event], None]
@@ -247,9 +248,12 @@ def run(
         on_start: called with the ids of all processes, by name, when they have been started.
 
     Raises:
-        ConfigError: there is nothing to resume, or a job that cannot be resumed.
+        ConfigError: there is nothing to resume, a job that cannot be resumed, or a part that the data does not have.
+        DataError: the data set is missing or damaged.
         EngineError: a process failed; the message holds its last output. Nothing is left running.
     """
+    # What is wrong with the data is one sentence here, and a traceback of every worker later.
+    data(job.data, root=job.data_root, context=job.recipe().context)
     links = links or choose_links(job.link)
     step: int | None = None
     if checkpoints is not None:
