@@ -29,6 +29,8 @@ def test_lists_and_small_tensors_have_a_line_for_each_figure(monkeypatch: pytest
     monkeypatch.setattr(codec_figures, "resnet50_sizes", lambda: [3, 4000, 100])
     tensors = codec_figures.tensor_list(turns=1)
     assert (tensors.values["tensors"], tensors.values["elements"]) == (3, 4103) and len(tensors.lines) == 2
+    bounded = codec_figures.lag_bound(turns=1)
+    assert bounded.values["tensors"] == 3 and bounded.lines[0][2] == "≤ +1 %"
 
 
 @pytest.mark.long

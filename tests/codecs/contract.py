@@ -134,6 +134,8 @@ ENROLLED: list[Enrolled] = [
     three_lc(clip=0.5),
     three_lc(clip=0.7, entropy="zstd", bits=None),
     three_lc(1.5, clip=0.75, layout="partition"),
+    enrol("3lc", {"sparsity": 1.75, "lag": 5}, error=of_largest(0.5), bits=1.6001),
+    enrol("3lc", {"sparsity": 1.75, "lag": 2, "clip": 0.8, "layout": "partition"}, error=of_largest(0.4), bits=1.6001),
     three_lc(error_feedback=False),
     three_lc(error_scale=0.1),
     enrol("mqe1", bits=1.0001),

@@ -28,7 +28,7 @@ def contexts(given: list[Any]) -> list[Context]:
     """Contexts of several sparsities: one clips, one has no residual, one forgets, one may send that it has NaN."""
     options: list[dict[str, Any]] = [
         *({"sparsity": 1.75}, {}, {"error_feedback": False}),
-        *({"error_scale": 0.1}, {"nonfinite": "skip"}, {"clip": 0.7}),
+        *({"error_scale": 0.1}, {"nonfinite": "skip"}, {"clip": 0.7}, {"sparsity": 1.75, "lag": 1.5, "clip": 0.9}),
     ]
     return [tw.codec("3lc", **options[place % len(options)]).context(each) for place, each in enumerate(given)]
 
@@ -41,12 +41,14 @@ def test_a_batch_encodes_as_its_contexts_do_one_after_the_other() -> None:
     ours, theirs = contexts(tensors(0)), contexts(tensors(0))
     batch = TernaryBatch(ours)
     assert batch.encodes
-    for step in range(4):
+    for step in range(13):
         given = tensors(step)
         expected = [context.encode(each) for context, each in zip(theirs, given, strict=True)]
         assert batch.encode(addresses(given)) == expected, step
         for one, other in zip(ours, theirs, strict=True):
             assert (one.step, one.payload_nbytes) == (other.step, other.payload_nbytes)
+            if one.lag_bound is not None and other.lag_bound is not None:
+                assert one.lag_bound.changing().tolist() == other.lag_bound.changing().tolist(), (step, one.size)
             assert one.residual is None or one.residual.equal(other.residual), (step, one.size)  # type: ignore[arg-type]
 
 
@@ -66,7 +68,7 @@ def test_nan_or_a_scale_that_overflows_changes_nothing() -> None:
         given, made = tensors(2), contexts(tensors(2))
         TernaryBatch(made).encode(addresses(given))
         before = [context.state_dict() for context in made]
-        given[6][7] = bad
+        given[7][7] = bad
         assert TernaryBatch(made).encode(addresses(given)) is None, bad
         for context, state in zip(made, before, strict=True):
             assert context.step == state["step"] == 1

@@ -17,10 +17,10 @@ from thinwire.policies.compression import PLAIN
 CODEC = tw.codec("3lc", sparsity=1.75)
 
 
-def trained(world: int, **options: Any) -> list[Residuals]:
+def trained(world: int, codec: tw.Codec = CODEC, steps: int = 3, **options: Any) -> list[Residuals]:
     """The residuals of some ranks after a few steps."""
-    cores = collectives(tensors(CODEC, **options), world)
-    for number in range(3):
+    cores = collectives(tensors(codec, **options), world)
+    for number in range(steps):
         step(cores, bucket_of(), gradients(world, number), number)
     return [core.residuals for core in cores]
 
@@ -67,6 +67,29 @@ def test_another_number_of_ranks_inherits_what_was_not_sent() -> None:
                     assert value.any()
                     error = np.abs(after[name] - value) / np.maximum(np.abs(value), 1e-30)
                     assert error.max() <= 2**-24 * len(worlds), (first, worlds, world, down, name, error.max())
+
+
+def test_what_a_bound_on_the_lag_has_found_is_saved_and_comes_back_with_a_step_that_is_skipped() -> None:
+    codec = tw.codec("3lc", sparsity=1.75, lag=3)
+    for residuals in trained(2, codec, steps=9):
+        state = residuals.state_dict()
+        assert state["lags"]["w"].shape == (2, 4) and (state["lags"]["w"][:, 2] > 0).all(), "a lag for each slice"
+        fresh = Residuals(tensors(codec), residuals.rank, 2, mean=True, seed=0)
+        assert fresh.blank_state_dict(2)["lags"]["w"].shape == (2, 4)
+        fresh.load_state_dict(state)
+        assert fresh.state_dict()["lags"]["w"].equal(state["lags"]["w"])
+        fresh.snapshot()
+        for (name, part), context in fresh.contexts.items():
+            for _ in range(4):
+                context.encode(torch.full((part.numel,), 2.0, dtype=fresh.tensors[name].compute_dtype))
+        assert not fresh.state_dict()["lags"]["w"].equal(state["lags"]["w"])
+        fresh.restore()
+        assert fresh.state_dict()["lags"]["w"].equal(state["lags"]["w"])
+        before_bounds = {kind: value for kind, value in state.items() if kind != "lags"}
+        fresh.load_state_dict(before_bounds)
+        mean = residuals.contexts["w", residuals.partitions["w"][0]].lag_bound
+        residuals.scale(0.5)
+        assert mean is not None and mean.changing()[1] == 0.5 * float(state["lags"]["w"][0, 1])
 
 
 def test_a_state_of_another_model_is_refused() -> None:

@@ -85,6 +85,7 @@ def test_replicas_are_equal_bit_for_bit_and_repeat_over_every_transport() -> Non
     [
         ("diloco[h=3]", 6),
         ("diloco[h=5]", 8),
+        ("diloco[h=2,codec=3lc[s=1.75,lag=9]]", 9),
         ("diloco[h=3,keep=0.5]", 9),
         ("streaming-diloco[h=6,delay=2]", 12),
         ("sparseloco[h=5]", 8),

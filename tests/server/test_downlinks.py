@@ -159,6 +159,23 @@ def test_one_frame_for_all_that_hold_the_same() -> None:
     assert [owners for owners, _ in sent_to(downlink, {1, 2}, 2)] == [{1, 2}]
 
 
+def test_a_bound_on_the_lag_is_of_each_copy_and_is_saved() -> None:
+    downlink, twin = (ModelDelta("w", SHAPE, codec("3lc", sparsity=1.9, lag=50), 2) for _ in range(2))
+    for version in range(1, 18):
+        downlink.values += noise(version)
+        sent_to(downlink, {0, 1} if version < 8 else {version % 2}, version)
+    owned = {copy.owners.copy().pop(): copy.lag for copy in downlink.copies.move({0, 1})}
+    assert all(bound is not None and 1 < bound.sparsity < 1.9 and bound.lag > 0 for bound in owned.values())
+    twin.load_state_dict(downlink.state_dict())
+    for version in range(18, 24):
+        for each in (downlink, twin):
+            each.values += noise(version)
+        assert sent_to(downlink, {0, 1}, version) == sent_to(twin, {0, 1}, version), version
+    downlink.assign(np.zeros(SHAPE, np.float32))
+    assert downlink.copies.only is not None and downlink.copies.only.lag is not None
+    assert downlink.copies.only.lag.sparsity == 1, "nothing is lacking, so it begins anew"
+
+
 def test_a_worker_that_starts_late_lacks_nothing() -> None:
     table = Table(TableSpec(name="w", shape=SHAPE), PLAIN, codec("3lc"), Bsp().terms(2))
     for seed in range(3):

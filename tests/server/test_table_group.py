@@ -15,6 +15,7 @@ from thinwire.packets import BatchedTensor, EncodedTensor
 from thinwire.policies.compression import NARROW, PLAIN, is_batched
 from thinwire.policies.consistency import Bsp
 from thinwire.schema import TableSpec
+from thinwire.server.downlinks import ModelDelta
 from thinwire.server.membership import Membership
 from thinwire.server.table import Table
 from thinwire.server.table_group import TableGroup, TableGroups
@@ -23,11 +24,12 @@ WORKERS = 3
 UP = [
     *(codec("3lc"), NARROW, codec("int8"), codec("3lc", sparsity=1.5), PLAIN, NARROW),
     *(codec("3lc", layout="partition"), codec("3lc", nonfinite="skip"), codec("3lc")),
+    codec("3lc", sparsity=1.9, lag=50),
 ]
-DOWN = [*UP[:4], NARROW, *UP[5:7], codec("3lc", error_feedback=False), codec("int8")]
-TOGETHER = [0, 1, 3, 4, 5, 7]
+DOWN = [*UP[:4], NARROW, *UP[5:7], codec("3lc", error_feedback=False), codec("int8"), UP[9]]
+TOGETHER = [0, 1, 3, 4, 5, 7, 9]
 """Whose updates are encoded together."""
-SHAPES = [(30, 41), (7,), (8, 9), (200,), (5,), (33,), (40,), (6, 5), (0, 3)]
+SHAPES = [(30, 41), (7,), (8, 9), (200,), (5,), (33,), (40,), (6, 5), (0, 3), (50, 20)]
 EVERY = range(len(UP))
 
 
@@ -103,6 +105,8 @@ def test_gradients_and_updates_are_those_of_tables_alone() -> None:
             [(_, down)], [(_, expected)] = table.publish(ours, made=encoded[place]), single.publish(mean)
             assert down == expected, where
             assert table.replica.tobytes() == single.replica.tobytes(), where
+    assert isinstance(bounded := together[9].downlink, ModelDelta) and bounded.copies.only is not None
+    assert bounded.copies.only.lag is not None and bounded.copies.only.lag.sparsity > 1
 
 
 def test_gradients_of_a_later_clock_wait_for_their_turn() -> None:

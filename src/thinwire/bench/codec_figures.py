@@ -1,4 +1,4 @@
-"""Figures of codecs beside their table: small tensors, lists of tensors, the zstd stage, Huffman coding, first use.
+"""Figures of codecs beside their table: small tensors, lists, the zstd stage, bounds on lags, Huffman, first use.
 
 The zstd stage is set against the zero-order entropy of the trits, which no code of single trits can beat; Huffman
 coding is timed alone, without the bins before it; the first use includes what is imported and compiled.
@@ -31,6 +31,7 @@ from thinwire.kernels.numba.huffman import (
     length_limit,
     room_nbytes,
 )
+from thinwire.kernels.numba.lag import EVERY
 
 SMALL = 10_000
 SMALL_TURNS = 200
@@ -180,6 +181,21 @@ def zstd_stage(size: int, turns: int) -> Figure:
     return Figure(values={"elements": size, "zero_fraction": ZERO_FRACTION, **sizes, **seconds}, lines=lines)
 
 
+def lag_bound(turns: int = LIST_TURNS) -> Figure:
+    """3LC at s = 1 with and without a bound on the lag, which then finds s = 1 too: what measuring it costs."""
+    generator = np.random.default_rng(0)
+    tensors = [torch.from_numpy(generator.standard_normal(size, dtype=np.float32)) for size in resnet50_sizes()]
+    plain, bounded = ([made.context(each) for each in tensors] for made in (codec("3lc"), codec("3lc", lag=5)))
+    candidates = [
+        Candidate("seconds_without", lambda turn: encode_all(plain, tensors)),
+        Candidate("seconds", lambda turn: encode_all(bounded, tensors)),
+    ]
+    seconds = side_by_side(candidates, turns=turns, calls=EVERY)
+    name = f"3lc with a bound on the lag, {len(tensors)} tensors shaped like ResNet-50's"
+    lines = [[f"{name}: encode time", f"{seconds['seconds'] / seconds['seconds_without'] - 1:+.1%}", "≤ +1 %"]]
+    return Figure(values={"tensors": len(tensors), **seconds}, lines=lines)
+
+
 def huffman(size: int, turns: int) -> Figure:
     """Huffman coding of 1,024 symbols that come as a bell curve's bins do; speeds in 10⁹ symbols a second."""
     drawn = np.random.default_rng(0).standard_normal(size, dtype=np.float32) * 128 + 512
@@ -232,6 +248,7 @@ FIGURES: dict[str, Callable[[int, int, torch.device | None], Figure]] = {
     "small": lambda elements, turns, device: small_tensor(),
     "list": lambda elements, turns, device: tensor_list() if device is None else device_list(turns, device),
     "zstd_stage": lambda elements, turns, device: zstd_stage(elements, turns),
+    "lag": lambda elements, turns, device: lag_bound(),
     "huffman": lambda elements, turns, device: huffman(elements, turns),
     "first_use": lambda elements, turns, device: first_use(),
 }

@@ -19,6 +19,7 @@ import torch
 
 from thinwire import frames
 from thinwire.codecs import device
+from thinwire.codecs.lag import follow_tensors
 from thinwire.codecs.scheme import (
     CodecOptions,
     Encoded,
@@ -206,6 +207,8 @@ class Context:
         self.step = 0
         self.payload_nbytes = 0
         """Payload size of the frame that was encoded last, in bytes."""
+        self.lag_bound = codec.scheme.lag_bound() if codec.residual_by_default else None
+        """Chooses the sparsity multiplier; None where the codec's options alone say it."""
         values = like.values if isinstance(like, DeviceFlat) else torch.from_numpy(like.values)
         self.device = values.device
         """Where the residual is, and where tensors are encoded."""
@@ -248,8 +251,10 @@ class Context:
                 does not take.
         """
         if not self.on_host:
-            [encoded] = device.Batch([self.entry(tensor, options)], self.codec.pool).finish()
+            entry = self.entry(tensor, options)
+            [encoded] = device.Batch([entry], self.codec.pool).finish()
             self.sent(encoded.payload_nbytes)
+            follow_tensors([(self.lag_bound, entry.flat.values, entry.residual)])
             return encoded.frame
         if off_host(tensor) and device.why_not_encoded(self.codec.scheme, tensor.device) is None:
             warnings.warn(
@@ -260,9 +265,12 @@ class Context:
                 stacklevel=2,
             )
         flat = self.flat(tensor)
-        step = Step(self._residual_array, self.codec.error_scale, self._key(), **self.codec._checked(options))
+        residual, scale = self._residual_array, self.codec.error_scale
+        step = Step(residual, scale, self._key(), sparsity=self._sparsity, **self.codec._checked(options))
         encoded = self.codec.encode_flat(flat, step, self.name)
         self.sent(encoded.payload_nbytes)
+        if self.lag_bound is not None and residual is not None:
+            self.lag_bound.follow(flat.values, residual)
         return encoded.frame
 
     def flat(self, tensor: Tensor) -> Flat:
@@ -279,7 +287,7 @@ class Context:
             on_host = flatten(tensor, self.name)
             flat = DeviceFlat(torch.from_numpy(on_host.values).to(self.device), on_host.dtype, on_host.shape)
         self.check(flat)
-        step = Step(key=self._key(), **self.codec._checked(options))
+        step = Step(key=self._key(), sparsity=self._sparsity, **self.codec._checked(options))
         return self.codec.entry(flat, self._residual, step, self.name)
 
     def check(self, flat: Flat | DeviceFlat) -> None:
@@ -300,11 +308,17 @@ class Context:
     def _key(self) -> Key:
         return self.codec.key(self.seed, self.name, self.step)
 
+    @property
+    def _sparsity(self) -> float | None:
+        return None if self.lag_bound is None else self.lag_bound.sparsity
+
     def state_dict(self) -> dict[str, Any]:
-        """Returns a copy of the state, for an exact resume: `step`, `seed` and, where there is one, `residual`."""
+        """Returns a copy of the state, for an exact resume: `step`, `seed`, and where it has them `residual`, `lag`."""
         state: dict[str, Any] = {"step": self.step, "seed": self.seed}
         if self.residual is not None:
             state["residual"] = self.residual.clone()
+        if self.lag_bound is not None:
+            state["lag"] = self.lag_bound.state_dict()
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -323,5 +337,7 @@ class Context:
                     f"{self.name}: the state's residual has shape {tuple(residual.shape)}, not {self.shape}"
                 )
             self._residual.copy_(torch.as_tensor(residual).reshape(-1))
+        if self.lag_bound is not None and "lag" in state:  # a run may go on with a bound that it began without
+            self.lag_bound.load_state_dict(state["lag"])
         self.step = int(state["step"])
         self.seed = int(state["seed"])

@@ -59,7 +59,7 @@ class Entry(NamedTuple):
         """What tensors of one batch have in common."""
         values = self.flat.values
         kept = self.residual is not None
-        return self.scheme, self.residual_scale, self.together, kept, values.device, values.dtype
+        return self.scheme, self.step.sparsity, self.residual_scale, self.together, kept, values.device, values.dtype
 
 
 class Pending(Protocol):

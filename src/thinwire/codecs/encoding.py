@@ -12,6 +12,7 @@ import numpy as np
 
 from thinwire.codecs import device, ternary_batch
 from thinwire.codecs.base import Context
+from thinwire.codecs.lag import follow_tensors
 from thinwire.codecs.scheme import StepOptions
 from thinwire.codecs.tensors import Tensor, off_host
 from thinwire.errors import ConfigError
@@ -72,6 +73,8 @@ class Encoding:
             ([place for place, _ in some], device.Batch([entry for _, entry in some], contexts[some[0][0]].codec.pool))
             for some in alike.values()
         ]
+        on_device = [each for some in alike.values() for each in some]
+        self._lags = [(contexts[place].lag_bound, each.flat.values, each.residual) for place, each in on_device]
 
     def _encode_small(self, contexts: Sequence[Context], tensors: Sequence[Tensor]) -> set[int]:
         """Encodes what one kernel call can, and returns the places of these tensors."""
@@ -94,4 +97,5 @@ class Encoding:
             for place, encoded in zip(places, batch.finish(), strict=True):
                 self._contexts[place].sent(encoded.payload_nbytes)
                 self._frames[place] = encoded.frame
+        follow_tensors(self._lags)
         return self._frames

@@ -18,6 +18,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Type
 import numpy as np
 from numpy.typing import NDArray
 
+from thinwire.codecs.lag import DeltaLagBound, LagBound
 from thinwire.codecs.options import Between, check_options
 from thinwire.codecs.tensors import Flat, FloatArray, Scratch, ScratchPool
 from thinwire.errors import ConfigError
@@ -90,6 +91,8 @@ class Step(NamedTuple):
     scale: float | None = None
     workers: int | None = None
     rms: float | None = None
+    sparsity: float | None = None
+    """The multiplier that a bound on the lag has found; None: the one of the options."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +137,14 @@ class Scheme(ABC):
         """
         del shape
         return self.fuses
+
+    def lag_bound(self) -> LagBound | None:
+        """Returns what chooses the multiplier of one residual's steps; None where the options alone say it."""
+        return None
+
+    def delta_lag_bound(self) -> DeltaLagBound | None:
+        """As `lag_bound`, of a copy of a model."""
+        return None
 
     def why_no_residual(self) -> str | None:
         """Says why a residual cannot work with these options; None where it can."""

@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 
 from thinwire import frames
 from thinwire.codecs.base import Codec, Context
+from thinwire.codecs.lag import LagBound
 from thinwire.codecs.threelc import ZERO_RUN, ThreeLC
 from thinwire.kernels.numba.jit import frozen
+from thinwire.kernels.numba.lag import follow_many, set_multipliers
 from thinwire.kernels.numba.many import Addresses, decode_many, encode_many
 
 
@@ -67,12 +69,15 @@ class TernaryFrames:
         some._sparsities = self._sparsities[which]
         return some
 
-    def encode(self, tensors: Addresses, outs: Addresses | None = None) -> list[bytes] | None:
+    def encode(
+        self, tensors: Addresses, outs: Addresses | None = None, multipliers: NDArray[np.float32] | None = None
+    ) -> list[bytes] | None:
         """Returns the tensors' frames; or None, and nothing has changed, where one of them holds NaN or Inf.
 
         Args:
             tensors: to encode.
             outs: float32 tensors to which to add what a receiver decodes.
+            multipliers: float32[n], what each tensor's largest magnitude is multiplied by; None: what its codec says.
         """
         with self._pool.lend() as space:
             made = encode_many(
@@ -80,7 +85,7 @@ class TernaryFrames:
                 self._sizes,
                 self._residuals,
                 self._residual_scales,
-                self._sparsities,
+                self._sparsities if multipliers is None else multipliers,
                 self._heads,
                 self._head_spans,
                 workspace=space.kernel,
@@ -105,6 +110,12 @@ class TernaryFrames:
                 )
             self._count(payload_nbytes)
         return result
+
+    def multipliers(self, bounds: Sequence[LagBound | None]) -> NDArray[np.float32]:
+        """Returns what each tensor's largest magnitude is multiplied by, where a bound on its lag says it."""
+        multipliers = self._sparsities.copy()
+        set_multipliers(_addresses(bounds), multipliers)
+        return multipliers
 
     def _count(self, payload_nbytes: Sequence[int]) -> None:
         """Notes the payloads' sizes."""
@@ -159,7 +170,25 @@ class TernaryBatch(TernaryFrames):
         super().__init__(codecs, shapes, [context.residual_address for context in contexts])
         self.encodes = all(map(takes, contexts))
         self._contexts = contexts
+        bounds = [context.lag_bound for context in contexts]
+        self._bounds = _addresses(bounds) if any(bounds) else None
+
+    def encode(
+        self, tensors: Addresses, outs: Addresses | None = None, multipliers: NDArray[np.float32] | None = None
+    ) -> list[bytes] | None:
+        if self._bounds is None:
+            return super().encode(tensors, outs, multipliers)
+        multipliers = self._sparsities.copy() if multipliers is None else multipliers
+        set_multipliers(self._bounds, multipliers)
+        made = super().encode(tensors, outs, multipliers)
+        if made is not None:
+            follow_many(self._bounds, tensors, self._residuals, self._sizes)
+        return made
 
     def _count(self, payload_nbytes: Sequence[int]) -> None:
         for context, nbytes in zip(self._contexts, payload_nbytes, strict=True):
             context.sent(nbytes)
+
+
+def _addresses(bounds: Sequence[LagBound | None]) -> Addresses:
+    return np.array([0 if bound is None else bound.address for bound in bounds], np.int64)

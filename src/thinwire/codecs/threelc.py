@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
+from thinwire.codecs.lag import BEGIN, DeltaLagBound, LagBound
 from thinwire.codecs.options import Between
 from thinwire.codecs.scheme import Explained, Payload, Scheme, Step
 from thinwire.codecs.tensors import Flat, FloatArray, Scratch
@@ -46,6 +47,8 @@ class ThreeLC(Scheme):
         clip: the share of the largest magnitude that m is taken from, 0.5 … 1 (not in the paper): with less than 1,
             larger values are sent in part, fewer become zero, and less waits in the residual all in all. From 0.5 on no
             value leaves more than half of the largest magnitude there.
+        lag: the most steps that may wait in a residual (not in the paper): contexts then choose s from 1 to `sparsity`
+            by what they measure, see `LagBound`; without a residual s is 1. None: s is `sparsity`.
         layout: `"stride"` packs contiguous groups of five (1–17 % smaller on real gradients);
             `"partition"` the paper's five partitions. The frame says which.
         zero_run: False is the paper's "No ZRE" row: exactly 1.6 bits a value.
@@ -66,6 +69,7 @@ class ThreeLC(Scheme):
 
     sparsity: float = 1.0
     clip: Annotated[float, Between(0.5, 1)] = 1.0
+    lag: Annotated[float | None, Between(1)] = None
     layout: Literal["stride", "partition"] = "stride"
     zero_run: bool = True
     paper_literal: bool = False
@@ -90,8 +94,18 @@ class ThreeLC(Scheme):
 
     @property
     def multiplier(self) -> float:
-        """What the largest magnitude is multiplied by: m / max|v|."""
-        return self.sparsity * self.clip
+        """What the largest magnitude is multiplied by, m / max|v|; with a bound on the lag, before any is measured."""
+        return (self.sparsity if self.lag is None else BEGIN) * self.clip
+
+    def multiplier_at(self, step: Step) -> float:
+        """As `multiplier`, of a step for which a bound on the lag may have found another s."""
+        return self.multiplier if step.sparsity is None else step.sparsity * self.clip
+
+    def lag_bound(self) -> LagBound | None:
+        return None if self.lag is None else LagBound(self.lag, self.sparsity, self.clip)
+
+    def delta_lag_bound(self) -> DeltaLagBound | None:
+        return None if self.lag is None else DeltaLagBound(self.lag, self.sparsity, self.clip)
 
     @property
     def batched(self) -> bool:
@@ -102,7 +116,7 @@ class ThreeLC(Scheme):
     def encode(self, flat: Flat, step: Step, space: Scratch) -> Payload:
         size, executor = flat.values.size, space.pool.executor
         options: dict[str, Any] = {
-            "sparsity": self.multiplier,
+            "sparsity": self.multiplier_at(step),
             "layout": self.layout,
             "zero_run": self.zero_run,
             "paper_literal": self.paper_literal,

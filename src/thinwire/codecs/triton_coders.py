@@ -45,7 +45,7 @@ class _ThreeLC(DeviceCoder[ThreeLC]):
     def start(self, scheme: ThreeLC, entries: Sequence[Entry], values: list[torch.Tensor], **given: Any) -> Pending:
         return encode_ternary(
             values,
-            sparsity=scheme.multiplier,
+            sparsity=scheme.multiplier_at(entries[0].step),
             layout=scheme.layout,
             zero_run=scheme.zero_run,
             paper_literal=scheme.paper_literal,
@@ -54,7 +54,7 @@ class _ThreeLC(DeviceCoder[ThreeLC]):
 
     def payload(self, scheme: ThreeLC, entry: Entry, sent: Sent) -> Payload:
         if not sent.finite:
-            raise NonFiniteError(non_finite(sent.largest, scheme.multiplier))
+            raise NonFiniteError(non_finite(sent.largest, scheme.multiplier_at(entry.step)))
         return Payload(sent.payload, (sent.scale,), scheme.flags)
 
     def decode(self, frame: Frame, space: Scratch, **into: Any) -> None:

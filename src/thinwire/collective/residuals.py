@@ -17,12 +17,15 @@ import numpy.typing as npt
 import torch
 
 from thinwire.codecs import Context
+from thinwire.codecs.lag import LagBound
 from thinwire.errors import ConfigError
 from thinwire.policies.assignment import Partition, Sized
 from thinwire.policies.compression import PLAIN, Choice
 from thinwire.policies.placement import Sharded
 
 Float64Array = npt.NDArray[np.float64]
+Lag = npt.NDArray[np.float64]
+"""What `LagBound.changing` returns."""
 Partitions = Mapping[str, tuple[Partition, ...]]
 """Who owns which slice of every tensor, by name."""
 
@@ -44,6 +47,11 @@ class TrainedTensor:
     def uncompressed(self) -> bool:
         """Whether it travels as it is both ways, in one frame with all others that do."""
         return self.choice == Choice(PLAIN, PLAIN)
+
+    @property
+    def bounds_lag(self) -> bool:
+        """Whether its sparsity multiplier follows its lag, in a direction at least."""
+        return any(codec.scheme.lag_bound() is not None for codec in (self.choice.up, self.choice.down))
 
     @property
     def compute_dtype(self) -> torch.dtype:
@@ -131,7 +139,7 @@ class Residuals:
                 like = torch.empty(part.numel, dtype=tensor.compute_dtype, device=tensor.device)
                 name = part.label(tensor.name)
                 self.contexts[tensor.name, part] = codec.context(like, name=name, seed=seed * 65_537 + rank)
-        self._snapshot: dict[tuple[str, Partition], tuple[int, torch.Tensor | None]] = {}
+        self._snapshot: dict[tuple[str, Partition], tuple[int, torch.Tensor | None, Lag | None]] = {}
 
     def _compressed(self) -> list[TrainedTensor]:
         return [tensor for tensor in self.tensors.values() if not tensor.uncompressed]
@@ -142,16 +150,19 @@ class Residuals:
         """Copies every context's state, so that `restore` can undo a step."""
         for key, context in self.contexts.items():
             residual = context.residual
-            copy = self._snapshot.get(key, (0, None))[1]
+            copy = self._snapshot.get(key, (0, None, None))[1]
             if residual is not None:
                 copy = residual.clone() if copy is None else copy.copy_(residual)
-            self._snapshot[key] = (context.step, copy)
+            bound = context.lag_bound
+            self._snapshot[key] = (context.step, copy, None if bound is None else bound.changing())
 
     def restore(self) -> None:
         """Returns to the last snapshot, bit for bit."""
-        for key, (step, copy) in self._snapshot.items():
+        for key, (step, copy, lag) in self._snapshot.items():
             context = self.contexts[key]
             context.step = step
+            if context.lag_bound is not None and lag is not None:
+                context.lag_bound.restore(lag)
             if context.residual is not None and copy is not None:
                 context.residual.copy_(copy)
 
@@ -160,12 +171,17 @@ class Residuals:
         for context in self.contexts.values():
             if context.residual is not None:
                 context.residual.mul_(factor)
+            if context.lag_bound is not None:
+                context.lag_bound.scale(factor)
 
     # ---- checkpoints
 
     def state_dict(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Returns copies: by tensor the residual (flat), and how often each of its slices was encoded."""
-        residuals, encodes = {}, {}
+        """Returns copies: by tensor the residual (flat), and how often each of its slices was encoded.
+
+        Where codecs bound the lag also each slice's `LagBound.changing`, and zeros for slices without one.
+        """
+        residuals, encodes, lags = {}, {}, {}
         for tensor in self._compressed():
             flat = torch.zeros(tensor.numel, dtype=tensor.compute_dtype)
             parts = self.partitions[tensor.name]
@@ -175,7 +191,12 @@ class Residuals:
                     flat[part.start : part.stop] = context.residual
             residuals[tensor.name] = flat
             encodes[tensor.name] = torch.tensor([context.step for context in contexts])
-        return {"residuals": residuals, "encodes": encodes}
+            if tensor.bounds_lag:
+                lags[tensor.name] = _no_lags(len(parts))
+                for row, context in zip(lags[tensor.name], contexts, strict=True):
+                    if context.lag_bound is not None:
+                        row.copy_(torch.from_numpy(context.lag_bound.changing()))
+        return {"residuals": residuals, "encodes": encodes, **({"lags": lags} if lags else {})}
 
     def blank_state_dict(self, world: int) -> dict[str, dict[str, torch.Tensor]]:
         """Returns zeros in the form that a rank of a `world`-rank run saves."""
@@ -186,11 +207,14 @@ class Residuals:
         """Takes back what the same rank of an equally large run saved. Raises ConfigError where it does not fit."""
         check_state(list(self.tensors.values()), state)
         for name, flat in state["residuals"].items():
-            for part, encodes in zip(self.partitions[name], state["encodes"][name].tolist(), strict=True):
+            parts, lags = self.partitions[name], state.get("lags", {}).get(name)
+            for row, (part, encodes) in enumerate(zip(parts, state["encodes"][name].tolist(), strict=True)):
                 context = self.contexts[name, part]
                 context.step = encodes
                 if context.residual is not None:
                     context.residual.copy_(flat[part.start : part.stop])
+                if context.lag_bound is not None and lags is not None:
+                    context.lag_bound.restore(lags[row])
 
     def load_resized(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Takes over from a run with another number of ranks. Raises ConfigError where a state does not fit.
@@ -225,10 +249,16 @@ class Residuals:
 def blank_state(tensors: Sequence[TrainedTensor], partitions: Partitions) -> dict[str, dict[str, torch.Tensor]]:
     """Returns zeros in the form of the `state_dict` of a rank's residuals."""
     compressed = [tensor for tensor in tensors if not tensor.uncompressed]
+    lags = {tensor.name: _no_lags(len(partitions[tensor.name])) for tensor in compressed if tensor.bounds_lag}
     return {
         "residuals": {t.name: torch.zeros(t.numel, dtype=t.compute_dtype) for t in compressed},
         "encodes": {t.name: torch.zeros(len(partitions[t.name]), dtype=torch.int64) for t in compressed},
+        **({"lags": lags} if lags else {}),
     }
+
+
+def _no_lags(slices: int) -> torch.Tensor:
+    return torch.zeros(slices, len(LagBound(1, 1).changing()), dtype=torch.float64)
 
 
 def check_state(tensors: Sequence[TrainedTensor], state: Mapping[str, Any]) -> None:

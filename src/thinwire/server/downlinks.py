@@ -10,7 +10,7 @@ or as whole votes (TernGrad), for workers that run the optimizer. `weights`: the
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +18,17 @@ import numpy as np
 import torch
 
 from thinwire.codecs import Codec, Context, Step
+from thinwire.codecs.lag import DeltaLagBound
 from thinwire.codecs.levels import Votes
 from thinwire.codecs.tensors import Flat, FloatArray
 from thinwire.errors import NonFiniteError
 from thinwire.packets import BatchedTensor, EncodedTensor
 from thinwire.policies.compression import NARROW, is_batched
+
+
+def unbounded() -> DeltaLagBound | None:
+    """Makes no bound on the lag: a codec's options alone say its sparsity multiplier."""
+    return None
 
 
 @dataclass
@@ -33,11 +39,13 @@ class Copy:
         values: the workers' copy, bit for bit.
         seen: the server's values when these workers were sent their last update; None where nobody asks.
         owners: the workers.
+        lag: chooses the sparsity multiplier of what the copy lacks; None where the codec's options alone say it.
     """
 
     values: FloatArray
     seen: FloatArray | None
     owners: set[int]
+    lag: DeltaLagBound | None = None
 
 
 class Copies:
@@ -47,13 +55,21 @@ class Copies:
         shape: of the table.
         workers: how many.
         keep_seen: whether to remember what the server's values were at each copy's last update.
+        lag_bound: makes what chooses each copy's sparsity multiplier, or returns None.
     """
 
-    def __init__(self, shape: tuple[int, ...], workers: int, *, keep_seen: bool) -> None:
-        self._keep_seen = keep_seen
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        workers: int,
+        *,
+        keep_seen: bool,
+        lag_bound: Callable[[], DeltaLagBound | None] = unbounded,
+    ) -> None:
+        self._keep_seen, self._lag_bound = keep_seen, lag_bound
         # Fresh zeros take no memory before values come: a plan of huge tables, from anyone, must not fill it.
         seen = np.zeros(shape, np.float32) if keep_seen else None
-        self._copies = [Copy(np.zeros(shape, np.float32), seen, set(range(workers)))]
+        self._copies = [Copy(np.zeros(shape, np.float32), seen, set(range(workers)), lag_bound())]
 
     def move(self, ranks: set[int]) -> Iterator[Copy]:
         """Yields the copies of some workers, each once with its owners among them, to be changed in place.
@@ -66,7 +82,8 @@ class Copies:
                 continue
             if moving != copy.owners:
                 copy.owners -= moving
-                copy = Copy(copy.values.copy(), None if copy.seen is None else copy.seen.copy(), moving)
+                seen, lag = copy.seen, copy.lag
+                copy = Copy(copy.values.copy(), None if seen is None else seen.copy(), moving, lag and lag.clone())
                 self._copies.append(copy)
             yield copy
 
@@ -89,7 +106,8 @@ class Copies:
         for copy in self._copies:
             copy.owners -= ranks
         self._copies = [copy for copy in self._copies if copy.owners]
-        self._copies.append(Copy(values.copy(), values.copy() if self._keep_seen else None, set(ranks)))
+        seen = values.copy() if self._keep_seen else None
+        self._copies.append(Copy(values.copy(), seen, set(ranks), self._lag_bound()))
 
     def admit(self, rank: int) -> None:
         """A further worker holds what most others do."""
@@ -103,16 +121,19 @@ class Copies:
                 "values": copy.values.copy(),
                 "seen": None if copy.seen is None else copy.seen.copy(),
                 "owners": sorted(copy.owners),
+                **({} if copy.lag is None else {"lag": copy.lag.state_dict()}),
             }
             for copy in self._copies
         ]
 
     def load_state_dict(self, state: list[dict[str, Any]]) -> None:
         """Takes back what `state_dict` gave."""
-        self._copies = [
-            Copy(_array(copy["values"]), None if copy["seen"] is None else _array(copy["seen"]), set(copy["owners"]))
-            for copy in state
-        ]
+        self._copies = []
+        for copy in state:
+            seen, lag = None if copy["seen"] is None else _array(copy["seen"]), self._lag_bound()
+            if lag is not None and "lag" in copy:
+                lag.load_state_dict(copy["lag"])
+            self._copies.append(Copy(_array(copy["values"]), seen, set(copy["owners"]), lag))
 
     def __len__(self) -> int:
         return len(self._copies)
@@ -163,7 +184,9 @@ class Downlink(ABC):
         """Takes back what `state_dict` gave, in place: others hold views of the values."""
         self.values[...] = _array(state["values"])
 
-    def encode(self, values: FloatArray, version: int, out: FloatArray, *, accumulate: bool) -> bytes:
+    def encode(
+        self, values: FloatArray, version: int, out: FloatArray, *, accumulate: bool, sparsity: float | None = None
+    ) -> bytes:
         """Returns one frame of `values` by the codec, without a residual; stores in `out` what workers decode from it.
 
         Args:
@@ -171,8 +194,10 @@ class Downlink(ABC):
             version: of the update, for the random numbers.
             out: float32, of the table's shape.
             accumulate: adds into `out` instead of overwriting it.
+            sparsity: the multiplier that a bound on the lag has found.
         """
-        flat, step = Flat(values.reshape(-1), "fp32", self.shape), Step(key=self.codec.key(0, self.name, version))
+        flat = Flat(values.reshape(-1), "fp32", self.shape)
+        step = Step(key=self.codec.key(0, self.name, version), sparsity=sparsity)
         return self.codec.encode_flat(flat, step, self.name, out.reshape(-1), accumulate=accumulate).frame
 
 
@@ -187,7 +212,9 @@ class ModelDelta(Downlink):
 
     def __init__(self, name: str, shape: tuple[int, ...], codec: Codec, workers: int) -> None:
         super().__init__(name, shape, codec, workers)
-        self.copies = Copies(shape, workers, keep_seen=not codec.residual_by_default)
+        kept = codec.residual_by_default
+        lag_bound = codec.scheme.delta_lag_bound if kept else unbounded
+        self.copies = Copies(shape, workers, keep_seen=not kept, lag_bound=lag_bound)
         self._unsent = np.zeros(shape, np.float32)
         self.is_batched, self._narrow = is_batched(codec, shape), codec == NARROW
 
@@ -203,7 +230,8 @@ class ModelDelta(Downlink):
                 frame = BatchedTensor.of(self._unsent.reshape(-1), self.name, narrow=self._narrow)
                 frame.unpack(copy.values.reshape(-1), accumulate=True)
             else:
-                frame = self.encode(self._unsent, version, copy.values, accumulate=True)
+                sparsity = None if copy.lag is None else copy.lag.sparsity
+                frame = self.encode(self._unsent, version, copy.values, accumulate=True, sparsity=sparsity)
             self.sent(copy)
             sent.append((copy.owners, frame))
         return sent
@@ -222,6 +250,8 @@ class ModelDelta(Downlink):
         """Notes that what a copy lacked was encoded."""
         if copy.seen is not None:
             copy.seen[...] = self.values
+        if copy.lag is not None:
+            copy.lag.follow_model(self.values.reshape(-1), copy.values.reshape(-1))
 
     def snapshot(self, rank: int) -> FloatArray:
         return self.copies.of(rank)

@@ -141,7 +141,9 @@ class TableGroup:
         down = self._down
         if down.frames is None or (lacking := self._lacking(down.places)) is None:
             return
-        frames = down.frames.encode(_addresses(unsent for unsent, _ in lacking), _copies(lacking))
+        bounds = [copy.lag for _, copy in lacking]
+        multipliers = down.frames.multipliers(bounds) if any(bounds) else None
+        frames = down.frames.encode(_addresses(unsent for unsent, _ in lacking), _copies(lacking), multipliers)
         if frames is not None:
             self._sent(down.places, lacking, frames, made)
 

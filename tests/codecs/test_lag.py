@@ -1,0 +1,153 @@
+"""A bound on the lag: what it does to s, that the lag stays within it, what is saved, and what all ways share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import thinwire as tw
+from thinwire.codecs import Context
+from thinwire.codecs.lag import DeltaLagBound, LagBound, follow_tensors
+from thinwire.kernels.numba import lag as kernel
+
+LIMIT = 5.0
+
+
+def bounded(sparsity: float = 1.75, lag: float | None = LIMIT, size: int = 300, dtype: Any = np.float32) -> Context:
+    return tw.codec("3lc", sparsity=sparsity, lag=lag).context(np.zeros(size, dtype))
+
+
+def lag_bound(context: Context) -> LagBound:
+    assert context.lag_bound is not None
+    return context.lag_bound
+
+
+def measure(bound: LagBound, steps_waiting: float) -> tuple[float, float]:
+    """Encodes up to the next measurement with an update of ones; returns the lag and s."""
+    update = np.ones(5, np.float32)
+    for _ in range(kernel.EVERY):
+        bound.follow(update, np.full(5, steps_waiting, np.float32))
+    return round(bound.lag, 6), round(bound.sparsity, 6)
+
+
+def test_s_begins_at_1_rises_by_eighths_falls_at_once_and_stays_between() -> None:
+    bound = LagBound(LIMIT, 1.75)
+    assert bound.sparsity == 1
+    rising = [measure(bound, 1.0)[1] for _ in range(10)]
+    assert rising == [round(min(1.75, 1 + 0.75 * k / 8), 6) for k in range(1, 11)]
+    assert measure(bound, 4.5) == (4.5, 1.75), "between four fifths of the limit and the limit it stays"
+    assert measure(bound, 5.5)[1] == 1
+    assert measure(bound, 4.5)[1] == 1
+    assert measure(bound, 3.9)[1] > 1
+
+
+@pytest.mark.parametrize("kind", ["walk", "constant", "turning"])
+@given(seed=st.integers(0, 2**32 - 1), tail=st.integers(1, 3), size=st.sampled_from([40, 300, 6000]))
+@settings(max_examples=6, deadline=None)
+def test_the_lag_stays_within_the_limit_or_where_s_1_has_it(kind: str, seed: int, tail: int, size: int) -> None:
+    """Between two measurements it can grow by what comes in them, and not by more."""
+    draw = np.random.default_rng(seed)
+    base = (draw.standard_normal(size) ** tail).astype(np.float32)
+    contexts = {"bounded": bounded(size=size), "s=1": bounded(1.0, size=size), "free": bounded(lag=1e9, size=size)}
+    lags: dict[str, list[float]] = {name: [] for name in contexts}
+    for step in range(160):
+        noise = (draw.standard_normal(size) ** tail).astype(np.float32)
+        update = {"walk": noise, "constant": base, "turning": noise + np.float32(np.sin(step / 20)) * base}[kind]
+        for name, context in contexts.items():
+            context.encode(update)
+            if step % kernel.EVERY == kernel.EVERY - 1:
+                lags[name].append(lag_bound(context).lag)
+                assert name != "bounded" or lags[name][-1] <= LIMIT or lag_bound(context).sparsity == 1
+    assert max(lags["bounded"]) <= max(LIMIT, *lags["s=1"]) + kernel.EVERY
+    if max(lags["free"]) > 3 * max(LIMIT, *lags["s=1"]):
+        assert np.mean(lags["bounded"]) < 0.7 * np.mean(lags["free"])
+
+
+def test_without_a_residual_or_a_limit_nothing_is_measured() -> None:
+    assert bounded(lag=None).lag_bound is None
+    assert tw.codec("3lc", lag=3, error_feedback=False).context(torch.zeros(9)).lag_bound is None
+    for wrong in (0.5, 0, -1, float("inf"), float("nan"), "five", True):
+        with pytest.raises(tw.ConfigError, match="lag="):
+            tw.codec("3lc", lag=wrong)
+
+
+def test_a_limit_that_is_never_reached_ends_at_the_s_asked_for() -> None:
+    free, fixed = bounded(1.5, lag=1e9), bounded(1.5, lag=None)
+    draw = np.random.default_rng(1)
+    for _ in range(40):
+        free.encode(draw.standard_normal(300).astype(np.float32))
+    assert lag_bound(free).sparsity == 1.5
+    assert free.residual is not None and fixed.residual is not None
+    fixed.residual.copy_(free.residual)
+    last = draw.standard_normal(300).astype(np.float32)
+    assert free.encode(last) == fixed.encode(last)
+
+
+def test_large_tensors_are_measured_by_a_sample() -> None:
+    values = np.random.default_rng(2).standard_normal(1_000_003).astype(np.float32)
+    looked_at = kernel.sampled(values)
+    assert looked_at.size == kernel.SAMPLE and np.shares_memory(looked_at, values)
+    assert kernel.norm(values) == pytest.approx(float(np.linalg.norm(looked_at)), rel=1e-6)
+    assert kernel.norm(values) / np.sqrt(looked_at.size) == pytest.approx(1, abs=0.05)
+    for size in (0, 1, 15, 16, 17, 4095, 4096, 4097):
+        some = values[:size]
+        assert kernel.norm(some) == pytest.approx(float(np.linalg.norm(kernel.sampled(some))), rel=1e-6), size
+
+
+def test_tensors_on_a_device_are_followed_as_arrays_are() -> None:
+    ours, theirs = ([bounded(size=size) for size in (1, 300, 50_000)] for _ in range(2))
+    draw = np.random.default_rng(3)
+    for _ in range(9):
+        updates = [draw.standard_normal(context.size).astype(np.float32) for context in ours]
+        for context, other, update in zip(ours, theirs, updates, strict=True):
+            context.encode(update)
+            assert other.residual is not None and context.residual is not None
+            other.residual.copy_(context.residual)
+        follow_tensors([(c.lag_bound, torch.from_numpy(u), c.residual) for c, u in zip(theirs, updates, strict=True)])
+    for context, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(lag_bound(context).changing(), lag_bound(other).changing(), rtol=1e-5)
+
+
+def test_a_step_that_is_skipped_is_not_measured() -> None:
+    context = tw.codec("3lc", lag=2, nonfinite="skip").context(np.zeros(10, np.float32))
+    for _ in range(kernel.EVERY):
+        context.encode(np.full(10, np.nan, np.float32))
+    assert np.isfinite(lag_bound(context).changing()).all()
+
+
+def test_a_loss_scale_that_changes_changes_no_lag() -> None:
+    bound = LagBound(LIMIT, 1.75)
+    measure(bound, 4.5)
+    bound.scale(1024.0)
+    update = np.full(5, 1024, np.float32)
+    for _ in range(kernel.EVERY):
+        bound.follow(update, 4.5 * update)
+    assert bound.lag == pytest.approx(4.5)
+
+
+def test_the_state_comes_back_and_damage_is_refused() -> None:
+    bound = DeltaLagBound(LIMIT, 1.75)
+    draw = np.random.default_rng(4)
+    model, copy = np.zeros(30, np.float32), np.zeros(30, np.float32)
+
+    def train(*bounds: DeltaLagBound, steps: int) -> None:
+        for _ in range(steps):
+            model[:] += draw.standard_normal(30).astype(np.float32)
+            copy[:] += 0.3 * (model - copy)
+            for each in bounds:
+                each.follow_model(model, copy)
+
+    train(bound, steps=7)  # between two measurements, with the model before the next one remembered
+    other, parted = DeltaLagBound(LIMIT, 1.75), bound.clone()
+    other.load_state_dict(bound.state_dict())
+    train(bound, other, parted, steps=9)
+    assert bound.changing().tolist() == other.changing().tolist() == parted.changing().tolist()
+    assert 1 < bound.lag < 4, "a third of what is lacking is sent at every step"
+    for wrong in (torch.zeros(3), torch.full((4,), -1.0), torch.full((4,), torch.nan)):
+        with pytest.raises(tw.ConfigError, match="state of a lag"):
+            bound.load_state_dict({"changing": wrong, "before": torch.zeros(30)})
