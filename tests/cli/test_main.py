@@ -24,7 +24,19 @@ GROUPS = {
     "bench": {"codecs", "transports", "hooks", "race", "server", "designs", "hostile", "clock", "fsdp"},
     "chaos": {"worker-death", "backup-death", "server-death", "storm", "storms", "soak"},
 }
-COMMANDS = {"demo", "train", "compare", "server", "worker", "designs", "codecs", "inspect", "certs", "reproduce"}
+COMMANDS = {
+    "demo",
+    "plan",
+    "train",
+    "compare",
+    "server",
+    "worker",
+    "designs",
+    "codecs",
+    "inspect",
+    "certs",
+    "reproduce",
+}
 
 
 def visible(group: Any) -> dict[str, Any]:

@@ -47,7 +47,36 @@ def test_more_work_of_any_kind_never_makes_a_step_shorter() -> None:
     assert step_s(LAYERS, replace(at, overlap=False)) >= before
 
 
+def test_chunks_save_messages_and_wait_for_more() -> None:
+    at = replace(FREE, message_s=0.01)
+    alone, together = step_s(LAYERS, at), step_s(LAYERS, replace(at, chunk_nbytes=2000))
+    assert alone == pytest.approx(4 * 8 * 2 * 0.01, rel=0.2) and together == pytest.approx(2 * 8 * 2 * 0.01, rel=0.2)
+    slow = replace(FREE, worker_link=Link(bytes_per_s=1e6))
+    # Updates come back together too.
+    assert step_s(LAYERS, replace(slow, chunk_nbytes=1e9)) > step_s(LAYERS, replace(slow, overlap=False))
+
+
+def test_among_equals_every_link_carries_all_but_its_own_share_both_ways() -> None:
+    slow = Link(bytes_per_s=1e4)
+    for workers in (1, 2, 8, 1024):
+        at = replace(FREE, workers=workers, worker_link=slow, collective=True)
+        crossing = (1 - 1 / workers) * 4 * (1000 + 500) / 1e4
+        assert crossing <= step_s(LAYERS, at) <= crossing + 4.001 * 0.003, workers
+    adding = [replace(layer, server_push_s=0.1) for layer in LAYERS]
+    assert step_s(adding, replace(FREE, workers=2, collective=True)) == pytest.approx(4 * 0.1 / 2, rel=0.1)
+
+
+def test_cores_that_all_share_are_busy_with_servers_too() -> None:
+    adding = [replace(layer, server_push_s=0.0005) for layer in LAYERS]
+    busy = 8 * 4 * (0.003 + 0.0005) / 2
+    assert 8 * 4 * 0.003 / 2 < busy <= step_s(adding, replace(FREE, cores=2)) <= 1.2 * busy
+
+
 def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(ConfigError, match="2 shards in the collective mode"):
+        replace(FREE, shards=2, collective=True)
+    with pytest.raises(ConfigError, match=r"chunks of -1 bytes, 0\.0 s a message; both are 0 or more"):
+        replace(FREE, chunk_nbytes=-1)
     with pytest.raises(ConfigError, match="a layer lies on shard 1, and there are 1"):
         step_s([replace(LAYERS[0], shard=1)], FREE)
     with pytest.raises(ConfigError, match="no layers"):

@@ -39,6 +39,11 @@ COMMANDS: list[tuple[typer.Typer, str, dict[str, str]]] = [
             "link."
         },
     ),
+    (
+        app,
+        "plan",
+        {"plan": "Predict the seconds of a step by design, link and workers, and say whether compression pays."},
+    ),
     (app, "reproduce", {"reproduce": "Make tables and figures of the papers again, and show ours beside the paper's."}),
     (
         app,

@@ -5,6 +5,9 @@ servers: their links and processors serve every worker. Each resource (a worker'
 server's link in and out, a server's processor) takes what comes to it in order, one thing at a time. A layer's gradient
 leaves when the backward pass has produced it, unless the design sends all at the end; its update is waited for when the
 next forward pass comes to it (wait-free back-propagation; Wu 2018, §2.3.2, figure 2.4).
+
+Without servers, in the collective mode, every worker is the server of its own share of every layer: a worker's link and
+processor carry both parts, and the next forward pass begins when all updates are in, as DDP and FSDP have it.
 """
 
 from __future__ import annotations
@@ -76,9 +79,14 @@ class Cluster:
         cores: processors that all processes share; None: each process has one of its own.
         overlap: gradients leave during the backward pass; otherwise all leave at its end, and all updates are waited
             for before the next forward pass begins (traditional back-propagation).
+        collective: there are no servers but the workers, each of a share of every layer; `shards` is then 1, and
+            `server_link` means nothing.
+        chunk_nbytes: a worker's gradients leave when so many bytes are ready for a server; 0: layer by layer.
+        message_s: of a server's processor for a message that comes or leaves, in seconds; not counted in the
+            collective mode.
 
     Raises:
-        ConfigError: a number below 1.
+        ConfigError: a number below 1, or a chunk or seconds below 0.
     """
 
     workers: int
@@ -87,8 +95,15 @@ class Cluster:
     shards: int = 1
     cores: int | None = None
     overlap: bool = True
+    collective: bool = False
+    chunk_nbytes: float = 0.0
+    message_s: float = 0.0
 
     def __post_init__(self) -> None:
+        if self.collective and self.shards != 1:
+            raise ConfigError(f"{self.shards} shards in the collective mode, which has no servers; leave it at 1")
+        if not min(self.chunk_nbytes, self.message_s) >= 0:
+            raise ConfigError(f"chunks of {self.chunk_nbytes} bytes, {self.message_s} s a message; both are 0 or more")
         if min(self.workers, self.shards, self.cores or 1) < 1:
             raise ConfigError(f"{self.workers} workers, {self.shards} shards and {self.cores} cores; all are 1 or more")
 
@@ -119,7 +134,16 @@ def step_s(layers: Sequence[Layer], cluster: Cluster) -> float:
         raise ConfigError(f"a layer lies on shard {highest}, and there are {cluster.shards}: shards count from 0")
     timeline = _Timeline(layers, cluster)
     ends = [timeline.step() for _ in range(STEPS)]
-    return ends[-1] - ends[-2]
+    return max(ends[-1] - ends[-2], _busy_s(layers, cluster))
+
+
+def _busy_s(layers: Sequence[Layer], cluster: Cluster) -> float:
+    """What all processes compute in a step, over the cores that they share: no step is shorter."""
+    if cluster.cores is None:
+        return 0.0
+    at_workers = sum(layer.forward_s + layer.backward_s + layer.encode_s + layer.decode_s for layer in layers)
+    at_servers = sum(cluster.workers * layer.server_push_s + layer.server_update_s for layer in layers)
+    return (cluster.workers * at_workers + at_servers) / cluster.cores
 
 
 class _Timeline:
@@ -134,11 +158,12 @@ class _Timeline:
         self._processor = [0.0] * cluster.shards
         self._out = [0.0] * cluster.shards
         self._updated = [0.0] * len(layers)
+        self._ready: list[list[int]] = [[] for _ in range(cluster.shards)]
 
     def step(self) -> float:
         """Follows one step; returns when its backward pass is over."""
         overlap = self._cluster.overlap
-        if not overlap:
+        if not overlap or self._cluster.collective:
             self._worker = max(self._worker, *self._updated)
         for index, layer in enumerate(self._layers):
             self._worker = max(self._worker, self._updated[index])
@@ -147,15 +172,56 @@ class _Timeline:
         for index in backward:
             self._worker += self._stretch * (self._layers[index].backward_s + self._layers[index].encode_s)
             if overlap:
-                self._exchange(index)
+                self._encoded(index)
         if not overlap:
             for index in backward:
-                self._exchange(index)
+                self._encoded(index)
+        for shard in range(self._cluster.shards):
+            self._leave(shard)
         return self._worker
 
-    def _exchange(self, index: int) -> None:
-        """Sends a layer's gradients, of all workers, updates it, and sends the update to all."""
-        layer, cluster = self._layers[index], self._cluster
+    def _encoded(self, index: int) -> None:
+        """Takes a layer whose gradient is encoded; those of one shard leave together once they make a chunk."""
+        shard = self._layers[index].shard
+        self._ready[shard].append(index)
+        if sum(self._layers[each].push_nbytes for each in self._ready[shard]) >= self._cluster.chunk_nbytes:
+            self._leave(shard)
+
+    def _leave(self, shard: int) -> None:
+        """Exchanges what is ready for a shard, if anything."""
+        ready, self._ready[shard] = self._ready[shard], []
+        if not ready:
+            return
+        layers = [self._layers[index] for index in ready]
+        both_messages_s = 0.0 if self._cluster.collective else 2 * self._cluster.message_s
+        chunk = Layer(
+            name=layers[0].name,
+            forward_s=0.0,
+            backward_s=0.0,
+            push_nbytes=sum(layer.push_nbytes for layer in layers),
+            pull_nbytes=sum(layer.pull_nbytes for layer in layers),
+            server_push_s=sum(layer.server_push_s for layer in layers) + both_messages_s,
+            server_update_s=sum(layer.server_update_s for layer in layers),
+            shard=shard,
+        )
+        updated = self._exchange_among_equals(chunk) if self._cluster.collective else self._exchange(chunk)
+        for index in ready:
+            self._updated[index] = updated
+
+    def _exchange_among_equals(self, layer: Layer) -> float:
+        """As `_exchange`, where every worker holds a share: it sends and takes what the others hold or sent of it."""
+        link, share = self._cluster.worker_link, 1 / self._cluster.workers
+        begins = max(self._worker, self._up, self._down)
+        pushed = begins + (1 - share) * layer.push_nbytes / link.bytes_per_s
+        # Its own share of every other worker's gradient comes in meanwhile, and is added as it comes.
+        added = max(pushed + link.latency_s, self._processor[0]) + (1 - share) * layer.server_push_s
+        self._processor[0] = added + share * layer.server_update_s
+        self._up = self._down = self._processor[0] + (1 - share) * layer.pull_nbytes / link.bytes_per_s
+        return self._up + link.latency_s
+
+    def _exchange(self, layer: Layer) -> float:
+        """Sends gradients of all workers, updates, and sends the update to all; returns when they have it."""
+        cluster = self._cluster
         shard, worker, server = layer.shard, cluster.worker_link, cluster.server_link
         begins = max(self._worker, self._up)
         self._up = begins + layer.push_nbytes / worker.bytes_per_s
@@ -169,4 +235,4 @@ class _Timeline:
         begins = max(self._processor[shard], self._out[shard])
         self._out[shard] = begins + cluster.workers * layer.pull_nbytes / server.bytes_per_s
         self._down = max(self._down, begins) + layer.pull_nbytes / worker.bytes_per_s
-        self._updated[index] = max(self._out[shard], self._down) + worker.latency_s + server.latency_s
+        return max(self._out[shard], self._down) + worker.latency_s + server.latency_s

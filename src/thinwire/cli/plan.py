@@ -1,0 +1,92 @@
+"""`thinwire plan`: what a step will take with each design, on a link and with workers that are not there yet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from thinwire.cli import options
+from thinwire.cli.console import console, save_picture, show, write_json
+from thinwire.cli.lazy import lazy
+from thinwire.cli.options import split_names
+from thinwire.errors import ConfigError
+from thinwire.jobs.virtual_time import TransportCosts
+
+if TYPE_CHECKING:
+    from thinwire.planner import planning, verdict, workload
+else:
+    planning, verdict = lazy("thinwire.planner.planning"), lazy("thinwire.planner.verdict")
+    workload = lazy("thinwire.planner.workload")
+
+app = typer.Typer()
+
+PICTURES = (".png", ".svg")
+LATENCY_MS = 1e3 * TransportCosts().latency_s
+DESIGNS = "3lc[s=1.0],3lc[s=1.75],int8,local2"
+
+
+@app.command(
+    epilog="Example: thinwire plan --model lenet5 --data fashion-mnist --link 50mbit --workers 8 --out plan.svg"
+)
+def plan(
+    model: options.Model = "mlp",
+    data: options.Data = "digits",
+    designs: Annotated[str, typer.Option(metavar="NAMES", help="Designs beside fp32, with commas between.")] = DESIGNS,
+    link: Annotated[
+        str, typer.Option(help="Rate of every process's link, both ways: 10mbit, 1gbit; none.")
+    ] = "100mbit",
+    workers: options.Workers = 4,
+    mode: Annotated[str, typer.Option(help="server: parameter servers; collective: DDP and FSDP.")] = "server",
+    servers: Annotated[int, typer.Option(min=1, help="How many server shards hold the model.")] = 1,
+    latency_ms: Annotated[float, typer.Option(help="Of a message, in milliseconds.")] = LATENCY_MS,
+    cores: Annotated[
+        int | None, typer.Option(min=1, help="Processors that all share; by default each its own.")
+    ] = None,
+    compute: Annotated[float, typer.Option(help="How many times as fast as this machine workers compute.")] = 1.0,
+    batch: Annotated[int | None, typer.Option(min=1, help="Examples per worker and step.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps that are measured.")] = 8,
+    seed: options.Seed = 0,
+    out: Annotated[Path | None, typer.Option(dir_okay=False, help="Draw step time by link rate: .png or .svg.")] = None,
+    json: options.Json = None,
+) -> None:
+    """Predict the seconds of a step by design, link and workers, and say whether compression pays.
+
+    A few steps and the codecs are measured on this machine, which should do nothing else meanwhile; the cluster is a
+    model. No process is started and nothing is sent.
+    """
+    if out is not None and out.suffix not in PICTURES:
+        raise ConfigError(f"--out {out}: a picture's name ends in {' or '.join(PICTURES)}")
+    setting = planning.Setting(
+        link=link,
+        workers=workers,
+        mode=mode,  # type: ignore[arg-type]  # which Setting checks, and says what there is
+        servers=servers,
+        latency_ms=latency_ms,
+        cores=cores,
+        compute=compute,
+    )
+    measured = workload.profile_workload(model, data, batch=batch, seed=seed, steps=steps)
+    made = planning.Plan(measured, split_names(designs), setting)
+    said = verdict.verdict(made)
+    console.print(f"measured: a step of {model} computes {1e3 * measured.step_s:.3g} ms here; all else is predicted")
+    show(verdict.designs_table(made))
+    show(verdict.workers_table(made))
+    for sentence in said:
+        console.print(sentence, highlight=False, soft_wrap=True, markup=False)
+    if out is not None:
+        save_picture(verdict.picture(made), out)
+    write_json(
+        json,
+        {
+            "model": model,
+            "data": data,
+            "setting": setting,
+            "compute_s": measured.step_s,
+            "verdict": said,
+            "summaries": made.summaries(),
+            "by_workers": made.by_workers(),
+            "by_link": made.by_link(),
+        },
+    )

@@ -1,0 +1,275 @@
+"""A plan: how long a step takes with each design, link and number of workers, and whether compression pays there.
+
+Everything that can be measured on one machine is (`profile`, `costs`); the cluster around it is the model's
+(`parameter_server`). All seconds of a plan are therefore predictions, and say so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+import msgspec
+
+from thinwire.engines.links import parse_rate
+from thinwire.errors import ConfigError
+from thinwire.jobs.virtual_time import TCP_HEADERS_NBYTES, TCP_PAYLOAD_NBYTES, TransportCosts
+from thinwire.planner.costs import TensorCosts, exchange_every, mean_bits, measure_costs
+from thinwire.planner.parameter_server import Cluster, Layer, Link, step_s
+from thinwire.planner.profile import Profile
+from thinwire.policies.assignment import Sized
+from thinwire.policies.designs import Design, design
+from thinwire.policies.placement import placement
+from thinwire.worker.conversation import CHUNK_NBYTES
+
+UNCOMPRESSED = "fp32"
+MATTERS = 1.05
+"""A link has stopped mattering where a step takes at most this many times as long as without a limit."""
+WORTH = 1.02
+"""A design is called faster where it is by this factor: below it, noise of the measurement decides."""
+WORKERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+DRAWN_BPS, POINTS = (1e6, 1e11), 61
+"""Rates that `by_link` has: twelve a decade."""
+SLOWEST_BPS, FASTEST_BPS = 1e5, 1e12
+"""Between these, rates are looked for at which something changes, in bits per second."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """The cluster that is planned for.
+
+    Args:
+        link: rate of every process's link, each way, as in `50mbit`; `none`: no limit.
+        workers: how many.
+        mode: `server`: parameter servers; `collective`: DDP and FSDP, every rank averages its share.
+        servers: how many shards hold the model, each a process with a link of its own.
+        latency_ms: from a message's last byte on the link to the other program's hands, in milliseconds.
+        cores: processors that all processes share, where they are on one machine; None: each has its own.
+        compute: how many times as fast as here a worker computes; codecs stay as measured here.
+
+    Raises:
+        ConfigError: a number out of its range, or servers in the collective mode.
+    """
+
+    link: str = "100mbit"
+    workers: int = 4
+    mode: Literal["server", "collective"] = "server"
+    servers: int = 1
+    latency_ms: float = 1e3 * TransportCosts().latency_s
+    cores: int | None = None
+    compute: float = 1.0
+
+    def __post_init__(self) -> None:
+        parse_rate(self.link)
+        if not 1 <= self.workers <= WORKERS[-1]:
+            raise ConfigError(f"{self.workers} workers; a plan is of 1 to {WORKERS[-1]:,}")
+        if self.mode not in ("server", "collective"):
+            raise ConfigError(f"mode {self.mode!r}; there are server and collective")
+        if self.servers < 1 or (self.mode == "collective" and self.servers != 1):
+            raise ConfigError(f"{self.servers} servers in mode {self.mode}; at least 1, and in collective no other")
+        if not 0 <= self.latency_ms < math.inf:
+            raise ConfigError(f"a latency of {self.latency_ms} ms; it is 0 or more")
+        if not 0 < self.compute < math.inf:
+            raise ConfigError(f"compute={self.compute}; a worker computes more than 0 times as fast as here")
+
+    @property
+    def bps(self) -> float:
+        """Bits a second of a link; infinity is no limit."""
+        return parse_rate(self.link).bps or math.inf
+
+
+class Prediction(msgspec.Struct, frozen=True, kw_only=True):
+    """A design in a cluster.
+
+    Attributes:
+        design: its name.
+        workers: how many.
+        link_bps: bits a second of every link; None: no limit.
+        step_s: predicted seconds of a step, the mean over steps with and without an exchange.
+        speedup: over uncompressed training in the same cluster.
+    """
+
+    design: str
+    workers: int
+    link_bps: float | None
+    step_s: float
+    speedup: float
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """A design in the cluster that was asked about.
+
+    Attributes:
+        at: seconds and speed-up there.
+        bits_up, bits_down: of a value, frames' heads and uncompressed tensors included.
+        encode_s, decode_s: of a worker at each exchange, as measured.
+        free_above_bps: the rate above which the link stops mattering: a step takes at most 1.05 times as long as
+            without a limit; None where latency or messages alone keep it above that at any rate.
+        pays_below_bps: the rate below which it is faster than uncompressed; None: at no rate, infinity: at any.
+    """
+
+    at: Prediction
+    bits_up: float
+    bits_down: float
+    encode_s: float
+    decode_s: float
+    free_above_bps: float | None
+    pays_below_bps: float | None
+
+
+class Plan:
+    """What is known of a model on this machine, and what it predicts.
+
+    Args:
+        profile: of the model.
+        designs: to compare; uncompressed training is always among them, first.
+        setting: the cluster that is asked about.
+        message_s: of a server's processor for a message.
+
+    Raises:
+        ConfigError: an unknown design, or one that no plan can be made of.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        designs: Sequence[str | Design],
+        setting: Setting,
+        *,
+        message_s: float = TransportCosts().server_message_s,
+    ) -> None:
+        self.profile, self.setting, self._message_s = profile, setting, message_s
+        given = [each if isinstance(each, Design) else design(each) for each in (UNCOMPRESSED, *designs)]
+        self.designs = {each.name: each for each in given}
+        for each in self.designs.values():
+            exchange_every(each)
+
+    @cached_property
+    def costs(self) -> Mapping[str, Mapping[str, TensorCosts]]:
+        """Of every design's tensors, measured when they are first asked for."""
+        return {name: measure_costs(self.profile, each) for name, each in self.designs.items()}
+
+    def step_s(self, name: str, workers: int, bps: float) -> float:
+        """Returns the predicted seconds of a step, the mean over steps with and without an exchange.
+
+        Args:
+            name: of a design.
+            workers: how many.
+            bps: bits a second of every link; infinity is no limit.
+        """
+        made, setting, collective = self.designs[name], self.setting, self.setting.mode == "collective"
+        payload = TCP_PAYLOAD_NBYTES / (TCP_PAYLOAD_NBYTES + TCP_HEADERS_NBYTES)
+        link = Link(bytes_per_s=bps / 8 * payload, latency_s=setting.latency_ms / 2e3)
+        cluster = Cluster(
+            workers=workers,
+            worker_link=link,
+            server_link=link,
+            shards=setting.servers,
+            cores=setting.cores,
+            overlap=made.transmission == "wait-free" and made.local is None,
+            collective=collective,
+            chunk_nbytes=CHUNK_NBYTES,
+            message_s=self._message_s,
+        )
+        layers = self._layers(name)
+        alone = sum(layer.forward_s + layer.backward_s for layer in layers)
+        if setting.cores is not None:
+            alone *= max(1.0, workers / setting.cores)
+        every = exchange_every(made)
+        exchanged = step_s(layers, cluster) if workers > 1 or setting.mode == "server" else alone
+        return ((every - 1) * alone + exchanged) / every
+
+    def predict(self, name: str, workers: int, bps: float) -> Prediction:
+        """Returns the prediction of one design in one cluster; arguments as for `step_s`."""
+        seconds = self.step_s(name, workers, bps)
+        baseline = self.step_s(UNCOMPRESSED, workers, bps)
+        known = bps if math.isfinite(bps) else None
+        return Prediction(design=name, workers=workers, link_bps=known, step_s=seconds, speedup=baseline / seconds)
+
+    def summaries(self) -> list[Summary]:
+        """Returns every design in the cluster that was asked about, uncompressed training first."""
+        found = []
+        for name in self.designs:
+            bits_up, bits_down = mean_bits(self.costs[name], self.profile)
+            found.append(
+                Summary(
+                    at=self.predict(name, self.setting.workers, self.setting.bps),
+                    bits_up=bits_up,
+                    bits_down=bits_down,
+                    encode_s=sum(each.encode_s for each in self.costs[name].values()),
+                    decode_s=sum(each.decode_s for each in self.costs[name].values()),
+                    free_above_bps=self.free_above_bps(name),
+                    pays_below_bps=self.pays_below_bps(name),
+                )
+            )
+        return found
+
+    def by_workers(self) -> list[Prediction]:
+        """Returns every design with 1 to 1,024 workers, on the link that was asked about."""
+        numbers = sorted({*WORKERS, self.setting.workers})
+        return [self.predict(name, workers, self.setting.bps) for name in self.designs for workers in numbers]
+
+    def by_link(self) -> list[Prediction]:
+        """Returns every design on links from 1 Mbit/s to 100 Gbit/s, with the workers that were asked about."""
+        low, high = DRAWN_BPS
+        rates = [low * (high / low) ** (point / (POINTS - 1)) for point in range(POINTS)]
+        return [self.predict(name, self.setting.workers, bps) for name in self.designs for bps in rates]
+
+    def free_above_bps(self, name: str) -> float | None:
+        """Returns the rate above which a design's link stops mattering; see `Summary`."""
+        workers = self.setting.workers
+        free = self.step_s(name, workers, math.inf)
+        return _threshold(lambda bps: self.step_s(name, workers, bps) <= MATTERS * free)
+
+    def pays_below_bps(self, name: str) -> float | None:
+        """Returns the rate below which a design is faster than uncompressed training; see `Summary`."""
+        workers = self.setting.workers
+
+        def pays(bps: float) -> bool:
+            return self.step_s(UNCOMPRESSED, workers, bps) > WORTH * self.step_s(name, workers, bps)
+
+        if name == UNCOMPRESSED or not pays(SLOWEST_BPS):
+            return None
+        return math.inf if pays(math.inf) else _threshold(lambda bps: not pays(bps))
+
+    def _layers(self, name: str) -> list[Layer]:
+        tensors, costs, setting = self.profile.tensors, self.costs[name], self.setting
+        sized = [Sized(t.name, math.prod(t.shape), round(costs[t.name].push_nbytes)) for t in tensors]
+        shards = {}
+        if setting.servers > 1:
+            placed = placement(self.designs[name].placement).place(sized, setting.servers).partitions
+            shards = {t.name: parts for t, parts in zip(tensors, placed, strict=True)}
+        layers = []
+        for number, tensor in enumerate(tensors):
+            cost, other_s = costs[tensor.name], 0.0 if number else self.profile.other_s
+            whole = Layer(
+                name=tensor.name,
+                forward_s=(tensor.forward_s + other_s) / setting.compute,
+                backward_s=tensor.backward_s / setting.compute,
+                **{each: getattr(cost, each) for each in TensorCosts.__dataclass_fields__},
+            )
+            parts = shards.get(tensor.name, ())
+            if not parts:
+                layers.append(whole)
+            for part in parts:
+                share = part.numel / max(1, math.prod(tensor.shape))
+                scaled = {
+                    each: share * getattr(whole, each)
+                    for each in ("forward_s", "backward_s", *TensorCosts.__dataclass_fields__)
+                }
+                layers.append(replace(whole, shard=part.server, **scaled))
+        return layers
+
+
+def _threshold(holds: Callable[[float], bool]) -> float | None:
+    """Returns the rate from which on something holds, within one per cent; None where it holds at none."""
+    if not holds(FASTEST_BPS):
+        return None
+    low, high = SLOWEST_BPS, FASTEST_BPS
+    while high > 1.01 * low:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high

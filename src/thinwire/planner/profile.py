@@ -1,0 +1,190 @@
+"""What a training step of one worker computes: seconds forward and backward of every tensor, and some of its gradients.
+
+Forward seconds come from where the model's modules begin, backward seconds from when each gradient is ready, so that a
+model of any kind can be profiled as it is. A module's forward seconds are those of its first tensor.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from statistics import median
+
+import torch
+from torch import nn
+
+from thinwire.errors import ConfigError
+
+WARM_UP = 2
+"""Steps before the measured ones, in which memory is taken and kernels are chosen."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorSeconds:
+    """One trained tensor.
+
+    Attributes:
+        name: of the parameter.
+        shape: of the parameter.
+        forward_s: of its module's forward pass; 0 where another tensor of the module has them.
+        backward_s: from the gradient before it to its own.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    forward_s: float
+    backward_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """What was measured of one worker's steps, without any exchange.
+
+    Attributes:
+        tensors: in the order of the forward pass; backward seconds count from the last to the first.
+        step_s: of a whole step, in seconds.
+        gradients: of some steps, each by name; float32 on the host.
+    """
+
+    tensors: tuple[TensorSeconds, ...]
+    step_s: float
+    gradients: tuple[dict[str, torch.Tensor], ...] = field(repr=False)
+
+    @property
+    def other_s(self) -> float:
+        """Seconds of a step outside the model: data, optimizer, zeroing gradients."""
+        return max(0.0, self.step_s - sum(each.forward_s + each.backward_s for each in self.tensors))
+
+
+def profile(model: nn.Module, step: Callable[[], object], *, steps: int = 8) -> Profile:
+    """Measures some steps of a training; takes ten steps.
+
+    Args:
+        model: whose parameters are trained. DDP's or FSDP's wrapping must be off: exchanges are what is to be planned.
+        step: makes one step with the next batch: forward, backward, and what else the loop does.
+        steps: that are measured, after two that are not.
+
+    Raises:
+        ConfigError: no trained parameter, or a step without a backward pass.
+
+    Example:
+        >>> model = nn.Linear(20, 10)
+        >>> measured = profile(model, lambda: model(torch.ones(4, 20)).sum().backward(), steps=3)
+        >>> [each.name for each in measured.tensors], measured.step_s > 0, len(measured.gradients)
+        (['weight', 'bias'], True, 3)
+    """
+    trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    if not trained:
+        raise ConfigError("the model has no trained parameter; there is nothing to exchange")
+    if steps < 1:
+        raise ConfigError(f"{steps} steps to measure; at least 1 is needed")
+    clock = _Clock(model, trained)
+    with clock.watching():
+        for _ in range(WARM_UP):
+            clock.run(step)
+        found = [clock.run(step) for _ in range(steps)]
+    silent = [name for name in trained if all(name not in each.ready for each in found)]
+    if len(silent) == len(trained):
+        raise ConfigError("step() made no gradient: it must call loss.backward(), and train the model that was given")
+    order = [name for name in found[-1].order if name not in silent]
+    forward = {name: median(each.forward_s(name) for each in found) for name in order}
+    backward = {name: median(each.backward_s(name) for each in found) for name in order}
+    shapes = {name: tuple(each.shape) for name, each in trained.items()}
+    return Profile(
+        tensors=tuple(
+            TensorSeconds(name=name, shape=shapes[name], forward_s=forward[name], backward_s=backward[name])
+            for name in order
+        ),
+        step_s=median(each.end_s - each.begin_s for each in found),
+        gradients=tuple(each.gradients for each in found),
+    )
+
+
+@dataclass
+class _Step:
+    """When what happened in one step, in seconds."""
+
+    begin_s: float
+    end_s: float = 0.0
+    forward_end_s: float = 0.0
+    begun: list[tuple[str, float]] = field(default_factory=list)
+    ready: dict[str, float] = field(default_factory=dict)
+    order: list[str] = field(default_factory=list)
+    gradients: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def forward_s(self, name: str) -> float:
+        """From the begin of each visit to the tensor's module to the next module's, or to the end."""
+        times = [*(when for _, when in self.begun), self.forward_end_s]
+        return sum(max(0.0, times[at + 1] - when) for at, (who, when) in enumerate(self.begun) if who == name)
+
+    def backward_s(self, name: str) -> float:
+        """From the gradient that was ready before, or the end of the forward pass."""
+        if name not in self.ready:
+            return 0.0
+        before = [when for when in self.ready.values() if when < self.ready[name]]
+        return self.ready[name] - max(before, default=min(self.forward_end_s, self.ready[name]))
+
+
+class _Clock:
+    """Notes when modules begin and when gradients are ready."""
+
+    def __init__(self, model: nn.Module, trained: dict[str, nn.Parameter]) -> None:
+        self._model, self._trained = model, trained
+        self._cuda = [each.device for each in trained.values() if each.device.type == "cuda"][:1]
+        self._step = _Step(0.0)
+
+    def run(self, step: Callable[[], object]) -> _Step:
+        """Makes one step and returns what was noted."""
+        self._step = noted = _Step(self._now())
+        step()
+        noted.end_s = self._now()
+        visited = [name for name, _ in noted.begun]
+        heads = list(dict.fromkeys([*visited, *self._trained]))
+        noted.order = [name for head in heads for name in self._siblings(head)]
+        noted.order = list(dict.fromkeys(noted.order))
+        noted.gradients = {
+            name: each.grad.detach().float().cpu().clone()
+            for name, each in self._trained.items()
+            if each.grad is not None
+        }
+        return noted
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Within it, the model's modules and gradients are noted."""
+        handles = [self._model.register_forward_hook(lambda *_: self._forward_ends())]
+        for name, each in self._trained.items():
+            handle = each.register_post_accumulate_grad_hook(self._ready(name))  # type: ignore[no-untyped-call]
+            handles.append(handle)
+        for prefix, module in self._model.named_modules():
+            own = [f"{prefix}.{name}".lstrip(".") for name, _ in module.named_parameters(recurse=False)]
+            if own := [name for name in own if name in self._trained]:
+                handles.append(module.register_forward_pre_hook(self._begins(own[0])))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _siblings(self, head: str) -> list[str]:
+        prefix = head.rpartition(".")[0]
+        return [head, *(name for name in self._trained if name.rpartition(".")[0] == prefix)]
+
+    def _now(self) -> float:
+        for device in self._cuda:
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    def _begins(self, name: str) -> Callable[..., None]:
+        return lambda *_: self._step.begun.append((name, self._now()))
+
+    def _ready(self, name: str) -> Callable[[torch.Tensor], None]:
+        def note(_: torch.Tensor) -> None:
+            self._step.ready[name] = self._now()
+
+        return note
+
+    def _forward_ends(self) -> None:
+        self._step.forward_end_s = self._now()

@@ -1,0 +1,139 @@
+"""A plan in words, as tables and as a picture."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from thinwire.engines.links import Rate
+from thinwire.jobs.tables import Table
+from thinwire.planner.planning import UNCOMPRESSED, WORTH, Plan, Summary
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def verdict(plan: Plan) -> list[str]:
+    """Returns sentences: what is fastest in the cluster that was asked about, and then each design by itself.
+
+    Args:
+        plan: with at least one design beside uncompressed training.
+    """
+    setting, found = plan.setting, plan.summaries()
+    where = f"{setting.workers} workers, {link_text(setting.bps)}"
+    others = [each for each in found if each.at.design != UNCOMPRESSED]
+    if not others:
+        return [f"at {where} a step takes {seconds_text(found[0].at.step_s)} uncompressed"]
+    best = max(others, key=lambda each: each.at.speedup)
+    if best.at.speedup >= WORTH:
+        first = f"compress: at {where} {best.at.design} is {best.at.speedup:.3g}× faster than uncompressed"
+    elif best.at.speedup > 1 / WORTH:
+        first = f"it makes no difference: at {where} {best.at.design} and uncompressed take the same time"
+    else:
+        first = (
+            f"do not compress: at {where} uncompressed is {1 / best.at.speedup:.3g}× faster than {best.at.design}, the "
+            "best of the others"
+        )
+    return [first, *map(_sentence, others)]
+
+
+def _sentence(summary: Summary) -> str:
+    said = [f"{summary.at.design} {summary.at.speedup:.3g}×"]
+    if summary.free_above_bps is not None:
+        said.append(f"the link stops mattering above {rate_text(summary.free_above_bps)}")
+    else:
+        said.append("the link matters at any rate")
+    if summary.pays_below_bps is None:
+        said.append("it pays at no rate")
+    elif math.isfinite(summary.pays_below_bps):
+        said.append(f"it pays below {rate_text(summary.pays_below_bps)}")
+    else:
+        said.append("it pays at any rate")
+    return "; ".join(said)
+
+
+def designs_table(plan: Plan) -> Table:
+    """Returns a line for each design in the cluster that was asked about."""
+    header = [
+        "design",
+        "step",
+        "speed-up",
+        "bits up",
+        "bits down",
+        "encode",
+        "decode",
+        "link matters below",
+        "pays below",
+    ]
+    lines = []
+    for each in plan.summaries():
+        free, pays = each.free_above_bps, each.pays_below_bps
+        lines.append(
+            [
+                *(each.at.design, seconds_text(each.at.step_s), f"{each.at.speedup:.3g}×"),
+                *(f"{each.bits_up:.3g}", f"{each.bits_down:.3g}"),
+                *(seconds_text(each.encode_s), seconds_text(each.decode_s)),
+                "any rate" if free is None else rate_text(free),
+                "–" if pays is None else rate_text(pays) if math.isfinite(pays) else "any rate",
+            ]
+        )
+    setting = plan.setting
+    shards = "collective" if setting.mode == "collective" else f"{setting.servers} servers" * (setting.servers > 1)
+    where = ", ".join(filter(None, [f"{setting.workers} workers", link_text(setting.bps), shards]))
+    return Table(header, lines, f"Predicted: {where}", left=1)
+
+
+def workers_table(plan: Plan) -> Table:
+    """Returns the step's seconds by the number of workers."""
+    found = plan.by_workers()
+    numbers = list(dict.fromkeys(each.workers for each in found))
+    return Table(
+        ["design", *(f"{workers:,}" for workers in numbers)],
+        [[name, *(seconds_text(each.step_s) for each in found if each.design == name)] for name in plan.designs],
+        f"Predicted: a step by the number of workers, {link_text(plan.setting.bps)}",
+        left=1,
+    )
+
+
+def picture(plan: Plan) -> Figure:
+    """Returns the step's seconds against the link's rate, a line for each design."""
+    from matplotlib.figure import Figure  # takes a second to import
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.subplots()
+    found = plan.by_link()
+    for name in plan.designs:
+        own = [each for each in found if each.design == name]
+        axes.plot([(each.link_bps or 0) / 1e6 for each in own], [each.step_s for each in own], label=name)
+    if math.isfinite(plan.setting.bps):
+        axes.axvline(plan.setting.bps / 1e6, color="grey", linewidth=0.8, linestyle=":")
+    axes.set(xscale="log", yscale="log", xlabel="link, Mbit/s", ylabel="predicted seconds a step")
+    axes.set_title(f"{plan.setting.workers} workers, {plan.setting.mode} mode")
+    axes.grid(visible=True, which="major", alpha=0.3)
+    axes.legend()
+    return figure
+
+
+def seconds_text(seconds: float) -> str:
+    """Returns seconds in a unit that fits.
+
+    >>> [seconds_text(each) for each in (12.0, 0.0123, 4.2e-05)]
+    ['12 s', '12.3 ms', '42 µs']
+    """
+    factor, unit = (1, "s") if seconds >= 1 else (1e3, "ms") if seconds >= 1e-3 else (1e6, "µs")
+    return f"{seconds * factor:.3g} {unit}"
+
+
+def rate_text(bps: float) -> str:
+    """Returns a rate with two digits that count.
+
+    >>> [rate_text(each) for each in (340e6, 1.23e9, 5.5e5)]
+    ['340 Mbit/s', '1.2 Gbit/s', '550 kbit/s']
+    """
+    factor, unit = (1e9, "Gbit/s") if bps >= 1e9 else (1e6, "Mbit/s") if bps >= 1e6 else (1e3, "kbit/s")
+    return f"{float(f'{bps / factor:.2g}'):g} {unit}"
+
+
+def link_text(bps: float) -> str:
+    """Returns a link as the command takes it."""
+    return "no limit" if math.isinf(bps) else str(Rate(round(bps)))

@@ -1,0 +1,41 @@
+"""`thinwire plan`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import Result
+
+Command = Callable[..., Result]
+ASKED = ("plan", "--designs", "3lc[s=1.75]", "--link", "1mbit", "--workers", 8, "--steps", 2)
+
+
+def test_what_is_printed_drawn_and_written(command: Command, tmp_path: Path) -> None:
+    picture, data = tmp_path / "plan.svg", tmp_path / "plan.json"
+    result = command(*ASKED, "--out", picture, "--json", data)
+    assert result.status == 0, result.err
+    assert "all else is predicted" in result.out and "Predicted: 8 workers, 1mbit" in result.out
+    assert "compress: at 8 workers, 1mbit 3lc[s=1.75] is " in result.out
+    assert "<svg" in picture.read_text()
+    written = json.loads(data.read_text())
+    assert written["verdict"][0] in result.out
+    assert {each["workers"] for each in written["by_workers"]} >= {1, 8, 1024}
+    assert written["setting"]["link"] == "1mbit" and len(written["summaries"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (("--link", "quick"), "cannot read the link rate 'quick'"),
+        (("--mode", "ring"), "mode 'ring'; there are server and collective"),
+        (("--designs", "mps"), "a plan is of workers in lockstep"),
+        (("--out", "plan.pickle"), "a picture's name ends in .png or .svg"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(command: Command, wrong: tuple[str, ...], said: str) -> None:
+    result = command(*ASKED, *wrong)
+    assert result.status == 2 and said in result.err

@@ -1,0 +1,153 @@
+"""A plan of a small model: what is measured, what follows from it, and what is said."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from thinwire import plan
+from thinwire.errors import ConfigError
+from thinwire.planner import planning
+from thinwire.planner.costs import TensorCosts, exchange_every, measure_costs
+from thinwire.planner.planning import UNCOMPRESSED, Plan, Setting
+from thinwire.planner.profile import Profile, TensorSeconds, profile
+from thinwire.planner.verdict import designs_table, picture, verdict, workers_table
+from thinwire.planner.workload import profile_workload
+from thinwire.policies.designs import Design, design
+
+VALUES = (3300, 3200)
+
+
+Known = Callable[..., Plan]
+
+
+def costs_of(profile: Profile, design: Design) -> dict[str, TensorCosts]:
+    """26 kB each way uncompressed; of any other design a hundredth of it, for 100 µs a tensor."""
+    share, seconds = (1.0, 0.0) if design.name == UNCOMPRESSED else (0.01, 1e-4)
+    return {
+        tensor.name: TensorCosts(
+            encode_s=seconds,
+            decode_s=seconds,
+            push_nbytes=4 * values * share,
+            pull_nbytes=4 * values * share,
+            server_push_s=1e-6,
+            server_update_s=seconds,
+        )
+        for tensor, values in zip(profile.tensors, VALUES, strict=True)
+    }
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> Known:
+    """Makes plans of known costs, and of a step of 4 ms."""
+    monkeypatch.setattr(planning, "measure_costs", costs_of)
+    tensors = tuple(
+        TensorSeconds(name=name, shape=(values,), forward_s=0.0005, backward_s=0.001)
+        for name, values in zip(("weight", "bias"), VALUES, strict=True)
+    )
+    measured = Profile(tensors=tensors, step_s=0.004, gradients=())
+    return lambda setting, *designs: Plan(measured, designs or ["3lc"], setting)
+
+
+def test_a_profile_says_when_each_tensor_computes() -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(600, 800), nn.ReLU(), nn.Linear(800, 10))
+    network[3].bias.requires_grad_(False)
+    unused = nn.Linear(3, 3)
+    network.register_module("unused", unused)
+    network.forward = lambda x: nn.Sequential(*list(network)[:4])(x)  # type: ignore[method-assign]
+    measured = profile(network, lambda: network(torch.randn(64, 600)).square().sum().backward(), steps=3)
+    assert [each.name for each in measured.tensors] == ["1.weight", "1.bias", "3.weight"]
+    weight, bias, last = measured.tensors
+    assert weight.forward_s > 0 and last.forward_s > 0 and bias.forward_s == 0
+    assert all(each.backward_s >= 0 for each in measured.tensors) and weight.shape == (800, 600)
+    assert sum(t.forward_s + t.backward_s for t in measured.tensors) <= measured.step_s * 1.5
+    assert len(measured.gradients) == 3 and set(measured.gradients[0]) == {"1.weight", "1.bias", "3.weight"}
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in network.modules())
+
+
+def test_what_cannot_be_profiled_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no trained parameter"):
+        profile(nn.ReLU(), lambda: None)
+    with pytest.raises(ConfigError, match=r"step\(\) made no gradient"):
+        profile(nn.Linear(2, 2), lambda: None)
+
+
+def test_step_time_follows_the_link_the_workers_and_the_steps_between_exchanges(known: Known) -> None:
+    thin = known(Setting(link="1mbit", workers=4, latency_ms=0), "3lc")
+    # All traffic of four workers crosses the server's link: pushes come in while the last updates still leave.
+    crossing = 4 * 4 * sum(VALUES) * 8 / 1e6 * 1514 / 1448
+    assert crossing <= thin.step_s("fp32", 4, 1e6) <= 2 * crossing + 0.01
+    assert thin.step_s("fp32", 8, 1e6) == pytest.approx(2 * thin.step_s("fp32", 4, 1e6), rel=0.1)
+    assert thin.step_s("fp32", 4, math.inf) < 0.01
+    assert thin.predict("3lc", 4, 1e6).speedup > 20
+    seldom, always = (
+        known(Setting(latency_ms=0), name).step_s(name, 4, 1e4) for name in ("local2[steps=4]", "local2[steps=1]")
+    )
+    assert seldom == pytest.approx(always / 4 + 0.003, rel=0.01), "three of four steps have no exchange"
+    every_rate = [thin.step_s("fp32", 4, each.link_bps or math.inf) for each in thin.by_link() if each.design == "fp32"]
+    assert every_rate == sorted(every_rate, reverse=True), "a faster link never makes a step longer"
+
+
+def test_shards_carry_the_servers_traffic_together_and_ranks_no_more_than_their_share(known: Known) -> None:
+    one = known(Setting(link="1mbit", workers=8, latency_ms=0))
+    two = known(Setting(link="1mbit", workers=8, latency_ms=0, servers=4))
+    ranks = known(Setting(link="1mbit", workers=8, latency_ms=0, mode="collective"))
+    seconds = [each.step_s("fp32", 8, 1e6) for each in (one, two, ranks)]
+    assert seconds[0] > 1.8 * seconds[1] > 1.8 * seconds[2], "two tables lie on two of the four shards"
+    traffic = 2 * 7 / 8 * 4 * sum(VALUES) * 8 / 1e6 * 1514 / 1448
+    assert seconds[2] == pytest.approx(traffic, rel=0.05)
+    assert ranks.step_s("fp32", 1024, 1e6) < 1.2 * seconds[2], "a rank's traffic hardly depends on how many there are"
+    assert one.step_s("fp32", 1024, 1e6) > 100 * seconds[0]
+
+
+def test_the_verdict_says_which_and_from_which_rate_on(known: Known) -> None:
+    thin, fast = (known(Setting(link=link, workers=4, latency_ms=0)) for link in ("10mbit", "100gbit"))
+    assert verdict(thin)[0].startswith("compress: at 4 workers, 10mbit 3lc is ")
+    [compressed] = [each for each in thin.summaries() if each.at.design == "3lc"]
+    assert compressed.pays_below_bps is not None and 1e7 < compressed.pays_below_bps < 1e11
+    below, above = (thin.predict("3lc", 4, factor * compressed.pays_below_bps).speedup for factor in (0.9, 1.2))
+    assert below > 1.0 and above < 1.05
+    assert "the link stops mattering above" in verdict(thin)[1] and "it pays below" in verdict(thin)[1]
+    assert verdict(fast)[0].startswith("do not compress: at 4 workers, 100gbit uncompressed is ")
+    assert "the best of the others" in verdict(fast)[0]
+    free = compressed.free_above_bps
+    assert free is not None
+    assert thin.step_s("3lc", 4, free) <= 1.06 * thin.step_s("3lc", 4, math.inf) < thin.step_s("3lc", 4, free / 2)
+
+
+def test_a_plan_of_the_digits_is_measured_shown_and_drawn() -> None:
+    measured = profile_workload("mlp", "digits", steps=2)
+    made = plan.Plan(measured, ["3lc[s=1.75]", "terngrad", "local2"], plan.Setting(link="1mbit", workers=8))
+    found = {each.at.design: each for each in made.summaries()}
+    assert list(found) == ["fp32", "3lc[s=1.75]", "terngrad", "local2"]
+    assert found["fp32"].bits_up == pytest.approx(32, rel=0.05) and found["3lc[s=1.75]"].bits_up < 3
+    assert found["terngrad"].at.speedup > 2 and found["3lc[s=1.75]"].at.speedup > 5
+    assert designs_table(made).lines[1][0] == "3lc[s=1.75]" and len(workers_table(made).header) == 12
+    assert verdict(made)[0].startswith("compress: at 8 workers, 1mbit 3lc[s=1.75] is ")
+    assert len(picture(made).axes[0].get_lines()) == 4 + 1
+    assert measure_costs(measured, design("fp32")).keys() == {each.name for each in measured.tensors}
+
+
+def test_designs_and_settings_that_no_plan_can_be_of_are_refused(known: Known) -> None:
+    for name, steps in (("3lc[consistency=local[3]]", 3), ("local-sgd[h=7]", 7), ("fp32", 1)):
+        assert exchange_every(design(name)) == steps
+    for name in ("mps", "3lc[consistency=asp]", "entropy", "3lc[consistency=backup[1]]"):
+        with pytest.raises(ConfigError, match="a plan is of"):
+            known(Setting(), name)
+    wrong: list[dict[str, Any]] = [
+        {"link": "fast"},
+        {"workers": 0},
+        {"workers": 1025},
+        {"mode": "ring"},
+        {"servers": 0},
+    ]
+    wrong += [{"mode": "collective", "servers": 2}, {"latency_ms": math.nan}, {"compute": 0.0}]
+    for each in wrong:
+        with pytest.raises(ConfigError):
+            replace(Setting(), **each)
