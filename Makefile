@@ -2,12 +2,14 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP_INSTALL := bin/pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP := $(VENV)/$(PIP_INSTALL)
+FRAMEWORKS := .venv-frameworks
 
 # Where it is set, each of the suite's hundred processes compiles the package's sources once more, in most of a second.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint types tests test-long test-gpu bench docs clean
+.PHONY: demo test lint types tests test-long test-frameworks test-gpu bench docs clean
 
 $(VENV)/.pip:
 	$(PYTHON) -m venv $(VENV)
@@ -42,6 +44,16 @@ tests: $(VENV)/.dev  ## two processes; a file's tests stay in one, in order. The
 test-long: $(VENV)/.dev  ## bars at their full number of steps: half an hour, prints what it finds
 	$(BIN)/pytest -m long -s $(ARGS)
 
+# An environment of their own: they bring a gigabyte, and ask for versions that the others do without.
+$(FRAMEWORKS)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(FRAMEWORKS)
+	$(FRAMEWORKS)/$(PIP_INSTALL) setuptools wheel
+	$(FRAMEWORKS)/$(PIP_INSTALL) -e '.[huggingface,lightning,ray]' hypothesis psutil pytest pytest-timeout
+	touch $@
+
+test-frameworks: $(FRAMEWORKS)/.installed  ## Accelerate, the HF Trainer, Lightning, PEFT and Ray Train, really run
+	$(FRAMEWORKS)/bin/pytest -p no:cacheprovider -m frameworks tests/bench/test_doors.py tests/hooks/test_frameworks.py -s $(ARGS)
+
 test-gpu: $(VENV)/.dev  ## the kernels' suite on a CUDA device
 	@$(BIN)/python -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else "no CUDA device here: nothing to test")'
 	$(BIN)/pytest -m gpu $(ARGS)
@@ -58,5 +70,5 @@ docs: $(VENV)/.docs  ## the site, in out/site; any broken link is an error
 	@echo "out/site is built; to search in it: $(BIN)/python -m http.server --directory out/site"
 
 clean:
-	rm -rf $(VENV) build dist out .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(FRAMEWORKS) build dist out .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

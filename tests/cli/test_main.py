@@ -21,7 +21,7 @@ from thinwire.cli import main
 
 Command = Callable[..., Result]
 GROUPS = {
-    "bench": {"codecs", "transports", "hooks", "race", "server", "designs", "hostile", "clock", "fsdp"},
+    "bench": {"codecs", "transports", "hooks", "race", "server", "designs", "hostile", "clock", "fsdp", "doors"},
     "chaos": {"worker-death", "backup-death", "server-death", "storm", "storms", "soak"},
 }
 COMMANDS = {

@@ -16,6 +16,7 @@ from thinwire.bench.authors import files
 from thinwire.bench.clock import ClockBench
 from thinwire.bench.codecs import CodecsBench
 from thinwire.bench.designs import DesignsBench
+from thinwire.bench.doors import DoorsBench
 from thinwire.bench.fsdp import FsdpBench
 from thinwire.bench.fsdp_cells import FsdpRank
 from thinwire.bench.hook_rank import HookRank
@@ -55,6 +56,8 @@ Sharded = options.many(
     "with gather=int8 in the brackets the parameters are coded too.",
     "--hook",
 )
+SomeDoors = options.names("Doors with commas between; by default all.")
+Examples = Annotated[Path, typer.Option(help="The folder of the doors' scripts, examples/doors of the repository.")]
 MaxSteps = Annotated[int, typer.Option(min=1, help="At most so many; the learning rate's schedule is as long.")]
 EvalEvery = Annotated[
     int | None, typer.Option(min=1, help="Steps between evaluations, off the clock; by default 25, of text 50.")
@@ -256,6 +259,17 @@ def clock(bench: ClockBench, resume: Resume = False, json: options.Json = None) 
 @takes(DesignsBench, designs=AllDesigns, models=AllModels, steps=Steps)
 def designs(bench: DesignsBench, resume: Resume = False, json: options.Json = None) -> None:
     """Train every model with every design for a few steps: finished, loss finite, replicas equal?"""
+    measure(bench, json, resume)
+
+
+@app.command(epilog="Example: thinwire bench doors --doors 'Accelerate,HF Trainer' --json doors.json")
+@takes(DoorsBench, doors=SomeDoors, examples=Examples)
+def doors(bench: DoorsBench, resume: Resume = False, json: options.Json = None) -> None:
+    """Run a script of each framework: are replicas equal, do residuals survive, how many lines change?
+
+    Trains a small net for two epochs in real processes, stops and goes on. What is not installed is named with the
+    command that installs it.
+    """
     measure(bench, json, resume)
 
 

@@ -1,0 +1,68 @@
+"""Lightning: `Trainer(strategy="ddp", callbacks=[ThinwireCallback("3lc", sparsity=1.0)])`.
+
+Lightning wraps the model when `fit` begins, and calls `on_fit_start` right afterwards, before the first step. The
+strategy's own `ddp_comm_hook` is no way in: Lightning registers it on GPUs alone, and its state has to exist before the
+model is wrapped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from thinwire.codecs import Codec
+from thinwire.hooks import ddp
+from thinwire.hooks.wrapping import is_distributed
+
+try:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+except ImportError as error:
+    raise ModuleNotFoundError(
+        "thinwire.hooks.lightning needs Lightning: pip install 'thinwire[lightning]'", name="lightning"
+    ) from error
+
+
+class ThinwireCallback(Callback):
+    """Compresses the gradients of a Lightning training with `strategy="ddp"`. Residuals are in its checkpoints.
+
+    Args:
+        codec: as in `ddp.compress`.
+        **options: likewise, such as `sparsity=1.0`, `codecs={…}` or `start_step=50`.
+
+    Attributes:
+        state: what `ddp.compress` returned, once `fit` has begun; `print(ddp.report(callback.state))`.
+
+    Example::
+
+        callback = ThinwireCallback("3lc", sparsity=1.0)
+        Trainer(strategy="ddp", devices=4, callbacks=[callback]).fit(model, data)
+    """
+
+    def __init__(self, codec: str | Codec = "3lc", **options: Any) -> None:
+        self.state: ddp.ThinwireState | None = None
+        self._codec, self._options = codec, options
+        self._saved: Mapping[str, Any] | None = None
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Puts the hook on the model that the strategy has wrapped, and takes the residuals of a checkpoint."""
+        wrapped: nn.Module = trainer.strategy.model
+        if not is_distributed(wrapped, trainer.world_size):
+            return
+        self.state = ddp.compress(wrapped, self._codec, **self._options)
+        if self._saved is not None:
+            ddp.AllRanks(self.state).load_state_dict(self._saved)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the residuals of all ranks on rank 0, which writes them; Lightning calls it on every rank."""
+        return {} if self.state is None else ddp.AllRanks(self.state).state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Keeps what a checkpoint holds until the model is wrapped."""
+        self._saved = state_dict or None
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Ends the hook's threads with the training."""
+        if stage == "fit" and self.state is not None:
+            self.state.close()

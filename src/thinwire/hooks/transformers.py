@@ -1,0 +1,95 @@
+"""Hugging Face's Trainer: `trainer.add_callback(ThinwireCallback(trainer, "3lc", sparsity=1.0))`.
+
+The Trainer wraps the model when `train()` begins, and calls `on_train_begin` afterwards. Callbacks are given the model
+without its wrapper, so this one asks the Trainer for `model_wrapped`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from thinwire.codecs import Codec
+from thinwire.hooks import ddp
+from thinwire.hooks.wrapping import is_distributed
+
+try:
+    from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+except ImportError as error:
+    raise ModuleNotFoundError(
+        "thinwire.hooks.transformers needs transformers and accelerate: pip install 'thinwire[huggingface]'",
+        name="transformers",
+    ) from error
+
+FILE = "thinwire.pt"
+"""In every checkpoint's folder: the residuals of all ranks."""
+
+
+class ThinwireCallback(TrainerCallback):
+    """Compresses the gradients of a Trainer that runs on several ranks. Residuals are in its checkpoints.
+
+    Args:
+        trainer: to which the callback is added.
+        codec: as in `ddp.compress`.
+        **options: likewise, such as `sparsity=1.0`, `codecs={…}` or `start_step=50`.
+
+    Attributes:
+        state: what `ddp.compress` returned, once `train` has begun; `print(ddp.report(callback.state))`.
+
+    Example::
+
+        trainer = Trainer(model, TrainingArguments(…), train_dataset=data)
+        trainer.add_callback(ThinwireCallback(trainer, "3lc", sparsity=1.0))
+        trainer.train()
+    """
+
+    def __init__(self, trainer: Trainer, codec: str | Codec = "3lc", **options: Any) -> None:
+        self.state: ddp.ThinwireState | None = None
+        self._trainer, self._codec, self._options = trainer, codec, options
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Puts the hook on the wrapped model, and takes the residuals of the checkpoint that the Trainer resumed."""
+        if not is_distributed(self._trainer.model_wrapped, args.world_size):
+            return
+        self.state = ddp.compress(self._trainer.model_wrapped, self._codec, **self._options)
+        if state.global_step > 0:
+            self._load(self.state, args, state.global_step)
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Writes the residuals of all ranks beside the Trainer's own files; the Trainer calls it on every rank."""
+        if self.state is None:
+            return
+        whole = ddp.AllRanks(self.state).state_dict()
+        if state.is_world_process_zero:
+            torch.save(whole, _folder(args, state.global_step) / FILE)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Ends the hook's threads with the training."""
+        if self.state is not None:
+            self.state.close()
+
+    def _load(self, state: ddp.ThinwireState, args: TrainingArguments, step: int) -> None:
+        given = args.resume_from_checkpoint
+        folders = [Path(given), _folder(args, step)] if isinstance(given, str) else [_folder(args, step)]
+        found = next((folder / FILE for folder in folders if (folder / FILE).exists()), None)
+        if found is None:
+            warnings.warn(
+                f"the Trainer goes on from step {step}, and {folders[0] / FILE} is not there: residuals begin at zero. "
+                "For a checkpoint in another place give TrainingArguments(resume_from_checkpoint=FOLDER)",
+                UserWarning,
+                stacklevel=3,
+            )
+            return
+        ddp.AllRanks(state).load_state_dict(torch.load(found, weights_only=True, map_location="cpu"))
+
+
+def _folder(args: TrainingArguments, step: int) -> Path:
+    """Where the Trainer keeps the checkpoint of a step."""
+    return Path(args.output_dir) / f"checkpoint-{step}"
