@@ -52,7 +52,8 @@ $(FRAMEWORKS)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 test-frameworks: $(FRAMEWORKS)/.installed  ## Accelerate, the HF Trainer, Lightning, PEFT and Ray Train, really run
-	$(FRAMEWORKS)/bin/pytest -p no:cacheprovider -m frameworks tests/bench/test_doors.py tests/hooks/test_frameworks.py -s $(ARGS)
+	$(FRAMEWORKS)/bin/pytest -p no:cacheprovider -m frameworks tests/bench/test_doors.py tests/hooks/test_frameworks.py
+	$(FRAMEWORKS)/bin/thinwire bench doors --json out/doors.json $(ARGS)
 
 test-gpu: $(VENV)/.dev  ## the kernels' suite on a CUDA device
 	@$(BIN)/python -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else "no CUDA device here: nothing to test")'

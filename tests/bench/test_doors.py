@@ -1,6 +1,6 @@
-"""The doors of `bench doors`: which there are, what a row says, and, where all frameworks are installed, each of them.
+"""The doors of `bench doors`: which there are, and what a row says.
 
-The scripts themselves are run by `make test-frameworks`: four runs of real processes for each.
+`make test-frameworks` opens them: `bench doors` runs each script four times, and fails where one is shut.
 """
 
 from __future__ import annotations
@@ -69,16 +69,9 @@ def test_a_table_says_what_went_wrong() -> None:
 
 
 @pytest.mark.frameworks
-@pytest.mark.timeout(1500)
-@pytest.mark.parametrize("door", DOORS, ids=str)
-def test_the_door_is_open(door: Door) -> None:
-    assert not door.missing, door.missing
-    run = bench().measure(door, {}, lambda text: None)
-    print(bench().tables({door: [run]})[0].lines[0])
-    assert not run.error, run.error
-    assert run.replicas_equal and run.residuals_survive
-    assert run.loss is not None and run.plain_loss is not None
-    assert run.loss < 1.36 and run.plain_loss < 1.36, "1.39 is a guess among four classes"
+def test_every_framework_is_installed_here() -> None:
+    """`make test-frameworks` runs `bench doors` next, which says so where one is not, and goes on."""
+    assert [door.missing for door in DOORS if door.missing] == []
 
 
 @pytest.mark.frameworks
