@@ -27,7 +27,7 @@ from thinwire.engines.parent_watch import with_parent_watch
 from thinwire.errors import ConfigError, EngineError
 
 MARK = "# thinwire"
-PATIENCE_S = 300.0
+PATIENCE_S = 600.0
 _SAID = re.compile(r"rank (\d+): (\d+) epochs, loss ([\d.]+), weights ([0-9a-f]{12})")
 
 
