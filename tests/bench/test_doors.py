@@ -68,6 +68,18 @@ def test_a_table_says_what_went_wrong() -> None:
     assert bench().line(door, dead) == "DDP: exit status 1" and bench().line(door, good) is None
 
 
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("door", [door for door in DOORS if not door.needs], ids=str)
+def test_the_doors_of_torch_alone_are_open(door: Door) -> None:
+    run = bench().measure(door, {}, lambda text: None)
+    print(bench().tables({door: [run]})[0].lines[0])
+    assert not run.error, run.error
+    assert run.replicas_equal and run.residuals_survive
+    assert run.loss is not None and run.plain_loss is not None
+    assert run.loss < 1.36 and run.plain_loss < 1.36, "1.39 is a guess among four classes"
+
+
 @pytest.mark.frameworks
 def test_every_framework_is_installed_here() -> None:
     """`make test-frameworks` runs `bench doors` next, which says so where one is not, and goes on."""
