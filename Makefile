@@ -66,7 +66,8 @@ $(VENV)/.docs: $(VENV)/.base
 	$(PIP) -e '.[docs]'
 	touch $@
 
-docs: $(VENV)/.docs  ## the site, in out/site; any broken link is an error
+docs: $(VENV)/.docs  ## the site, in out/site; any broken link is an error, and so is a bad manifest in examples/clusters
+	$(BIN)/kubernetes-validate --strict --quiet examples/clusters/*.yaml
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "out/site is built; to search in it: $(BIN)/python -m http.server --directory out/site"
 

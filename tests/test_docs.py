@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 from pathlib import Path
@@ -19,7 +20,7 @@ SOURCE = ROOT / "src" / "thinwire"
 PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
 }
-CODE_BLOCK = re.compile(r"^```[a-z]*\n(.*?)^```", re.M | re.S)
+CODE_BLOCK = re.compile(r"^```[^\n]*\n(.*?)^```", re.M | re.S)
 
 
 def spans(text: str) -> list[str]:
@@ -114,14 +115,41 @@ def check_command(line: str) -> None:
             here = here.load() if isinstance(here, LazyCommand) else here
 
 
+def clusters() -> str:
+    """What the recipes for clusters run, a command a line, as a block of code."""
+    text = "\n".join(path.read_text() for path in sorted((ROOT / "examples" / "clusters").iterdir()))
+    joined = re.sub(r"(\\\n| >-\n|(?<=\S)\n +(?=--))", " ", text)
+    lines = re.findall(r"\b(thinwire (?:server|worker|certs) .*)", joined)
+    return "```\n" + "\n".join(re.sub(r"\$\(.*?\)|[$'\"&]|\$\w+", "", line) for line in lines) + "\n```\n"
+
+
 def test_commands_and_their_options_exist() -> None:
-    found = {line for text in PAGES.values() for line in commands(text)}
+    assert len(commands(clusters())) >= 4
+    found = {line for text in [*PAGES.values(), clusters()] for line in commands(text)}
     assert {"thinwire demo", "thinwire designs"} <= found
     for line in found:
         check_command(line)
     for wrong in ("thinwire dmo", "thinwire train --desing fp32", "thinwire bench codecs | transport"):
         with pytest.raises(AssertionError):
             check_command(wrong)
+
+
+# ---- error texts
+
+
+def test_every_error_text_is_one_of_ours() -> None:
+    """`…` stands for what a message fills in; what is between must be in the source, in one string or f-string."""
+    texts = {
+        node.value
+        for path in SOURCE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    told = re.findall(r"^\* \*\*`(.+?)`\*\*:", PAGES["docs/troubleshooting.md"], re.M | re.S)
+    assert len(told) > 30
+    for text in told:
+        for part in " ".join(text.split()).split("…"):
+            assert any(part in each for each in texts), f"no message says {part!r}"
 
 
 # ---- the papers

@@ -31,18 +31,18 @@ def accuracy(text: str) -> float:
 
 
 def test_the_script_with_the_one_line() -> None:
-    text = torchrun(2, EXAMPLES / "ddp_fashion_mnist.py", "--data", "digits", "--steps", "200")
+    text = torchrun(2, EXAMPLES / "ddp.py")
     assert "200 compressed steps" in text and "× less" in text
     assert accuracy(text) > 92
 
 
 def test_the_script_without_it_is_plain_pytorch(tmp_path: Path) -> None:
-    lines = (EXAMPLES / "ddp_fashion_mnist.py").read_text().splitlines()
+    lines = (EXAMPLES / "ddp.py").read_text().splitlines()
     plain = [line for line in lines if "ddp.compress(" not in line and "(state)" not in line]
     assert len(plain) == len(lines) - 2
     script = tmp_path / "plain.py"
     script.write_text("\n".join(plain))
-    text = run_script(2, script, "--data", "digits", "--steps", "200")
+    text = run_script(2, script)
     assert "thinwire" not in text
     assert accuracy(text) > 92
 

@@ -1,7 +1,7 @@
 """A DistributedDataParallel script, with one line more than usual.
 
-    torchrun --nproc-per-node 4 examples/ddp_fashion_mnist.py
-    torchrun --nproc-per-node 4 examples/ddp_fashion_mnist.py --data digits --steps 200
+    torchrun --standalone --nproc-per-node 2 examples/ddp.py
+    torchrun --nproc-per-node 4 examples/ddp.py --data fashion-mnist --steps 500
 
 Delete the line with `ddp.compress`, and those that use `state`, and it is plain PyTorch.
 """
@@ -40,8 +40,8 @@ def network(in_shape: tuple[int, ...], classes: int) -> nn.Module:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="fashion-mnist", help="fashion-mnist, mnist or digits")
-    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--data", default="digits", help="digits, which ship with the package, fashion-mnist or mnist")
+    parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch", type=int, default=16, help="examples per rank and step")
     parser.add_argument("--lr", type=float, default=0.02)
     args = parser.parse_args()

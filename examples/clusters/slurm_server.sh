@@ -1,0 +1,34 @@
+#!/bin/bash
+#SBATCH --job-name=thinwire
+#SBATCH --nodes=5
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=4
+# A parameter server on the first node of a Slurm job, and a worker on each of the others.
+#
+#     sbatch examples/clusters/slurm_server.sh --model mlp --data digits --steps 500 --design '3lc[s=1.0]'
+#
+# Certificates and tokens go to a folder that all nodes see; whoever may read it may take part. The server listens on
+# TCP 7070, workers listen nowhere. A checkpoint of every process lies beside; submitted again, the job goes on from it.
+set -euo pipefail
+
+folder=${FOLDER:-$PWD/thinwire-$SLURM_JOB_NAME}
+port=${PORT:-7070}
+workers=$((SLURM_JOB_NUM_NODES - 1))
+first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+[ -d "$folder/certs" ] || thinwire certs "$folder/certs" --workers "$workers" --host "$first"
+export folder port workers first
+
+srun --nodes=1 --ntasks=1 --nodelist="$first" bash -c '
+    file=$folder/server.ckpt
+    exec thinwire server --listen "0.0.0.0:$port" --checkpoint "$file" $([ ! -e "$file" ] || echo --resume) \
+        --tls-cert "$folder/certs/server.pem" --tls-key "$folder/certs/server.key" \
+        --tls-ca "$folder/certs/ca.pem" --token-file "$folder/certs/server.token"' &
+server=$!
+
+srun --nodes="$workers" --ntasks="$workers" --exclude="$first" bash -c '
+    rank=$SLURM_PROCID file=$folder/worker-$SLURM_PROCID.ckpt
+    exec thinwire worker --server "grpc://$first:$port" --rank "$rank" --workers "$workers" \
+        --checkpoint "$file" $([ ! -e "$file" ] || echo --resume) \
+        --tls-cert "$folder/certs/worker-$rank.pem" --tls-key "$folder/certs/worker-$rank.key" \
+        --tls-ca "$folder/certs/ca.pem" --token-file "$folder/certs/worker-$rank.token" "$@"' worker "$@"
+wait "$server"
