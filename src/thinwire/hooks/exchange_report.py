@@ -26,6 +26,8 @@ class Report:
         wait_s: seconds a step that the pulling thread waited for others.
         link_bps: measured bits per second of the slowest link; 0 where it was not measured.
         resumed: how the state was loaded, if it was.
+        lag: where codecs bound it, the longest of any slice in steps, as measured last; else None.
+        sparsity: likewise the least and the largest sparsity multiplier of the next step.
     """
 
     steps: int
@@ -41,6 +43,8 @@ class Report:
     wait_s: float
     link_bps: float
     resumed: str
+    lag: float | None = None
+    sparsity: tuple[float, float] | None = None
 
     @property
     def saved_s(self) -> float:
@@ -70,6 +74,9 @@ class Report:
                 f"copies {_ms(self.copy_s)}, waiting {_ms(self.wait_s)}",
                 f"  verdict          {self._verdict()}",
             ]
+        if self.lag is not None and self.sparsity is not None:
+            least, largest = self.sparsity
+            lines.append(f"  lag              up to {self.lag:.1f} steps, s from {least:.2f} to {largest:.2f}")
         if self.resumed:
             lines.append(f"  {self.resumed}")
         return "\n".join(lines)
@@ -104,6 +111,8 @@ def report(state: ExchangeState) -> Report:
         else f"{tensor.choice.up!s} up and {tensor.choice.down!s} down"
         for tensor in tensors
     }
+    bounds = [each.lag_bound for each in state.core.residuals.contexts.values() if each.lag_bound is not None]
+    multipliers = [bound.sparsity for bound in bounds]
     return Report(
         steps=steps,
         steps_skipped=state.steps_skipped,
@@ -118,6 +127,8 @@ def report(state: ExchangeState) -> Report:
         wait_s=counters.get("wait_seconds", 0) * per,
         link_bps=state.link_bps,
         resumed=state.resumed,
+        lag=max((bound.lag for bound in bounds), default=None),
+        sparsity=(min(multipliers), max(multipliers)) if multipliers else None,
     )
 
 

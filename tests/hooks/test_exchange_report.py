@@ -1,0 +1,29 @@
+"""What the DDP and FSDP hooks' report says; what it counts is `test_ddp.py`'s."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from thinwire.hooks.exchange_report import Report
+
+REPORT = Report(
+    steps=4,
+    steps_skipped=0,
+    codecs="3lc[sparsity=1.75,lag=5]; fp32",
+    sent_nbytes=1e3,
+    uncompressed_nbytes=1e5,
+    ratio=100.0,
+    bits_per_value=0.3,
+    encode_s=0.001,
+    decode_s=0.001,
+    copy_s=0.0,
+    wait_s=0.002,
+    link_bps=0.0,
+    resumed="",
+)
+
+
+def test_lag_and_multipliers_are_said_where_a_codec_bounds_the_lag() -> None:
+    assert "lag  " not in str(REPORT)
+    bounded = str(replace(REPORT, lag=4.91, sparsity=(1.0, 1.46875)))
+    assert bounded.splitlines()[-1] == "  lag              up to 4.9 steps, s from 1.00 to 1.47"
