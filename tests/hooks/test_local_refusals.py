@@ -24,6 +24,7 @@ def test_designs_say_what_is_wrong_with_their_options() -> None:
         ("diloco[h=0]", "h is 0; it must be a whole number of at least 1"),
         ("diloco[h=4,fragments=5]", "fragments is 5; it must be a whole number in 1 … 4"),
         ("diloco[h=4,delay=4]", "delay is 4; it must be a whole number in 0 … 3"),
+        ("streaming-diloco[h=6,warmup=2]", "its steps exchange everything at once; fragments=1 and delay=0 go with it"),
         ("diloco[keep=1.0]", "keep is 1.0"),
         ("local-sgd[keep_unsent=1.5]", "keep_unsent is 1.5; it is a number from 0 to 1"),
         ("diloco[outer_lr=0]", "outer_lr is 0"),

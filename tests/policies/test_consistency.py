@@ -82,3 +82,10 @@ def test_terms() -> None:
         assert (*found, owners) == answers, name
         assert (terms.workers, terms.immediate) == (3, name == "asp")
     assert consistency("asp").terms(1).accepts_newer and not consistency("backup[1]").terms(1).partial_quorum
+
+
+def test_a_warm_up_exchanges_after_every_step_first() -> None:
+    policy = consistency("local[3,warmup=2]")
+    assert [step for step in range(12) if policy.exchanges(step)] == [0, 1, 4, 7, 10]
+    for clock, step in enumerate((0, 1, 2, 5, 8, 11)):
+        assert policy.iterations(clock) == step, clock

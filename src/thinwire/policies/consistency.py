@@ -195,21 +195,32 @@ class Backup(Consistency):
         return max(1, workers - self.spare)
 
 
+LATER = {"later": True}
+"""Of an option that a policy did not have at first: where it has its default, the policy keeps its name."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Local(Consistency):
-    """k local steps: gradients accumulate and every k-th step exchanges them (3LC §4.2)."""
+    """k local steps: gradients accumulate and every k-th step exchanges them (3LC §4.2).
+
+    Args:
+        steps: k.
+        warmup: before that, so many steps with an exchange each.
+    """
 
     id: ClassVar[str] = "local"
     steps: int = 2
+    warmup: int = field(default=0, metadata=LATER)
 
     def __post_init__(self) -> None:
         check_count("local: steps", self.steps, 1)
+        check_count("local: warmup", self.warmup, 0)
 
     def exchanges(self, iteration: int) -> bool:
-        return (iteration + 1) % self.steps == 0
+        return iteration < self.warmup or (iteration + 1 - self.warmup) % self.steps == 0
 
     def iterations(self, clock: int) -> int:
-        return clock * self.steps
+        return min(clock, self.warmup) + max(0, clock - self.warmup) * self.steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,5 +267,7 @@ def name_of(policy: Consistency) -> str:
     >>> name_of(consistency("ssp[5]"))
     'ssp[staleness=5,mode=passive]'
     """
-    options = ",".join(f"{each.name}={getattr(policy, each.name)}" for each in fields(policy) if each.init)
+    said = [each for each in fields(policy) if each.init]
+    said = [each for each in said if each.metadata != LATER or getattr(policy, each.name) != each.default]
+    options = ",".join(f"{each.name}={getattr(policy, each.name)}" for each in said)
     return f"{policy.id}[{options}]" if options else policy.id

@@ -31,6 +31,7 @@ class LocalUpdates:
 
     Args:
         sync_every: inner steps between two exchanges of a tensor, H ≥ 1.
+        warmup: at the beginning, so many inner steps with an exchange after each: weights move the most there.
         fragments: groups of tensors that are exchanged at different steps, 1 … H.
         delay: inner steps that go on while an exchange is under way, 0 … H − 1.
         keep: which share of its local parameters a worker keeps when an answer comes, in [0, 1); the rest is θ.
@@ -53,6 +54,7 @@ class LocalUpdates:
     """
 
     sync_every: int = 1
+    warmup: int = 0
     fragments: int = 1
     delay: int = 0
     keep: float = 0.0
@@ -67,6 +69,9 @@ class LocalUpdates:
         check_count("h", self.sync_every, 1)
         check_count("fragments", self.fragments, 1, self.sync_every)
         check_count("delay", self.delay, 0, self.sync_every - 1)
+        check_count("warmup", self.warmup, 0)
+        if self.warmup and (self.fragments > 1 or self.delay):
+            raise ConfigError("warmup: its steps exchange everything at once; fragments=1 and delay=0 go with it")
         for name, value, least in (("keep", self.keep, 0.0), ("outer_momentum", self.outer_momentum, 0.0)):
             if not (_is_number(value) and least <= value < 1):
                 raise ConfigError(f"{name} is {value!r}; it is a number of at least 0 and below 1")
@@ -84,7 +89,8 @@ class LocalUpdates:
     @property
     def consistency(self) -> str:
         """The policy that exchanges after so many steps."""
-        return f"local[steps={self.sync_every}]"
+        warmup = f",warmup={self.warmup}" if self.warmup else ""
+        return f"local[steps={self.sync_every}{warmup}]"
 
     # ---- the timetable
 
@@ -96,13 +102,15 @@ class LocalUpdates:
         Args:
             iteration: of the training, from 0.
         """
-        position = iteration % self.sync_every + 1
+        if iteration < self.warmup:
+            return 0
+        position = (iteration - self.warmup) % self.sync_every + 1
         fragment = -(-position * self.fragments // self.sync_every) - 1
         return fragment if (fragment + 1) * self.sync_every // self.fragments == position else None
 
     def ends_round(self, iteration: int) -> bool:
         """Returns whether every tensor has been pushed once more after this inner step."""
-        return (iteration + 1) % self.sync_every == 0
+        return iteration < self.warmup or (iteration + 1 - self.warmup) % self.sync_every == 0
 
     def merges_at(self, iteration: int) -> int:
         """Returns before which inner step the answer to a push at the end of `iteration` is needed."""

@@ -158,7 +158,7 @@ class LocalWorker(Worker):
     def flush(self) -> Procedure[None]:
         """Ends the round under way, early if need be: every worker then has the same parameters, the shared ones."""
         tensors = self.model.tensors
-        if self.iteration % self._updates.sync_every:
+        if self.iteration and not self._updates.ends_round(self.iteration - 1):
             yield from self._exchange_tensors(
                 [each for each in tensors if self._rounds[each.name].pushes == self.clock]
             )
@@ -224,6 +224,7 @@ class LocalWorker(Worker):
         mine, saved = asdict(self._updates), state.get("local")
         if saved is None:
             raise ConfigError("the state is of a training without local updates: start from the model's weights")
+        saved = {"warmup": 0, **saved}  # which states did not have once
         if differing := [key for key in mine if saved.get(key) != mine[key]]:
             raise ConfigError(
                 "the state is of "
