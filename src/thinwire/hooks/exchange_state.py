@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ FORMAT = 1
 _log = logging.getLogger(__name__)
 
 
-class ExchangeState(ABC):
+class ExchangeState:
     """The state of one rank's hook: keep it, and save `state_dict()` with every checkpoint.
 
     Attributes:
@@ -38,7 +37,7 @@ class ExchangeState(ABC):
         start_step: int,
         scaler: Any,
         link_bps: float,
-        guard: StepGuard,
+        guard: StepGuard | None = None,
     ) -> None:
         self._guard = guard
         self.core = core
@@ -78,7 +77,8 @@ class ExchangeState(ABC):
 
     def close(self) -> None:
         """Ends the hook's threads. The model's backward pass cannot be used afterwards."""
-        self._guard.close()
+        if self._guard is not None:
+            self._guard.close()
         self.driver.close()
 
     def follow_loss_scale(self) -> None:
@@ -111,9 +111,24 @@ class ExchangeState(ABC):
         """Returns how the run is divided: a state of the same layout is loaded as it is."""
         return {"world_size": self.world_size}
 
-    @abstractmethod
+    def blank_state_dict(self, world_size: int) -> dict[str, Any]:
+        """Returns a state of all ranks of a `world_size`-rank run, filled with zeros.
+
+        `torch.distributed.checkpoint.load` fills what it is given: give it this to read a checkpoint that another
+        number of ranks wrote, and pass the result to `load_state_dict`.
+        """
+        residuals = self.core.residuals
+        return {
+            "format": FORMAT,
+            "world_size": world_size,
+            "step": 0,
+            "loss_scale": 1.0,
+            "ranks": {str(rank): residuals.blank_state_dict(world_size) for rank in range(world_size)},
+        }
+
     def load_resized(self, state: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]) -> None:
-        """Takes the residuals of another layout's ranks, in rank order. Raises ConfigError where they do not fit."""
+        """Takes the residuals of another number of ranks."""
+        self.core.residuals.load_resized(ranks)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> str:
         """Takes a state back, on every rank.

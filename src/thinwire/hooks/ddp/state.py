@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from thinwire.collective.core import Bucket
 from thinwire.errors import ConfigError
-from thinwire.hooks.exchange_state import FORMAT, ExchangeState
+from thinwire.hooks.exchange_state import ExchangeState
 
 
 class ThinwireState(ExchangeState):
@@ -50,22 +50,3 @@ class ThinwireState(ExchangeState):
             )
             found = self._buckets[key] = Bucket(offsets, buffer.nbytes)
         return found
-
-    def blank_state_dict(self, world_size: int) -> dict[str, Any]:
-        """Returns a state of all ranks of a `world_size`-rank run, filled with zeros.
-
-        `torch.distributed.checkpoint.load` fills what it is given: give it this to read a checkpoint that another
-        number of ranks wrote, and pass the result to `load_state_dict`.
-        """
-        residuals = self.core.residuals
-        return {
-            "format": FORMAT,
-            "world_size": world_size,
-            "step": 0,
-            "loss_scale": 1.0,
-            "ranks": {str(rank): residuals.blank_state_dict(world_size) for rank in range(world_size)},
-        }
-
-    def load_resized(self, state: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]) -> None:
-        """Takes the residuals of another number of ranks."""
-        self.core.residuals.load_resized(ranks)

@@ -1,0 +1,186 @@
+"""Tensors averaged over the ranks by name, compressed: for training code that has no hook to offer.
+
+A functional training step, a loop over several models, a framework of one's own: where it calls
+`dist.all_reduce(gradient)`, it calls `state.average({"name": gradient, …})`. What a codec does not send waits in a
+residual, and a residual belongs to one tensor. Here the name says which. A backend for `dist.init_process_group` would
+have to guess: a call of `all_reduce` has no name, DDP rebuilds its buckets after the first step, and two tensors of
+one size would share a residual, each sending what the other left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+
+import thinwire
+from thinwire.codecs import Codec
+from thinwire.collective.core import Bucket, Collective
+from thinwire.collective.residuals import Residuals, TrainedTensor
+from thinwire.errors import ConfigError
+from thinwire.hooks.exchange_report import Report, report
+from thinwire.hooks.exchange_state import ExchangeState, merge
+from thinwire.hooks.ranks import check_floating, check_options, choose, described, meet, timeout_of
+from thinwire.policies.compression import MIN_NUMEL
+from thinwire.runtime.collective import CollectiveDriver
+from thinwire.runtime.peers import agree
+from thinwire.runtime.peers import measure_link as measure_bps
+from thinwire.security.credentials import Credentials
+
+__all__ = ["NamedState", "Report", "compress", "merge", "report"]
+
+GATHER_MB = 4.0
+
+
+class NamedState(ExchangeState):
+    """The state that `named.compress` returns: call `average` every step, save `state_dict()` with every checkpoint.
+
+    Attributes:
+        step: calls of `average` so far.
+        resumed: how the last `load_state_dict` went, in words; empty before.
+        link_bps: bits per second of the slowest link, as measured at the start; 0 where it was not.
+    """
+
+    merge_name = "named.merge"
+
+    __slots__ = ("_buckets", "_shapes")
+
+    def __init__(self, *, tensors: Mapping[str, torch.Tensor], **kept: Any) -> None:
+        super().__init__(start_step=0, **kept)
+        self._buckets = {name: Bucket(((name, 0),), tensor.nbytes) for name, tensor in tensors.items()}
+        self._shapes = {name: (tensor.shape, tensor.dtype, tensor.device) for name, tensor in tensors.items()}
+
+    def average(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Replaces every tensor by its average over the ranks, in place; all ranks call it.
+
+        Args:
+            tensors: all that `compress` was given, by the same names, in any order, with their shapes and dtypes.
+
+        Raises:
+            ConfigError: other names, shapes or dtypes; nothing was sent, and no residual has changed.
+            NonFiniteError: NaN or Inf on some rank, with `nonfinite="raise"`.
+            TransportError, ProtocolError: another rank is gone, or at another step.
+        """
+        self._check(tensors)
+        self.driver.raise_failure()
+        self.follow_loss_scale()
+        flat = {name: tensors[name].detach().contiguous().view(-1) for name in self._buckets}
+        for index, (name, bucket) in enumerate(self._buckets.items()):
+            self.driver.bucket_ready(bucket, flat[name], self.step, index, last=index == len(flat) - 1)
+        self.driver.wait_step()
+        for name, averaged in flat.items():
+            if averaged.data_ptr() != tensors[name].data_ptr():
+                tensors[name].detach().copy_(averaged.view(tensors[name].shape))
+        self.step += 1
+
+    def _check(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        if tensors.keys() != self._shapes.keys():
+            missing, more = self._shapes.keys() - tensors.keys(), tensors.keys() - self._shapes.keys()
+            raise ConfigError(
+                "average takes the tensors that compress was given, all of them every time: "
+                f"{', '.join(sorted(missing)) or 'none'} missing, {', '.join(sorted(more)) or 'none'} unknown"
+            )
+        for name, tensor in tensors.items():
+            if (found := (tensor.shape, tensor.dtype, tensor.device)) != self._shapes[name]:
+                raise ConfigError(f"{name}: {_said(*found)} came, and compress was given {_said(*self._shapes[name])}")
+
+
+def compress(
+    tensors: Mapping[str, torch.Tensor],
+    codec: str | Codec = "3lc",
+    *,
+    group: dist.ProcessGroup | None = None,
+    codec_down: str | Codec | None = None,
+    min_numel: int = MIN_NUMEL,
+    exclude: Callable[[str, tuple[int, ...]], bool] | None = None,
+    codecs: Mapping[str, str | Codec] | None = None,
+    reduce: Literal["mean", "sum"] = "mean",
+    nonfinite: Literal["raise", "skip"] = "raise",
+    scaler: Any = None,
+    seed: int = 0,
+    timeout: timedelta | None = None,
+    gather_mb: float = GATHER_MB,
+    measure_link: bool = True,
+    credentials: Credentials | None = None,
+    **options: Any,
+) -> NamedState:
+    """Prepares tensors to be averaged over the ranks, compressed both ways with error feedback.
+
+    Call it on every rank, with the same names and shapes. Compressed bytes travel over a gloo group of their own.
+
+    Args:
+        tensors: by name; their values do not matter, their shapes, dtypes and devices do.
+        codec: of every rank's tensors; an id with `**options`, or a codec.
+        group: the ranks that average; by default all.
+        codec_down: of the averages; by default the same.
+        min_numel: tensors with fewer values travel uncompressed, as do those of one dimension.
+        exclude: further tensors to leave uncompressed, by name and shape.
+        codecs: for tensors whose name matches a pattern (as in `"fc*.weight"`), another codec; first match wins.
+        reduce: the mean over the ranks, or their sum.
+        nonfinite: what NaN or Inf on any rank does: `"raise"` ends the training on all ranks; `"skip"` gives every
+            rank NaN and leaves every residual as it was.
+        scaler: the training loop's GradScaler; residuals then follow its scale. It needs `nonfinite="skip"`.
+        seed: of random codecs.
+        timeout: how long a rank may keep the others waiting; by default the timeout of the group.
+        gather_mb: tensors travel together until they have so many megabytes.
+        measure_link: sends a few messages at the start (some 0.1 s) so that the report can say whether it pays.
+        credentials: with a token file, what the ranks exchange is sealed with its first token without a rank.
+        **options: of the codec, such as `sparsity=1.75`.
+
+    Returns:
+        The state: call its `average` every step.
+
+    Raises:
+        ConfigError: no tensors, one that is not of floating point, or arguments that cannot be.
+        ProtocolError: ranks with different tensors, settings or tokens; the message names rank and setting.
+        TransportError: not all ranks came.
+
+    Example::
+
+        state = named.compress({"w": w, "b": b}, codec="3lc", sparsity=1.0)
+        for x, y in batches:
+            gradients = grad(loss)({"w": w, "b": b}, x, y)      # torch.func
+            state.average(gradients)                            # in place of dist.all_reduce on each
+    """
+    check_options(nonfinite=nonfinite, scaler=scaler, start_step=0, gather_mb=gather_mb)
+    if reduce not in ("mean", "sum"):
+        raise ConfigError(f"reduce={reduce!r}; allowed are 'mean' and 'sum'")
+    if not tensors:
+        raise ConfigError("there are no tensors to average")
+    for name, tensor in tensors.items():
+        check_floating(name, tensor.dtype)
+    choices = choose(
+        {name: tuple(tensor.shape) for name, tensor in tensors.items()},
+        codec,
+        options,
+        codec_down=codec_down,
+        min_numel=min_numel,
+        exclude=exclude,
+        codecs=codecs,
+        last_layer=None,
+        compression=None,
+    )
+    trained = [TrainedTensor(name, t.numel(), t.dtype, choices[name], t.device) for name, t in tensors.items()]
+    over = group or dist.group.WORLD
+    if over is None:
+        raise ConfigError("there is no process group: call dist.init_process_group first")
+    peers = meet(dist.get_process_group_ranks(over), timeout or timeout_of(over), credentials)
+    group_nbytes = int(gather_mb * 1e6)
+    said = {"reduce": reduce, "nonfinite": nonfinite, "gather_mb": group_nbytes / 1e6}
+    agree(peers, {"thinwire": thinwire.__version__, **said, **described(trained)})
+    residuals = Residuals(trained, peers.rank, peers.size, mean=reduce == "mean", seed=seed)
+    core = Collective(residuals, skip=nonfinite == "skip", drop_zeros=False, group_nbytes=group_nbytes)
+    return NamedState(
+        tensors=tensors,
+        core=core,
+        driver=CollectiveDriver(core, peers),
+        scaler=scaler,
+        link_bps=measure_bps(peers) if measure_link else 0.0,
+    )
+
+
+def _said(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> str:
+    return f"{tuple(shape)} of {dtype} on {device}"

@@ -1,0 +1,127 @@
+"""Tensors averaged by name: equal to all-reduce where nothing is lost, with residuals that belong to the name."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tests.hooks.ddp_ranks import run_ranks
+from thinwire.errors import ConfigError, NonFiniteError, ProtocolError
+from thinwire.hooks import named
+
+WORLD = 3
+SHAPES = {"w": (40, 33), "t": (40, 33), "b": (7,), "half": (64, 32)}
+
+
+def tensors(rank: int, step: int) -> dict[str, torch.Tensor]:
+    drawn = torch.Generator().manual_seed(1000 * step + rank)
+    made = {name: torch.randn(shape, generator=drawn) for name, shape in SHAPES.items()}
+    # One lies otherwise in memory, one has another dtype, and the order is not always the same.
+    made["t"] = made["t"].t().contiguous().t()
+    made["half"] = made["half"].to(torch.bfloat16)
+    return dict(sorted(made.items(), reverse=step % 2 == 0))
+
+
+def exact(rank: int) -> None:
+    for reduce in ("mean", "sum"):
+        state = named.compress(tensors(rank, 0), codec="fp32", reduce=reduce, measure_link=False)
+        found = tensors(rank, 0)
+        state.average(found)
+        state.close()
+        every = [tensors(each, 0) for each in range(WORLD)]
+        for name, tensor in found.items():
+            wanted = sum(each[name].float() for each in every) / (WORLD if reduce == "mean" else 1)
+            assert isinstance(wanted, torch.Tensor)
+            torch.testing.assert_close(tensor.float(), wanted, rtol=1e-2 if name == "half" else 1e-6, atol=1e-2)
+        one = torch.full((5000,), float(rank))
+        dist.all_reduce(one)
+        assert one[0] == 3
+
+
+def coded(rank: int) -> tuple[bool, bool, float, float]:
+    """Twelve steps of the same tensors: sums over the steps are those of the averages, but for what waits."""
+    state = named.compress(tensors(rank, 0), codec="3lc", sparsity=1.0, min_numel=1, measure_link=False)
+    total = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
+    for step in range(12):
+        found = tensors(rank, 0)
+        state.average(found)
+        for name, tensor in found.items():
+            total[name] += tensor.float()
+        if step == 5:
+            saved = state.state_dict()
+    rest = {name: tensor.clone() for name, tensor in found.items()}
+    again = named.compress(tensors(rank, 0), codec="3lc", sparsity=1.0, min_numel=1, measure_link=False)
+    again.load_state_dict(saved)
+    for _ in range(6):
+        found = tensors(rank, 0)
+        again.average(found)
+    same = all(torch.equal(found[name], rest[name]) for name in found) and again.step == state.step == 12
+    every = [total["w"].clone() for _ in range(WORLD)]
+    dist.all_gather(every, total["w"])
+    mean = torch.stack([tensors(each, 0)["w"] for each in range(WORLD)]).mean(0)
+    error = float((total["w"] / 12 - mean).norm() / mean.norm())
+    counters = state.counters()
+    return same, all(torch.equal(each, total["w"]) for each in every), error, counters["payload_bytes"]
+
+
+def refused(rank: int) -> list[str]:
+    state = named.compress(tensors(rank, 0), measure_link=False, gather_mb=0)
+    texts = []
+    wrong: list[dict[str, Any]] = [
+        {"w": torch.zeros(40, 33)},
+        {**tensors(rank, 0), "new": torch.zeros(3)},
+        {**tensors(rank, 0), "w": torch.zeros(33, 40)},
+        {**tensors(rank, 0), "w": torch.zeros(40, 33, dtype=torch.float64)},
+    ]
+    before = pickle.dumps(state.state_dict())
+    for each in wrong:
+        try:
+            state.average(each)
+        except ConfigError as error:
+            texts.append(str(error))
+    assert pickle.dumps(state.state_dict()) == before, "a refused call has changed a residual"
+    state.average(tensors(rank, 1))  # and the state goes on
+    for kwargs in ({"tensors": {}}, {"tensors": {"i": torch.zeros(3, dtype=torch.int64)}}, {"reduce": "max"}):
+        try:
+            named.compress(**{"tensors": tensors(rank, 0), "measure_link": False, **kwargs})
+        except ConfigError as error:
+            texts.append(str(error))
+    try:
+        poisoned = tensors(rank, 2)
+        if rank == 1:
+            poisoned["w"][3, 3] = torch.nan
+        state.average(poisoned)
+    except NonFiniteError as error:
+        texts.append(str(error))
+    try:
+        named.compress({"w": torch.zeros(40 + rank, 33)}, measure_link=False)
+    except ProtocolError as error:
+        texts.append(str(error))
+    return texts
+
+
+def test_without_compression_it_is_all_reduce() -> None:
+    run_ranks(WORLD, exact)
+
+
+def test_every_name_has_its_residual_and_resumes_bit_for_bit() -> None:
+    for same, equal, error, nbytes in run_ranks(WORLD, coded):
+        assert same and equal
+        assert error < 0.35
+        values = sum(torch.Size(shape).numel() for shape in SHAPES.values())
+        assert 0 < nbytes < 12 * 4 / 3 * values / 4
+
+
+def test_what_cannot_be_is_told_and_changes_nothing() -> None:
+    for texts in run_ranks(WORLD, refused):
+        assert len(texts) == 9, texts
+        assert "b, half, t missing, none unknown" in texts[0]
+        assert "none missing, new unknown" in texts[1]
+        assert "w: (33, 40) of torch.float32 on cpu came, and compress was given (40, 33) of" in texts[2]
+        assert "torch.float64" in texts[3]
+        assert "no tensors" in texts[4] and "'i' has dtype torch.int64" in texts[5] and "reduce='max'" in texts[6]
+        assert "NaN" in texts[7]
+        assert "parameter w" in texts[8]
