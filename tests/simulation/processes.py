@@ -16,7 +16,7 @@ from tests.simulation.scenario import Scenario
 from tests.simulation.scheduler import Host, Killed, Process, Scheduler
 from tests.simulation.watch import Watch
 from tests.simulation.worker import WorkerProcess
-from thinwire.errors import ConfigError, DeadlineError, SessionLostError, StepMismatchError
+from thinwire.errors import DeadlineError, SessionLostError, StepMismatchError
 from thinwire.jobs.checkpoints import KIND, WorkerCheckpoint
 from thinwire.packets import EncodedTensor
 from thinwire.policies.consistency import consistency
@@ -254,9 +254,6 @@ class Processes:
         lost = isinstance(error, SessionLostError)
         again = lost or (isinstance(error, StepMismatchError) and slot.returns)
         slot.returns = lost
-        if isinstance(error, ConfigError) and not isinstance(error, StepMismatchError):
-            slot.gone = str(error)  # it would be said again
-            return
         if not again:
             slot.kept = self._kept(slot.disk)  # another process, by the same command
         self._again(slot, 0.0 if again else RESTART_S, str(error), same=again)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from thinwire.errors import ConfigError, ProtocolError
+from thinwire.errors import ConfigError, ProtocolError, SessionLostError
 from thinwire.optimizers.options import ParameterGroups
 from thinwire.policies.consistency import Consistency, consistency
 from thinwire.policies.designs import Design
@@ -123,7 +123,8 @@ class Participant:
         for conversation in self.conversations:
             answer = conversation.join(self.clock) if agreed is None else conversation.resume(agreed, self.clock)
             welcomes[conversation.shard] = yield from answer
-        self._check_beginning(welcomes)
+        if self.clock == 0 and agreed is None:
+            self._check_beginning(welcomes)
         if any(welcome.elastic for welcome in welcomes.values()):
             self._terms = replace(self._terms, elastic=True)
         self._skips_late = any(welcome.skips_late for welcome in welcomes.values()) and self._terms.lockstep
@@ -161,15 +162,19 @@ class Participant:
         self._follow_members()
 
     def _check_beginning(self, welcomes: Mapping[int, Welcome]) -> None:
-        """Raises ConfigError where a shard asks for initial values, as it has lost its own: others have gone on."""
-        step = max(welcome.step for welcome in welcomes.values())
-        empty = [shard for shard, welcome in welcomes.items() if welcome.send_values]
-        if empty and step:
-            raise ConfigError(
-                f"shard {empty[0]} has no parameters, and another one is at step {step}: it was started again without "
-                "a checkpoint, and no worker is left that remembers the training. Resume all shards from checkpoints "
-                "of one step, or start all of them anew"
-            )
+        """Raises SessionLostError, with which all go back, where no worker can be between the steps of the shards.
+
+        One of them has lost updates, and nobody is left who remembers them: every worker begins as this one does.
+        """
+        steps = {
+            each.shard: welcomes[each.shard].step
+            for each in self.conversations
+            if not all(spec.state for spec in each.plan.tables)
+        }
+        if self._terms.immediate or not steps or max(steps.values()) - min(steps.values()) <= 1 + self._terms.lead:
+            return
+        said = " and ".join(f"shard {shard} at {step}" for shard, step in steps.items())
+        raise SessionLostError(f"the shards are at steps that no worker has been between: {said}; all go back")
 
     def _resume_apart(self, exchanges: Mapping[int, Sequence[int]]) -> None:
         """Goes on with shards that are not at this worker's step, so that nothing is applied twice.
