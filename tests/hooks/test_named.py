@@ -90,9 +90,15 @@ def refused(rank: int) -> list[str]:
             texts.append(str(error))
     assert leaves(state.state_dict()) == before, "a refused call has changed a residual"
     state.average(tensors(rank, 1))  # and the state goes on
-    for kwargs in ({"tensors": {}}, {"tensors": {"i": torch.zeros(3, dtype=torch.int64)}}, {"reduce": "max"}):
+    bad: list[dict[str, Any]] = [
+        {"tensors": {}},
+        {"tensors": {"i": torch.zeros(3, dtype=torch.int64)}},
+        {"reduce": "max"},
+    ]
+    for options in bad:
+        given: dict[str, Any] = {"tensors": tensors(rank, 0), "measure_link": False, **options}
         try:
-            named.compress(**{"tensors": tensors(rank, 0), "measure_link": False, **kwargs})
+            named.compress(**given)
         except ConfigError as error:
             texts.append(str(error))
     try:
