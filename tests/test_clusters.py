@@ -51,6 +51,7 @@ def sbatch(script: str, *arguments: str, nodes: int, folder: Path) -> str:
         "SLURM_JOB_NAME": "test",
         "RANKS_PER_NODE": "1",
         "PORT": str(port),
+        "EVERY": "10",
     }
     environment = {**os.environ, **slurm, "PATH": f"{commands}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
     command = ["bash", str(SCRIPTS / script), *arguments]
@@ -67,9 +68,12 @@ def test_a_ddp_script_on_two_nodes(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_server_and_two_workers_which_go_on_when_submitted_again(tmp_path: Path) -> None:
-    options = ["--model", "mlp", "--data", "digits", "--checkpoint-every", "10", "--design", "3lc[s=1.0]"]
+    options = ["--model", "mlp", "--data", "digits", "--design", "3lc[s=1.0]"]
     text = sbatch("slurm_server.sh", *options, "--steps", "20", nodes=3, folder=tmp_path)
     assert text.count("20 steps in") == 2
-    made = {path.name for path in (tmp_path / "thinwire-test").iterdir()}
-    assert {"certs", "server.ckpt", "worker-0.ckpt", "worker-1.ckpt"} <= made
     assert "listening on grpc://" in text
+    folder = tmp_path / "thinwire-test"
+    assert (folder / "certs").is_dir()
+    (folder / "worker-0.ckpt.previous").rename(folder / "worker-0.ckpt")  # it died after step 10
+    text = sbatch("slurm_server.sh", *options, "--steps", "20", nodes=3, folder=tmp_path)
+    assert text.count("20 steps in") == 2

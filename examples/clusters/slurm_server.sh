@@ -16,11 +16,13 @@ port=${PORT:-7070}
 workers=$((SLURM_JOB_NUM_NODES - 1))
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 [ -d "$folder/certs" ] || thinwire certs "$folder/certs" --workers "$workers" --host "$first"
-export folder port workers first
+every=${EVERY:-100}  # exchanges between two checkpoints, the same for all
+export folder port workers first every
 
 srun --nodes=1 --ntasks=1 --nodelist="$first" bash -c '
     file=$folder/server.ckpt
-    exec thinwire server --listen "0.0.0.0:$port" --checkpoint "$file" $([ ! -e "$file" ] || echo --resume) \
+    exec thinwire server --listen "0.0.0.0:$port" \
+        --checkpoint "$file" --checkpoint-every "$every" $([ ! -e "$file" ] || echo --resume) \
         --tls-cert "$folder/certs/server.pem" --tls-key "$folder/certs/server.key" \
         --tls-ca "$folder/certs/ca.pem" --token-file "$folder/certs/server.token"' &
 server=$!
@@ -28,7 +30,7 @@ server=$!
 srun --nodes="$workers" --ntasks="$workers" --exclude="$first" bash -c '
     rank=$SLURM_PROCID file=$folder/worker-$SLURM_PROCID.ckpt
     exec thinwire worker --server "grpc://$first:$port" --rank "$rank" --workers "$workers" \
-        --checkpoint "$file" $([ ! -e "$file" ] || echo --resume) \
+        --checkpoint "$file" --checkpoint-every "$every" $([ ! -e "$file" ] || echo --resume) \
         --tls-cert "$folder/certs/worker-$rank.pem" --tls-key "$folder/certs/worker-$rank.key" \
         --tls-ca "$folder/certs/ca.pem" --token-file "$folder/certs/worker-$rank.token" "$@"' worker "$@"
 wait "$server"

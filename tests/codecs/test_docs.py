@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -55,9 +54,8 @@ def test_every_codec_has_a_page_with_its_options_flags_bits_and_source() -> None
         )
 
 
-def test_every_example_prints_what_its_page_says() -> None:
+def test_every_page_ends_with_an_example() -> None:
+    """`tests/test_doc_blocks.py` runs them."""
     for id, page in PAGES.items():
         [block] = re.findall(r"^```pycon\n(.*?)^```", page, re.M | re.S)
-        example = doctest.DocTestParser().get_doctest(block, {}, f"docs/codecs/{id}.md", None, None)
-        assert f'tw.codec("{id}"' in block
-        assert doctest.DocTestRunner(verbose=False).run(example).failed == 0, f"docs/codecs/{id}.md"
+        assert f'tw.codec("{id}"' in block and page.endswith(f"{block}```\n"), id
