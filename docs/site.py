@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import griffe
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 FIRST = {"README.md": "index.md", "CHANGELOG.md": "CHANGELOG.md", "CONTRIBUTING.md": "CONTRIBUTING.md"}
 LANGUAGES = {".py": "python", ".sh": "bash", ".yaml": "yaml", ".yml": "yaml", "": "dockerfile"}
-LINK = re.compile(r"(?<=\]\()([^)\s#]+)(?=[)#])")
+LINK = re.compile(r"\[([^\]\[]*)\]\(([^)\s#]+)(?=[)#])")
+FETCHED = re.compile(r"""<(?:script|img|iframe)\b[^>]*src=["']https?:[^>]*>|<link\b[^>]*href=["']https?:[^>]*>""")
 
 
 def examples() -> dict[str, str]:
@@ -42,20 +44,30 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, /, *, page: Page, **_: Any) -> str:
-    """Turns links to files of the repository to the pages that stand for them."""
+def on_page_markdown(markdown: str, /, *, page: Page, files: Files, **_: Any) -> str:
+    """Turns links to files of the repository to the pages that stand for them, and names those by their titles."""
     pages = FIRST | examples()
     sources = {there: source for source, there in pages.items()}
     here = sources.get(page.file.src_uri, f"docs/{page.file.src_uri}")
 
     def turned(link: re.Match[str]) -> str:
-        target = posixpath.normpath(posixpath.join(posixpath.dirname(here), link[0]))
+        text, address = link.groups()
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(here), address))
         if not (ROOT / target).exists():
             return link[0]  # an address, or code that looks like a link
         there = pages.get(target, target.removeprefix("docs/"))
-        return posixpath.relpath(there, posixpath.dirname(page.file.src_uri) or ".")
+        file = files.get_file_from_path(there)
+        title = file.page.title if text.endswith(".md") and file and file.page else None
+        return f"[{title or text}]({posixpath.relpath(there, posixpath.dirname(page.file.src_uri) or '.')}"
 
     return LINK.sub(turned, markdown)
+
+
+def on_post_page(output: str, /, *, page: Page, **_: Any) -> str:
+    """Refuses a page that would fetch something from the network."""
+    if found := FETCHED.search(output):
+        raise PluginError(f"{page.file.src_uri} fetches {found[0]}; keep what pages need in docs/")
+    return output
 
 
 class Examples(griffe.Extension):

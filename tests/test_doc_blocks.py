@@ -246,6 +246,7 @@ SERVES = "thinwire server"  # until workers come and go: `test_clusters.py` star
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1200)
 def test_the_first_commands_of_a_reader_run(tmp_path: Path) -> None:
     """Those of the pages on first steps; all others are looked up in the command line by `test_docs.py`."""
     for name in ("thinwire", "torchrun"):
@@ -256,11 +257,11 @@ def test_the_first_commands_of_a_reader_run(tmp_path: Path) -> None:
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
     ran = 0
     for page in FIRST_STEPS:
-        for block in re.findall(r"^```\n(.*?)^```", (ROOT / page).read_text(), re.M | re.S):
-            if block.startswith(SERVES):
+        for kind, block in re.findall(r"^```([^\n]*)\n(.*?)^```$", (ROOT / page).read_text(), re.M | re.S):
+            if kind or block.startswith(SERVES):
                 continue
             command = ["bash", "-ec", block]
-            done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
+            done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=580)
             assert done.returncode == 0, f"{page}: {block}{done.stderr[-3000:]}"
             ran += 1
     assert ran == 5
