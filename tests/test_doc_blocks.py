@@ -48,7 +48,7 @@ ELSEWHERE = {
 HERE = {  # how many blocks of each page are run below
     "README.md": 2,
     "docs/api.md": 1,
-    "docs/ddp.md": 3,
+    "docs/ddp.md": 4,
     "docs/fsdp.md": 2,
     "docs/gpu.md": 2,
     "docs/quick-start.md": 1,
@@ -130,6 +130,9 @@ def test_the_ddp_hook(names: dict[str, Any], tmp_path: Path) -> None:
             after["loss"](after["model"](torch.randn(4, 8)), torch.zeros(4, dtype=torch.long)).backward()
             assert after["state"].step == 1, page
     run("docs/ddp.md", 2, after)  # saves and loads
+    tensors = {"w": torch.randn(64, 8), "b": torch.randn(64)}
+    given = {f"gradient_of_{name}": torch.randn(tensor.shape) for name, tensor in tensors.items()}
+    run("docs/ddp.md", 3, {**names, **tensors, **given})
     after["model"] = DistributedDataParallel(net())
     run("docs/ddp.md", 1, {**after, "scaler": torch.amp.GradScaler("cpu")})
     (tmp_path / "train.token").write_text("abcdefghijklmnopqrstuvwxyz\n")
@@ -242,7 +245,22 @@ def test_every_session_prints_what_its_page_says() -> None:
 # ---- commands
 
 FIRST_STEPS = ("docs/quick-start.md", "docs/parameter-server.md", "docs/fine-tuning.md", "docs/observability.md")
-SERVES = "thinwire server"  # until workers come and go: `test_clusters.py` starts one with workers
+
+
+ELSEWHERE_RUN = {
+    "README.md": "installs, and what docs/quick-start.md has",
+    "docs/commands.md": "a list, whose commands and options tests/test_docs.py looks up",
+    "docs/designs.md": "tests/policies/test_docs.py makes comparisons of them",
+    "docs/extending.md": "tests/test_examples.py makes the same design",
+    "docs/install.md": "installs",
+}
+
+
+def test_every_command_is_run_or_its_title_says_what_it_takes() -> None:
+    for page in PAGES:
+        for kind, block in re.findall(r"^```([^\n]*)\n(.*?)^```$", (ROOT / page).read_text(), re.M | re.S):
+            if re.match(r"thinwire|torchrun|pip|make|python|docker|sbatch", block) and not kind:
+                assert page in FIRST_STEPS or page in ELSEWHERE_RUN, f"{page}: run it, or give it a title:\n{block}"
 
 
 @pytest.mark.long
@@ -258,7 +276,7 @@ def test_the_first_commands_of_a_reader_run(tmp_path: Path) -> None:
     ran = 0
     for page in FIRST_STEPS:
         for kind, block in re.findall(r"^```([^\n]*)\n(.*?)^```$", (ROOT / page).read_text(), re.M | re.S):
-            if kind or block.startswith(SERVES):
+            if kind:
                 continue
             command = ["bash", "-ec", block]
             done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=580)
