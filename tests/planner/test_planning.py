@@ -83,7 +83,7 @@ def test_step_time_follows_the_link_the_workers_and_the_steps_between_exchanges(
     # All traffic of four workers crosses the server's link: pushes come in while the last updates still leave.
     crossing = 4 * 4 * sum(VALUES) * 8 / 1e6 * 1514 / 1448
     assert crossing <= thin.step_s("fp32", 4, 1e6) <= 2 * crossing + 0.01
-    assert thin.step_s("fp32", 8, 1e6) == pytest.approx(2 * thin.step_s("fp32", 4, 1e6), rel=0.1)
+    assert thin.step_s("fp32", 8, 1e6) == pytest.approx(2 * thin.step_s("fp32", 4, 1e6), rel=0.15)
     assert thin.step_s("fp32", 4, math.inf) < 0.01
     assert thin.predict("3lc", 4, 1e6).speedup > 20
     seldom, always = (

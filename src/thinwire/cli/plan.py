@@ -46,7 +46,7 @@ def plan(
     ] = None,
     compute: Annotated[float, typer.Option(help="How many times as fast as this machine workers compute.")] = 1.0,
     batch: Annotated[int | None, typer.Option(min=1, help="Examples per worker and step.")] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Steps that are measured.")] = 8,
+    steps: Annotated[int, typer.Option(min=1, help="Steps that are measured.")] = 32,
     seed: options.Seed = 0,
     out: Annotated[Path | None, typer.Option(dir_okay=False, help="Draw step time by link rate: .png or .svg.")] = None,
     json: options.Json = None,

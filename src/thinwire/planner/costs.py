@@ -1,8 +1,7 @@
 """What a design costs for every tensor of a profiled model: frames' sizes, and seconds of encoding and decoding here.
 
 Contexts encode the gradients that were profiled, one step after the other, until residuals are as full as they get;
-what a server would publish is stood for by what it decodes of one worker. Sizes of pulls that many workers' gradients
-make a little larger are therefore lower bounds.
+what a server would publish is stood for by what it decodes of one worker.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import TypeVar
 
 import torch
 
-from thinwire.codecs import Codec, decode
+from thinwire.codecs import decode
 from thinwire.errors import ConfigError
 from thinwire.planner.profile import Profile
 from thinwire.policies.compression import Choice, select
@@ -82,13 +81,15 @@ def measure_costs(profile: Profile, design: Design) -> dict[str, TensorCosts]:
 
 def _costs(name: str, choice: Choice, profile: Profile, shares_scales: bool) -> TensorCosts:
     gradients = [step[name] for step in profile.gradients if name in step]
-    up, pushes = _frames(choice.up, gradients)
+    steps = list(itertools.islice(itertools.cycle(gradients), max(len(gradients), SETTLING + MEASURED)))
+    up, pushes = _timed(choice.up.context(gradients[0]).encode, steps)
     values = [decode(frame) for frame in pushes]
     if shares_scales and choice.down.id == "votes":
         scale = max(float(each.abs().max()) for each in values) or 1.0
         down, pulls = _timed(lambda each: choice.down.encode(each, scale=scale, workers=1), values)
     else:
-        down, pulls = _frames(choice.down, values)
+        down, pulls = _timed(choice.down.context(gradients[0]).encode, values)
+    pushes, pulls = pushes[-MEASURED:], pulls[-MEASURED:]
     total = torch.zeros_like(gradients[0])
     added, _ = _timed(lambda frame: decode(frame, out=total, accumulate=True), pushes)
     applied, _ = _timed(lambda frame: decode(frame, out=total, accumulate=True), pulls)
@@ -102,21 +103,14 @@ def _costs(name: str, choice: Choice, profile: Profile, shares_scales: bool) -> 
     )
 
 
-def _frames(codec: Codec, tensors: list[torch.Tensor]) -> tuple[float, list[bytes]]:
-    """Seconds of an encode, and frames of full residuals."""
-    context = codec.context(tensors[0])
-    for tensor in itertools.islice(itertools.cycle(tensors), SETTLING if context.residual is not None else 1):
-        context.encode(tensor)
-    return _timed(context.encode, list(itertools.islice(itertools.cycle(tensors), MEASURED)))
-
-
 def _timed(call: Callable[[Given], Made], given: list[Given]) -> tuple[float, list[Made]]:
+    """Calls with each; returns the median seconds of the last calls, and what all returned."""
     seconds, results = [], []
     for each in given:
         begin = time.perf_counter()
         results.append(call(each))
         seconds.append(time.perf_counter() - begin)
-    return median(seconds), results
+    return median(seconds[-MEASURED:]), results
 
 
 def mean_bits(costs: Mapping[str, TensorCosts], profile: Profile) -> tuple[float, float]:

@@ -1,7 +1,8 @@
 """How long a synchronous step takes with parameter servers, from layer sizes, rates and seconds of computing.
 
-All workers are alike, so one of them is followed through its step, layer by layer, and what the others do shows in the
-servers: their links and processors serve every worker. Each resource (a worker's processor, its link up and down, a
+All workers are alike, so the last of them is followed through its step, layer by layer, and what the others do shows in
+the servers: their links and processors serve every worker, one after the other, so that the first has its update, and
+begins the next step, while the others' still leave. Each resource (a worker's processor, its link up and down, a
 server's link in and out, a server's processor) takes what comes to it in order, one thing at a time. A layer's gradient
 leaves when the backward pass has produced it, unless the design sends all at the end; its update is waited for when the
 next forward pass comes to it (wait-free back-propagation; Wu 2018, §2.3.2, figure 2.4).
@@ -158,10 +159,12 @@ class _Timeline:
         self._processor = [0.0] * cluster.shards
         self._out = [0.0] * cluster.shards
         self._updated = [0.0] * len(layers)
+        self._ahead = self._spread = 0.0  # the first worker, of the last: in this step, and by the pulls so far
         self._ready: list[list[int]] = [[] for _ in range(cluster.shards)]
 
     def step(self) -> float:
         """Follows one step; returns when its backward pass is over."""
+        self._ahead = self._spread
         overlap = self._cluster.overlap
         if not overlap or self._cluster.collective:
             self._worker = max(self._worker, *self._updated)
@@ -226,7 +229,11 @@ class _Timeline:
         begins = max(self._worker, self._up)
         self._up = begins + layer.push_nbytes / worker.bytes_per_s
         # The bytes of all workers flow through both links at once; the slower of the two says when the last is in.
-        self._in[shard] = max(self._in[shard], begins) + cluster.workers * layer.push_nbytes / server.bytes_per_s
+        first = max(self._in[shard], begins - self._ahead)
+        self._in[shard] = max(
+            first + cluster.workers * layer.push_nbytes / server.bytes_per_s,
+            begins + layer.push_nbytes / server.bytes_per_s,
+        )
         arrived = max(self._up, self._in[shard]) + worker.latency_s + server.latency_s
         # Gradients are added as they come: the server is behind by one of them when the last is in.
         busy = cluster.workers * layer.server_push_s
@@ -234,5 +241,6 @@ class _Timeline:
         self._processor[shard] = max(free, arrived + layer.server_push_s) + layer.server_update_s
         begins = max(self._processor[shard], self._out[shard])
         self._out[shard] = begins + cluster.workers * layer.pull_nbytes / server.bytes_per_s
+        self._spread = (cluster.workers - 1) * layer.pull_nbytes / server.bytes_per_s
         self._down = max(self._down, begins) + layer.pull_nbytes / worker.bytes_per_s
         return max(self._out[shard], self._down) + worker.latency_s + server.latency_s

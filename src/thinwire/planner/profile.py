@@ -19,6 +19,10 @@ from thinwire.errors import ConfigError
 
 WARM_UP = 2
 """Steps before the measured ones, in which memory is taken and kernels are chosen."""
+STEPS = 32
+"""Measured steps: residuals fill in two dozen of them."""
+KEPT_NBYTES = 1 << 30
+"""Gradients of the last steps are kept, as many as fit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +62,8 @@ class Profile:
         return max(0.0, self.step_s - sum(each.forward_s + each.backward_s for each in self.tensors))
 
 
-def profile(model: nn.Module, step: Callable[[], object], *, steps: int = 8) -> Profile:
-    """Measures some steps of a training; takes ten steps.
+def profile(model: nn.Module, step: Callable[[], object], *, steps: int = STEPS) -> Profile:
+    """Measures some steps of a training.
 
     Args:
         model: whose parameters are trained. DDP's or FSDP's wrapping must be off: exchanges are what is to be planned.
@@ -84,7 +88,12 @@ def profile(model: nn.Module, step: Callable[[], object], *, steps: int = 8) -> 
     with clock.watching():
         for _ in range(WARM_UP):
             clock.run(step)
-        found = [clock.run(step) for _ in range(steps)]
+        found: list[_Step] = []
+        kept = max(2, KEPT_NBYTES // (4 * sum(each.numel() for each in trained.values())))
+        for _ in range(steps):
+            found.append(clock.run(step))
+            if len(found) > kept:
+                found[-kept - 1].gradients.clear()
     silent = [name for name in trained if all(name not in each.ready for each in found)]
     if len(silent) == len(trained):
         raise ConfigError("step() made no gradient: it must call loss.backward(), and train the model that was given")
@@ -98,7 +107,7 @@ def profile(model: nn.Module, step: Callable[[], object], *, steps: int = 8) -> 
             for name in order
         ),
         step_s=median(each.end_s - each.begin_s for each in found),
-        gradients=tuple(each.gradients for each in found),
+        gradients=tuple(each.gradients for each in found[-kept:]),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from thinwire.planner.profile import Profile, profile
+from thinwire.planner.profile import STEPS, Profile, profile
 from thinwire.workloads.batches import Batches
 from thinwire.workloads.data import data as find_data
 from thinwire.workloads.losses import training_loss
@@ -12,7 +12,7 @@ from thinwire.workloads.models import model as build_model
 from thinwire.workloads.recipes import build_optimizer, recipe
 
 
-def profile_workload(model: str, data: str, *, batch: int | None = None, seed: int = 0, steps: int = 8) -> Profile:
+def profile_workload(model: str, data: str, *, batch: int | None = None, seed: int = 0, steps: int = STEPS) -> Profile:
     """Measures some steps of a worker.
 
     Args:
