@@ -28,6 +28,8 @@ from thinwire.errors import ConfigError, EngineError
 
 MARK = "# thinwire"
 PATIENCE_S = 600.0
+_NEW_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
+"""Else ranks that torchrun starts again may read addresses of ranks that are dead, in the store that they share."""
 _SAID = re.compile(r"rank (\d+): (\d+) epochs, loss ([\d.]+), weights ([0-9a-f]{12})")
 
 
@@ -220,9 +222,10 @@ def train(door: Door, scripts: Path, folder: Path, epochs: int, *, dies: bool = 
     script = [str(scripts / door.script), "--folder", str(folder), "--epochs", str(epochs), *door.arguments]
     command = [sys.executable]
     if door.torchrun:
-        restarts = ["--max-restarts", "1"] if dies else []
         ranks = ["--standalone", "--nproc-per-node", str(door.ranks)]
-        command += ["-m", "torch.distributed.run", *ranks, *restarts]
+        command += ["-m", "torch.distributed.run", *ranks]
+        if dies:
+            command = ["env", _NEW_STORE, *command, "--max-restarts", "1"]
     text = _output([*command, *script, *(["--die-after", "1"] if dies else [])])
     said = {
         int(rank): (float(loss), weights) for rank, count, loss, weights in _SAID.findall(text) if int(count) == epochs
