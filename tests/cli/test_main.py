@@ -168,6 +168,14 @@ def test_no_server_is_one_line_with_the_address(command: Command, taken: str) ->
     assert result.err.count("\n") == 1 and result.err.startswith("error: ") and taken in result.err
 
 
+def test_a_worker_that_waits_for_its_server_says_so(
+    command: Command, taken: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    result = command("worker", "--server", f"grpc://{taken}", "--connect-timeout", "1.2", "--workers", "1")
+    assert result.status == 1 and "no server answered" in result.err
+    assert caplog.messages == [f"no server at {taken} yet: this worker waits for it, 1.2 s at most"]
+
+
 def test_data_that_is_missing_says_what_to_do(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

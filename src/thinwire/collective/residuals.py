@@ -44,6 +44,11 @@ class TrainedTensor:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     @property
+    def nbytes(self) -> int:
+        """What it would be if it travelled in its own dtype: a bf16 gradient takes 2 bytes a value."""
+        return self.numel * self.dtype.itemsize
+
+    @property
     def uncompressed(self) -> bool:
         """Whether it travels as it is both ways, in one frame with all others that do."""
         return self.choice == Choice(PLAIN, PLAIN)

@@ -16,8 +16,8 @@ class Report:
         steps_skipped: steps that nobody took because of NaN or Inf.
         codecs: the codecs in use, both ways, uncompressed tensors included.
         sent_nbytes: bytes sent a step, message heads included.
-        uncompressed_nbytes: what a float32 ring all-reduce sends a step: 2·(N − 1)/N · 4 bytes a value; half of it
-            where gradients are only sent to who owns their shard.
+        uncompressed_nbytes: what a ring all-reduce sends a step, 2·(N − 1)/N times the gradients' size in the
+            parameters' own dtypes; half of it where gradients are only sent to who owns their shard.
         ratio: the one over the other.
         bits_per_value: payload bits per value sent, uncompressed tensors included.
         encode_s: seconds a step of encoding pushes.

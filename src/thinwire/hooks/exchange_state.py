@@ -66,10 +66,9 @@ class ExchangeState:
 
     @property
     def uncompressed_nbytes(self) -> float:
-        """Bytes that this rank would send a step in float32, in a ring: 2·(N − 1)/N for every value."""
+        """Bytes that this rank would send a step uncompressed, in a ring: 2·(N − 1)/N times the gradients' own size."""
         world, tensors = self.core.residuals.world, self.core.residuals.tensors.values()
-        values = sum(tensor.numel * (2 if tensor.compute_dtype.itemsize == 8 else 1) for tensor in tensors)
-        return (2 if self.core.pulls else 1) * (world - 1) / world * 4 * values
+        return (2 if self.core.pulls else 1) * (world - 1) / world * sum(tensor.nbytes for tensor in tensors)
 
     def counters(self) -> dict[str, float]:
         """Returns the sums so far: bytes, values and messages sent, and seconds by purpose."""

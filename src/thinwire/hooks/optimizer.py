@@ -256,9 +256,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def report(self) -> TrainingReport:
         """Returns what the exchanges cost so far, and the share of the time that was left for computing; print it."""
-        values = sum(tensor.values.numel() for tensor in self._worker.model.tensors if not tensor.state)
+        nbytes = sum(tensor.shown.nbytes for tensor in self._worker.model.tensors if not tensor.state)
         now, sums, steps = time.perf_counter(), self.traffic(), self._worker.iteration
-        return (self._watch or Stopwatch(now, sums, steps)).report(now, sums, steps, values=values)
+        return (self._watch or Stopwatch(now, sums, steps)).report(now, sums, steps, uncompressed_nbytes=nbytes)
 
     def residual_ratios(self) -> dict[str, float]:
         """Returns, per table, ‖residual‖ in units of a gradient's norm: how many steps are waiting."""

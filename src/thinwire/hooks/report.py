@@ -19,16 +19,17 @@ class TrainingReport:
         wait_s: waiting for a shard, and so for the link and the other workers.
         sent_nbytes: that left, message heads included.
         received_nbytes: that came, likewise.
-        values: trained parameters, each of which float32 at every step would send and receive.
+        uncompressed_nbytes: of the trained parameters in their own dtypes, which a training that exchanges every step
+            uncompressed would send, and receive.
         void_rounds: exchanges that went without this worker.
 
     Example:
         >>> report = TrainingReport(steps=10, seconds=0.1, compute_s=0.09, encode_s=0.002, decode_s=0.001, wait_s=0.005,
-        ...                         sent_nbytes=100, received_nbytes=100, values=1000, void_rounds=0)
+        ...                         sent_nbytes=100, received_nbytes=100, uncompressed_nbytes=4000, void_rounds=0)
         >>> print(report)
         thinwire: 10 steps, 100 ms each, 90.0 % of them computing
           exchange         encode 2 ms, decode and apply 1 ms, waiting 5 ms a step
-          sent, received   0.1 kB, 0.1 kB a step: 40.0× less than float32 at every step
+          sent, received   0.1 kB, 0.1 kB a step: 40.0× less than uncompressed at every step
     """
 
     steps: int
@@ -39,7 +40,7 @@ class TrainingReport:
     wait_s: float
     sent_nbytes: float
     received_nbytes: float
-    values: int
+    uncompressed_nbytes: int
     void_rounds: int
 
     @property
@@ -49,9 +50,9 @@ class TrainingReport:
 
     @property
     def ratio(self) -> float:
-        """How many times less travels than float32 both ways at every step."""
+        """How many times less travels than uncompressed both ways at every step."""
         nbytes = self.sent_nbytes + self.received_nbytes
-        return 8 * self.values / nbytes if nbytes else 0.0
+        return 2 * self.uncompressed_nbytes / nbytes if nbytes else 0.0
 
     def __str__(self) -> str:
         if not self.steps:
@@ -64,7 +65,7 @@ class TrainingReport:
                 f"  exchange         encode {_ms(self.encode_s)}, decode and apply {_ms(self.decode_s)}, "
                 f"waiting {_ms(self.wait_s)} a step",
                 f"  sent, received   {self.sent_nbytes / 1e3:,.1f} kB, {self.received_nbytes / 1e3:,.1f} kB a step: "
-                f"{self.ratio:.1f}× less than float32 at every step",
+                f"{self.ratio:.1f}× less than uncompressed at every step",
             )
         )
 
@@ -81,12 +82,12 @@ class Stopwatch:
     def __init__(self, now: float, sums: Mapping[str, float], steps: int) -> None:
         self._now, self._sums, self._steps = now, dict(sums), steps
 
-    def report(self, now: float, sums: Mapping[str, float], steps: int, *, values: int) -> TrainingReport:
+    def report(self, now: float, sums: Mapping[str, float], steps: int, *, uncompressed_nbytes: int) -> TrainingReport:
         """Returns what has come since.
 
         Args:
             now, sums, steps: as they are now.
-            values: trained parameters.
+            uncompressed_nbytes: of the trained parameters, in their own dtypes.
         """
         taken, seconds = steps - self._steps, now - self._now
         per = 1 / max(1, taken)
@@ -103,7 +104,7 @@ class Stopwatch:
             wait_s=since("wait_seconds") * per,
             sent_nbytes=since("wire_bytes_push") * per,
             received_nbytes=since("wire_bytes_pull") * per,
-            values=values,
+            uncompressed_nbytes=uncompressed_nbytes,
             void_rounds=int(sums.get("void_rounds", 0)),
         )
 

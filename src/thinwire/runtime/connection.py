@@ -8,6 +8,7 @@ cores are not told. Without a server that waits (`SessionAccepted.grace_s`), a b
 from __future__ import annotations
 
 import contextlib
+import logging
 import secrets
 import socket
 import threading
@@ -21,6 +22,8 @@ from thinwire.schema import Refused
 from thinwire.transports.base import MAX_MESSAGE_NBYTES, Connection, check_packet
 from thinwire.transports.grpc import client as grpc_client
 from thinwire.transports.grpc.options import GrpcOptions, parse_address
+
+_log = logging.getLogger(__name__)
 
 SESSION_NBYTES = 16
 """A session's name is a secret of 128 bits: who knows it can speak in the worker's place."""
@@ -123,7 +126,7 @@ class ReconnectingConnection(Connection):
         reconnect_s: float,
         max_message_nbytes: int = MAX_MESSAGE_NBYTES,
     ) -> None:
-        self._connect, self._max_message_nbytes = connect, max_message_nbytes
+        self._connect, self._max_message_nbytes, self._patience_s = connect, max_message_nbytes, reconnect_s
         # Held while a packet is sent, so that packets leave in the order in which they are kept, and while the
         # connection is replaced.
         self._sending = threading.RLock()
@@ -207,9 +210,16 @@ class ReconnectingConnection(Connection):
             if self._connection is not broken:
                 return
             reconnection = self._session.reconnect(error)
+            _log.warning(
+                "the connection to %s broke: %s. It is tried again, for %g s at most",
+                self.address,
+                error,
+                self._patience_s,
+            )
             with self._counting:
                 self._counted = None
             connection = self._carry_out(reconnection, broken)
+            _log.warning("connected to %s again", self.address)
             self._sent += broken.bytes_sent
             self._received += broken.bytes_received
             with contextlib.suppress(TransportError):

@@ -16,6 +16,7 @@ from datetime import timedelta
 from typing import Any
 
 from thinwire.errors import ProtocolError, TransportError
+from thinwire.policies.differences import differences
 from thinwire.transports.peers import PeerGroup, ReceiveBuffer
 
 _GATHER_TAG = 1 << 30
@@ -97,12 +98,12 @@ def agree(group: PeerGroup, settings: Mapping[str, Any]) -> None:
     for rank, text in enumerate(texts):
         other = json.loads(text)
         for key in sorted({*first, *other}):
-            if first.get(key) != other.get(key):
+            if found := list(differences(other.get(key), first.get(key), key)):
                 leave(group, FAREWELL)  # the others have to read the same before this rank's connections go
-                raise ProtocolError(
-                    f"rank {rank} has {key} = {other.get(key)!r} and rank 0 has {first.get(key)!r}; "
-                    "every rank must call compress with the same model and arguments"
+                told = ", ".join(
+                    f"rank {rank} has {path} = {here} and rank 0 has {there}" for path, here, there in found
                 )
+                raise ProtocolError(f"{told}; every rank must call compress with the same model and arguments")
 
 
 def measure_link(group: PeerGroup) -> float:

@@ -13,6 +13,7 @@ from thinwire.codecs.registry import codec as make_codec
 from thinwire.codecs.registry import find as find_codec
 from thinwire.codecs.registry import ids
 from thinwire.errors import ProtocolError
+from thinwire.policies.differences import differences
 from thinwire.schema import MAX_CODECS, MAX_GROUPS, MAX_RANK, MAX_TABLES, Plan, Settings, TableSpec
 from thinwire.version import VERSION
 
@@ -125,8 +126,9 @@ def _field_difference(ours: Plan, theirs: Plan) -> str | None:
             f"h, inner steps between exchanges: this worker plans {theirs.consistency}, the others {ours.consistency}"
         )
     for field in ("codecs", "optimizer", "groups", "reduce", "state_interval", "consistency", "downlink", "local"):
-        if (here := getattr(ours, field)) != (there := getattr(theirs, field)):
-            return f"{field}: this worker plans {there}, the others {here}"
+        found = differences(getattr(theirs, field), getattr(ours, field), field)
+        if told := "; ".join(f"{path}: this worker plans {there}, the others {here}" for path, there, here in found):
+            return told
     return None
 
 

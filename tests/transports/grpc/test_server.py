@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import grpc
@@ -68,7 +69,19 @@ class TestPorts:
             assert int(port) > 0
             with pytest.raises(TransportError, match=f"port {port} is in use") as caught:
                 serve(Idle, first.address)
-            assert isinstance(caught.value.__cause__, RuntimeError)
+            assert isinstance(caught.value.__cause__, OSError)
+
+    def test_a_host_that_is_not_ours_and_a_damaged_certificate_are_not_a_port_in_use(self) -> None:
+        anybody = GrpcOptions(insecure=True)
+        for host, text in (
+            ("192.0.2.7", "192.0.2.7 is not an address of this machine"),
+            ("no-such-host.invalid", "no-such-host.invalid is no address, and no name that this machine can look up"),
+        ):
+            with pytest.raises(TransportError, match=f"cannot listen on {host}:7070: {text}"):
+                serve(Idle, f"{host}:7070", options=anybody)
+        damaged = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
+        with pytest.raises(ConfigError, match=r"certificate and key \(--tls-cert, --tls-key\) are not taken: PEM text"):
+            serve(Idle, "127.0.0.1:0", options=replace(anybody, tls=Tls(certificate=damaged, key=damaged)))
 
     def test_a_port_that_something_else_uses_is_named(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as other:

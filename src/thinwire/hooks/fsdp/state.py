@@ -102,7 +102,8 @@ class ShardedState(ExchangeState):
 
     @property
     def uncompressed_nbytes(self) -> float:
-        """Bytes that this rank would send a step in float32: its gradients, and the parameters that are coded."""
+        """Bytes that this rank would send a step uncompressed: its gradients in their parameters' dtypes, and the
+        parameters that are coded."""
         gathered = self.gathers["gather_uncompressed_bytes"] / max(1, self.driver.counters().get("steps", 0))
         return super().uncompressed_nbytes + gathered
 

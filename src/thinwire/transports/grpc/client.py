@@ -8,6 +8,7 @@ control then slows the server down. Shaping, where asked for, sleeps in these th
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -28,6 +29,8 @@ from thinwire.transports.grpc.options import (
     GrpcOptions,
     parse_address,
 )
+
+_log = logging.getLogger(__name__)
 
 ASK_AFTER_S, ASK_S = 1.0, 0.5
 """A connection that is not there after so many seconds is asked why, for so many seconds at most."""
@@ -139,10 +142,13 @@ class GrpcConnection(Connection):
         return grpc.secure_channel(self.address, credentials, arguments)
 
     def _await_server(self, timeout_s: float) -> None:
-        deadline, answered, failure = time.monotonic() + timeout_s, False, ""
+        deadline, answered, told, failure = time.monotonic() + timeout_s, False, False, ""
         while not answered and "handshake failed" not in failure and (left := deadline - time.monotonic()) > 0:
             with self._in:
                 answered = self._in.wait_for(lambda: self._ready or self._over, min(left, ASK_AFTER_S))
+            if not (answered or told):
+                _log.warning("no server at %s yet: this worker waits for it, %g s at most", self.address, timeout_s)
+                told = True
             failure = "" if answered else self._last_failure()
         error = self._error
         if answered and error is None:

@@ -11,8 +11,10 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import errno
 import logging
 import math
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -46,6 +48,36 @@ from thinwire.transports.hosting import HostSender, HostServer
 _log = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
+
+
+def check_free(host: str, port: int) -> None:
+    """Binds a socket and closes it, because gRPC tells one cause from another in its log alone.
+
+    Raises:
+        TransportError: the port is in use, or the host is none of this machine's.
+    """
+    address = f"{host}:{port}"
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(
+            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as error:
+        raise TransportError(
+            f"cannot listen on {address}: {host} is no address, and no name that this machine can look up; "
+            "0.0.0.0 listens on all of its addresses"
+        ) from error
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC does: closed connections are no user
+        try:
+            probe.bind(where)
+            probe.listen(1)
+        except OSError as error:
+            reason = {
+                errno.EADDRINUSE: f"port {port} is in use; choose another one (0 takes a free one)",
+                errno.EADDRNOTAVAIL: f"{host} is not an address of this machine; 0.0.0.0 listens on all of its "
+                "addresses",
+            }.get(error.errno or 0, str(error.strerror))
+            raise TransportError(f"cannot listen on {address}: {reason}") from error
 
 
 def serve(handler_factory: HandlerFactory, address: str, *, options: GrpcOptions | None = None) -> GrpcServer:
@@ -148,6 +180,7 @@ class GrpcServer(HostServer):
 
     def _bind(self, server: grpc.aio.Server) -> int:
         address, tls = f"{self._host}:{self._port}", self.options.tls
+        check_free(self._host, self._port)
         try:
             if tls is None:
                 return server.add_insecure_port(address)
@@ -157,9 +190,11 @@ class GrpcServer(HostServer):
             )
             return server.add_secure_port(address, credentials)
         except RuntimeError as error:
-            raise TransportError(
-                f"cannot listen on {address}: port {self._port} is in use, or {self._host} is not an address "
-                f"of this machine, or the certificate is not PEM; choose another port (0 takes a free one)"
+            if tls is None:
+                raise TransportError(f"cannot listen on {address}: {error}") from error
+            raise ConfigError(
+                "the server's certificate and key (--tls-cert, --tls-key) are not taken: PEM text that is damaged, or "
+                "a key that is another certificate's"
             ) from error
 
     async def _converse(self, _requests: object, context: Context) -> None:
