@@ -9,7 +9,7 @@ FRAMEWORKS := .venv-frameworks
 # Where it is set, each of the suite's hundred processes compiles the package's sources once more, in most of a second.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint types tests test-long test-frameworks test-gpu bench docs clean
+.PHONY: demo test lint types tests test-long test-frameworks test-versions test-gpu bench docs clean
 
 $(VENV)/.pip:
 	$(PYTHON) -m venv $(VENV)
@@ -17,11 +17,11 @@ $(VENV)/.pip:
 	touch $@
 
 $(VENV)/.base: $(VENV)/.pip pyproject.toml constraints.txt
-	$(PIP) -e .
+	$(PIP) -e '.[all]'
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.pip pyproject.toml constraints.txt
-	$(PIP) -e '.[dev]'
+	$(PIP) -e '.[all,dev]'
 	touch $(VENV)/.base $@
 
 demo: $(VENV)/.base  ## two designs side by side over an emulated thin link
@@ -48,12 +48,15 @@ test-long: $(VENV)/.dev  ## bars at their full number of steps: half an hour, pr
 $(FRAMEWORKS)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(FRAMEWORKS)
 	$(FRAMEWORKS)/$(PIP_INSTALL) setuptools wheel
-	$(FRAMEWORKS)/$(PIP_INSTALL) -e '.[huggingface,lightning,ray]' hypothesis psutil pytest pytest-timeout
+	$(FRAMEWORKS)/$(PIP_INSTALL) -e '.[all,huggingface,lightning,ray]' hypothesis psutil pytest pytest-timeout
 	touch $@
 
 test-frameworks: $(FRAMEWORKS)/.installed  ## Accelerate, the HF Trainer, Lightning, PEFT and Ray Train, really run
 	$(FRAMEWORKS)/bin/pytest -p no:cacheprovider -m frameworks tests/bench/test_doors.py tests/hooks/test_frameworks.py
 	$(FRAMEWORKS)/bin/thinwire bench doors --json out/doors.json $(ARGS)
+
+test-versions: $(VENV)/.dev  ## hooks, FSDP2 and codecs on versions of torch: make test-versions ARGS='2.11.0 2.13.0'
+	$(BIN)/python -m tests.versions $(ARGS)
 
 test-gpu: $(VENV)/.dev  ## the kernels' suite on a CUDA device
 	@$(BIN)/python -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else "no CUDA device here: nothing to test")'

@@ -45,5 +45,5 @@ def test_what_is_sent_is_held_against_the_tensors_own_dtypes() -> None:
         residuals = Residuals(tensors, 0, 4, mean=True, seed=0)
         for pulls, passes in ((True, 2), (False, 1)):
             hook = SimpleNamespace(core=SimpleNamespace(residuals=residuals, pulls=pulls))
-            nbytes = ExchangeState.uncompressed_nbytes.__get__(hook)
+            nbytes = ExchangeState.__dict__["uncompressed_nbytes"].fget(hook)
             assert nbytes == passes * 3 / 4 * 1000 * itemsize, dtype

@@ -33,6 +33,7 @@ from thinwire.cli.options import takes
 from thinwire.cli.roles import grpc_options
 from thinwire.cli.train import with_privileges
 from thinwire.errors import ConfigError, EngineError
+from thinwire.extras import require
 from thinwire.jobs.results import Results
 from thinwire.workloads.models import TEXT_MODELS
 
@@ -99,6 +100,8 @@ def measure(bench: harness.Bench[Any, Any], json: Path | None, resume: bool, png
     """
     if resume and json is None:
         raise ConfigError("--resume goes on from a file of results: say which with --json FILE")
+    if png is not None:
+        require("the picture of --png", "matplotlib")
     with_privileges(*bench.thin_link())
     results: Results[harness.Figures] = Results(json, bench.kinds, defaults=bench.defaults, fresh=not resume)
     measured: dict[Any, list[harness.Figures]] = {}

@@ -16,6 +16,7 @@ from thinwire.cli.options import takes
 from thinwire.cli.train import with_privileges
 from thinwire.engines.links import parse_rate
 from thinwire.errors import ConfigError, EngineError
+from thinwire.extras import require
 from thinwire.studies.options import RESULTS, ComparisonOptions
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def compare(given: ComparisonOptions, out: Out = Path("thinwire-compare"), json:
     Runs that are in results.json already are not made again, so a comparison that was interrupted goes on, and one
     that was finished can grow.
     """
+    require("report.html", "matplotlib")
     asked, shaping = comparing.Comparison(**vars(given)), given.shaping
     thin = next((link for link in asked.links if parse_rate(link).bps is not None), None)
     with_privileges(thin, shaping)

@@ -11,6 +11,7 @@ from thinwire.cli import options
 from thinwire.cli.console import console, save_picture, show, write_json
 from thinwire.cli.lazy import lazy
 from thinwire.cli.train import with_privileges
+from thinwire.extras import require
 
 if TYPE_CHECKING:
     from thinwire.cli import running
@@ -38,6 +39,8 @@ def demo(
     json: options.Json = None,
 ) -> None:
     """Train digits twice over a thin link, uncompressed and with 3LC, each in the same time."""
+    if png is not None:
+        require("the picture of --png", "matplotlib")
     jobs = [
         job_module.Job(
             design=design,

@@ -15,22 +15,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from typer.core import TyperCommand
 from typer.main import get_group
 
+from thinwire.extras import LazyModule
+
 if TYPE_CHECKING:
     from types import ModuleType
-
-
-class LazyModule:
-    """A module that is imported when one of its names is first used.
-
-    Args:
-        name: the module's full name.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __getattr__(self, attribute: str) -> Any:
-        return getattr(import_module(self._name), attribute)
 
 
 def lazy(name: str) -> Any:

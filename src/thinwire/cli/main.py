@@ -13,6 +13,7 @@ import thinwire
 from thinwire.cli.console import errors
 from thinwire.cli.lazy import lazy_command
 from thinwire.errors import ConfigError, ThinwireError
+from thinwire.extras import EXTRAS, missing
 
 INTERRUPTED = 130
 """The exit status that typer turns Ctrl-C into, after everything was cleaned up."""
@@ -156,6 +157,11 @@ def run() -> None:
     warnings.showwarning = _show_warning
     try:
         app()
+    except ModuleNotFoundError as error:
+        if (library := (error.name or "").partition(".")[0]) not in EXTRAS:
+            raise
+        errors.print(f"[red]error:[/] {escape(str(missing('this command', library)))}", highlight=False, soft_wrap=True)
+        sys.exit(2)
     except ConfigError as error:
         errors.print(f"[red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from contextlib import closing, nullcontext
@@ -18,6 +19,7 @@ from thinwire.cli import options
 from thinwire.cli.console import console, report, write_json
 from thinwire.cli.lazy import lazy
 from thinwire.cli.options import takes
+from thinwire.cli.serving_progress import ServingProgress
 from thinwire.engines.links import parse_rate
 from thinwire.errors import ConfigError, ProtocolError, SessionLostError, StepMismatchError
 from thinwire.jobs.options import JobOptions
@@ -116,9 +118,14 @@ def server(
             console.print(f"listening on grpc://{running.address}; Ctrl-C ends it")
             if insecure:
                 console.print("insecure: whoever reaches this address can take part, or read what is sent")
-        while not ended.wait(0.2):
-            if running.wait(0):
-                break
+        progress = ServingProgress(core, lambda line: console.print(line, highlight=False), time.monotonic)
+        over = False
+        while not over:
+            over = ended.wait(0.2) or running.wait(0)
+            if not events:
+                progress.look(running.bytes_received, running.bytes_sent)
+    if not events:
+        console.print(progress.summary(running.bytes_received, running.bytes_sent), highlight=False)
     if core.failed is not None:
         raise ProtocolError(core.failed)
     if events:  # whoever started all processes knows which of the workers reached the end

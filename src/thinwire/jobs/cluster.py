@@ -20,6 +20,7 @@ from thinwire.engines.links import Rate, parse_rate
 from thinwire.engines.local import LocalEngine
 from thinwire.engines.namespaces import Fabric, available
 from thinwire.errors import ConfigError, EngineError
+from thinwire.extras import require
 from thinwire.jobs.checkpoints import RunCheckpoints
 from thinwire.jobs.events import KINDS, Accuracy, Done, Listening
 from thinwire.jobs.job import Job
@@ -147,6 +148,7 @@ def run_cluster(
         ConfigError: servers on workers where links are made by each process for itself, or more servers than workers.
         EngineError: a process failed; the message holds its last output. Nothing is left running.
     """
+    require("a parameter server", "grpc")
     if servers_on_workers and links.shaping == "application":
         raise ConfigError(
             "a server on every worker's node shares that node's link, and application shaping gives each process a "

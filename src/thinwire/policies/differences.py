@@ -24,7 +24,8 @@ def differences(mine: Any, other: Any, name: str) -> Iterator[tuple[str, str, st
             if key in mine and key in other:
                 yield from differences(mine[key], other[key], f"{name}.{key}")
             else:
-                yield f"{name}.{key}", *(repr(each[key]) if key in each else "none" for each in (mine, other))
+                has, lacks = (repr(each[key]) if key in each else "none" for each in (mine, other))
+                yield f"{name}.{key}", has, lacks
     elif _listed(mine) and _listed(other) and len(mine) == len(other):
         for index, pair in enumerate(zip(mine, other, strict=True)):
             yield from differences(*pair, f"{name}[{index}]")

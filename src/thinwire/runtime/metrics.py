@@ -13,6 +13,7 @@ from typing import Protocol
 import msgspec
 
 from thinwire.errors import ConfigError, TransportError
+from thinwire.extras import require
 from thinwire.telemetry import StepRecord
 
 _GAUGES = {
@@ -89,6 +90,7 @@ class Prometheus:
     """
 
     def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+        require("serving metrics", "prometheus_client")
         from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
         registry = CollectorRegistry()

@@ -69,6 +69,16 @@ class Standing:
         return tuple(sorted(({*range(self._engine.plan.workers)} | self._lost | {*self._ranks.values()}) - self._left))
 
     @property
+    def here(self) -> tuple[int, ...]:
+        """Workers that have joined and not gone, sorted."""
+        return tuple(sorted(self._ranks.values()))
+
+    @property
+    def left(self) -> tuple[int, ...]:
+        """Workers that have left in good order, at the training's end, sorted."""
+        return tuple(sorted(self._left))
+
+    @property
     def failed(self) -> str | None:
         """Why the training ended early, or None."""
         return self._failed

@@ -11,7 +11,7 @@ import gzip
 from collections.abc import Sequence
 from html import escape
 
-from thinwire.errors import ConfigError
+from thinwire.extras import require
 from thinwire.jobs.results import Machine
 from thinwire.studies.page import document, table_html
 from thinwire.studies.reproduce.charts import Chart, to_plotly
@@ -50,7 +50,7 @@ def report(
         date: of the report.
 
     Raises:
-        ConfigError: plotly is not installed.
+        ConfigError: plotly or matplotlib is not installed.
     """
     title = f"Reproduced: {', '.join(dict.fromkeys(entry.paper for entry, _ in shown))}"
     where = "; ".join(dict.fromkeys(f"{each.processor}, {each.system}, torch {each.torch}" for each in machines))
@@ -80,10 +80,7 @@ def _figure(chart: Chart, caption: str) -> str:
 
 def require_plotly() -> None:
     """Raises ConfigError where the page's charts cannot be made."""
-    try:
-        import plotly  # noqa: F401  # a second that no other command should pay
-    except ImportError as error:
-        raise ConfigError(f"report.html needs plotly ({error}); pip install 'thinwire[reports]'") from error
+    require("report.html", "plotly", "matplotlib")
 
 
 def _plotly() -> str:

@@ -13,10 +13,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-
-import grpc
+from typing import TYPE_CHECKING
 
 from thinwire.errors import ConfigError, DeadlineError, ProtocolError, TransportError
+from thinwire.extras import optional
 from thinwire.transports.base import Connection, check_packet, message_wire_nbytes, wire_nbytes
 from thinwire.transports.grpc.chunks import Assembly, split
 from thinwire.transports.grpc.options import (
@@ -29,6 +29,11 @@ from thinwire.transports.grpc.options import (
     GrpcOptions,
     parse_address,
 )
+
+if TYPE_CHECKING:
+    import grpc
+else:
+    grpc = optional("grpc", "a parameter server")
 
 _log = logging.getLogger(__name__)
 

@@ -19,11 +19,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any
-
-import grpc
+from typing import TYPE_CHECKING, Any
 
 from thinwire.errors import ConfigError, ProtocolError, TransportError
+from thinwire.extras import optional
 from thinwire.transports.base import (
     ANYBODY,
     HandlerFactory,
@@ -45,9 +44,14 @@ from thinwire.transports.grpc.options import (
 from thinwire.transports.grpc.sessions import StreamSession
 from thinwire.transports.hosting import HostSender, HostServer
 
-_log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    import grpc
 
-Context = grpc.aio.ServicerContext[bytes, bytes]
+    Context = grpc.aio.ServicerContext[bytes, bytes]
+else:
+    grpc = optional("grpc", "a parameter server")
+
+_log = logging.getLogger(__name__)
 
 
 def check_free(host: str, port: int) -> None:

@@ -1,0 +1,77 @@
+"""What `thinwire server` tells a person: who joins and goes, how far the training is, and what it came to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from thinwire.jobs.tables import nbytes_text
+
+PROGRESS_S = 10.0
+"""Between two lines on how far the training is."""
+
+
+class Served(Protocol):
+    """What is looked at of a shard, see `ServerCore`."""
+
+    @property
+    def here(self) -> tuple[int, ...]: ...
+
+    @property
+    def left(self) -> tuple[int, ...]: ...
+
+    @property
+    def step(self) -> int: ...
+
+
+class ServingProgress:
+    """Looks at a shard from time to time, and says what has changed.
+
+    It reads values that the server's thread changes, and changes none.
+
+    Args:
+        core: the shard.
+        tell: takes a line.
+        now: a time in seconds.
+    """
+
+    def __init__(self, core: Served, tell: Callable[[str], None], now: Callable[[], float]) -> None:
+        self._core, self._tell, self._now = core, tell, now
+        self._here: set[int] = set()
+        self._seen: set[int] = set()
+        self._began: float | None = None
+        self._first = self._step = core.step
+        self._told = now()
+
+    def look(self, received: int, sent: int) -> None:
+        """Tells who has come and gone since the last look, and every ten seconds how far the training is.
+
+        Args:
+            received, sent: bytes of the whole training so far.
+        """
+        here, step = set(self._core.here), self._core.step
+        for rank in sorted(here - self._here):
+            again = " again" if rank in self._seen else ""
+            self._tell(f"worker {rank} joined{again} at step {step:,}; {len(here)} here")
+        for rank in sorted(self._here - here):
+            how = "has reached the end" if rank in self._core.left else "is gone"
+            self._tell(f"worker {rank} {how} at step {step:,}; {len(here)} here")
+        self._seen |= here
+        self._here = here
+        if here and self._began is None:
+            self._began = self._told = self._now()
+        if (waited := self._now() - self._told) >= PROGRESS_S and step > self._step:
+            rate = (step - self._step) / waited
+            self._tell(f"step {step:,}  {rate:.1f} steps/s  {_traffic(received, sent)}")
+            self._told, self._step = self._now(), step
+
+    def summary(self, received: int, sent: int) -> str:
+        """Returns what the training came to, in one line."""
+        if self._began is None:
+            return "no worker has joined"
+        steps, seconds = self._core.step - self._first, self._now() - self._began
+        return f"{steps:,} steps with {len(self._seen)} workers in {seconds:.1f} s, {_traffic(received, sent)}"
+
+
+def _traffic(received: int, sent: int) -> str:
+    return f"received {nbytes_text(received)}, sent {nbytes_text(sent)}"

@@ -1,0 +1,46 @@
+"""What a server says to a person, of a shard and a clock that the test moves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from thinwire.cli.serving_progress import PROGRESS_S, ServingProgress
+
+
+@dataclass
+class Shard:
+    here: tuple[int, ...] = ()
+    left: tuple[int, ...] = ()
+    step: int = 0
+
+
+def test_joins_progress_departures_and_a_summary() -> None:
+    core, told, time = Shard(), list[str](), [100.0]
+    progress = ServingProgress(core, told.append, lambda: time[0])
+    progress.look(0, 0)
+    assert not told and progress.summary(0, 0) == "no worker has joined"
+
+    core.here = (0, 1)
+    progress.look(0, 0)
+    assert told == ["worker 0 joined at step 0; 2 here", "worker 1 joined at step 0; 2 here"]
+
+    time[0], core.step = 100 + PROGRESS_S / 2, 60
+    progress.look(500_000, 10)
+    time[0], core.step = 100 + PROGRESS_S, 120
+    progress.look(1_500_000, 250)
+    progress.look(1_500_000, 250)
+    assert told[2:] == [f"step 120  {120 / PROGRESS_S:.1f} steps/s  received 1.5 MB, sent 250 B"]
+
+    core.here = (0,)
+    progress.look(0, 0)
+    core.here = (0, 1)
+    progress.look(0, 0)
+    core.here, core.left = (), (0, 1)
+    progress.look(0, 0)
+    assert told[3:] == [
+        "worker 1 is gone at step 120; 1 here",
+        "worker 1 joined again at step 120; 2 here",
+        "worker 0 has reached the end at step 120; 0 here",
+        "worker 1 has reached the end at step 120; 0 here",
+    ]
+    assert progress.summary(1_500_000, 250) == "120 steps with 2 workers in 10.0 s, received 1.5 MB, sent 250 B"
