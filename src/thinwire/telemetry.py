@@ -1,4 +1,4 @@
-"""Named sums that any station may add to, and the record of one table's step.
+"""Named sums that any station may add to, and the record of one step: of each table, and of what belongs to none.
 
 Both are plain numbers and know nothing of processes or files: whoever owns them decides where the numbers go.
 """
@@ -6,6 +6,7 @@ Both are plain numbers and know nothing of processes or files: whoever owns them
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 
@@ -35,13 +36,68 @@ class Counters:
         return dict(self._sums)
 
 
+WARM_UP_STEPS = 5
+"""Steps in which kernels compile, DDP rebuilds buckets and buffers are made; figures of a training leave them out."""
+
+
+def warm_up_steps(taken: int) -> int:
+    """Returns how many of a training's first steps its figures leave out: five, at most half, at least one.
+
+    >>> [warm_up_steps(taken) for taken in (1, 2, 8, 100)]
+    [1, 1, 4, 5]
+    """
+    return max(1, min(WARM_UP_STEPS, taken // 2))
+
+
+class WarmUp:
+    """Sums as they were after each of the first steps, so that a report can leave those steps out.
+
+    Example:
+        >>> warm_up = WarmUp()
+        >>> for steps, seconds in enumerate((3.0, 3.1, 3.2, 3.3), 1): warm_up.note(steps, {"seconds": seconds})
+        >>> first, since = warm_up.split(4, {"seconds": 3.3})
+        >>> first, round(since["seconds"], 3)
+        (2, 0.2)
+    """
+
+    __slots__ = ("_after",)
+
+    def __init__(self) -> None:
+        self._after: list[dict[str, float]] = []
+
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing more to note."""
+        return len(self._after) >= WARM_UP_STEPS
+
+    def note(self, steps: int, sums: Mapping[str, float]) -> None:
+        """Takes the sums as they are after so many steps; more than once does no harm."""
+        if steps == len(self._after) + 1 and not self.over:
+            self._after.append(dict(sums))
+
+    def split(self, steps: int, sums: Mapping[str, float]) -> tuple[int, dict[str, float]]:
+        """Returns how many first steps are left out, and what the others added to the sums.
+
+        Args:
+            steps: taken so far.
+            sums: as they are now.
+        """
+        if not steps:
+            return 0, {}
+        first = min(warm_up_steps(steps), len(self._after))
+        before = self._after[first - 1] if first else {}
+        return first, {name: value - before.get(name, 0) for name, value in sums.items()}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """What one table cost one worker in one step.
+    """What one table cost one worker in one step; without a table's name, what belongs to no table.
+
+    What a step cost is the sum over its records. New fields come last and have defaults: files of before stay readable.
 
     Args:
         step: number of the step, from 0.
-        table: the table's name.
+        table: the table's name; empty in a record of the whole step.
         numel: how many values it holds.
         rank: the worker.
         codec: id of the pushes' codec; empty for buffers.
@@ -54,6 +110,10 @@ class StepRecord:
         residual_norm: 2-norm of what was not sent; None where the push keeps no residual.
         residual_lag: that norm in units of one step's update; None likewise.
         skipped: the step did not change the table: nobody pushed a gradient of it, or everybody skipped it.
+        time_s: when the step ended, in seconds since 1970 by this worker's clock; 0 where nobody noted it.
+        itemsize: bytes of one value in the tensor's own dtype, which uncompressed values would take each way.
+        loss: of this worker's training step; in records of the whole step.
+        accuracy: on the test set, 0 … 1; likewise.
 
     Example:
         >>> record = StepRecord(step=7, table="fc.weight", numel=1000, payload_bytes_push=200, payload_bytes_pull=50)
@@ -75,6 +135,10 @@ class StepRecord:
     residual_norm: float | None = None
     residual_lag: float | None = None
     skipped: bool = False
+    time_s: float = 0.0
+    itemsize: int = 4
+    loss: float | None = None
+    accuracy: float | None = None
 
     @property
     def bits_per_value_push(self) -> float:

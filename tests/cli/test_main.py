@@ -36,6 +36,8 @@ COMMANDS = {
     "inspect",
     "certs",
     "reproduce",
+    "watch",
+    "report",
 }
 
 

@@ -35,6 +35,7 @@ RECORD = StepRecord(
     residual_lag=3.0,
 )
 PLAIN = StepRecord(step=4, table="fc.bias", numel=10, payload_bytes_push=40, payload_bytes_pull=40, skipped=True)
+SCORES = StepRecord(step=4, table="", numel=0, loss=0.5, accuracy=0.75)
 
 
 def test_bits_per_value() -> None:
@@ -105,6 +106,7 @@ def test_prometheus_serves_sums_and_latest_values() -> None:
         writer.record(RECORD)
         writer.record(replace(RECORD, step=4, payload_bytes_push=100, staleness=0, residual_norm=5.0))
         writer.record(PLAIN)
+        writer.record(SCORES)
         served = scrape(writer)
     finally:
         writer.close()
@@ -122,9 +124,13 @@ def test_prometheus_serves_sums_and_latest_values() -> None:
         ("thinwire_staleness", *weight): 0,
         ("thinwire_residual_norm", *weight): 5.0,
         ("thinwire_residual_lag", *weight): 3.0,
+        ("thinwire_numel", *weight): 1000,
+        ("thinwire_itemsize", *weight): 4,
     }
     assert served["thinwire_skipped_steps_total", "fc.bias", "0"] == 1
     assert ("thinwire_residual_norm", "fc.bias", "0") not in served
+    of_the_step = {key: value for key, value in served.items() if key[1] == "" and value}
+    assert of_the_step == {("thinwire_loss", "", "0"): 0.5, ("thinwire_accuracy", "", "0"): 0.75}
 
 
 def test_prometheus_endpoints_do_not_share_listen_to_this_machine_alone_and_leave_nothing() -> None:
@@ -160,6 +166,7 @@ def test_tensorboard_reads_back_what_was_recorded(tmp_path: Path) -> None:
     writer.record(RECORD)
     writer.record(replace(RECORD, step=4, payload_bytes_push=100))
     writer.record(PLAIN)
+    writer.record(SCORES)
     writer.close()
     writer.close()
     events = accumulator.EventAccumulator(str(tmp_path / "run"))
@@ -170,6 +177,7 @@ def test_tensorboard_reads_back_what_was_recorded(tmp_path: Path) -> None:
     assert events.Scalars("wait_s/fc.weight")[0].value == 1.0
     assert events.Scalars("skipped/fc.bias")[0].value == 1.0
     assert "residual_norm/fc.weight" in tags
+    assert {"loss", "accuracy"} == {tag for tag in tags if tag.endswith("/") or "/" not in tag}
     assert "residual_norm/fc.bias" not in tags
 
 

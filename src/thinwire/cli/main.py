@@ -45,6 +45,12 @@ COMMANDS: list[tuple[typer.Typer, str, dict[str, str]]] = [
         "plan",
         {"plan": "Predict the seconds of a step by design, link and workers, and say whether compression pays."},
     ),
+    (app, "watch", {"watch": "Show a training while it runs: speed, bytes, ratio, lag and its largest tensors."}),
+    (
+        app,
+        "report",
+        {"report": "Make one page of a training's step records: times, bytes, ratio, lag, accuracy, and a verdict."},
+    ),
     (app, "reproduce", {"reproduce": "Make tables and figures of the papers again, and show ours beside the paper's."}),
     (
         app,

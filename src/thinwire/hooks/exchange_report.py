@@ -6,13 +6,15 @@ from dataclasses import dataclass
 
 from thinwire.hooks.exchange_state import ExchangeState
 
+_SPENT = ("encode_seconds", "decode_seconds", "copy_seconds")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Means over the compressed steps so far, of this rank.
+    """Means over the compressed steps so far but for the first, in which everything compiles; of this rank.
 
     Attributes:
-        steps: compressed steps.
+        steps: compressed steps, the first included.
         steps_skipped: steps that nobody took because of NaN or Inf.
         codecs: the codecs in use, both ways, uncompressed tensors included.
         sent_nbytes: bytes sent a step, message heads included.
@@ -28,6 +30,8 @@ class Report:
         resumed: how the state was loaded, if it was.
         lag: where codecs bound it, the longest of any slice in steps, as measured last; else None.
         sparsity: likewise the least and the largest sparsity multiplier of the next step.
+        warm_up: how many first steps are in no mean; see `telemetry.warm_up_steps`.
+        warm_up_s: seconds a step that compression took in those.
     """
 
     steps: int
@@ -45,6 +49,8 @@ class Report:
     resumed: str
     lag: float | None = None
     sparsity: tuple[float, float] | None = None
+    warm_up: int = 0
+    warm_up_s: float = 0.0
 
     @property
     def saved_s(self) -> float:
@@ -59,11 +65,13 @@ class Report:
     @property
     def pays(self) -> bool | None:
         """Whether the link saves more than compression takes; None where the link was not measured."""
-        return self.saved_s > self.spent_s if self.link_bps and self.steps else None
+        return self.saved_s > self.spent_s if self.link_bps and self.steps > self.warm_up else None
 
     def __str__(self) -> str:
         if not self.steps:
             lines = ["thinwire: no compressed step yet"]
+        elif self.steps == self.warm_up:
+            lines = [f"thinwire: {self.warm_up} compressed step, in which everything starts: the next ones tell more"]
         else:
             lines = [
                 f"thinwire: {self.steps} compressed steps, {self.steps_skipped} skipped, {self.codecs}",
@@ -72,6 +80,7 @@ class Report:
                 f"{self.bits_per_value:.3f} bit a value",
                 f"  time a step      encode {_ms(self.encode_s)}, decode and average {_ms(self.decode_s)}, "
                 f"copies {_ms(self.copy_s)}, waiting {_ms(self.wait_s)}",
+                *self._warm_up(),
                 f"  verdict          {self._verdict()}",
             ]
         if self.lag is not None and self.sparsity is not None:
@@ -80,6 +89,12 @@ class Report:
         if self.resumed:
             lines.append(f"  {self.resumed}")
         return "\n".join(lines)
+
+    def _warm_up(self) -> list[str]:
+        if not self.warm_up:
+            return []
+        which = "the first step" if self.warm_up == 1 else f"the first {self.warm_up} steps"
+        return [f"  left out         {which}, with {_ms(self.warm_up_s)} each of compressing and compiling"]
 
     def _verdict(self) -> str:
         if self.pays is None:
@@ -99,9 +114,11 @@ def report(state: ExchangeState) -> Report:
     Args:
         state: what `ddp.compress` or `fsdp.compress` returned.
     """
-    counters = state.counters()
-    steps = int(counters.get("steps", 0))
-    per = 1 / max(1, steps)
+    state.note_warm_up()
+    sums = state.counters()
+    taken = int(sums.get("steps", 0))
+    warm_up, counters = state.warm_up.split(taken, sums)
+    per = 1 / max(1, taken - warm_up)
     tensors = state.core.residuals.tensors.values()
     sent = counters.get("wire_bytes", 0) * per
     uncompressed = state.uncompressed_nbytes
@@ -114,7 +131,7 @@ def report(state: ExchangeState) -> Report:
     bounds = [each.lag_bound for each in state.core.residuals.contexts.values() if each.lag_bound is not None]
     multipliers = [bound.sparsity for bound in bounds]
     return Report(
-        steps=steps,
+        steps=taken,
         steps_skipped=state.steps_skipped,
         codecs="; ".join(sorted(codecs)),
         sent_nbytes=sent,
@@ -129,6 +146,8 @@ def report(state: ExchangeState) -> Report:
         resumed=state.resumed,
         lag=max((bound.lag for bound in bounds), default=None),
         sparsity=(min(multipliers), max(multipliers)) if multipliers else None,
+        warm_up=warm_up,
+        warm_up_s=sum(sums.get(name, 0) - counters.get(name, 0) for name in _SPENT) / max(1, warm_up),
     )
 
 

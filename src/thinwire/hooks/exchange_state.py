@@ -10,6 +10,7 @@ from thinwire.collective.core import Collective
 from thinwire.errors import ConfigError
 from thinwire.hooks.guards import StepGuard
 from thinwire.runtime.collective import CollectiveDriver
+from thinwire.telemetry import WarmUp
 
 FORMAT = 1
 _log = logging.getLogger(__name__)
@@ -22,12 +23,24 @@ class ExchangeState:
         step: steps taken so far; backward passes that only accumulate gradients are part of the next one.
         resumed: how the last `load_state_dict` went, in words; empty before.
         link_bps: bits per second of the slowest link, as measured at the start; 0 where it was not.
+        warm_up: what the first steps cost, which the report leaves out.
     """
 
     merge_name = "merge"
     """What merges the states of all ranks, as the user calls it."""
 
-    __slots__ = ("_guard", "_loss_scale", "_scaler", "core", "driver", "link_bps", "resumed", "start_step", "step")
+    __slots__ = (
+        "_guard",
+        "_loss_scale",
+        "_scaler",
+        "core",
+        "driver",
+        "link_bps",
+        "resumed",
+        "start_step",
+        "step",
+        "warm_up",
+    )
 
     def __init__(
         self,
@@ -46,6 +59,7 @@ class ExchangeState:
         self.link_bps = link_bps
         self.step = 0
         self.resumed = ""
+        self.warm_up = WarmUp()
         self._scaler = scaler
         self._loss_scale = 1.0 if scaler is None else 0.0
 
@@ -73,6 +87,12 @@ class ExchangeState:
     def counters(self) -> dict[str, float]:
         """Returns the sums so far: bytes, values and messages sent, and seconds by purpose."""
         return self.driver.counters()
+
+    def note_warm_up(self) -> None:
+        """Notes what the first steps cost; called between two steps."""
+        if not self.warm_up.over:
+            sums = self.counters()
+            self.warm_up.note(int(sums.get("steps", 0)), sums)
 
     def close(self) -> None:
         """Ends the hook's threads. The model's backward pass cannot be used afterwards."""

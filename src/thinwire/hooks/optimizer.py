@@ -12,13 +12,14 @@ import torch
 from torch import nn
 
 from thinwire.hooks.records import Recorder, residual_ratios
-from thinwire.hooks.report import Stopwatch, TrainingReport
+from thinwire.hooks.report import TrainingReport, training_report
 from thinwire.hooks.resuming import Resumable
 from thinwire.policies.assignment import Assignment
 from thinwire.policies.sampling import Memberships
 from thinwire.runtime.driver import ModelHooks, WorkerDriver
 from thinwire.runtime.metrics import MetricsWriter
 from thinwire.runtime.rank_shards import RankShards
+from thinwire.telemetry import WarmUp
 from thinwire.worker.core import Worker
 
 
@@ -56,7 +57,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.assignment = assignment
         self._worker, self._driver, self._shards = worker, driver, shards
         self._recorder = Recorder(metrics, worker.rank)
-        self._watch: Stopwatch | None = None
+        self._warm_up = WarmUp()
         agreed: int | None = None
         if isinstance(resume, Resumable):
             if (steps := resume.steps()) is not None:
@@ -75,6 +76,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 stacklevel=3,
             )
         self._hooks = ModelHooks(model, worker, driver)
+        self._first_step, self._began = worker.iteration, time.perf_counter()
 
     # ---- the optimizer's interface
 
@@ -87,8 +89,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._driver.run(self._worker.end_step())
         self._recorder.record(self._worker.iteration - 1, self._worker.model)
         self._driver.run(self._worker.settle())
-        if self._watch is None:
-            self._watch = Stopwatch(time.perf_counter(), self.traffic(), self._worker.iteration)
+        if not self._warm_up.over:
+            self._warm_up.note(self._worker.iteration - self._first_step, self._sums())
         return loss
 
     @contextmanager
@@ -257,8 +259,27 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def report(self) -> TrainingReport:
         """Returns what the exchanges cost so far, and the share of the time that was left for computing; print it."""
         nbytes = sum(tensor.shown.nbytes for tensor in self._worker.model.tensors if not tensor.state)
-        now, sums, steps = time.perf_counter(), self.traffic(), self._worker.iteration
-        return (self._watch or Stopwatch(now, sums, steps)).report(now, sums, steps, uncompressed_nbytes=nbytes)
+        taken, sums = self._worker.iteration - self._first_step, self._sums()
+        warm_up, since = self._warm_up.split(taken, sums)
+        void = sums.get("void_rounds", 0)
+        return training_report(taken - warm_up, since, uncompressed_nbytes=nbytes, void_rounds=void)
+
+    def _sums(self) -> dict[str, float]:
+        return {**self.traffic(), "seconds": time.perf_counter() - self._began}
+
+    def record_scores(self, *, loss: float | None = None, accuracy: float | None = None) -> None:
+        """Gives the metrics writers the latest step's scores, so that a report shows them over time.
+
+        Args:
+            loss: of this worker's training step.
+            accuracy: on the test set, 0 … 1.
+
+        Example::
+
+            opt.step()
+            opt.record_scores(loss=float(loss))
+        """
+        self._recorder.record_scores(max(0, self.steps_done - 1), loss, accuracy)
 
     def residual_ratios(self) -> dict[str, float]:
         """Returns, per table, ‖residual‖ in units of a gradient's norm: how many steps are waiting."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -50,20 +51,32 @@ class Recorder:
         self._send()
         ratios = residual_ratios(model)
         self._warn_of_lag(ratios)
-        for table in model.trained_tables():
-            record = StepRecord(
-                step=step,
-                table=table.spec.name,
-                numel=table.values.numel(),
-                rank=self._rank,
-                codec="" if table.context is None else table.context.codec.id,
-                staleness=table.staleness,
-                residual_norm=table.residual_norm,
-                residual_lag=ratios.get(table.spec.name),
-                **asdict(table.cost),
-            )
-            self._waiting.append((table, record))
-            table.cost = StepCost()
+        now = time.time()
+        for tensor in model.tensors:
+            for table in [] if tensor.state else tensor.tables:
+                record = StepRecord(
+                    step=step,
+                    table=table.spec.name,
+                    numel=table.values.numel(),
+                    rank=self._rank,
+                    codec="" if table.context is None else table.context.codec.id,
+                    staleness=table.staleness,
+                    residual_norm=table.residual_norm,
+                    residual_lag=ratios.get(table.spec.name),
+                    time_s=now,
+                    itemsize=tensor.parameter.element_size(),
+                    **asdict(table.cost),
+                )
+                self._waiting.append((table, record))
+                table.cost = StepCost()
+
+    def record_scores(self, step: int, loss: float | None, accuracy: float | None) -> None:
+        """Records what belongs to a step as a whole."""
+        record = StepRecord(
+            step=step, table="", numel=0, rank=self._rank, time_s=time.time(), loss=loss, accuracy=accuracy
+        )
+        for writer in self._metrics:
+            writer.record(record)
 
     def close(self) -> None:
         """Sends what waits and closes the metrics writers."""

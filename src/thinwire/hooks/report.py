@@ -11,7 +11,7 @@ class TrainingReport:
     """Means over the steps so far, of one worker; seconds and bytes are per step, exchanged or not.
 
     Attributes:
-        steps: after the first, in which everything starts.
+        steps: after the first ones, in which everything starts and compiles; see `telemetry.warm_up_steps`.
         seconds: of a step, by the clock.
         compute_s: outside thinwire: forward, backward, the worker's own optimizer, data and evaluation.
         encode_s: encoding pushes.
@@ -70,43 +70,34 @@ class TrainingReport:
         )
 
 
-class Stopwatch:
-    """Sums and the clock as they were after the first step, which loads, compiles and joins.
+def training_report(
+    steps: int, since: Mapping[str, float], *, uncompressed_nbytes: int, void_rounds: float
+) -> TrainingReport:
+    """Returns the means over some steps.
 
     Args:
-        now: seconds.
-        sums: see `DistributedOptimizer.traffic`.
-        steps: taken so far.
+        steps: that were taken.
+        since: what they added to the sums of `DistributedOptimizer.traffic`, and to the clock's `seconds`.
+        uncompressed_nbytes: of the trained parameters, in their own dtypes.
+        void_rounds: of all steps.
     """
+    per = 1 / max(1, steps)
 
-    def __init__(self, now: float, sums: Mapping[str, float], steps: int) -> None:
-        self._now, self._sums, self._steps = now, dict(sums), steps
+    def mean(name: str) -> float:
+        return since.get(name, 0) * per
 
-    def report(self, now: float, sums: Mapping[str, float], steps: int, *, uncompressed_nbytes: int) -> TrainingReport:
-        """Returns what has come since.
-
-        Args:
-            now, sums, steps: as they are now.
-            uncompressed_nbytes: of the trained parameters, in their own dtypes.
-        """
-        taken, seconds = steps - self._steps, now - self._now
-        per = 1 / max(1, taken)
-
-        def since(name: str) -> float:
-            return sums.get(name, 0) - self._sums.get(name, 0)
-
-        return TrainingReport(
-            steps=taken,
-            seconds=seconds * per,
-            compute_s=(seconds - since("exchange_seconds")) * per,
-            encode_s=since("encode_seconds") * per,
-            decode_s=since("decode_seconds") * per,
-            wait_s=since("wait_seconds") * per,
-            sent_nbytes=since("wire_bytes_push") * per,
-            received_nbytes=since("wire_bytes_pull") * per,
-            uncompressed_nbytes=uncompressed_nbytes,
-            void_rounds=int(sums.get("void_rounds", 0)),
-        )
+    return TrainingReport(
+        steps=steps,
+        seconds=mean("seconds"),
+        compute_s=mean("seconds") - mean("exchange_seconds"),
+        encode_s=mean("encode_seconds"),
+        decode_s=mean("decode_seconds"),
+        wait_s=mean("wait_seconds"),
+        sent_nbytes=mean("wire_bytes_push"),
+        received_nbytes=mean("wire_bytes_pull"),
+        uncompressed_nbytes=uncompressed_nbytes,
+        void_rounds=int(void_rounds),
+    )
 
 
 def _ms(seconds: float) -> str:

@@ -263,6 +263,7 @@ class _Loop:
             clip_gradients(self._model, self._recipe)
         self._opt.step()
         self._losses.append(float(loss.detach()))
+        self._opt.record_scores(loss=self._losses[-1])
         if self._on_step is not None:
             self._on_step(self._rank, done, self._losses[-1], self._model)
         if self._rank == 0:
@@ -292,7 +293,7 @@ class _Loop:
         if self._rank != 0:
             return outcome
         score = evaluate(self._model, self._dataset)
-        self._report(Accuracy(step=steps, seconds=seconds, accuracy=score.accuracy))
+        self._tell_accuracy(seconds, score.accuracy)
         averaged: float | UnsetType = UNSET
         if self._job.full_design().ema:
             with self._opt.averaged_weights():
@@ -335,7 +336,11 @@ class _Loop:
             with self._opt.shared_weights():
                 score = evaluate(self._model, self._dataset)
             self._evaluated = self._now()
-            self._report(Accuracy(step=steps, seconds=self._evaluated - self._began, accuracy=score.accuracy))
+            self._tell_accuracy(self._evaluated - self._began, score.accuracy)
+
+    def _tell_accuracy(self, seconds: float, accuracy: float) -> None:
+        self._report(Accuracy(step=self._opt.steps_done, seconds=seconds, accuracy=accuracy))
+        self._opt.record_scores(accuracy=accuracy)
 
 
 def weights_digest(model: nn.Module) -> str:

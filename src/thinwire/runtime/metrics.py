@@ -23,6 +23,8 @@ _GAUGES = {
     "residual_norm": "2-norm of what was not sent",
     "residual_lag": "2-norm of what was not sent, in units of one step's update",
 }
+_SCORES = {"loss": "Training loss of the latest step", "accuracy": "Latest test accuracy, 0 to 1"}
+_SIZES = {"numel": "Values of the table", "itemsize": "Bytes of one value in the tensor's own dtype"}
 _SECONDS = ("encode_s", "decode_s", "wait_s")
 
 
@@ -79,7 +81,8 @@ class Prometheus:
 
     All names begin with `thinwire_` and carry the labels `table` and `rank`: the counters `payload_bytes_total`
     (`direction` push or pull), `seconds_total` (`phase` encode, decode or wait), `steps_total` and
-    `skipped_steps_total`; gauges are named as in `StepRecord`. The registry is this writer's own.
+    `skipped_steps_total`; gauges are named as in `StepRecord`. What belongs to a step as a whole has an empty `table`,
+    which to Prometheus is no such label. The registry is this writer's own.
 
     Args:
         port: TCP port; 0 takes a free one, see `port`.
@@ -104,7 +107,8 @@ class Prometheus:
         self._steps = counter("steps", "Steps recorded")
         self._skipped = counter("skipped_steps", "Steps that did not change the table")
         self._gauges = {
-            name: Gauge(f"thinwire_{name}", about, labels, registry=registry) for name, about in _GAUGES.items()
+            name: Gauge(f"thinwire_{name}", about, labels, registry=registry)
+            for name, about in (_GAUGES | _SIZES | _SCORES).items()
         }
         try:
             self._server, self._thread = start_http_server(port, host, registry)
@@ -114,15 +118,16 @@ class Prometheus:
 
     def record(self, record: StepRecord) -> None:
         labels = (record.table, str(record.rank))
-        self._bytes.labels(*labels, "push").inc(record.payload_bytes_push)
-        self._bytes.labels(*labels, "pull").inc(record.payload_bytes_pull)
         for name in _SECONDS:
             self._seconds.labels(*labels, name.removesuffix("_s")).inc(getattr(record, name))
-        self._steps.labels(*labels).inc()
-        self._skipped.labels(*labels).inc(record.skipped)
-        for name, gauge in self._gauges.items():
+        if record.table:
+            self._bytes.labels(*labels, "push").inc(record.payload_bytes_push)
+            self._bytes.labels(*labels, "pull").inc(record.payload_bytes_pull)
+            self._steps.labels(*labels).inc()
+            self._skipped.labels(*labels).inc(record.skipped)
+        for name in _GAUGES | _SIZES if record.table else _SCORES:
             if (value := getattr(record, name)) is not None:
-                gauge.labels(*labels).set(value)
+                self._gauges[name].labels(*labels).set(value)
 
     def close(self) -> None:
         self._server.shutdown()
@@ -132,6 +137,8 @@ class Prometheus:
 
 class TensorBoard:
     """Writes scalars for TensorBoard, one chart per quantity and table: `bits_per_value_push/fc.weight`, …
+
+    What belongs to a step as a whole is called by its quantity alone: `loss`.
 
     Args:
         folder: where the event file goes; one folder per run and worker.
@@ -151,9 +158,11 @@ class TensorBoard:
             raise ConfigError(f"TensorBoard cannot write to {str(folder)!r}: {error.strerror or error}") from error
 
     def record(self, record: StepRecord) -> None:
-        for name in (*_GAUGES, *_SECONDS, "payload_bytes_push", "payload_bytes_pull", "skipped"):
+        of_table = (*_GAUGES, *_SECONDS, "payload_bytes_push", "payload_bytes_pull", "skipped") if record.table else ()
+        for name in (*of_table, *_SCORES):
             if (value := getattr(record, name)) is not None:
-                self._writer.add_scalar(f"{name}/{record.table}", float(value), record.step)
+                tag = f"{name}/{record.table}" if record.table else name
+                self._writer.add_scalar(tag, float(value), record.step)
 
     def close(self) -> None:
         self._writer.close()

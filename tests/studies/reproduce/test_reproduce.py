@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.studies.reproduce.browser import CHROMIUM, MISSING, open_page
+from tests.studies.browser import CHROMIUM, MISSING, open_page
 from thinwire.errors import ConfigError
 from thinwire.jobs.results import Results
 from thinwire.jobs.tables import Table
+from thinwire.studies.charts import Chart, Panel, Series
 from thinwire.studies.reproduce.catalog import CATALOG, PAPERS, entries, finding_kinds
-from thinwire.studies.reproduce.charts import Chart, Panel, Series
 from thinwire.studies.reproduce.entry import Cell, Entry, Finding, OnProgress, Scale, Shown, Study
 from thinwire.studies.reproduce.run import REPORT, RESULTS, Reproduced, reproduce
 

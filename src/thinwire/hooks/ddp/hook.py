@@ -162,6 +162,7 @@ def thinwire_hook(state: ThinwireState, bucket: dist.GradBucket) -> torch.future
         return _uncompressed(state, buffer)
     known = state.bucket(bucket)
     if index == 0:
+        state.note_warm_up()
         state.follow_loss_scale()
     future = state.driver.bucket_ready(known, buffer, step, index, last=last)
     if last:

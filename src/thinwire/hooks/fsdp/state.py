@@ -162,6 +162,7 @@ class ShardedState(ExchangeState):
             if each.values is not None:
                 each.group.add_gradient(each.group.own(each.values).mul_(each.factor))
         self.step += 1
+        self.note_warm_up()
 
     def _exchange(self, index: int, *, last: bool) -> None:
         each = self._ready[index]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, stdev
 
 from thinwire.jobs.tables import Table
-from thinwire.studies.reproduce.charts import Chart, Panel, Series, smooth
+from thinwire.studies.charts import Chart, Panel, Series, smooth
 from thinwire.studies.reproduce.entry import Entry, Scale, Shown, Study
 from thinwire.studies.reproduce.iteration_times import timed_entry
 from thinwire.studies.reproduce.plain_sgd import ONE_BIT, SGD, TOP_K, PlainCell

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from thinwire.jobs.tables import Table
+from thinwire.studies.charts import Chart, Panel, Series
 from thinwire.studies.reproduce.averages import (
     FLOATS,
     HISTOGRAM_BITS,
@@ -19,7 +20,6 @@ from thinwire.studies.reproduce.averages import (
     AveragesFinding,
     train,
 )
-from thinwire.studies.reproduce.charts import Chart, Panel, Series
 from thinwire.studies.reproduce.entry import Entry, Scale, Shown, Study
 from thinwire.workloads.data import datasets
 

@@ -14,7 +14,7 @@ from typing import Any, Generic, Literal, TypeVar
 import msgspec
 
 from thinwire.jobs.tables import Table
-from thinwire.studies.reproduce.charts import Chart
+from thinwire.studies.charts import Chart
 
 Scale = Literal["tiny", "quick", "full"]
 """`tiny` is for tests and says nothing; `quick` takes at most ten minutes a paper on two cores; `full` is for results.

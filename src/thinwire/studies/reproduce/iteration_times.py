@@ -21,7 +21,7 @@ from thinwire.jobs.job import Job
 from thinwire.jobs.tables import Table
 from thinwire.planner.parameter_server import Cluster, Layer, Link, step_s
 from thinwire.policies.compression import select
-from thinwire.studies.reproduce.charts import Chart, Panel, Series
+from thinwire.studies.charts import Chart, Panel, Series
 from thinwire.studies.reproduce.entry import Cell, Entry, Finding, OnProgress, Scale, Shown, Study
 from thinwire.studies.reproduce.plain_sgd import SGD, choices, method
 from thinwire.workloads.data import data, datasets

@@ -14,7 +14,7 @@ from thinwire.engines.events import Event
 from thinwire.jobs import modelled
 from thinwire.jobs.events import Progress
 from thinwire.jobs.tables import Table
-from thinwire.studies.reproduce.charts import Chart, Panel, Series
+from thinwire.studies.charts import Chart, Panel, Series
 from thinwire.studies.reproduce.entry import Cell, Entry, Finding, OnProgress, Scale, Shown, Study
 from thinwire.studies.reproduce.mps_nodes import (
     LABELS,

@@ -12,7 +12,7 @@ from thinwire.jobs.tables import Table
 from thinwire.planner.architectures import architecture
 from thinwire.policies.assignment import Sized
 from thinwire.policies.placement import placement
-from thinwire.studies.reproduce.charts import Chart, Panel, Series
+from thinwire.studies.charts import Chart, Panel, Series
 from thinwire.studies.reproduce.entry import Cell, Entry, Finding, OnProgress, Scale, Shown, Study
 
 SERVERS = 4

@@ -14,7 +14,7 @@ from thinwire.jobs import cluster
 from thinwire.jobs.cluster import choose_links
 from thinwire.jobs.events import Progress
 from thinwire.jobs.tables import Table
-from thinwire.studies.reproduce.charts import Chart, Panel, Series
+from thinwire.studies.charts import Chart, Panel, Series
 from thinwire.studies.reproduce.entry import Cell, Entry, Finding, OnProgress, Scale, Shown, Study
 from thinwire.studies.reproduce.mps_nodes import (
     LABELS,

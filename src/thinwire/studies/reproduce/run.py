@@ -12,10 +12,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from thinwire.jobs.results import Results
+from thinwire.studies.charts import draw
+from thinwire.studies.interactive import require_plotly
 from thinwire.studies.page import write_page
-from thinwire.studies.reproduce.charts import draw
 from thinwire.studies.reproduce.entry import Cell, Entry, Finding, OnProgress, Scale, Shown, Study
-from thinwire.studies.reproduce.html import report, require_plotly
+from thinwire.studies.reproduce.html import report
 
 RESULTS = "results.json"
 REPORT = "report.html"

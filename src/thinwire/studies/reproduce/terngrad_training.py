@@ -15,7 +15,7 @@ from torch import nn
 
 from thinwire.codecs import codec, decode
 from thinwire.jobs.tables import Table
-from thinwire.studies.reproduce.charts import Chart, Panel, Series, smooth
+from thinwire.studies.charts import Chart, Panel, Series, smooth
 from thinwire.studies.reproduce.entry import Entry, OnProgress, Scale, Shown, Study
 from thinwire.studies.reproduce.trainings import TrainingCell, TrainingFinding, train
 from thinwire.workloads.data import datasets

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 from thinwire.jobs.tables import Table
-from thinwire.studies.reproduce.charts import Chart, Panel, Series, smooth
+from thinwire.studies.charts import Chart, Panel, Series, smooth
 from thinwire.studies.reproduce.entry import Entry, Shown, Study
 from thinwire.studies.reproduce.three_lc_riddles import LAG, REVERSALS
 from thinwire.studies.reproduce.three_lc_runs import (

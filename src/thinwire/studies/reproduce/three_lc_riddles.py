@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from thinwire.jobs.tables import Table
-from thinwire.studies.reproduce.charts import Chart, Panel, Series, smooth
+from thinwire.studies.charts import Chart, Panel, Series, smooth
 from thinwire.studies.reproduce.entry import Entry, OnProgress, Scale, Shown, Study
 from thinwire.studies.reproduce.three_lc_runs import (
     MULTIPLIERS,

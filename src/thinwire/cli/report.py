@@ -1,0 +1,47 @@
+"""`thinwire report`: one training's step records as a page, with a verdict."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from thinwire.cli import options
+from thinwire.cli.console import console, write_json
+from thinwire.cli.lazy import lazy
+
+if TYPE_CHECKING:
+    from thinwire.studies import page, run_report
+else:
+    page, run_report = lazy("thinwire.studies.page"), lazy("thinwire.studies.run_report")
+
+app = typer.Typer()
+
+Run = Annotated[Path, typer.Argument(metavar="FILE|DIR", help="What --telemetry wrote, or a folder with it.")]
+Out = Annotated[
+    Path | None, typer.Option(dir_okay=False, help="The page; by default report.html in DIR, or FILE with .html.")
+]
+
+
+@app.command(
+    epilog="Example: mkdir run && thinwire train --telemetry run/steps.jsonl --json run/outcome.json && "
+    "thinwire report run"
+)
+def report(run: Run, out: Out = None, json: options.Json = None) -> None:
+    """Make one page of a training's step records: times, bytes, ratio, lag, accuracy, and a verdict.
+
+    The page needs no other file and no network. In a folder, what `train --json` wrote there is shown too.
+    """
+    read = run_report.read_run(run)
+    path = out or (run / "report.html" if run.is_dir() else run.with_suffix(".html"))
+    command = f"thinwire report {shlex.quote(str(run))}"
+    page.write_page(path, run_report.page(read, command))
+    figures = read.figures()
+    sentences = run_report.verdict(figures)
+    console.print(escape(" ".join(sentences)), highlight=False)
+    console.print(f"wrote {escape(str(path))}", soft_wrap=True)
+    write_json(json, {"verdict": sentences, **asdict(figures)})

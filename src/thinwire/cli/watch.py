@@ -1,0 +1,156 @@
+"""`thinwire watch`: a training's step records as a dashboard in the terminal, while they come."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import rich.table
+import typer
+from rich.console import Group
+from rich.live import Live
+from rich.markup import escape
+from rich.text import Text
+
+from thinwire.cli import options
+from thinwire.cli.console import console, write_json
+from thinwire.errors import ConfigError, TransportError
+from thinwire.jobs.tables import nbytes_text
+from thinwire.runtime.record_files import RecordEndpoint, RecordFile
+from thinwire.studies.step_figures import Figures, RecordedSteps
+
+app = typer.Typer()
+
+NEWEST_NBYTES = 1 << 25
+"""Of a long file only the end is read: some 80,000 records, in less than a second."""
+
+Source = Annotated[str, typer.Argument(metavar="FILE|URL", help="What --telemetry writes or --metrics-port serves.")]
+Once = Annotated[bool, typer.Option("--once", help="Show what is there and end.")]
+Interval = Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")]
+Newest = Annotated[int, typer.Option(min=2, help="So many of the newest steps are averaged.")]
+Tables = Annotated[int, typer.Option(min=0, help="So many tensors are listed, largest by bytes first.")]
+
+
+@app.command(
+    epilog="Example: thinwire train --design '3lc[s=1.75]' --telemetry steps.jsonl & thinwire watch steps.jsonl"
+)
+def watch(
+    source: Source,
+    once: Once = False,
+    interval: Interval = 1.0,
+    steps: Newest = 50,
+    tensors: Tables = 10,
+    json: options.Json = None,
+) -> None:
+    """Show a training while it runs: speed, bytes, ratio, lag and its largest tensors.
+
+    All figures are of one worker and one step, means over the newest steps and all workers in the file. A file that is
+    not there yet is waited for; Ctrl-C ends.
+    """
+    is_url = source.startswith(("http://", "https://"))
+    records = RecordEndpoint(source) if is_url else RecordFile(Path(source), NEWEST_NBYTES)
+    recorded = RecordedSteps()
+
+    def look() -> Group:
+        word = ""
+        try:
+            for record in records.read():
+                recorded.add(record)
+            recorded.keep(steps + 1)
+        except TransportError as error:
+            if once:
+                raise
+            word = str(error)
+        if not is_url and not Path(source).exists():
+            word = f"waiting for {source}, which is not there yet"
+        return frame(recorded.figures(leave_out=1), source, tensors, damaged=records.damaged, word=word)
+
+    if once:
+        if not is_url and not Path(source).exists():
+            raise ConfigError(f"{source}: there is no such file; start a training with --telemetry {source} first")
+        console.print(look())
+    else:
+        with suppress(KeyboardInterrupt), Live(look(), console=console, auto_refresh=False) as live:
+            while True:
+                time.sleep(interval)
+                live.update(look(), refresh=True)
+    write_json(json, asdict(recorded.figures(leave_out=1)))
+
+
+def frame(figures: Figures, source: str, tensors: int, *, damaged: int = 0, word: str = "") -> Group:
+    """Returns one picture of the dashboard.
+
+    Args:
+        figures: of the newest steps.
+        source: where they come from.
+        tensors: how many are listed.
+        damaged: lines that were no records.
+        word: what is to be said besides, if anything.
+    """
+    notes = [word] if word else []
+    if damaged:
+        notes.append(f"{damaged} lines are no step records and were left out")
+    below = [Text(note, style="yellow") for note in notes]
+    if figures.last_step < 0:
+        return Group(Text(f"{source}: no step yet"), *below)
+    grid = rich.table.Table.grid(padding=(0, 2))
+    for name, value in _lines(figures):
+        grid.add_row(f"[bold]{name}[/]", escape(value))
+    title = Text(f"{source}: step {figures.last_step:,}, {_counted(figures.ranks, 'worker')}", style="bold")
+    listed = _tensors(figures, tensors)
+    return Group(title, grid, *([listed] if tensors else []), *below)
+
+
+def _lines(figures: Figures) -> list[tuple[str, str]]:
+    seconds = f"encode {_ms(figures.encode_s)}, decode {_ms(figures.decode_s)}, wait {_ms(figures.wait_s)}"
+    speed = "not recorded"
+    if figures.step_s:
+        speed = f"{1 / figures.step_s:.3g} steps/s, {_ms(figures.step_s)} a step"
+        seconds += f": {figures.exchange_s / figures.step_s:.0%} of a step"
+    elif figures.steps < 2:
+        speed = "more steps are needed"
+    travelled = f"{nbytes_text(figures.push_nbytes)} up, {nbytes_text(figures.pull_nbytes)} down a step"
+    lines = [
+        ("speed", f"{speed} (over {_counted(figures.steps, 'step')})"),
+        ("bytes", travelled),
+        ("ratio", f"{figures.ratio:.1f}× less than {nbytes_text(figures.plain_nbytes)} in the tensors' own dtype"),
+        ("time", seconds),
+    ]
+    if figures.lag is not None:
+        lines.append(("lag", f"{figures.lag:.1f} steps of updates wait in {figures.lag_table}, the most of any tensor"))
+    if figures.loss is not None:
+        lines.append(("loss", f"{figures.loss:.4f}"))
+    if figures.accuracy is not None:
+        lines.append(("accuracy", f"{figures.accuracy:.2%}"))
+    return lines
+
+
+def _tensors(figures: Figures, most: int) -> rich.table.Table:
+    listed = rich.table.Table()
+    for index, name in enumerate(("tensor", "codec", "values", "up", "down", "ratio", "lag", "residual norm")):
+        listed.add_column(name, justify="left" if index < 2 else "right", overflow="fold")
+    for each in figures.tables[:most]:
+        listed.add_row(
+            escape(each.table),
+            escape(each.codec) or "–",
+            f"{each.numel:,}",
+            nbytes_text(each.push_nbytes),
+            nbytes_text(each.pull_nbytes),
+            f"{each.ratio:.1f}×",
+            "–" if each.lag is None else f"{each.lag:.1f}",
+            "–" if each.residual_norm is None else f"{each.residual_norm:.3g}",
+        )
+    if len(figures.tables) > most:
+        listed.caption = f"{len(figures.tables) - most} more, which are smaller"
+    return listed
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g} ms"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"

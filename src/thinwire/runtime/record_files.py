@@ -1,0 +1,177 @@
+"""Reads step records back: from a file of JSON lines that may still grow, and from a Prometheus endpoint.
+
+Strategy: whoever watches must not disturb whoever trains, nor stumble over what a process that was killed left behind.
+The file is opened anew for every look, lines are taken when they are complete, and lines that are no records are
+counted. Files of older versions lack fields, which then have their defaults.
+"""
+
+from __future__ import annotations
+
+import http.client
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from thinwire.errors import ConfigError, TransportError
+from thinwire.extras import require
+from thinwire.telemetry import StepRecord
+
+_CHUNK_NBYTES = 1 << 22
+MAX_LINE_NBYTES = 1 << 20
+"""A record takes some 400 bytes; a longer line than this is of some other file."""
+_TIMEOUT_S = 5.0
+
+
+class RecordFile:
+    """A file of step records, followed as it grows.
+
+    Args:
+        path: of the file, which need not be there yet.
+        newest_nbytes: of a file that is there already, only so much of its end is read; None: all.
+
+    Attributes:
+        damaged: lines so far that are no step records.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "steps.jsonl"
+        >>> file = RecordFile(path)
+        >>> _ = path.write_text('{"step":0,"table":"fc","numel":5}\\n{"step":1,"tab')
+        >>> [record.table for record in file.read()]
+        ['fc']
+    """
+
+    def __init__(self, path: Path, newest_nbytes: int | None = None) -> None:
+        self.path, self.damaged = path, 0
+        self._newest = newest_nbytes
+        self._offset: int | None = None
+        self._decoder = msgspec.json.Decoder(StepRecord)
+
+    def read(self) -> Iterator[StepRecord]:
+        """Yields the records whose lines were completed since the last call; none while the file is not there.
+
+        Raises:
+            ConfigError: the file cannot be read.
+        """
+        try:
+            with self.path.open("rb") as file:
+                size = file.seek(0, 2)
+                if self._offset is None:
+                    self._offset = 0 if self._newest is None else max(0, size - self._newest)
+                    if self._offset:
+                        file.seek(self._offset)
+                        self._offset += len(file.readline(MAX_LINE_NBYTES))
+                elif size < self._offset:
+                    self._offset = 0  # somebody emptied it or put another in its place
+                file.seek(self._offset)
+                while lines := self._next_lines(file.read(_CHUNK_NBYTES)):
+                    self._offset += len(lines)
+                    file.seek(self._offset)
+                    yield from self._records(lines)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise ConfigError(f"{self.path} cannot be read: {error.strerror or error}") from error
+
+    @staticmethod
+    def _next_lines(chunk: bytes) -> bytes:
+        """Returns the chunk's complete lines; a line that is too long to be a record, as far as it is there."""
+        end = chunk.rfind(b"\n") + 1
+        return chunk[:end] if end or len(chunk) <= MAX_LINE_NBYTES else chunk
+
+    def _records(self, lines: bytes) -> Iterator[StepRecord]:
+        for line in lines.splitlines():
+            if line.strip():
+                try:
+                    yield self._decoder.decode(line)
+                except (msgspec.DecodeError, RecursionError):
+                    self.damaged += 1
+
+
+class RecordEndpoint:
+    """The Prometheus endpoint of one worker, read as if it were a file: what came since the last look, as records.
+
+    An endpoint has sums and latest values: a record stands for the steps of its table since the last look, with their
+    means. The first look finds all steps so far, whose time is not known.
+
+    Args:
+        url: of the endpoint, `http://host:port/metrics`.
+
+    Attributes:
+        damaged: 0, as of a file without damaged lines.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url, self.damaged = url, 0
+        self._before: dict[tuple[str, str], dict[str, float]] = {}
+
+    def read(self) -> Iterator[StepRecord]:
+        """Yields a record of every table that has taken steps since, and one of the latest scores.
+
+        Raises:
+            ConfigError: prometheus_client is not installed.
+            TransportError: nobody answers there, or not as such an endpoint does.
+        """
+        require("reading an endpoint", "prometheus_client")
+        from prometheus_client.parser import text_string_to_metric_families
+
+        try:
+            with urllib.request.urlopen(self.url, timeout=_TIMEOUT_S) as answer:
+                families = list(text_string_to_metric_families(answer.read().decode()))
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            reason = getattr(error, "reason", error)
+            raise TransportError(
+                f"{self.url} cannot be read: {reason}. Give the address that --metrics-port serves, "
+                "as in http://127.0.0.1:9100/metrics"
+            ) from error
+        now, found = time.time(), dict[tuple[str, str], dict[str, float]]()
+        for sample in (sample for family in families for sample in family.samples):
+            labels = sample.labels
+            if sample.name.startswith("thinwire_") and labels.get("rank", "").isdigit():
+                kind = labels.get("direction") or labels.get("phase") or ""
+                sums = found.setdefault((labels.get("table", ""), labels["rank"]), {})
+                sums[f"{sample.name.removeprefix('thinwire_')}{kind and '/' + kind}"] = sample.value
+        for (table, rank), values in found.items():
+            if not table:  # what belongs to the step as a whole
+                values["steps_total"] = max(
+                    (each.get("steps_total", 0) for (_, other), each in found.items() if other == rank), default=0
+                )
+            record = _record_of(table, int(rank), values, self._before.get((table, rank), {}), now)
+            if record is not None:
+                yield record
+        self._before = found
+
+
+def _record_of(
+    table: str, rank: int, values: dict[str, float], before: dict[str, float], now: float
+) -> StepRecord | None:
+    """Returns the means over the steps between two looks; None where there was none."""
+    steps = int(values.get("steps_total", 0))
+    taken = steps - int(before.get("steps_total", 0))
+    if taken <= 0:
+        return None
+
+    def mean(name: str) -> float:
+        return (values.get(name, 0) - before.get(name, 0)) / taken
+
+    return StepRecord(
+        step=steps - 1,
+        table=table,
+        numel=int(values.get("numel", 0)),
+        rank=rank,
+        payload_bytes_push=round(mean("payload_bytes_total/push")),
+        payload_bytes_pull=round(mean("payload_bytes_total/pull")),
+        encode_s=mean("seconds_total/encode"),
+        decode_s=mean("seconds_total/decode"),
+        wait_s=mean("seconds_total/wait"),
+        staleness=int(values.get("staleness", 0)),
+        residual_norm=values.get("residual_norm"),
+        residual_lag=values.get("residual_lag"),
+        time_s=now,
+        itemsize=int(values.get("itemsize", 4)),
+        loss=values.get("loss"),
+        accuracy=values.get("accuracy"),
+    )

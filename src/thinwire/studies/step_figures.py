@@ -1,0 +1,316 @@
+"""Figures of a training from its step records: what `thinwire watch` shows of the latest steps and a report of all.
+
+Records are summed as they come, so that a long run takes memory by its steps and ranks, not by its tables. The first
+steps, in which everything compiles, are left out of every mean as soon as there are others.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from thinwire.telemetry import StepRecord, warm_up_steps
+
+_MOST_POINTS = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableFigures:
+    """One table: means over steps and ranks, and the latest residual.
+
+    Attributes:
+        codec: id of the pushes' codec.
+        push_nbytes, pull_nbytes: payload of one rank in one step.
+        ratio: how many times more its values take in their own dtype, both ways; 0 where nothing travelled.
+        lag: the largest of the latest residuals of all ranks, in units of one step's update; None where none is kept.
+        residual_norm: likewise the 2-norm.
+    """
+
+    table: str
+    codec: str
+    numel: int
+    push_nbytes: float
+    pull_nbytes: float
+    ratio: float
+    lag: float | None
+    residual_norm: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """Means of one rank and step, of a training or its latest steps; all in seconds and bytes of payload.
+
+    Attributes:
+        steps: that the means are of.
+        warm_up: first steps that were left out.
+        last_step: the newest, from 0; −1 before the first.
+        ranks: that recorded.
+        step_s: from the end of a step to the end of the next, pauses included; None where times were not recorded.
+        median_step_s: likewise the median, which pauses for an evaluation do not move.
+        plain_nbytes: what all tables' values take in their own dtype, both ways.
+        ratio: of that over what travelled; 0 where nothing did.
+        lag: the largest latest lag of a table, and `lag_table` which it is; None where no residual is kept.
+        loss: the latest, mean over ranks.
+        accuracy: the latest.
+        tables: largest by bytes first.
+    """
+
+    steps: int
+    warm_up: int
+    last_step: int
+    ranks: int
+    step_s: float | None
+    median_step_s: float | None
+    push_nbytes: float
+    pull_nbytes: float
+    plain_nbytes: float
+    ratio: float
+    encode_s: float
+    decode_s: float
+    wait_s: float
+    lag: float | None
+    lag_table: str
+    loss: float | None
+    accuracy: float | None
+    tables: tuple[TableFigures, ...]
+
+    @property
+    def exchange_s(self) -> float:
+        """Encoding, decoding and waiting."""
+        return self.encode_s + self.decode_s + self.wait_s
+
+
+class Thinned:
+    """A curve of any length kept in at most a thousand points: every second one goes when there are more.
+
+    >>> curve = Thinned()
+    >>> for step in range(5000): curve.add(step, 2.0 * step)
+    >>> len(curve.points) <= 1000, curve.points[1]
+    (True, (8, 16.0))
+    """
+
+    def __init__(self) -> None:
+        self.points: list[tuple[int, float]] = []
+        self._every, self._count = 1, 0
+
+    def add(self, step: int, value: float) -> None:
+        """Takes the next point."""
+        if self._count % self._every == 0:
+            self.points.append((step, value))
+            if len(self.points) > _MOST_POINTS:
+                self.points, self._every = self.points[::2], 2 * self._every
+        self._count += 1
+
+
+@dataclass(slots=True)
+class RankStep:
+    """What one rank's step cost: sums over its tables."""
+
+    time_s: float = 0.0
+    push_nbytes: int = 0
+    pull_nbytes: int = 0
+    plain_nbytes: int = 0
+    encode_s: float = 0.0
+    decode_s: float = 0.0
+    wait_s: float = 0.0
+    lag: float | None = None
+    loss: float | None = None
+    accuracy: float | None = None
+    recorded: bool = False
+
+    def add(self, record: StepRecord) -> None:
+        """Adds one record of this rank and step."""
+        self.time_s = max(self.time_s, record.time_s)
+        self.push_nbytes += record.payload_bytes_push
+        self.pull_nbytes += record.payload_bytes_pull
+        self.plain_nbytes += 2 * record.numel * record.itemsize
+        self.encode_s += record.encode_s
+        self.decode_s += record.decode_s
+        self.wait_s += record.wait_s
+        self.lag = _larger(self.lag, record.residual_lag)
+        self.loss = self.loss if record.loss is None else record.loss
+        self.accuracy = self.accuracy if record.accuracy is None else record.accuracy
+        self.recorded = self.recorded or bool(record.table)
+
+
+@dataclass(slots=True)
+class _TableSums:
+    codec: str = ""
+    numel: int = 0
+    records: int = 0
+    push_nbytes: int = 0
+    pull_nbytes: int = 0
+    plain_nbytes: int = 0
+    lags: dict[int, float] = field(default_factory=dict)
+    norms: dict[int, float] = field(default_factory=dict)
+    curve: Thinned = field(default_factory=Thinned)
+
+    def add(self, record: StepRecord) -> None:
+        self.codec, self.numel = record.codec, record.numel
+        self.records += 1
+        self.push_nbytes += record.payload_bytes_push
+        self.pull_nbytes += record.payload_bytes_pull
+        self.plain_nbytes += 2 * record.numel * record.itemsize
+        if record.residual_lag is not None:
+            self.lags[record.rank] = record.residual_lag
+            if record.rank == min(self.lags):
+                self.curve.add(record.step, record.residual_lag)
+        if record.residual_norm is not None:
+            self.norms[record.rank] = record.residual_norm
+
+
+class RecordedSteps:
+    """Sums of step records, by step and by table.
+
+    Records of a rank whose steps begin again replace those of before: from step 0, all that was recorded (another
+    run wrote to the same file); from a later one, that rank's steps from there on (the training went back).
+
+    Args:
+        records: to begin with.
+
+    Attributes:
+        runs: that the records are of; the figures are the newest's.
+
+    Example:
+        >>> def record(step, time_s):
+        ...     return StepRecord(step=step, table="fc", numel=100, payload_bytes_push=4, payload_bytes_pull=6,
+        ...                       time_s=time_s)
+        >>> figures = RecordedSteps([record(0, 10.0), record(1, 10.5), record(2, 11.0)]).figures()
+        >>> figures.step_s, figures.ratio, figures.push_nbytes, figures.steps, figures.warm_up
+        (0.5, 80.0, 4.0, 2, 1)
+    """
+
+    def __init__(self, records: Iterable[StepRecord] = ()) -> None:
+        self.runs = 1
+        self._steps: defaultdict[int, dict[int, RankStep]] = defaultdict(dict)
+        self._tables: defaultdict[str, _TableSums] = defaultdict(_TableSums)
+        self._latest: dict[int, int] = {}
+        for record in records:
+            self.add(record)
+
+    def add(self, record: StepRecord) -> None:
+        """Takes one record."""
+        if record.table:  # records of the whole step leave earlier than those of tables
+            if record.step < self._latest.get(record.rank, -1):
+                self._go_back(record.rank, record.step)
+            self._latest[record.rank] = record.step
+            self._tables[record.table].add(record)
+        self._steps[record.step].setdefault(record.rank, RankStep()).add(record)
+
+    def keep(self, newest: int) -> None:
+        """Forgets all but so many of the newest steps; of tables, means go on."""
+        for step in sorted(self._steps)[:-newest]:
+            del self._steps[step]
+
+    def _go_back(self, rank: int, step: int) -> None:
+        if step == 0:
+            self.runs += 1
+            self._steps.clear()
+            self._tables.clear()
+            self._latest.clear()
+        for later in [each for each in self._steps if each >= step]:
+            self._steps[later].pop(rank, None)
+
+    # ---- what they come to
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps of which a table was recorded, in order."""
+        return sorted(step for step, ranks in self._steps.items() if any(each.recorded for each in ranks.values()))
+
+    def mean(self, step: int, figure: Callable[[RankStep], float | None]) -> float | None:
+        """Returns a figure's mean over the ranks of one step that have it."""
+        values = [value for each in self._steps[step].values() if (value := figure(each)) is not None]
+        return sum(values) / len(values) if values else None
+
+    def step_seconds(self) -> dict[int, float]:
+        """Returns from the end of the step before to the end of each step, mean over ranks, by step."""
+        found: defaultdict[int, list[float]] = defaultdict(list)
+        steps = self.steps
+        for rank in self._latest:
+            times = [(step, each.time_s) for step in steps if (each := self._steps[step].get(rank)) is not None]
+            for (one, begin), (other, end) in pairwise((step, time_s) for step, time_s in times if time_s):
+                if end >= begin:
+                    found[other].append((end - begin) / (other - one))
+        return {step: sum(each) / len(each) for step, each in sorted(found.items())}
+
+    def scores(self, name: str) -> list[tuple[int, float, float]]:
+        """Returns step, seconds since the first record, and mean over ranks, of `loss` or `accuracy`."""
+        times = [each.time_s for ranks in self._steps.values() for each in ranks.values() if each.time_s]
+        begin = min(times, default=0.0)
+        found = []
+        for step in sorted(self._steps):
+            value = self.mean(step, lambda each: getattr(each, name))
+            if value is not None:
+                time_s = max((each.time_s for each in self._steps[step].values()), default=0.0)
+                found.append((step, max(0.0, time_s - begin), value))
+        return found
+
+    def lag_curves(self) -> dict[str, list[tuple[int, float]]]:
+        """Returns the lag of the first rank's residual over steps, thinned, by table that keeps one."""
+        return {name: sums.curve.points for name, sums in self._tables.items() if sums.curve.points}
+
+    def figures(self, *, leave_out: int | None = None, newest: bool = True) -> Figures:
+        """Returns the figures of the steps that are kept, but for the first; of tables, of all steps.
+
+        Args:
+            leave_out: how many of the first steps; by default as `telemetry.warm_up_steps` says, if there are others.
+            newest: False: the figures of those first steps in place of the others.
+        """
+        steps = self.steps
+        warm_up = min(warm_up_steps(len(steps)) if leave_out is None else leave_out, max(0, len(steps) - 1))
+        steps = steps[warm_up:] if newest else steps[:warm_up]
+        chosen = [each for step in steps for each in self._steps[step].values() if each.recorded]
+        seconds = [value for step, value in self.step_seconds().items() if steps and steps[0] <= step <= steps[-1]]
+        tables = sorted(
+            (_table_figures(name, sums) for name, sums in self._tables.items()),
+            key=lambda each: (-(each.push_nbytes + each.pull_nbytes), each.table),
+        )
+        lagging = max((each for each in tables if each.lag is not None), key=lambda each: each.lag or 0, default=None)
+        losses, accuracies = self.scores("loss"), self.scores("accuracy")
+
+        def mean(figure: Callable[[RankStep], float]) -> float:
+            return sum(map(figure, chosen)) / max(1, len(chosen))
+
+        push, pull, plain = mean(lambda e: e.push_nbytes), mean(lambda e: e.pull_nbytes), mean(lambda e: e.plain_nbytes)
+        return Figures(
+            steps=len(steps),
+            warm_up=warm_up if newest else 0,
+            last_step=steps[-1] if steps else -1,
+            ranks=len(self._latest),
+            step_s=statistics.fmean(seconds) if seconds else None,
+            median_step_s=statistics.median(seconds) if seconds else None,
+            push_nbytes=push,
+            pull_nbytes=pull,
+            plain_nbytes=plain,
+            ratio=plain / (push + pull) if push + pull else 0.0,
+            encode_s=mean(lambda each: each.encode_s),
+            decode_s=mean(lambda each: each.decode_s),
+            wait_s=mean(lambda each: each.wait_s),
+            lag=None if lagging is None else lagging.lag,
+            lag_table="" if lagging is None else lagging.table,
+            loss=losses[-1][2] if losses else None,
+            accuracy=accuracies[-1][2] if accuracies else None,
+            tables=tuple(tables),
+        )
+
+
+def _table_figures(name: str, sums: _TableSums) -> TableFigures:
+    nbytes = sums.push_nbytes + sums.pull_nbytes
+    return TableFigures(
+        table=name,
+        codec=sums.codec,
+        numel=sums.numel,
+        push_nbytes=sums.push_nbytes / sums.records,
+        pull_nbytes=sums.pull_nbytes / sums.records,
+        ratio=sums.plain_nbytes / nbytes if nbytes else 0.0,
+        lag=max(sums.lags.values(), default=None),
+        residual_norm=max(sums.norms.values(), default=None),
+    )
+
+
+def _larger(one: float | None, other: float | None) -> float | None:
+    return other if one is None else one if other is None else max(one, other)

@@ -1,0 +1,39 @@
+"""`thinwire report`: the page is written beside the records, and its verdict is printed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import Result
+from tests.studies.test_step_figures import training
+from thinwire.runtime.metrics import JsonLines
+
+Command = Callable[..., Result]
+
+
+def test_the_page_is_written_and_the_verdict_printed(command: Command, tmp_path: Path) -> None:
+    pytest.importorskip("plotly")
+    steps = tmp_path / "run" / "steps.jsonl"
+    steps.parent.mkdir()
+    writer = JsonLines(steps)
+    for record in training(20):
+        writer.record(record)
+    writer.close()
+    result = command("report", steps, "--json", tmp_path / "out.json")
+    assert result.status == 0 and "compression pays on links below 0.312 Mbit/s each way" in result.out
+    assert (tmp_path / "run" / "steps.html").read_text().startswith("<!doctype html>")
+    saved = json.loads((tmp_path / "out.json").read_text())
+    assert (saved["steps"], saved["warm_up"], len(saved["verdict"])) == (15, 5, 4)
+    assert command("report", tmp_path / "run").status == 0
+    assert (tmp_path / "run" / "report.html").exists()
+
+
+def test_misuse_is_one_line(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "steps.jsonl").write_text("{}\n")
+    for path in (tmp_path, tmp_path / "steps.jsonl", tmp_path / "missing"):
+        result = command("report", path)
+        assert result.status == 2 and result.err.count("\n") == 1 and "--telemetry" in result.err, path

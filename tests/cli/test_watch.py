@@ -1,0 +1,88 @@
+"""`thinwire watch`: one frame of what is there, as text and as data; a word where nothing is; a clean end."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import Result
+from tests.studies.test_step_figures import training
+from thinwire.runtime.metrics import JsonLines, Prometheus
+
+Command = Callable[..., Result]
+
+
+@pytest.fixture
+def steps(tmp_path: Path) -> Path:
+    path = tmp_path / "steps.jsonl"
+    writer = JsonLines(path)
+    for record in training(80):
+        writer.record(record)
+    writer.close()
+    with path.open("ab") as file:
+        file.write(b'no record\n{"step":80,"tab')
+    return path
+
+
+def test_one_frame(command: Command, steps: Path, tmp_path: Path) -> None:
+    result = command("watch", steps, "--once", "--json", tmp_path / "out.json", "--tensors", 1)
+    assert result.status == 0, result.err
+    for line in (
+        r"steps.jsonl: step 79, 2 workers",
+        r"speed +2 steps/s, 500 ms a step \(over 50 steps\)",
+        r"bytes +120 B up, 80 B down a step",
+        r"ratio +40\.2× less than 8.04 kB in the tensors' own dtype",
+        r"time +encode 100 ms, decode 0 ms, wait 50 ms: 30% of a step",
+        r"lag +80\.0 steps of updates wait in fc\.weight, the most of any tensor",
+        r"loss +-68\.0000",
+        r"fc\.weight +│ 3lc +│ +1,000 │ 100 B",
+        r"1 more, which are smaller",
+        r"1 lines are no step records",
+    ):
+        assert re.search(line, result.out), (line, result.out)
+    data = json.loads((tmp_path / "out.json").read_text())
+    assert (data["last_step"], data["steps"], len(data["tables"])) == (79, 50, 2)
+
+
+def test_a_file_that_is_not_there_is_waited_for_and_interrupting_ends_well(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = tmp_path / "later.jsonl"
+    result = command("watch", missing, "--once")
+    assert result.status == 2 and "there is no such file; start a training with --telemetry" in result.err
+    looks: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 2:
+            writer = JsonLines(missing)
+            for record in training(3):
+                writer.record(record)
+            writer.close()
+        if len(looks) == 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("thinwire.cli.watch.time.sleep", sleep)
+    result = command("watch", missing, "--interval", 0.5)
+    assert (result.status, looks, result.err) == (0, [0.5] * 4, "")
+    assert "step 2, 2 workers" in result.out
+
+
+def test_an_endpoint(command: Command) -> None:
+    writer = Prometheus(0)
+    url = f"http://127.0.0.1:{writer.port}/metrics"
+    try:
+        result = command("watch", url, "--once")
+        assert result.status == 0 and "no step yet" in result.out
+        for record in training(4, ranks=1):
+            writer.record(record)
+        result = command("watch", url, "--once")
+        assert "step 3, 1 worker" in result.out and "fc.weight" in result.out and "3.0 steps of updates" in result.out
+    finally:
+        writer.close()
+    result = command("watch", url, "--once")
+    assert result.status == 1 and result.err.count("\n") == 1 and "cannot be read" in result.err

@@ -1,0 +1,87 @@
+"""Records are read back as they were written: while the file grows, and whatever a killed process left in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from thinwire.errors import ConfigError, TransportError
+from thinwire.runtime.metrics import JsonLines, Prometheus
+from thinwire.runtime.record_files import MAX_LINE_NBYTES, RecordEndpoint, RecordFile
+from thinwire.telemetry import StepRecord
+
+RECORDS = [
+    StepRecord(step=0, table="fc", numel=10, payload_bytes_push=3, residual_lag=1.5, time_s=7.0, itemsize=2),
+    StepRecord(step=0, table="", numel=0, loss=0.5, accuracy=0.25),
+]
+OLD = (
+    b'{"step":3,"table":"fc","numel":5,"rank":1,"codec":"3lc","payload_bytes_push":2,"payload_bytes_pull":1,'
+    b'"encode_s":0.5,"decode_s":0.0,"wait_s":0.0,"staleness":0,"residual_norm":null,"residual_lag":null,'
+    b'"skipped":false,"bits_per_value_push":3.2,"bits_per_value_pull":1.6}\n'
+)
+"""As it was written before records had times."""
+
+
+def test_a_file_is_followed_as_it_grows(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    file = RecordFile(path)
+    assert list(file.read()) == []
+    writer = JsonLines(path)
+    for record in RECORDS:
+        writer.record(record)
+        assert list(file.read()) == [record]
+    writer.close()
+    with path.open("ab") as grows:
+        grows.write(OLD[:40])
+        grows.flush()
+        assert list(file.read()) == [] and file.damaged == 0
+        grows.write(OLD[40:])
+    (old,) = file.read()
+    assert (old.step, old.rank, old.encode_s, old.time_s, old.itemsize, old.loss) == (3, 1, 0.5, 0.0, 4, None)
+    path.write_bytes(OLD)
+    assert list(file.read()) == [old], "another file is in its place"
+
+
+def test_damaged_lines_are_left_out_and_counted(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    wrong = [b'{"step":1,"tab', b"\xff\xfe", b'{"step":"one","table":"fc","numel":5}', b"[" * 5000, b"{}", b"1"]
+    path.write_bytes(b"\n".join([*wrong, b"", OLD.strip(), b"x" * (MAX_LINE_NBYTES + 5), OLD.strip()]) + b"\n")
+    file = RecordFile(path)
+    assert [record.step for record in file.read()] == [3, 3] and file.damaged == len(wrong) + 1
+    path.write_bytes(b"\x00" * (5 * MAX_LINE_NBYTES))
+    binary = RecordFile(path)
+    assert list(binary.read()) == [] and binary.damaged >= 1
+    with pytest.raises(ConfigError, match=r"cannot be read: Is a directory"):
+        list(RecordFile(tmp_path).read())
+
+
+def test_of_a_long_file_the_end_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    path.write_bytes(OLD * 100)
+    file = RecordFile(path, newest_nbytes=3 * len(OLD) + 10)
+    assert len(list(file.read())) == 3 and file.damaged == 0
+    assert len(list(RecordFile(path, newest_nbytes=10**9).read())) == 100
+
+
+def test_an_endpoint_tells_what_came_since_the_last_look() -> None:
+    writer = Prometheus(0)
+    endpoint = RecordEndpoint(f"http://127.0.0.1:{writer.port}/metrics")
+    try:
+        assert list(endpoint.read()) == []
+        for step in range(3):
+            writer.record(StepRecord(step=step, table="fc", numel=10, payload_bytes_push=4, encode_s=0.5, itemsize=2))
+            writer.record(StepRecord(step=step, table="", numel=0, loss=1.0))
+        first = {record.table: record for record in endpoint.read()}
+        assert (first["fc"].step, first["fc"].payload_bytes_push, first["fc"].encode_s) == (2, 4, 0.5)
+        assert (first["fc"].numel, first["fc"].itemsize, first["fc"].residual_lag) == (10, 2, None)
+        assert (first[""].step, first[""].loss, first[""].numel) == (2, 1.0, 0)
+        assert list(endpoint.read()) == []
+        writer.record(StepRecord(step=3, table="fc", numel=10, payload_bytes_push=8, residual_lag=2.0))
+        (second,) = (record for record in endpoint.read() if record.table)
+        assert (second.step, second.payload_bytes_push, second.residual_lag) == (3, 8, 2.0)
+        assert second.time_s >= first["fc"].time_s > 0
+    finally:
+        writer.close()
+    with pytest.raises(TransportError, match=r"metrics cannot be read: .*refused.*--metrics-port serves"):
+        list(endpoint.read())

@@ -1,0 +1,108 @@
+"""The page of a training: what its records say, a verdict from them, and charts that a browser draws."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.studies.browser import CHROMIUM, MISSING, open_page
+from tests.studies.test_step_figures import training
+from thinwire.errors import ConfigError
+from thinwire.runtime.metrics import JsonLines
+from thinwire.studies.run_report import RecordedRun, charts, page, read_run, tensors_table, verdict
+from thinwire.studies.step_figures import RecordedSteps
+from thinwire.telemetry import StepRecord
+
+OUTCOME = {
+    "design": "3lc[s=1.75]",
+    "model": "lenet <5>",
+    "data": "digits",
+    "workers": 2,
+    "link": "10mbit",
+    "steps": 60,
+    "seed": 7,
+    "test_accuracy": 0.875,
+    "curve": [{"step": 30, "seconds": 20.0, "accuracy": 0.5}, {"step": 60, "seconds": 40.0, "accuracy": 0.875}],
+    "weights": "0123",
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RecordedRun:
+    """A folder with a file for each worker, one of them damaged, the run's outcome, and files of something else."""
+    folder = tmp_path_factory.mktemp("run")
+    for rank in range(2):
+        writer = JsonLines(folder / f"{rank}.jsonl")
+        for record in training(60):
+            if record.rank == rank:
+                writer.record(record)
+        writer.close()
+    with (folder / "1.jsonl").open("ab") as file:
+        file.write(b'{"step":60,"tab\n')
+    (folder / "journal.jsonl").write_text('{"event":"began"}\n')
+    (folder / "a.json").write_text("[1, 2")
+    (folder / "outcome.json").write_text(json.dumps(OUTCOME))
+    return read_run(folder)
+
+
+def test_what_is_read(run: RecordedRun) -> None:
+    assert [file.name for file in run.files] == ["0.jsonl", "1.jsonl"]
+    assert (run.damaged, run.recorded.runs, run.figures().ranks) == (1, 1, 2)
+    assert run.figures().accuracy == 0.875 and run.accuracies() == [(20.0, 0.5), (40.0, 0.875)]
+    assert [chart.name for chart in charts(run)] == ["time", "bytes", "tensors", "lag", "scores"]
+    assert len(tensors_table(run.figures()).lines) == 2
+    alone = read_run(run.files[0])
+    assert (alone.outcome, alone.accuracies(), alone.figures().ranks) == (None, [], 1)
+
+
+def test_what_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no such file or folder; expected what --telemetry wrote"):
+        read_run(tmp_path / "missing")
+    with pytest.raises(ConfigError, match=r"no \*.jsonl in it has a step record"):
+        read_run(tmp_path)
+    (tmp_path / "other.jsonl").write_bytes(b"\x00\xff\n" * 9)
+    with pytest.raises(ConfigError, match="it has no step record; expected the JSON lines"):
+        read_run(tmp_path / "other.jsonl")
+
+
+def test_verdicts_follow_from_the_figures(run: RecordedRun) -> None:
+    figures = replace(run.figures(), lag=3.0)
+    said = " ".join(verdict(figures))
+    # 4,020 bytes less 120, in the 100 ms that encoding takes
+    assert "40.2× less travels" in said and "below 0.312 Mbit/s each way" in said and "wait in the residual" not in said
+    assert "Exchanges take 30% of a step of 500 ms, 10% waiting." in said
+    assert "holds the training up" in " ".join(verdict(replace(figures, wait_s=0.4)))
+    assert "20 steps of updates wait in the residual of fc.weight" in " ".join(verdict(replace(figures, lag=20.0)))
+    assert verdict(replace(figures, ratio=1.0))[0].startswith("Nothing is saved")
+    assert verdict(replace(figures, ratio=0.0))[0] == "Nothing travelled."
+    assert "what it costs was not recorded" in verdict(replace(figures, encode_s=0.0))[0]
+    assert not any("Exchanges take" in sentence for sentence in verdict(replace(figures, step_s=None)))
+
+
+@pytest.mark.skipif(not CHROMIUM, reason=MISSING)
+def test_a_browser_draws_every_chart(run: RecordedRun, tmp_path: Path) -> None:
+    pytest.importorskip("plotly")
+    old = RecordedSteps(StepRecord(step=step, table="a</script><b>", numel=9) for step in range(2))
+    bare = RecordedRun(name="old", recorded=old, files=(Path("old.jsonl"),), damaged=0)
+    for shown in (run, bare):
+        path = tmp_path / f"{shown.name}.html"
+        path.write_text(page(shown, "thinwire report run"))
+        opened = open_page(path, tmp_path / "profile")
+        assert opened.console == []
+        assert "data-errors" not in opened.html.partition(">")[2][:500]
+        drawn = dict(re.findall(r'<div class="chart[^"]*" id="([^"]+)"[^>]*?( data-drawn="yes")?[^>]*>', opened.html))
+        assert drawn == {chart.name: ' data-drawn="yes"' for chart in charts(shown)}
+        assert opened.html.count('<svg class="main-svg"') >= len(drawn)
+        text = html.unescape(re.sub(r"<[^>]+>", " ", opened.html))
+        for sentence in verdict(shown.figures()):
+            assert sentence in text
+        for cells in tensors_table(shown.figures()).lines:
+            assert all(cell in html.unescape(opened.html) for cell in cells), cells
+    assert "3lc[s=1.75], lenet <5> on digits, 2 workers, 60 steps, link 10mbit, seed 7." in html.unescape(
+        (tmp_path / f"{run.name}.html").read_text()
+    )

@@ -1,0 +1,90 @@
+"""Figures from step records: means of one rank and step, without the first steps, of the newest run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from thinwire.studies.step_figures import RecordedSteps
+from thinwire.telemetry import StepRecord
+
+
+def training(steps: int = 20, *, first: int = 0, begin: float = 100.0, ranks: int = 2) -> Iterator[StepRecord]:
+    """Half a second a step, the first of which compiles; the bias travels as bfloat16 is."""
+    for step in range(first, first + steps):
+        time_s = begin + 0.5 * step + (9 if step else 0)
+        for rank in range(ranks):
+            first_step = step == 0
+            yield StepRecord(
+                step=step,
+                table="fc.weight",
+                numel=1000,
+                rank=rank,
+                codec="3lc",
+                payload_bytes_push=100,
+                payload_bytes_pull=0 if first_step else 60,
+                encode_s=5.0 if first_step else 0.1,
+                wait_s=0.05,
+                residual_norm=1.0,
+                residual_lag=step + rank,
+                time_s=time_s,
+            )
+            yield StepRecord(
+                step=step,
+                table="fc.bias",
+                numel=10,
+                rank=rank,
+                payload_bytes_push=20,
+                payload_bytes_pull=20,
+                itemsize=2,
+            )
+            yield StepRecord(step=step, table="", numel=0, rank=rank, time_s=time_s, loss=10.0 - step + 2 * rank)
+
+
+def test_means_leave_out_the_first_steps() -> None:
+    figures = RecordedSteps(training()).figures()
+    assert (figures.warm_up, figures.steps, figures.last_step, figures.ranks) == (5, 15, 19, 2)
+    assert figures.step_s == pytest.approx(0.5) and figures.median_step_s == pytest.approx(0.5)
+    assert (figures.push_nbytes, figures.pull_nbytes, figures.plain_nbytes) == (120, 80, 8040)
+    assert figures.ratio == pytest.approx(40.2)
+    assert (figures.encode_s, figures.decode_s, figures.wait_s) == pytest.approx((0.1, 0, 0.05))
+    assert (figures.lag, figures.lag_table) == (20, "fc.weight")
+    assert (figures.loss, figures.accuracy) == (-8.0, None)
+    weight, bias = figures.tables
+    assert (weight.table, weight.codec, weight.push_nbytes, weight.lag) == ("fc.weight", "3lc", 100, 20)
+    assert (bias.ratio, bias.lag) == (1.0, None)
+    assert RecordedSteps(training()).figures(leave_out=0).encode_s == pytest.approx((5 + 19 * 0.1) / 20)
+
+
+def test_records_without_times_or_of_one_step_or_none() -> None:
+    nothing = RecordedSteps().figures()
+    assert (nothing.steps, nothing.last_step, nothing.step_s, nothing.ratio, nothing.tables) == (0, -1, None, 0, ())
+    one = RecordedSteps(training(1)).figures()
+    assert (one.steps, one.warm_up, one.step_s, one.push_nbytes) == (1, 0, None, 120)
+    old = [StepRecord(step=step, table="fc", numel=8, payload_bytes_push=4) for step in range(9)]
+    assert RecordedSteps(old).figures().step_s is None and RecordedSteps(old).step_seconds() == {}
+    assert RecordedSteps([StepRecord(step=0, table="", numel=0, loss=1.0)]).figures().last_step == -1
+
+
+def test_steps_that_are_taken_again_replace_those_of_before() -> None:
+    again = RecordedSteps([*training(20), *training(8, first=12, begin=500)])
+    assert again.runs == 1 and again.figures().push_nbytes == 120 and again.figures().last_step == 19
+    assert max(again.step_seconds()[step] for step in range(13, 20)) == pytest.approx(0.5)
+    assert again.step_seconds()[12] > 300, "the way back is time that the run took"
+    other = RecordedSteps([*training(20), *training(10, begin=900, ranks=1)])
+    assert (other.runs, other.figures().last_step, other.figures().ranks) == (2, 9, 1)
+
+
+def test_only_the_newest_steps_are_kept_where_that_is_asked_for() -> None:
+    recorded = RecordedSteps(training(30))
+    recorded.keep(5)
+    assert recorded.steps == [25, 26, 27, 28, 29] and recorded.figures(leave_out=1).steps == 4
+
+
+def test_scores_and_lags_over_time() -> None:
+    recorded = RecordedSteps(training(3000, ranks=1))
+    assert recorded.scores("loss")[:2] == [(0, 0.0, 10.0), (1, 9.5, 9.0)] and recorded.scores("accuracy") == []
+    curves = recorded.lag_curves()
+    steps = [step for step, _ in curves["fc.weight"]]
+    assert len(steps) <= 1000 and steps[0] == 0 and steps[-1] > 2990 and set(curves) == {"fc.weight"}
