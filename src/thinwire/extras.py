@@ -70,7 +70,10 @@ class LazyModule:
             if error.name != self._name or self._name not in EXTRAS:
                 raise  # another module's, which thinwire's command line knows by its name
             raise missing(self._what, self._name) from error
-        return getattr(module, attribute)
+        value = getattr(module, attribute)
+        if self._name in EXTRAS:  # asked for once: a server looks at grpc's names with every message
+            setattr(self, attribute, value)
+        return value
 
 
 def optional(module: str, what: str) -> Any:

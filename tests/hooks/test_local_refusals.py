@@ -47,7 +47,7 @@ def test_workers_agree_on_the_timetable() -> None:
             "diloco[h=4]",
             r"h, inner steps between exchanges: this worker plans local\[steps=[34]\], the others local\[steps=[34]\]",
         ),
-        ("diloco[h=3,fragments=2]", "local: this worker plans fragments="),
+        ("diloco[h=3,fragments=2]", "local: this worker plans 'fragments="),
         ("diloco[h=3,outer_lr=0.5]", ""),
     ):
         designs = ["diloco[h=3]", other]
@@ -81,7 +81,7 @@ def test_a_resumed_worker_with_other_settings_is_told_what_differs() -> None:
         ("sparseloco[h=4]", 1, ConfigError, "state is of sync_every=2 and this training has sync_every=4: resume with"),
         ("sparseloco[h=2,fragments=2]", 1, ConfigError, "state is of fragments=1 and this training has fragments=2"),
         ("sparseloco[h=2,outer_lr=0.5]", 1, ConfigError, "state is of outer_lr=0.65 and this training has"),
-        ("sparseloco[h=2,reduce=mean]", 1, ProtocolError, "reduce: this worker plans mean, the others clipped-mean"),
+        ("sparseloco[h=2,reduce=mean]", 1, ProtocolError, "reduce: this worker plans 'mean', the others 'clipped-mean"),
         (
             "sparseloco[h=2]",
             2,
