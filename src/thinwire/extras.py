@@ -71,7 +71,7 @@ class LazyModule:
                 raise  # another module's, which thinwire's command line knows by its name
             raise missing(self._what, self._name) from error
         value = getattr(module, attribute)
-        if self._name in EXTRAS:  # asked for once: a server looks at grpc's names with every message
+        if self._name in EXTRAS:  # kept: a server reads grpc's names with every message
             setattr(self, attribute, value)
         return value
 

@@ -61,6 +61,32 @@ def test_one_thread_sees_everything_in_the_order_of_the_program() -> None:
     assert second.receive(timeout_s=0) is None
 
 
+def test_who_comes_in_anothers_place_comes_after_its_end() -> None:
+    """Another thread is at the queue meanwhile: everything waits there, in the order of the program."""
+    logs: list[Log] = []
+
+    def factory(sender: Sender) -> Log:
+        logs.append(Log(sender))
+        return logs[0]
+
+    server = MemoryServer(factory)
+    first = server.connect()
+    entered, go_on = threading.Event(), threading.Event()
+
+    def work() -> None:
+        entered.set()
+        assert go_on.wait(30)
+
+    busy = threading.Thread(target=server.post, args=(work,))
+    busy.start()
+    assert entered.wait(30)
+    first.abort()
+    server.connect().send(b"\x01")
+    go_on.set()
+    busy.join()
+    assert logs[0].lines[:4] == ["open 0", "close 0 the peer went away without saying so", "open 1", "begin 1:1"]
+
+
 def test_a_packet_is_handed_over_and_not_copied() -> None:
     server = MemoryServer(Log)
     connection = server.connect()

@@ -119,12 +119,25 @@ class HostServer(Server):
 
     def end(self, peer: int, error: str | None) -> None:
         """Ends a session of this process; does nothing if it is over."""
-        session = self._sessions.get(peer)
-        if isinstance(session, OwnSession):
-            session.end(error)
-            del self._sessions[peer]
-            # The handler may be inside one of its methods: it hears of the end after that.
+        # The handler may be inside one of its methods: it hears of the end after that.
+        if self._finish(peer, error):
             self.post(lambda: self.tell(lambda: self._handler.closed(peer, error)))
+
+    def left(self, peer: int, error: str | None) -> None:
+        """Ends a session of this process that its peer has left; does nothing if it is over.
+
+        The handler is in none of its methods then, and hears of it before whoever comes next, in its place.
+        """
+        if self._finish(peer, error):
+            self.tell(lambda: self._handler.closed(peer, error))
+
+    def _finish(self, peer: int, error: str | None) -> bool:
+        session = self._sessions.get(peer)
+        if not isinstance(session, OwnSession):
+            return False
+        session.end(error)
+        del self._sessions[peer]
+        return True
 
     def session(self, peer: int) -> Session | None:
         """Returns the session of a peer while packets may still be queued for it."""

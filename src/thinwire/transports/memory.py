@@ -145,11 +145,20 @@ class MemoryServer(Server):
 
     def end(self, peer: int, error: str | None) -> None:
         """Ends a session on both sides; does nothing if it is over."""
+        # The handler may be inside one of its methods: it hears of the end after that.
+        if self._finish(peer, error):
+            self.post(lambda: self._handler.closed(peer, error))
+
+    def left(self, peer: int, error: str | None) -> None:
+        """Ends a session that its peer has left. The handler hears of it before whoever comes next, in its place."""
+        if self._finish(peer, error):
+            self._handler.closed(peer, error)
+
+    def _finish(self, peer: int, error: str | None) -> bool:
         connection = self._sessions.pop(peer, None)
         if connection is not None:
             connection.finish(error)
-            # The handler may be inside one of its methods: it hears of the end after that.
-            self.post(lambda: self._handler.closed(peer, error))
+        return connection is not None
 
     def _fail(self, error: Exception) -> None:
         """The handler broke: what it knows can no longer be trusted, so it is not called again."""
@@ -207,6 +216,9 @@ class Host(Protocol):
     def end(self, peer: int, error: str | None) -> None:
         """Ends a session on both sides; does nothing if it is over."""
 
+    def left(self, peer: int, error: str | None) -> None:
+        """Ends a session that its peer has left; does nothing if it is over. Called on the handler's thread."""
+
 
 class MemoryConnection(Connection):
     """The worker's end of a session with a server of its own process; made by the server's `connect`."""
@@ -257,7 +269,7 @@ class MemoryConnection(Connection):
             self._inbox.clear()
             self._changed.notify_all()
         if not was_over:
-            self._server.post(lambda: self._server.end(self.peer, error))
+            self._server.post(lambda: self._server.left(self.peer, error))
 
     def offer(self, packet: bytes) -> bool:
         """Queues a packet for this peer; returns False if too much is pending."""
