@@ -149,6 +149,8 @@ class Participants(Standing):
             exchanges=tuple(self._engine.exchanges.get(rank, ())),
             skips_late=self._skips_late,
         )
+        if begin < 0:  # one that begins late takes any step
+            self._saved.let_in(rank, self.step)
         saved = self._saved.message()
         first = [] if saved is None else [Send((peer,), saved)]
         return [Send((peer,), welcome), *first, *self._address(values)]
@@ -290,6 +292,9 @@ class Participants(Standing):
             for rank in away:
                 members.drop(rank)
             members.divide_data(self.step)
+        for rank in members.ranks:  # where nothing had happened yet, one was to begin late that now does not
+            if not members.expects(rank, self.step):
+                members.admit(rank, self.step)
         begin = {rank: self._engine.admit(rank) for rank in set(agreed.voters.values()).difference(members.ranks)}
         effects: list[Effect] = []
         for peer, rank in agreed.voters.items():

@@ -3,7 +3,9 @@
 Everybody keeps the newest step that all have until it knows of a newer one. So there always is one that all have: the
 newest that all ever had is removed only by somebody who knows of a newer one that all have had.
 
-A worker that began late, or writes none, takes any step. What all know to be safe stays so, whoever comes or goes.
+A worker that began late, or writes none, takes any step. One that was let in and has said nothing yet may have that
+step alone at which it was: others may go on without it, and must not remove what only it still counts on. What all know
+to be safe stays so, whoever comes or goes.
 """
 
 from __future__ import annotations
@@ -32,23 +34,37 @@ class SavedSteps:
         self.safe: int | None = None
         self._own: set[int] | None = None
         self._workers: dict[int, Saved] = {}
+        self._silent: set[int] = set()
         self._told: Saved | None = None
+
+    def let_in(self, rank: int, step: int) -> None:
+        """A worker goes on from a step: it says what it has before it pushes anything, or writes none."""
+        self._workers[rank] = Saved(steps=(step,))
+        self._silent.add(rank)
+
+    def pushed(self, rank: int) -> None:
+        """A worker has pushed: what it has not said by now, it never will."""
+        if rank in self._silent:
+            self.drop(rank)
 
     def add(self, rank: int, saved: Saved) -> None:
         """A worker says what it has."""
         self._workers[rank] = saved
+        self._silent.discard(rank)
         least = min(each.safe for each in self._workers.values())
         self.safe = least if self.safe is None else max(self.safe, least)
 
     def drop(self, rank: int) -> None:
         """A worker takes part no more: what it has is of no use."""
         self._workers.pop(rank, None)
+        self._silent.discard(rank)
 
     def went_back(self, step: int) -> None:
         """All went back to a step: everybody has it, and nobody has a later one."""
         self.safe = None if self.safe is None else step
         self._own = None if self._own is None else {each for each in self._own if each <= step}
         self._workers.clear()
+        self._silent.clear()
 
     def news(self, own: Collection[int] | None = None) -> Saved | None:
         """Returns what all workers are to hear, where it has changed.
