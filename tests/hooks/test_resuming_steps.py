@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import thinwire as tw
+from tests.hooks.cluster import run_cluster
 from thinwire.hooks.resuming import KeptSteps
 
 
@@ -31,6 +32,28 @@ def test_the_newest_states_are_kept_and_no_more() -> None:
     for clock, since in ((12, 6), (15, 6), (18, 15)):
         kept.add(at(clock, needed_since=since))
         assert kept.steps() == {12: (12, 9, 6), 15: (15, 12, 9, 6), 18: (18, 15)}[clock], "a shard has no newer one"
+
+
+def test_others_hear_what_is_kept_before_anything_is_pushed() -> None:
+    """Else they might go on without this worker, and forget the one step that it has."""
+    said: list[tuple[int, ...]] = []
+    opt = at(0)
+    opt.announce_checkpoints = lambda steps: said.append(tuple(steps))
+    KeptSteps(nn.Linear(2, 1)).began(opt)
+    assert said == [(0,)]
+
+
+def test_distribute_says_that_the_training_goes_on() -> None:
+    class Told(KeptSteps):
+        at: int | None = None
+
+        def began(self, opt: Any) -> None:
+            self.at = opt.steps_done
+            super().began(opt)
+
+    kept = Told(nn.Linear(2, 1))
+    run_cluster(lambda rank: nn.Linear(2, 1), lambda rank, model, opt: None, workers=1, codec="3lc", resume=kept)
+    assert kept.at == 0
 
 
 def test_going_back_gives_what_was_there_and_forgets_what_came_later() -> None:

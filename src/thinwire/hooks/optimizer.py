@@ -59,6 +59,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._recorder = Recorder(metrics, worker.rank)
         self._warm_up = WarmUp()
         agreed: int | None = None
+        resumable = resume if isinstance(resume, Resumable) else None
         if isinstance(resume, Resumable):
             if (steps := resume.steps()) is not None:
                 agreed = driver.run(worker.agree(steps))
@@ -77,6 +78,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             )
         self._hooks = ModelHooks(model, worker, driver)
         self._first_step, self._began = worker.iteration, time.perf_counter()
+        if resumable is not None:
+            resumable.began(self)
 
     # ---- the optimizer's interface
 

@@ -47,6 +47,9 @@ class Resumable(ABC):
             step: the one agreed on.
         """
 
+    def began(self, opt: Optimizer) -> None:  # noqa: B027  # whoever writes files says what they are by itself
+        """The training goes on, and nothing has been pushed yet: the others are to know what is kept here."""
+
 
 @dataclass(frozen=True, slots=True)
 class _State:
@@ -109,6 +112,10 @@ class KeptSteps(Resumable):
         """See `Resumable`: None at the first time, when the training begins."""
         began, self._began = self._began, True
         return tuple(sorted(self._states, reverse=True)) if began else None
+
+    def began(self, opt: Optimizer) -> None:
+        """See `Resumable`."""
+        opt.announce_checkpoints(self._states)
 
     def load(self, step: int) -> Mapping[str, Any] | None:
         """Makes the model what it was, and torch's chance; returns the optimizer's state of then."""
