@@ -17,9 +17,10 @@ from thinwire import frames
 from thinwire.codecs.base import Codec, Context
 from thinwire.codecs.lag import LagBound
 from thinwire.codecs.threelc import ZERO_RUN, ThreeLC
+from thinwire.kernels.numba.addresses import Addresses
 from thinwire.kernels.numba.jit import frozen
 from thinwire.kernels.numba.lag import follow_many, set_multipliers
-from thinwire.kernels.numba.many import Addresses, decode_many, encode_many
+from thinwire.kernels.numba.many import decode_many, encode_many, scales_of_many
 
 
 def takes_codec(codec: Codec) -> bool:
@@ -69,30 +70,56 @@ class TernaryFrames:
         some._sparsities = self._sparsities[which]
         return some
 
+    def scales(
+        self, tensors: Addresses, others: Addresses | None = None, multipliers: NDArray[np.float32] | None = None
+    ) -> NDArray[np.float32] | None:
+        """Returns every tensor's scale; None where one of them, or what is encoded of it, holds NaN or Inf.
+
+        Args:
+            tensors: to encode.
+            others: tensors that are subtracted from them first, in float32; None: nothing is.
+            multipliers: float32[n], what each tensor's largest magnitude is multiplied by; None: what its codec says.
+        """
+        return scales_of_many(
+            tensors,
+            others,
+            self._sizes,
+            self._residuals,
+            self._residual_scales,
+            self._sparsities if multipliers is None else multipliers,
+        )
+
     def encode(
-        self, tensors: Addresses, outs: Addresses | None = None, multipliers: NDArray[np.float32] | None = None
+        self,
+        tensors: Addresses,
+        outs: Addresses | None = None,
+        multipliers: NDArray[np.float32] | None = None,
+        *,
+        others: Addresses | None = None,
+        scales: NDArray[np.float32] | None = None,
     ) -> list[bytes] | None:
         """Returns the tensors' frames; or None, and nothing has changed, where one of them holds NaN or Inf.
 
         Args:
-            tensors: to encode.
-            outs: float32 tensors to which to add what a receiver decodes.
-            multipliers: float32[n], what each tensor's largest magnitude is multiplied by; None: what its codec says.
+            tensors, others, multipliers: as for `scales`.
+            outs: float32 tensors to which to add what a receiver decodes; they may be the others.
+            scales: what `scales` returned of the same.
         """
+        scales = self.scales(tensors, others, multipliers) if scales is None else scales
+        if scales is None:
+            return None
         with self._pool.lend() as space:
-            made = encode_many(
+            encoded, ends, payload_nbytes = encode_many(
                 tensors,
+                others,
                 self._sizes,
                 self._residuals,
                 self._residual_scales,
-                self._sparsities if multipliers is None else multipliers,
+                scales,
                 self._heads,
                 self._head_spans,
                 workspace=space.kernel,
             )
-            if made is None:
-                return None
-            encoded, ends, payload_nbytes = made
             data, begin, result = encoded.data, 0, []
             for end in ends:
                 result.append(frames.with_checksum(data[begin:end]))
@@ -173,11 +200,23 @@ class TernaryBatch(TernaryFrames):
         bounds = [context.lag_bound for context in contexts]
         self._bounds = _addresses(bounds) if any(bounds) else None
 
+    @property
+    def bounds_lag(self) -> bool:
+        """Whether a bound on the lag follows what is encoded: it takes no `others`."""
+        return self._bounds is not None
+
     def encode(
-        self, tensors: Addresses, outs: Addresses | None = None, multipliers: NDArray[np.float32] | None = None
+        self,
+        tensors: Addresses,
+        outs: Addresses | None = None,
+        multipliers: NDArray[np.float32] | None = None,
+        *,
+        others: Addresses | None = None,
+        scales: NDArray[np.float32] | None = None,
     ) -> list[bytes] | None:
         if self._bounds is None:
-            return super().encode(tensors, outs, multipliers)
+            return super().encode(tensors, outs, multipliers, others=others, scales=scales)
+        assert others is None and scales is None
         multipliers = self._sparsities.copy() if multipliers is None else multipliers
         set_multipliers(self._bounds, multipliers)
         made = super().encode(tensors, outs, multipliers)

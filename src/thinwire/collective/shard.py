@@ -24,7 +24,7 @@ from thinwire.codecs.decoding import GradientSums, Values
 from thinwire.codecs.tensors import FloatArray
 from thinwire.codecs.ternary_batch import TernaryBatch
 from thinwire.errors import FrameError, NonFiniteError
-from thinwire.kernels.numba.many import Addresses, gather, largest_of_many, scatter
+from thinwire.kernels.numba.addresses import Addresses, gather, largest_of_many, scatter
 from thinwire.packets import BatchedTensor
 from thinwire.packets.batch import join, split
 

@@ -237,14 +237,13 @@ class ModelDelta(Downlink):
         return sent
 
     def lacking(self) -> tuple[FloatArray, Copy] | None:
-        """What is to be sent to all workers, flat, and the copy that they hold; None where they hold different ones.
+        """The base, flat, which the values are sent to all workers without, and the copy that they hold.
 
-        Whoever encodes it adds it to the copy and says `sent`.
+        None where they hold different ones. Whoever encodes the difference adds it to the copy and says `sent`.
         """
         if (copy := self.copies.only) is None:
             return None
-        np.subtract(self.values, copy.values if copy.seen is None else copy.seen, out=self._unsent)
-        return self._unsent.reshape(-1), copy
+        return (copy.values if copy.seen is None else copy.seen).reshape(-1), copy
 
     def sent(self, copy: Copy) -> None:
         """Notes that what a copy lacked was encoded."""

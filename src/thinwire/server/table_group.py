@@ -15,7 +15,7 @@ import numpy as np
 from thinwire.codecs import Codec
 from thinwire.codecs.tensors import FloatArray
 from thinwire.codecs.ternary_batch import TernaryFrames, takes_codec
-from thinwire.kernels.numba.many import Addresses, add_to_many, scatter
+from thinwire.kernels.numba.addresses import Addresses, add_to_many, scatter
 from thinwire.packets import BatchedTensor, EncodedTensor
 from thinwire.packets.batch import rounded
 from thinwire.policies.compression import NARROW
@@ -143,7 +143,9 @@ class TableGroup:
             return
         bounds = [copy.lag for _, copy in lacking]
         multipliers = down.frames.multipliers(bounds) if any(bounds) else None
-        frames = down.frames.encode(_addresses(unsent for unsent, _ in lacking), _copies(lacking), multipliers)
+        values = _addresses(self._tables[place].downlink.values for place in down.places)
+        bases = _addresses(base for base, _ in lacking)
+        frames = down.frames.encode(values, _copies(lacking), multipliers, others=bases)
         if frames is not None:
             self._sent(down.places, lacking, frames, made)
 
@@ -152,7 +154,8 @@ class TableGroup:
         if len(narrow) != 1 or (lacking := self._lacking(self._vectors)) is None:
             return
         [rounds] = narrow
-        values = np.concatenate([unsent for unsent, _ in lacking])
+        values = np.concatenate([self._tables[place].downlink.values.reshape(-1) for place in self._vectors])
+        values -= np.concatenate([base for base, _ in lacking])
         values = rounded(values) if rounds else values
         if np.isfinite(values).all():
             sizes = self._sizes[self._vectors]

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from thinwire.codecs.ternary_batch import TernaryBatch, takes
-from thinwire.kernels.numba.many import largest_of_many
+from thinwire.kernels.numba.addresses import Addresses, add_to_many, subtract_many
 from thinwire.packets import BatchedTensor, EncodedTensor
 from thinwire.packets.batch import rounded
 from thinwire.worker.apply_buffer import Update
@@ -42,54 +43,94 @@ class Fragment:
         self._rounds = [each.dtype != torch.float32 for each in self._shown]
         self._on_host = all(each.is_cpu for each in self._shared)
         self._room: list[torch.Tensor] = []
+        self._shared_as_shown = [each.view_as(s) for each, s in zip(self._shared, self._shown, strict=True)]
         self._places = [(place, table) for place, tensor in enumerate(tensors) for table in tensor.tables]
         self._ternary = [each for each in self._places if _is_ternary(each[1])]
         batched = [each for each in self._places if each[1].is_batched]
         self._vectors = [[each for each in batched if each[1].is_narrow == narrow] for narrow in (False, True)]
         together = {id(table) for _, table in self._ternary + batched}
         self._alone = [each for each in self._places if id(each[1]) not in together]
+        coded = {id(table) for _, table in self._ternary}
+        self._all, self._coded = _Rows(self._places, tensors), _Rows(self._ternary, tensors)
+        self._not_coded = _Rows([each for each in self._places if id(each[1]) not in coded], tensors)
+        self._addend = {id(table): table.values.data_ptr() for _, table in batched}
         contexts = [table.context for _, table in self._ternary if table.context is not None]
         self._batch = TernaryBatch(contexts) if contexts else None
-        self._outs = np.array([table.values.data_ptr() for _, table in self._ternary], np.int64)
+        # What `look` found: local parameters, changes that were written out, and of others where they lie and scales.
+        self._local: list[torch.Tensor] = []
+        self._changes: list[torch.Tensor] | None = None
+        self._others: Addresses | None = None
+        self._scales: NDArray[np.float32] | None = None
 
     # ---- up
 
-    def updates(self) -> list[torch.Tensor]:
-        """Returns what local steps have changed since the last merge, with a minus sign: shared − local, float32.
+    def look(self) -> list[bool]:
+        """Finds what local steps have changed since the last merge: shared − local, in float32, a minus sign before it.
 
-        They are valid until the next call of any method.
+        `encode` sends what was found, where nothing else was called in between.
+
+        Returns:
+            Of each tensor, whether that is finite.
         """
-        changes = self._difference(self._reused())
-        offsets = [(change, t.offset) for change, t in zip(changes, self.tensors, strict=True) if t.offset is not None]
-        if offsets:
-            torch._foreach_sub_([change for change, _ in offsets], [offset for _, offset in offsets])
-        return changes
+        self._local = [tensor.local for tensor in self.tensors]
+        self._scales, self._changes = None, None
+        if not self._on_host:
+            self._changes = list(torch._foreach_sub(self._shared, self._local))
+            offsets = [(c, t.offset) for c, t in zip(self._changes, self.tensors, strict=True) if t.offset is not None]
+            if offsets:
+                torch._foreach_sub_([change for change, _ in offsets], [offset for _, offset in offsets])
+            return [math.isfinite(float(each.sum())) for each in self._changes]
+        local = _addresses(self._local)
+        kept = np.array([0 if t.offset is None else t.offset.data_ptr() for t in self.tensors], np.int64)
+        if self._batch is not None and not self._batch.bounds_lag and not self._written_out(kept):
+            self._others = self._coded.of(local)
+            self._scales = self._batch.scales(self._coded.shared, self._others)
+        rows = self._all if self._scales is None else self._not_coded
+        self._changes = self._reused()
+        finite = [True] * len(self.tensors)
+        for place, largest in zip(rows.places, rows.subtract(local, kept, _addresses(self._changes)), strict=True):
+            finite[place] &= math.isfinite(largest)
+        return finite
 
-    def encode(self, updates: Sequence[torch.Tensor], batching: Batching) -> Frames:
-        """Yields every table with what is pushed of it.
+    def _written_out(self, offsets: Addresses) -> bool:
+        """Whether something beside the encoder reads the changes of what 3LC codes; otherwise they need no memory."""
+        return bool(offsets.any()) or any(table.takes_norm for _, table in self._ternary)
+
+    def encode(self, batching: Batching) -> Frames:
+        """Yields every table with what is pushed of what `look` found, all of it finite.
 
         Args:
-            updates: what `updates` returned, all of them finite.
-            batching: takes those on a GPU.
+            batching: takes tables on a GPU.
         """
-        yield from self._encode_ternary(updates)
+        yield from self._encode_ternary()
         for places in self._vectors:
-            yield from self._encode_vectors(updates, places)
+            yield from self._encode_vectors(places)
         for place, table in self._alone:
-            part = updates[place][table.span].view(table.spec.shape)
+            part = self._part(place, table).view(table.spec.shape)
             if table.encodes_in_batches:
                 yield from batching.add(table, part)
             else:
                 yield table, table.encode(part, None)
         yield from batching.finish()
 
-    def _encode_ternary(self, updates: Sequence[torch.Tensor]) -> Frames:
+    def _part(self, place: int, table: WorkerTable) -> torch.Tensor:
+        assert self._changes is not None
+        return self._changes[place][table.span]
+
+    def _encode_ternary(self) -> Frames:
         if self._batch is None:
             return
-        parts = [table.prepare(updates[place][table.span]) for place, table in self._ternary]
-        begin = self._now()
-        frames = self._batch.encode(np.array([part.data_ptr() for part in parts], np.int64))
-        share = (self._now() - begin) / len(parts)
+        parts: list[torch.Tensor] = []
+        if self._scales is None:
+            parts = [table.prepare(self._part(place, table)) for place, table in self._ternary]
+            begin = self._now()
+            frames = self._batch.encode(_addresses(parts))
+        else:
+            for _, table in self._ternary:
+                table.keep_residual()
+            begin = self._now()
+            frames = self._batch.encode(self._coded.shared, others=self._others, scales=self._scales)
+        share = (self._now() - begin) / len(self._ternary)
         for number, (_, table) in enumerate(self._ternary):
             if frames is None:  # a scale overflows: the table's own error says whose
                 yield table, table.encode(parts[number].view(table.spec.shape), None)
@@ -97,10 +138,10 @@ class Fragment:
                 table.encoded(share)
                 yield table, frames[number]
 
-    def _encode_vectors(self, updates: Sequence[torch.Tensor], places: Sequence[tuple[int, WorkerTable]]) -> Frames:
+    def _encode_vectors(self, places: Sequence[tuple[int, WorkerTable]]) -> Frames:
         if not places:
             return
-        parts = [table.prepare(updates[place][table.span]) for place, table in places]
+        parts = [table.prepare(self._part(place, table)) for place, table in places]
         begin, narrow = self._now(), places[0][1].is_narrow
         values = torch.cat(parts).numpy()
         values = rounded(values) if narrow else values
@@ -137,7 +178,7 @@ class Fragment:
         deltas = [_only_delta(found.get(id(table), ())) for _, table in self._ternary]
         frames = [b"" if isinstance(delta, BatchedTensor) else delta for delta in deltas]
         begin = self._now()
-        decoded = self._batch.decode(frames, self._outs, [True] * len(frames))
+        decoded = self._batch.decode(frames, self._coded.shared, [True] * len(frames))
         share, done = (self._now() - begin) / len(frames), set()
         for (_, table), nbytes in zip(self._ternary, decoded, strict=True):
             if nbytes:
@@ -155,8 +196,9 @@ class Fragment:
         if not fitting:
             return set()
         begin = self._now()
-        deltas = [torch.from_numpy(delta.values) for _, delta in fitting]
-        torch._foreach_add_([table.values.view(-1) for table, _ in fitting], deltas)
+        deltas = [delta.values for _, delta in fitting]
+        places, sizes = [self._addend[id(table)] for table, _ in fitting], [each.size for each in deltas]
+        add_to_many(np.concatenate(deltas), np.array(places, np.int64), np.array(sizes, np.int64))
         share = (self._now() - begin) / len(fitting)
         for table, delta in fitting:
             table.applied(len(delta), share, step)
@@ -175,8 +217,8 @@ class Fragment:
         """
         merged = self._reused() if keep or keep_unsent else self._shared
         if keep:
-            for out, shared, local in zip(merged, self._shared, self._local(), strict=True):
-                torch.lerp(shared, local, keep, out=out)
+            for out, shared, tensor in zip(merged, self._shared, self.tensors, strict=True):
+                torch.lerp(shared, tensor.local, keep, out=out)
         elif keep_unsent:
             torch._foreach_copy_(merged, self._shared)
         if keep_unsent:
@@ -185,39 +227,53 @@ class Fragment:
             if residuals:
                 unsent_share = residuals if keep_unsent == 1 else torch._foreach_mul(residuals, keep_unsent)
                 torch._foreach_sub_([part for part, _ in unsent], unsent_share)
-        torch._foreach_copy_(self._shown, [each.view_as(s) for each, s in zip(merged, self._shown, strict=True)])
+        as_shown = self._shared_as_shown
+        if merged is not self._shared:
+            as_shown = [each.view_as(s) for each, s in zip(merged, self._shown, strict=True)]
+        torch._foreach_copy_(self._shown, as_shown)
         differs = [bool(keep or keep_unsent) or rounds for rounds in self._rounds]
         if any(differs):
-            kept = [torch.empty_like(t.values) if t.offset is None else t.offset for t in self.tensors]
-            offsets = self._difference(kept)
-        for number, tensor in enumerate(self.tensors):
-            tensor.offset = offsets[number] if differs[number] else None
-
-    def _difference(self, outs: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Returns shared − local, in the host's memory in `outs`: pages that are new cost more than the arithmetic."""
-        if not self._on_host:
-            return list(torch._foreach_sub(self._shared, self._local()))
-        for out, shared, local in zip(outs, self._shared, self._local(), strict=True):
-            torch.sub(shared, local, out=out)
-        return outs
+            for tensor, differing in zip(self.tensors, differs, strict=True):
+                if differing:
+                    # Pages that are new cost more than the arithmetic.
+                    kept = torch.empty_like(tensor.values) if tensor.offset is None else tensor.offset
+                    tensor.offset = torch.sub(tensor.values, tensor.local, out=kept)
+        for tensor, differing in zip(self.tensors, differs, strict=True):
+            tensor.offset = tensor.offset if differing else None
 
     def _reused(self) -> list[torch.Tensor]:
         """Room for all tensors, float32, which every method may use."""
         self._room = self._room or [torch.empty_like(each) for each in self._shared]
         return self._room
 
-    def _local(self) -> list[torch.Tensor]:
-        return [tensor.local for tensor in self.tensors]
+
+class _Rows:
+    """Where some tables lie in the host's memory: each at its place in its tensor's arrays, whichever these are.
+
+    Args:
+        places: the tables, each with the number of its tensor.
+        tensors: of the fragment.
+    """
+
+    def __init__(self, places: Sequence[tuple[int, WorkerTable]], tensors: Sequence[WorkerTensor]) -> None:
+        self.places = [place for place, _ in places]
+        self._places = np.array(self.places, np.int64)
+        self._begins = np.array([4 * table.span.start for _, table in places], np.int64)
+        self._sizes = np.array([table.values.numel() for _, table in places], np.int64)
+        self.shared = self.of(_addresses([tensor.values for tensor in tensors]))
+
+    def of(self, tensors: Addresses) -> Addresses:
+        """Where the tables lie, given where float32 arrays of all tensors do."""
+        return tensors[self._places] + self._begins
+
+    def subtract(self, local: Addresses, offsets: Addresses, outs: Addresses) -> list[float]:
+        """See `subtract_many`; all are given as for `of`, and no offset as 0."""
+        begins = np.where(offsets[self._places] != 0, self.of(offsets), 0)
+        return subtract_many(self.shared, self.of(local), begins, self.of(outs), self._sizes)
 
 
-def are_finite(updates: Sequence[torch.Tensor]) -> list[bool]:
-    """Whether each tensor holds no NaN or Inf."""
-    plain = [each for each in updates if each.is_cpu and each.dtype == torch.float32 and each.is_contiguous()]
-    if len(plain) == len(updates):
-        places, sizes = ([f(each) for each in updates] for f in (torch.Tensor.data_ptr, torch.Tensor.numel))
-        largest = largest_of_many(np.array(places, np.int64), np.array(sizes, np.int64))
-        return [math.isfinite(each) for each in largest]
-    return [math.isfinite(float(each.sum())) for each in updates]
+def _addresses(tensors: Sequence[torch.Tensor]) -> Addresses:
+    return np.array([each.data_ptr() for each in tensors], np.int64)
 
 
 def _is_ternary(table: WorkerTable) -> bool:

@@ -19,7 +19,7 @@ from thinwire.schema import Plan
 from thinwire.worker.apply_buffer import Update
 from thinwire.worker.core import Worker
 from thinwire.worker.effects import Procedure
-from thinwire.worker.fragment import Fragment, are_finite
+from thinwire.worker.fragment import Fragment
 from thinwire.worker.model import PlannedTensor, WorkerTensor
 from thinwire.worker.table import NO_GRADIENT, WorkerTable
 
@@ -178,15 +178,14 @@ class LocalWorker(Worker):
         fragment = self._fragment(tensors)
         if any(self._rounds[tensor.name].merges_at is not None for tensor in tensors):
             yield from self._pull(tensors)  # an answer that no forward pass has waited for
-        updates = fragment.updates()
-        finite = are_finite(updates)
+        finite = fragment.look()
         self.void = not all(finite)
         self._announce_options()
         if self.void:
             self._refuse_or_warn(tensors[finite.index(False)].name)
             yield from self._push_frames((table, NO_GRADIENT) for tensor in tensors for table in tensor.tables)
         else:
-            yield from self._push_frames(fragment.encode(updates, self._batching))
+            yield from self._push_frames(fragment.encode(self._batching))
         for tensor in tensors:
             state = self._rounds[tensor.name]
             state.pushes += 1

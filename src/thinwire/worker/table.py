@@ -220,13 +220,23 @@ class WorkerTable:
 
     def prepare(self, total: torch.Tensor) -> torch.Tensor:
         """Notes the norm and the residual before a push is encoded; returns what to encode."""
-        assert self.context is not None
-        if self._measures or self.context.step % NORM_EVERY == 0:
+        if self.takes_norm:
             norm = float(total.float().norm())
             self.gradient_norm = norm if not self.gradient_norm else 0.9 * self.gradient_norm + 0.1 * norm
+        self.keep_residual()
+        return total.float() if total.dtype == torch.float64 else total  # tables are float32
+
+    @property
+    def takes_norm(self) -> bool:
+        """Whether the norm of what is pushed next is taken."""
+        assert self.context is not None
+        return self._measures or self.context.step % NORM_EVERY == 0
+
+    def keep_residual(self) -> None:
+        """Copies the residual before a push that may turn out to have had no effect."""
+        assert self.context is not None
         if self.revocable and self.context.residual is not None:
             self._residual_before = self.context.residual.clone()
-        return total.float() if total.dtype == torch.float64 else total  # tables are float32
 
     def encoded(self, seconds: float) -> None:
         """Counts a push that was encoded in so many seconds; nothing is accumulated any more."""

@@ -94,6 +94,7 @@ class Workspace:
 @jit
 def pack_trits(
     values: Any,
+    others: Any,
     residual: Any,
     residual_scale: Any,
     m: Any,
@@ -108,6 +109,7 @@ def pack_trits(
 
     Args:
         values: a read-only view of finite numbers; v = values, or residual_scale·residual + values.
+        others: what is to be subtracted from the values first; None: nothing.
         residual: becomes ``v - m * q`` where the codes are made; None: nothing is kept.
         residual_scale, m: in the type of the values; m is the scale.
         codes: uint8[ceil(n / 5)], those of the whole array.
@@ -124,15 +126,17 @@ def pack_trits(
             last = min(first + (size if partition else 5 * size), num_values)
             first = min(first, num_values)
             held = None if residual is None else residual[first:last]
-            _digits(values[first:last], held, residual_scale, m, digits)
+            less = None if others is None else others[first:last]
+            _digits(values[first:last], less, held, residual_scale, m, digits)
             _collect(digits, last - first, codes[start : start + size], place, partition, pad)
 
 
 @jit
-def _digits(values: Any, residual: Any, residual_scale: Any, m: Any, digits: Any) -> None:
+def _digits(values: Any, others: Any, residual: Any, residual_scale: Any, m: Any, digits: Any) -> None:
     half, zero = m * values.dtype.type(0.5), m - m
     for i in range(values.size):
-        v = values[i] if residual is None else residual_scale * residual[i] + values[i]
+        given = values[i] if others is None else values[i] - others[i]
+        v = given if residual is None else residual_scale * residual[i] + given
         above, below = v > half, v < -half
         if residual is not None:
             residual[i] = v - (m if above else (-m if below else zero))

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.kernels.contract import Floats
+from thinwire.kernels.numba.addresses import ONE, Addresses, array_at
 from thinwire.kernels.numba.jit import frozen, jit
-from thinwire.kernels.numba.many import Addresses, _array
 
 EVERY = 4
 """Encodes from one measurement to the next."""
@@ -39,7 +39,7 @@ SPARSITY, UPDATE_NORM, LAG, ENCODES, LIMIT, ASKED, CLIP = range(FIELDS)
 was asked for (the most steps of lag, the largest s, and what s is multiplied by)."""
 CHANGING = slice(SPARSITY, ENCODES + 1)
 
-_ONE, _WIDE = np.float32(1), np.float64(1)
+_WIDE = np.float64(1)
 
 
 def new_state(limit: float, asked: float, clip: float) -> State:
@@ -105,15 +105,15 @@ def set_multipliers(states: Addresses, multipliers: NDArray[np.float32]) -> None
 def _follow_many(states: Any, updates: Any, residuals: Any, sizes: Any) -> None:
     for i in range(states.size):
         if states[i]:
-            state = _array(states[i], FIELDS, _WIDE)
-            _follow(state, _array(updates[i], sizes[i], _ONE), _array(residuals[i], sizes[i], _ONE))
+            state = array_at(states[i], FIELDS, _WIDE)
+            _follow(state, array_at(updates[i], sizes[i], ONE), array_at(residuals[i], sizes[i], ONE))
 
 
 @jit
 def _set_multipliers(states: Any, multipliers: Any) -> None:
     for i in range(states.size):
         if states[i]:
-            state = _array(states[i], FIELDS, _WIDE)
+            state = array_at(states[i], FIELDS, _WIDE)
             multipliers[i] = state[SPARSITY] * state[CLIP]
 
 

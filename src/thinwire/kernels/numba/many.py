@@ -9,16 +9,13 @@ anything else is left to the caller: it may be right, of another codec, or damag
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import carray
-from numba.core import types
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from thinwire.kernels.contract import Bytes, Floats, num_codes_of
+from thinwire.kernels.contract import Bytes, num_codes_of
+from thinwire.kernels.numba.addresses import ONE, Addresses, array_at
 from thinwire.kernels.numba.base243 import (
     _TRITS,
     Workspace,
@@ -28,89 +25,63 @@ from thinwire.kernels.numba.base243 import (
     _store_stride,
     pack_trits,
 )
-from thinwire.kernels.numba.jit import float_of_bits, frozen, jit, largest_magnitude, magnitude_bits
+from thinwire.kernels.numba.jit import float_of_bits, jit, largest_magnitude, magnitude_bits, wide_vectors
 from thinwire.kernels.numba.ternary import SPARSE_BELOW
 from thinwire.kernels.numba.zero_run import _decode, _encode, _expanded
 
-Addresses = NDArray[np.int64]
-
 _OVERFLOW = 2.0**128 - 2.0**103  # from here on a product rounds to infinity: half a unit above the largest float32
-_ONE = np.float32(1)
 _MORE_NBYTES = 16  # of a frame, beside its head and its payload: a scale and two numbers
 _ADDED, _STORED = np.float32(-0.0), np.float32(0.0)  # adding -0.0 changes no bit of any number
 
 
-def largest_of_many(values: Addresses, sizes: Addresses) -> list[float]:
-    """Returns the largest magnitude in each of the float32 arrays at these addresses; NaN or Inf where a value is.
-
-    Example:
-        >>> array = np.array([1, -3, 2], np.float32)
-        >>> largest_of_many(np.array([array.ctypes.data]), np.array([3]))
-        [3.0]
-    """
-    largest = np.empty(values.size, np.float32)
-    _largest_of_many(values, sizes, largest)
-    return largest.tolist()
-
-
-def gather(parts: Addresses, sizes: Addresses, whole: Floats) -> None:
-    """Copies float32 or float64 arrays, given by their addresses, into one that they fill."""
-    _gather(parts, sizes, whole)
-
-
-def scatter(whole: Floats, parts: Addresses, sizes: Addresses) -> None:
-    """Copies the parts of one array to where they belong: the reverse of `gather`."""
-    _scatter(frozen(whole), parts, sizes)
-
-
-def add_to_many(whole: Floats, parts: Addresses, sizes: Addresses) -> None:
-    """Adds the parts of one float32 array to the arrays where they belong.
-
-    Example:
-        >>> first, second = np.ones(2, np.float32), np.ones(1, np.float32)
-        >>> places = np.array([first.ctypes.data, second.ctypes.data])
-        >>> add_to_many(np.array([1, 2, 3], np.float32), places, np.array([2, 1]))
-        >>> first.tolist(), second.tolist()
-        ([2.0, 3.0], [4.0])
-    """
-    _add_to_many(frozen(whole), parts, sizes)
-
-
-def encode_many(
+def scales_of_many(
     values: Addresses,
+    others: Addresses | None,
     sizes: Addresses,
     residuals: Addresses,
     residual_scales: NDArray[np.float32],
     sparsities: NDArray[np.float32],
+) -> NDArray[np.float32] | None:
+    """Returns the scale m of each array; None where one has no finite m. Args as for `encode_many`."""
+    scales = np.empty(values.size, np.float32)
+    found = _scales(values, others, sizes, residuals, residual_scales, sparsities, scales)
+    return scales if found else None
+
+
+def encode_many(
+    values: Addresses,
+    others: Addresses | None,
+    sizes: Addresses,
+    residuals: Addresses,
+    residual_scales: NDArray[np.float32],
+    scales: NDArray[np.float32],
     heads: Bytes,
     head_spans: Addresses,
     *,
     workspace: Workspace,
-) -> tuple[Bytes, list[int], list[int]] | None:
+) -> tuple[Bytes, list[int], list[int]]:
     """`encode_ternary` of many arrays, and the frames around the payloads, all but their checksums.
 
     Args:
         values: addresses of float32 arrays.
+        others: of as many, which are subtracted from the values first; None: nothing is.
         sizes: of each.
         residuals: addresses of float32 arrays as large; 0 where there is none.
         residual_scales: float32[n].
-        sparsities: float32[n].
+        scales: what `scales_of_many` returned, of the same arrays.
         heads: what frames begin with, up to their scales; read-only.
         head_spans: int64[n, 2], where each array's head begins and ends.
         workspace: scratch, and the home of the frames.
 
     Returns:
-        The frames end to end, where each ends, and its payload's size; or None, and no residual has changed, where an
-        array has no finite m.
+        The frames end to end, where each ends, and its payload's size.
     """
-    scales = np.empty(values.size, np.float32)
-    if not _scales(values, sizes, residuals, residual_scales, sparsities, scales):
-        return None
     num_codes, ends, payload_nbytes = (sizes + 4) // 5, np.empty_like(sizes), np.empty_like(sizes)
     workspace.codes.reserve(int(num_codes.max()))
     workspace.payload.reserve(int(num_codes.sum()) + int(np.diff(head_spans).sum()) + _MORE_NBYTES * sizes.size)
     _encode_many(
         values,
+        others,
         sizes,
         residuals,
         residual_scales,
@@ -176,63 +147,18 @@ def decode_many(
     return found
 
 
-@intrinsic
-def _pointer(typing_context: Any, address: Any, like: Any) -> tuple[Any, Callable[..., Any]]:
-    """In a kernel: an address as a pointer to numbers of the type of `like`."""
-    pointer: Any = types.CPointer(like)  # type: ignore[attr-defined]  # which its __init__ fills by exec
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], context.get_value_type(pointer))
-
-    return pointer(address, like), generate
-
-
 @jit
-def _array(address: Any, size: Any, like: Any) -> Any:
-    return carray(_pointer(address, like), size)
-
-
-@jit
-def _largest_of_many(values: Any, sizes: Any, largest: Any) -> None:
-    for i in range(values.size):
-        largest[i] = largest_magnitude(_array(values[i], sizes[i], _ONE), None, _ONE)
-
-
-@jit
-def _gather(parts: Any, sizes: Any, whole: Any) -> None:
-    at = 0
-    for i in range(parts.size):
-        whole[at : at + sizes[i]] = _array(parts[i], sizes[i], whole[0])
-        at += sizes[i]
-
-
-@jit
-def _scatter(whole: Any, parts: Any, sizes: Any) -> None:
-    at = 0
-    for i in range(parts.size):
-        _array(parts[i], sizes[i], whole[0])[:] = whole[at : at + sizes[i]]
-        at += sizes[i]
-
-
-@jit
-def _add_to_many(whole: Any, parts: Any, sizes: Any) -> None:
-    at = 0
-    for i in range(parts.size):
-        part = _array(parts[i], sizes[i], whole[0])
-        for k in range(sizes[i]):
-            part[k] += whole[at + k]
-        at += sizes[i]
-
-
-@jit
-def _scales(values: Any, sizes: Any, residuals: Any, residual_scales: Any, sparsities: Any, scales: Any) -> bool:
+def _scales(
+    values: Any, others: Any, sizes: Any, residuals: Any, residual_scales: Any, sparsities: Any, scales: Any
+) -> bool:
     """Each m = max|v| * sparsity, rounded once; False where one overflows or is NaN."""
     for i in range(values.size):
-        given = _array(values[i], sizes[i], _ONE)
+        given = array_at(values[i], sizes[i], ONE)
+        less = None if others is None else array_at(others[i], sizes[i], ONE)
         if residuals[i]:
-            largest = largest_magnitude(given, _array(residuals[i], sizes[i], _ONE), residual_scales[i])
+            largest = _largest(given, less, array_at(residuals[i], sizes[i], ONE), residual_scales[i])
         else:
-            largest = largest_magnitude(given, None, residual_scales[i])
+            largest = _largest(given, less, None, residual_scales[i])
         product = np.float64(largest) * np.float64(sparsities[i])
         if not product < _OVERFLOW:
             return False
@@ -241,8 +167,22 @@ def _scales(values: Any, sizes: Any, residuals: Any, residual_scales: Any, spars
 
 
 @jit
+def _largest(values: Any, others: Any, residual: Any, scale: Any) -> Any:
+    """`largest_magnitude`, of differences where there are others."""
+    if others is None:
+        return largest_magnitude(values, residual, scale)
+    wide_vectors()
+    largest = magnitude_bits(ONE - ONE)
+    for i in range(values.size):
+        given = values[i] - others[i]
+        largest = max(largest, magnitude_bits(given if residual is None else scale * residual[i] + given))
+    return float_of_bits(largest)
+
+
+@jit
 def _encode_many(
     values: Any,
+    others: Any,
     sizes: Any,
     residuals: Any,
     residual_scales: Any,
@@ -260,13 +200,13 @@ def _encode_many(
 ) -> None:
     at: Any = 0
     for i in range(values.size):
-        given, m, num_codes = _array(values[i], sizes[i], _ONE), scales[i], (sizes[i] + 4) // 5
-        own = codes[:num_codes]
+        given, m, num_codes = array_at(values[i], sizes[i], ONE), scales[i], (sizes[i] + 4) // 5
+        own, less = codes[:num_codes], None if others is None else array_at(others[i], sizes[i], ONE)
         if residuals[i]:
-            held = _array(residuals[i], sizes[i], _ONE)
-            pack_trits(given, held, residual_scales[i], m, own, 0, num_codes, False, 1, digits)
+            held = array_at(residuals[i], sizes[i], ONE)
+            pack_trits(given, less, held, residual_scales[i], m, own, 0, num_codes, False, 1, digits)
         else:
-            pack_trits(given, None, residual_scales[i], m, own, 0, num_codes, False, 1, digits)
+            pack_trits(given, less, None, residual_scales[i], m, own, 0, num_codes, False, 1, digits)
         size = _encode(words, num_codes, words_at, scratch)
         for byte in heads[head_spans[i, 0] : head_spans[i, 1]]:
             frames[at] = byte
@@ -320,7 +260,7 @@ def _decode_many(
         payload_nbytes[i] = frame.size - begin
         if not outs[i]:
             continue
-        payload, out = frame[begin:], _array(outs[i], sizes[i], _ONE)
+        payload, out = frame[begin:], array_at(outs[i], sizes[i], ONE)
         if accumulate[i] and payload.size < SPARSE_BELOW * num_codes:
             _fill_table(_TRITS, scale, _ADDED, table)
             _add_sparse(payload, table, found, out)

@@ -1,0 +1,152 @@
+"""Float arrays given by their addresses, many in one call: largest magnitudes, differences, copies, sums.
+
+A call of a kernel, and the conversion of its arguments, costs more than the arithmetic of a small tensor. The caller
+keeps the arrays alive, contiguous, of the type and of the size that it states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba import carray
+from numba.core import types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from thinwire.kernels.contract import Floats
+from thinwire.kernels.numba.jit import float_of_bits, frozen, jit, largest_magnitude, magnitude_bits, wide_vectors
+
+Addresses = NDArray[np.int64]
+
+ONE = np.float32(1)
+
+
+def largest_of_many(values: Addresses, sizes: Addresses) -> list[float]:
+    """Returns the largest magnitude in each of the float32 arrays at these addresses; NaN or Inf where a value is.
+
+    Example:
+        >>> array = np.array([1, -3, 2], np.float32)
+        >>> largest_of_many(np.array([array.ctypes.data]), np.array([3]))
+        [3.0]
+    """
+    largest = np.empty(values.size, np.float32)
+    _largest_of_many(values, sizes, largest)
+    return largest.tolist()
+
+
+def subtract_many(
+    values: Addresses, others: Addresses, offsets: Addresses, outs: Addresses, sizes: Addresses
+) -> list[float]:
+    """Fills outs with ``(values - others) - offsets``, float32; returns the largest magnitude in each.
+
+    An offset of address 0 is none. The magnitudes are as `largest_of_many` returns them.
+
+    Example:
+        >>> mine, other, out = np.array([1, 5], np.float32), np.array([2, 2], np.float32), np.empty(2, np.float32)
+        >>> first, second, third = (np.array([each.ctypes.data]) for each in (mine, other, out))
+        >>> subtract_many(first, second, np.array([0]), third, np.array([2])), out.tolist()
+        ([3.0], [-1.0, 3.0])
+    """
+    largest = np.empty(values.size, np.float32)
+    _subtract_many(values, others, offsets, outs, sizes, largest)
+    return largest.tolist()
+
+
+def gather(parts: Addresses, sizes: Addresses, whole: Floats) -> None:
+    """Copies float32 or float64 arrays, given by their addresses, into one that they fill."""
+    _gather(parts, sizes, whole)
+
+
+def scatter(whole: Floats, parts: Addresses, sizes: Addresses) -> None:
+    """Copies the parts of one array to where they belong: the reverse of `gather`."""
+    _scatter(frozen(whole), parts, sizes)
+
+
+def add_to_many(whole: Floats, parts: Addresses, sizes: Addresses) -> None:
+    """Adds the parts of one float32 array to the arrays where they belong.
+
+    Example:
+        >>> first, second = np.ones(2, np.float32), np.ones(1, np.float32)
+        >>> places = np.array([first.ctypes.data, second.ctypes.data])
+        >>> add_to_many(np.array([1, 2, 3], np.float32), places, np.array([2, 1]))
+        >>> first.tolist(), second.tolist()
+        ([2.0, 3.0], [4.0])
+    """
+    _add_to_many(frozen(whole), parts, sizes)
+
+
+@intrinsic
+def _pointer(typing_context: Any, address: Any, like: Any) -> tuple[Any, Callable[..., Any]]:
+    """In a kernel: an address as a pointer to numbers of the type of `like`."""
+    pointer: Any = types.CPointer(like)  # type: ignore[attr-defined]  # which its __init__ fills by exec
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], context.get_value_type(pointer))
+
+    return pointer(address, like), generate
+
+
+@jit
+def array_at(address: Any, size: Any, like: Any) -> Any:
+    return carray(_pointer(address, like), size)
+
+
+@jit
+def _largest_of_many(values: Any, sizes: Any, largest: Any) -> None:
+    for i in range(values.size):
+        largest[i] = largest_magnitude(array_at(values[i], sizes[i], ONE), None, ONE)
+
+
+@jit
+def _subtract_many(values: Any, others: Any, offsets: Any, outs: Any, sizes: Any, largest: Any) -> None:
+    for i in range(values.size):
+        mine, other, out = (
+            array_at(values[i], sizes[i], ONE),
+            array_at(others[i], sizes[i], ONE),
+            array_at(outs[i], sizes[i], ONE),
+        )
+        if offsets[i]:
+            largest[i] = _subtract(mine, other, array_at(offsets[i], sizes[i], ONE), out)
+        else:
+            largest[i] = _subtract(mine, other, None, out)
+
+
+@jit
+def _subtract(values: Any, others: Any, offset: Any, out: Any) -> Any:
+    wide_vectors()
+    largest = magnitude_bits(ONE - ONE)
+    for i in range(values.size):
+        difference = values[i] - others[i]
+        if offset is not None:
+            difference -= offset[i]
+        out[i] = difference
+        largest = max(largest, magnitude_bits(difference))
+    return float_of_bits(largest)
+
+
+@jit
+def _gather(parts: Any, sizes: Any, whole: Any) -> None:
+    at = 0
+    for i in range(parts.size):
+        whole[at : at + sizes[i]] = array_at(parts[i], sizes[i], whole[0])
+        at += sizes[i]
+
+
+@jit
+def _scatter(whole: Any, parts: Any, sizes: Any) -> None:
+    at = 0
+    for i in range(parts.size):
+        array_at(parts[i], sizes[i], whole[0])[:] = whole[at : at + sizes[i]]
+        at += sizes[i]
+
+
+@jit
+def _add_to_many(whole: Any, parts: Any, sizes: Any) -> None:
+    at = 0
+    for i in range(parts.size):
+        part = array_at(parts[i], sizes[i], whole[0])
+        for k in range(sizes[i]):
+            part[k] += whole[at + k]
+        at += sizes[i]
