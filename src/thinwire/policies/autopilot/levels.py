@@ -1,0 +1,81 @@
+"""The settings that the controller chooses among, from uncompressed to the fewest bits.
+
+All compressed ones keep a residual, and all of them the same one: what a setting does not send, the next one sends,
+whichever it is.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from thinwire.codecs import Codec
+from thinwire.codecs.registry import codec
+from thinwire.errors import ConfigError
+
+LAG_LIMIT = 5.0
+"""Steps that may wait in a residual, unless told otherwise."""
+TERNARY_LAG = 2.0
+"""The least lag of 3LC: even with s = 1 two to four steps wait. Below it there is no 3LC among the levels."""
+INT8_LAG = 0.25
+"""Likewise of int8."""
+MULTIPLIERS = (1.0, 1.25, 1.5, 1.75, 1.9)
+"""The largest s of each level; a bound on the lag lowers it for each tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One setting.
+
+    Args:
+        name: for people.
+        codec: of the large tensors, both ways; None: everything is all-reduced as it is.
+        sparsity: the largest multiplier s; 1 where there is none.
+        bits: of a value, until it is measured.
+        codec_ns: nanoseconds that a value takes to be encoded once and decoded twice, until it is measured.
+    """
+
+    name: str
+    codec: Codec | None
+    sparsity: float
+    bits: float
+    codec_ns: float
+
+
+def levels(lag_limit: float = LAG_LIMIT) -> tuple[Level, ...]:
+    """Returns the settings that a limit of the lag allows, from the mildest to the strongest.
+
+    Args:
+        lag_limit: the most steps that may wait in a residual.
+
+    Raises:
+        ConfigError: a limit that is no positive number.
+
+    Example:
+        >>> [level.name for level in levels(5)[:5]]
+        ['uncompressed', 'bf16', 'int8', '3lc[s=1]', '3lc[s=1,zstd]']
+        >>> [level.name for level in levels(1.5)]
+        ['uncompressed', 'bf16', 'int8']
+    """
+    number = isinstance(lag_limit, int | float) and not isinstance(lag_limit, bool)
+    if not number or not 0 < lag_limit < math.inf:
+        raise ConfigError(f"lag_limit={lag_limit!r}; it is a number of steps above 0, as in lag_limit=5")
+    found = [
+        Level("uncompressed", None, 1.0, 32.0, 0.0),
+        Level("bf16", codec("bf16", error_feedback=True), 1.0, 16.0, 2.5),
+    ]
+    if lag_limit >= INT8_LAG:
+        found.append(Level("int8", codec("int8", error_feedback=True), 1.0, 8.0, 2.5))
+    if lag_limit >= TERNARY_LAG:
+        ternary = codec("3lc", sparsity=MULTIPLIERS[-1], lag=lag_limit)
+        smaller = replace(ternary, entropy="zstd")
+        found.append(Level("3lc[s=1]", ternary, 1.0, 0.5, 2.5))
+        bits = (0.35, 0.25, 0.18, 0.15, 0.12)
+        found += [Level(f"3lc[s={s:g},zstd]", smaller, s, b, 3.5) for s, b in zip(MULTIPLIERS, bits, strict=True)]
+    return tuple(found)
+
+
+def residual_codec(among: tuple[Level, ...]) -> Codec:
+    """Returns the codec that contexts are made for: the one whose state serves every level."""
+    plainest = [level.codec for level in among if level.codec is not None and level.codec.entropy is None]
+    return plainest[-1]

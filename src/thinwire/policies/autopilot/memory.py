@@ -1,0 +1,74 @@
+"""What the controller remembers between steps; travels with a checkpoint as text."""
+
+from __future__ import annotations
+
+import msgspec
+
+from thinwire.errors import ConfigError
+
+
+class Memory(msgspec.Struct):
+    """Plain numbers; `state` and `from_state` keep every bit of them.
+
+    Attributes:
+        level: index of the setting in use.
+        notes: steps whose notes were taken.
+        since: of them, those at the setting in use.
+        changes: how often the setting has changed.
+        link_bps: bits per second of the slowest link; 0 where it is unknown.
+        moved: whether the link has changed since the setting last did.
+        odd: steps in a row that speak of another link.
+        latency_s: seconds of waiting beyond bytes over rate, of compressed steps.
+        compute_s, overlap_s, exposed_s: of the last steps; the last of them at the setting in use alone.
+        bits: by setting, measured bits a value.
+        codec_s: by setting, measured seconds of encoding and decoding.
+        excess_s: by setting, measured seconds beyond the model's.
+        norm: mean of log₂ of the gradient's norm, over `norms` steps.
+        lag: the longest of any residual, as told last, in steps.
+        guard: steps for which the setting stays mild.
+        calm: decisions in a row for a milder setting, and `patience` how many it takes.
+        milder_at: the note after which the setting became milder, last.
+        probe: whether the link is to be measured before the next step.
+        probe_in: notes until it is measured anyway.
+        alarm_in: notes until a doubt may have it measured, and `alarm_gap` what that is set to.
+        said: what was complained of, once each.
+    """
+
+    level: int = 0
+    notes: int = 0
+    since: int = 0
+    changes: int = 0
+    link_bps: float = 0.0
+    moved: bool = False
+    odd: int = 0
+    latency_s: float = 0.0
+    compute_s: list[float] = []
+    overlap_s: list[float] = []
+    exposed_s: list[float] = []
+    bits: dict[str, float] = {}
+    codec_s: dict[str, float] = {}
+    excess_s: dict[str, float] = {}
+    norm: float = 0.0
+    norms: int = 0
+    lag: float = 0.0
+    guard: int = 0
+    calm: int = 0
+    patience: int = 0
+    milder_at: int = 0
+    probe: bool = False
+    probe_in: int = 0
+    alarm_in: int = 0
+    alarm_gap: int = 0
+    said: list[str] = []
+
+    def state(self) -> str:
+        """Returns all of it as text."""
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def from_state(cls, text: str) -> Memory:
+        """Returns what `state` returned. Raises ConfigError where it cannot be that."""
+        try:
+            return msgspec.json.decode(text, type=cls)
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"the state of codec='auto' cannot be read: {error}") from error

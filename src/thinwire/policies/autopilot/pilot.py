@@ -1,0 +1,366 @@
+"""The controller of `codec="auto"`: which setting the next step has. Equal inputs give equal decisions on all ranks.
+
+It moves to a stronger setting as soon as that is expected to save a tenth of a step, and to the mildest one that costs
+at most a twentieth more than the best. A milder setting has to be wanted several times in a row, and every one that was
+regretted soon after makes the next take longer: a link that flaps is treated as the slow one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import median
+from typing import Literal
+
+from thinwire.errors import ConfigError
+from thinwire.policies.autopilot.costs import Workload
+from thinwire.policies.autopilot.levels import Level
+from thinwire.policies.autopilot.memory import Memory
+from thinwire.policies.autopilot.notes import StepNote
+
+Target = Literal["time", "bytes"]
+
+GAIN, TOLERANCE = 1.1, 1.05
+"""A stronger setting must be so many times as fast; the mildest within so many times the best step is wanted."""
+CHANGED = 1.25
+"""By this factor a link differs from what it was."""
+WINDOW, SETTLING = 5, 2
+"""Steps whose median counts, and steps after a change that are not measured: kernels compile, buffers grow."""
+GUARD, JUMP = 20, 2.0
+"""Steps in which s stays 1: the first ones, and those after the gradient's norm has grown by 2 to this power."""
+PATIENCE, MOST_PATIENCE, REGRET = 2, 512, 200
+"""Decisions in a row for a milder setting; a stronger one within so many notes after it is a regret."""
+FEWEST, MOST = 64, 4096
+"""Notes from one measurement of the link to the next."""
+SHARE = 0.005
+"""Of the time that goes into measuring the link, and into notes where nothing else travels."""
+NOTE_S, PROBE_S, PROBE_BITS = 5e-4, 0.02, 8 * 16384
+MOST_STEPS = 8
+"""At most so many uncompressed steps from one note to the next."""
+NEAR = 0.8
+"""From this share of the limit on, larger multipliers would be lowered again for the lag."""
+FASTEST_BPS = 1e14
+
+
+class Pilot:
+    """Decides from notes and from measurements of the link.
+
+    Args:
+        levels: the settings, from the mildest; `levels()` makes them.
+        work: what is exchanged in a step.
+        lag_limit: the most steps that may wait in a residual.
+        target: what is to be least: seconds of a step, or bytes.
+
+    Raises:
+        ConfigError: another target.
+
+    Attributes:
+        memory: all that later decisions depend on.
+
+    Example:
+        >>> from thinwire.policies.autopilot.levels import levels
+        >>> work = Workload(coded=10**6, plain=0, ranks=4, groups=1, uncompressed_nbytes=4 * 10**6)
+        >>> pilot = Pilot(levels(), work)
+        >>> pilot.take_link(1e7)
+        >>> pilot.setting.name
+        '3lc[s=1,zstd]'
+    """
+
+    def __init__(
+        self, levels: Sequence[Level], work: Workload, *, lag_limit: float = 5.0, target: Target = "time"
+    ) -> None:
+        if target not in ("time", "bytes"):
+            raise ConfigError(f"target={target!r}; allowed are 'time' and 'bytes'")
+        self.levels = levels
+        self.work = work
+        self.lag_limit = lag_limit
+        self.target = target
+        self.memory = Memory(guard=GUARD, patience=PATIENCE, probe_in=FEWEST, alarm_gap=4)
+        self._news: list[str] = []
+        if target == "bytes":
+            self._decide()
+
+    @property
+    def setting(self) -> Level:
+        """The setting of the step to come."""
+        return self.levels[self.memory.level]
+
+    @property
+    def wants_probe(self) -> bool:
+        """Whether the link is to be measured before the step to come."""
+        return self.memory.probe and self.setting.codec is not None
+
+    @property
+    def note_every(self) -> int:
+        """Steps from one note to the next where messages would travel for the notes alone."""
+        memory = self.memory
+        if memory.notes < WINDOW or memory.odd:
+            return 1
+        return max(1, min(MOST_STEPS, math.ceil(NOTE_S / (SHARE * self._usual_step_s()))))
+
+    def news(self) -> list[str]:
+        """Returns what is to be logged, once."""
+        news, self._news = self._news, []
+        return news
+
+    def take_link(self, bps: float) -> None:
+        """Takes a measurement of the slowest link, in bits per second, and decides anew."""
+        memory = self.memory
+        memory.probe, memory.probe_in = False, self._probe_period()
+        if not self._usable(bps):
+            return
+        known = memory.link_bps
+        changed = not known or not 1 / CHANGED < bps / known < CHANGED
+        memory.alarm_gap = 4 if changed else min(MOST_PATIENCE, 2 * memory.alarm_gap)
+        memory.alarm_in = memory.alarm_gap
+        self._set_link(bps if changed else known * (bps / known) ** 0.5, moved=changed)
+        self._decide()
+
+    def take(self, notes: Sequence[StepNote], level: int) -> None:
+        """Takes all ranks' notes of one step, in rank order, and decides anew.
+
+        Args:
+            notes: equal on all ranks.
+            level: index of the setting that the step had.
+        """
+        memory = self.memory
+        memory.notes += 1
+        good = []
+        for rank, note in enumerate(notes):
+            if problem := note.problem:
+                self._complain("clock", f"rank {rank} measured {problem}, which cannot be: it is left out")
+            else:
+                good.append(note)
+        if not good:
+            return
+        self._guard(good)
+        exposed = min(note.exposed_s for note in good)  # of the last to be ready: it waits for nobody's computation
+        memory.compute_s = [*memory.compute_s, max(0.0, median(n.step_s for n in good) - exposed)][-WINDOW:]
+        memory.overlap_s = [*memory.overlap_s, median(note.overlap_s for note in good)][-WINDOW:]
+        current = level == memory.level
+        memory.since += current
+        link_s = max(1e-9, min(note.link_s for note in good))
+        if self.levels[level].codec is None:
+            self._see(8 * self.work.nbytes(self.levels[level], 32) / link_s)
+            steady = memory.odd == 0
+        else:
+            steady = self._follow_compressed(good, level, link_s)
+        self._measure_excess(exposed, level, current and steady and memory.since > SETTLING)
+        if memory.since and memory.since % 1000 == 0:
+            memory.patience = max(PATIENCE, memory.patience // 2)
+        memory.alarm_in -= 1
+        memory.probe_in -= 1
+        memory.probe |= memory.probe_in <= 0
+        self._decide()
+
+    def step_s(self, index: int) -> float:
+        """Returns the seconds that a step is expected to take at a level. The link must be known."""
+        return self._compute_s() + max(0.0, self._exchange_s(index) + self._excess_s(index))
+
+    def state(self) -> str:
+        """Returns the memory as text, for an exact resume."""
+        return self.memory.state()
+
+    def load_state(self, text: str) -> None:
+        """Takes the memory back. Raises ConfigError where it cannot be that."""
+        memory = Memory.from_state(text)
+        if not 0 <= memory.level < len(self.levels):
+            raise ConfigError(
+                f"the state of codec='auto' has setting {memory.level} of {len(self.levels)}; load it with the "
+                "lag_limit it was saved with"
+            )
+        self.memory = memory
+
+    # ---- what notes say
+
+    def _guard(self, notes: Sequence[StepNote]) -> None:
+        memory = self.memory
+        memory.guard = max(0, memory.guard - 1)
+        memory.lag = max(note.lag for note in notes)
+        norms = [note.norm for note in notes if math.isfinite(note.norm)]
+        if norms:
+            norm = median(norms)
+            if memory.norms >= WINDOW and norm > memory.norm + JUMP:
+                memory.guard = GUARD
+            memory.norm = norm if not memory.norms else 0.9 * memory.norm + 0.1 * norm
+            memory.norms += 1
+
+    def _see(self, bps: float) -> None:
+        """Takes what all-reduces say of the link: another rate counts when it comes twice."""
+        memory, known = self.memory, self.memory.link_bps
+        if not self._usable(bps):
+            return
+        if not known or 1 / CHANGED < bps / known < CHANGED:
+            self._set_link(bps if not known else known * (bps / known) ** 0.25, moved=not known)
+            memory.odd = 0
+        else:
+            memory.odd += 1
+            if memory.odd >= 2:
+                self._set_link(bps, moved=True)
+                memory.odd = 0
+
+    def _follow_compressed(self, notes: Sequence[StepNote], level: int, link_s: float) -> bool:
+        """Takes what a compressed step says; returns whether it is as expected. A doubt has the link measured."""
+        memory, name = self.memory, self.levels[level].name
+        sent = max(note.sent_nbytes for note in notes)
+        if sent:
+            memory.bits[name] = _mean(memory.bits.get(name), self.work.bits(sent), 0.3)
+        if level == memory.level and memory.since > SETTLING:
+            memory.codec_s[name] = _mean(memory.codec_s.get(name), max(note.codec_s for note in notes), 0.2)
+        if not memory.link_bps:
+            memory.probe = True
+            return False
+        bytes_s = 8 * sent / memory.link_bps
+        expected = bytes_s + memory.latency_s
+        slower, faster = link_s > 1.5 * expected + 3e-3, bytes_s > 3e-3 and link_s < 0.6 * expected
+        odd = (slower or faster) and memory.since > 1
+        if odd and memory.alarm_in <= 0:
+            memory.probe = True
+        # What a measurement has not explained is latency.
+        memory.latency_s = _mean(memory.latency_s, max(0.0, link_s - bytes_s), 0.1)
+        return not odd
+
+    def _measure_excess(self, exposed: float, level: int, steady: bool) -> None:
+        memory, name = self.memory, self.levels[level].name
+        for other in memory.excess_s:  # nobody knows for ever what a setting takes that is not in use
+            memory.excess_s[other] *= 1.0 if other == name else 0.998
+        if not steady or not memory.link_bps:
+            return
+        memory.exposed_s = [*memory.exposed_s, exposed][-WINDOW:]
+        if len(memory.exposed_s) >= 3:
+            memory.excess_s[name] = median(memory.exposed_s) - self._exchange_s(level)
+
+    # ---- the model
+
+    def _compute_s(self) -> float:
+        return median(self.memory.compute_s) if self.memory.compute_s else 0.0
+
+    def _exchange_s(self, index: int) -> float:
+        """What of an exchange the training loop waits for, as the model has it."""
+        memory, level = self.memory, self.levels[index]
+        link_s = 8 * self.work.nbytes(level, self._bits(level)) / memory.link_bps
+        hidden = self.work.hidden(level, median(memory.overlap_s) if memory.overlap_s else 0.0)
+        return self._codec_s(level) + max(0.0, link_s - hidden)
+
+    def _bits(self, level: Level) -> float:
+        return self.memory.bits.get(level.name) or level.bits * self._alike(
+            level, {other.name: other.bits for other in self.levels}, self.memory.bits
+        )
+
+    def _codec_s(self, level: Level) -> float:
+        return self.memory.codec_s.get(level.name) or self.work.codec_s(level) * self._alike(
+            level, {other.name: self.work.codec_s(other) for other in self.levels}, self.memory.codec_s
+        )
+
+    def _alike(self, level: Level, expected: dict[str, float], measured: dict[str, float]) -> float:
+        """By how much the nearest level of the same codec that was measured differs from what was expected of it."""
+        if level.codec is None:
+            return 1.0
+        index = self.levels.index(level)
+        known = [
+            (abs(index - place), measured[other.name] / expected[other.name])
+            for place, other in enumerate(self.levels)
+            if other.name in measured and other.codec is not None and other.codec.id == level.codec.id
+        ]
+        return max(0.1, min(10.0, min(known)[1])) if known else 1.0
+
+    def _excess_s(self, index: int) -> float:
+        excess, level = self.memory.excess_s, self.levels[index]
+        if level.name in excess or level.codec is None:
+            return excess.get(level.name, 0.0)
+        known = [
+            (abs(index - place), excess[other.name])
+            for place, other in enumerate(self.levels)
+            if other.name in excess and other.codec is not None
+        ]
+        return max(0.0, min(known)[1]) if known else 0.0
+
+    def _usual_step_s(self) -> float:
+        return max(1e-3, self._compute_s() + (median(self.memory.exposed_s) if self.memory.exposed_s else 0.0))
+
+    def _probe_period(self) -> int:
+        cost = PROBE_S + PROBE_BITS / self.memory.link_bps if self.memory.link_bps else PROBE_S
+        return max(FEWEST, min(MOST, math.ceil(cost / (SHARE * self._usual_step_s()))))
+
+    # ---- the decision
+
+    def _decide(self) -> None:
+        memory, levels = self.memory, self.levels
+        most = max(index for index, level in enumerate(levels) if level.sparsity <= self._largest_sparsity())
+        if self.target == "bytes":
+            self._change(most, "the fewest bytes that the lag allows")
+            return
+        if not memory.link_bps:
+            return
+        expected = [self.step_s(index) for index in range(most + 1)]
+        wanted = next(i for i, seconds in enumerate(expected) if seconds <= TOLERANCE * min(expected))
+        if memory.level > most:
+            self._change(wanted, "steps are critical")
+            return
+        if wanted == memory.level:
+            memory.calm = 0
+            return
+        if memory.since < SETTLING and not memory.moved:
+            return
+        now = expected[memory.level]
+        why = f"link {_rate(memory.link_bps)}, {1e3 * expected[wanted]:.3g} ms a step in place of {1e3 * now:.3g}"
+        if wanted > memory.level:
+            memory.calm = 0
+            if now >= GAIN * expected[wanted]:
+                if memory.milder_at and memory.notes - memory.milder_at < REGRET:
+                    memory.patience = min(MOST_PATIENCE, 4 * memory.patience)
+                self._change(wanted, why)
+            return
+        memory.calm += 1
+        if memory.calm >= memory.patience:
+            memory.milder_at = memory.notes
+            self._change(wanted, why)
+
+    def _largest_sparsity(self) -> float:
+        """The largest multiplier that may be asked for now."""
+        if self.memory.guard:
+            return 1.0
+        if self.setting.sparsity > 1 and self.memory.lag >= NEAR * self.lag_limit:
+            return self.setting.sparsity  # more would be lowered again, tensor by tensor
+        return math.inf
+
+    def _change(self, index: int, why: str) -> None:
+        memory = self.memory
+        if index == memory.level:
+            return
+        self._news.append(f"{self.setting.name} → {self.levels[index].name}: {why}")
+        memory.level = index
+        memory.changes += 1
+        memory.since = memory.calm = 0
+        memory.exposed_s = []
+        memory.moved = False
+        memory.probe = False
+        memory.probe_in = max(memory.probe_in, FEWEST)
+
+    def _set_link(self, bps: float, *, moved: bool) -> None:
+        memory = self.memory
+        memory.link_bps = bps
+        if moved:
+            memory.moved = True
+            memory.exposed_s = []
+            memory.excess_s.pop(self.levels[0].name, None)
+
+    def _usable(self, bps: float) -> bool:
+        if math.isfinite(bps) and 0 < bps <= FASTEST_BPS:
+            return True
+        self._complain("link", f"a link of {bps:g} bit/s was measured, which cannot be: it is left out")
+        return False
+
+    def _complain(self, kind: str, text: str) -> None:
+        """Says it once."""
+        if kind not in self.memory.said:
+            self.memory.said.append(kind)
+            self._news.append(text)
+
+
+def _mean(before: float | None, now: float, weight: float) -> float:
+    return now if before is None else (1 - weight) * before + weight * now
+
+
+def _rate(bps: float) -> str:
+    return f"{bps / 1e9:.3g} Gbit/s" if bps >= 1e9 else f"{bps / 1e6:.3g} Mbit/s"
