@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from thinwire.bench.authors import WORKS, chosen
 from thinwire.codecs import Codec, ids
@@ -40,16 +41,21 @@ BATCHES = {"lenet": 16, "resnet20": 8, "mlp-5m": 32}
 """Examples per rank and step that the bars in `docs/ddp.md` are stated for."""
 
 
+AUTO = "auto"
+"""Our hook with its controller: `auto[lag_limit=5,target=time]`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Hook:
     """What a hook's name says.
 
     Args:
-        id: one of `STOCK`, a codec's, a design's, or one of `authors.WORKS`.
-        codec: of a hook of ours; None for torch's, and for designs.
+        id: one of `STOCK`, `auto`, a codec's, a design's, or one of `authors.WORKS`.
+        codec: of a hook of ours; None for torch's, for `auto` and for designs.
         start_step: steps of the training before it travel uncompressed.
         design: of local updates; None for hooks of DDP.
         work: options of other people's optimizer; None for all else.
+        auto: options of `auto`; None for all else.
     """
 
     id: str
@@ -57,6 +63,7 @@ class Hook:
     start_step: int
     design: Design | None = None
     work: Mapping[str, float] | None = None
+    auto: Mapping[str, Any] | None = None
 
     @property
     def period(self) -> int:
@@ -73,7 +80,9 @@ class Hook:
     @property
     def compresses(self) -> bool:
         """Whether something of ours is compressed; local updates in float32 are not."""
-        return self.codec is not None or (self.design is not None and self.design.up.id != "fp32")
+        return (
+            self.codec is not None or self.auto is not None or (self.design is not None and self.design.up.id != "fp32")
+        )
 
 
 def hook(name: str) -> Hook:
@@ -97,14 +106,18 @@ def hook(name: str) -> Hook:
     if found in STOCK:
         if options or (start is not None and not powersgd):
             raise ConfigError(f"hook {name!r}: torch's hooks have no options here, but for PowerSGD's start_step")
+    elif found == AUTO:
+        if unknown := sorted(options.keys() - {"lag_limit", "target"}):
+            raise ConfigError(f"hook {name!r}: {', '.join(unknown)}; allowed are lag_limit, target and start_step")
+        return Hook(found, None, start or 0, auto=options)
     elif found in ids():
         codec = make_codec(found, **options)
     elif found in designs() and (design := find_design(name)).local is not None:
         return Hook(found, None, 0, design)
     else:
         raise ConfigError(
-            f"unknown hook {name!r}; there are {', '.join((*STOCK, *WORKS))}, codecs: {ids()}, and designs of local "
-            "updates"
+            f"unknown hook {name!r}; there are {', '.join((*STOCK, AUTO, *WORKS))}, codecs: {ids()}, and designs of "
+            "local updates"
         )
     start = least if start is None else start
     if type(start) is not int or start < least:

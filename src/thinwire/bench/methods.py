@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.bench.hook_cells import POWERSGD, Cell, hook
+from thinwire.bench.hook_cells import AUTO, POWERSGD, Cell, hook
 from thinwire.hooks import ddp
 from thinwire.hooks.distribute import distribute
 from thinwire.policies.designs import Design
@@ -97,6 +97,8 @@ def install(model: DistributedDataParallel, cell: Cell) -> ddp.ThinwireState | N
     if named.codec is not None:
         # The link is not thin yet: measuring it here would only mislead.
         return ddp.compress(model, named.codec, start_step=named.start_step, seed=cell.seed, measure_link=False)
+    if named.auto is not None:
+        return ddp.compress(model, AUTO, start_step=named.start_step, seed=cell.seed, measure_link=False, **named.auto)
     if named.id == "fp16":
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
     elif named.id == "bf16":

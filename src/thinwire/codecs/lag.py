@@ -61,6 +61,11 @@ class LagBound:
         """Takes one encode: the values that came, and what of them and of earlier ones was not sent; flat arrays."""
         kernel.follow(self._state, update, residual)
 
+    def ask(self, sparsity: float) -> None:
+        """Sets the largest multiplier, from 1: the bound rises to it as it did before, and falls to it at once."""
+        self._state[kernel.ASKED] = sparsity
+        self._state[kernel.SPARSITY] = min(self.sparsity, sparsity)
+
     def scale(self, factor: float) -> None:
         """Says that updates are this many times as large from now on, and that the residual was multiplied by it."""
         self._state[kernel.UPDATE_NORM] *= factor

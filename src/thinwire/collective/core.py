@@ -6,11 +6,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from thinwire.codecs import Codec, Context
+from thinwire.codecs.decoding import Values
 from thinwire.collective.exchange import Exchange, Group
 from thinwire.collective.residuals import Residuals
 from thinwire.collective.shard import Shard, Span, Spans
@@ -52,6 +54,8 @@ class Collective:
 
     Attributes:
         steps_skipped: steps that no rank took because some rank's gradient held NaN or Inf.
+        note: what this rank tells the others with its next step, if anything.
+        notes: what all ranks told with the last step, in rank order; empty where they told nothing.
     """
 
     def __init__(
@@ -63,6 +67,8 @@ class Collective:
         self.group_nbytes = group_nbytes
         self.pulls = pulls
         self.steps_skipped = 0
+        self.note = b""
+        self.notes: list[bytes] = []
         self._gathered: list[Bucket] = []
         self._groups: dict[tuple[Bucket, ...], Group] = {}
         self._skipped = False
@@ -97,6 +103,8 @@ class Collective:
     def finished(self, exchange: Exchange) -> None:
         """Says that an exchange is complete: after the last of a step that is skipped, residuals are restored."""
         self._skipped = self._skipped or exchange.skipped
+        if exchange.bucket == 0:
+            self.notes = [note for _, note in sorted(exchange.notes.items())]
         if exchange.last and self._skipped:
             self.residuals.restore()
             self.steps_skipped += 1
@@ -106,6 +114,34 @@ class Collective:
         """Skips the step that has just been exchanged after all, as others do that this rank had no exchange with."""
         self.residuals.restore()
         self.steps_skipped += 1
+
+    def recode(self, contexts: Iterable[Context], codec: Codec) -> None:
+        """Gives contexts another codec, between two steps; what waits in their residuals is sent with it.
+
+        Args:
+            contexts: some of the residuals', all with a residual.
+            codec: one that keeps a residual.
+        """
+        for context in contexts:
+            context.codec = codec
+        for group in self._groups.values():
+            for shard in group.shards:
+                shard.recode()
+
+    def flush(self, bucket: Bucket, values: Values) -> None:
+        """Adds to a bucket's gradient what waits in residuals, for a step that all ranks all-reduce uncompressed.
+
+        The average over the ranks then holds all of it, and nothing waits any longer: what waits of an average counts
+        once in it, and so times the number of ranks in its owner's gradient.
+
+        Args:
+            bucket: what is about to be averaged.
+            values: this rank's gradient, flat, in units of a gradient; changed in place.
+        """
+        residuals = self.residuals
+        for owner, shard in enumerate(self.group([bucket]).shards):
+            owned = owner == residuals.rank and residuals.mean
+            shard.flush([values], times=residuals.world if owned else 1)
 
     def group(self, buckets: Sequence[Bucket]) -> Group:
         """Returns the shards of buckets that travel together; made when they first do."""
@@ -121,8 +157,9 @@ class Collective:
         count = len(self._gathered)
         group = self.group(self._gathered)
         self._gathered.clear()
-        mean = self.residuals.mean
-        exchange = Exchange(group, step, end - count, last=last, mean=mean, skip=self.skip, pulls=self.pulls)
+        first, mean = end - count, self.residuals.mean
+        note = b"" if first else self.note
+        exchange = Exchange(group, step, first, last=last, mean=mean, skip=self.skip, pulls=self.pulls, note=note)
         return exchange, count
 
     def _kind(self, bucket: Bucket) -> object:

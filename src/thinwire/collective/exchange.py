@@ -84,13 +84,24 @@ class Exchange:
         mean: whether ranks average or sum.
         skip: whether NaN or Inf makes all ranks skip the step; otherwise it is an error.
         pulls: whether the pull pass follows.
+        note: what this rank tells all others beside its gradient; then every rank does, with as many bytes.
 
     Attributes:
         skipped: some rank holds NaN or Inf: the values mean nothing, and nobody takes this step.
+        notes: what ranks told, this one included, by rank.
     """
 
     def __init__(
-        self, group: Group, step: int, bucket: int, *, last: bool, mean: bool, skip: bool, pulls: bool = True
+        self,
+        group: Group,
+        step: int,
+        bucket: int,
+        *,
+        last: bool,
+        mean: bool,
+        skip: bool,
+        pulls: bool = True,
+        note: bytes = b"",
     ) -> None:
         self.group = group
         self.step = step
@@ -98,6 +109,7 @@ class Exchange:
         self.last = last
         self.pulls = pulls
         self.skipped = False
+        self.notes = {group.rank: note} if note else {}
         self._over = len(group.shards) if mean else 1
         self._skip = skip
         self._values: Sequence[Values] = ()
@@ -208,9 +220,10 @@ class Exchange:
             self.own.average(self._values, self._over)
 
     def _send(self, peer: int, owner: int, way: Pass, frames: Sequence[bytes]) -> Send:
+        note = [self.notes[self.group.rank]] if self.notes and way is Pass.PUSH else []
         if self.skipped:
-            return Send(peer, way, bytearray().join(segments(Skip(step=self.step, bucket=self.bucket))))
-        packet = bytearray().join(segments(ShardMessage(step=self.step, bucket=self.bucket), frames))
+            return Send(peer, way, bytearray().join(segments(Skip(step=self.step, bucket=self.bucket), note)))
+        packet = bytearray().join(segments(ShardMessage(step=self.step, bucket=self.bucket), [*frames, *note]))
         shard, most = self.group.shards[owner], self.group.max_packet_nbytes(owner)
         if len(packet) > most:
             raise ConfigError(
@@ -235,6 +248,13 @@ class Exchange:
                 f"rank {peer} is at step {message.step}, bucket {message.bucket}; this rank is at step {self.step}, "
                 f"bucket {self.bucket}"
             )
+        if self.notes and way is Pass.PUSH:
+            note = bytes(cast("memoryview", frames[-1])) if frames else b""
+            if len(note) != len(self.notes[self.group.rank]):
+                raise ProtocolError(
+                    f"rank {peer} sent a note of {len(note)} bytes; {len(self.notes[self.group.rank])} were expected"
+                )
+            self.notes[peer], frames = note, frames[:-1]
         if isinstance(message, Skip):
             self.skipped = True
             return ()

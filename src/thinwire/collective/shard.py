@@ -131,6 +131,10 @@ class Shard:
     def __post_init__(self) -> None:
         self.num_frames = len(self.coded) + bool(self.plain)
         self.num_values = self.coded.num_values + self.plain.num_values
+        self.recode()
+
+    def recode(self) -> None:
+        """Takes the contexts' codecs as they are now."""
         self._batch = TernaryBatch(self.contexts) if self.contexts and self.dtype.itemsize == 4 else None
 
     @property
@@ -154,12 +158,13 @@ class Shard:
                 out[:] = 0
         self.plain.scatter(plain, values)
 
-    def flush(self, values: Sequence[Values]) -> None:
-        """Adds what was never sent, uncompressed: where there is only one rank."""
+    def flush(self, values: Sequence[Values], times: float = 1.0) -> None:
+        """Adds what was never sent to the values, uncompressed, and so many times: nothing waits any longer."""
         for context, out in zip(self.contexts, self.coded.of(values), strict=True):
             residual = context.residual
             if residual is not None:
-                out += residual.to(out.device) if isinstance(out, torch.Tensor) else residual.cpu().numpy()
+                waiting = residual if times == 1 else residual * times
+                out += waiting.to(out.device) if isinstance(out, torch.Tensor) else waiting.cpu().numpy()
                 residual.zero_()
 
     # ---- its owner

@@ -32,6 +32,7 @@ class Report:
         sparsity: likewise the least and the largest sparsity multiplier of the next step.
         warm_up: how many first steps are in no mean; see `telemetry.warm_up_steps`.
         warm_up_s: seconds a step that compression took in those.
+        auto: with `codec="auto"` the setting in use, in words.
     """
 
     steps: int
@@ -51,6 +52,7 @@ class Report:
     sparsity: tuple[float, float] | None = None
     warm_up: int = 0
     warm_up_s: float = 0.0
+    auto: str = ""
 
     @property
     def saved_s(self) -> float:
@@ -86,6 +88,8 @@ class Report:
         if self.lag is not None and self.sparsity is not None:
             least, largest = self.sparsity
             lines.append(f"  lag              up to {self.lag:.1f} steps, s from {least:.2f} to {largest:.2f}")
+        if self.auto:
+            lines.append(f"  auto             {self.auto}")
         if self.resumed:
             lines.append(f"  {self.resumed}")
         return "\n".join(lines)
@@ -147,6 +151,7 @@ def report(state: ExchangeState) -> Report:
         lag=max((bound.lag for bound in bounds), default=None),
         sparsity=(min(multipliers), max(multipliers)) if multipliers else None,
         warm_up=warm_up,
+        auto="" if state.auto is None else str(state.auto),
         warm_up_s=sum(sums.get(name, 0) - counters.get(name, 0) for name in _SPENT) / max(1, warm_up),
     )
 

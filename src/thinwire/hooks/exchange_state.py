@@ -8,6 +8,7 @@ from typing import Any
 
 from thinwire.collective.core import Collective
 from thinwire.errors import ConfigError
+from thinwire.hooks.exchange_autopilot import ExchangeAutopilot
 from thinwire.hooks.guards import StepGuard
 from thinwire.runtime.collective import CollectiveDriver
 from thinwire.telemetry import WarmUp
@@ -24,6 +25,7 @@ class ExchangeState:
         resumed: how the last `load_state_dict` went, in words; empty before.
         link_bps: bits per second of the slowest link, as measured at the start; 0 where it was not.
         warm_up: what the first steps cost, which the report leaves out.
+        auto: decides every step's setting; None with a fixed codec.
     """
 
     merge_name = "merge"
@@ -33,6 +35,7 @@ class ExchangeState:
         "_guard",
         "_loss_scale",
         "_scaler",
+        "auto",
         "core",
         "driver",
         "link_bps",
@@ -51,8 +54,10 @@ class ExchangeState:
         scaler: Any,
         link_bps: float,
         guard: StepGuard | None = None,
+        auto: ExchangeAutopilot | None = None,
     ) -> None:
         self._guard = guard
+        self.auto = auto
         self.core = core
         self.driver = driver
         self.start_step = start_step
@@ -123,6 +128,7 @@ class ExchangeState:
             **self.layout(),
             "step": self.step,
             "loss_scale": self._loss_scale,
+            **({} if self.auto is None else {"auto": self.auto.state()}),
             "ranks": {str(self.rank): self.core.residuals.state_dict()},
         }
 
@@ -142,6 +148,7 @@ class ExchangeState:
             "world_size": world_size,
             "step": 0,
             "loss_scale": 1.0,
+            **({} if self.auto is None else {"auto": ""}),
             "ranks": {str(rank): residuals.blank_state_dict(world_size) for rank in range(world_size)},
         }
 
@@ -188,6 +195,8 @@ class ExchangeState:
                 "the old ranks by parameter name and divided over the new ones"
             )
             _log.warning("%s", self.resumed)
+        if self.auto is not None and state.get("auto"):
+            self.auto.load_state(state["auto"])
         self.step = int(state["step"])
         self._loss_scale = float(state["loss_scale"])
         if self._scaler is None and self._loss_scale not in (0.0, 1.0):

@@ -16,7 +16,7 @@ from thinwire.codecs import Codec
 from thinwire.collective.residuals import TrainedTensor
 from thinwire.errors import ConfigError
 from thinwire.policies.compression import PLAIN, ByShape, Choice, Compression, as_codec, select
-from thinwire.runtime.peers import agree
+from thinwire.runtime.peers import agree, measure_link
 from thinwire.runtime.sealed import SealedPeerGroup
 from thinwire.security.credentials import Credentials
 from thinwire.security.tokens import TokenFile
@@ -100,6 +100,11 @@ def described(tensors: Sequence[TrainedTensor]) -> dict[str, Any]:
         described[f"codec of {tensor.name}"] = tensor.choice.up.config()
         described[f"codec_down of {tensor.name}"] = tensor.choice.down.config()
     return described
+
+
+def measured(peers: PeerGroup, wanted: bool) -> float:
+    """Returns bits per second of the slowest link, if that is to be measured; else 0."""
+    return measure_link(peers) if wanted else 0.0
 
 
 def check_floating(name: str, dtype: torch.dtype) -> None:

@@ -92,12 +92,14 @@ class CollectiveDriver:
     Attributes:
         failure: what ended the training; None while it goes on.
         peers: the way to the other ranks.
+        completed: when the last step was complete, in seconds of `time.perf_counter`; 0 before the first.
     """
 
     def __init__(self, core: Collective, peers: PeerGroup) -> None:
         self.failure: Exception | None = None
         self._core = core
         self.peers = peers
+        self.completed = 0.0
         self._counters = {way: Counters() for way in Pass}  # one for each thread
         self._told = threading.Event()
         self._left = False
@@ -146,6 +148,13 @@ class CollectiveDriver:
             self._submit(job)
         return future
 
+    def flush(self, bucket: Bucket, buffer: torch.Tensor) -> None:
+        """Adds to a bucket's gradient what waits in residuals; see `Collective.flush`. On the current stream.
+
+        Of float16 and bfloat16 gradients, what rounding takes of the sum is lost.
+        """
+        self._flush(bucket, BucketBuffer(buffer, None, torch.futures.Future()))
+
     def wait_step(self) -> None:
         """Waits for the step's last bucket. Raises what made it fail."""
         if self._last is not None:
@@ -169,10 +178,13 @@ class CollectiveDriver:
 
     def _complete_alone(self, bucket: Bucket, buffer: BucketBuffer) -> None:
         """One rank has nobody to send to: it adds what an earlier run with more ranks left unsent."""
-        values = buffer.values()
-        self._core.group([bucket]).shards[0].flush([values])
-        buffer.fill(values)
+        self._flush(bucket, buffer)
         buffer.future.set_result(buffer.buffer)
+
+    def _flush(self, bucket: Bucket, buffer: BucketBuffer) -> None:
+        values = buffer.values()
+        self._core.flush(bucket, values)
+        buffer.fill(values)
 
     def _submit(self, job: _Job) -> None:
         if not self._threads:
@@ -278,6 +290,8 @@ class CollectiveDriver:
         if job.failed:
             for bucket in job.buckets:
                 bucket.buffer.fill_(torch.nan)
+        if job.exchange.last:
+            self.completed = time.perf_counter()
         job.done.set()
         for bucket in job.buckets:
             bucket.future.set_result(bucket.buffer)

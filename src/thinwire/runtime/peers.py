@@ -10,7 +10,7 @@ import hashlib
 import json
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -22,6 +22,7 @@ from thinwire.transports.peers import PeerGroup, ReceiveBuffer
 _GATHER_TAG = 1 << 30
 _PROBE_TAG = _GATHER_TAG + 1
 _LEAVE_TAG = _GATHER_TAG + 2
+_NOTE_TAG = _GATHER_TAG + 3
 _PROBE_NBYTES = tuple(1 << power for power in range(14, 24, 2))
 _PROBE_ENOUGH_S = 0.03
 FAREWELL = timedelta(seconds=5)
@@ -42,15 +43,34 @@ def gather(group: PeerGroup, data: bytes) -> list[bytes]:
     return _gather(group, data, lengths)
 
 
-def _gather(group: PeerGroup, data: bytes, lengths: list[int]) -> list[bytes]:
-    """As `gather`, where every rank knows how many bytes each of them has; none are not sent."""
-    sources = [peer for peer in group.peers if lengths[peer]]
-    received = {peer: group.receive(peer, ReceiveBuffer(lengths[peer]), _GATHER_TAG) for peer in sources}
-    sent = [group.send(peer, bytearray(data), _GATHER_TAG) for peer in group.peers if data]
-    for transfer in [*received.values(), *sent]:
-        group.wait(transfer)
-    found = {peer: bytes(transfer.data) for peer, transfer in received.items()}
-    return [data if rank == group.rank else found.get(rank, b"") for rank in range(group.size)]
+class Gathering:
+    """A gather under way: it begins when this is made, and `wait` ends it.
+
+    Args:
+        group: all ranks make one.
+        data: of this rank.
+        lengths: of every rank's data, in rank order; ranks with none send nothing.
+        tag: keeps it apart from other messages.
+    """
+
+    def __init__(self, group: PeerGroup, data: bytes, lengths: Sequence[int], tag: int = _NOTE_TAG) -> None:
+        self._group, self._data = group, data
+        self._received = {
+            peer: group.receive(peer, ReceiveBuffer(lengths[peer]), tag) for peer in group.peers if lengths[peer]
+        }
+        self._sent = [group.send(peer, bytearray(data), tag) for peer in group.peers if data]
+
+    def wait(self) -> list[bytes]:
+        """Returns every rank's data, in rank order. Raises TransportError where a rank does not come in time."""
+        for transfer in [*self._received.values(), *self._sent]:
+            self._group.wait(transfer)
+        found = {peer: bytes(transfer.data) for peer, transfer in self._received.items()}
+        return [self._data if rank == self._group.rank else found.get(rank, b"") for rank in range(self._group.size)]
+
+
+def _gather(group: PeerGroup, data: bytes, lengths: Sequence[int]) -> list[bytes]:
+    """As `gather`, where every rank knows how many bytes each of them has."""
+    return Gathering(group, data, lengths, _GATHER_TAG).wait()
 
 
 def gather_at_first(group: PeerGroup, data: bytes) -> list[bytes]:
@@ -106,10 +126,14 @@ def agree(group: PeerGroup, settings: Mapping[str, Any]) -> None:
                 raise ProtocolError(f"{told}; every rank must call compress with the same model and arguments")
 
 
-def measure_link(group: PeerGroup) -> float:
+def measure_link(group: PeerGroup, *, enough_s: float = _PROBE_ENOUGH_S) -> float:
     """Returns bits per second on the slowest way from a rank to the next, all ranks sending at once.
 
     Takes some 0.1 s: messages grow until one takes long enough to be told from the delay.
+
+    Args:
+        group: all ranks call it.
+        enough_s: how long that is, in seconds.
     """
     rate = 0.0
     before, after = (group.rank - 1) % group.size, (group.rank + 1) % group.size
@@ -124,7 +148,7 @@ def measure_link(group: PeerGroup) -> float:
         group.wait(sending)
         slowest = max(_SECONDS.unpack(each)[0] for each in gather(group, _SECONDS.pack(taken)))
         rate = 8 * nbytes / slowest
-        if slowest >= _PROBE_ENOUGH_S:
+        if slowest >= enough_s:
             break
     return rate
 

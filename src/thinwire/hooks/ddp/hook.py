@@ -3,6 +3,7 @@
 This file leaves out `from __future__ import annotations`: DDP compares the hook's annotations with real types.
 """
 
+import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, Literal
@@ -18,13 +19,14 @@ from thinwire.collective.core import Collective
 from thinwire.collective.residuals import Residuals, TrainedTensor
 from thinwire.errors import ConfigError
 from thinwire.hooks.ddp.state import ThinwireState
+from thinwire.hooks.exchange_options import automatic_levels
 from thinwire.hooks.guards import StepGuard
-from thinwire.hooks.ranks import check_floating, check_options, choose, described, meet, timeout_of
+from thinwire.hooks.ranks import check_floating, check_options, choose, described, measured, meet, timeout_of
 from thinwire.hooks.wrapping import inside_compiled, plain_name
+from thinwire.policies.autopilot.pilot import Target
 from thinwire.policies.compression import MIN_NUMEL, Compression
 from thinwire.runtime.collective import CollectiveDriver
 from thinwire.runtime.peers import agree
-from thinwire.runtime.peers import measure_link as measure_bps
 from thinwire.security.credentials import Credentials
 
 GATHER_MB = 4.0
@@ -50,6 +52,8 @@ def compress(
     gather_mb: float = GATHER_MB,
     measure_link: bool = True,
     credentials: Credentials | None = None,
+    lag_limit: float | None = None,
+    target: Target | None = None,
     **options: Any,
 ) -> ThinwireState:
     """Compresses the gradients of a DistributedDataParallel model, both ways, with error feedback on both passes.
@@ -59,7 +63,8 @@ def compress(
 
     Args:
         model: wrapped in DistributedDataParallel; what `torch.compile` made of one, too.
-        codec: of every rank's gradient; an id with `**options`, or a codec.
+        codec: of every rank's gradient; an id with `**options`, or a codec. With `"auto"` a controller measures the
+            link and the training, and decides for every step: uncompressed, bf16, int8, or 3LC with some s.
         codec_down: of the averages; by default the same.
         start_step: steps before it are all-reduced uncompressed.
         min_numel: tensors with fewer values travel uncompressed, as do biases and norm layers.
@@ -77,6 +82,8 @@ def compress(
         measure_link: sends a few messages at the start (some 0.1 s) so that the report can say whether it pays.
         credentials: with a token file, what the ranks exchange is sealed with its first token without a rank, the same
             on all ranks: nobody on the way reads or changes it.
+        lag_limit: of `"auto"`: the most steps that may wait in a residual; by default 5.
+        target: of `"auto"`: what is to be least, the `"time"` of a step (the default) or `"bytes"`.
         **options: of the codec, such as `sparsity=1.75`.
 
     Returns:
@@ -91,15 +98,25 @@ def compress(
 
         model = DistributedDataParallel(model)
         state = ddp.compress(model, codec="3lc", sparsity=1.0)       # the one line
+        state = ddp.compress(model, codec="auto")                    # or let it measure and decide
     """
     wrapped = _wrapped(model)
     if reduce not in ("mean", "sum"):
         raise ConfigError(f"reduce={reduce!r}; allowed are 'mean' and 'sum'")
     check_options(nonfinite=nonfinite, scaler=scaler, start_step=start_step, gather_mb=gather_mb)
     parameters = _parameters(wrapped)
+    automatic = automatic_levels(
+        codec,
+        options,
+        codec_down=codec_down,
+        compression=compression,
+        lag_limit=lag_limit,
+        target=target,
+        devices={parameter.device for parameter in parameters.values()},
+    )
     choices = choose(
         {name: tuple(parameter.shape) for name, parameter in parameters.items()},
-        codec,
+        codec if automatic is None else automatic.codec,
         options,
         codec_down=codec_down,
         min_numel=min_numel,
@@ -118,6 +135,7 @@ def compress(
         peers,
         {
             "thinwire": thinwire.__version__,
+            "codec auto": None if automatic is None else automatic.agreement,
             "start_step": start_step,
             "reduce": reduce,
             "nonfinite": nonfinite,
@@ -128,14 +146,16 @@ def compress(
     )
     residuals = Residuals(tensors, peers.rank, peers.size, mean=reduce == "mean", seed=seed)
     core = Collective(residuals, skip=skip, drop_zeros=drop_zeros, group_nbytes=group_nbytes)
+    driver = CollectiveDriver(core, peers)
     state = ThinwireState(
         core=core,
-        driver=CollectiveDriver(core, peers),
+        driver=driver,
+        auto=None if automatic is None else automatic.start(core, driver, start_step),
         parameters=parameters,
         group=wrapped.process_group,
         start_step=start_step,
         scaler=scaler,
-        link_bps=measure_bps(peers) if measure_link else 0.0,
+        link_bps=measured(peers, measure_link),
         guard=StepGuard(
             wrapped.module,
             reduced=parameters.values(),
@@ -155,16 +175,23 @@ def thinwire_hook(state: ThinwireState, bucket: dist.GradBucket) -> torch.future
         model.register_comm_hook(state, thinwire_hook)     # what compress does
     """
     state.driver.raise_failure()
-    buffer = bucket.buffer()
+    buffer, auto = bucket.buffer(), state.auto
     step, index, last = state.step, bucket.index(), bucket.is_last()
     state.step += last
-    if step < state.start_step:
+    if auto is None and step < state.start_step:
         return _uncompressed(state, buffer)
-    known = state.bucket(bucket)
     if index == 0:
         state.note_warm_up()
         state.follow_loss_scale()
-    future = state.driver.bucket_ready(known, buffer, step, index, last=last)
+        if auto is not None:
+            auto.begin_step(step, buffer)
+    if auto is not None:
+        auto.bucket_ready(last=last)
+        if not auto.compressed:
+            if auto.waiting:
+                auto.flush(state.bucket(bucket), buffer)
+            return _uncompressed(state, buffer)
+    future = state.driver.bucket_ready(state.bucket(bucket), buffer, step, index, last=last)
     if last:
         _raise_after_backward(state)
     return future
@@ -179,10 +206,18 @@ def _raise_after_backward(state: ThinwireState) -> None:
 
 
 def _uncompressed(state: ThinwireState, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    auto, begun = state.auto, time.perf_counter()
+
+    def averaged(done: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+        [result] = done.value()
+        if auto is not None:
+            auto.reduced(begun, result)
+        return result
+
     if state.core.residuals.mean:
         buffer.div_(state.world_size)
     work: Any = dist.all_reduce(buffer, group=state.group, async_op=True)
-    future: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda done: done.value()[0])
+    future: torch.futures.Future[torch.Tensor] = work.get_future().then(averaged)
     return future
 
 

@@ -17,17 +17,19 @@ class Memory(msgspec.Struct):
         changes: how often the setting has changed.
         link_bps: bits per second of the slowest link; 0 where it is unknown.
         moved: whether the link has changed since the setting last did.
-        odd: steps in a row that speak of another link.
-        latency_s: seconds of waiting beyond bytes over rate, of compressed steps.
-        compute_s, overlap_s, exposed_s: of the last steps; the last of them at the setting in use alone.
+        latency_s: seconds of waiting beyond bytes over rate, by whether a step is "compressed" or "all-reduced".
+        compute_s, overlap_s: of the last steps.
+        exposed_s, encoded_s: of the last steps at the setting in use.
         bits: by setting, measured bits a value.
         codec_s: by setting, measured seconds of encoding and decoding.
         excess_s: by setting, measured seconds beyond the model's.
         norm: mean of log₂ of the gradient's norm, over `norms` steps.
         lag: the longest of any residual, as told last, in steps.
         guard: steps for which the setting stays mild.
-        calm: decisions in a row for a milder setting, and `patience` how many it takes.
-        milder_at: the note after which the setting became milder, last.
+        calm: decisions in a row for another setting.
+        content: decisions in a row for the setting in use.
+        regrets: changes that were soon taken back.
+        turned_at: the note after which the setting changed last, and `milder` whether it became milder then.
         probe: whether the link is to be measured before the next step.
         probe_in: notes until it is measured anyway.
         alarm_in: notes until a doubt may have it measured, and `alarm_gap` what that is set to.
@@ -40,11 +42,11 @@ class Memory(msgspec.Struct):
     changes: int = 0
     link_bps: float = 0.0
     moved: bool = False
-    odd: int = 0
-    latency_s: float = 0.0
+    latency_s: dict[str, float] = {}
     compute_s: list[float] = []
     overlap_s: list[float] = []
     exposed_s: list[float] = []
+    encoded_s: list[float] = []
     bits: dict[str, float] = {}
     codec_s: dict[str, float] = {}
     excess_s: dict[str, float] = {}
@@ -53,9 +55,11 @@ class Memory(msgspec.Struct):
     lag: float = 0.0
     guard: int = 0
     calm: int = 0
-    patience: int = 0
-    milder_at: int = 0
-    probe: bool = False
+    content: int = 0
+    regrets: int = 0
+    turned_at: int = 0
+    milder: bool = False
+    probe: bool = True
     probe_in: int = 0
     alarm_in: int = 0
     alarm_gap: int = 0

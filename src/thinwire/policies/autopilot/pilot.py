@@ -1,8 +1,9 @@
 """The controller of `codec="auto"`: which setting the next step has. Equal inputs give equal decisions on all ranks.
 
-It moves to a stronger setting as soon as that is expected to save a tenth of a step, and to the mildest one that costs
-at most a twentieth more than the best. A milder setting has to be wanted several times in a row, and every one that was
-regretted soon after makes the next take longer: a link that flaps is treated as the slow one.
+It wants the mildest setting that costs at most a twentieth more than the best, and takes a stronger one only to save a
+tenth of a step. Where the link has become slower it takes that at once. All else has to be wanted several times in a
+row, and every change that is soon taken back makes the next one take longer: a link that flaps is treated as the slow
+one.
 """
 
 from __future__ import annotations
@@ -28,10 +29,16 @@ WINDOW, SETTLING = 5, 2
 """Steps whose median counts, and steps after a change that are not measured: kernels compile, buffers grow."""
 GUARD, JUMP = 20, 2.0
 """Steps in which s stays 1: the first ones, and those after the gradient's norm has grown by 2 to this power."""
-PATIENCE, MOST_PATIENCE, REGRET = 2, 512, 200
-"""Decisions in a row for a milder setting; a stronger one within so many notes after it is a regret."""
+PATIENCE = (2, 2, 8, 32, 128, 512)
+"""Decisions in a row that another setting takes, by the number of regrets."""
+REGRET, FORGET = 200, 1000
+"""Notes within which a change back is a regret, and decisions in a row for no change that make one forgotten."""
+UNMEASURED_S = 0.02
+"""Seconds that a setting must save before any step has been measured."""
 FEWEST, MOST = 64, 4096
 """Notes from one measurement of the link to the next."""
+LEAST_GAP, MOST_GAP = 4, 512
+"""Notes until a doubt has the link measured again: doubled with every doubt that was wrong."""
 SHARE = 0.005
 """Of the time that goes into measuring the link, and into notes where nothing else travels."""
 NOTE_S, PROBE_S, PROBE_BITS = 5e-4, 0.02, 8 * 16384
@@ -75,7 +82,7 @@ class Pilot:
         self.work = work
         self.lag_limit = lag_limit
         self.target = target
-        self.memory = Memory(guard=GUARD, patience=PATIENCE, probe_in=FEWEST, alarm_gap=4)
+        self.memory = Memory(guard=GUARD, probe_in=FEWEST, alarm_gap=LEAST_GAP)
         self._news: list[str] = []
         if target == "bytes":
             self._decide()
@@ -88,13 +95,13 @@ class Pilot:
     @property
     def wants_probe(self) -> bool:
         """Whether the link is to be measured before the step to come."""
-        return self.memory.probe and self.setting.codec is not None
+        return self.memory.probe
 
     @property
     def note_every(self) -> int:
         """Steps from one note to the next where messages would travel for the notes alone."""
         memory = self.memory
-        if memory.notes < WINDOW or memory.odd:
+        if memory.notes < GUARD:
             return 1
         return max(1, min(MOST_STEPS, math.ceil(NOTE_S / (SHARE * self._usual_step_s()))))
 
@@ -110,11 +117,20 @@ class Pilot:
         if not self._usable(bps):
             return
         known = memory.link_bps
-        changed = not known or not 1 / CHANGED < bps / known < CHANGED
-        memory.alarm_gap = 4 if changed else min(MOST_PATIENCE, 2 * memory.alarm_gap)
+        changed = self.surprising(bps)
+        memory.alarm_gap = LEAST_GAP if changed else min(MOST_GAP, 2 * memory.alarm_gap)
         memory.alarm_in = memory.alarm_gap
-        self._set_link(bps if changed else known * (bps / known) ** 0.5, moved=changed)
+        memory.link_bps = bps if changed else known * (bps / known) ** 0.5
+        if changed:
+            memory.moved = True
+            memory.exposed_s, memory.latency_s = [], {}
+            memory.excess_s.pop(self.levels[0].name, None)
         self._decide()
+
+    def surprising(self, bps: float) -> bool:
+        """Returns whether a measurement of the link says that it is another than what is known."""
+        known = self.memory.link_bps
+        return not known or not 1 / CHANGED < bps / known < CHANGED
 
     def take(self, notes: Sequence[StepNote], level: int) -> None:
         """Takes all ranks' notes of one step, in rank order, and decides anew.
@@ -137,17 +153,10 @@ class Pilot:
         exposed = min(note.exposed_s for note in good)  # of the last to be ready: it waits for nobody's computation
         memory.compute_s = [*memory.compute_s, max(0.0, median(n.step_s for n in good) - exposed)][-WINDOW:]
         memory.overlap_s = [*memory.overlap_s, median(note.overlap_s for note in good)][-WINDOW:]
-        current = level == memory.level
-        memory.since += current
-        link_s = max(1e-9, min(note.link_s for note in good))
-        if self.levels[level].codec is None:
-            self._see(8 * self.work.nbytes(self.levels[level], 32) / link_s)
-            steady = memory.odd == 0
-        else:
-            steady = self._follow_compressed(good, level, link_s)
-        self._measure_excess(exposed, level, current and steady and memory.since > SETTLING)
-        if memory.since and memory.since % 1000 == 0:
-            memory.patience = max(PATIENCE, memory.patience // 2)
+        memory.since += level == memory.level
+        settled = level == memory.level and memory.since > SETTLING
+        if self._follow_link(good, level) and settled:
+            self._measure(good, level, exposed)
         memory.alarm_in -= 1
         memory.probe_in -= 1
         memory.probe |= memory.probe_in <= 0
@@ -185,49 +194,35 @@ class Pilot:
             memory.norm = norm if not memory.norms else 0.9 * memory.norm + 0.1 * norm
             memory.norms += 1
 
-    def _see(self, bps: float) -> None:
-        """Takes what all-reduces say of the link: another rate counts when it comes twice."""
-        memory, known = self.memory, self.memory.link_bps
-        if not self._usable(bps):
-            return
-        if not known or 1 / CHANGED < bps / known < CHANGED:
-            self._set_link(bps if not known else known * (bps / known) ** 0.25, moved=not known)
-            memory.odd = 0
-        else:
-            memory.odd += 1
-            if memory.odd >= 2:
-                self._set_link(bps, moved=True)
-                memory.odd = 0
-
-    def _follow_compressed(self, notes: Sequence[StepNote], level: int, link_s: float) -> bool:
-        """Takes what a compressed step says; returns whether it is as expected. A doubt has the link measured."""
-        memory, name = self.memory, self.levels[level].name
-        sent = max(note.sent_nbytes for note in notes)
-        if sent:
-            memory.bits[name] = _mean(memory.bits.get(name), self.work.bits(sent), 0.3)
-        if level == memory.level and memory.since > SETTLING:
-            memory.codec_s[name] = _mean(memory.codec_s.get(name), max(note.codec_s for note in notes), 0.2)
+    def _follow_link(self, notes: Sequence[StepNote], level: int) -> bool:
+        """Compares a step's messages with the link that is known; a doubt has it measured. Returns if there is none."""
+        memory, at = self.memory, self.levels[level]
+        compressed, link_s = at.codec is not None, min(note.link_s for note in notes)
+        sent = max(note.sent_nbytes for note in notes) if compressed else self.work.nbytes(at, at.bits)
+        if compressed and sent:
+            memory.bits[at.name] = _mean(memory.bits.get(at.name), self.work.bits(sent), 0.3)
         if not memory.link_bps:
             memory.probe = True
             return False
-        bytes_s = 8 * sent / memory.link_bps
-        expected = bytes_s + memory.latency_s
+        bytes_s, kind = 8 * sent / memory.link_bps, "compressed" if compressed else "all-reduced"
+        expected = bytes_s + memory.latency_s.get(kind, 0.0)
         slower, faster = link_s > 1.5 * expected + 3e-3, bytes_s > 3e-3 and link_s < 0.6 * expected
-        odd = (slower or faster) and memory.since > 1
-        if odd and memory.alarm_in <= 0:
+        doubt = (slower or faster) and memory.since > 1
+        if doubt and memory.alarm_in <= 0:
             memory.probe = True
         # What a measurement has not explained is latency.
-        memory.latency_s = _mean(memory.latency_s, max(0.0, link_s - bytes_s), 0.1)
-        return not odd
+        memory.latency_s[kind] = _mean(memory.latency_s.get(kind), max(0.0, link_s - bytes_s), 0.1)
+        return not doubt
 
-    def _measure_excess(self, exposed: float, level: int, steady: bool) -> None:
+    def _measure(self, notes: Sequence[StepNote], level: int, exposed: float) -> None:
+        """Takes what a step at the setting in use has cost beyond what the model says."""
         memory, name = self.memory, self.levels[level].name
         for other in memory.excess_s:  # nobody knows for ever what a setting takes that is not in use
             memory.excess_s[other] *= 1.0 if other == name else 0.998
-        if not steady or not memory.link_bps:
-            return
         memory.exposed_s = [*memory.exposed_s, exposed][-WINDOW:]
+        memory.encoded_s = [*memory.encoded_s, max(note.codec_s for note in notes)][-WINDOW:]
         if len(memory.exposed_s) >= 3:
+            memory.codec_s[name] = median(memory.encoded_s)
             memory.excess_s[name] = median(memory.exposed_s) - self._exchange_s(level)
 
     # ---- the model
@@ -265,15 +260,16 @@ class Pilot:
         return max(0.1, min(10.0, min(known)[1])) if known else 1.0
 
     def _excess_s(self, index: int) -> float:
+        """Measured, or that of the nearest level in use so far: what delays one exchange delays the others too."""
         excess, level = self.memory.excess_s, self.levels[index]
         if level.name in excess or level.codec is None:
             return excess.get(level.name, 0.0)
         known = [
-            (abs(index - place), excess[other.name])
+            (other.codec is None, abs(index - place), excess[other.name])
             for place, other in enumerate(self.levels)
-            if other.name in excess and other.codec is not None
+            if other.name in excess
         ]
-        return max(0.0, min(known)[1]) if known else 0.0
+        return max(0.0, min(known)[-1]) if known else 0.0
 
     def _usual_step_s(self) -> float:
         return max(1e-3, self._compute_s() + (median(self.memory.exposed_s) if self.memory.exposed_s else 0.0))
@@ -297,24 +293,26 @@ class Pilot:
         if memory.level > most:
             self._change(wanted, "steps are critical")
             return
+        memory.content = memory.content + 1 if wanted == memory.level else 0
+        if memory.content >= FORGET:
+            memory.content, memory.regrets = 0, max(0, memory.regrets - 1)
         if wanted == memory.level:
             memory.calm = 0
             return
-        if memory.since < SETTLING and not memory.moved:
-            return
         now = expected[memory.level]
-        why = f"link {_rate(memory.link_bps)}, {1e3 * expected[wanted]:.3g} ms a step in place of {1e3 * now:.3g}"
-        if wanted > memory.level:
+        stronger = wanted > memory.level
+        least_s = UNMEASURED_S if not memory.compute_s else 0.0
+        if stronger and (now < GAIN * expected[wanted] or now - expected[wanted] < least_s):
             memory.calm = 0
-            if now >= GAIN * expected[wanted]:
-                if memory.milder_at and memory.notes - memory.milder_at < REGRET:
-                    memory.patience = min(MOST_PATIENCE, 4 * memory.patience)
-                self._change(wanted, why)
             return
         memory.calm += 1
-        if memory.calm >= memory.patience:
-            memory.milder_at = memory.notes
-            self._change(wanted, why)
+        at_once = stronger and memory.moved
+        if at_once or (memory.since >= SETTLING and memory.calm >= PATIENCE[memory.regrets]):
+            if memory.turned_at and memory.milder == stronger and memory.notes - memory.turned_at < REGRET:
+                memory.regrets = min(len(PATIENCE) - 1, memory.regrets + 1)
+            memory.turned_at, memory.milder = memory.notes, not stronger
+            link = _rate(memory.link_bps)
+            self._change(wanted, f"link {link}, {1e3 * expected[wanted]:.3g} ms a step in place of {1e3 * now:.3g}")
 
     def _largest_sparsity(self) -> float:
         """The largest multiplier that may be asked for now."""
@@ -332,18 +330,10 @@ class Pilot:
         memory.level = index
         memory.changes += 1
         memory.since = memory.calm = 0
-        memory.exposed_s = []
+        memory.exposed_s, memory.encoded_s = [], []
         memory.moved = False
         memory.probe = False
         memory.probe_in = max(memory.probe_in, FEWEST)
-
-    def _set_link(self, bps: float, *, moved: bool) -> None:
-        memory = self.memory
-        memory.link_bps = bps
-        if moved:
-            memory.moved = True
-            memory.exposed_s = []
-            memory.excess_s.pop(self.levels[0].name, None)
 
     def _usable(self, bps: float) -> bool:
         if math.isfinite(bps) and 0 < bps <= FASTEST_BPS:

@@ -1,0 +1,295 @@
+"""`codec="auto"` in a hook: measures every step, tells the others, asks the controller, and changes the codec.
+
+Ranks tell each other of step k on the messages of step k + 1, and decide before step k + 2: all of them have the same
+numbers by then. While steps are all-reduced no message of ours travels; then notes go by themselves, every few steps,
+and nobody waits for them before the next step begins.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+
+import msgspec
+import torch
+
+from thinwire.codecs import Codec
+from thinwire.codecs.lag import BEGIN
+from thinwire.collective.core import Bucket, Collective
+from thinwire.errors import ConfigError
+from thinwire.kernels.numba.lag import norm
+from thinwire.policies.autopilot.costs import Workload
+from thinwire.policies.autopilot.levels import Level, residual_codec
+from thinwire.policies.autopilot.notes import NOTE_NBYTES, StepNote, pack_note, unpack_note
+from thinwire.policies.autopilot.pilot import Pilot, Target
+from thinwire.runtime.collective import CollectiveDriver
+from thinwire.runtime.peers import Gathering, measure_link
+
+PROBE_ENOUGH_S = 0.01
+"""A message that takes so long tells the link's rate from its delay well enough."""
+TRIES = 3
+_log = logging.getLogger(__name__)
+
+
+class _Kept(msgspec.Struct):
+    """What travels with a checkpoint beside the residuals."""
+
+    pilot: str
+    level: int
+    told_level: int
+    since_note: int
+    arrived: list[str]
+
+
+class ExchangeAutopilot:
+    """The settings of one rank's hook, step by step.
+
+    Call `begin_step` with a step's first gradients, `bucket_ready` with each, and where a step is uncompressed
+    `flush` before and `reduced` after each all-reduce.
+
+    Args:
+        levels: the settings; see `policies.autopilot.levels`.
+        core: this rank's part in the exchange, its contexts made for `residual_codec(levels)`.
+        driver: of the same exchange.
+        lag_limit, target: of the controller.
+        start_step: steps before it are uncompressed.
+
+    Attributes:
+        pilot: the controller.
+        level: index of the setting of the step under way.
+        changed_at: the step since which it is in use.
+    """
+
+    def __init__(
+        self,
+        levels: tuple[Level, ...],
+        core: Collective,
+        driver: CollectiveDriver,
+        *,
+        lag_limit: float,
+        target: Target,
+        start_step: int = 0,
+    ) -> None:
+        self._core, self._driver = core, driver
+        base = residual_codec(levels)
+        self._contexts = [context for context in core.residuals.contexts.values() if context.codec == base]
+        self._start_step = start_step
+        self.pilot = Pilot(levels, workload(core, base), lag_limit=lag_limit, target=target)
+        self.level = self.changed_at = 0
+        self._told_level = 0
+        self._since_note = 0
+        self._arrived: list[StepNote] = []
+        self._gathering: Gathering | None = None
+        # What waits in residuals goes into the next uncompressed step.
+        self._waiting = False
+        self._flushing = False
+        self._finite = True
+        self._first_ready = self._last_ready = self._reduced_at = self._busy_s = 0.0
+        self._before: dict[str, float] = {}
+
+    @property
+    def compressed(self) -> bool:
+        """Whether the step under way is compressed."""
+        return self.setting.codec is not None
+
+    @property
+    def setting(self) -> Level:
+        """Of the step under way."""
+        return self.pilot.levels[self.level]
+
+    def take_link(self, bps: float) -> None:
+        """Takes a measurement of the link, the same on all ranks, before the first step."""
+        self.pilot.take_link(bps)
+
+    def begin_step(self, step: int, gradient: torch.Tensor) -> None:
+        """Decides the step's setting, on all ranks alike.
+
+        Args:
+            step: of the training.
+            gradient: the first that is ready, for a look at its norm.
+
+        Raises:
+            TransportError: a rank is gone.
+        """
+        now = time.perf_counter()
+        self.settle()
+        if self._arrived:
+            notes, self._arrived = self._arrived, []
+            self.pilot.take(notes, self._told_level)
+        note = self._note(now, gradient) if self._first_ready else None
+        uncompressed = step < self._start_step
+        if self.pilot.wants_probe and not uncompressed:
+            self.pilot.take_link(self._probe())
+            now = time.perf_counter()
+        self._tell(note)
+        self._set(0 if uncompressed else self.pilot.memory.level, step)
+        if note is not None:
+            self._send(note)
+        self._first_ready = now
+        self._busy_s = self._reduced_at = 0.0
+        self._before = self._driver.counters()
+
+    def bucket_ready(self, *, last: bool) -> None:
+        """Notes when gradients were ready."""
+        if last:
+            self._last_ready = time.perf_counter()
+
+    # ---- uncompressed steps
+
+    def flush(self, bucket: Bucket, buffer: torch.Tensor) -> None:
+        """Adds to a gradient what waits in residuals, before it is all-reduced as an average over the ranks."""
+        if not self._waiting:
+            return
+        if not self._flushing and self._core.skip:
+            self._core.residuals.snapshot()
+        self._flushing = True
+        self._driver.flush(bucket, buffer)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether something waits in residuals for an uncompressed step."""
+        return self._waiting
+
+    def reduced(self, begun: float, averaged: torch.Tensor) -> None:
+        """Takes an all-reduce that began at `begun` and has just ended."""
+        now = time.perf_counter()
+        self._busy_s += max(0.0, now - max(begun, self._reduced_at))
+        self._reduced_at = now
+        if self._flushing and self._core.skip:
+            self._finite = self._finite and bool(averaged.isfinite().all())
+
+    def settle(self) -> None:
+        """Ends what the last step has left under way; between two steps."""
+        if self._flushing:
+            if not self._finite:  # all ranks skip the step: what was flushed must not go with it
+                self._core.residuals.restore()
+            self._waiting = not self._finite
+            self._flushing, self._finite = False, True
+        if self._gathering is not None:
+            gathering, self._gathering = self._gathering, None
+            self._arrived = [unpack_note(data) for data in gathering.wait()]
+        elif self._core.notes:
+            self._arrived = [unpack_note(data) for data in self._core.notes]
+        self._core.notes = []
+
+    # ---- checkpoints and reports
+
+    def state(self) -> str:
+        """Returns the controller's state, for an exact resume; call it between two steps."""
+        self.settle()
+        arrived = [pack_note(note).hex() for note in self._arrived]
+        kept = _Kept(self.pilot.state(), self.level, self._told_level, self._since_note, arrived)
+        return msgspec.json.encode(kept).decode()
+
+    def load_state(self, text: str) -> None:
+        """Takes it back, on all ranks. Residuals have been loaded. Raises ConfigError where it cannot be that."""
+        try:
+            kept = msgspec.json.decode(text, type=_Kept)
+            arrived = [unpack_note(bytes.fromhex(note)) for note in kept.arrived]
+        except (msgspec.DecodeError, ValueError) as error:
+            raise ConfigError(f"the state of codec='auto' cannot be read: {error}") from error
+        self.settle()
+        self.pilot.load_state(kept.pilot)
+        self.level, self._told_level, self._since_note = kept.level, kept.told_level, kept.since_note
+        self._arrived = arrived if len(arrived) == self._core.residuals.world else []
+        self._waiting = True
+        self._first_ready = 0.0
+        self._apply()
+
+    def __str__(self) -> str:
+        memory = self.pilot.memory
+        link = f"link {memory.link_bps / 1e6:.3g} Mbit/s" if memory.link_bps else "link not measured yet"
+        return f"{self.setting.name} since step {self.changed_at}, {memory.changes} changes, {link}"
+
+    # ---- a step
+
+    def _note(self, now: float, gradient: torch.Tensor) -> StepNote:
+        """Returns the note of the step that has ended."""
+        after = self._driver.counters()
+        spent = {name: after[name] - self._before.get(name, 0) for name in after}
+        compressed = self.compressed
+        bounds = [context.lag_bound.lag for context in self._contexts if context.lag_bound is not None]
+        ended = self._driver.completed if compressed else self._reduced_at
+        return StepNote(
+            step_s=now - self._first_ready,
+            exposed_s=max(0.0, ended - self._last_ready),
+            overlap_s=self._last_ready - self._first_ready,
+            link_s=spent.get("wait_seconds", 0.0) if compressed else self._busy_s,
+            codec_s=sum(spent.get(name, 0.0) for name in ("encode_seconds", "decode_seconds", "copy_seconds")),
+            sent_nbytes=spent.get("wire_bytes", 0.0),
+            lag=max(bounds, default=0.0) if compressed else 0.0,
+            norm=_log_norm(gradient),
+        )
+
+    def _probe(self) -> float:
+        """Measures the link. Busy processors make it look slower, never faster: what is slow is measured again."""
+        best = 0.0
+        for _ in range(TRIES):
+            best = max(best, measure_link(self._driver.peers, enough_s=PROBE_ENOUGH_S))
+            if best > self.pilot.memory.link_bps or not self.pilot.surprising(best):
+                break
+        return best
+
+    def _set(self, level: int, step: int) -> None:
+        if level != self.level:
+            self.level, self.changed_at = level, step
+            self._apply()
+        if self._core.residuals.rank == 0:
+            for line in self.pilot.news():
+                _log.info("auto, step %d: %s", step, line)
+
+    def _apply(self) -> None:
+        setting = self.setting
+        if setting.codec is None:
+            return
+        for context in self._contexts:
+            if context.lag_bound is not None:
+                context.lag_bound.ask(setting.sparsity if setting.codec.id == "3lc" else BEGIN)
+        self._core.recode(self._contexts, setting.codec)
+
+    def _tell(self, note: StepNote | None) -> None:
+        """Remembers at which setting the step was that a note is of."""
+        if note is not None:
+            self._told_level = self.level
+
+    def _send(self, note: StepNote) -> None:
+        """Sends a note: with the step's gradients where they are compressed, else by itself when one is due."""
+        data = pack_note(note)
+        self._core.note = data if self.compressed else b""
+        self._waiting = self._waiting or self.compressed
+        if self.compressed:
+            return
+        self._since_note += 1
+        if self._since_note >= self.pilot.note_every:
+            self._since_note = 0
+            peers = self._driver.peers
+            self._gathering = Gathering(peers, data, [NOTE_NBYTES] * peers.size)
+
+
+def workload(core: Collective, base: Codec) -> Workload:
+    """Returns what is exchanged in a step.
+
+    Args:
+        core: this rank's part in it.
+        base: the codec of the tensors that the controller decides about.
+    """
+    tensors = core.residuals.tensors.values()
+    coded = sum(tensor.numel for tensor in tensors if tensor.choice.up == base)
+    whole = sum(tensor.numel for tensor in tensors)
+    return Workload(
+        coded=coded,
+        plain=whole - coded,
+        ranks=core.residuals.world,
+        groups=max(1, math.ceil(4 * whole / core.group_nbytes)) if core.group_nbytes else 1,
+        uncompressed_nbytes=sum(tensor.nbytes for tensor in tensors),
+        pulls=core.pulls,
+    )
+
+
+def _log_norm(gradient: torch.Tensor) -> float:
+    """log₂ of the norm of a sample; NaN where it would have to come from a GPU, or is none."""
+    if gradient.is_cuda or gradient.dtype not in (torch.float32, torch.float64):
+        return math.nan
+    found = norm(gradient.detach().reshape(-1).numpy())
+    return math.log2(found) if 0 < found < math.inf else math.nan

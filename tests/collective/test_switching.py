@@ -1,0 +1,107 @@
+"""Codecs that change between steps: nothing that waits is lost, and ranks tell each other what they need to decide."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.collective.ranks import bucket_of, collectives, gradients, step, tensors
+from thinwire.collective.core import Collective
+from thinwire.collective.exchange import Pass
+from thinwire.errors import ProtocolError
+from thinwire.policies.autopilot.levels import levels, residual_codec
+
+LEVELS = {level.name: level for level in levels()}
+BASE = residual_codec(levels())
+WORLD = 3
+
+
+def all_reduced(cores: list[Collective], given: list[Any]) -> list[Any]:
+    """What an all-reduce makes of gradients to which what waits was added."""
+    flushed = [gradient.copy() for gradient in given]
+    for core, values in zip(cores, flushed, strict=True):
+        core.flush(bucket_of(), values)
+    total = np.sum(flushed, axis=0, dtype=np.float64)
+    average = total / WORLD if cores[0].residuals.mean else total
+    return [average.astype(np.float32)] * WORLD
+
+
+def waiting(core: Collective) -> float:
+    return max(float(context.residual.abs().max()) for context in core.residuals.contexts.values())  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("mean", [True, False])
+def test_what_waits_is_sent_by_whatever_comes_next_and_all_of_it_by_an_all_reduce(mean: bool) -> None:
+    cores = collectives(tensors(BASE), WORLD, mean=mean)
+    sent, wanted = 0.0, 0.0
+    path = ("3lc[s=1]", "3lc[s=1.75,zstd]", "int8", "uncompressed", "bf16", "3lc[s=1]", "uncompressed", "uncompressed")
+    for number, name in enumerate(path):
+        given, codec = gradients(WORLD, number), LEVELS[name].codec
+        if codec is None:
+            results = all_reduced(cores, given)
+            assert [waiting(core) for core in cores] == [0.0] * WORLD
+        else:
+            for core in cores:
+                core.recode(core.residuals.contexts.values(), codec)
+            results = step(cores, bucket_of(), given, number)
+            assert min(waiting(core) for core in cores) > 0, name
+        assert all(np.array_equal(results[0], other) for other in results), name
+        sent = sent + results[0].astype(np.float64)
+        wanted = wanted + np.sum(given, axis=0, dtype=np.float64) / (WORLD if mean else 1)
+        if codec is None:  # and so nothing is missing, but for float32's rounding
+            np.testing.assert_allclose(sent, wanted, atol=3e-5, err_msg=f"after step {number}")
+
+
+def test_one_call_of_a_kernel_encodes_what_takes_3lc_again() -> None:
+    """Frames of a rank that has switched to int8 and back are those of one that never did."""
+    given = gradients(WORLD, 0)
+    switched, plain = collectives(tensors(BASE), WORLD), collectives(tensors(BASE), WORLD)
+    for name in ("int8", "3lc[s=1]"):
+        for core in switched:
+            core.recode(core.residuals.contexts.values(), LEVELS[name].codec or BASE)
+    for one, other in zip(step(switched, bucket_of(), given), step(plain, bucket_of(), given), strict=True):
+        assert np.array_equal(one, other)
+
+
+def test_notes_travel_with_the_first_group_and_reach_every_rank_also_in_a_step_that_is_skipped() -> None:
+    for bad in (False, True):
+        cores = collectives(tensors(BASE), WORLD, skip=True)
+        for rank, core in enumerate(cores):
+            core.note = bytes([rank]) * 16
+        given = gradients(WORLD, 0)
+        if bad:
+            given[1][3] = np.nan
+        step(cores, bucket_of(), given, seed=4)
+        assert all(core.notes == [bytes([rank]) * 16 for rank in range(WORLD)] for core in cores), bad
+        assert [core.steps_skipped for core in cores] == [int(bad)] * WORLD
+        for core in cores:
+            core.note = b""
+        step(cores, bucket_of(), gradients(WORLD, 1), 1)
+        assert all(core.notes == [] for core in cores)
+
+
+def test_a_note_of_another_length_is_refused() -> None:
+    cores = collectives(tensors(BASE), 2)
+    cores[0].note, cores[1].note = b"four", b"sixteen"
+    [[first], [second]] = [core.bucket_ready(bucket_of(), 0, 0, last=True) for core in cores]
+    given = gradients(2, 0)
+    first[0].push([given[0]])
+    [send] = second[0].push([given[1]])
+    with pytest.raises(ProtocolError, match="rank 1 sent a note of 7 bytes; 4 were expected"):
+        first[0].receive(1, Pass.PUSH, memoryview(bytes(send.packet)))
+
+
+def test_a_lag_bound_follows_what_is_asked_for() -> None:
+    bound = BASE.context(torch.zeros(300)).lag_bound
+    assert bound is not None
+    update = np.ones(300, np.float32)
+    for asked, most in ((1.0, 1.0), (1.5, 1.5), (1.9, 1.9)):
+        bound.ask(asked)
+        for _ in range(80):
+            bound.follow(update, update)
+        assert bound.sparsity == pytest.approx(most)
+    bound.ask(1.25)
+    assert bound.sparsity == 1.25
