@@ -48,6 +48,7 @@ ELSEWHERE = {
 HERE = {  # how many blocks of each page are run below
     "README.md": 2,
     "docs/api.md": 1,
+    "docs/autopilot.md": 1,
     "docs/ddp.md": 4,
     "docs/fsdp.md": 2,
     "docs/gpu.md": 2,
@@ -124,7 +125,7 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("group")
 def test_the_ddp_hook(names: dict[str, Any], tmp_path: Path) -> None:
-    for page in ("README.md", "docs/quick-start.md", "docs/api.md", "docs/ddp.md"):
+    for page in ("README.md", "docs/quick-start.md", "docs/api.md", "docs/autopilot.md", "docs/ddp.md"):
         after = run(page, 0, {**names, "model": net()})
         if page != "docs/api.md":
             after["loss"](after["model"](torch.randn(4, 8)), torch.zeros(4, dtype=torch.long)).backward()
