@@ -27,6 +27,7 @@ TOLERANCES = {
     "int8": 2e-2,
     "onebit[start_step=1]": 1e-6,
     "powersgd-1[start_step=9]": 1e-6,
+    "auto[start_step=1]": 1e-6,
 }
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.collective.ranks import bucket_of, collectives, gradients, step, tensors
+from tests.collective.ranks import SIZES, bucket_of, collectives, gradients, step, tensors
 from thinwire.collective.core import Collective
 from thinwire.collective.exchange import Pass
 from thinwire.errors import ProtocolError
@@ -36,7 +36,7 @@ def waiting(core: Collective) -> float:
 @pytest.mark.parametrize("mean", [True, False])
 def test_what_waits_is_sent_by_whatever_comes_next_and_all_of_it_by_an_all_reduce(mean: bool) -> None:
     cores = collectives(tensors(BASE), WORLD, mean=mean)
-    sent, wanted = 0.0, 0.0
+    sent, wanted = np.zeros(sum(SIZES.values())), np.zeros(sum(SIZES.values()))
     path = ("3lc[s=1]", "3lc[s=1.75,zstd]", "int8", "uncompressed", "bf16", "3lc[s=1]", "uncompressed", "uncompressed")
     for number, name in enumerate(path):
         given, codec = gradients(WORLD, number), LEVELS[name].codec

@@ -68,7 +68,7 @@ def run_refusals(rank: int) -> list[str]:
     said = []
     for mine in ({"codec": "auto"} if rank else {"codec": "3lc"}, {"codec": "auto", "lag_limit": 3 + rank}):
         with pytest.raises(tw.ProtocolError) as refused:
-            ddp.compress(DistributedDataParallel(mlp()), measure_link=False, **mine)  # type: ignore[arg-type]
+            ddp.compress(DistributedDataParallel(mlp()), measure_link=False, **mine)
         said.append(str(refused.value))
         dist.barrier()
     for wrong, message in (
@@ -79,7 +79,7 @@ def run_refusals(rank: int) -> list[str]:
         ({"codec": "3lc", "lag_limit": 5}, "lag_limit belong to codec='auto'; a fixed codec has a limit of its own"),
     ):
         with pytest.raises(tw.ConfigError, match=message):
-            ddp.compress(DistributedDataParallel(mlp()), **wrong)  # type: ignore[arg-type]
+            ddp.compress(DistributedDataParallel(mlp()), **wrong)
     return said
 
 
