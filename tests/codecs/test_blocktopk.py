@@ -16,7 +16,7 @@ import thinwire as tw
 from tests.codecs.contract import naming
 from thinwire.codecs.blocktopk import blocks_of
 from thinwire.frames import Frame
-from thinwire.kernels.numba.dct import basis
+from thinwire.kernels.numba.cosines import basis
 
 V = np.array([4, -3, 0.5, 1, 0, -2, 2, 0.25, 0, 0, 0, 0, 0, 0, 0, 1] * 4, np.float32)
 

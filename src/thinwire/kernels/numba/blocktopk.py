@@ -1,8 +1,8 @@
 """The k largest magnitudes of every block of a tensor, and their rounding to a few levels.
 
 A tensor is cut into blocks: tiles of a matrix, or stretches of neighbouring values. In each the k-th largest magnitude
-is found by a radix selection on the bits (histograms of eleven bits at a time, of fewer and fewer candidates), without
-sorting. Positions inside a block count along its rows, so that a block is read as if it were flat.
+is found by a radix selection on the bits (histograms of eleven bits at a time, of fewer and fewer candidates, until few
+are left), without sorting. Positions inside a block count along its rows, so that a block is read as if it were flat.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from thinwire.kernels.numba.jit import frozen, jit, magnitude_bits, wide_vectors
 
 _BINS = 1 << 11  # of a histogram: eleven bits of the magnitudes at a time
+_FEW = 64  # so many are compared with each other: quicker than another histogram
 
 
 class Blocks(NamedTuple):
@@ -252,11 +253,13 @@ def _threshold(bits: Any, wanted: int, histogram: Any, room: Any) -> tuple[Any, 
         return bits.dtype.type(0), 0
     candidates, size = bits, bits.size
     shift = 8 * bits.itemsize - 12
-    while True:
+    while size > _FEW:
         histogram[:] = 0
+        place = 0
         for i in range(size):
-            histogram[(candidates[i] >> shift) & (_BINS - 1)] += 1
-        place = _BINS - 1
+            each = (candidates[i] >> shift) & (_BINS - 1)
+            histogram[each] += 1
+            place = max(place, each)
         while histogram[place] < wanted:
             wanted -= histogram[place]
             place -= 1
@@ -272,6 +275,18 @@ def _threshold(bits: Any, wanted: int, histogram: Any, room: Any) -> tuple[Any, 
         if shift == 0:
             return bits.dtype.type(lowest), wanted
         shift = max(shift - 11, 0)
+    least, ties = _of_few(candidates[:size], wanted)
+    return least, ties
+
+
+@jit
+def _of_few(bits: Any, wanted: int) -> tuple[Any, int]:
+    """`_threshold` of a few numbers: for each, how many are above it, and how many equal."""
+    for i in range(bits.size):
+        above = _count_from(bits, bits[i] + 1)
+        if above < wanted <= _count_from(bits, bits[i]):
+            return bits[i], wanted - above
+    return bits.dtype.type(0), 0
 
 
 @jit

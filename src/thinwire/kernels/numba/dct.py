@@ -3,28 +3,22 @@
 Both are products with a basis, row by row and column by column. Rows at the same distance from a tile's two ends are
 added and subtracted first, because a cosine is symmetric or antisymmetric about the middle: that halves the work.
 Products are added in one fixed order and the basis is rounded from exact integers, so the same bits come out
-everywhere. The inverse skips coefficients that are zero, as most are. A strip of neighbouring tiles goes through at
-once, and each pass adds to two rows, so that what it reads counts twice.
+everywhere. The inverse skips coefficients that are zero, as most are, and columns without any. A strip of neighbouring
+tiles is transformed at once, and each pass adds to four rows, so that what it reads counts four times.
 """
 
 from __future__ import annotations
 
-import math
-from functools import cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from thinwire.kernels.numba.blocktopk import Blocks
-from thinwire.kernels.numba.jit import frozen, jit, wide_vectors
+from thinwire.kernels.numba.cosines import UNROLLED, backward_weights, basis, forward_weights, padded
+from thinwire.kernels.numba.jit import frozen, jit, magnitude_bits, wide_vectors
 
-_UNROLLED = 8  # rows that one pass over an accumulator adds
 _TILES = 2  # side by side in one pass: the longer its rows, the less the loops around them count
 _PAD = 16  # values between the rows of a strip, so that a column's do not fall into one set of the cache
-_ONE = 1 << 192
-_PI = 314159265358979323846264338327950288419716939937510582097494459230781640628620899862803482534211706798
-_PI_UNIT = 10**101
 
 
 def transform(values: Any, blocks: Blocks, out: Any) -> None:
@@ -42,8 +36,9 @@ def transform(values: Any, blocks: Blocks, out: Any) -> None:
         [5.656854, -2.828427, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
     """
     kind = np.dtype(out.dtype).str
-    down, across = _forward_weights(blocks.tile_rows, kind), _forward_weights(blocks.tile_columns, kind)
-    _transform(frozen(values), blocks, down, across, *_room(blocks, out.dtype), out)
+    down, across = forward_weights(blocks.tile_rows, kind), forward_weights(blocks.tile_columns, kind)
+    tile, halves, _ = _room(blocks, out.dtype)
+    _transform(frozen(values), blocks, down, across, tile, halves, out)
 
 
 def invert(values: Any, blocks: Blocks) -> None:
@@ -56,116 +51,141 @@ def invert(values: Any, blocks: Blocks) -> None:
         [1.0, 1.0, 1.0, 1.0]
     """
     kind = np.dtype(values.dtype).str
-    across = _backward_weights(blocks.tile_columns, kind)
-    _invert(values, blocks, _basis(blocks.tile_rows, kind), across, *_room(blocks, values.dtype))
-
-
-def basis(size: int, dtype: Any) -> NDArray[Any]:
-    """Returns the orthonormal DCT-II: row i is √(2/n)·cos(π(2r + 1)i/2n), and √(1/n) where i is 0.
-
-    >>> np.round(basis(2, np.float64), 6).tolist()
-    [[0.707107, 0.707107], [0.707107, -0.707107]]
-    """
-    return _basis(size, np.dtype(dtype).str)
-
-
-@cache
-def _basis(size: int, dtype: str) -> NDArray[Any]:
-    cosines = [_cosine(m, size) for m in range(size)] + [0.0]  # of π·m/2n
-
-    def at(m: int) -> float:
-        m %= 4 * size
-        m = min(m, 4 * size - m)
-        return cosines[m] if m <= size else -cosines[2 * size - m]
-
-    scale = math.sqrt(2 / size)
-    rows = [[math.sqrt(1 / size)] * size, *([scale * at((2 * r + 1) * i) for r in range(size)] for i in range(1, size))]
-    return frozen(np.array(rows, dtype))  # type: ignore[no-any-return]
-
-
-def _cosine(m: int, size: int) -> float:
-    """cos(π·m/2·size), correctly rounded: its series in integers. A library's cosine differs between machines."""
-    angle = _ONE * _PI * m // (2 * size * _PI_UNIT)
-    square, term, total, n = angle * angle // _ONE, _ONE, 0, 0
-    while term:
-        total += term
-        n += 2
-        term = -(term * square // (_ONE * n * (n - 1)))
-    return total / _ONE
-
-
-@cache
-def _forward_weights(size: int, dtype: str) -> Any:
-    """The basis on the sums and differences of rows: its left half, and zeros up to a multiple of `_UNROLLED`."""
-    half = (size + 1) // 2
-    weights = np.zeros((size, -(-half // _UNROLLED) * _UNROLLED), dtype)
-    weights[:, :half] = _basis(size, dtype)[:, :half]
-    return frozen(weights)
-
-
-@cache
-def _backward_weights(size: int, dtype: str) -> Any:
-    """The transposed basis on even and on odd coefficients: its upper half, and zeros."""
-    evens, odds = (size + 1) // 2, size // 2
-    weights = np.zeros((2, evens, -(-evens // _UNROLLED) * _UNROLLED), dtype)
-    weights[0, :, :evens] = _basis(size, dtype)[0::2, :evens].T
-    weights[1, :, :odds] = _basis(size, dtype)[1::2, :evens].T
-    return frozen(weights)
+    across = backward_weights(blocks.tile_columns, kind)
+    places = np.empty((2, blocks.tile_rows * blocks.tile_columns), np.int32)
+    _invert(values, blocks, basis(blocks.tile_rows, kind), across, *_room(blocks, values.dtype), places)
 
 
 def _room(blocks: Blocks, dtype: Any) -> tuple[Any, Any, Any]:
-    """Memory to work in: a strip of tiles, twice; and its folded halves, padded with rows of zeros."""
+    """Memory to work in: a strip of tiles, its folded halves, and weights of one tile."""
     side = max(blocks.tile_rows, blocks.tile_columns)
-    half = -(-((side + 1) // 2) // _UNROLLED) * _UNROLLED
-    wide = _TILES * side + _PAD
-    return np.empty((side, wide), dtype), np.empty((side, wide), dtype), np.zeros((2, half, wide), dtype)
+    half, wide = padded((side + 1) // 2), _TILES * side + _PAD
+    return np.empty((side, wide), dtype), np.empty((2, half, wide), dtype), np.empty((2, half, half), dtype)
 
 
 @jit
-def _transform(values: Any, blocks: Any, down: Any, across: Any, tile: Any, other: Any, halves: Any, out: Any) -> None:
+def _transform(values: Any, blocks: Any, down: Any, across: Any, tile: Any, halves: Any, out: Any) -> None:
     height, width = blocks.tile_rows, blocks.tile_columns
     for top in range(0, blocks.rows, height):
         for left in range(0, blocks.columns, _TILES * width):
             tiles = min(_TILES, (blocks.columns - left) // width)
             first = top * blocks.columns + left
-            for row in range(height):
-                start = first + row * blocks.columns
-                tile[row, : tiles * width] = values[start : start + tiles * width]
-            _forward(tile, height, tiles * width, down, halves, other)
-            for each in range(tiles):
-                for row in range(height):
-                    for column in range(width):
-                        tile[column, each * height + row] = other[row, each * width + column]
-            _forward(tile, width, tiles * height, across, halves, other)
+            _fold_down(values, first, blocks.columns, height, tiles * width, halves)
+            _clear(halves, (height + 1) // 2, down.shape[0], tiles * width)
+            _forward(halves, height, tiles * width, down, tile)
+            _fold_across(tile, height, width, tiles, halves)
+            _clear(halves, (width + 1) // 2, across.shape[0], tiles * height)
+            _forward(halves, width, tiles * height, across, tile)
             for row in range(height):
                 start = first + row * blocks.columns
                 for each in range(tiles):
                     for column in range(width):
-                        out[start + each * width + column] = other[column, each * height + row]
+                        out[start + each * width + column] = tile[column, each * height + row]
 
 
 @jit
-def _invert(values: Any, blocks: Any, row_basis: Any, across: Any, tile: Any, other: Any, halves: Any) -> None:
+def _invert(
+    values: Any, blocks: Any, row_basis: Any, across: Any, tile: Any, halves: Any, weights: Any, places: Any
+) -> None:
     height, width = blocks.tile_rows, blocks.tile_columns
     for top in range(0, blocks.rows, height):
-        for left in range(0, blocks.columns, _TILES * width):
-            tiles = min(_TILES, (blocks.columns - left) // width)
+        for left in range(0, blocks.columns, width):
             first = top * blocks.columns + left
-            tile[:width, : tiles * height] = 0
+            evens, odds = _expand(values, first, blocks, row_basis, halves, across, weights, places)
+            _backward(halves, height, width, evens, odds, weights, tile)
             for row in range(height):
                 start = first + row * blocks.columns
-                for each in range(tiles):
-                    at, end = each * height, (each + 1) * height
-                    for column in range(width):
-                        coefficient = values[start + each * width + column]
-                        if coefficient != 0:
-                            _add_multiple(row_basis[row], coefficient, tile[column, at:end])
-            _backward(tile, width, tiles * height, across, halves, other)
-            for row in range(height):
-                start = first + row * blocks.columns
-                for each in range(tiles):
-                    for column in range(width):
-                        values[start + each * width + column] = other[column, each * height + row]
+                for column in range(width):
+                    values[start + column] = tile[column, row]
+
+
+@jit
+def _fold_down(values: Any, first: int, stride: int, height: int, width: int, halves: Any) -> None:
+    """Sums and differences of the rows at the same distance from both ends of a strip of tiles."""
+    wide_vectors()
+    for row in range(height // 2):
+        start, end = first + row * stride, first + (height - 1 - row) * stride
+        upper, lower, sums, differences = values[start:], values[end:], halves[0, row], halves[1, row]
+        for column in range(width):
+            a, b = upper[column], lower[column]
+            sums[column] = a + b
+            differences[column] = a - b
+    if height % 2:
+        start = first + height // 2 * stride
+        halves[0, height // 2, :width] = values[start : start + width]
+        halves[1, height // 2, :width] = 0
+
+
+@jit
+def _fold_across(matrix: Any, height: int, width: int, tiles: int, halves: Any) -> None:
+    """As `_fold_down`, of the columns of each tile, which become rows."""
+    for each in range(tiles):
+        left = each * width
+        for row in range(height):
+            at = each * height + row
+            for column in range(width // 2):
+                a, b = matrix[row, left + column], matrix[row, left + width - 1 - column]
+                halves[0, column, at] = a + b
+                halves[1, column, at] = a - b
+            if width % 2:
+                halves[0, width // 2, at] = matrix[row, left + width // 2]
+                halves[1, width // 2, at] = 0
+
+
+@jit
+def _clear(halves: Any, begin: int, end: int, width: int) -> None:
+    """Zeros in the rows up to a multiple of `UNROLLED`."""
+    halves[:, begin:end, :width] = 0
+
+
+@jit
+def _expand(
+    values: Any, first: int, blocks: Any, row_basis: Any, halves: Any, across: Any, weights: Any, places: Any
+) -> tuple[int, int]:
+    """Inverts one tile's columns, of those that hold a coefficient; returns how many of even and of odd number do.
+
+    They go to `halves`, in ascending order, and their weights to `weights`; zeros follow up to a whole `UNROLLED`.
+    """
+    height, width = blocks.tile_rows, blocks.tile_columns
+    number, row_of = 0, places[0]
+    column_of, half = places[1], across.shape[1]
+    used = np.zeros(width, np.int32)
+    for row in range(height):
+        start = first + row * blocks.columns
+        coefficients = values[start : start + width]
+        if _any(coefficients):
+            for column in range(width):
+                row_of[number], column_of[number] = row, column
+                number += coefficients[column] != 0
+    for i in range(number):
+        used[column_of[i]] = 1
+    found = np.zeros(2, np.int64)
+    for column in range(width):
+        if used[column]:
+            parity, at = column & 1, found[column & 1]
+            halves[parity, at, :height] = 0
+            weights[parity, at, :half] = across[parity, column // 2]
+            used[column], found[parity] = at, at + 1
+    for i in range(number):
+        row, column = row_of[i], column_of[i]
+        coefficient = values[first + row * blocks.columns + column]
+        _add_multiple(row_basis[row], coefficient, halves[column & 1, used[column], :height])
+    for parity in range(2):
+        padded = (found[parity] + UNROLLED - 1) // UNROLLED * UNROLLED
+        halves[parity, found[parity] : padded, :height] = 0
+        weights[parity, found[parity] : padded, :half] = 0
+        found[parity] = padded
+    return found[0], found[1]
+
+
+@jit
+def _any(values: Any) -> Any:
+    """Whether one of the values is not zero: most rows hold none, and looking at each value would take longer."""
+    wide_vectors()
+    found = magnitude_bits(values[0])
+    for i in range(values.size):
+        found |= magnitude_bits(values[i])
+    return found != 0
 
 
 @jit
@@ -176,50 +196,40 @@ def _add_multiple(values: Any, factor: Any, total: Any) -> None:
 
 
 @jit
-def _forward(matrix: Any, height: int, width: int, weights: Any, halves: Any, out: Any) -> None:
-    """out = basis · matrix, of `height` rows; every second pair of rows comes with the pair before it."""
-    wide_vectors()
-    half = (height + 1) // 2
-    for row in range(half):
-        last = height - 1 - row
-        for column in range(width):
-            if row == last:
-                halves[0, row, column] = matrix[row, column]
-                halves[1, row, column] = 0
-            else:
-                halves[0, row, column] = matrix[row, column] + matrix[last, column]
-                halves[1, row, column] = matrix[row, column] - matrix[last, column]
-    halves[:, half : weights.shape[1], :width] = 0
-    for row in range(height):
-        if row % 4 < 2 and row + 2 < height:
-            _combine_two(halves[row & 1], weights[row], weights[row + 2], width, out[row], out[row + 2])
-        elif row % 4 < 2:
-            _combine(halves[row & 1], weights[row], width, out[row])
+def _forward(halves: Any, height: int, width: int, weights: Any, out: Any) -> None:
+    """out = basis · matrix, of `height` rows, from the matrix's folded halves.
+
+    All rows of one half first: it fits the first-level cache, both do not.
+    """
+    for parity in range(2):
+        row = parity
+        while row + 6 < height:
+            rows = out[row], out[row + 2], out[row + 4], out[row + 6]
+            _combine_four(halves[parity], weights, weights.shape[0], row, 2, width, rows)
+            row += 8
+        while row < height:
+            _combine(halves[parity], weights, weights.shape[0], row, width, out[row])
+            row += 2
 
 
 @jit
-def _backward(matrix: Any, height: int, width: int, weights: Any, halves: Any, out: Any) -> None:
-    """out = transposed basis · matrix, of `height` rows."""
-    wide_vectors()
-    evens = (height + 1) // 2
-    halves[:, height // 2 : weights.shape[2], :width] = 0
-    for row in range(height):
-        halves[row & 1, row // 2, :width] = matrix[row, :width]
-    row = 0
-    while row < evens:
-        last = height - 1 - row
-        if row + 1 < last - 1:  # both have a partner, and none is the middle
-            _combine_two(halves[0], weights[0, row], weights[0, row + 1], width, out[row], out[row + 1])
-            _combine_two(halves[1], weights[1, row], weights[1, row + 1], width, out[last], out[last - 1])
-            _unfold(out[row], out[last], width)
-            _unfold(out[row + 1], out[last - 1], width)
-            row += 2
-        else:
-            _combine(halves[0], weights[0, row], width, out[row])
-            if row != last:
-                _combine(halves[1], weights[1, row], width, out[last])
-                _unfold(out[row], out[last], width)
+def _backward(halves: Any, width: int, height: int, evens: int, odds: int, weights: Any, out: Any) -> None:
+    """out = transposed basis · matrix, of `height` rows, from its rows of even and of odd number."""
+    half = (height + 1) // 2
+    for parity, used, some in ((0, evens, half), (1, odds, height // 2)):
+        # Odd ones go to the rows that `_unfold` pairs with the even ones', from the last one up.
+        row, at, step = 0, 0 if parity == 0 else height - 1, 1 if parity == 0 else -1
+        while row + 4 <= some:
+            rows = out[at], out[at + step], out[at + 2 * step], out[at + 3 * step]
+            _combine_four(halves[parity], weights[parity], used, row, 1, width, rows)
+            row += 4
+            at += 4 * step
+        while row < some:
+            _combine(halves[parity], weights[parity], used, row, width, out[at])
             row += 1
+            at += step
+    for row in range(height // 2):
+        _unfold(out[row], out[height - 1 - row], width)
 
 
 @jit
@@ -232,61 +242,56 @@ def _unfold(even: Any, odd: Any, width: int) -> None:
 
 
 @jit
-def _combine_two(rows: Any, weights: Any, others: Any, width: int, out: Any, second: Any) -> None:
-    """As `_combine`, twice: what is read counts for both."""
+def _combine_four(rows: Any, weights: Any, number: int, first: int, step: int, width: int, out: Any) -> None:
+    """As `_combine`, for four columns of the weights: what is read counts for all of them."""
     wide_vectors()
-    out[:width] = 0
-    second[:width] = 0
-    for i in range(0, weights.size, 8):
-        a, b, c, d = weights[i], weights[i + 1], weights[i + 2], weights[i + 3]
-        e, f, g, h = weights[i + 4], weights[i + 5], weights[i + 6], weights[i + 7]
-        p, q, r, s = others[i], others[i + 1], others[i + 2], others[i + 3]
-        t, u, v, w = others[i + 4], others[i + 5], others[i + 6], others[i + 7]
+    one, two, three, four = out
+    one[:width] = 0
+    two[:width] = 0
+    three[:width] = 0
+    four[:width] = 0
+    second, third, fourth = first + step, first + 2 * step, first + 3 * step
+    for i in range(0, number, 4):
+        a, b, c, d = weights[i, first], weights[i + 1, first], weights[i + 2, first], weights[i + 3, first]
+        e, f, g, h = weights[i, second], weights[i + 1, second], weights[i + 2, second], weights[i + 3, second]
+        p, q, r, s = weights[i, third], weights[i + 1, third], weights[i + 2, third], weights[i + 3, third]
+        t, u, v, w = weights[i, fourth], weights[i + 1, fourth], weights[i + 2, fourth], weights[i + 3, fourth]
         for column in range(width):
-            one, two = out[column], second[column]
+            k, m, n, o = one[column], two[column], three[column], four[column]
             x = rows[i, column]
-            one += a * x
-            two += p * x
+            k += a * x
+            m += e * x
+            n += p * x
+            o += t * x
             x = rows[i + 1, column]
-            one += b * x
-            two += q * x
+            k += b * x
+            m += f * x
+            n += q * x
+            o += u * x
             x = rows[i + 2, column]
-            one += c * x
-            two += r * x
+            k += c * x
+            m += g * x
+            n += r * x
+            o += v * x
             x = rows[i + 3, column]
-            one += d * x
-            two += s * x
-            x = rows[i + 4, column]
-            one += e * x
-            two += t * x
-            x = rows[i + 5, column]
-            one += f * x
-            two += u * x
-            x = rows[i + 6, column]
-            one += g * x
-            two += v * x
-            x = rows[i + 7, column]
-            one += h * x
-            two += w * x
-            out[column], second[column] = one, two
+            k += d * x
+            m += h * x
+            n += s * x
+            o += w * x
+            one[column], two[column], three[column], four[column] = k, m, n, o
 
 
 @jit
-def _combine(rows: Any, weights: Any, width: int, out: Any) -> None:
-    """out = Σ weights[i]·rows[i], from the first to the last; there are a multiple of eight."""
+def _combine(rows: Any, weights: Any, number: int, row: int, width: int, out: Any) -> None:
+    """out = Σ weights[i, row]·rows[i], from the first to the last of them; they are a whole `UNROLLED`."""
     wide_vectors()
     out[:width] = 0
-    for i in range(0, weights.size, 8):
-        a, b, c, d = weights[i], weights[i + 1], weights[i + 2], weights[i + 3]
-        e, f, g, h = weights[i + 4], weights[i + 5], weights[i + 6], weights[i + 7]
+    for i in range(0, number, 4):
+        a, b, c, d = weights[i, row], weights[i + 1, row], weights[i + 2, row], weights[i + 3, row]
         for column in range(width):
             total = out[column]
             total += a * rows[i, column]
             total += b * rows[i + 1, column]
             total += c * rows[i + 2, column]
             total += d * rows[i + 3, column]
-            total += e * rows[i + 4, column]
-            total += f * rows[i + 5, column]
-            total += g * rows[i + 6, column]
-            total += h * rows[i + 7, column]
             out[column] = total
