@@ -1,8 +1,9 @@
 """Ranks may die, come and go: torchrun starts all of them again, and they go on from the last checkpoint.
 
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1    # ranks started again get a store of their own, without dead addresses
 torchrun --standalone --nproc-per-node 4 --max-restarts 3 examples/elastic_ddp.py --folder run --steps 400
 
-On machines that come and go, the same command on each; `run` is a folder that all of them see:
+On machines that come and go, the same on each; `run` is a folder that all of them see:
 
 torchrun --nnodes 2:4 --nproc-per-node 1 --max-restarts 10 --rdzv-backend c10d --rdzv-endpoint HOST:29400 \\
     examples/elastic_ddp.py --folder run --steps 400

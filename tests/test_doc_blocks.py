@@ -42,6 +42,7 @@ PAGES = {
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 }
 ELSEWHERE = {
+    "docs/clusters.md": "tests/jobs/test_on_ray.py",
     "docs/extending.md": "tests/test_examples.py",
     "docs/frameworks.md": "tests/hooks/test_frameworks.py",
 }

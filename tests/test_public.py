@@ -27,6 +27,7 @@ SURFACE = {
     "decode",
     "distribute",
     "frames",
+    "ray",
 }
 
 
@@ -48,7 +49,7 @@ def test_what_is_not_there_says_so() -> None:
 
 
 def test_packages_only_offer_what_they_name() -> None:
-    for package in (tw.codecs, tw.frames):
+    for package in (tw.codecs, tw.frames, tw.ray):
         assert isinstance(package, types.ModuleType)
         for name in package.__all__:
             assert hasattr(package, name)

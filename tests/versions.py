@@ -63,10 +63,9 @@ def try_version(version: str, folder: Path, pip_options: Sequence[str], *, cuda:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([str(python), *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
 
-    # Like the Makefile's environments, but for torch and what belongs to its version.
-    pins = [
-        line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith(("torch", "tri"))
-    ]
+    # Like the Makefile's environments, but for torch and what belongs to its version: 2.6 asks for sympy 1.13.1.
+    own = ("sympy", "torch", "triton")
+    pins = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith(own)]
     constraints = place / "constraints.txt"
     constraints.write_text("\n".join([*pins, f"torch=={version}"]))
     pip = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check", *pip_options, "-c", str(constraints))

@@ -28,7 +28,7 @@ from thinwire.errors import (
 from thinwire.version import VERSION
 
 if TYPE_CHECKING:
-    from thinwire import codecs, frames
+    from thinwire import codecs, frames, ray
     from thinwire.codecs import Codec, Context, codec, decode
     from thinwire.hooks.distribute import distribute
     from thinwire.security import Credentials
@@ -43,7 +43,7 @@ _HOME = {
     "decode": "thinwire.codecs",
     "distribute": "thinwire.hooks.distribute",
 }
-_MODULES = ("codecs", "frames")
+_MODULES = ("codecs", "frames", "ray")
 
 __all__ = [
     "Codec",
@@ -63,6 +63,7 @@ __all__ = [
     "decode",
     "distribute",
     "frames",
+    "ray",
 ]
 
 

@@ -17,6 +17,7 @@ EXTRAS = {
     "matplotlib": "plot",
     "plotly": "plot",
     "prometheus_client": "metrics",
+    "ray": "ray",
     "rich": "cli",
     "typer": "cli",
 }

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from thinwire.engines.engine import TAIL_LINES
 from thinwire.engines.events import Event, Lost, Restarted, Said
 from thinwire.engines.links import parse_rate
-from thinwire.engines.local import TAIL_LINES, LocalEngine
+from thinwire.engines.local import LocalEngine
 from thinwire.engines.namespaces import Fabric, available
 from thinwire.errors import ConfigError, EngineError
 

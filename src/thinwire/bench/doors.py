@@ -79,6 +79,7 @@ DOORS = (
     Door("PEFT", "with_peft.py", needs=("peft",), extra="huggingface"),
     Door("Lightning", "with_lightning.py", needs=("lightning",), extra="lightning"),
     Door("Ray Train", "with_ray.py", needs=("ray",), extra="ray", torchrun=False),
+    Door("Ray engine", "with_ray_engine.py", needs=("ray",), extra="ray", torchrun=False),
 )
 
 

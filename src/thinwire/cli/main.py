@@ -31,7 +31,14 @@ chaos = typer.Typer(
 
 COMMANDS: list[tuple[typer.Typer, str, dict[str, str]]] = [
     (app, "demo", {"demo": "Train digits twice over a thin link, uncompressed and with 3LC, each in the same time."}),
-    (app, "train", {"train": "Train a model with a server and N workers on this machine, over an emulated link."}),
+    (
+        app,
+        "train",
+        {
+            "train": "Train a model with a server and N workers on this machine, over an emulated link; or on a Ray "
+            "cluster."
+        },
+    ),
     (
         app,
         "compare",

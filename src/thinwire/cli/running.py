@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -14,6 +15,7 @@ from thinwire.jobs.cluster import FIXED, Elastic, choose_links, run
 from thinwire.jobs.events import Progress as Stepped
 from thinwire.jobs.in_process import run as run_in_process
 from thinwire.jobs.job import Job
+from thinwire.jobs.on_ray import Cluster, run_on_ray
 from thinwire.jobs.outcome import RunOutcome
 from thinwire.jobs.tables import Table, nbytes_text
 from thinwire.workloads.models import TEXT_MODELS
@@ -28,9 +30,13 @@ def run_with_progress(
     in_process: bool = False,
     elastic: Elastic = FIXED,
     max_restarts: int = 0,
+    ray: Cluster | None = None,
 ) -> RunOutcome:
-    """Runs a job behind a progress bar; `in_process`: with threads for workers, which takes no other option."""
-    links = choose_links(job.link, shaping)
+    """Runs a job behind a progress bar; `in_process`: with threads for workers, which takes no other option.
+
+    With `ray` on that cluster, where each process shapes its own link.
+    """
+    links = choose_links(job.link, "application" if ray is not None and shaping == "auto" else shaping)
     if links.note:
         console.print(f"[yellow]{escape(links.note)}; links are shaped inside the transport (shaping: application)[/]")
     bar = Progress(
@@ -57,7 +63,7 @@ def run_with_progress(
         if in_process:
             outcome = run_in_process(job, on_event=on_event)
         else:
-            outcome = run(
+            outcome = (run if ray is None else partial(run_on_ray, cluster=ray))(
                 job,
                 links=links,
                 on_event=on_event,

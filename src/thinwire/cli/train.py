@@ -1,8 +1,10 @@
-"""`thinwire train`: one run on this machine, every process real, every link thin on request."""
+"""`thinwire train`: one run on this machine, every process real, every link thin on request; or on a Ray cluster."""
 
 from __future__ import annotations
 
 import sys
+from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,14 +20,21 @@ from thinwire.jobs.options import JobOptions
 
 if TYPE_CHECKING:
     from thinwire.cli import running
-    from thinwire.jobs import checkpoints, cluster
+    from thinwire.jobs import checkpoints, cluster, on_ray
     from thinwire.jobs import job as jobs
 else:
     running = lazy("thinwire.cli.running")
     checkpoints, cluster = lazy("thinwire.jobs.checkpoints"), lazy("thinwire.jobs.cluster")
-    jobs = lazy("thinwire.jobs.job")
+    jobs, on_ray = lazy("thinwire.jobs.job"), lazy("thinwire.jobs.on_ray")
 
 app = typer.Typer()
+
+
+class Engine(StrEnum):
+    """Who starts the processes."""
+
+    LOCAL = "local"
+    RAY = "ray"
 
 
 def with_privileges(link: str | None, shaping: str) -> None:
@@ -59,15 +68,37 @@ def train(
             "which needs --checkpoint-dir, all go back to the newest step that everybody has.",
         ),
     ] = 0,
+    engine: Annotated[
+        Engine,
+        typer.Option(help="Who starts the processes: local, this machine alone; ray, actors of a Ray cluster."),
+    ] = Engine.LOCAL,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            envvar="RAY_ADDRESS", help="Of the Ray cluster: auto, or host:port; by default a Ray of this machine alone."
+        ),
+    ] = None,
+    certs: Annotated[
+        Path | None,
+        typer.Option(file_okay=False, help="With Ray: a folder of `thinwire certs` that all nodes see."),
+    ] = None,
+    insecure: options.Insecure = False,
     json: options.Json = None,
 ) -> None:
-    """Train a model with a server and N workers on this machine, over an emulated link."""
+    """Train a model with a server and N workers on this machine, over an emulated link; or on a Ray cluster."""
     if resume and checkpoint_dir is None:
         raise ConfigError("--resume goes on from checkpoints: say where they are with --checkpoint-dir DIR")
     job, written = jobs.Job(**vars(given)), None
     if checkpoint_dir is not None:
         written = checkpoints.RunCheckpoints(folder=checkpoint_dir, every=checkpoint_every, resume=resume)
-    with_privileges(job.link, shaping)
+    ray = None
+    if engine is Engine.RAY:
+        ray = on_ray.Cluster(address=address, certs=certs, insecure=insecure)
+        ray.check()
+    elif certs is not None or insecure:
+        raise ConfigError("--certs and --insecure are for --engine ray: local processes listen on loopback")
+    else:
+        with_privileges(job.link, shaping)
     telemetry_options = [
         *(() if telemetry is None else ("--telemetry", str(telemetry))),
         *(() if metrics_port is None else ("--metrics-port", str(metrics_port))),
@@ -77,7 +108,7 @@ def train(
         min_workers=min_workers, worker_grace_s=worker_grace_s, straggler_grace_s=straggler_grace_s
     )
     outcome = running.run_with_progress(
-        job, shaping, telemetry_options, written, elastic=elastic, max_restarts=max_restarts
+        job, shaping, telemetry_options, written, elastic=elastic, max_restarts=max_restarts, ray=ray
     )
     show(running.runs_table([outcome], f"{job.model} on {job.data}, {job.workers} workers"))
     write_json(json, outcome)

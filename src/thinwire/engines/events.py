@@ -63,8 +63,10 @@ def reader(kinds: Sequence[type[Event]]) -> Callable[[str], Event | None]:
     """Returns a function that reads a line: the event in it, or None where it is something else.
 
     Args:
-        kinds: the classes of the events that may come.
+        kinds: the classes of the events that may come; without any, nothing is one.
     """
+    if not kinds:
+        return lambda line: None
     kind: Any = Union[tuple(kinds)]  # noqa: UP007  # of a sequence, which X | Y cannot spell
 
     def read(line: str) -> Event | None:

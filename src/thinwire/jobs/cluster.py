@@ -1,20 +1,21 @@
 """Servers and workers as real processes, each behind its own link; and one training run made of them.
 
 With privileges the link is the kernel's: a network namespace for each process and `tc tbf` in both directions; without,
-a token bucket inside each process's transport.
+a token bucket inside each process's transport. An engine starts the processes: this machine's, or another's (`on_ray`).
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, fields
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
+from thinwire.engines.engine import Command, Engine
 from thinwire.engines.events import Event, Lost, Restarted
 from thinwire.engines.links import Rate, parse_rate
 from thinwire.engines.local import LocalEngine
@@ -30,8 +31,11 @@ from thinwire.workloads.data import data
 Shaping = Literal["kernel", "application", "none"]
 OnEvent = Callable[[str, Event], None]
 OnStart = Callable[[Mapping[str, int]], None]
+OpenEngine = Callable[[Sequence[type[Event]], Sequence[str]], AbstractContextManager[Engine[Any]]]
+"""Opens an engine for these kinds of events on these hosts."""
+Private = Callable[[int | None], list[str]]
+"""Returns a worker's options of credentials by its rank, or the servers'."""
 
-PORT = 7070
 START_TIMEOUT_S = 120.0
 SERVER = "server"
 _NOT_THE_WORKERS = ("link", "servers", "servers_on_workers")
@@ -111,7 +115,7 @@ FIXED = Elastic()
 def run_cluster(
     links: Links,
     workers: int,
-    worker_command: Callable[[int, list[str]], list[str]],
+    worker_command: Callable[[int, list[str]], Command],
     kinds: Sequence[type[Event]],
     on_event: OnEvent,
     *,
@@ -120,16 +124,18 @@ def run_cluster(
     server_command: Callable[[int], list[str]] = lambda index: ["server"],
     max_restarts: int = 0,
     server_again: Callable[[int], list[str]] | None = None,
-    worker_again: Callable[[int, list[str]], list[str]] | None = None,
+    worker_again: Callable[[int, list[str]], Command] | None = None,
     min_workers: int | None = None,
     on_start: OnStart = lambda pids: None,
+    open_engine: OpenEngine | None = None,
+    private: Private = lambda rank: [],
 ) -> dict[str, int]:
     """Starts servers and workers, passes on what they report, and returns when all have ended.
 
     Args:
         links: how the links are made.
         workers: how many.
-        worker_command: the `thinwire` command of a worker, by rank and server addresses.
+        worker_command: the `thinwire` command of a worker, or a call, by rank and server addresses.
         kinds: the classes of the events that the processes report, besides `Listening`.
         on_event: called with each process's name and event.
         servers: how many shards.
@@ -140,6 +146,8 @@ def run_cluster(
         worker_again: the command of a worker that is started again; None: the same.
         min_workers: the run goes on while so many workers have not failed; None: with all of them.
         on_start: called with the ids of all processes, by name, when they have been started.
+        open_engine: what starts them; None: processes of this machine.
+        private: the options of every role's credentials.
 
     Returns:
         With kernel shaping the interface counters of the workers' nodes, named as in `RunOutcome`.
@@ -160,33 +168,38 @@ def run_cluster(
     names = [f"worker {rank}" for rank in range(workers)]
     with ExitStack() as stack:
         fabric = None
+        hosts = names if servers_on_workers else [*shards, *names]
         if links.shaping == "kernel":
-            hosts = names if servers_on_workers else [*shards, *names]
             fabric = stack.enter_context(Fabric(dict.fromkeys(hosts, links.rate)))
-        engine = stack.enter_context(LocalEngine([Listening, *kinds], fabric=fabric))
+            private = lambda rank: ["--insecure"]  # noqa: E731  # nobody else has a link to these namespaces
+        if open_engine is None:
+            engine: Engine[Any] = stack.enter_context(LocalEngine([Listening, *kinds], fabric=fabric))
+        else:
+            engine = stack.enter_context(open_engine([Listening, *kinds], hosts))
+        on_hosts = fabric is not None or open_engine is not None
         shape = ["--shape", str(links.rate)] if links.shaping == "application" else []
-        private = [] if fabric is None else ["--insecure"]  # nobody else has a link to these namespaces
-
-        def complete(command: list[str]) -> list[str]:
-            return [sys.executable, "-m", "thinwire", *command, "--events", *shape, *private]
-
         addresses: list[str] = []
 
-        def server_again_at(index: int) -> list[str] | None:
+        def complete(command: Command, rank: int | None = None) -> Command:
+            if callable(command):
+                return command
+            return [sys.executable, "-m", "thinwire", *command, "--events", *shape, *private(rank)]
+
+        def server_again_at(index: int) -> Command | None:
             if server_again is None or index >= len(addresses):
                 return None
-            return complete([*server_again(index), "--listen", addresses[index]])
+            before, now = addresses[index], engine.listen_at(hosts[index])
+            same = before.rpartition(":")[0] == now.rpartition(":")[0]  # else it is on another machine
+            return complete([*server_again(index), "--listen", before if same else now])
 
-        def worker_again_at(rank: int) -> list[str]:
-            return complete((worker_again or worker_command)(rank, addresses))
+        def worker_again_at(rank: int) -> Command:
+            return complete((worker_again or worker_command)(rank, addresses), rank)
 
         for index, shard in enumerate(shards):
-            host = names[index] if servers_on_workers else shard
-            address = f"{fabric.addresses[host]}:{PORT}" if fabric else "127.0.0.1:0"
             engine.start(
                 shard,
-                complete([*server_command(index), "--listen", address]),
-                host=host if fabric else None,
+                complete([*server_command(index), "--listen", engine.listen_at(hosts[index])]),
+                host=hosts[index] if on_hosts else None,
                 restarts=max_restarts,
                 again=partial(server_again_at, index),
             )
@@ -194,8 +207,8 @@ def run_cluster(
         for rank, name in enumerate(names):
             engine.start(
                 name,
-                complete(worker_command(rank, addresses)),
-                host=name if fabric else None,
+                complete(worker_command(rank, addresses), rank),
+                host=name if on_hosts else None,
                 restarts=max_restarts,
                 again=partial(worker_again_at, rank),
                 optional=min_workers is not None,
@@ -208,6 +221,8 @@ def run_cluster(
             on_event(process, event)
             if isinstance(event, Restarted) and process in shards:
                 alone.add(process)
+            if isinstance(event, Listening):  # again, and perhaps elsewhere: workers started later look there
+                addresses[shards.index(process)] = event.address
             if isinstance(event, Lost):
                 lost.append(f"{process} {event.reason}")
                 if workers - len(lost) < (min_workers or workers):
@@ -236,6 +251,8 @@ def run(
     elastic: Elastic = FIXED,
     max_restarts: int = 0,
     on_start: OnStart = lambda pids: None,
+    open_engine: OpenEngine | None = None,
+    private: Private = lambda rank: [],
 ) -> RunOutcome:
     """Trains once.
 
@@ -248,6 +265,7 @@ def run(
         elastic: what the servers do about workers that die or are late.
         max_restarts: how often each worker that fails is started again, and each server that writes checkpoints.
         on_start: called with the ids of all processes, by name, when they have been started.
+        open_engine, private: as for `run_cluster`.
 
     Raises:
         ConfigError: there is nothing to resume, a job that cannot be resumed, or a part that the data does not have.
@@ -295,6 +313,8 @@ def run(
             worker_again=partial(worker_command, again=True),
             min_workers=elastic.min_workers,
             on_start=on_start,
+            open_engine=open_engine,
+            private=private,
         )
     except EngineError as error:
         if max_restarts and checkpoints is None and str(error).startswith(SERVER):

@@ -25,11 +25,11 @@ from thinwire.bench.chaos.faults import Fault
 from thinwire.bench.chaos.witnesses import Witnesses
 from thinwire.engines.events import Event, Lost, Said
 from thinwire.engines.links import Rate
-from thinwire.engines.local import LocalEngine
+from thinwire.engines.local import PORT, LocalEngine
 from thinwire.engines.namespaces import Fabric
 from thinwire.engines.starters import Starter
 from thinwire.errors import EngineError
-from thinwire.jobs.cluster import FIXED, PORT, Elastic, Links, worker_arguments
+from thinwire.jobs.cluster import FIXED, Elastic, Links, worker_arguments
 from thinwire.jobs.events import KINDS, Done, Listening
 from thinwire.jobs.job import Job
 from thinwire.jobs.outcome import WorkerOutcome

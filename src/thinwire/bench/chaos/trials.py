@@ -16,7 +16,7 @@ from msgspec import UNSET, UnsetType
 from thinwire.bench.chaos.charts import draw_trials
 from thinwire.bench.chaos.stage import Stage
 from thinwire.bench.harness import Bench, Column, Figures, Measured, Tell
-from thinwire.engines.local import ENVIRONMENT
+from thinwire.engines.engine import ENVIRONMENT
 from thinwire.engines.starters import Forks, Starter
 from thinwire.errors import ConfigError, EngineError
 from thinwire.jobs import in_process

@@ -1,0 +1,252 @@
+"""Roles as actors of a Ray cluster: Ray places them, and starts them again on whichever node has room.
+
+    driver (RayEngine) ── heard() ──▶ actor (RoleActor) ── stdout ──▶ thinwire server …
+    driver (RayEngine) ── heard() ──▶ actor (RoleActor) ── stdout ──▶ thinwire worker …  ══ gRPC ══▶ the server
+
+A placement group has one bundle for each host, so that Ray spreads them over its nodes. Events and commands travel
+through Ray; tensors do not. Where a role fails, its actor dies, too, and Ray starts it again (`max_restarts`); an actor
+that came back is idle until it is told what to run, which need not be what it ran before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from thinwire.engines.engine import ENVIRONMENT, Again, Command, Engine, Role
+from thinwire.engines.events import Event, Said, reader
+from thinwire.engines.ray_role import RoleActor
+from thinwire.errors import ConfigError, EngineError
+from thinwire.extras import optional
+
+ray = optional("ray", "the Ray engine")
+
+LOOPBACK = "127.0.0.1"
+START_S = 120.0
+"""How long Ray may take to find room for all hosts, or to start an actor again."""
+_STOP_S = 10.0
+_DIED = "the Ray actor died, or its node did"
+
+
+class _Actor(Role):
+    """One actor, and the life of it that was heard of last."""
+
+    def __init__(self, name: str, again: Again, restarts: int, optional: bool, handle: Any, host: str | None) -> None:
+        super().__init__(name, again, restarts, optional)
+        self.handle, self.host = handle, host
+        self.life, self.pid, self.actor_pid = "", 0, 0
+
+
+class RayEngine(Engine[_Actor]):
+    """The roles of one run on a Ray cluster.
+
+    Args:
+        kinds: the classes of the events that the roles report.
+        hosts: what each host needs, as in `{"worker 0": {"CPU": 1}}`; a role takes one CPU, and the GPUs of a host of
+            its own name.
+        address: of the cluster, as `ray.init` takes it; None: the one that this process is connected to, and else a
+            Ray that is started on this machine and ends with this engine.
+        protected: servers have certificates, and are reached at their nodes' addresses. Else they listen on loopback,
+            which one node alone can use.
+        insecure: servers of several nodes may go without.
+        lines: pass on what roles print besides events, as `Said`.
+
+    Raises:
+        ConfigError: Ray is not installed; several nodes, without certificates and not insecure.
+        EngineError: no such cluster, or no room in it.
+    """
+
+    def __init__(
+        self,
+        kinds: Sequence[type[Event]],
+        hosts: Mapping[str, Mapping[str, float]],
+        *,
+        address: str | None = None,
+        protected: bool = False,
+        insecure: bool = False,
+        lines: bool = False,
+    ) -> None:
+        super().__init__()
+        self._read, self._lines = reader(kinds), lines
+        self._numbers = {host: number for number, host in enumerate(hosts)}
+        self._hosts = {host: dict(needs) for host, needs in hosts.items()}
+        self._pending: dict[Any, str] = {}
+        self._came: deque[tuple[str, Event | int]] = deque()
+        self._group: Any = None
+        self._alone = False  # one node, and loopback is enough
+        self.results: dict[str, Any] = {}
+        self._connected = not ray.is_initialized()
+        if self._connected:
+            self._connect(address)
+        try:
+            self._reserve(protected, insecure)
+        except BaseException:
+            self.stop()
+            raise
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """The processes' ids on their nodes, by name."""
+        return {name: actor.pid for name, actor in self._roles.items()}
+
+    @property
+    def actor_pids(self) -> dict[str, int]:
+        """The actors' process ids on their nodes, by name."""
+        return {name: actor.actor_pid for name, actor in self._roles.items()}
+
+    def listen_at(self, host: str) -> str:
+        return f"{LOOPBACK if self._alone else self._nodes()[self._numbers[host]]}:0"
+
+    def start(
+        self,
+        name: str,
+        command: Command,
+        *,
+        host: str | None = None,
+        restarts: int = 0,
+        again: Again | None = None,
+        optional: bool = False,
+    ) -> None:
+        if name in self.running:
+            raise ConfigError(f"a process called {name!r} has been started already; give each its own name")
+        if host not in self._hosts:
+            raise ConfigError(f"{name}: no host {host!r} here; there are {', '.join(self._hosts)}")
+        strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
+            self._group, placement_group_bundle_index=self._numbers[host]
+        )
+        options = {
+            "num_cpus": 1,
+            "num_gpus": self._hosts[host].get("GPU", 0) if name == host else 0,
+            "max_restarts": restarts,
+            "max_task_retries": -1,  # a call waits for the actor to come back
+            "scheduling_strategy": strategy,
+        }
+        handle = ray.remote(**options)(RoleActor).remote()
+        actor = _Actor(name, again or (lambda: command), restarts, optional, handle, host)
+        self._tell(actor, command)
+        self._roles[name] = actor
+
+    def stop(self) -> None:
+        """Asks every role to end, kills the actors, and gives back their room."""
+        self._pending.clear()
+        handles = [actor.handle for actor in self._roles.values() if actor.status is None]
+        if handles:
+            ray.wait([handle.stop.remote() for handle in handles], num_returns=len(handles), timeout=_STOP_S)
+        for actor in self._roles.values():
+            with contextlib.suppress(ray.exceptions.RayError):
+                ray.kill(actor.handle)
+            actor.status = -signal.SIGTERM if actor.status is None else actor.status
+        if self._group is not None:
+            ray.util.remove_placement_group(self._group)
+            self._group = None
+        if self._connected:
+            self._connected = False
+            ray.shutdown()
+
+    def receive(self, timeout_s: float | None) -> tuple[str, Event | int] | None:
+        while not self._came:
+            if not self._pending:
+                return None
+            ready, _ = ray.wait(list(self._pending), num_returns=1, timeout=timeout_s)
+            if not ready:
+                return None
+            for answer in ready:
+                self._hear(self._roles[self._pending.pop(answer)], answer)
+        name, came = self._came.popleft()
+        if isinstance(came, int):
+            self._roles[name].status = came
+        return name, came
+
+    def _start_again(self, role: _Actor, command: Command) -> None:
+        self._ask(role, role.handle.leave.remote(role.life))
+        role.restarts, role.status = role.restarts - 1, None
+        role.tail.clear()
+        self._tell(role, command)
+
+    def _connect(self, address: str | None) -> None:
+        wanted = {"address": address} if address else {"address": "local", "num_cpus": self._cpus()}
+        try:
+            ray.init(**wanted, log_to_driver=True, logging_level="ERROR")
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise EngineError(f"no Ray cluster answers at {address or 'this machine'}: {error}") from error
+
+    def _cpus(self) -> int:
+        """A Ray that is started for this run has room for all of it, on however many cores."""
+        return max(1, round(sum(needs.get("CPU", 0) for needs in self._hosts.values())))
+
+    def _reserve(self, protected: bool, insecure: bool) -> None:
+        """Takes room for all hosts."""
+        self._group = ray.util.placement_group(list(self._hosts.values()), strategy="SPREAD")
+        if not self._group.wait(START_S):
+            there = {name: count for name, count in sorted(ray.cluster_resources().items()) if name in ("CPU", "GPU")}
+            raise EngineError(
+                f"the Ray cluster has found no room for {list(self._hosts.values())} within {START_S:g} s; "
+                f"all its nodes together have {there}"
+            )
+        taken = sorted(set(self._nodes().values()))
+        self._alone = not protected and len(set(self._placed().values())) == 1
+        if not (protected or insecure or self._alone):
+            raise ConfigError(
+                f"servers and workers are on the nodes {', '.join(taken)}, and who listens there needs certificates: "
+                "--certs DIR, a folder of `thinwire certs` that all nodes see; --insecure goes without"
+            )
+
+    def _placed(self) -> dict[int, str]:
+        """Every host's node, as it is now: after a node's death another one takes its place."""
+        placed: dict[int, str] = ray.util.placement_group_table(self._group)["bundles_to_node_id"]
+        return placed
+
+    def _nodes(self) -> dict[int, str]:
+        """Every host's address."""
+        addresses = {each["NodeID"]: each["NodeManagerAddress"] for each in ray.nodes()}
+        return {number: addresses[node] for number, node in self._placed().items() if node in addresses}
+
+    def _tell(self, role: _Actor, command: Command) -> None:
+        """Has an actor run something, and listens to it."""
+        if callable(command):
+            told = role.handle.call.remote(command)
+        else:
+            python = command[0] == sys.executable  # each node has its own
+            told = role.handle.run.remote(list(command[python:]), python, ENVIRONMENT)
+        role.life, role.actor_pid, role.pid = self._ask(role, told)
+        self._listen(role)
+
+    def _ask(self, role: _Actor, answer: Any) -> Any:
+        try:
+            return ray.get(answer, timeout=START_S)
+        except ray.exceptions.GetTimeoutError as error:
+            raise EngineError(f"{role.name}: Ray has not started its actor within {START_S:g} s") from error
+        except ray.exceptions.RayError as error:  # also what the actor itself ran into
+            raise EngineError(f"{role.name} could not be started: {error}") from error
+
+    def _listen(self, role: _Actor) -> None:
+        self._pending[role.handle.heard.remote()] = role.name
+
+    def _hear(self, role: _Actor, answer: Any) -> None:
+        """Takes what an actor has heard of its role, or that there is no such actor any more."""
+        try:
+            heard = ray.get(answer)
+        except ray.exceptions.RayActorError:
+            role.restarts, heard = 0, [("idle", None)]  # Ray has given it up
+        for kind, what in heard:
+            if kind == "idle":
+                role.tail.append(_DIED)
+                self._came.append((role.name, -signal.SIGKILL))
+                return
+            if kind == "ended":
+                role.tail.extend(what[1])
+                self._came.append((role.name, what[0]))
+                return
+            if kind == "result":
+                self.results[role.name] = what
+            elif (event := self._read(what)) is not None:
+                self._came.append((role.name, event))
+            else:
+                role.tail.append(what)
+                if self._lines:
+                    self._came.append((role.name, Said(text=what)))
+        self._listen(role)

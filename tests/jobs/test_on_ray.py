@@ -1,0 +1,130 @@
+"""A run whose servers and workers are Ray's actors: what is refused before anything starts, and the run itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import thinwire as tw
+from tests.jobs.test_cluster import equal_parts
+from thinwire.cli import running
+from thinwire.engines.events import Event, Restarted
+from thinwire.engines.ray_engine import RayEngine
+from thinwire.errors import ConfigError
+from thinwire.jobs import in_process, on_ray
+from thinwire.jobs.checkpoints import RunCheckpoints
+from thinwire.jobs.events import Checkpointed
+from thinwire.jobs.job import Job
+from thinwire.jobs.on_ray import Cluster, run_on_ray
+
+
+def test_without_ray_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    sentence = r"the Ray engine needs ray, which is not installed: pip install 'thinwire\[ray\]'"
+    for start in (
+        lambda: run_on_ray(Job(steps=1), cluster=Cluster()),
+        lambda: tw.ray.launch(lambda rank, servers: None, workers=1),
+        lambda: running.run_with_progress(Job(steps=1), "auto", ray=Cluster()),
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            start()
+
+
+def test_what_cannot_be_is_refused_before_ray_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(on_ray, "require", lambda *_: None)
+    monkeypatch.setattr(on_ray, "RayEngine", None)
+    for text, start in {
+        "the kernel's links are this machine's alone": lambda: run_on_ray(
+            Job(), cluster=Cluster(), links=on_ray.Links("kernel", on_ray.choose_links(None).rate)
+        ),
+        "workers=0 and servers=1 must be at least 1": lambda: tw.ray.launch(lambda rank, servers: None, workers=0),
+        "say where with checkpoint_dir": lambda: tw.ray.launch(lambda rank, servers: None, workers=1, resume=True),
+    }.items():
+        with pytest.raises(ConfigError, match=text):
+            start()
+
+
+def test_roles_take_what_they_need_and_their_credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    opened: list[tuple[Any, Any]] = []
+    monkeypatch.setattr(on_ray, "RayEngine", lambda kinds, needs, **options: opened.append((needs, options)))
+    Cluster(address="auto", insecure=True).engine([], ["server 0", "worker 0"], roles=1, gpus=True)
+    needs = {"server 0": {"CPU": 1.0}, "worker 0": {"CPU": 1.0, "GPU": 1.0}}
+    assert opened == [(needs, {"address": "auto", "protected": False, "insecure": True})]
+    assert Cluster().private(0) == [] and Cluster(insecure=True).private(None) == ["--insecure"]
+    given = Cluster(certs=tmp_path)
+    assert given.private(1)[-1] == str(tmp_path / "worker-1.token")
+    assert given.private(None)[-1] == str(tmp_path / "server.token")
+
+
+def striking(engine: list[RayEngine], victims: list[str], process: str, event: Event) -> None:
+    """Kills an actor, whichever is next, when worker 0 has written a checkpoint."""
+    if isinstance(event, Checkpointed) and event.rank == 0 and event.step >= 40 and victims:
+        os.kill(engine[0].actor_pids[victims.pop()], signal.SIGKILL)
+
+
+@pytest.mark.frameworks
+@pytest.mark.timeout(900)
+@pytest.mark.filterwarnings("default")
+def test_actors_that_are_killed_come_back_and_the_weights_are_those_of_an_undisturbed_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    job = Job(design="3lc[s=1.0]", workers=2, servers=2, steps=400)
+    engines: list[RayEngine] = []
+    seen: list[tuple[str, Event]] = []
+    victims = ["server 1", "worker 1"]
+
+    def opened(*arguments: Any, **options: Any) -> RayEngine:
+        engines.append(RayEngine(*arguments, **options))
+        return engines[-1]
+
+    def on_event(process: str, event: Event) -> None:
+        seen.append((process, event))
+        striking(engines, victims, process, event)
+
+    monkeypatch.setattr(on_ray, "RayEngine", opened)
+    outcome = run_on_ray(
+        job,
+        cluster=Cluster(),
+        checkpoints=RunCheckpoints(folder=tmp_path, every=20),
+        max_restarts=2,
+        on_event=on_event,
+    )
+    assert not victims
+    restarted = [process for process, event in seen if isinstance(event, Restarted)]
+    assert {"server 1", "worker 1"} <= set(restarted)
+    undisturbed = in_process.run(job)
+    assert outcome.weights == undisturbed.weights and outcome.steps == 400
+    assert outcome.lost_workers == 0 and equal_parts(outcome, undisturbed)[0]["design"] == "3lc[s=1.0]"
+
+
+def takes_steps(steps: int, rank: int, servers: list[str]) -> tuple[int, float]:
+    """A training of one's own, in an actor."""
+    import torch
+    from torch import nn
+
+    model = nn.Linear(16, 4)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    chance = torch.Generator().manual_seed(rank)
+    with tw.distribute(model, inner, server=servers, rank=rank, workers=2, design="fp32") as opt:
+        for _ in range(steps):
+            opt.zero_grad()
+            model(torch.randn(8, 16, generator=chance)).square().mean().backward()
+            opt.step()
+        opt.sync()
+    return rank, float(sum(each.sum() for each in model.parameters()))
+
+
+@pytest.mark.frameworks
+@pytest.mark.timeout(900)
+@pytest.mark.filterwarnings("default")
+def test_a_function_of_ones_own_is_the_workers() -> None:
+    (first, one), (second, other) = tw.ray.launch(partial(takes_steps, 30), workers=2, servers=2)
+    assert (first, second) == (0, 1) and one == other
+    with pytest.raises(tw.EngineError, match=r"(?s)worker \d ended with exit status 1.*TypeError"):
+        tw.ray.launch(partial(takes_steps, None), workers=1)
