@@ -12,10 +12,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.hooks.ddp_ranks import batch, mlp, run_ranks
-from thinwire.bench.hook_cells import NOTES, OURS, Cell
+from thinwire.bench.hook_cells import NOTES, Cell
 from thinwire.bench.hook_runs import HookRun, measure
 from thinwire.bench.hooks import HooksBench
 from thinwire.bench.methods import install
+from thinwire.bench.options import OURS
 from thinwire.errors import ConfigError
 
 TOLERANCES = {

@@ -12,7 +12,8 @@ from thinwire.bench import harness, race
 from thinwire.bench.hook_cells import Cell
 from thinwire.bench.hook_rank import HookRank
 from thinwire.bench.hook_runs import HookRun, measure
-from thinwire.bench.race import RUNNERS, RaceBench, standings
+from thinwire.bench.options import RUNNERS
+from thinwire.bench.race import RaceBench, standings
 from thinwire.errors import ConfigError
 from thinwire.jobs.outcome import CurvePoint
 from thinwire.jobs.results import Results

@@ -75,7 +75,9 @@ def test_help_and_misspelt_options_import_neither_torch_nor_what_a_command_compu
     asked = [
         *(f"{name} --help" for name in sorted(COMMANDS)),
         *("--help", "--version", "bench --help", "chaos --help", "", "trian", "bench hoks"),
+        *(f"{group} {name} --help" for group in GROUPS for name in GROUPS[group]),
         *(f"{name} --no-such-option" for name in sorted(COMMANDS)),
+        *("bench hooks --no-such-option", "bench clock --workers many", "chaos storms --runs 0"),
         *("train --steps 0", "train --steps many", "compare --workers", "worker", "certs"),
     ]
     code = f"""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from thinwire.bench.harness import Bench, Figures, Measured, Tell, column, median
+from thinwire.bench.options import ClockOptions
 from thinwire.bench.transport_costs import measure_costs
 from thinwire.engines.links import parse_rate
 from thinwire.jobs import modelled
@@ -47,7 +48,7 @@ class Clocked(Figures, frozen=True, kw_only=True):
 
 
 @dataclass(kw_only=True)
-class ClockBench(Bench[Job, Clocked]):
+class ClockBench(ClockOptions, Bench[Job, Clocked]):
     """A grid of workers, links and designs.
 
     Args:
@@ -64,16 +65,6 @@ class ClockBench(Bench[Job, Clocked]):
     Raises:
         ConfigError: a job that cannot be.
     """
-
-    designs: Sequence[str] = ("fp32", "3lc[s=1.75]")
-    links: Sequence[str] = ("10mbit", "100mbit")
-    workers: Sequence[int] = (2, 4, 8)
-    model: str = "lenet5"
-    data: str = "fashion-mnist"
-    steps: int = 40
-    servers: int = 1
-    rounds: int = 1
-    shaping: str = "auto"
 
     kinds = (Clocked,)
     left = 3

@@ -23,6 +23,7 @@ from thinwire.bench import codec_figures, peers, timing
 from thinwire.bench.codec_figures import Figure
 from thinwire.bench.harness import Bench, Column, Figures, Measured, Tell, column
 from thinwire.bench.inputs import ROTATION, Arrays
+from thinwire.bench.options import CodecsOptions
 from thinwire.bench.timing import Candidate, side_by_side
 from thinwire.codecs import Codec, Step, decode, ids
 from thinwire.codecs import codec as make_codec
@@ -35,8 +36,8 @@ from thinwire.kernels import triton
 from thinwire.kernels.triton.workspace import DeviceWorkspace
 from thinwire.policies.compression import codec_by_name
 
-SIZES, DEVICE_SIZES = (25_600_000, 1_000_000), (100_000_000, 25_600_000, 1_000_000)
-ZERO_FRACTIONS, DEVICE_ZERO_FRACTIONS = (0.6, 0.8, 0.9, 0.95, 0.99, 0.999), (0.8, 0.95, 0.99)
+DEVICE_SIZES, DEVICE_ZERO_FRACTIONS = (100_000_000, 25_600_000, 1_000_000), (0.8, 0.95, 0.99)
+"""In place of the defaults."""
 DEVICE_CODECS = ("3lc", "int8", "onebit")
 """Codecs whose launches are all queued at once."""
 INTERPRETER = "interpreter"
@@ -124,7 +125,7 @@ DEVICE_COLUMNS: Sequence[Column[Any, Any]] = (
 
 
 @dataclass(kw_only=True)
-class CodecsBench(Bench[Cell, Figures]):
+class CodecsBench(CodecsOptions, Bench[Cell, Figures]):
     """Codecs on one thread, beside memcpy, the two-pass floor, plain torch and raw compressors; or on a GPU.
 
     Args:
@@ -140,11 +141,6 @@ class CodecsBench(Bench[Cell, Figures]):
         ConfigError: no such device, no Triton, or a codec that is not measured there.
     """
 
-    only: Sequence[str] = ()
-    elements: Sequence[int] = SIZES
-    zero_fraction: Sequence[float] = ZERO_FRACTIONS
-    turns: int = 9
-    device: str = "cpu"
     _arrays: Arrays | None = field(default=None, init=False)
 
     kinds = (Speed, Figure)
@@ -163,8 +159,10 @@ class CodecsBench(Bench[Cell, Figures]):
         if others := [codec_id for codec_id in self.only if codec_id not in DEVICE_CODECS]:
             raise ConfigError(f"the GPU bench does not measure {others}; it measures {list(DEVICE_CODECS)}")
         self.columns = DEVICE_COLUMNS
-        self.elements = DEVICE_SIZES if self.elements == SIZES else self.elements
-        self.zero_fraction = DEVICE_ZERO_FRACTIONS if self.zero_fraction == ZERO_FRACTIONS else self.zero_fraction
+        if self.elements == CodecsOptions.elements:
+            self.elements = DEVICE_SIZES
+        if self.zero_fraction == CodecsOptions.zero_fraction:
+            self.zero_fraction = DEVICE_ZERO_FRACTIONS
 
     @property
     def usual_fraction(self) -> float:

@@ -8,10 +8,10 @@ speed: the runs are short.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from thinwire.bench.harness import Bench, Figures, Measured, Tell
+from thinwire.bench.options import DesignsOptions
 from thinwire.errors import ThinwireError
 from thinwire.jobs import in_process
 from thinwire.jobs.job import Job
@@ -35,7 +35,7 @@ class Trained(Figures, frozen=True, kw_only=True):
 
 
 @dataclass(kw_only=True)
-class DesignsBench(Bench[Job, Trained]):
+class DesignsBench(DesignsOptions, Bench[Job, Trained]):
     """Every pair of a design and a model.
 
     Args:
@@ -49,13 +49,6 @@ class DesignsBench(Bench[Job, Trained]):
     Raises:
         ConfigError: a pair that cannot be.
     """
-
-    designs: Sequence[str] = ()
-    models: Sequence[str] = ()
-    data: str = "digits"
-    steps: int = 50
-    workers: int = 4
-    servers: int = 2
 
     kinds = (Trained,)
 

@@ -23,6 +23,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from thinwire.bench.harness import Bench, Figures, Measured, Tell
+from thinwire.bench.options import DoorsOptions
 from thinwire.engines.parent_watch import with_parent_watch
 from thinwire.errors import ConfigError, EngineError
 
@@ -114,7 +115,7 @@ class DoorRun(Figures, frozen=True, kw_only=True):
 
 
 @dataclass(kw_only=True)
-class DoorsBench(Bench[Door, DoorRun]):
+class DoorsBench(DoorsOptions, Bench[Door, DoorRun]):
     """All doors, or some.
 
     Args:
@@ -124,9 +125,6 @@ class DoorsBench(Bench[Door, DoorRun]):
     Raises:
         ConfigError: an unknown door, or no such folder.
     """
-
-    doors: Sequence[str] = ()
-    examples: Path = Path("examples/doors")
 
     kinds = (DoorRun,)
     columns = (

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from thinwire.bench.fsdp_cells import RANKS, Cell, FsdpRank, Scored
 from thinwire.bench.harness import Bench, Figures, Measured, Tell, column, median
 from thinwire.bench.hook_rank import SILENCE_S, Stepped, Stopped, Warm
 from thinwire.bench.hook_runs import PORT, free_port
+from thinwire.bench.options import FsdpOptions
 from thinwire.engines.events import Event
 from thinwire.engines.links import Rate, parse_rate
 from thinwire.engines.local import LocalEngine
@@ -43,7 +43,7 @@ class FsdpRun(Figures, frozen=True, kw_only=True):
 
 
 @dataclass(kw_only=True)
-class FsdpBench(Bench[Cell, FsdpRun]):
+class FsdpBench(FsdpOptions, Bench[Cell, FsdpRun]):
     """Kinds × methods on one link.
 
     Args:
@@ -56,22 +56,6 @@ class FsdpBench(Bench[Cell, FsdpRun]):
     Raises:
         ConfigError: a name that cannot be.
     """
-
-    hooks: Sequence[str] = (
-        "hsdp:none",
-        "hsdp:3lc[s=1.0,entropy=zstd]",
-        "fsdp:none",
-        "fsdp:3lc[s=1.0,entropy=zstd,gather=int8]",
-    )
-    link: str = "10mbit"
-    model: str = "mlp-5m"
-    data: str = "fashion-mnist"
-    steps: int = 300
-    short_steps: int = 4
-    batch: int = 16
-    lr: float = 0.02
-    seed: int = 0
-    rounds: int = 1
 
     kinds = (FsdpRun,)
     columns = (

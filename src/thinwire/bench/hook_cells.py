@@ -14,18 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from thinwire.bench.authors import WORKS, chosen
+from thinwire.bench.options import STOCK
 from thinwire.codecs import Codec, ids
 from thinwire.codecs import codec as make_codec
 from thinwire.errors import ConfigError
 from thinwire.policies.designs import Design, designs
 from thinwire.policies.designs import design as find_design
 from thinwire.policies.naming import parse_name
-
-STOCK = ("none", "fp16", "bf16", "powersgd-1", "powersgd-2", "powersgd-4")
-"""What torch ships, and `none` for plain DDP."""
-
-OURS = ("3lc[s=1.0]", "3lc[s=1.75,entropy=zstd]", "onebit", "topk")
-"""What of ours is measured unless told otherwise: any codec may be, options in brackets."""
 
 NOTES = {
     "bf16": "torch refuses its own bf16 hook on gloo; this is the same cast and all-reduce, written out",

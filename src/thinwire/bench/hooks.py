@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from thinwire.bench.authors import identify
 from thinwire.bench.charts import draw_step_times
 from thinwire.bench.harness import Bench, Measured, Tell, median
-from thinwire.bench.hook_cells import NOTES, OURS, STOCK, Cell, hook
+from thinwire.bench.hook_cells import NOTES, Cell, hook
 from thinwire.bench.hook_runs import HookRun, last_line, measure
+from thinwire.bench.options import HooksOptions
 from thinwire.errors import ConfigError
 from thinwire.jobs.tables import Table, nbytes_text
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True)
-class HooksBench(Bench[Cell, HookRun]):
+class HooksBench(HooksOptions, Bench[Cell, HookRun]):
     """Seconds per step, CPU time and bytes of every hook: models × links × hooks × seeds.
 
     Args:
@@ -32,19 +33,6 @@ class HooksBench(Bench[Cell, HookRun]):
     Raises:
         ConfigError: nothing to measure, or a cell that cannot be.
     """
-
-    models: Sequence[str] = ("lenet", "resnet20", "mlp-5m")
-    hooks: Sequence[str] = (*STOCK, *OURS)
-    links: Sequence[str] = ("10mbit", "100mbit", "1gbit", "none")
-    data: str = "fashion-mnist"
-    ranks: int = 4
-    steps: int = 20
-    batch: int | None = None
-    lr: float | None = None
-    seeds: int = 1
-    seed: int = 0
-    bucket_cap_mb: int | None = None
-    data_root: str | None = None
 
     kinds = (HookRun,)
     defaults: ClassVar[Mapping[str, Any]] = {"authors": None}

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,6 +18,7 @@ import numpy as np
 
 from thinwire.bench.attacks import ATTACKS, Target
 from thinwire.bench.harness import Bench, Figures, Measured, Role, Stage, Tell, column
+from thinwire.bench.options import HostileOptions
 from thinwire.bench.transports import Player
 from thinwire.codecs.registry import codec
 from thinwire.engines.events import Event
@@ -65,7 +65,7 @@ class Suffered(Figures, frozen=True, kw_only=True):
 
 
 @dataclass(kw_only=True)
-class HostileBench(Bench[Cell, Suffered]):
+class HostileBench(HostileOptions, Bench[Cell, Suffered]):
     """Every attack, each on a server of its own.
 
     Args:
@@ -77,11 +77,6 @@ class HostileBench(Bench[Cell, Suffered]):
     Raises:
         ConfigError: an attack that is not there.
     """
-
-    attacks: Sequence[str] = ()
-    times: int = 10_000
-    seconds: float = 10.0
-    rounds: int = 1
 
     kinds = (Suffered,)
     columns = (

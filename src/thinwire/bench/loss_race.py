@@ -10,9 +10,8 @@ exchanges, and its end waits for the last answer.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -24,24 +23,18 @@ from thinwire.bench.hook_cells import Cell, hook
 from thinwire.bench.hook_runs import HookRun, last_line, measure
 from thinwire.bench.hooks import HooksBench
 from thinwire.bench.loss_standings import Standing, best_rate, grid_of, is_timed, last_loss, standings
+from thinwire.bench.options import LossRaceOptions
 from thinwire.errors import ConfigError, NonFiniteError
 from thinwire.jobs.tables import Table, nbytes_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture
 
-RACERS = (
-    *("none", "bf16", "powersgd-1", "powersgd-2", "powersgd-4", "3lc[s=1.0]"),
-    *("update", "local-sgd[h=4]", "diloco[h=30]", "diloco[h=30,codec=fp32]"),
-)
-"""Who runs unless told otherwise: torch's hooks, ours, and local updates with and without a codec."""
-
-RATES = (2e-3, 4e-3, 8e-3)
 WARMUP = 3
 
 
 @dataclass(kw_only=True)
-class LossRace(HooksBench):
+class LossRace(LossRaceOptions, HooksBench):
     """Held-out loss of every method against steps, bytes and seconds.
 
     Args:
@@ -56,19 +49,6 @@ class LossRace(HooksBench):
     Raises:
         ConfigError: nothing to measure, or a rate that cannot be.
     """
-
-    models: Sequence[str] = ("byte-transformer-1m",)
-    hooks: Sequence[str] = RACERS
-    links: Sequence[str] = ("10mbit", "100mbit")
-    data: str = "python-text"
-    rates: Sequence[float] = RATES
-    steps: int = 1000
-    eval_every: int = 50
-    eval_examples: int = 512
-    timed_steps: int = 40
-    timed_seconds: float = 120.0
-    margin: float = 0.1
-    files: Mapping[str, Path] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.rates or not all(math.isfinite(rate) and rate > 0 for rate in self.rates):

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,17 +19,12 @@ from thinwire.bench.harness import Measured, Tell
 from thinwire.bench.hook_cells import Cell, hook
 from thinwire.bench.hook_runs import HookRun, last_line, measure
 from thinwire.bench.hooks import HooksBench
+from thinwire.bench.options import RaceOptions
 from thinwire.errors import ConfigError
 from thinwire.jobs.tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture
-
-LATE = "3lc[s=1.75,entropy=zstd,start_step=25]"
-"""Without the uncompressed steps it diverges at the rate that all share: its residual lags more steps than that."""
-
-RUNNERS = ("3lc[s=1.0]", "powersgd-1", LATE, "powersgd-2", "powersgd-4", "fp16", "bf16")
-"""Who runs unless told otherwise. Whoever sends little comes first: the best time so far is what stops the others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +52,7 @@ class Standing:
 
 
 @dataclass(kw_only=True)
-class RaceBench(HooksBench):
+class RaceBench(RaceOptions, HooksBench):
     """Seconds of training to a test accuracy, of every hook; the learning rate's schedule is as long as `steps`.
 
     Args:
@@ -67,15 +61,6 @@ class RaceBench(HooksBench):
         eval_examples: evaluate on the first so many test examples.
         give_up: a runner is stopped after so many times the best time of its seed so far.
     """
-
-    target_accuracy: float = 0.8
-    models: Sequence[str] = ("lenet",)
-    hooks: Sequence[str] = RUNNERS
-    links: Sequence[str] = ("10mbit", "100mbit")
-    steps: int = 1000
-    eval_every: int = 25
-    eval_examples: int = 2000
-    give_up: float = 3.0
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -19,6 +19,7 @@ import torch
 
 from thinwire.bench.harness import Bench, Figures, Measured, Role, Stage, Tell, median, milliseconds
 from thinwire.bench.inputs import training
+from thinwire.bench.options import ServerOptions
 from thinwire.bench.transports import Player
 from thinwire.engines.events import Event
 from thinwire.errors import ConfigError
@@ -64,7 +65,7 @@ class Cost(Figures, frozen=True, kw_only=True):
 
 
 @dataclass(kw_only=True)
-class ServerBench(Bench[Cell, Cost]):
+class ServerBench(ServerOptions, Bench[Cell, Cost]):
     """Every design with every number of workers, in turn.
 
     Args:
@@ -75,13 +76,6 @@ class ServerBench(Bench[Cell, Cost]):
         steps: of each run; the first `WARM` are not counted.
         rounds: runs of each cell.
     """
-
-    workers: Sequence[int] = (4, 8, 16)
-    designs: Sequence[str] = ("fp32", "3lc[s=1.0]")
-    model: str = "lenet"
-    data: str = "fashion-mnist"
-    steps: int = 60
-    rounds: int = 3
 
     kinds = (Cost,)
     left = 2

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from thinwire.bench.harness import Bench, Figures, Measured, Role, Stage, Tell, milliseconds
+from thinwire.bench.options import TransportsOptions
 from thinwire.codecs import open_frame
 from thinwire.codecs.registry import codec as make_codec
 from thinwire.engines.events import Event
@@ -198,7 +199,7 @@ class Step(Figures, frozen=True, kw_only=True):
 
 
 @dataclass(kw_only=True)
-class TransportsBench(Bench[Cell, Step]):
+class TransportsBench(TransportsOptions, Bench[Cell, Step]):
     """Both paths and every size of messages on every link, in turn.
 
     Args:
@@ -212,13 +213,6 @@ class TransportsBench(Bench[Cell, Step]):
     Raises:
         ConfigError: another kind of security.
     """
-
-    links: Sequence[str] = ("none", "100mbit")
-    workers: int = 4
-    steps: int = 200
-    rounds: int = 3
-    shaping: str = "auto"
-    security: Sequence[str] = ("none",)
 
     kinds = (Step,)
     left = 5

@@ -2,40 +2,69 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from thinwire.bench import harness
 from thinwire.bench.authors import files
-from thinwire.bench.clock import ClockBench
-from thinwire.bench.codecs import CodecsBench
-from thinwire.bench.designs import DesignsBench
-from thinwire.bench.doors import DoorsBench
-from thinwire.bench.fsdp import FsdpBench
-from thinwire.bench.fsdp_cells import FsdpRank
-from thinwire.bench.hook_rank import HookRank
-from thinwire.bench.hooks import HooksBench
-from thinwire.bench.hostile import AttackedServer, Attacker, Honest, HostileBench
-from thinwire.bench.loss_race import LossRace
-from thinwire.bench.race import RaceBench
-from thinwire.bench.server import ServerBench, ServerLoad, ServerShard
-from thinwire.bench.transport_costs import EchoServer, EchoWorker
-from thinwire.bench.transports import TransportsBench, TransportsWorker
+from thinwire.bench.options import (
+    ClockOptions,
+    CodecsOptions,
+    DesignsOptions,
+    DoorsOptions,
+    FsdpOptions,
+    HooksOptions,
+    HostileOptions,
+    LossRaceOptions,
+    RaceOptions,
+    ServerOptions,
+    TransportsOptions,
+)
 from thinwire.cli import options
 from thinwire.cli.console import console, report, save_picture, show
+from thinwire.cli.lazy import lazy
 from thinwire.cli.options import takes
 from thinwire.cli.roles import grpc_options
 from thinwire.cli.train import with_privileges
 from thinwire.errors import ConfigError, EngineError
 from thinwire.extras import require
-from thinwire.jobs.results import Results
-from thinwire.workloads.models import TEXT_MODELS
+
+if TYPE_CHECKING:
+    from thinwire.bench import clock as clock_bench
+    from thinwire.bench import codecs as codecs_bench
+    from thinwire.bench import designs as designs_bench
+    from thinwire.bench import doors as doors_bench
+    from thinwire.bench import fsdp as fsdp_bench
+    from thinwire.bench import fsdp_cells, harness, hook_rank, transport_costs
+    from thinwire.bench import hooks as hooks_bench
+    from thinwire.bench import hostile as hostile_bench
+    from thinwire.bench import loss_race as loss_races
+    from thinwire.bench import race as races
+    from thinwire.bench import server as server_bench
+    from thinwire.bench import transports as transports_bench
+    from thinwire.jobs import results
+    from thinwire.workloads import models
+else:
+    clock_bench = lazy("thinwire.bench.clock")
+    codecs_bench = lazy("thinwire.bench.codecs")
+    designs_bench = lazy("thinwire.bench.designs")
+    doors_bench = lazy("thinwire.bench.doors")
+    fsdp_bench = lazy("thinwire.bench.fsdp")
+    fsdp_cells = lazy("thinwire.bench.fsdp_cells")
+    harness = lazy("thinwire.bench.harness")
+    hook_rank = lazy("thinwire.bench.hook_rank")
+    hooks_bench = lazy("thinwire.bench.hooks")
+    hostile_bench = lazy("thinwire.bench.hostile")
+    loss_races = lazy("thinwire.bench.loss_race")
+    races = lazy("thinwire.bench.race")
+    server_bench = lazy("thinwire.bench.server")
+    transport_costs = lazy("thinwire.bench.transport_costs")
+    transports_bench = lazy("thinwire.bench.transports")
+    results, models = lazy("thinwire.jobs.results"), lazy("thinwire.workloads.models")
 
 app = typer.Typer(help="Measure codecs, transports and hooks on this machine.", no_args_is_help=True)
 
@@ -103,7 +132,9 @@ def measure(bench: harness.Bench[Any, Any], json: Path | None, resume: bool, png
     if png is not None:
         require("the picture of --png", "matplotlib")
     with_privileges(*bench.thin_link())
-    results: Results[harness.Figures] = Results(json, bench.kinds, defaults=bench.defaults, fresh=not resume)
+    stored: results.Results[harness.Figures] = results.Results(
+        json, bench.kinds, defaults=bench.defaults, fresh=not resume
+    )
     measured: dict[Any, list[harness.Figures]] = {}
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"), TimeElapsedColumn()
     try:
@@ -116,7 +147,7 @@ def measure(bench: harness.Bench[Any, Any], json: Path | None, resume: bool, png
 
             harness.run(
                 bench,
-                results,
+                stored,
                 measured,
                 on_cell=lambda number, total, cell: bar.update(
                     task, completed=number - 1, total=total, description=escape(str(cell)), text=""
@@ -139,30 +170,30 @@ def measure(bench: harness.Bench[Any, Any], json: Path | None, resume: bool, png
 
 
 @app.command(epilog="Example: thinwire bench codecs --only 3lc --json codecs.json")
-@takes(CodecsBench, device=Device)
-def codecs(bench: CodecsBench, resume: Resume = False, json: options.Json = None) -> None:
+@takes(CodecsOptions, device=Device)
+def codecs(given: CodecsOptions, resume: Resume = False, json: options.Json = None) -> None:
     """Encode and decode speed on one thread, beside memcpy, the two-pass floor, plain torch and raw compressors."""
-    measure(bench, json, resume)
+    measure(codecs_bench.CodecsBench(**vars(given)), json, resume)
 
 
 @app.command(epilog="Example: thinwire bench transports --link none --link 100mbit --json transports.json")
-@takes(TransportsBench, links=Link, steps=Steps)
-def transports(bench: TransportsBench, resume: Resume = False, json: options.Json = None) -> None:
+@takes(TransportsOptions, links=Link, steps=Steps)
+def transports(given: TransportsOptions, resume: Resume = False, json: options.Json = None) -> None:
     """What a step costs without computation: 30 small tensors from every worker, by size of the messages.
 
     `data plane` pushes frames that are ready, through gRPC and the server's aggregation and update, and applies what
     comes down. `model` puts torch's autograd, hooks and optimizer interface before that.
     """
-    measure(bench, json, resume)
+    measure(transports_bench.TransportsBench(**vars(given)), json, resume)
 
 
 @app.command(
     epilog="Example: thinwire bench hooks --models lenet --links 10mbit,100mbit --hook none --hook '3lc[s=1.75]' "
     "--json out.json"
 )
-@takes(HooksBench, steps=Steps)
+@takes(HooksOptions, steps=Steps)
 def hooks(
-    bench: HooksBench,
+    given: HooksOptions,
     resume: Resume = False,
     png: options.Png = Path("thinwire-hooks.png"),
     json: options.Json = None,
@@ -172,33 +203,33 @@ def hooks(
     Every finished run is in the JSON file at once; a hook that fails gives a row that says so, and the rest goes on.
     Ctrl-C keeps what has been measured. See `bench race` for the time to a test accuracy.
     """
-    measure(bench, json, resume, png)
+    measure(hooks_bench.HooksBench(**vars(given)), json, resume, png)
 
 
 @app.command(
     epilog="Example: thinwire bench fsdp --hook hsdp:none --hook 'hsdp:3lc[s=1.0]' --link 10mbit --json out.json"
 )
-@takes(FsdpBench, hooks=Sharded, steps=AllSteps, short_steps=ThinSteps)
-def fsdp(bench: FsdpBench, resume: Resume = False, json: options.Json = None) -> None:
+@takes(FsdpOptions, hooks=Sharded, steps=AllSteps, short_steps=ThinSteps)
+def fsdp(given: FsdpOptions, resume: Resume = False, json: options.Json = None) -> None:
     """FSDP2 and HSDP on thin links, stock and compressed: seconds per step, bytes, and the loss after some steps."""
-    measure(bench, json, resume)
+    measure(fsdp_bench.FsdpBench(**vars(given)), json, resume)
 
 
 @app.command(
     epilog="Example: thinwire bench race --models lenet --links 10mbit --target-accuracy 0.8 --json race.json; "
     "thinwire bench race --models byte-transformer-1m --links 10mbit,100mbit --seeds 3 --json loss.json"
 )
-@takes(RaceBench, without=("hooks", "eval_every", "eval_examples"), steps=MaxSteps)
+@takes(RaceOptions, without=("hooks", "eval_every", "eval_examples"), steps=MaxSteps)
 def race(
-    bench: RaceBench,
+    given: RaceOptions,
     hook: Racers = None,
     eval_every: EvalEvery = None,
     eval_examples: EvalExamples = None,
     authors: Authors = None,
     rates: Rates = None,
-    timed_steps: TimedSteps = LossRace.timed_steps,
-    timed_seconds: TimedSeconds = LossRace.timed_seconds,
-    margin: Margin = LossRace.margin,
+    timed_steps: TimedSteps = LossRaceOptions.timed_steps,
+    timed_seconds: TimedSeconds = LossRaceOptions.timed_seconds,
+    margin: Margin = LossRaceOptions.margin,
     resume: Resume = False,
     png: options.Png = Path("thinwire-race.png"),
     json: options.Json = None,
@@ -211,19 +242,19 @@ def race(
     Every finished run is in the JSON file at once. Ctrl-C keeps what has been measured.
     """
     asked = {"hooks": tuple(hook or ()), "eval_every": eval_every, "eval_examples": eval_examples}
-    given: dict[str, Any] = {name: value for name, value in asked.items() if value}
-    text = [model in TEXT_MODELS for model in bench.models]
+    changed: dict[str, Any] = {name: value for name, value in asked.items() if value}
+    text = [model in models.TEXT_MODELS for model in given.models]
     if not any(text):
-        measure(replace(bench, **given), json, resume, png)
+        measure(races.RaceBench(**vars(given) | changed), json, resume, png)
         return
     if not all(text):
-        raise ConfigError(f"models {', '.join(bench.models)}: some read text and some images; race them by themselves")
+        raise ConfigError(f"models {', '.join(given.models)}: some read text and some images; race them by themselves")
     for name in ("models", "links", "ranks", "steps", "batch", "seeds", "seed", "bucket_cap_mb"):
-        given[name] = getattr(bench, name)
-    if rates is not None or bench.lr is not None:
-        given["rates"] = split_rates(rates) if rates is not None else (bench.lr,)
-    given["files"] = files(authors or ())
-    race = LossRace(timed_steps=timed_steps, timed_seconds=timed_seconds, margin=margin, **given)
+        changed[name] = getattr(given, name)
+    if rates is not None or given.lr is not None:
+        changed["rates"] = split_rates(rates) if rates is not None else (given.lr,)
+    changed["files"] = files(authors or ())
+    race = loss_races.LossRace(timed_steps=timed_steps, timed_seconds=timed_seconds, margin=margin, **changed)
     measure(race, json, resume, png)
 
 
@@ -243,46 +274,46 @@ def split_rates(text: str) -> tuple[float, ...]:
 
 
 @app.command(epilog="Example: thinwire bench server --workers 4 --workers 8 --workers 16 --json out/server.json")
-@takes(ServerBench, workers=Counts, steps=Steps)
-def server(bench: ServerBench, resume: Resume = False, json: options.Json = None) -> None:
+@takes(ServerOptions, workers=Counts, steps=Steps)
+def server(given: ServerOptions, resume: Resume = False, json: options.Json = None) -> None:
     """CPU seconds of the server's process per step, with ready-made gradients in place of workers."""
-    measure(bench, json, resume)
+    measure(server_bench.ServerBench(**vars(given)), json, resume)
 
 
 @app.command(epilog="Example: thinwire bench clock --workers 2 --workers 8 --links 10mbit,100mbit --json clock.json")
-@takes(ClockBench, designs=AllDesigns, links=Links, workers=Counts, steps=Steps)
-def clock(bench: ClockBench, resume: Resume = False, json: options.Json = None) -> None:
+@takes(ClockOptions, designs=AllDesigns, links=Links, workers=Counts, steps=Steps)
+def clock(given: ClockOptions, resume: Resume = False, json: options.Json = None) -> None:
     """The computed clock of runs in one process, beside processes behind links that the kernel shapes."""
-    measure(bench, json, resume)
+    measure(clock_bench.ClockBench(**vars(given)), json, resume)
 
 
 @app.command(
     epilog="Example: thinwire bench designs --models mlp,lenet5 --steps 50 --servers 2 --json designs.json",
 )
-@takes(DesignsBench, designs=AllDesigns, models=AllModels, steps=Steps)
-def designs(bench: DesignsBench, resume: Resume = False, json: options.Json = None) -> None:
+@takes(DesignsOptions, designs=AllDesigns, models=AllModels, steps=Steps)
+def designs(given: DesignsOptions, resume: Resume = False, json: options.Json = None) -> None:
     """Train every model with every design for a few steps: finished, loss finite, replicas equal?"""
-    measure(bench, json, resume)
+    measure(designs_bench.DesignsBench(**vars(given)), json, resume)
 
 
 @app.command(epilog="Example: thinwire bench doors --doors 'Accelerate,HF Trainer' --json doors.json")
-@takes(DoorsBench, doors=SomeDoors, examples=Examples)
-def doors(bench: DoorsBench, resume: Resume = False, json: options.Json = None) -> None:
+@takes(DoorsOptions, doors=SomeDoors, examples=Examples)
+def doors(given: DoorsOptions, resume: Resume = False, json: options.Json = None) -> None:
     """Run a script of each framework: are replicas equal, do residuals survive, how many lines change?
 
     Trains a small net for two epochs in real processes, stops and goes on. What is not installed is named with the
     command that installs it.
     """
-    measure(bench, json, resume)
+    measure(doors_bench.DoorsBench(**vars(given)), json, resume)
 
 
 @app.command(
     epilog="Example: thinwire bench hostile --attacks 'half-open joins,connects and drops' --json hostile.json"
 )
-@takes(HostileBench, attacks=Attacks, times=Times, seconds=Seconds)
-def hostile(bench: HostileBench, resume: Resume = False, json: options.Json = None) -> None:
+@takes(HostileOptions, attacks=Attacks, times=Times, seconds=Seconds)
+def hostile(given: HostileOptions, resume: Resume = False, json: options.Json = None) -> None:
     """Attack a server: its memory and threads, and how long an honest worker waits."""
-    measure(bench, json, resume)
+    measure(hostile_bench.HostileBench(**vars(given)), json, resume)
 
 
 @app.command(hidden=True)
@@ -294,7 +325,15 @@ def role(
     insecure: options.Insecure = False,
 ) -> None:
     """One process of a benchmark; the others start it."""
-    load = TransportsWorker | ServerShard | ServerLoad | HookRank | FsdpRank | EchoServer | EchoWorker
-    kinds = load | AttackedServer | Honest | Attacker
+    load = (
+        transports_bench.TransportsWorker
+        | server_bench.ServerShard
+        | server_bench.ServerLoad
+        | hook_rank.HookRank
+        | fsdp_cells.FsdpRank
+        | transport_costs.EchoServer
+        | transport_costs.EchoWorker
+    )
+    kinds = load | hostile_bench.AttackedServer | hostile_bench.Honest | hostile_bench.Attacker
     part = msgspec.json.decode(spec.encode(), type=kinds)
     part.play(harness.Stage(report if events else console.print, listen, grpc_options(shape, insecure=insecure)))

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from thinwire.bench.chaos.deaths import BackupDeath, ServerDeath, WorkerDeath
 from thinwire.bench.chaos.faults import KINDS
-from thinwire.bench.chaos.soak import Soak
-from thinwire.bench.chaos.storms import Storm, Storms
+from thinwire.bench.chaos.options import (
+    BackupDeathOptions,
+    ServerDeathOptions,
+    SoakOptions,
+    StormOptions,
+    StormsOptions,
+    WorkerDeathOptions,
+)
 from thinwire.cli import options
 from thinwire.cli.bench import Resume, measure
+from thinwire.cli.lazy import lazy
+
+if TYPE_CHECKING:
+    from thinwire.bench.chaos import deaths
+    from thinwire.bench.chaos import soak as soaks
+    from thinwire.bench.chaos import storms as many_storms
+else:
+    deaths, soaks = lazy("thinwire.bench.chaos.deaths"), lazy("thinwire.bench.chaos.soak")
+    many_storms = lazy("thinwire.bench.chaos.storms")
 
 app = typer.Typer(no_args_is_help=True, help="Kill, freeze and cut off real processes, and see the training end right.")
 
@@ -47,48 +61,48 @@ OWN: dict[str, Any] = {
 
 
 @app.command("worker-death", epilog="Example: thinwire chaos worker-death --runs 20 --json worker-death.json")
-@options.takes(WorkerDeath, **OWN)
+@options.takes(WorkerDeathOptions, **OWN)
 def worker_death(
-    bench: WorkerDeath, resume: Resume = False, png: options.Png = None, json: options.Json = None
+    given: WorkerDeathOptions, resume: Resume = False, png: options.Png = None, json: options.Json = None
 ) -> None:
     """Kill a worker at a random step and start the same command again."""
-    measure(bench, json, resume, png)
+    measure(deaths.WorkerDeath(**vars(given)), json, resume, png)
 
 
 @app.command("backup-death", epilog="Example: thinwire chaos backup-death --spare 1 --runs 10")
-@options.takes(BackupDeath, **OWN)
+@options.takes(BackupDeathOptions, **OWN)
 def backup_death(
-    bench: BackupDeath, resume: Resume = False, png: options.Png = None, json: options.Json = None
+    given: BackupDeathOptions, resume: Resume = False, png: options.Png = None, json: options.Json = None
 ) -> None:
     """Kill as many workers as backup[b] has to spare, for good."""
-    measure(bench, json, resume, png)
+    measure(deaths.BackupDeath(**vars(given)), json, resume, png)
 
 
 @app.command("server-death", epilog="Example: thinwire chaos server-death --runs 20 --json server-death.json")
-@options.takes(ServerDeath, **OWN)
+@options.takes(ServerDeathOptions, **OWN)
 def server_death(
-    bench: ServerDeath, resume: Resume = False, png: options.Png = None, json: options.Json = None
+    given: ServerDeathOptions, resume: Resume = False, png: options.Png = None, json: options.Json = None
 ) -> None:
     """Kill the server and start it again with --resume: the weights must be those of an undisturbed training."""
-    measure(bench, json, resume, png)
+    measure(deaths.ServerDeath(**vars(given)), json, resume, png)
 
 
 @app.command(epilog="Example: thinwire chaos storm --every 20 --faults kill,stop,cut,slow --json storm.json")
-@options.takes(Storm, **OWN)
-def storm(bench: Storm, resume: Resume = False, png: options.Png = None, json: options.Json = None) -> None:
+@options.takes(StormOptions, **OWN)
+def storm(given: StormOptions, resume: Resume = False, png: options.Png = None, json: options.Json = None) -> None:
     """Strike one long training after every so many rounds: goodput, accuracy, and no gradient lost or counted twice."""
-    measure(bench, json, resume, png)
+    measure(many_storms.Storm(**vars(given)), json, resume, png)
 
 
 @app.command(epilog="Example, the 17th storm once more: thinwire chaos storms --first 17 --runs 1")
-@options.takes(Storms, **OWN)
-def storms(bench: Storms, resume: Resume = False, png: options.Png = None, json: options.Json = None) -> None:
+@options.takes(StormsOptions, **OWN)
+def storms(given: StormsOptions, resume: Resume = False, png: options.Png = None, json: options.Json = None) -> None:
     """Strike many short trainings, of all designs, with faults of all kinds."""
-    measure(bench, json, resume, png)
+    measure(many_storms.Storms(**vars(given)), json, resume, png)
 
 
 @app.command(epilog="Example: thinwire chaos soak --minutes 60 --json soak.json --png soak.png")
-@options.takes(Soak, without=("steps",), **OWN)
-def soak(bench: Soak, resume: Resume = False, png: options.Png = None, json: options.Json = None) -> None:
+@options.takes(SoakOptions, without=("steps",), **OWN)
+def soak(given: SoakOptions, resume: Resume = False, png: options.Png = None, json: options.Json = None) -> None:
     """Let workers come and go for an hour, and watch the server's memory, descriptors and threads."""
-    measure(bench, json, resume, png)
+    measure(soaks.Soak(**vars(given)), json, resume, png)

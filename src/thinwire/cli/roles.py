@@ -51,16 +51,18 @@ ENDING_GRACE_S, ELASTIC_GRACE_S = 60.0, 10.0
 """How long a server waits for a worker whose connection broke, where the training then ends, or goes on without it."""
 
 
-def grpc_options(shape: str | None, *, keepalive_s: float | None = None, insecure: bool = False) -> GrpcOptions:
+def grpc_options(
+    shape: str | None, *, keepalive_s: float | None = None, insecure: bool = False, health: str | None = None
+) -> GrpcOptions:
     """The transport's options of a role.
 
     Args:
         shape: the rate of an application-level link; None: no link.
         keepalive_s: quiet seconds before the other end is asked for a sign of life; None takes the transport's own.
-        insecure: see `GrpcOptions`.
+        insecure, health: see `GrpcOptions`.
     """
     bps = parse_rate(shape or "none").bps
-    options = GrpcOptions(shaping=None if bps is None else Shaping.symmetric(bps), insecure=insecure)
+    options = GrpcOptions(shaping=None if bps is None else Shaping.symmetric(bps), insecure=insecure, health=health)
     return options if keepalive_s is None else replace(options, keepalive_s=keepalive_s)
 
 
@@ -83,6 +85,10 @@ def server(
     tls_ca: options.TlsCa = None,
     token_file: options.TokenFile = None,
     insecure: options.Insecure = False,
+    health: Annotated[
+        str | None,
+        typer.Option(help="Address of a port at which grpc.health.v1 answers probes, in the clear: 0.0.0.0:7071."),
+    ] = None,
     shape: options.Shape = None,
     journal: Annotated[
         Path | None, typer.Option(dir_okay=False, help="Append a JSON line per gradient and update to this file.")
@@ -108,7 +114,7 @@ def server(
     handler = serving.serving(core, ended.set, checkpointer, grace_s=worker_grace_s if rejoin else 0.0, journal=written)
     # A frozen worker is noticed as soon as a dead one is given up.
     keepalive_s = None if min_workers is None else max(1.0, worker_grace_s / 2)
-    transport = credentials.server(grpc_options(shape, keepalive_s=keepalive_s))
+    transport = credentials.server(grpc_options(shape, keepalive_s=keepalive_s, health=health))
     writing = nullcontext() if checkpointer is None else closing(checkpointer)
     telling = nullcontext() if written is None else closing(written)
     with telling, writing, grpc_server.serve(handler, listen, options=transport) as running:

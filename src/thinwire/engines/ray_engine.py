@@ -33,12 +33,12 @@ _DIED = "the Ray actor died, or its node did"
 
 
 class _Actor(Role):
-    """One actor, and the life of it that was heard of last."""
+    """One actor, and what it will say of the life in which it was last told what to run."""
 
     def __init__(self, name: str, again: Again, restarts: int, optional: bool, handle: Any, host: str | None) -> None:
         super().__init__(name, again, restarts, optional)
         self.handle, self.host = handle, host
-        self.life, self.pid, self.actor_pid = "", 0, 0
+        self.told: Any = None
 
 
 class RayEngine(Engine[_Actor]):
@@ -91,12 +91,12 @@ class RayEngine(Engine[_Actor]):
     @property
     def pids(self) -> dict[str, int]:
         """The processes' ids on their nodes, by name."""
-        return {name: actor.pid for name, actor in self._roles.items()}
+        return {name: self._life(actor)[2] for name, actor in self._roles.items()}
 
     @property
     def actor_pids(self) -> dict[str, int]:
         """The actors' process ids on their nodes, by name."""
-        return {name: actor.actor_pid for name, actor in self._roles.items()}
+        return {name: self._life(actor)[1] for name, actor in self._roles.items()}
 
     def listen_at(self, host: str) -> str:
         return f"{LOOPBACK if self._alone else self._nodes()[self._numbers[host]]}:0"
@@ -122,7 +122,7 @@ class RayEngine(Engine[_Actor]):
             "num_cpus": 1,
             "num_gpus": self._hosts[host].get("GPU", 0) if name == host else 0,
             "max_restarts": restarts,
-            "max_task_retries": -1,  # a call waits for the actor to come back
+            "max_task_retries": -1,  # until the actor comes back a call waits
             "scheduling_strategy": strategy,
         }
         handle = ray.remote(**options)(RoleActor).remote()
@@ -162,7 +162,7 @@ class RayEngine(Engine[_Actor]):
         return name, came
 
     def _start_again(self, role: _Actor, command: Command) -> None:
-        self._ask(role, role.handle.leave.remote(role.life))
+        self._ask(role, role.handle.leave.remote(self._life(role)[0]))
         role.restarts, role.status = role.restarts - 1, None
         role.tail.clear()
         self._tell(role, command)
@@ -206,14 +206,18 @@ class RayEngine(Engine[_Actor]):
         return {number: addresses[node] for number, node in self._placed().items() if node in addresses}
 
     def _tell(self, role: _Actor, command: Command) -> None:
-        """Has an actor run something, and listens to it."""
+        """Has an actor run something, and listens to it; actors start side by side."""
         if callable(command):
-            told = role.handle.call.remote(command)
+            role.told = role.handle.call.remote(command)
         else:
             python = command[0] == sys.executable  # each node has its own
-            told = role.handle.run.remote(list(command[python:]), python, ENVIRONMENT)
-        role.life, role.actor_pid, role.pid = self._ask(role, told)
+            role.told = role.handle.run.remote(list(command[python:]), python, ENVIRONMENT)
         self._listen(role)
+
+    def _life(self, role: _Actor) -> tuple[str, int, int]:
+        """The actor's life, its process id and that of what it runs."""
+        life: tuple[str, int, int] = self._ask(role, role.told)
+        return life
 
     def _ask(self, role: _Actor, answer: Any) -> Any:
         try:
@@ -232,6 +236,8 @@ class RayEngine(Engine[_Actor]):
             heard = ray.get(answer)
         except ray.exceptions.RayActorError:
             role.restarts, heard = 0, [("idle", None)]  # Ray has given it up
+        else:
+            self._life(role)  # raises what it ran into when it was told
         for kind, what in heard:
             if kind == "idle":
                 role.tail.append(_DIED)

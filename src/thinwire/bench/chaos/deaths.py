@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from thinwire.bench.chaos.faults import Fault
+from thinwire.bench.chaos.options import BackupDeathOptions, ServerDeathOptions, WorkerDeathOptions
 from thinwire.bench.chaos.stage import Stage
 from thinwire.bench.chaos.trials import COLUMNS, Outcome, Scenario, Trial, with_problem
 from thinwire.bench.harness import Measured, Tell
@@ -13,7 +14,7 @@ from thinwire.jobs.cluster import Elastic
 
 
 @dataclass(kw_only=True)
-class WorkerDeath(Scenario):
+class WorkerDeath(WorkerDeathOptions, Scenario):
     """A worker is killed at a step at random, and the same command is started again.
 
     Right is: it took part again, everybody reached the last step with the same weights, no more than `points` below
@@ -28,11 +29,6 @@ class WorkerDeath(Scenario):
 
     name = "worker-death"
     columns = COLUMNS
-
-    deaths: int = 1
-    min_workers: int | None = None
-    worker_grace_s: float = 10.0
-    points: float = 0.5
 
     def measure(self, cell: Trial, before: Measured[Trial, Outcome], tell: Tell) -> Outcome:
         chance = cell.chance
@@ -57,7 +53,7 @@ class WorkerDeath(Scenario):
 
 
 @dataclass(kw_only=True)
-class BackupDeath(Scenario):
+class BackupDeath(BackupDeathOptions, Scenario):
     """As many workers are killed for good as there are spare ones; the others reach the last step.
 
     The server then waits for the dead, says that they went away, and ends with an error: not everybody has reached the
@@ -70,10 +66,6 @@ class BackupDeath(Scenario):
 
     name = "backup-death"
     columns = COLUMNS
-
-    runs: int = 10
-    spare: int = 1
-    worker_grace_s: float = 10.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,7 +92,7 @@ class BackupDeath(Scenario):
 
 
 @dataclass(kw_only=True)
-class ServerDeath(Scenario):
+class ServerDeath(ServerDeathOptions, Scenario):
     """The server is killed and started again with `--resume`; workers find back unaided.
 
     Right is: the weights at the end are bit for bit those of the undisturbed training.
@@ -112,10 +104,6 @@ class ServerDeath(Scenario):
 
     name = "server-death"
     columns = COLUMNS
-
-    workers: int = 2
-    deaths: int = 1
-    checkpoint_every: int = 25
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -14,6 +14,7 @@ import msgspec
 
 from thinwire.bench.chaos.charts import draw_soak
 from thinwire.bench.chaos.faults import Fault
+from thinwire.bench.chaos.options import SoakOptions
 from thinwire.bench.chaos.stage import SERVER, Stage
 from thinwire.bench.chaos.trials import Outcome, Sample, Scenario, Trial, with_problem
 from thinwire.bench.harness import Measured, Tell
@@ -30,7 +31,7 @@ SAMPLE_S = 10.0
 
 
 @dataclass(kw_only=True)
-class Soak(Scenario):
+class Soak(SoakOptions, Scenario):
     """A training by the clock in which a worker dies, or joins again, every so many seconds.
 
     Right is: it goes on to its end, no gradient lost or counted twice, and the server has not grown since the tenth
@@ -44,13 +45,6 @@ class Soak(Scenario):
     """
 
     name = "soak"
-
-    runs: int = 1
-    minutes: float = 60.0
-    churn_s: float = 30.0
-    min_workers: int | None = None
-    worker_grace_s: float = 10.0
-    growth_mb: float = 5.0
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from thinwire.bench.chaos.faults import KINDS, WITHOUT_PRIVILEGES, check_kinds, draw
+from thinwire.bench.chaos.options import StormOptions, StormsOptions
 from thinwire.bench.chaos.stage import Stage
 from thinwire.bench.chaos.trials import Outcome, Scenario, Trial, text, with_problem
 from thinwire.bench.harness import Column, Measured, Tell
@@ -33,7 +34,7 @@ STORM_COLUMNS: Sequence[Column[Trial, Outcome]] = (
 
 
 @dataclass(kw_only=True)
-class Storm(Scenario):
+class Storm(StormOptions, Scenario):
     """One long training, struck after every so many rounds, beside the same one in peace.
 
     Right is: the last step is reached, with equal weights, no gradient lost or counted twice, and an accuracy no more
@@ -52,16 +53,6 @@ class Storm(Scenario):
     name = "storm"
     left = 3
     columns = STORM_COLUMNS
-
-    runs: int = 1
-    steps: int = 2000
-    every: int = 20
-    faults: Sequence[str] = ("kill", "stop")
-    min_workers: int | None = None
-    worker_grace_s: float = 10.0
-    straggler_grace_s: float | None = None
-    checkpoint_every: int = 100
-    points: float = 0.5
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -119,7 +110,7 @@ class Storm(Scenario):
 
 
 @dataclass(kw_only=True)
-class Storms(Storm):
+class Storms(StormsOptions, Storm):
     """Many short storms: each of a design of its own and of a few kinds of faults, drawn by its number.
 
     Designs whose workers alone hold the model are spared deaths, after which nobody could give it to a new process.
@@ -129,16 +120,6 @@ class Storms(Storm):
     """
 
     name = "storms"
-
-    runs: int = 100
-    workers: int = 3
-    steps: int = 120
-    every: int = 12
-    faults: Sequence[str] = ("kill", "stop", "cut", "cut-out", "cut-in", "slow", "garbage", "server", "disk")
-    checkpoint_every: int = 10
-    points: float = 5.0
-    designs: Sequence[str] = ()
-    fork: bool = True
 
     def cells(self) -> Sequence[Trial]:
         return Scenario.cells(self)

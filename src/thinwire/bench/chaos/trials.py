@@ -14,6 +14,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from thinwire.bench.chaos.charts import draw_trials
+from thinwire.bench.chaos.options import ScenarioOptions
 from thinwire.bench.chaos.stage import Stage
 from thinwire.bench.harness import Bench, Column, Figures, Measured, Tell
 from thinwire.engines.engine import ENVIRONMENT
@@ -137,7 +138,7 @@ class Trial:
 
 
 @dataclass(kw_only=True)
-class Scenario(Bench[Trial, Outcome]):
+class Scenario(ScenarioOptions, Bench[Trial, Outcome]):
     """Trials of one kind.
 
     Args:
@@ -154,17 +155,6 @@ class Scenario(Bench[Trial, Outcome]):
     left = 2
     name = ""
 
-    runs: int = 20
-    first: int = 0
-    seed: int = 0
-    design: str = "3lc[s=1.0]"
-    model: str = "mlp"
-    data: str = "digits"
-    workers: int = 4
-    steps: int = 300
-    link: str = "10mbit"
-    shaping: str = "auto"
-    fork: bool = False
     _forks: Forks | None = field(default=None, init=False, repr=False)
     _undisturbed: dict[Job, RunOutcome] = field(default_factory=dict, init=False, repr=False)
 

@@ -101,6 +101,8 @@ class GrpcOptions:
         authenticate: Server: is asked about every worker before its first message is read; None lets all in.
         insecure: Leaves out what is otherwise refused beyond this machine: a server without `tls` or `authenticate`,
             and a token without `tls`.
+        health: Server: an address, `host:port`, at which `grpc.health.v1` says that it serves, to everybody and in the
+            clear.
 
     Raises:
         ConfigError: A value out of range.
@@ -114,6 +116,7 @@ class GrpcOptions:
     token: Callable[[], str] | None = None
     authenticate: Authenticate | None = None
     insecure: bool = False
+    health: str | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.max_message_nbytes <= MAX_PACKET_NBYTES:

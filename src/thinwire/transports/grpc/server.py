@@ -30,6 +30,7 @@ from thinwire.transports.base import (
     message_wire_nbytes,
 )
 from thinwire.transports.grpc.chunks import Assembly, split
+from thinwire.transports.grpc.health import health_server
 from thinwire.transports.grpc.options import (
     GOODBYE,
     GREETING,
@@ -109,7 +110,7 @@ class GrpcServer(HostServer):
             raise ConfigError("a server with TLS needs certificate and key")
         options.check_server(self._host)
         super().__init__(options.max_message_nbytes, options.max_pending_nbytes)
-        self.options = options
+        self.options, self.health_address = options, ""
         self._grace_s = 0.0
         self._warned = -math.inf
         self._loop: asyncio.AbstractEventLoop
@@ -170,8 +171,11 @@ class GrpcServer(HostServer):
         method = grpc.stream_stream_rpc_method_handler(self._converse)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: method}),))
         await server.start()
+        probed = await self._start_health()
         listening.set_result(port)
         await self._stopping.wait()
+        if probed is not None:
+            await probed.stop(0)
         if self._grace_s > 0:
             for session in list(self._sessions.values()):
                 session.close()
@@ -181,6 +185,17 @@ class GrpcServer(HostServer):
         # gRPC logs an error for each of its tasks that the end of the loop cuts off: let them finish.
         if others := asyncio.all_tasks() - {asyncio.current_task()}:
             await asyncio.wait(others, timeout=1.0)
+
+    async def _start_health(self) -> grpc.aio.Server | None:
+        """Opens the port for probes, if there is to be one."""
+        if self.options.health is None:
+            return None
+        host, port = parse_address(self.options.health)
+        check_free(host, port)
+        server = health_server()
+        self.health_address = f"{host}:{server.add_insecure_port(f'{host}:{port}')}"
+        await server.start()
+        return server
 
     def _bind(self, server: grpc.aio.Server) -> int:
         address, tls = f"{self._host}:{self._port}", self.options.tls
