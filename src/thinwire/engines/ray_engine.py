@@ -26,7 +26,7 @@ from thinwire.extras import optional
 ray = optional("ray", "the Ray engine")
 
 LOOPBACK = "127.0.0.1"
-START_S = 120.0
+START_S = 300.0
 """How long Ray may take to find room for all hosts, or to start an actor again."""
 _STOP_S = 10.0
 _DIED = "the Ray actor died, or its node did"
@@ -135,7 +135,8 @@ class RayEngine(Engine[_Actor]):
         self._pending.clear()
         handles = [actor.handle for actor in self._roles.values() if actor.status is None]
         if handles:
-            ray.wait([handle.stop.remote() for handle in handles], num_returns=len(handles), timeout=_STOP_S)
+            asked = [handle.stop.options(max_task_retries=0).remote() for handle in handles]
+            ray.wait(asked, num_returns=len(asked), timeout=_STOP_S)
         for actor in self._roles.values():
             with contextlib.suppress(ray.exceptions.RayError):
                 ray.kill(actor.handle)

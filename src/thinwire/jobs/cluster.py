@@ -126,7 +126,7 @@ def run_cluster(
     server_again: Callable[[int], list[str]] | None = None,
     worker_again: Callable[[int, list[str]], Command] | None = None,
     min_workers: int | None = None,
-    on_start: OnStart = lambda pids: None,
+    on_start: OnStart | None = None,
     open_engine: OpenEngine | None = None,
     private: Private = lambda rank: [],
 ) -> dict[str, int]:
@@ -213,7 +213,8 @@ def run_cluster(
                 again=partial(worker_again_at, rank),
                 optional=min_workers is not None,
             )
-        on_start(engine.pids)
+        if on_start is not None:
+            on_start(engine.pids)
         lost = []
         alone: set[str] = set()
         """Servers that were started again: they know nothing of a worker that had left before, and wait for it."""
@@ -250,7 +251,7 @@ def run(
     checkpoints: RunCheckpoints | None = None,
     elastic: Elastic = FIXED,
     max_restarts: int = 0,
-    on_start: OnStart = lambda pids: None,
+    on_start: OnStart | None = None,
     open_engine: OpenEngine | None = None,
     private: Private = lambda rank: [],
 ) -> RunOutcome:
