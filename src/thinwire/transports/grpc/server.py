@@ -170,8 +170,10 @@ class GrpcServer(HostServer):
         self._handler = handler_factory(HostSender(self))
         method = grpc.stream_stream_rpc_method_handler(self._converse)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: method}),))
+        probed = self._bind_health()
         await server.start()
-        probed = await self._start_health()
+        if probed is not None:
+            await probed.start()
         listening.set_result(port)
         await self._stopping.wait()
         if probed is not None:
@@ -186,15 +188,14 @@ class GrpcServer(HostServer):
         if others := asyncio.all_tasks() - {asyncio.current_task()}:
             await asyncio.wait(others, timeout=1.0)
 
-    async def _start_health(self) -> grpc.aio.Server | None:
-        """Opens the port for probes, if there is to be one."""
+    def _bind_health(self) -> grpc.aio.Server | None:
+        """Takes the port for probes, if there is to be one."""
         if self.options.health is None:
             return None
         host, port = parse_address(self.options.health)
         check_free(host, port)
         server = health_server()
         self.health_address = f"{host}:{server.add_insecure_port(f'{host}:{port}')}"
-        await server.start()
         return server
 
     def _bind(self, server: grpc.aio.Server) -> int:
