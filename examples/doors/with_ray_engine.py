@@ -2,7 +2,7 @@
 
 python examples/doors/with_ray_engine.py --folder run --epochs 2
 
-Without thinwire the same function trains alone, with the batches of all workers.
+Without the marked lines the same function trains alone, with the batches of all workers.
 """
 
 import argparse
