@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ import thinwire as tw
 from tests.jobs.test_cluster import equal_parts
 from thinwire.cli import running
 from thinwire.engines.events import Event, Restarted
+from thinwire.engines.links import Rate
 from thinwire.engines.ray_engine import RayEngine
 from thinwire.errors import ConfigError
 from thinwire.jobs import in_process, on_ray
 from thinwire.jobs.checkpoints import RunCheckpoints
+from thinwire.jobs.cluster import Links
 from thinwire.jobs.events import Checkpointed
 from thinwire.jobs.job import Job
 from thinwire.jobs.on_ray import Cluster, run_on_ray
@@ -39,13 +42,14 @@ def test_without_ray_one_sentence_says_what_to_install(monkeypatch: pytest.Monke
 def test_what_cannot_be_is_refused_before_ray_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(on_ray, "require", lambda *_: None)
     monkeypatch.setattr(on_ray, "RayEngine", None)
-    for text, start in {
+    refused: dict[str, Callable[[], object]] = {
         "the kernel's links are this machine's alone": lambda: run_on_ray(
-            Job(), cluster=Cluster(), links=on_ray.Links("kernel", on_ray.choose_links(None).rate)
+            Job(), cluster=Cluster(), links=Links("kernel", Rate(None))
         ),
         "workers=0 and servers=1 must be at least 1": lambda: tw.ray.launch(lambda rank, servers: None, workers=0),
         "say where with checkpoint_dir": lambda: tw.ray.launch(lambda rank, servers: None, workers=1, resume=True),
-    }.items():
+    }
+    for text, start in refused.items():
         with pytest.raises(ConfigError, match=text):
             start()
 
@@ -109,6 +113,8 @@ def takes_steps(steps: int, rank: int, servers: list[str]) -> tuple[int, float]:
     import torch
     from torch import nn
 
+    if steps < 0:
+        raise ValueError("a negative number of steps")
     model = nn.Linear(16, 4)
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
     chance = torch.Generator().manual_seed(rank)
@@ -127,5 +133,7 @@ def takes_steps(steps: int, rank: int, servers: list[str]) -> tuple[int, float]:
 def test_a_function_of_ones_own_is_the_workers() -> None:
     (first, one), (second, other) = tw.ray.launch(partial(takes_steps, 30), workers=2, servers=2)
     assert (first, second) == (0, 1) and one == other
-    with pytest.raises(tw.EngineError, match=r"(?s)worker \d ended with exit status 1.*TypeError"):
-        tw.ray.launch(partial(takes_steps, None), workers=1)
+    with pytest.raises(
+        tw.EngineError, match=r"(?s)worker \d ended with exit status 1.*ValueError: a negative number of steps"
+    ):
+        tw.ray.launch(partial(takes_steps, -1), workers=1)

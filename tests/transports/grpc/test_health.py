@@ -19,7 +19,7 @@ OPTIONS = GrpcOptions(health="127.0.0.1:0")
 def test_a_probe_is_answered_while_the_loop_runs_and_only_about_the_whole_server() -> None:
     server, hangs = serve(Idle, "127.0.0.1:0", options=OPTIONS), threading.Event()
     with server, grpc.insecure_channel(server.health_address) as channel:
-        ask = channel.unary_unary("/grpc.health.v1.Health/Check")
+        ask = channel.unary_unary("/grpc.health.v1.Health/Check", bytes, bytes)
         assert ask(b"", timeout=20) == b"\x08\x01", "HealthCheckResponse{status: SERVING}"
         with pytest.raises(grpc.RpcError) as unknown:
             ask(b"\x0a\x01x", timeout=20)
@@ -27,7 +27,11 @@ def test_a_probe_is_answered_while_the_loop_runs_and_only_about_the_whole_server
         with pytest.raises(grpc.RpcError) as large:
             ask(bytes(2000), timeout=20)
         assert large.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        server.post(lambda: hangs.wait() and None)
+
+        def hang() -> None:
+            hangs.wait()
+
+        server.post(hang)
         with pytest.raises(grpc.RpcError) as late:
             ask(b"", timeout=0.3)
         assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
