@@ -21,8 +21,9 @@ from thinwire.errors import ConfigError, FrameError, NonFiniteError
 from thinwire.frames import Flags, Frame
 from thinwire.frames.layout import pack_varint, parse_varint
 from thinwire.kernels.contract import Bytes
-from thinwire.kernels.numba.blocktopk import Blocks, put, round_to_bins, select_blocks, spread, take_from
-from thinwire.kernels.numba.dct import invert, transform
+from thinwire.kernels.numba.blocktopk import Blocks, put, round_to_bins, select_blocks, take_from
+from thinwire.kernels.numba.dct import transform
+from thinwire.kernels.numba.inverse_dct import invert, subtract
 from thinwire.kernels.numba.positions import decode_positions, encode_positions
 
 TILES = int(Flags.OPTION_A)
@@ -100,9 +101,7 @@ class BlockTopK(Scheme):
         if residual is not None and dct is None:
             take_from(residual, blocks, selected, codes, book)
         elif residual is not None:
-            spread(coefficients, blocks, selected, codes, book)
-            invert(coefficients, blocks)
-            residual -= coefficients
+            subtract(residual, blocks, selected, codes, book)
         coded = encode_positions(selected.counts, selected.places, codes, bits=self.bits, blocks=blocks)
         head = b"".join((*map(pack_varint, (self.block, self.k, self.bits, codes.size)),))
         told = len(head) + coded.size

@@ -136,12 +136,6 @@ def take_from(residual: Any, blocks: Blocks, selected: Selected, codes: Any, boo
     _take(residual, blocks, selected.counts, selected.places, selected.values, codes, book)
 
 
-def spread(out: Any, blocks: Blocks, selected: Selected, codes: Any, book: Any) -> None:
-    """Overwrites `out` by what the selected values decode to, and zeros."""
-    out.fill(0)
-    _spread(out, blocks, selected.counts, selected.places, codes, book)
-
-
 def put(out: Any, positions: NDArray[np.int64], codes: Any, book: Any, accumulate: bool) -> None:
     """Writes (or adds) ``book[codes]`` at the positions of `out`; those it overwrites the rest with zeros."""
     if not accumulate:
@@ -325,18 +319,6 @@ def _take(residual: Any, blocks: Any, counts: Any, places: Any, values: Any, cod
             first = top * blocks.columns + left
             for _ in range(counts[index]):
                 residual[position_of(places[at], first, blocks)] = values[at] - book[codes[at]]
-                at += 1
-            index += 1
-
-
-@jit
-def _spread(out: Any, blocks: Any, counts: Any, places: Any, codes: Any, book: Any) -> None:
-    at, index = 0, 0
-    for top in range(0, blocks.rows, blocks.tile_rows):
-        for left in range(0, blocks.columns, blocks.tile_columns):
-            first = top * blocks.columns + left
-            for _ in range(counts[index]):
-                out[position_of(places[at], first, blocks)] = book[codes[at]]
                 at += 1
             index += 1
 

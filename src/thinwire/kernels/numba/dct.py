@@ -1,10 +1,10 @@
-"""The orthonormal DCT-II of a matrix's tiles, and its inverse: coefficients lie where the values of their tile did.
+"""The orthonormal DCT-II of a matrix's tiles: coefficients lie where the values of their tile did.
 
-Both are products with a basis, row by row and column by column. Rows at the same distance from a tile's two ends are
-added and subtracted first, because a cosine is symmetric or antisymmetric about the middle: that halves the work.
-Products are added in one fixed order and the basis is rounded from exact integers, so the same bits come out
-everywhere. The inverse skips coefficients that are zero, as most are, and columns without any. A strip of neighbouring
-tiles is transformed at once, and each pass adds to four rows, so that what it reads counts four times.
+It and its inverse (`inverse_dct`) are products with a basis, row by row and column by column. Rows at the same distance
+from a tile's two ends are added and subtracted first, because a cosine is symmetric or antisymmetric about the middle:
+that halves the work. Products are added in one fixed order and the basis is rounded from exact integers, so the same
+bits come out everywhere. A strip of neighbouring tiles is transformed at once, and each pass adds to four rows, so that
+what it reads counts four times.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from thinwire.kernels.numba.blocktopk import Blocks
-from thinwire.kernels.numba.cosines import UNROLLED, backward_weights, basis, forward_weights, padded
-from thinwire.kernels.numba.jit import frozen, jit, magnitude_bits, wide_vectors
+from thinwire.kernels.numba.cosines import forward_weights, padded
+from thinwire.kernels.numba.jit import frozen, jit, wide_vectors
 
 _TILES = 2  # side by side in one pass: the longer its rows, the less the loops around them count
 _PAD = 16  # values between the rows of a strip, so that a column's do not fall into one set of the cache
@@ -37,26 +37,11 @@ def transform(values: Any, blocks: Blocks, out: Any) -> None:
     """
     kind = np.dtype(out.dtype).str
     down, across = forward_weights(blocks.tile_rows, kind), forward_weights(blocks.tile_columns, kind)
-    tile, halves, _ = _room(blocks, out.dtype)
+    tile, halves, _ = room(blocks, out.dtype)
     _transform(frozen(values), blocks, down, across, tile, halves, out)
 
 
-def invert(values: Any, blocks: Blocks) -> None:
-    """Replaces the coefficients of every tile by the values that they stand for.
-
-    Example:
-        >>> values = np.array([2.0, 0, 0, 0], np.float32)
-        >>> invert(values, Blocks(2, 2, 2, 2, 1, 4))
-        >>> np.round(values, 6).tolist()
-        [1.0, 1.0, 1.0, 1.0]
-    """
-    kind = np.dtype(values.dtype).str
-    across = backward_weights(blocks.tile_columns, kind)
-    places = np.empty((2, blocks.tile_rows * blocks.tile_columns), np.int32)
-    _invert(values, blocks, basis(blocks.tile_rows, kind), across, *_room(blocks, values.dtype), places)
-
-
-def _room(blocks: Blocks, dtype: Any) -> tuple[Any, Any, Any]:
+def room(blocks: Blocks, dtype: Any) -> tuple[Any, Any, Any]:
     """Memory to work in: a strip of tiles, its folded halves, and weights of one tile."""
     side = max(blocks.tile_rows, blocks.tile_columns)
     half, wide = padded((side + 1) // 2), _TILES * side + _PAD
@@ -81,22 +66,6 @@ def _transform(values: Any, blocks: Any, down: Any, across: Any, tile: Any, halv
                 for each in range(tiles):
                     for column in range(width):
                         out[start + each * width + column] = tile[column, each * height + row]
-
-
-@jit
-def _invert(
-    values: Any, blocks: Any, row_basis: Any, across: Any, tile: Any, halves: Any, weights: Any, places: Any
-) -> None:
-    height, width = blocks.tile_rows, blocks.tile_columns
-    for top in range(0, blocks.rows, height):
-        for left in range(0, blocks.columns, width):
-            first = top * blocks.columns + left
-            evens, odds = _expand(values, first, blocks, row_basis, halves, across, weights, places)
-            _backward(halves, height, width, evens, odds, weights, tile)
-            for row in range(height):
-                start = first + row * blocks.columns
-                for column in range(width):
-                    values[start + column] = tile[column, row]
 
 
 @jit
@@ -139,63 +108,6 @@ def _clear(halves: Any, begin: int, end: int, width: int) -> None:
 
 
 @jit
-def _expand(
-    values: Any, first: int, blocks: Any, row_basis: Any, halves: Any, across: Any, weights: Any, places: Any
-) -> tuple[int, int]:
-    """Inverts one tile's columns, of those that hold a coefficient; returns how many of even and of odd number do.
-
-    They go to `halves`, in ascending order, and their weights to `weights`; zeros follow up to a whole `UNROLLED`.
-    """
-    height, width = blocks.tile_rows, blocks.tile_columns
-    number, row_of = 0, places[0]
-    column_of, half = places[1], across.shape[1]
-    used = np.zeros(width, np.int32)
-    for row in range(height):
-        start = first + row * blocks.columns
-        coefficients = values[start : start + width]
-        if _any(coefficients):
-            for column in range(width):
-                row_of[number], column_of[number] = row, column
-                number += coefficients[column] != 0
-    for i in range(number):
-        used[column_of[i]] = 1
-    found = np.zeros(2, np.int64)
-    for column in range(width):
-        if used[column]:
-            parity, at = column & 1, found[column & 1]
-            halves[parity, at, :height] = 0
-            weights[parity, at, :half] = across[parity, column // 2]
-            used[column], found[parity] = at, at + 1
-    for i in range(number):
-        row, column = row_of[i], column_of[i]
-        coefficient = values[first + row * blocks.columns + column]
-        _add_multiple(row_basis[row], coefficient, halves[column & 1, used[column], :height])
-    for parity in range(2):
-        padded = (found[parity] + UNROLLED - 1) // UNROLLED * UNROLLED
-        halves[parity, found[parity] : padded, :height] = 0
-        weights[parity, found[parity] : padded, :half] = 0
-        found[parity] = padded
-    return found[0], found[1]
-
-
-@jit
-def _any(values: Any) -> Any:
-    """Whether one of the values is not zero: most rows hold none, and looking at each value would take longer."""
-    wide_vectors()
-    found = magnitude_bits(values[0])
-    for i in range(values.size):
-        found |= magnitude_bits(values[i])
-    return found != 0
-
-
-@jit
-def _add_multiple(values: Any, factor: Any, total: Any) -> None:
-    wide_vectors()
-    for i in range(values.size):
-        total[i] += factor * values[i]
-
-
-@jit
 def _forward(halves: Any, height: int, width: int, weights: Any, out: Any) -> None:
     """out = basis · matrix, of `height` rows, from the matrix's folded halves.
 
@@ -205,45 +117,16 @@ def _forward(halves: Any, height: int, width: int, weights: Any, out: Any) -> No
         row = parity
         while row + 6 < height:
             rows = out[row], out[row + 2], out[row + 4], out[row + 6]
-            _combine_four(halves[parity], weights, weights.shape[0], row, 2, width, rows)
+            combine_four(halves[parity], weights, weights.shape[0], row, 2, width, rows)
             row += 8
         while row < height:
-            _combine(halves[parity], weights, weights.shape[0], row, width, out[row])
+            combine(halves[parity], weights, weights.shape[0], row, width, out[row])
             row += 2
 
 
 @jit
-def _backward(halves: Any, width: int, height: int, evens: int, odds: int, weights: Any, out: Any) -> None:
-    """out = transposed basis · matrix, of `height` rows, from its rows of even and of odd number."""
-    half = (height + 1) // 2
-    for parity, used, some in ((0, evens, half), (1, odds, height // 2)):
-        # Odd ones go to the rows that `_unfold` pairs with the even ones', from the last one up.
-        row, at, step = 0, 0 if parity == 0 else height - 1, 1 if parity == 0 else -1
-        while row + 4 <= some:
-            rows = out[at], out[at + step], out[at + 2 * step], out[at + 3 * step]
-            _combine_four(halves[parity], weights[parity], used, row, 1, width, rows)
-            row += 4
-            at += 4 * step
-        while row < some:
-            _combine(halves[parity], weights[parity], used, row, width, out[at])
-            row += 1
-            at += step
-    for row in range(height // 2):
-        _unfold(out[row], out[height - 1 - row], width)
-
-
-@jit
-def _unfold(even: Any, odd: Any, width: int) -> None:
-    wide_vectors()
-    for column in range(width):
-        a, b = even[column], odd[column]
-        even[column] = a + b
-        odd[column] = a - b
-
-
-@jit
-def _combine_four(rows: Any, weights: Any, number: int, first: int, step: int, width: int, out: Any) -> None:
-    """As `_combine`, for four columns of the weights: what is read counts for all of them."""
+def combine_four(rows: Any, weights: Any, number: int, first: int, step: int, width: int, out: Any) -> None:
+    """As `combine`, for four columns of the weights: what is read counts for all of them."""
     wide_vectors()
     one, two, three, four = out
     one[:width] = 0
@@ -282,7 +165,7 @@ def _combine_four(rows: Any, weights: Any, number: int, first: int, step: int, w
 
 
 @jit
-def _combine(rows: Any, weights: Any, number: int, row: int, width: int, out: Any) -> None:
+def combine(rows: Any, weights: Any, number: int, row: int, width: int, out: Any) -> None:
     """out = Σ weights[i, row]·rows[i], from the first to the last of them; they are a whole `UNROLLED`."""
     wide_vectors()
     out[:width] = 0
