@@ -40,11 +40,17 @@ What = Annotated[str, typer.Argument(help="`list`, `all`, a paper (3lc), or an i
 Out = Annotated[Path, typer.Option(file_okay=False, help="Folder of results.json, report.html and pictures.")]
 Length = Annotated[Scale, typer.Option(help="quick: at most ten minutes a paper on two cores; full: for results.")]
 
+Seeds = Annotated[
+    int | None,
+    typer.Option(min=1, help="Only so many of the scale's seeds; the rest can be added later. By default all."),
+]
+
 
 @app.command(epilog="Example: thinwire reproduce 3lc-table-2 --scale quick --out out/3lc")
 def reproduce(
     what: What,
     scale: Length = Scale.quick,
+    seeds: Seeds = None,
     out: Out = Path("thinwire-reproduce"),
     json: options.Json = None,
 ) -> None:
@@ -59,9 +65,10 @@ def reproduce(
     chosen = catalog.entries(what)
     if any(entry.study is not None and entry.study.links for entry in chosen):
         with_privileges("10mbit", "auto")
-    command = f"thinwire reproduce {what} --scale {scale.value} --out {shlex.quote(str(out))}"
+    fewer = "" if seeds is None else f" --seeds {seeds}"
+    command = f"thinwire reproduce {what} --scale {scale.value}{fewer} --out {shlex.quote(str(out))}"
     try:
-        made = _run(chosen, scale, out, command)
+        made = _run(chosen, scale, seeds, out, command)
     except KeyboardInterrupt:
         console.print(f"what is done is kept; go on with: {escape(command)}", soft_wrap=True)
         raise
@@ -78,7 +85,7 @@ def reproduce(
     write_json(json, {"command": command, "entries": shown})
 
 
-def _run(chosen: list[Entry], scale: Scale, out: Path, command: str) -> making.Reproduced:
+def _run(chosen: list[Entry], scale: Scale, seeds: int | None, out: Path, command: str) -> making.Reproduced:
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"), TimeElapsedColumn()
     with Progress(*columns, console=console) as bar:
         tasks: list[TaskID] = []
@@ -97,6 +104,7 @@ def _run(chosen: list[Entry], scale: Scale, out: Path, command: str) -> making.R
             out,
             kinds=catalog.finding_kinds(),
             command=command,
+            seeds=seeds,
             on_cell=on_cell,
             on_progress=lambda share, text: bar.update(tasks[-1], completed=share, text=text),
         )

@@ -92,6 +92,26 @@ def test_a_cell_is_run_once_and_an_interrupted_run_goes_on(tmp_path: Path) -> No
     assert [each["job"] for each in stored["runs"]] == [{"kind": "Toss", "number": number} for number in range(3)]
 
 
+class Seeded(Toss, frozen=True, kw_only=True):
+    seed: int
+
+
+def test_fewer_seeds_are_a_part_of_the_runs(tmp_path: Path) -> None:
+    study = Study(
+        cells=lambda scale: [*tosses(scale), *(Seeded(number=number, seed=number) for number in range(3))],
+        run=toss,
+        show=show,
+        finding=Tossed,
+    )
+    few = Entry(paper="3lc", item="figure-99", shows="tosses", status="done", study=study)
+    for seeds, runs in ((1, 3), (2, 4), (None, 5)):
+        made = reproduce([few], "quick", tmp_path, kinds=[Tossed], command="x", seeds=seeds)
+        stored = json.loads((tmp_path / RESULTS).read_text())["runs"]
+        values = float(made.shown[0][1].tables[0].lines[0][2])
+        assert len(stored) == runs, "cells without a seed are always run"
+        assert values == sum(each["outcome"]["value"] for each in stored), "what is shown is what was asked for"
+
+
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Reproduced]:
     """Everything that can be run in one process, at the tiny scale."""

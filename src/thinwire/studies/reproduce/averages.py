@@ -6,6 +6,8 @@ square of the loss's derivative and the weights' entropy, layer by layer. Biases
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 from torch import nn
 
@@ -23,10 +25,16 @@ FLOATS = "float"
 """The design that averages the same weights uncompressed."""
 SHARES = (1.0, 0.1, 0.03, 0.01)
 HISTOGRAM_BITS = (2, 4, 6, 8)
+Exchange = Literal["server", "peers"]
+"""How weights travel (section 2 allows both). `server`: it averages what workers send, and codes the average again.
+`peers`: every worker sends its weights to all others, who average what they decode; nothing is coded twice."""
 
 
 class AveragesCell(Cell, frozen=True, kw_only=True):
-    """One training of the tanh network; `probes`: derivatives and entropies are recorded."""
+    """One training of the tanh network; `probes`: derivatives and entropies are recorded.
+
+    Where peers exchange, a server computes the average that each of them would, and its answer is not counted.
+    """
 
     design: str
     data: str
@@ -36,16 +44,18 @@ class AveragesCell(Cell, frozen=True, kw_only=True):
     batch: int
     seed: int = 0
     probes: bool = False
+    exchange: Exchange = "server"
 
     def __str__(self) -> str:
-        return f"{self.design}, {self.data}, {self.epochs} epochs, seed {self.seed}"
+        among = ", among peers" if self.exchange == "peers" else ""
+        return f"{self.design}{among}, {self.data}, {self.epochs} epochs, seed {self.seed}"
 
     def job(self) -> Job:
         """Returns the run."""
         return Job(
             design="entropy" if self.design == FLOATS else self.design,
             codec_up="fp32" if self.design == FLOATS else None,
-            codec_down="fp32" if self.design == FLOATS else None,
+            codec_down="fp32" if self.design == FLOATS or self.exchange == "peers" else None,
             model="mlp-tanh",
             data=self.data,
             workers=self.workers,

@@ -36,6 +36,10 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
         built: dict[str, Any] = msgspec.to_builtins(self)
         return built
 
+    def seed_index(self) -> int:
+        """Returns which of the runs it is that differ in their seed alone, from 0; a cell without a seed is the 0th."""
+        return int(self.key().get("seed", 0))
+
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
     """Base class of what a cell came to, as it is stored."""

@@ -39,6 +39,7 @@ def reproduce(
     *,
     kinds: Sequence[type[Finding]],
     command: str,
+    seeds: int | None = None,
     on_cell: OnCell = lambda *_: None,
     on_progress: OnProgress = lambda *_: None,
 ) -> Reproduced:
@@ -50,6 +51,7 @@ def reproduce(
         folder: made where it is missing.
         kinds: the classes of all findings that the folder may hold.
         command: that makes the same again, for the page.
+        seeds: how many of the scale's seeds; None takes all of them.
         on_cell: called before each run with its number, how many are asked for, and its cell.
         on_progress: called during a run.
 
@@ -59,9 +61,13 @@ def reproduce(
     """
     require_plotly()
     studies = [(entry, entry.study) for entry in entries if entry.study is not None]
+    asked = {
+        entry.id: [cell for cell in study.cells(scale) if seeds is None or cell.seed_index() < seeds]
+        for entry, study in studies
+    }
     needed: dict[Cell, Study[Cell, Finding]] = {}
-    for _, study in studies:
-        needed.update({cell: study for cell in study.cells(scale) if cell not in needed})
+    for entry, study in studies:
+        needed.update({cell: study for cell in asked[entry.id] if cell not in needed})
     results = Results(folder / RESULTS, list(dict.fromkeys(kinds)))
     for number, (cell, study) in enumerate(needed.items(), 1):
         if results.find(cell.key()) is None:
@@ -73,7 +79,7 @@ def reproduce(
         finding = results.find(cell.key())
         assert finding is not None
         found[cell] = finding
-    shown = [(entry, study.show({cell: found[cell] for cell in study.cells(scale)})) for entry, study in studies]
+    shown = [(entry, study.show({cell: found[cell] for cell in asked[entry.id]})) for entry, study in studies]
     keys = [cell.key() for cell in needed]
     machines = list(dict.fromkeys(run.machine for run in results.runs if run.job in keys))
     files = [folder / RESULTS, folder / REPORT]
