@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from thinwire.errors import ConfigError
-from thinwire.planner.parameter_server import Cluster, Layer, Link, step_s
+from thinwire.planner.parameter_server import SHARED_USE, Cluster, Layer, Link, step_s
 
 LAYERS = [
     Layer(name=str(index), forward_s=0.001, backward_s=0.002, push_nbytes=1000.0, pull_nbytes=500.0)
@@ -20,7 +20,7 @@ def test_the_scarce_resource_is_the_steps_length() -> None:
     computing = 4 * 0.003
     cases = {
         "nothing": (FREE, computing),
-        "two cores for eight workers": (replace(FREE, cores=2), 4 * computing),
+        "two cores for eight workers": (replace(FREE, cores=2), 4 * computing / SHARED_USE),
         # A server of eight workers takes in eight times what one sends; what goes out meanwhile crosses the other way.
         "the server's link": (replace(FREE, server_link=slow), 8 * 4 * 1000 / 1e4),
         "the workers' links": (replace(FREE, worker_link=slow), 4 * 1000 / 1e4),
@@ -75,16 +75,25 @@ def test_the_first_worker_begins_while_the_others_still_wait_for_their_update() 
         assert step_s(one, replace(at, workers=workers)) == pytest.approx(crossing + 0.003, rel=0.01), workers
 
 
-def test_cores_that_all_share_are_busy_with_servers_too() -> None:
+def test_cores_that_all_share_are_busy_with_servers_and_messages_too() -> None:
     adding = [replace(layer, server_push_s=0.0005) for layer in LAYERS]
     busy = 8 * 4 * (0.003 + 0.0005) / 2
-    assert 8 * 4 * 0.003 / 2 < busy <= step_s(adding, replace(FREE, cores=2)) <= 1.2 * busy
+    assert busy / SHARED_USE <= step_s(adding, replace(FREE, cores=2)) <= 1.2 * busy / SHARED_USE
+    costly = replace(FREE, cores=2, worker_message_s=0.001, message_s=0.0005)
+    messages = 8 * 4 * 2 * (0.001 + 0.0005) / 2  # one each way for every layer of every worker, at both ends
+    assert step_s(adding, costly) == pytest.approx((busy + messages) / SHARED_USE, rel=0.1)
+    chunked = replace(costly, chunk_nbytes=4000)
+    assert step_s(adding, chunked) == pytest.approx((busy + messages / 4) / SHARED_USE, rel=0.1)
+    assert step_s(adding, replace(costly, cores=None, message_s=0.0)) == step_s(adding, FREE), "beside what it computes"
+    ranks = replace(FREE, cores=2, collective=True, chunk_nbytes=4000)
+    more = step_s(LAYERS, replace(ranks, worker_message_s=0.001)) - step_s(LAYERS, ranks)
+    assert more == pytest.approx(8 * 4 * 7 * 0.001 / 2 / SHARED_USE, rel=0.3)
 
 
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ConfigError, match="2 shards in the collective mode"):
         replace(FREE, shards=2, collective=True)
-    with pytest.raises(ConfigError, match=r"chunks of -1 bytes, 0\.0 s a message; both are 0 or more"):
+    with pytest.raises(ConfigError, match=r"chunks of -1 bytes, 0\.0 and 0\.0 s a message; all are 0 or more"):
         replace(FREE, chunk_nbytes=-1)
     with pytest.raises(ConfigError, match="a layer lies on shard 1, and there are 1"):
         step_s([replace(LAYERS[0], shard=1)], FREE)

@@ -4,7 +4,7 @@ A hook is named as torch names its own, or by our codec, with `start_step` in th
 `3lc[s=1.75,start_step=50]` is what `ddp.compress(model, "3lc", sparsity=1.75, start_step=50)` registers. Of torch's
 hooks PowerSGD can begin late too. A design of local updates, as in `diloco[h=30]`, trains through `tw.distribute` in
 place of DDP, among the same ranks and on the same links, and so do other people's optimizers as in
-`sparseloco-authors[h=15,k=128]`.
+`sparseloco-authors[h=15,k=128]`. `server:DESIGN` is any design, with a parameter server in place of the other ranks.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from thinwire.bench.authors import WORKS, chosen
+from thinwire.bench.courses import course
 from thinwire.bench.options import STOCK
 from thinwire.codecs import Codec, ids
 from thinwire.codecs import codec as make_codec
@@ -30,6 +31,7 @@ NOTES = {
 """What is to be known of a hook, by id."""
 
 POWERSGD = "powersgd-"
+SERVED = "server:"
 POWERSGD_START = 2
 """PowerSGD's own least: its error feedback and warm start need two uncompressed steps."""
 BATCHES = {"lenet": 16, "resnet20": 8, "mlp-5m": 32}
@@ -48,9 +50,10 @@ class Hook:
         id: one of `STOCK`, `auto`, a codec's, a design's, or one of `authors.WORKS`.
         codec: of a hook of ours; None for torch's, for `auto` and for designs.
         start_step: steps of the training before it travel uncompressed.
-        design: of local updates; None for hooks of DDP.
+        design: of local updates, or at a parameter server; None for hooks of DDP.
         work: options of other people's optimizer; None for all else.
         auto: options of `auto`; None for all else.
+        served: the ranks are workers of a parameter server.
     """
 
     id: str
@@ -59,6 +62,7 @@ class Hook:
     design: Design | None = None
     work: Mapping[str, float] | None = None
     auto: Mapping[str, Any] | None = None
+    served: bool = False
 
     @property
     def period(self) -> int:
@@ -92,6 +96,9 @@ def hook(name: str) -> Hook:
         >>> hook("diloco[h=30,codec=fp32]").period, hook("diloco[h=30,codec=fp32]").compresses
         (30, False)
     """
+    if name.startswith(SERVED):
+        design = find_design(name.removeprefix(SERVED))
+        return Hook(name.partition("[")[0], None, 0, design, served=True)
     found, options = parse_name(name, "hook", short={"s": "sparsity"})
     if found in WORKS:
         return Hook(found, None, 0, work=chosen(found, options))
@@ -128,7 +135,8 @@ class Cell:
         hook: a name that `hook` knows, as in `3lc[s=1.75,start_step=50]`.
         model: a model's name.
         data: a data set's name.
-        link: rate of every rank's link, as in `10mbit`; None is unlimited.
+        link: rate of every rank's link, as in `10mbit`, or several with seconds as in `100mbit/10mbit@60`, one after
+            another (`courses`); None is unlimited.
         ranks: how many ranks train.
         steps: measured steps.
         warmup: steps before, over unlimited links; at least 3, because PowerSGD's first two are uncompressed. A hook's
@@ -166,6 +174,7 @@ class Cell:
 
     def __post_init__(self) -> None:
         hook(self.hook)
+        course(self.link)
         if self.warmup < 3 or self.steps < 1 or self.ranks < 2:
             raise ConfigError(
                 f"{self.ranks} ranks, {self.warmup} warm-up and {self.steps} measured steps; needed are 2, 3 and 1"

@@ -22,7 +22,7 @@ from torch import nn
 from thinwire.bench.authors_methods import AuthorsDemo, AuthorsSparseLoCo, TorchftDiLoCo
 from thinwire.bench.harness import Role, Stage
 from thinwire.bench.hook_cells import BATCHES, Cell, hook
-from thinwire.bench.methods import Hooked, LocalUpdating, Method
+from thinwire.bench.methods import Distributed, Hooked, Method
 from thinwire.engines.events import Event
 from thinwire.errors import EngineError
 from thinwire.jobs.training import weights_digest
@@ -86,6 +86,7 @@ class HookRank(Role, frozen=True, kw_only=True):
         master: host and port of rank 0.
         gate: a folder; the file `warm` in it starts the clock, `stopped` lets the rank go.
         authors: path of the authors' file, for hooks that have one.
+        server: address of the parameter server, for hooks that have one.
     """
 
     cell: Cell
@@ -93,6 +94,7 @@ class HookRank(Role, frozen=True, kw_only=True):
     master: str
     gate: str
     authors: str | None = None
+    server: str | None = None
 
     def play(self, stage: Stage) -> None:
         """Trains as one rank."""
@@ -165,7 +167,7 @@ def _method(role: HookRank, module: nn.Module, optimizer: torch.optim.Optimizer)
     """Puts the hook, the design or other people's optimizer in place."""
     cell, named = role.cell, hook(role.cell.hook)
     if named.design is not None:
-        return LocalUpdating(module, optimizer, named.design, cell.seed)
+        return Distributed(module, optimizer, named.design, cell.seed, role.server)
     if named.work is None:
         return Hooked(module, optimizer, cell)
     if named.id == "diloco-torchft":

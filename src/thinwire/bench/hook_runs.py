@@ -14,25 +14,32 @@ import socket
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 from msgspec import UNSET, UnsetType
 
+from thinwire.bench.courses import Course
+from thinwire.bench.courses import course as course_of
 from thinwire.bench.harness import Figures, Tell
-from thinwire.bench.hook_cells import Cell
+from thinwire.bench.hook_cells import Cell, hook
 from thinwire.bench.hook_rank import SILENCE_S, Ended, HookRank, Scored, Stepped, Stopped, Warm
 from thinwire.engines.events import Event
 from thinwire.engines.links import Rate
 from thinwire.engines.local import LocalEngine
 from thinwire.engines.namespaces import Fabric, available
+from thinwire.engines.starters import Starter
 from thinwire.errors import EngineError, ThinwireError
-from thinwire.jobs.cluster import Links, choose_links
+from thinwire.jobs.cluster import SERVER, START_TIMEOUT_S, Links, choose_links
+from thinwire.jobs.events import Listening
 from thinwire.jobs.outcome import CurvePoint
 from thinwire.workloads.data import data
 
 PORT = 29400
+GATES = ("warm", "stopped")
+"""What ranks wait for, in order."""
 RankCommand = Callable[[HookRank], list[str]]
 
 
@@ -73,7 +80,12 @@ class HookRun(Figures, frozen=True, kw_only=True):
 
 def rank_command(role: HookRank) -> list[str]:
     """Returns the command of a rank's process."""
-    return [sys.executable, "-m", "thinwire", *role.command(), "--events"]
+    return thinwire_command(*role.command())
+
+
+def thinwire_command(*arguments: str) -> list[str]:
+    """Returns the command of a process that reports to us."""
+    return [sys.executable, "-m", "thinwire", *arguments, "--events"]
 
 
 def measure(
@@ -84,6 +96,8 @@ def measure(
     command: RankCommand = rank_command,
     counted: bool = False,
     authors: Path | None = None,
+    course: Course | None = None,
+    starter: Starter | None = None,
 ) -> HookRun:
     """Measures one run. One that fails keeps what it got to, and `error` says how.
 
@@ -94,6 +108,8 @@ def measure(
         command: of a rank's process.
         counted: have the kernel make links, and count their bytes, without a limit too, where it may.
         authors: the file of other people's optimizer.
+        course: what the links carry while it trains, in place of the cell's rate and of `limit_s`.
+        starter: makes the processes; by default each is a program of its own.
 
     Raises:
         ConfigError, DataError: what no run of this data can do without; nothing was started.
@@ -101,9 +117,10 @@ def measure(
     data(cell.data, root=cell.data_root)
     run = _Run(cell, tell, authors)
     try:
-        kernel = cell.link is not None or (counted and available()[0])
-        links = choose_links(cell.link, "kernel" if kernel else "auto")
-        run.play(links, limit_s, command)
+        kernel = cell.link is not None or course is not None or (counted and available()[0])
+        course = course or course_of(cell.link, limit_s)
+        links = choose_links(str(course.rate(0.0, ()) or "none"), "kernel" if kernel else "auto")
+        run.play(links, course, command, starter)
         return run.figures(links)
     except ThinwireError as error:
         return HookRun(
@@ -122,44 +139,73 @@ class _Run:
         self.cell, self.tell = cell, tell
         self._authors = None if authors is None else str(authors)
         self.fabric: Fabric | None = None
+        self._rate = Rate(None)
         self.names = [f"rank {rank}" for rank in range(cell.ranks)]
         self.elapsed: list[float] = []
         self.curve: list[CurvePoint] = []
         self.ended: list[Ended] = []
         self.counts: list[tuple[int, int]] = []
 
-    def play(self, links: Links, limit_s: float | None, command: RankCommand) -> None:
-        """Starts the ranks, opens their gates, and collects what they report until they end or the limit is over."""
-        names = self.names
-        kinds: list[type[Event]] = [Warm, Stepped, Scored, Stopped, Ended]
+    def play(self, links: Links, course: Course, command: RankCommand, starter: Starter | None) -> None:
+        """Starts the ranks, opens their gates, and collects what they report until they end or the course does."""
+        names, served = self.names, hook(self.cell.hook).served
+        kinds: list[type[Event]] = [Warm, Stepped, Scored, Stopped, Ended, Listening]
         with ExitStack() as stack:
             gate = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             fabric = None
             if links.shaping == "kernel":
-                fabric = self.fabric = stack.enter_context(Fabric(dict.fromkeys(names, Rate(None))))
+                hosts = [*names, SERVER] if served else names
+                fabric = self.fabric = stack.enter_context(Fabric(dict.fromkeys(hosts, Rate(None))))
             host = fabric.addresses[names[0]] if fabric else "127.0.0.1"
             master = f"{host}:{PORT if fabric else free_port()}"
             # By the rendezvous ranks find the address that others reach their shards by.
             environment = {"GLOO_SOCKET_IFNAME": "eth0" if fabric else "lo", "MASTER_ADDR": host}
-            engine = stack.enter_context(LocalEngine(kinds, fabric=fabric, environment=environment))
+            engine = stack.enter_context(LocalEngine(kinds, fabric=fabric, environment=environment, starter=starter))
+            server = None
+            if served:
+                private = ("--insecure",) if fabric else ()  # nobody else has a link to these namespaces
+                serving = thinwire_command("server", "--listen", engine.listen_at(SERVER), *private)
+                engine.start(SERVER, serving, host=SERVER if fabric else None)
+                server = f"grpc://{engine.wait_for(SERVER, Listening, START_TIMEOUT_S).address}"
             for rank, name in enumerate(names):
-                role = HookRank(cell=self.cell, rank=rank, master=master, gate=str(gate), authors=self._authors)
+                role = HookRank(
+                    cell=self.cell, rank=rank, master=master, gate=str(gate), authors=self._authors, server=server
+                )
                 engine.start(name, command(role), host=name if fabric else None)
+            self._follow(engine, course, gate)
 
-            waiting = 0
-            for _, event in engine.events(silence_s=SILENCE_S):
-                self._take(event)
-                if limit_s is not None and self.elapsed and self.elapsed[-1] > limit_s and len(self.counts) < 2:
+    def _follow(self, engine: LocalEngine, course: Course, gate: Path) -> None:
+        waiting, opened, began = 0, 0, 0.0
+        heard = time.monotonic()
+        while engine.running:
+            came = engine.poll(SILENCE_S if opened != 1 or course.poll_s is None else course.poll_s)
+            now = time.monotonic()
+            if came is not None:
+                heard = now
+                self._take(came[1])
+                waiting += isinstance(came[1], (Warm, Stopped))
+            elif now - heard >= SILENCE_S:
+                raise EngineError(f"no rank has reported anything for {SILENCE_S:g} s")
+            if waiting == self.cell.ranks:
+                waiting = 0
+                if opened == 0:
+                    began = now
+                    self._make_thin(course.rate(0.0, ()))
+                self._count()
+                (gate / GATES[opened]).touch()
+                opened += 1
+            elif opened == 1:
+                wanted = course.rate(now - began, self.elapsed)
+                if wanted is None:
                     self._count()
                     return
-                waiting += isinstance(event, (Warm, Stopped))
-                if waiting == self.cell.ranks:
-                    waiting = 0
-                    if fabric is not None and isinstance(event, Warm):
-                        for name in names:
-                            fabric.set_rate(name, links.rate)
-                    self._count()
-                    (gate / ("warm" if isinstance(event, Warm) else "stopped")).touch()
+                self._make_thin(wanted)
+
+    def _make_thin(self, rate: Rate | None) -> None:
+        if self.fabric is not None and rate is not None and rate != self._rate:
+            self._rate = rate
+            for each in self.fabric.addresses:
+                self.fabric.set_rate(each, rate)
 
     def _count(self) -> None:
         if self.fabric is not None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from thinwire.bench.authors import identify
 from thinwire.bench.charts import draw_step_times
+from thinwire.bench.courses import course
 from thinwire.bench.harness import Bench, Measured, Tell, median
 from thinwire.bench.hook_cells import NOTES, Cell, hook
 from thinwire.bench.hook_runs import HookRun, last_line, measure
@@ -66,7 +67,8 @@ class HooksBench(HooksOptions, Bench[Cell, HookRun]):
         ]
 
     def thin_link(self) -> tuple[str | None, str]:
-        return next((cell.link for cell in self.cells() if cell.link), None), "kernel"
+        thin = next((cell.link for cell in self.cells() if cell.link), None)
+        return None if thin is None else str(course(thin).rate(0.0, ())), "kernel"
 
     def failed(self, figures: HookRun) -> bool:
         return figures.error is not None

@@ -70,16 +70,30 @@ class Hooked(Method):
         return "" if self._state is None else str(ddp.report(self._state))
 
 
-class LocalUpdating(Method):
-    """A design of local updates; every rank serves a share of the model."""
+class Distributed(Method):
+    """A design: every rank serves a share of the model, or a parameter server has it all.
 
-    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, design: Design, seed: int) -> None:
-        self._opt = distribute(module, optimizer, group=dist.group.WORLD, design=design, seed=seed)
+    Args:
+        module: to train.
+        optimizer: of its parameters.
+        design: how.
+        seed: of random codecs.
+        server: its address; None: the ranks share the model among themselves.
+    """
+
+    def __init__(
+        self, module: nn.Module, optimizer: torch.optim.Optimizer, design: Design, seed: int, server: str | None = None
+    ) -> None:
+        if server is None:
+            self._opt = distribute(module, optimizer, group=dist.group.WORLD, design=design, seed=seed)
+        else:
+            rank, ranks = dist.get_rank(), dist.get_world_size()
+            self._opt = distribute(module, optimizer, server=server, rank=rank, workers=ranks, design=design, seed=seed)
         super().__init__(module, self._opt)
 
     @property
     def exchange_seconds(self) -> float:
-        return self._opt.traffic()["exchange_seconds"]
+        return self._opt.traffic().get("exchange_seconds", 0.0)
 
     def finish(self) -> None:
         self._opt.flush()

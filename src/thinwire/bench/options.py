@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 STOCK = ("none", "fp16", "bf16", "powersgd-1", "powersgd-2", "powersgd-4")
 """What torch ships, and `none` for plain DDP."""
@@ -177,3 +178,34 @@ class HostileOptions:
     times: int = 10_000
     seconds: float = 10.0
     rounds: int = 1
+
+
+METHODS = (
+    *("none", "int8", "3lc[s=1.0]", "3lc[s=1.75]", "auto"),
+    *("server:fp32", "server:int8", "server:3lc[s=1.0]", "server:3lc[s=1.75]"),
+    *("local-sgd[h=4,codec=fp32]", "local-sgd[h=4,codec=int8]", "local-sgd[h=4,codec=3lc]"),
+)
+"""Of each kind the uncompressed one comes first."""
+
+PAYS_MODELS = ("mlp", "lenet5", "resnet8", "byte-transformer", "lenet", "byte-transformer-1m")
+PAYS_LINKS = ("none", "1gbit", "100mbit", "50mbit", "10mbit")
+QUICK: dict[str, Any] = {
+    "models": ("mlp", "lenet5"),
+    "links": ("none", "100mbit", "10mbit"),
+    "methods": tuple(name for name in METHODS if "int8" not in name and "1.75" not in name),
+    "seconds": 2.0,
+}
+
+
+@dataclass(kw_only=True)
+class PaysOptions:
+    """Of `PaysBench`, which says what they are."""
+
+    models: Sequence[str] = PAYS_MODELS
+    methods: Sequence[str] = METHODS
+    links: Sequence[str] = PAYS_LINKS
+    data: str = "fashion-mnist"
+    ranks: int = 4
+    seconds: float = 3.0
+    cores: int | None = None
+    seed: int = 0

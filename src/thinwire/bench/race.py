@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -102,6 +103,9 @@ class RaceBench(RaceOptions, HooksBench):
             )
         return tables
 
+    def notes(self, measured: Measured[Cell, HookRun]) -> list[str]:
+        return [*super().notes(measured), *auto_notes(standings(measured))]
+
     def _line(self, row: Standing) -> list[str]:
         """A line of the table; `>` is a lower bound, of a run that was stopped or did not reach the target."""
 
@@ -125,6 +129,23 @@ class RaceBench(RaceOptions, HooksBench):
     def chart(self, measured: Measured[Cell, HookRun]) -> Picture | None:
         curves = {cell: run.curve for cell, [run] in measured.items() if run.curve}
         return draw_race(curves) if curves else None
+
+
+def auto_notes(rows: Sequence[Standing]) -> list[str]:
+    """Returns how `auto` stands beside the best fixed setting, uncompressed included, by model and link."""
+    notes = []
+    for row in (row for row in rows if hook(row.hook).auto is not None):
+        others = [
+            other
+            for other in rows
+            if (other.model, other.link) == (row.model, row.link) and hook(other.hook).auto is None
+        ]
+        best = min(others, key=lambda other: other.median_seconds or math.inf, default=None)
+        if best is not None and best.median_seconds is not None and row.median_seconds is not None:
+            share = row.median_seconds / best.median_seconds
+            where = f"{row.model}, {row.link or 'unlimited'}"
+            notes.append(f"{where}: {row.hook} takes {share:.2f} of the best fixed setting's time, {best.hook}'s")
+    return notes
 
 
 def standings(measured: Measured[Cell, HookRun]) -> list[Standing]:

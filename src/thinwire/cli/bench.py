@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from thinwire.bench.authors import files
 from thinwire.bench.options import (
+    QUICK,
     ClockOptions,
     CodecsOptions,
     DesignsOptions,
@@ -20,6 +23,7 @@ from thinwire.bench.options import (
     HooksOptions,
     HostileOptions,
     LossRaceOptions,
+    PaysOptions,
     RaceOptions,
     ServerOptions,
     TransportsOptions,
@@ -32,6 +36,7 @@ from thinwire.cli.roles import grpc_options
 from thinwire.cli.train import with_privileges
 from thinwire.errors import ConfigError, EngineError
 from thinwire.extras import require
+from thinwire.jobs.tables import markdown as as_markdown
 
 if TYPE_CHECKING:
     from thinwire.bench import clock as clock_bench
@@ -43,6 +48,7 @@ if TYPE_CHECKING:
     from thinwire.bench import hooks as hooks_bench
     from thinwire.bench import hostile as hostile_bench
     from thinwire.bench import loss_race as loss_races
+    from thinwire.bench import pays as pays_bench
     from thinwire.bench import race as races
     from thinwire.bench import server as server_bench
     from thinwire.bench import transports as transports_bench
@@ -60,6 +66,7 @@ else:
     hooks_bench = lazy("thinwire.bench.hooks")
     hostile_bench = lazy("thinwire.bench.hostile")
     loss_races = lazy("thinwire.bench.loss_race")
+    pays_bench = lazy("thinwire.bench.pays")
     races = lazy("thinwire.bench.race")
     server_bench = lazy("thinwire.bench.server")
     transport_costs = lazy("thinwire.bench.transport_costs")
@@ -117,10 +124,26 @@ Rates = Annotated[
 ]
 TimedSteps = Annotated[int, typer.Option(min=1, help="Of text: steps on each link, which seconds per step come from.")]
 TimedSeconds = Annotated[float, typer.Option(min=0, help="Of text: end a run on a link after so many seconds.")]
+Methods = options.many(
+    r"As for `bench hooks`; server:DESIGN is a parameter server, local-sgd\[h=4] and its kin are local updates.",
+    "--hook",
+)
+LinkSeconds = Annotated[float, typer.Option(min=0.1, help="How long a method trains at each link, about.")]
+Cores = Annotated[
+    int | None, typer.Option(min=1, help="Processors that the prediction has; by default this machine's.")
+]
+Quick = Annotated[bool, typer.Option("--quick", help="Two models, three links and fewer methods, where not given.")]
+Markdown = Annotated[Path | None, typer.Option(dir_okay=False, help="Write the tables as Markdown, to this file.")]
 Margin = Annotated[float, typer.Option(min=0, help="Of text: the target is the loss of `none` plus so many nats.")]
 
 
-def measure(bench: harness.Bench[Any, Any], json: Path | None, resume: bool, png: Path | None = None) -> None:
+def measure(
+    bench: harness.Bench[Any, Any],
+    json: Path | None,
+    resume: bool,
+    png: Path | None = None,
+    markdown: Path | None = None,
+) -> None:
     """Measures a grid behind a progress bar, and shows and writes what came out, also when it is interrupted.
 
     Raises:
@@ -165,6 +188,11 @@ def measure(bench: harness.Bench[Any, Any], json: Path | None, resume: bool, png
                 console.print(f"wrote {json}")
             if png is not None and (picture := bench.chart(measured)) is not None:
                 save_picture(picture, png)
+            if markdown is not None:
+                texts = [*map(as_markdown, bench.tables(measured)), *bench.notes(measured)]
+                markdown.parent.mkdir(parents=True, exist_ok=True)
+                markdown.write_text("\n\n".join(texts) + "\n")
+                console.print(f"wrote {markdown}")
     if failed := [cell for cell, runs in measured.items() if any(map(bench.failed, runs))]:
         raise EngineError(f"{len(failed)} of {len(measured)} failed, the first of them {failed[0]}")
 
@@ -285,6 +313,30 @@ def server(given: ServerOptions, resume: Resume = False, json: options.Json = No
 def clock(given: ClockOptions, resume: Resume = False, json: options.Json = None) -> None:
     """The computed clock of runs in one process, beside processes behind links that the kernel shapes."""
     measure(clock_bench.ClockBench(**vars(given)), json, resume)
+
+
+@app.command(
+    epilog="Example: thinwire bench pays --quick --json pays.json --markdown pays.md; thinwire bench pays --hook "
+    "server:fp32 --hook 'server:3lc[s=1.0]' --links none,1gbit,100mbit,10mbit --json server.json"
+)
+@takes(PaysOptions, methods=Methods, links=Links, seconds=LinkSeconds, cores=Cores)
+def pays(
+    given: PaysOptions,
+    quick: Quick = False,
+    markdown: Markdown = None,
+    resume: Resume = False,
+    json: options.Json = None,
+) -> None:
+    """Does compression pay? Measured steps of every method on every link, beside what the planner predicts.
+
+    By DDP's hook, at a parameter server and with local updates, each against uncompressed training of its kind. Ctrl-C
+    keeps what has been measured.
+    """
+    if quick:
+        usual = vars(PaysOptions())
+        given = replace(given, **{name: value for name, value in QUICK.items() if vars(given)[name] == usual[name]})
+    with closing(pays_bench.PaysBench(**vars(given))) as bench:
+        measure(bench, json, resume, markdown=markdown)
 
 
 @app.command(

@@ -101,6 +101,8 @@ COMMANDS: list[tuple[typer.Typer, str, dict[str, str]]] = [
             "race": "Race DDP hooks to a test accuracy, or language models to a held-out loss.",
             "server": "CPU seconds of the server's process per step, with ready-made gradients in place of workers.",
             "clock": "The computed clock of runs in one process, beside processes behind links that the kernel shapes.",
+            "pays": "Does compression pay? Measured steps of every method on every link, beside what the planner "
+            "predicts.",
             "designs": "Train every model with every design for a few steps: finished, loss finite, replicas equal?",
             "doors": "Run a script of each framework: are replicas equal, do residuals survive, how many lines change?",
             "hostile": "Attack a server: its memory and threads, and how long an honest worker waits.",

@@ -67,7 +67,8 @@ def plan(
         cores=cores,
         compute=compute,
     )
-    measured = workload.profile_workload(model, data, batch=batch, seed=seed, steps=steps)
+    threads = None if cores is None else 1  # processes that share processors have one thread each
+    measured = workload.profile_workload(model, data, batch=batch, seed=seed, steps=steps, threads=threads)
     made = planning.Plan(measured, split_names(designs), setting)
     said = verdict.verdict(made)
     console.print(f"measured: a step of {model} computes {1e3 * measured.step_s:.3g} ms here; all else is predicted")

@@ -18,6 +18,9 @@ from dataclasses import dataclass
 
 from thinwire.errors import ConfigError
 
+SHARED_USE = 0.9
+"""Of processors that all processes share, what lockstep leaves in use: the median of seven runs without a limit on the
+link, four ranks on two cores (docs/benchmarks.md, DDP hooks), 0.85 to 0.96."""
 STEPS = 8
 """Steps that are followed: a pipeline is filled after two or three, and the last one's length is the answer."""
 
@@ -85,6 +88,8 @@ class Cluster:
         chunk_nbytes: a worker's gradients leave when so many bytes are ready for a server; 0: layer by layer.
         message_s: of a server's processor for a message that comes or leaves, in seconds; not counted in the
             collective mode.
+        worker_message_s: of a processor for a message that comes to a worker or leaves it, in either mode. It is
+            counted where cores are shared; else a worker's own threads do it beside what it computes.
 
     Raises:
         ConfigError: a number below 1, or a chunk or seconds below 0.
@@ -99,14 +104,29 @@ class Cluster:
     collective: bool = False
     chunk_nbytes: float = 0.0
     message_s: float = 0.0
+    worker_message_s: float = 0.0
 
     def __post_init__(self) -> None:
         if self.collective and self.shards != 1:
             raise ConfigError(f"{self.shards} shards in the collective mode, which has no servers; leave it at 1")
-        if not min(self.chunk_nbytes, self.message_s) >= 0:
-            raise ConfigError(f"chunks of {self.chunk_nbytes} bytes, {self.message_s} s a message; both are 0 or more")
+        if not min(self.chunk_nbytes, self.message_s, self.worker_message_s) >= 0:
+            raise ConfigError(
+                f"chunks of {self.chunk_nbytes} bytes, {self.message_s} and {self.worker_message_s} s a message; all "
+                "are 0 or more"
+            )
         if min(self.workers, self.shards, self.cores or 1) < 1:
             raise ConfigError(f"{self.workers} workers, {self.shards} shards and {self.cores} cores; all are 1 or more")
+
+    @property
+    def exchange_s(self) -> float:
+        """What an exchange's messages take of a worker's processor, in seconds."""
+        # Among equals: one to and one from every other rank, and the same for what they have added up.
+        return self.worker_message_s * (4 * (self.workers - 1) if self.collective else 2)
+
+    @property
+    def served_s(self) -> float:
+        """What an exchange's messages take of a server's processor for each worker, in seconds."""
+        return 0.0 if self.collective else 2 * self.message_s
 
 
 def step_s(layers: Sequence[Layer], cluster: Cluster) -> float:
@@ -135,16 +155,18 @@ def step_s(layers: Sequence[Layer], cluster: Cluster) -> float:
         raise ConfigError(f"a layer lies on shard {highest}, and there are {cluster.shards}: shards count from 0")
     timeline = _Timeline(layers, cluster)
     ends = [timeline.step() for _ in range(STEPS)]
-    return max(ends[-1] - ends[-2], _busy_s(layers, cluster))
+    return max(ends[-1] - ends[-2], _busy_s(layers, cluster, timeline.exchanges / STEPS))
 
 
-def _busy_s(layers: Sequence[Layer], cluster: Cluster) -> float:
+def _busy_s(layers: Sequence[Layer], cluster: Cluster, exchanges: float) -> float:
     """What all processes compute in a step, over the cores that they share: no step is shorter."""
     if cluster.cores is None:
         return 0.0
     at_workers = sum(layer.forward_s + layer.backward_s + layer.encode_s + layer.decode_s for layer in layers)
+    at_workers += exchanges * cluster.exchange_s
     at_servers = sum(cluster.workers * layer.server_push_s + layer.server_update_s for layer in layers)
-    return (cluster.workers * at_workers + at_servers) / cluster.cores
+    at_servers += cluster.workers * exchanges * cluster.served_s
+    return (cluster.workers * at_workers + at_servers) / cluster.cores / SHARED_USE
 
 
 class _Timeline:
@@ -161,6 +183,7 @@ class _Timeline:
         self._updated = [0.0] * len(layers)
         self._ahead = self._spread = 0.0  # the first worker, of the last: in this step, and by the pulls so far
         self._ready: list[list[int]] = [[] for _ in range(cluster.shards)]
+        self.exchanges = 0
 
     def step(self) -> float:
         """Follows one step; returns when its backward pass is over."""
@@ -196,14 +219,16 @@ class _Timeline:
         if not ready:
             return
         layers = [self._layers[index] for index in ready]
-        both_messages_s = 0.0 if self._cluster.collective else 2 * self._cluster.message_s
+        self.exchanges += 1
+        if self._cluster.cores is not None:
+            self._worker += self._stretch * self._cluster.exchange_s
         chunk = Layer(
             name=layers[0].name,
             forward_s=0.0,
             backward_s=0.0,
             push_nbytes=sum(layer.push_nbytes for layer in layers),
             pull_nbytes=sum(layer.pull_nbytes for layer in layers),
-            server_push_s=sum(layer.server_push_s for layer in layers) + both_messages_s,
+            server_push_s=sum(layer.server_push_s for layer in layers) + self._cluster.served_s,
             server_update_s=sum(layer.server_update_s for layer in layers),
             shard=shard,
         )
@@ -217,10 +242,10 @@ class _Timeline:
         begins = max(self._worker, self._up, self._down)
         pushed = begins + (1 - share) * layer.push_nbytes / link.bytes_per_s
         # Its own share of every other worker's gradient comes in meanwhile, and is added as it comes.
-        added = max(pushed + link.latency_s, self._processor[0]) + (1 - share) * layer.server_push_s
+        added = max(pushed + 2 * link.latency_s, self._processor[0]) + (1 - share) * layer.server_push_s
         self._processor[0] = added + share * layer.server_update_s
         self._up = self._down = self._processor[0] + (1 - share) * layer.pull_nbytes / link.bytes_per_s
-        return self._up + link.latency_s
+        return self._up + 2 * link.latency_s
 
     def _exchange(self, layer: Layer) -> float:
         """Sends gradients of all workers, updates, and sends the update to all; returns when they have it."""

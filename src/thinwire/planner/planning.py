@@ -31,6 +31,12 @@ MATTERS = 1.05
 WORTH = 1.02
 """A design is called faster where it is by this factor: below it, noise of the measurement decides."""
 WORKERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+TRANSPORT = TransportCosts()
+PEER_MESSAGE_S = 350e-6
+"""Of a rank's processor for a message to or from another: plain DDP of four ranks, 12 messages in a rank's step, adds
+4.5 to 7 ms to its CPU time without a limit on the link (docs/benchmarks.md, machine A)."""
+GATHERED_NBYTES = 4e6
+"""Of gradients that ranks exchange together, as `ddp.compress` has it unless told otherwise."""
 DRAWN_BPS, POINTS = (1e6, 1e11), 61
 """Rates that `by_link` has: twelve a decade."""
 SLOWEST_BPS, FASTEST_BPS = 1e5, 1e12
@@ -127,7 +133,7 @@ class Plan:
         profile: of the model.
         designs: to compare; uncompressed training is always among them, first.
         setting: the cluster that is asked about.
-        message_s: of a server's processor for a message.
+        transport: what a message costs between a worker and a server.
 
     Raises:
         ConfigError: an unknown design, or one that no plan can be made of.
@@ -139,9 +145,9 @@ class Plan:
         designs: Sequence[str | Design],
         setting: Setting,
         *,
-        message_s: float = TransportCosts().server_message_s,
+        transport: TransportCosts = TRANSPORT,
     ) -> None:
-        self.profile, self.setting, self._message_s = profile, setting, message_s
+        self.profile, self.setting, self._transport = profile, setting, transport
         given = [each if isinstance(each, Design) else design(each) for each in (UNCOMPRESSED, *designs)]
         self.designs = {each.name: each for each in given}
         for each in self.designs.values():
@@ -161,6 +167,7 @@ class Plan:
             bps: bits a second of every link; infinity is no limit.
         """
         made, setting, collective = self.designs[name], self.setting, self.setting.mode == "collective"
+        layers = self._layers(name)
         payload = TCP_PAYLOAD_NBYTES / (TCP_PAYLOAD_NBYTES + TCP_HEADERS_NBYTES)
         link = Link(bytes_per_s=bps / 8 * payload, latency_s=setting.latency_ms / 2e3)
         cluster = Cluster(
@@ -171,10 +178,10 @@ class Plan:
             cores=setting.cores,
             overlap=made.transmission == "wait-free" and made.local is None,
             collective=collective,
-            chunk_nbytes=CHUNK_NBYTES,
-            message_s=self._message_s,
+            chunk_nbytes=self._gathered_nbytes(layers) if collective else CHUNK_NBYTES,
+            message_s=self._transport.server_message_s,
+            worker_message_s=PEER_MESSAGE_S if collective else self._transport.worker_message_s,
         )
-        layers = self._layers(name)
         alone = sum(layer.forward_s + layer.backward_s for layer in layers)
         if setting.cores is not None:
             alone *= max(1.0, workers / setting.cores)
@@ -234,6 +241,11 @@ class Plan:
         if name == UNCOMPRESSED or not pays(SLOWEST_BPS):
             return None
         return math.inf if pays(math.inf) else _threshold(lambda bps: not pays(bps))
+
+    def _gathered_nbytes(self, layers: Sequence[Layer]) -> float:
+        """Encoded bytes of as many gradients as ranks exchange at once."""
+        whole = sum(4 * math.prod(each.shape) for each in self.profile.tensors)
+        return GATHERED_NBYTES * sum(layer.push_nbytes for layer in layers) / whole
 
     def _layers(self, name: str) -> list[Layer]:
         tensors, costs, setting = self.profile.tensors, self.costs[name], self.setting

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
 from torch import nn
 
 from thinwire.planner.profile import STEPS, Profile, profile
@@ -9,10 +13,12 @@ from thinwire.workloads.batches import Batches
 from thinwire.workloads.data import data as find_data
 from thinwire.workloads.losses import training_loss
 from thinwire.workloads.models import model as build_model
-from thinwire.workloads.recipes import build_optimizer, recipe
+from thinwire.workloads.recipes import build_optimizer, clip_gradients, recipe
 
 
-def profile_workload(model: str, data: str, *, batch: int | None = None, seed: int = 0, steps: int = STEPS) -> Profile:
+def profile_workload(
+    model: str, data: str, *, batch: int | None = None, seed: int = 0, steps: int = STEPS, threads: int | None = None
+) -> Profile:
     """Measures some steps of a worker.
 
     Args:
@@ -21,12 +27,14 @@ def profile_workload(model: str, data: str, *, batch: int | None = None, seed: i
         batch: examples per step; None: the recipe's.
         seed: of weights and batches.
         steps: that are measured.
+        threads: of torch's arithmetic; None: as many as it takes by itself.
 
     Raises:
         ConfigError: unknown names.
         DataError: the data set is not here.
     """
-    dataset, how = find_data(data), recipe(model, data)
+    how = recipe(model, data)
+    dataset = find_data(data, context=how.context)
     network = build_model(model, num_classes=dataset.num_classes, in_shape=dataset.in_shape, seed=seed)
     optimizer = build_optimizer(network, how)
     batches = Batches(dataset, rank=0, workers=1, batch=batch or how.batch, seed=seed, augment=how.augment)
@@ -35,6 +43,19 @@ def profile_workload(model: str, data: str, *, batch: int | None = None, seed: i
         inputs, targets = next(batches)
         optimizer.zero_grad()
         training_loss(network, how, network(inputs), targets).backward()  # type: ignore[no-untyped-call]
+        clip_gradients(network, how)
         optimizer.step()
 
-    return profile(network, step, steps=steps)
+    with torch_threads(threads):
+        return profile(network, step, steps=steps)
+
+
+@contextmanager
+def torch_threads(count: int | None) -> Iterator[None]:
+    """Within it, torch's arithmetic has so many threads; None leaves them as they are."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,206 @@
+"""Does it pay? Measured step times of every way to train beside the planner's predictions, on links of many rates.
+
+One run sweeps a method over all links: its processes start once, warm up without a limit, and train on while the links
+change. What is measured at a link is the median step; speed-ups are over uncompressed training of the same kind, by
+DDP, at a parameter server, or with local updates. The planner sees the same model, batch and machine, and nothing of
+the runs: its profile is measured before them, one thread at work as in each rank.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, ClassVar
+
+from thinwire.bench.courses import Sweep
+from thinwire.bench.harness import Bench, Measured, Tell
+from thinwire.bench.hook_cells import BATCHES, Cell, Hook, hook
+from thinwire.bench.hook_runs import last_line, measure
+from thinwire.bench.options import PaysOptions
+from thinwire.bench.pay_rows import AtLink, Method, Paid, compare, milliseconds, pays_table, prediction_tables, summary
+from thinwire.bench.transport_costs import measure_costs
+from thinwire.engines.engine import ENVIRONMENT
+from thinwire.engines.links import parse_rate
+from thinwire.engines.starters import Forks
+from thinwire.errors import ConfigError
+from thinwire.jobs.tables import Table
+from thinwire.jobs.virtual_time import TransportCosts
+from thinwire.planner.planning import UNCOMPRESSED, Plan, Setting
+from thinwire.planner.profile import Profile
+from thinwire.planner.workload import profile_workload, torch_threads
+from thinwire.policies.designs import Design, design
+from thinwire.workloads.models import TEXT_MODELS
+from thinwire.workloads.recipes import recipe
+
+LIBRARIES = (
+    *("thinwire.cli.main", "thinwire.cli.bench", "thinwire.cli.roles", "thinwire.runtime.serving"),
+    *("thinwire.transports.grpc.server", "torch._dynamo"),
+    # All roles of benchmarks, which their command looks through.
+    *(f"thinwire.bench.{name}" for name in ("transports", "server", "hook_rank", "fsdp_cells", "hostile")),
+)
+"""What ranks and servers import, once for all of them."""
+
+TEXT = "python-text"
+STEPS = 5000
+"""More than any sweep takes."""
+
+
+@dataclass(kw_only=True)
+class PaysBench(PaysOptions, Bench[Method, Paid]):
+    """Models × methods, each swept over the links.
+
+    Args:
+        models: to train.
+        methods: names that `hook` knows; of each kind an uncompressed one, which the others are held against.
+        links: rates of every process's link, from fast to slow.
+        data: of models that see images.
+        ranks: how many train.
+        seconds: that a method trains at each link, and at least two exchanges.
+        cores: processors that all share; None: as many as this machine has.
+        seed: of weights and batches.
+
+    Raises:
+        ConfigError: a method or a link that cannot be, or nothing to measure.
+    """
+
+    _forks: Forks | None = field(default=None, init=False, repr=False)
+    _closing: ExitStack = field(default_factory=ExitStack, init=False, repr=False)
+    _plans: dict[str, dict[str, Plan]] = field(default_factory=dict, init=False, repr=False)
+
+    kinds = (Paid,)
+    left: ClassVar[int] = 3
+
+    def __post_init__(self) -> None:
+        if not self.cells() or not self.links or not self.seconds > 0:
+            raise ConfigError("nothing to measure: name at least one model, one method and one link, and some seconds")
+        for name in self.methods:
+            _planned(name)
+
+    def cells(self) -> list[Method]:
+        links = ",".join(str(parse_rate(link)) for link in self.links)
+        return [
+            Method(
+                model=model,
+                method=name,
+                data=TEXT if model in TEXT_MODELS else self.data,
+                links=links,
+                ranks=self.ranks,
+                seconds=self.seconds,
+                seed=self.seed,
+            )
+            for model in self.models
+            for name in self.methods
+        ]
+
+    def thin_link(self) -> tuple[str | None, str]:
+        return next((link for link in self.links if parse_rate(link).bps is not None), None), "kernel"
+
+    def failed(self, figures: Paid) -> bool:
+        return figures.error is not None
+
+    @cached_property
+    def transport(self) -> TransportCosts:
+        """What a message to or from a server costs on this machine, measured once."""
+        return measure_costs()
+
+    # ---- one sweep
+
+    def measure(self, cell: Method, before: Measured[Method, Paid], tell: Tell) -> Paid:
+        tell("profile")
+        plan = self._plan(cell)
+        rates = [parse_rate(link) for link in cell.rates]
+        sweep = Sweep(rates, cell.seconds, period=hook(cell.method).period)
+        run = measure(
+            Cell(
+                hook=cell.method,
+                model=cell.model,
+                data=cell.data,
+                ranks=cell.ranks,
+                steps=STEPS,
+                seed=cell.seed,
+                eval_examples=1,
+            ),
+            tell=lambda text: tell(f"{cell.rates[min(len(sweep.step_s), len(rates) - 1)]}: {text}"),
+            course=sweep,
+            starter=self._starter(),
+        )
+        at = [
+            AtLink(link=link, measured_s=seconds, predicted_s=_predicted_s(plan, cell, rate.bps or math.inf))
+            for link, rate, seconds in zip(cell.rates, rates, sweep.step_s, strict=False)
+        ]
+        missing = f"only {len(at)} of {len(rates)} links within {STEPS} steps" if len(at) < len(rates) else None
+        return Paid(at=at, alone_s=plan.profile.step_s, error=run.error or missing)
+
+    def close(self) -> None:
+        self._closing.close()
+
+    def _starter(self) -> Forks:
+        if self._forks is None:
+            self._forks = self._closing.enter_context(Forks(LIBRARIES, ENVIRONMENT))
+        return self._forks
+
+    def _plan(self, cell: Method) -> Plan:
+        """The plan of a model in one mode; no rank is running while it is measured."""
+        if cell.model not in self._plans:
+            profile = _profile(cell)
+            made = {}
+            for mode in ("server", "collective"):
+                names = [name for name in self.methods if (mode == "server") == hook(name).served]
+                planned = [each for each in map(_planned, names) if each is not None]
+                setting = Setting(
+                    workers=cell.ranks,
+                    mode=mode,
+                    cores=self.cores or os.cpu_count(),
+                )
+                made[mode] = Plan(profile, planned, setting, transport=self.transport)
+                with torch_threads(1):
+                    made[mode].costs  # noqa: B018  # measured now, while nothing else runs
+            self._plans = {cell.model: made}
+        return self._plans[cell.model]["server" if cell.kind == "server" else "collective"]
+
+    # ---- what is said
+
+    def line(self, cell: Method, figures: Paid) -> str:
+        if figures.error is not None:
+            return f"{cell}: failed: {last_line(figures.error)}"
+        steps = ", ".join(f"{each.link} {milliseconds(each.measured_s)} ({each.error:+.0%})" for each in figures.at)
+        return f"{cell}, ms a step and the prediction's error: {steps}"
+
+    def tables(self, measured: Measured[Method, Paid]) -> list[Table]:
+        return [pays_table(measured, self.ranks), *prediction_tables(measured)]
+
+    def sections(self, measured: Measured[Method, Paid]) -> dict[str, Any]:
+        return {**super().sections(measured), "pays": compare(measured), "predictions": summary(measured)}
+
+    def notes(self, measured: Measured[Method, Paid]) -> list[str]:
+        return [sentence for sentence in summary(measured).values() if sentence]
+
+
+def _planned(name: str) -> Design | None:
+    """Returns the design that the planner takes for a hook; None for `auto`, which takes any."""
+    named: Hook = hook(name)
+    if named.auto is not None:
+        return None
+    if named.design is not None:
+        return named.design
+    if named.id == "none":
+        return design(UNCOMPRESSED)
+    if named.codec is None:
+        raise ConfigError(f"method {name!r}: the planner knows designs and our codecs, and none of torch's hooks")
+    return replace(design("3lc"), name=name, up=named.codec, down=named.codec)
+
+
+def _profile(cell: Method) -> Profile:
+    batch = BATCHES.get(cell.model, recipe(cell.model, cell.data).batch)
+    return profile_workload(cell.model, cell.data, batch=batch, seed=cell.seed, threads=1)
+
+
+def _predicted_s(plan: Plan, cell: Method, bps: float) -> float:
+    made = _planned(cell.method)
+    if made is not None:
+        return plan.step_s(made.name, cell.ranks, bps)
+    steps = [plan.step_s(name, cell.ranks, bps) for name, each in plan.designs.items() if each.local is None]
+    return min(steps)
