@@ -47,6 +47,8 @@ def run_settings(rank: int) -> dict[str, Any]:
         force(state, 5)
         train(model, rank, 3, first=26, optimizer=torch.optim.SGD(model.parameters(), lr=0.05))
         ends.append(weights(model.module))
+    together = ddp.AllRanks(state).state_dict()
+    kinds = {rank: sorted(kept) for rank, kept in together["ranks"].items()}
     report = str(ddp.report(state))
     plain, alike = DistributedDataParallel(mlp()), DistributedDataParallel(mlp())
     force(ddp.compress(alike, "auto", measure_link=False), 0)
@@ -57,6 +59,7 @@ def run_settings(rank: int) -> dict[str, Any]:
         "names": names,
         "told": told,
         "said": said,
+        "kinds": kinds,
         "ends": ends,
         "report": report,
         "uncompressed": [weights(plain.module), weights(alike.module)],
@@ -88,11 +91,12 @@ def equal(one: Weights, other: Weights) -> bool:
 
 
 def test_every_setting_trains_all_ranks_alike_and_an_uncompressed_step_leaves_nothing_waiting() -> None:
-    first, *others = run_ranks(2, run_settings)
+    first, *others = run_ranks(2, run_settings, timeout_s=180.0)  # kernels of all settings may have to compile
     assert isinstance(first, dict), first
     assert [wait == 0 for wait in first["waits"]] == [name == "uncompressed" for name in first["names"]]
     assert first["names"][:3] == ["uncompressed", "3lc[s=1]", "uncompressed"] and len(set(first["names"])) == 6
     assert "bit for bit" in first["said"]
+    assert first["kinds"] == {rank: ["encodes", "lags", "residuals"] for rank in "01"}
     assert "  auto             3lc[s=1.25,zstd] since step 26, " in first["report"]
     for other in others:
         assert first["names"] == other["names"]

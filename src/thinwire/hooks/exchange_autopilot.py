@@ -24,7 +24,7 @@ from thinwire.policies.autopilot.levels import Level, residual_codec
 from thinwire.policies.autopilot.notes import NOTE_NBYTES, StepNote, pack_note, unpack_note
 from thinwire.policies.autopilot.pilot import Pilot, Target
 from thinwire.runtime.collective import CollectiveDriver
-from thinwire.runtime.peers import Gathering, measure_link
+from thinwire.runtime.peers import Gathering, gather, measure_link
 
 PROBE_ENOUGH_S = 0.01
 """A message that takes so long tells the link's rate from its delay well enough."""
@@ -54,11 +54,13 @@ class ExchangeAutopilot:
         driver: of the same exchange.
         lag_limit, target: of the controller.
         start_step: steps before it are uncompressed.
+        blocking: whether the backward pass waits for every uncompressed reduction.
 
     Attributes:
         pilot: the controller.
         level: index of the setting of the step under way.
         changed_at: the step since which it is in use.
+        unflushed: whether NaN or Inf came of the step that was to take what waits in residuals: it waits again.
     """
 
     def __init__(
@@ -70,8 +72,10 @@ class ExchangeAutopilot:
         lag_limit: float,
         target: Target,
         start_step: int = 0,
+        blocking: bool = False,
     ) -> None:
         self._core, self._driver = core, driver
+        self._blocking = blocking
         base = residual_codec(levels)
         self._contexts = [context for context in core.residuals.contexts.values() if context.codec == base]
         self._start_step = start_step
@@ -84,7 +88,7 @@ class ExchangeAutopilot:
         # What waits in residuals goes into the next uncompressed step.
         self._waiting = False
         self._flushing = False
-        self._finite = True
+        self.unflushed = False
         self._first_ready = self._last_ready = self._reduced_at = self._busy_s = 0.0
         self._before: dict[str, float] = {}
 
@@ -117,18 +121,23 @@ class ExchangeAutopilot:
         if self._arrived:
             notes, self._arrived = self._arrived, []
             self.pilot.take(notes, self._told_level)
-        note = self._note(now, gradient) if self._first_ready else None
         uncompressed = step < self._start_step
         if self.pilot.wants_probe and not uncompressed:
             self.pilot.take_link(self._probe())
-            now = time.perf_counter()
-        self._tell(note)
-        self._set(0 if uncompressed else self.pilot.memory.level, step)
-        if note is not None:
-            self._send(note)
-        self._first_ready = now
+        level = 0 if uncompressed else self.pilot.memory.level
+        self._since_note += 1
+        travels = self.pilot.levels[level].codec is not None  # a note then costs nothing
+        note = None
+        if self._first_ready and (travels or self._since_note >= self.pilot.note_every):
+            note = self._note(now, gradient)
+            self._told_level, self._since_note = self.level, 0
+        self._set(level, step)
+        self._send(note)
+        self._first_ready = time.perf_counter()
         self._busy_s = self._reduced_at = 0.0
-        self._before = self._driver.counters()
+        if travels:
+            self._waiting = True
+            self._before = self._driver.counters()
 
     def bucket_ready(self, *, last: bool) -> None:
         """Notes when gradients were ready."""
@@ -147,6 +156,11 @@ class ExchangeAutopilot:
         self._driver.flush(bucket, buffer)
 
     @property
+    def flushing(self) -> bool:
+        """Whether the step under way has taken what waited in residuals."""
+        return self._flushing
+
+    @property
     def waiting(self) -> bool:
         """Whether something waits in residuals for an uncompressed step."""
         return self._waiting
@@ -154,18 +168,21 @@ class ExchangeAutopilot:
     def reduced(self, begun: float, averaged: torch.Tensor) -> None:
         """Takes an all-reduce that began at `begun` and has just ended."""
         now = time.perf_counter()
-        self._busy_s += max(0.0, now - max(begun, self._reduced_at))
+        if not averaged.is_cuda:  # else this is when the work was queued
+            self._busy_s += max(0.0, now - max(begun, self._reduced_at))
         self._reduced_at = now
         if self._flushing and self._core.skip:
-            self._finite = self._finite and bool(averaged.isfinite().all())
+            self.unflushed = self.unflushed or not bool(averaged.isfinite().all())
 
     def settle(self) -> None:
         """Ends what the last step has left under way; between two steps."""
         if self._flushing:
-            if not self._finite:  # all ranks skip the step: what was flushed must not go with it
+            if self._core.skip and not self._core.pulls:  # after a reduce-scatter every rank sees another part
+                self.unflushed = b"\1" in gather(self._driver.peers, bytes([self.unflushed]))
+            if self.unflushed:  # all ranks skip the step: what was flushed must not go with it
                 self._core.residuals.restore()
-            self._waiting = not self._finite
-            self._flushing, self._finite = False, True
+            self._waiting = self.unflushed
+            self._flushing = self.unflushed = False
         if self._gathering is not None:
             gathering, self._gathering = self._gathering, None
             self._arrived = [unpack_note(data) for data in gathering.wait()]
@@ -206,15 +223,18 @@ class ExchangeAutopilot:
 
     def _note(self, now: float, gradient: torch.Tensor) -> StepNote:
         """Returns the note of the step that has ended."""
-        after = self._driver.counters()
-        spent = {name: after[name] - self._before.get(name, 0) for name in after}
         compressed = self.compressed
+        after = self._driver.counters() if compressed else {}
+        spent = {name: after[name] - self._before.get(name, 0) for name in after}
         bounds = [context.lag_bound.lag for context in self._contexts if context.lag_bound is not None]
-        ended = self._driver.completed if compressed else self._reduced_at
+        exposed_s = max(0.0, (self._driver.completed if compressed else self._reduced_at) - self._last_ready)
+        overlap_s = self._last_ready - self._first_ready
+        if self._blocking and not compressed:  # the backward pass stood still meanwhile
+            exposed_s, overlap_s = self._busy_s, 0.0
         return StepNote(
             step_s=now - self._first_ready,
-            exposed_s=max(0.0, ended - self._last_ready),
-            overlap_s=self._last_ready - self._first_ready,
+            exposed_s=exposed_s,
+            overlap_s=overlap_s,
             link_s=spent.get("wait_seconds", 0.0) if compressed else self._busy_s,
             codec_s=sum(spent.get(name, 0.0) for name in ("encode_seconds", "decode_seconds", "copy_seconds")),
             sent_nbytes=spent.get("wire_bytes", 0.0),
@@ -226,7 +246,9 @@ class ExchangeAutopilot:
         """Measures the link. Busy processors make it look slower, never faster: what is slow is measured again."""
         best = 0.0
         for _ in range(TRIES):
-            best = max(best, measure_link(self._driver.peers, enough_s=PROBE_ENOUGH_S))
+            known = self.pilot.memory.link_bps
+            least = int(known / 8 * PROBE_ENOUGH_S / 4)
+            best = max(best, measure_link(self._driver.peers, enough_s=PROBE_ENOUGH_S, least_nbytes=least))
             if best > self.pilot.memory.link_bps or not self.pilot.surprising(best):
                 break
         return best
@@ -248,23 +270,16 @@ class ExchangeAutopilot:
                 context.lag_bound.ask(setting.sparsity if setting.codec.id == "3lc" else BEGIN)
         self._core.recode(self._contexts, setting.codec)
 
-    def _tell(self, note: StepNote | None) -> None:
-        """Remembers at which setting the step was that a note is of."""
-        if note is not None:
-            self._told_level = self.level
-
-    def _send(self, note: StepNote) -> None:
-        """Sends a note: with the step's gradients where they are compressed, else by itself when one is due."""
-        data = pack_note(note)
-        self._core.note = data if self.compressed else b""
-        self._waiting = self._waiting or self.compressed
-        if self.compressed:
+    def _send(self, note: StepNote | None) -> None:
+        """Sends a note: with the step's gradients where they are compressed, else by itself."""
+        self._core.note = b""
+        if note is None:
             return
-        self._since_note += 1
-        if self._since_note >= self.pilot.note_every:
-            self._since_note = 0
+        if self.compressed:
+            self._core.note = pack_note(note)
+        else:
             peers = self._driver.peers
-            self._gathering = Gathering(peers, data, [NOTE_NBYTES] * peers.size)
+            self._gathering = Gathering(peers, pack_note(note), [NOTE_NBYTES] * peers.size)
 
 
 def workload(core: Collective, base: Codec) -> Workload:

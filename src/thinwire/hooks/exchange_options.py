@@ -41,12 +41,20 @@ class Automatic:
         """What all ranks must have in common, as JSON values."""
         return [self.lag_limit, self.target, [level.name for level in self.levels]]
 
-    def start(self, core: Collective, driver: CollectiveDriver, start_step: int) -> ExchangeAutopilot | None:
+    def start(
+        self, core: Collective, driver: CollectiveDriver, start_step: int, *, blocking: bool = False
+    ) -> ExchangeAutopilot | None:
         """Returns the controller; None where a rank is alone and has nobody to send to."""
         if core.residuals.world == 1:
             return None
         return ExchangeAutopilot(
-            self.levels, core, driver, lag_limit=self.lag_limit, target=self.target, start_step=start_step
+            self.levels,
+            core,
+            driver,
+            lag_limit=self.lag_limit,
+            target=self.target,
+            start_step=start_step,
+            blocking=blocking,
         )
 
 

@@ -126,7 +126,7 @@ def agree(group: PeerGroup, settings: Mapping[str, Any]) -> None:
                 raise ProtocolError(f"{told}; every rank must call compress with the same model and arguments")
 
 
-def measure_link(group: PeerGroup, *, enough_s: float = _PROBE_ENOUGH_S) -> float:
+def measure_link(group: PeerGroup, *, enough_s: float = _PROBE_ENOUGH_S, least_nbytes: int = 0) -> float:
     """Returns bits per second on the slowest way from a rank to the next, all ranks sending at once.
 
     Takes some 0.1 s: messages grow until one takes long enough to be told from the delay.
@@ -134,10 +134,12 @@ def measure_link(group: PeerGroup, *, enough_s: float = _PROBE_ENOUGH_S) -> floa
     Args:
         group: all ranks call it.
         enough_s: how long that is, in seconds.
+        least_nbytes: smaller messages are left out, but for the largest of them; the same on all ranks.
     """
     rate = 0.0
     before, after = (group.rank - 1) % group.size, (group.rank + 1) % group.size
-    for nbytes in _PROBE_NBYTES if group.size > 1 else ():
+    sizes = [nbytes for nbytes in _PROBE_NBYTES if 4 * nbytes > least_nbytes] or _PROBE_NBYTES[-1:]
+    for nbytes in sizes if group.size > 1 else ():
         data = bytearray(nbytes)
         coming = group.receive(before, ReceiveBuffer(nbytes), _PROBE_TAG)
         gather(group, b"")  # all begin together

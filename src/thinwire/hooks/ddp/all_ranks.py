@@ -47,7 +47,7 @@ class AllRanks:
             part: dict[str, dict[str, Any]] = {"residuals": {}, "encodes": {}}
             for key, tensor in load(data).items():
                 kind, _, name = key.partition("/")
-                part[kind][name] = tensor
+                part.setdefault(kind, {})[name] = tensor
             states.append({**own, "ranks": {str(rank): part}})
         return merge(states) if states else own
 

@@ -7,6 +7,7 @@ of its gradient, coded, and averages its own: the push pass alone.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -22,15 +23,16 @@ from thinwire.collective.core import Bucket, Collective
 from thinwire.collective.cut import shards_of
 from thinwire.collective.residuals import Residuals, TrainedTensor
 from thinwire.errors import ConfigError
+from thinwire.hooks.exchange_options import automatic_levels
 from thinwire.hooks.fsdp.gathering import CodedAllGather
 from thinwire.hooks.fsdp.parameter_groups import ParameterGroup, ReduceScatter, in_order, parameter_groups
 from thinwire.hooks.fsdp.state import Ready, ShardedState
 from thinwire.hooks.guards import StepGuard
-from thinwire.hooks.ranks import check_floating, check_options, choose, described, meet, timeout_of
+from thinwire.hooks.ranks import check_floating, check_options, choose, described, measured, meet, timeout_of
+from thinwire.policies.autopilot.pilot import Target
 from thinwire.policies.compression import MIN_NUMEL, PLAIN, Choice, Compression, as_codec
 from thinwire.runtime.collective import CollectiveDriver
 from thinwire.runtime.peers import agree
-from thinwire.runtime.peers import measure_link as measure_bps
 from thinwire.security.credentials import Credentials
 
 GATHER_MB = 4.0
@@ -55,6 +57,8 @@ def compress(
     gather_mb: float = GATHER_MB,
     measure_link: bool = True,
     credentials: Credentials | None = None,
+    lag_limit: float | None = None,
+    target: Target | None = None,
     **options: Any,
 ) -> ShardedState:
     """Compresses the gradients that an FSDP2 model exchanges, with error feedback.
@@ -65,7 +69,8 @@ def compress(
 
     Args:
         model: with `fully_shard` applied, all with one mesh.
-        codec: of every rank's gradient; an id with `**options`, or a codec.
+        codec: of every rank's gradient; an id with `**options`, or a codec. With `"auto"` a controller measures the
+            link and the training, and decides for every step: uncompressed, bf16, int8, or 3LC with some s.
         codec_down: of the averages; by default the same. Without replicas there is no such way.
         gather: of the parameters that are gathered for a forward pass, such as `"int8"`; None leaves them to FSDP. All
             ranks then compute with the decoded values, and the owners keep the exact ones. Without replicas alone.
@@ -83,6 +88,8 @@ def compress(
         gather_mb: parameter groups travel together until their gradients have so many megabytes.
         measure_link: sends a few messages at the start (some 0.1 s) so that the report can say whether it pays.
         credentials: with a token file, what the ranks exchange is sealed with its first token without a rank.
+        lag_limit: of `"auto"`: the most steps that may wait in a residual; by default 5.
+        target: of `"auto"`: what is to be least, the `"time"` of a step (the default) or `"bytes"`.
         **options: of the codec, such as `sparsity=1.75`.
 
     Returns:
@@ -116,9 +123,18 @@ def compress(
     cuts = {name: parameter.cut for name, parameter in parameters.items()}
     for name, parameter in parameters.items():
         check_floating(name, parameter.dtype)
+    automatic = automatic_levels(
+        codec,
+        options,
+        codec_down=codec_down,
+        compression=compression,
+        lag_limit=lag_limit,
+        target=target,
+        devices={first.device},
+    )
     choices = choose(
         {name: cut.shape for name, cut in cuts.items()},
-        codec,
+        codec if automatic is None else automatic.codec,
         options,
         codec_down=codec_down,
         min_numel=min_numel,
@@ -144,6 +160,7 @@ def compress(
         everyone,
         {
             "thinwire": thinwire.__version__,
+            "codec auto": None if automatic is None else automatic.agreement,
             "start_step": start_step,
             "nonfinite": nonfinite,
             "gather_mb": group_nbytes / 1e6,
@@ -166,12 +183,14 @@ def compress(
     core = Collective(
         residuals, skip=nonfinite == "skip", drop_zeros=False, group_nbytes=group_nbytes, pulls=first.replicated
     )
+    driver = CollectiveDriver(core, peers)
     state = ShardedState(
         core=core,
-        driver=CollectiveDriver(core, peers),
+        driver=driver,
+        auto=None if automatic is None else automatic.start(core, driver, start_step, blocking=True),
         start_step=start_step,
         scaler=scaler,
-        link_bps=measure_bps(peers) if measure_link else 0.0,
+        link_bps=measured(peers, measure_link),
         guard=StepGuard(model, reduced=list(model.parameters()), compressed=list(model.parameters())),
         buckets={group: _bucket(group, residuals) for group in groups},
         wholes=wholes,
@@ -202,8 +221,12 @@ class _AllReduce:
 
     def __call__(self, group: ParameterGroup, flat: torch.Tensor) -> None:
         state = self._state
-        if state.step < state.start_step:
+        if not state.begin(group, flat):
+            state.flush(group, flat)
+            begun = time.perf_counter()
             group.all_reduce(flat)
+            if state.auto is not None:
+                state.auto.reduced(begun, flat)
             state.gradient_ready(Ready(group, None, 1.0))
             return
         values, factor = group.take_all_reduce(flat, state.compute_dtype(group))
@@ -230,9 +253,14 @@ class _CodedReduceScatter(ReduceScatter):
         async_op: bool = False,
     ) -> dist.Work | None:
         state = self._state
-        if state.step < state.start_step:
+        if not state.begin(self._group, input_tensor):
+            state.flush(self._group, input_tensor)
             state.gradient_ready(Ready(self._group, None, 1.0))
-            return self._uncompressed(output_tensor, input_tensor, group, op, async_op)
+            begun = time.perf_counter()
+            work = self._uncompressed(output_tensor, input_tensor, group, op, async_op)
+            if state.auto is not None and work is None:
+                state.auto.reduced(begun, output_tensor)
+            return work
         values, factor = self._group.take_reduce_scatter(output_tensor, input_tensor, state.compute_dtype(self._group))
         state.gradient_ready(Ready(self._group, values, factor))
         return None

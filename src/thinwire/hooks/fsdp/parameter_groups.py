@@ -139,6 +139,15 @@ class ParameterGroup:
         flat.zero_()
         return values, 1.0 if self._group.gradient_divide_factor is None else self._replicas.size()
 
+    def add_waiting(self, flat: torch.Tensor, waiting: torch.Tensor) -> None:
+        """Adds values in units of the gradient, as the two above return them, to what is about to be reduced."""
+        if self.replicated:
+            _, after = self._divisors(flat, self._group._all_reduce_process_group)
+            flat.add_(waiting, alpha=after)
+        else:
+            before, _ = self._divisors(flat, None)
+            flat.add_(waiting, alpha=1 / before)
+
     def replace_reduce_scatter(self, comm: ReduceScatter) -> None:
         """Has `comm` called in place of the reduce-scatter."""
         self._group._reduce_scatter_comm = comm

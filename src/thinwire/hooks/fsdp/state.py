@@ -118,6 +118,26 @@ class ShardedState(ExchangeState):
         """Returns the dtype in which a parameter group's gradients are exchanged."""
         return torch.float64 if group.parameters[0].dtype == torch.float64 else torch.float32
 
+    def begin(self, group: ParameterGroup, flat: torch.Tensor) -> bool:
+        """Begins a step where a parameter group's gradients are its first; returns whether they are compressed."""
+        if self.auto is None:
+            return self.step >= self.start_step
+        if self._buckets[group].offsets:
+            if any(group is each.group for each in self._ready):
+                self._end_step()
+            if not self._ready:
+                self.follow_loss_scale()
+                self.auto.begin_step(self.step, flat)
+            self.auto.bucket_ready(last=True)
+        return self.auto.compressed
+
+    def flush(self, group: ParameterGroup, flat: torch.Tensor) -> None:
+        """Adds what waits in residuals to gradients that are about to be reduced uncompressed."""
+        if self.auto is not None and self.auto.waiting and self._buckets[group].offsets:
+            waiting = torch.zeros(flat.numel(), dtype=self.compute_dtype(group), device=flat.device)
+            self.auto.flush(self._buckets[group], waiting)
+            group.add_waiting(flat, waiting)
+
     def gradient_ready(self, ready: Ready) -> None:
         """Takes a parameter group's gradients in the backward pass, and returns at once.
 
@@ -147,14 +167,20 @@ class ShardedState(ExchangeState):
             self.driver.wait_step()
         except Exception as error:  # whatever it is, the ranks of the other shards must hear of it
             failure = error
-        own = Outcome.FAILED if failure else Outcome.SKIPPED if self.steps_skipped > skipped else Outcome.TAKEN
+        unflushed = self.auto is not None and self.auto.unflushed
+        own = Outcome.FAILED if failure else Outcome.TAKEN
+        if failure is None and (self.steps_skipped > skipped or unflushed):
+            own = Outcome.SKIPPED
         worst = self._worst(own, ready[0].group.device)
         if failure is not None:
             raise failure
         if worst is Outcome.FAILED:
             raise TransportError("a rank of another shard has given up, and says why; start all ranks again")
         if worst is Outcome.SKIPPED and own is Outcome.TAKEN:
-            self.core.skip_step()
+            if self.auto is None or self.auto.compressed:
+                self.core.skip_step()
+            else:
+                self.auto.unflushed = self.auto.flushing
             for each in ready:
                 if each.values is not None:
                     each.values.fill_(torch.nan)

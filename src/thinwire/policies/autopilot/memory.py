@@ -18,13 +18,15 @@ class Memory(msgspec.Struct):
         link_bps: bits per second of the slowest link; 0 where it is unknown.
         moved: whether the link has changed since the setting last did.
         latency_s: seconds of waiting beyond bytes over rate, by whether a step is "compressed" or "all-reduced".
-        compute_s, overlap_s: of the last steps.
+        step_s, compute_s, overlap_s: of the last steps.
         exposed_s, encoded_s: of the last steps at the setting in use.
         bits: by setting, measured bits a value.
         codec_s: by setting, measured seconds of encoding and decoding.
         excess_s: by setting, measured seconds beyond the model's.
+        measured_at: by setting, the note after which these two were measured last.
         norm: mean of log₂ of the gradient's norm, over `norms` steps.
         lag: the longest of any residual, as told last, in steps.
+        doubts: steps in a row that are slower or faster than the link lets expect, weighted by how much.
         guard: steps for which the setting stays mild.
         calm: decisions in a row for another setting.
         content: decisions in a row for the setting in use.
@@ -43,6 +45,7 @@ class Memory(msgspec.Struct):
     link_bps: float = 0.0
     moved: bool = False
     latency_s: dict[str, float] = {}
+    step_s: list[float] = []
     compute_s: list[float] = []
     overlap_s: list[float] = []
     exposed_s: list[float] = []
@@ -50,9 +53,11 @@ class Memory(msgspec.Struct):
     bits: dict[str, float] = {}
     codec_s: dict[str, float] = {}
     excess_s: dict[str, float] = {}
+    measured_at: dict[str, int] = {}
     norm: float = 0.0
     norms: int = 0
     lag: float = 0.0
+    doubts: int = 0
     guard: int = 0
     calm: int = 0
     content: int = 0

@@ -18,7 +18,7 @@ class StepNote(NamedTuple):
         step_s: from this step's first gradients to the next one's.
         exposed_s: from the last gradients to the last average, which the training loop waits for.
         overlap_s: from the first gradients to the last, behind which an exchange hides.
-        link_s: of waiting for messages, or of all-reduces under way.
+        link_s: of waiting for messages, or of all-reduces under way; 0 where nobody sees these, as on a GPU.
         codec_s: of encoding, decoding and copying.
         sent_nbytes: bytes sent; 0 where all-reduces sent them.
         lag: the longest of any residual, in steps; 0 where none is measured.

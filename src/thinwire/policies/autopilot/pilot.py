@@ -33,15 +33,19 @@ PATIENCE = (2, 2, 8, 32, 128, 512)
 """Decisions in a row that another setting takes, by the number of regrets."""
 REGRET, FORGET = 200, 1000
 """Notes within which a change back is a regret, and decisions in a row for no change that make one forgotten."""
+STALE = 500
+"""Notes after which nobody knows any longer what a setting takes that is not in use."""
 UNMEASURED_S = 0.02
 """Seconds that a setting must save before any step has been measured."""
 FEWEST, MOST = 64, 4096
 """Notes from one measurement of the link to the next."""
+DOUBTS = 3
+"""Steps in a row that are somewhat odd have the link measured; fewer that are very odd, and one that is compressed."""
 LEAST_GAP, MOST_GAP = 4, 512
-"""Notes until a doubt has the link measured again: doubled with every doubt that was wrong."""
+"""Notes until a doubt has the link measured again: four times as many with every doubt that was wrong."""
 SHARE = 0.005
 """Of the time that goes into measuring the link, and into notes where nothing else travels."""
-NOTE_S, PROBE_S, PROBE_BITS = 5e-4, 0.02, 8 * 16384
+NOTE_S, PROBE_S, PROBE_BITS = 1e-3, 0.02, 8 * 16384
 MOST_STEPS = 8
 """At most so many uncompressed steps from one note to the next."""
 NEAR = 0.8
@@ -80,6 +84,8 @@ class Pilot:
             raise ConfigError(f"target={target!r}; allowed are 'time' and 'bytes'")
         self.levels = levels
         self.work = work
+        self._expected_bits = {level.name: level.bits for level in levels}
+        self._expected_s = {level.name: work.codec_s(level) for level in levels}
         self.lag_limit = lag_limit
         self.target = target
         self.memory = Memory(guard=GUARD, probe_in=FEWEST, alarm_gap=LEAST_GAP)
@@ -118,13 +124,15 @@ class Pilot:
             return
         known = memory.link_bps
         changed = self.surprising(bps)
-        memory.alarm_gap = LEAST_GAP if changed else min(MOST_GAP, 2 * memory.alarm_gap)
+        memory.alarm_gap = LEAST_GAP if changed else min(MOST_GAP, 4 * memory.alarm_gap)
         memory.alarm_in = memory.alarm_gap
         memory.link_bps = bps if changed else known * (bps / known) ** 0.5
         if changed:
             memory.moved = True
             memory.exposed_s, memory.latency_s = [], {}
             memory.excess_s.pop(self.levels[0].name, None)
+            memory.measured_at.pop(self.levels[0].name, None)
+            memory.codec_s.pop(self.levels[0].name, None)
         self._decide()
 
     def surprising(self, bps: float) -> bool:
@@ -151,15 +159,22 @@ class Pilot:
             return
         self._guard(good)
         exposed = min(note.exposed_s for note in good)  # of the last to be ready: it waits for nobody's computation
-        memory.compute_s = [*memory.compute_s, max(0.0, median(n.step_s for n in good) - exposed)][-WINDOW:]
-        memory.overlap_s = [*memory.overlap_s, median(note.overlap_s for note in good)][-WINDOW:]
+        step = median(note.step_s for note in good)
+        memory.step_s = [*memory.step_s, step][-WINDOW:]
         memory.since += level == memory.level
+        memory.alarm_in -= 1
+        unseen = not min(note.link_s for note in good)
+        if unseen or self.levels[level].codec is not None:  # uncompressed steps show what the link does all the time
+            memory.probe_in -= 1
+            memory.probe |= memory.probe_in <= 0
+        if unseen:  # all-reduces on a GPU: the host does not know when they end
+            self._decide()
+            return
+        memory.compute_s = [*memory.compute_s, max(0.0, step - exposed)][-WINDOW:]
+        memory.overlap_s = [*memory.overlap_s, median(note.overlap_s for note in good)][-WINDOW:]
         settled = level == memory.level and memory.since > SETTLING
         if self._follow_link(good, level) and settled:
             self._measure(good, level, exposed)
-        memory.alarm_in -= 1
-        memory.probe_in -= 1
-        memory.probe |= memory.probe_in <= 0
         self._decide()
 
     def step_s(self, index: int) -> float:
@@ -208,7 +223,10 @@ class Pilot:
         expected = bytes_s + memory.latency_s.get(kind, 0.0)
         slower, faster = link_s > 1.5 * expected + 3e-3, bytes_s > 3e-3 and link_s < 0.6 * expected
         doubt = (slower or faster) and memory.since > 1
-        if doubt and memory.alarm_in <= 0:
+        # Backward passes compete with all-reduces for processors: one that is somewhat slow says little.
+        weight = DOUBTS if compressed else 2 if link_s > 4 * expected + 1e-2 else 1
+        memory.doubts = memory.doubts + weight if doubt else 0
+        if memory.doubts >= DOUBTS and memory.alarm_in <= 0:
             memory.probe = True
         # What a measurement has not explained is latency.
         memory.latency_s[kind] = _mean(memory.latency_s.get(kind), max(0.0, link_s - bytes_s), 0.1)
@@ -217,13 +235,15 @@ class Pilot:
     def _measure(self, notes: Sequence[StepNote], level: int, exposed: float) -> None:
         """Takes what a step at the setting in use has cost beyond what the model says."""
         memory, name = self.memory, self.levels[level].name
-        for other in memory.excess_s:  # nobody knows for ever what a setting takes that is not in use
-            memory.excess_s[other] *= 1.0 if other == name else 0.998
+        for other, at in list(memory.measured_at.items()):
+            if memory.notes - at > STALE:
+                del memory.measured_at[other], memory.excess_s[other], memory.codec_s[other]
         memory.exposed_s = [*memory.exposed_s, exposed][-WINDOW:]
         memory.encoded_s = [*memory.encoded_s, max(note.codec_s for note in notes)][-WINDOW:]
         if len(memory.exposed_s) >= 3:
             memory.codec_s[name] = median(memory.encoded_s)
             memory.excess_s[name] = median(memory.exposed_s) - self._exchange_s(level)
+            memory.measured_at[name] = memory.notes
 
     # ---- the model
 
@@ -238,26 +258,23 @@ class Pilot:
         return self._codec_s(level) + max(0.0, link_s - hidden)
 
     def _bits(self, level: Level) -> float:
-        return self.memory.bits.get(level.name) or level.bits * self._alike(
-            level, {other.name: other.bits for other in self.levels}, self.memory.bits
-        )
+        return self._known(level, self.memory.bits, self._expected_bits)
 
     def _codec_s(self, level: Level) -> float:
-        return self.memory.codec_s.get(level.name) or self.work.codec_s(level) * self._alike(
-            level, {other.name: self.work.codec_s(other) for other in self.levels}, self.memory.codec_s
-        )
+        return self._known(level, self.memory.codec_s, self._expected_s)
 
-    def _alike(self, level: Level, expected: dict[str, float], measured: dict[str, float]) -> float:
-        """By how much the nearest level of the same codec that was measured differs from what was expected of it."""
-        if level.codec is None:
-            return 1.0
+    def _known(self, level: Level, measured: dict[str, float], expected: dict[str, float]) -> float:
+        """Measured; or expected, times what the nearest measured level of the same codec differs from expectation."""
+        name = level.name
+        if name in measured or level.codec is None:
+            return measured.get(name, expected[name])
         index = self.levels.index(level)
-        known = [
+        alike = [
             (abs(index - place), measured[other.name] / expected[other.name])
             for place, other in enumerate(self.levels)
             if other.name in measured and other.codec is not None and other.codec.id == level.codec.id
         ]
-        return max(0.1, min(10.0, min(known)[1])) if known else 1.0
+        return expected[name] * max(0.1, min(10.0, min(alike)[1])) if alike else expected[name]
 
     def _excess_s(self, index: int) -> float:
         """Measured, or that of the nearest level in use so far: what delays one exchange delays the others too."""
@@ -272,7 +289,7 @@ class Pilot:
         return max(0.0, min(known)[-1]) if known else 0.0
 
     def _usual_step_s(self) -> float:
-        return max(1e-3, self._compute_s() + (median(self.memory.exposed_s) if self.memory.exposed_s else 0.0))
+        return max(1e-3, median(self.memory.step_s)) if self.memory.step_s else 1.0
 
     def _probe_period(self) -> int:
         cost = PROBE_S + PROBE_BITS / self.memory.link_bps if self.memory.link_bps else PROBE_S

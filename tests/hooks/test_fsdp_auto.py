@@ -1,0 +1,83 @@
+"""`fsdp.compress(model, "auto")`: settings in turn, with and without replicas; nothing that waits is lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+from tests.hooks.ddp_ranks import batch, run_ranks
+from tests.hooks.fsdp_ranks import KINDS, Weights, mesh, whole
+from thinwire.hooks import fsdp
+
+pytestmark = pytest.mark.long  # four ranks
+
+PATH = (0, 3, 3, 5, 0, 2, 2, 0)
+"""Settings by step: uncompressed, 3LC three times, uncompressed, int8 twice, uncompressed."""
+
+
+class Affine(nn.Module):
+    """Its gradients do not depend on its weights, so that after equal sums of them the weights are equal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 50), nn.Linear(16, 30)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        total: torch.Tensor = (self.first(x) ** 1).mean() * 7 + self.second(x.flip(0)).sum() / 9
+        return total
+
+
+def sharded(kind: str) -> Any:
+    torch.manual_seed(0)
+    model = Affine()
+    fully_shard(model.first, mesh=mesh(kind))
+    return fully_shard(model, mesh=mesh(kind))
+
+
+def train(model: Any, rank: int, numbers: range, optimizer: torch.optim.Optimizer) -> None:
+    for number in numbers:
+        optimizer.zero_grad()
+        model(batch(rank, number)[0]).backward()
+        optimizer.step()
+
+
+def run(rank: int) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
+    for kind in KINDS:
+        plain, ours = sharded(kind), sharded(kind)
+        train(plain, rank, range(len(PATH)), torch.optim.SGD(plain.parameters(), lr=0.1))
+        state = fsdp.compress(ours, "auto", measure_link=False, min_numel=16)
+        assert state.auto is not None
+        state.auto.pilot._decide = lambda: None  # type: ignore[method-assign]
+        optimizer, waits, equal = torch.optim.SGD(ours.parameters(), lr=0.1), [], []
+        for number, level in enumerate(PATH):
+            state.auto.pilot.memory.level = level
+            train(ours, rank, range(number, number + 1), optimizer)
+            residuals = state.core.residuals.state_dict()["residuals"].values()
+            waits.append(max((float(residual.abs().max()) for residual in residuals), default=0.0) > 0)
+            equal.append(state.auto.level)
+        notes = state.auto.pilot.memory.notes
+        found[kind] = [whole(plain), whole(ours), waits, equal, notes, str(fsdp.report(state))]
+    return found
+
+
+def close(a: Weights, b: Weights) -> bool:
+    return all(torch.allclose(a[name], b[name], rtol=1e-5, atol=1e-5) for name in a)
+
+
+def test_settings_in_turn_add_up_to_the_uncompressed_training() -> None:
+    results = run_ranks(4, run, group_timeout_s=60.0, timeout_s=120.0)
+    for rank, found in enumerate(results):
+        assert isinstance(found, dict), found
+        for kind, (plain, ours, waits, levels, notes, report) in found.items():
+            assert levels == list(PATH), (rank, kind)
+            assert waits == [level > 0 for level in PATH], (rank, kind, waits)
+            assert close(plain, ours), (rank, kind)
+            assert notes >= len(PATH) - 2, (rank, kind, notes)
+            assert "  auto             uncompressed since step 7" in report
+        for kind in found:
+            assert all(torch.equal(found[kind][1][name], results[0][kind][1][name]) for name in found[kind][1])
