@@ -44,6 +44,12 @@ def test_a_sweep_leaves_out_what_runs_while_links_are_changed_one_by_one() -> No
     assert sweep.step_s == pytest.approx([0.01]) and len(elapsed) == pytest.approx(50 + 20, abs=1)
 
 
+def test_who_finds_out_about_a_rate_is_given_exchanges_for_it() -> None:
+    sweep = Sweep([FAST, SLOW], seconds=1.0, most=4, settle=5)
+    steps_at(sweep, {FAST: [*[2.0] * 4, *[0.1] * 9], SLOW: [*[4.0] * 4, 0.5]})
+    assert sweep.step_s == pytest.approx([0.1, 0.5])
+
+
 def test_a_sweep_of_local_updates_counts_whole_periods() -> None:
     sweep = Sweep([FAST], seconds=100.0, most=3, period=4)
     elapsed = steps_at(sweep, {FAST: [0.1, 0.1, 0.1, 1.7]})

@@ -122,12 +122,14 @@ class Sweep:
         seconds: that a rate's steps may take; one exchange is always counted.
         most: counted exchanges of a rate, at most.
         period: steps between two exchanges.
+        settle: exchanges at a rate that are made and not counted; more where something has to find out about the rate.
     """
 
     links: Sequence[Rate]
     seconds: float
     most: int = 60
     period: int = 1
+    settle: int = 2
     poll_s: float | None = None
     step_s: list[float] = field(default_factory=list, init=False)
     """Of each rate so far, seconds of a step."""
@@ -136,9 +138,9 @@ class Sweep:
     def rate(self, now_s: float, elapsed: Sequence[float]) -> Rate | None:
         ends = [0.0, *elapsed][self._began :: self.period]
         taken = len(ends) - 1
-        settled = (at for at in range(2, taken) if ends[at] - ends[0] >= SETTLE_S)
+        settled = (at for at in range(self.settle, taken) if ends[at] - ends[0] >= SETTLE_S)
         first = next(settled, taken - 1)
-        if taken >= 2 and (taken - first >= self.most or ends[-1] - ends[0] >= self.seconds):
+        if taken >= self.settle and (taken - first >= self.most or ends[-1] - ends[0] >= self.seconds):
             self.step_s.append(middle([after - before for before, after in pairwise(ends[first:])]) / self.period)
             self._began = len(elapsed)
         return self.links[len(self.step_s)] if len(self.step_s) < len(self.links) else None

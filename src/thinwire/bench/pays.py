@@ -44,6 +44,8 @@ LIBRARIES = (
 """What ranks and servers import, once for all of them."""
 
 TEXT = "python-text"
+AUTO_SETTLES = 10
+"""Exchanges in which `auto` finds out about a link that has changed, and which are not counted."""
 STEPS = 5000
 """More than any sweep takes."""
 
@@ -112,7 +114,9 @@ class PaysBench(PaysOptions, Bench[Method, Paid]):
         tell("profile")
         plan = self._plan(cell)
         rates = [parse_rate(link) for link in cell.rates]
-        sweep = Sweep(rates, cell.seconds, period=hook(cell.method).period)
+        named = hook(cell.method)
+        settle = 2 if named.auto is None else AUTO_SETTLES
+        sweep = Sweep(rates, cell.seconds, period=named.period, settle=settle)
         run = measure(
             Cell(
                 hook=cell.method,
