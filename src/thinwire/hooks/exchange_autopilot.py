@@ -26,8 +26,8 @@ from thinwire.policies.autopilot.pilot import Pilot, Target
 from thinwire.runtime.collective import CollectiveDriver
 from thinwire.runtime.peers import Gathering, gather, measure_link
 
-PROBE_ENOUGH_S = 0.01
-"""A message that takes so long tells the link's rate from its delay well enough."""
+PROBE_ENOUGH_S = 0.04
+"""A message that takes so long tells the rate of a link, also where busy processors delay each by 10 ms or two."""
 TRIES = 3
 _log = logging.getLogger(__name__)
 

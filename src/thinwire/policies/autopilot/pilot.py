@@ -45,7 +45,7 @@ LEAST_GAP, MOST_GAP = 4, 512
 """Notes until a doubt has the link measured again: four times as many with every doubt that was wrong."""
 SHARE = 0.005
 """Of the time that goes into measuring the link, and into notes where nothing else travels."""
-NOTE_S, PROBE_S, PROBE_BITS = 1e-3, 0.02, 8 * 16384
+NOTE_S, PROBE_S, PROBE_BITS = 1e-3, 0.1, 8 * 65536
 MOST_STEPS = 8
 """At most so many uncompressed steps from one note to the next."""
 NEAR = 0.8
