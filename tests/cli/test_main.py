@@ -21,7 +21,10 @@ from thinwire.cli import main
 
 Command = Callable[..., Result]
 GROUPS = {
-    "bench": {"codecs", "transports", "hooks", "race", "server", "designs", "hostile", "clock", "fsdp", "doors"},
+    "bench": {
+        *("codecs", "transports", "hooks", "race", "server", "designs"),
+        *("hostile", "clock", "fsdp", "doors", "pays"),
+    },
     "chaos": {"worker-death", "backup-death", "server-death", "storm", "storms", "soak"},
 }
 COMMANDS = {

@@ -150,7 +150,8 @@ class ServerCore(Participants):
             raise ProtocolError("a gradient came before the initial values")
         self._progressed = True
         rank = self._ranks[peer]
-        self._saved.pushed(rank)
+        if rank in self._saved.silent:
+            self._saved.pushed(rank)
         if push.digest:
             self._digests.add(rank, push.step, push.digest)
         return self._address(self._engine.push(rank, push, frames, left=self._left))

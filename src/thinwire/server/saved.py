@@ -21,6 +21,7 @@ class SavedSteps:
     Attributes:
         safe: the newest step that all workers know everybody to have; None before they have said so, −1 if there is
             none: what is older is not needed.
+        silent: the workers that were let in, and have said nothing since.
 
     Example:
         >>> saved = SavedSteps()
@@ -34,37 +35,36 @@ class SavedSteps:
         self.safe: int | None = None
         self._own: set[int] | None = None
         self._workers: dict[int, Saved] = {}
-        self._silent: set[int] = set()
+        self.silent: set[int] = set()
         self._told: Saved | None = None
 
     def let_in(self, rank: int, step: int) -> None:
         """A worker goes on from a step: it says what it has before it pushes anything, or writes none."""
         self._workers[rank] = Saved(steps=(step,))
-        self._silent.add(rank)
+        self.silent.add(rank)
 
     def pushed(self, rank: int) -> None:
-        """A worker has pushed: what it has not said by now, it never will."""
-        if rank in self._silent:
-            self.drop(rank)
+        """A silent worker has pushed: what it has not said by now, it never will."""
+        self.drop(rank)
 
     def add(self, rank: int, saved: Saved) -> None:
         """A worker says what it has."""
         self._workers[rank] = saved
-        self._silent.discard(rank)
+        self.silent.discard(rank)
         least = min(each.safe for each in self._workers.values())
         self.safe = least if self.safe is None else max(self.safe, least)
 
     def drop(self, rank: int) -> None:
         """A worker takes part no more: what it has is of no use."""
         self._workers.pop(rank, None)
-        self._silent.discard(rank)
+        self.silent.discard(rank)
 
     def went_back(self, step: int) -> None:
         """All went back to a step: everybody has it, and nobody has a later one."""
         self.safe = None if self.safe is None else step
         self._own = None if self._own is None else {each for each in self._own if each <= step}
         self._workers.clear()
-        self._silent.clear()
+        self.silent.clear()
 
     def news(self, own: Collection[int] | None = None) -> Saved | None:
         """Returns what all workers are to hear, where it has changed.
