@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -44,6 +45,25 @@ def test_without_a_limit_nothing_is_compressed_and_notes_are_rare() -> None:
     assert pilot.note_every > 4  # steps of 10 ms
     names = train(pilot, [1e7] * 20)
     assert changes(names)[0][0] <= 3 and names[-1].startswith("3lc")
+
+
+def test_a_busy_machine_does_not_make_a_slower_link_unheard() -> None:
+    """Exchanges that stumble have the link measured, and in vain; so it is measured less often, but for real news."""
+    for bps in (1e8, 1e7):
+        pilot = Pilot(LEVELS, WORK)
+        chance = Random(1)
+        for _ in range(400):
+            late = 0.03 * (chance.random() < 0.3)
+            told = [
+                note._replace(link_s=note.link_s + late, exposed_s=note.exposed_s + late)
+                for note in notes(LEVELS[0], 2e10)
+            ]
+            pilot.take(told, pilot.memory.level)
+            if pilot.wants_probe:
+                pilot.take_link(2e10)
+        assert pilot.setting.codec is None and pilot.memory.alarm_gap > 100
+        names = train(pilot, [bps] * 12)
+        assert names[3].startswith("3lc"), (bps, names)
 
 
 def test_a_link_that_flaps_every_second_ends_at_the_setting_of_the_slow_one() -> None:

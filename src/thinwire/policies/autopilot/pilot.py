@@ -43,6 +43,9 @@ DOUBTS = 3
 """Steps in a row that are somewhat odd have the link measured; fewer that are very odd, and one that is compressed."""
 LEAST_GAP, MOST_GAP = 4, 512
 """Notes until a doubt has the link measured again: four times as many with every doubt that was wrong."""
+NEWS, FADING = 2.0, 0.998
+"""A doubt is heard at once where messages take so many times as long as with the last one that was wrong, whose time
+counts so much less with every note."""
 SHARE = 0.005
 """Of the time that goes into measuring the link, and into notes where nothing else travels."""
 NOTE_S, PROBE_S, PROBE_BITS = 1e-3, 0.1, 8 * 65536
@@ -107,7 +110,7 @@ class Pilot:
     def note_every(self) -> int:
         """Steps from one note to the next where messages would travel for the notes alone."""
         memory = self.memory
-        if memory.notes < GUARD:
+        if memory.notes < GUARD or memory.doubts:
             return 1
         return max(1, min(MOST_STEPS, math.ceil(NOTE_S / (SHARE * self._usual_step_s()))))
 
@@ -126,6 +129,9 @@ class Pilot:
         changed = self.surprising(bps)
         memory.alarm_gap = LEAST_GAP if changed else min(MOST_GAP, 4 * memory.alarm_gap)
         memory.alarm_in = memory.alarm_gap
+        # What the doubt was about and the link does not explain is something else: only what is far longer is news.
+        memory.denied_s = 0.0 if changed else max(memory.denied_s, memory.doubted_s)
+        memory.doubted_s, memory.doubts = 0.0, 0
         memory.link_bps = bps if changed else known * (bps / known) ** 0.5
         if changed:
             memory.moved = True
@@ -210,7 +216,7 @@ class Pilot:
             memory.norms += 1
 
     def _follow_link(self, notes: Sequence[StepNote], level: int) -> bool:
-        """Compares a step's messages with the link that is known; a doubt has it measured. Returns if there is none."""
+        """Compares a step's messages with the link that is known; a doubt has it measured. Returns whether to learn."""
         memory, at = self.memory, self.levels[level]
         compressed, link_s = at.codec is not None, min(note.link_s for note in notes)
         sent = max(note.sent_nbytes for note in notes) if compressed else self.work.nbytes(at, at.bits)
@@ -226,11 +232,14 @@ class Pilot:
         # Backward passes compete with all-reduces for processors: one that is somewhat slow says little.
         weight = DOUBTS if compressed else 2 if link_s > 4 * expected + 1e-2 else 1
         memory.doubts = memory.doubts + weight if doubt else 0
-        if memory.doubts >= DOUBTS and memory.alarm_in <= 0:
-            memory.probe = True
+        if memory.doubts >= DOUBTS and (memory.alarm_in <= 0 or link_s > NEWS * memory.denied_s):
+            memory.probe, memory.doubted_s = True, link_s
+        memory.denied_s *= FADING
+        if doubt and (memory.probe or memory.doubts < DOUBTS):
+            return False
         # What a measurement has not explained is latency.
         memory.latency_s[kind] = _mean(memory.latency_s.get(kind), max(0.0, link_s - bytes_s), 0.1)
-        return not doubt
+        return True
 
     def _measure(self, notes: Sequence[StepNote], level: int, exposed: float) -> None:
         """Takes what a step at the setting in use has cost beyond what the model says."""
