@@ -79,7 +79,7 @@ def run_refusals(rank: int) -> list[str]:
         ({"codec": "auto", "codec_down": "int8"}, "leave out codec_down, or name a codec"),
         ({"codec": "auto", "lag_limit": 0}, "lag_limit=0; it is a number of steps above 0"),
         ({"codec": "auto", "target": "speed"}, "target='speed'; allowed are 'time' and 'bytes'"),
-        ({"codec": "3lc", "lag_limit": 5}, "lag_limit belong to codec='auto'; a fixed codec has a limit of its own"),
+        ({"codec": "3lc", "lag_limit": 5}, "only codec='auto' takes lag_limit, and codec is '3lc'; a fixed codec has"),
     ):
         with pytest.raises(tw.ConfigError, match=message):
             ddp.compress(DistributedDataParallel(mlp()), **wrong)

@@ -81,8 +81,8 @@ def automatic_levels(
         given = [name for name, value in (("lag_limit", lag_limit), ("target", target)) if value is not None]
         if given:
             raise ConfigError(
-                f"{' and '.join(given)} belong to codec='auto'; a fixed codec has a limit of its own, as in "
-                "compress(model, '3lc', sparsity=1.75, lag=5)"
+                f"only codec='auto' takes {' and '.join(given)}, and codec is {codec!r}; a fixed codec has a limit of "
+                "its own, as in compress(model, '3lc', sparsity=1.75, lag=5)"
             )
         return None
     if options or codec_down is not None or compression is not None:
