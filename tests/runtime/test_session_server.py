@@ -1,0 +1,182 @@
+"""Numbered sessions over connections that break: who takes one up, who is refused, cut and forgotten."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import pytest
+
+from tests.runtime.handlers import Hours, Notes, handling, joining
+from tests.runtime.sessions import Cluster, Echo, number_in, numbered
+from tests.server.conversation import make_plan
+from thinwire.errors import ProtocolError, TransportError
+from thinwire.packets import kind_of, pack
+from thinwire.runtime.limits import JOIN_WITHIN_S, MAX_ENDED, MAX_JOIN_NBYTES, MAX_OPENING_NBYTES, allowance
+from thinwire.runtime.session_server import SessionServer
+from thinwire.schema import (
+    Acknowledged,
+    Leave,
+    Refused,
+    SessionAccepted,
+    SessionOpen,
+)
+from thinwire.server.core import ServerCore
+from thinwire.transports.base import Identity, wire_nbytes
+
+
+def test_packets_about_the_session_are_short() -> None:
+    cluster = Cluster()
+    for said in (SessionOpen(session="x" * MAX_OPENING_NBYTES), Acknowledged(count=0)):
+        liar = cluster.connect()
+        liar.send(pack(said, (bytes(MAX_OPENING_NBYTES),)))
+        answer = liar.receive(1)
+        assert answer is not None and f"{type(said).__name__} of ".encode() in answer
+    assert not cluster.echo.received_numbers
+
+
+def test_a_session_is_taken_up_by_the_peer_that_began_it_alone() -> None:
+    notes = Notes()
+    notes.identities = {0: Identity("worker-0", 0), 1: Identity("worker-1", 1), 3: Identity("worker-0", 0)}
+    sessions = SessionServer(Echo, notes, 30.0)
+    opening = pack(SessionOpen(session="a sniffed name"))
+    for peer in range(4):
+        sessions.opened(peer)
+        sessions.received(peer, opening)
+    refused = Refused(reason="this session is another worker's: go on with the certificate and rank that began it")
+    assert notes.ended == [(1, refused), (2, refused), (0, None)], "peer 3 replaces peer 0"
+    assert [peer for peer, _ in notes.sent] == [0, 3]
+    sessions.received(3, numbered(1))
+    assert [number_in(packet) for peer, packet in notes.sent[2:] if peer == 3] == [2, 3]
+
+
+def test_an_earlier_connection_whose_packets_come_late_does_not_take_a_session_back() -> None:
+    notes = Notes()
+    sessions = SessionServer(Echo, notes, 30.0)
+    for peer, number in ((0, 1), (1, 0), (2, 1), (3, 2)):
+        sessions.opened(peer)
+        sessions.received(peer, pack(SessionOpen(session="one", connection=number)))
+    sessions.received(1, numbered(1))
+    assert notes.ended == [(1, None), (0, None), (2, None)]
+    assert [peer for peer, _ in notes.sent] == [0, 2, 3], "what came late is not heard"
+    sessions.received(3, numbered(1))
+    assert [number_in(packet) for peer, packet in notes.sent[3:] if peer == 3] == [2, 3]
+
+
+def test_who_does_not_join_in_time_is_cut_and_who_joined_is_not() -> None:
+    notes, clock = Notes(), Hours()
+    sessions = SessionServer(handling(ServerCore()), notes, 1000.0, clock)
+    opening = pack(SessionOpen(session="late"))
+    for peer, said in enumerate(((), (opening,), (joining(0),), (pack(SessionOpen(session="joined")), joining(1)))):
+        sessions.opened(peer)
+        for each in said:
+            sessions.received(peer, each)
+    clock.pass_by(JOIN_WITHIN_S)
+    late = Refused(reason="no Join came within 120 s")
+    assert notes.ended == [(0, late), (1, late)]
+    sessions.closed(3, "broke")
+    sessions.opened(4)
+    sessions.received(4, pack(SessionOpen(session="joined", received=1)))
+    clock.pass_by(JOIN_WITHIN_S)
+    assert notes.ended == [(0, late), (1, late)], "a session that is taken up again has joined"
+    assert notes.limits[4][0] == notes.limits[3][0] == allowance(make_plan(2)).packet_nbytes
+    assert notes.limits[0][0] == notes.limits[1][0] == MAX_JOIN_NBYTES
+
+
+def test_sessions_that_never_joined_leave_nothing_behind() -> None:
+    notes = Notes()
+    sessions = SessionServer(handling(ServerCore()), notes, 30.0)
+    for peer in range(3 * MAX_ENDED):
+        sessions.opened(peer)
+        sessions.received(peer, pack(SessionOpen(session=f"{peer:032x}")))
+        if peer % 2:
+            sessions.received(peer, pack(Leave()))  # which is refused; the reason may be asked for again
+        sessions.closed(peer, "dropped" if peer % 2 == 0 else None)
+    assert not sessions._numbered and len(sessions._named) == MAX_ENDED
+
+
+def test_the_handler_is_told_of_one_that_does_not_come_back() -> None:
+    cluster = Cluster(grace_s=0.05)
+    worker = cluster.worker()
+    worker.send(numbered(1))
+    told = threading.Event()
+    note_end = cluster.echo.closed
+
+    def closed(peer: int, error: str | None) -> None:
+        note_end(peer, error)
+        told.set()
+
+    cluster.echo.closed = closed  # type: ignore[method-assign]
+    cluster.cut()
+    assert told.wait(10)
+    assert cluster.echo.ends == [(0, "cut; it did not come back within 0.05 s")]
+    assert number_in(worker.receive(5)) == 2  # it had come before the cut
+    assert number_in(worker.receive(5)) == 3
+    with pytest.raises(ProtocolError, match="does not know the session: it was restarted, or it no longer waited"):
+        worker.receive(5)
+
+
+def test_peers_that_do_not_open_a_session_are_reported_at_once_and_lies_are_refused() -> None:
+    cluster = Cluster()
+    plain = cluster.connect()
+    plain.send(numbered(4))
+    assert number_in(plain.receive(1)) == 8
+    plain.abort()
+    assert cluster.echo.ends == [(0, "the peer went away without saying so")]
+    for said in (SessionOpen(session=""), SessionOpen(session="x" * 65), SessionOpen(session="new", received=3)):
+        liar = cluster.connect()
+        liar.send(pack(said))
+        answer = liar.receive(1)
+        assert answer is not None and kind_of(answer) is Refused
+        assert liar.receive(1) is None
+
+
+def test_who_never_acknowledges_does_not_fill_the_servers_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("thinwire.runtime.session_server.MAX_KEPT_NBYTES", 10 * wire_nbytes(numbered(10)))
+    cluster = Cluster()
+    silent = cluster.connect()
+    silent.send(pack(SessionOpen(session="silent")))
+    with contextlib.suppress(TransportError):  # the session may be over before all is sent
+        for number in range(10, 20):
+            silent.send(numbered(number))
+    last = None
+    while (answer := silent.receive(5)) is not None:
+        last = answer
+    assert last is not None and kind_of(last) is Refused and b"it did not acknowledge" in last
+    [(peer, error)] = cluster.echo.ends
+    assert peer == 0 and error is not None and "it did not acknowledge" in error
+    worker = cluster.worker()  # others go on
+    worker.send(numbered(1))
+    assert number_in(worker.receive(5)) == 2
+
+
+def test_nothing_is_kept_of_sessions_that_ended() -> None:
+    cluster = Cluster(grace_s=0.0)
+    for number in range(20):
+        worker = cluster.worker()
+        worker.send(numbered(number))
+        assert number_in(worker.receive(5)) == 2 * number
+        if number % 2:
+            worker.abort()
+        else:
+            worker.send(pack(Leave()))
+            worker.close()
+        plain = cluster.connect()
+        plain.send(numbered(1))
+        plain.close()
+    assert sorted(peer for peer, _ in cluster.echo.ends) == list(range(40)), "no number returns"
+    cluster.connect().send(pack(SessionOpen(session="one more")))
+    assert len(cluster.sessions._numbered) == len(cluster.sessions._named) == len(cluster.sessions._of_peer) == 1
+
+
+def test_the_last_packet_may_be_asked_for_again_for_as_long_as_a_worker_may_come_back() -> None:
+    cluster = Cluster(grace_s=30.0)
+    first = cluster.connect()
+    first.send(pack(SessionOpen(session="one")))
+    cluster.server.post(lambda: cluster.echo.sender.close(0, pack(Refused(reason="enough"))))
+    again = cluster.connect()
+    again.send(pack(SessionOpen(session="one", received=0)))
+    assert again.receive(1) == pack(Refused(reason="enough")) and again.receive(1) is None
+    fresh = cluster.connect()
+    fresh.send(pack(SessionOpen(session="two")))
+    assert fresh.receive(1) == pack(SessionAccepted(received=0, grace_s=30.0))
