@@ -68,6 +68,15 @@ def test_who_fails_for_good_ends_the_run_with_its_last_lines(engine: RayEngine) 
     assert not alive(server)
 
 
+def test_a_second_stop_connects_to_no_other_ray(engine: RayEngine) -> None:
+    ray = pytest.importorskip("ray")
+    engine.start("server", up(0, FOREVER), host="server")
+    engine.wait_for("server", Up, PATIENCE_S)
+    for _ in range(2):
+        engine.stop()
+        assert not ray.is_initialized()
+
+
 def test_several_nodes_need_certificates() -> None:
     cluster_utils = pytest.importorskip("ray.cluster_utils")
     cluster = cluster_utils.Cluster()

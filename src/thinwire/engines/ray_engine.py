@@ -133,6 +133,8 @@ class RayEngine(Engine[_Actor]):
     def stop(self) -> None:
         """Asks every role to end, kills the actors, and gives back their room."""
         self._pending.clear()
+        if not ray.is_initialized():  # stopped before: any call would connect to another Ray, or start one
+            return
         handles = [actor.handle for actor in self._roles.values() if actor.status is None]
         if handles:
             asked = [handle.stop.options(max_task_retries=0).remote() for handle in handles]
