@@ -55,7 +55,7 @@ HERE = {  # how many blocks of each page are run below
     "docs/gpu.md": 2,
     "docs/quick-start.md": 1,
     "docs/local-updates.md": 2,
-    "docs/observability.md": 1,
+    "docs/observability.md": 2,
     "docs/parameter-server.md": 1,
     "docs/recovery.md": 3,
     "docs/security.md": 2,
@@ -132,6 +132,10 @@ def test_the_ddp_hook(names: dict[str, Any], tmp_path: Path) -> None:
             after["loss"](after["model"](torch.randn(4, 8)), torch.zeros(4, dtype=torch.long)).backward()
             assert after["state"].step == 1, page
     run("docs/ddp.md", 2, after)  # saves and loads
+    recorded = run("docs/observability.md", 1, {**names, "model": DistributedDataParallel(net())})
+    recorded["model"](torch.randn(4, 8)).sum().backward()
+    recorded["state"].close()
+    assert '"table":"0.weight"' in (tmp_path / "steps.jsonl").read_text()
     tensors = {"w": torch.randn(64, 8), "b": torch.randn(64)}
     given = {f"gradient_of_{name}": torch.randn(tensor.shape) for name, tensor in tensors.items()}
     run("docs/ddp.md", 3, {**names, **tensors, **given})

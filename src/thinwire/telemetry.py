@@ -114,6 +114,8 @@ class StepRecord:
         itemsize: bytes of one value in the tensor's own dtype, which uncompressed values would take each way.
         loss: of this worker's training step; in records of the whole step.
         accuracy: on the test set, 0 … 1; likewise.
+        ways: how many ways the values travel: 1 where averages stay with who made them, as in a reduce-scatter.
+        link_bps: bits per second of the slowest link between ranks, as known at this step; likewise.
 
     Example:
         >>> record = StepRecord(step=7, table="fc.weight", numel=1000, payload_bytes_push=200, payload_bytes_pull=50)
@@ -139,6 +141,8 @@ class StepRecord:
     itemsize: int = 4
     loss: float | None = None
     accuracy: float | None = None
+    ways: int = 2
+    link_bps: float | None = None
 
     @property
     def bits_per_value_push(self) -> float:

@@ -12,6 +12,7 @@ import pytest
 from tests.cli.commands import Result
 from tests.studies.test_step_figures import training
 from thinwire.runtime.metrics import JsonLines, Prometheus
+from thinwire.telemetry import StepRecord
 
 Command = Callable[..., Result]
 
@@ -80,7 +81,9 @@ def test_an_endpoint(command: Command) -> None:
         assert result.status == 0 and "no step yet" in result.out
         for record in training(4, ranks=1):
             writer.record(record)
+        writer.record(StepRecord(step=3, table="", numel=0, link_bps=5e7))
         result = command("watch", url, "--once")
+        assert "50 Mbit/s, the slowest between ranks" in result.out
         assert "step 3, 1 worker" in result.out and "fc.weight" in result.out and "3.0 steps of updates" in result.out
     finally:
         writer.close()

@@ -36,6 +36,7 @@ RECORD = StepRecord(
 )
 PLAIN = StepRecord(step=4, table="fc.bias", numel=10, payload_bytes_push=40, payload_bytes_pull=40, skipped=True)
 SCORES = StepRecord(step=4, table="", numel=0, loss=0.5, accuracy=0.75)
+WHOLE = StepRecord(step=4, table="", numel=0, encode_s=0.125, link_bps=5e7)
 
 
 def test_bits_per_value() -> None:
@@ -107,6 +108,7 @@ def test_prometheus_serves_sums_and_latest_values() -> None:
         writer.record(replace(RECORD, step=4, payload_bytes_push=100, staleness=0, residual_norm=5.0))
         writer.record(PLAIN)
         writer.record(SCORES)
+        writer.record(WHOLE)
         served = scrape(writer)
     finally:
         writer.close()
@@ -126,11 +128,17 @@ def test_prometheus_serves_sums_and_latest_values() -> None:
         ("thinwire_residual_lag", *weight): 3.0,
         ("thinwire_numel", *weight): 1000,
         ("thinwire_itemsize", *weight): 4,
+        ("thinwire_ways", *weight): 2,
     }
     assert served["thinwire_skipped_steps_total", "fc.bias", "0"] == 1
     assert ("thinwire_residual_norm", "fc.bias", "0") not in served
     of_the_step = {key: value for key, value in served.items() if key[1] == "" and value}
-    assert of_the_step == {("thinwire_loss", "", "0"): 0.5, ("thinwire_accuracy", "", "0"): 0.75}
+    assert of_the_step == {
+        ("thinwire_loss", "", "0"): 0.5,
+        ("thinwire_accuracy", "", "0"): 0.75,
+        ("thinwire_link_bps", "", "0"): 5e7,
+        ("thinwire_seconds_total", "", "0", "encode"): 0.125,
+    }
 
 
 def test_prometheus_endpoints_do_not_share_listen_to_this_machine_alone_and_leave_nothing() -> None:
@@ -167,6 +175,7 @@ def test_tensorboard_reads_back_what_was_recorded(tmp_path: Path) -> None:
     writer.record(replace(RECORD, step=4, payload_bytes_push=100))
     writer.record(PLAIN)
     writer.record(SCORES)
+    writer.record(WHOLE)
     writer.close()
     writer.close()
     events = accumulator.EventAccumulator(str(tmp_path / "run"))
@@ -177,7 +186,7 @@ def test_tensorboard_reads_back_what_was_recorded(tmp_path: Path) -> None:
     assert events.Scalars("wait_s/fc.weight")[0].value == 1.0
     assert events.Scalars("skipped/fc.bias")[0].value == 1.0
     assert "residual_norm/fc.weight" in tags
-    assert {"loss", "accuracy"} == {tag for tag in tags if tag.endswith("/") or "/" not in tag}
+    assert {"loss", "accuracy", "encode_s", "link_bps"} == {tag for tag in tags if tag.endswith("/") or "/" not in tag}
     assert "residual_norm/fc.bias" not in tags
 
 

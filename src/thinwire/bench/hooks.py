@@ -14,7 +14,8 @@ from thinwire.bench.hook_cells import NOTES, Cell, hook
 from thinwire.bench.hook_runs import HookRun, last_line, measure
 from thinwire.bench.options import HooksOptions
 from thinwire.errors import ConfigError
-from thinwire.jobs.tables import Table, nbytes_text
+from thinwire.jobs.tables import Table
+from thinwire.quantities import nbytes_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture

@@ -27,10 +27,10 @@ from thinwire.hooks.planning import Planned, make_plan
 from thinwire.jobs.cluster import choose_links, run_cluster
 from thinwire.jobs.events import Listening
 from thinwire.jobs.job import Job
-from thinwire.jobs.tables import nbytes_text
 from thinwire.jobs.training import warm_up
 from thinwire.policies.consistency import Bsp
 from thinwire.policies.designs import design as find_design
+from thinwire.quantities import nbytes_text
 from thinwire.runtime.connection import connect
 from thinwire.runtime.serving import serving
 from thinwire.server.core import ServerCore

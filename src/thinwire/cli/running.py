@@ -17,7 +17,8 @@ from thinwire.jobs.in_process import run as run_in_process
 from thinwire.jobs.job import Job
 from thinwire.jobs.on_ray import Cluster, run_on_ray
 from thinwire.jobs.outcome import RunOutcome
-from thinwire.jobs.tables import Table, nbytes_text
+from thinwire.jobs.tables import Table
+from thinwire.quantities import nbytes_text
 from thinwire.workloads.models import TEXT_MODELS
 
 

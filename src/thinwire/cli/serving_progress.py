@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from thinwire.jobs.tables import nbytes_text
+from thinwire.quantities import nbytes_text
 
 PROGRESS_S = 10.0
 """Between two lines on how far the training is."""

@@ -18,7 +18,7 @@ from rich.text import Text
 from thinwire.cli import options
 from thinwire.cli.console import console, write_json
 from thinwire.errors import ConfigError, TransportError
-from thinwire.jobs.tables import nbytes_text
+from thinwire.quantities import nbytes_text, rate_text
 from thinwire.runtime.record_files import RecordEndpoint, RecordFile
 from thinwire.studies.step_figures import Figures, RecordedSteps
 
@@ -119,6 +119,8 @@ def _lines(figures: Figures) -> list[tuple[str, str]]:
         ("ratio", f"{figures.ratio:.1f}× less than {nbytes_text(figures.plain_nbytes)} in the tensors' own dtype"),
         ("time", seconds),
     ]
+    if figures.link_bps is not None:
+        lines.append(("link", f"{rate_text(figures.link_bps)}, the slowest between ranks"))
     if figures.lag is not None:
         lines.append(("lag", f"{figures.lag:.1f} steps of updates wait in {figures.lag_table}, the most of any tensor"))
     if figures.loss is not None:

@@ -16,6 +16,7 @@ from thinwire.codecs.decoding import Values
 from thinwire.collective.exchange import Exchange, Group
 from thinwire.collective.residuals import Residuals
 from thinwire.collective.shard import Shard, Span, Spans
+from thinwire.collective.tally import Tally
 from thinwire.policies.assignment import Partition
 
 _KEPT_GROUPS = 256
@@ -56,6 +57,7 @@ class Collective:
         steps_skipped: steps that no rank took because some rank's gradient held NaN or Inf.
         note: what this rank tells the others with its next step, if anything.
         notes: what all ranks told with the last step, in rank order; empty where they told nothing.
+        tally: of the exchanges to come; None where they are not measured.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Collective:
         self.steps_skipped = 0
         self.note = b""
         self.notes: list[bytes] = []
+        self.tally: Tally | None = None
         self._gathered: list[Bucket] = []
         self._groups: dict[tuple[Bucket, ...], Group] = {}
         self._skipped = False
@@ -159,7 +162,9 @@ class Collective:
         self._gathered.clear()
         first, mean = end - count, self.residuals.mean
         note = b"" if first else self.note
-        exchange = Exchange(group, step, first, last=last, mean=mean, skip=self.skip, pulls=self.pulls, note=note)
+        exchange = Exchange(
+            group, step, first, last=last, mean=mean, skip=self.skip, pulls=self.pulls, note=note, tally=self.tally
+        )
         return exchange, count
 
     def _kind(self, bucket: Bucket) -> object:
@@ -170,7 +175,7 @@ class Collective:
     def _shards(self, buckets: Sequence[Bucket]) -> Group:
         residuals = self.residuals
         coded: list[list[tuple[tuple[str, Partition], Span]]] = [[] for _ in range(residuals.world)]
-        plain: list[list[Span]] = [[] for _ in range(residuals.world)]
+        plain: list[list[tuple[str, Span]]] = [[] for _ in range(residuals.world)]
         for place, bucket in enumerate(buckets):
             for name, offset in bucket.offsets:
                 for part in residuals.partitions[name]:
@@ -179,16 +184,18 @@ class Collective:
                     if (name, part) in residuals.contexts:
                         coded[part.server].append(((name, part), span))
                     else:
-                        plain[part.server].append(span)
+                        plain[part.server].append((name, span))
         wide = residuals.tensors[buckets[0].offsets[0][0]].compute_dtype.itemsize == 8
         return Group(
             tuple(
                 Shard(
                     contexts=[residuals.contexts[key] for key, _ in coded[owner]],
                     coded=Spans([span for _, span in coded[owner]]),
-                    plain=Spans(plain[owner]),
+                    plain=Spans([span for _, span in plain[owner]]),
                     dtype=np.dtype(np.float64 if wide else np.float32),
                     drop_zeros=self.drop_zeros,
+                    coded_names=[name for (name, _), _ in coded[owner]],
+                    plain_sizes=[(name, span.end - span.begin) for name, span in plain[owner]],
                 )
                 for owner in range(residuals.world)
             ),

@@ -19,6 +19,7 @@ from typing import cast
 
 from thinwire.codecs.decoding import Values
 from thinwire.collective.shard import Shard
+from thinwire.collective.tally import Tally
 from thinwire.errors import ConfigError, FrameError, NonFiniteError, ProtocolError, TransportError
 from thinwire.packets import HEAD_NBYTES, LENGTH_NBYTES, parse, segments
 from thinwire.schema import Abort, Skip
@@ -85,6 +86,7 @@ class Exchange:
         skip: whether NaN or Inf makes all ranks skip the step; otherwise it is an error.
         pulls: whether the pull pass follows.
         note: what this rank tells all others beside its gradient; then every rank does, with as many bytes.
+        tally: takes what is sent and received of every tensor; None where nobody asks.
 
     Attributes:
         skipped: some rank holds NaN or Inf: the values mean nothing, and nobody takes this step.
@@ -102,6 +104,7 @@ class Exchange:
         skip: bool,
         pulls: bool = True,
         note: bytes = b"",
+        tally: Tally | None = None,
     ) -> None:
         self.group = group
         self.step = step
@@ -112,6 +115,7 @@ class Exchange:
         self.notes = {group.rank: note} if note else {}
         self._over = len(group.shards) if mean else 1
         self._skip = skip
+        self._tally = tally
         self._values: Sequence[Values] = ()
         self._pushes: dict[int, Sequence[memoryview]] = {}
         self._to_add = group.peers
@@ -151,7 +155,7 @@ class Exchange:
         if not self.skipped:
             try:
                 self.own.begin(values)
-                frames = {peer: self.group.shards[peer].encode(values) for peer in self.group.peers}
+                frames = {peer: self._encode(peer, values) for peer in self.group.peers}
             except NonFiniteError:
                 if not self._skip:
                     raise
@@ -172,6 +176,8 @@ class Exchange:
         frames: list[bytes] = []
         if not self.skipped:
             try:
+                if self._tally is not None:
+                    self._tally.given(self.own, self._values)
                 frames = self.own.encode_average(self._values)
             except NonFiniteError:
                 if not self._skip:
@@ -205,6 +211,17 @@ class Exchange:
             if not self.skipped:
                 with _blamed_on(peer):
                     self.group.shards[peer].apply(self._values, frames)
+                    if self._tally is not None:
+                        self._tally.received(self.group.shards[peer], frames)
+
+    def _encode(self, peer: int, values: Sequence[Values]) -> list[bytes]:
+        shard, tally = self.group.shards[peer], self._tally
+        if tally is not None:
+            tally.given(shard, values)
+        frames = shard.encode(values)
+        if tally is not None:
+            tally.sent(shard, frames)
+        return frames
 
     def _add_in_turn(self) -> None:
         """Adds the gradients whose turn has come; after the last one, averages."""

@@ -111,6 +111,8 @@ class Shard:
         plain: where the uncompressed slices lie; their values travel together, in one last frame.
         dtype: of the values, float32 or float64.
         drop_zeros: whether a slice without any gradient is left out, as DDP leaves out unused parameters.
+        coded_names: the tensor of every compressed slice.
+        plain_sizes: the tensor of every uncompressed slice, and how many of its values lie in it.
     """
 
     contexts: list[Context]
@@ -118,6 +120,8 @@ class Shard:
     plain: Spans
     dtype: np.dtype[Any]
     drop_zeros: bool
+    coded_names: Sequence[str] = ()
+    plain_sizes: Sequence[tuple[str, int]] = ()
     payload_nbytes: int = 0
     """Payload bytes of the frames that were encoded last."""
     num_frames: int = field(init=False)

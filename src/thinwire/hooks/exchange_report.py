@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from thinwire.hooks.exchange_state import ExchangeState
+from thinwire.quantities import rate_text
 
 _SPENT = ("encode_seconds", "decode_seconds", "copy_seconds")
 
@@ -103,7 +104,7 @@ class Report:
     def _verdict(self) -> str:
         if self.pays is None:
             return "unknown: the link was not measured (measure_link=False)"
-        link = f"measured link {_rate(self.link_bps)}"
+        link = f"measured link {rate_text(self.link_bps)}"
         if self.pays:
             return f"compression pays: {link}, saved {_ms(self.saved_s)}, spent {_ms(self.spent_s)} a step"
         return (
@@ -158,8 +159,3 @@ def report(state: ExchangeState) -> Report:
 
 def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:.3g} ms"
-
-
-def _rate(bps: float) -> str:
-    scale, unit = (1e9, "Gbit/s") if bps >= 1e9 else (1e6, "Mbit/s")
-    return f"{bps / scale:.3g} {unit}"

@@ -9,8 +9,10 @@ from typing import Any
 from thinwire.collective.core import Collective
 from thinwire.errors import ConfigError
 from thinwire.hooks.exchange_autopilot import ExchangeAutopilot
+from thinwire.hooks.exchange_records import ExchangeRecords
 from thinwire.hooks.guards import StepGuard
 from thinwire.runtime.collective import CollectiveDriver
+from thinwire.runtime.metrics import MetricsWriter
 from thinwire.telemetry import WarmUp
 
 FORMAT = 1
@@ -34,6 +36,7 @@ class ExchangeState:
     __slots__ = (
         "_guard",
         "_loss_scale",
+        "_records",
         "_scaler",
         "auto",
         "core",
@@ -65,6 +68,7 @@ class ExchangeState:
         self.step = 0
         self.resumed = ""
         self.warm_up = WarmUp()
+        self._records: ExchangeRecords | None = None
         self._scaler = scaler
         self._loss_scale = 1.0 if scaler is None else 0.0
 
@@ -99,11 +103,52 @@ class ExchangeState:
             sums = self.counters()
             self.warm_up.note(int(sums.get("steps", 0)), sums)
 
+    def record_to(self, *writers: MetricsWriter, every: int = 10) -> None:
+        """Gives metrics writers records of the steps to come: bytes, residual and lag of every tensor, and the seconds.
+
+        A measured step reads every gradient and residual once more. It is recorded when the next one begins, the last
+        one by `close`.
+
+        Args:
+            writers: `JsonLines`, `Prometheus` and `TensorBoard` of `thinwire.runtime.metrics`, or your own; closed with
+                the state. Ranks of one machine may append to the same file; a port is one rank's.
+            every: steps from one that is measured to the next; of `Prometheus`, sums are then of those alone.
+
+        Raises:
+            ConfigError: `every` is below 1, or records go somewhere already.
+
+        Example::
+
+            state = ddp.compress(model, codec="auto")
+            state.record_to(JsonLines("steps.jsonl"))      # and in a terminal: thinwire watch steps.jsonl
+        """
+        if self._records is not None:
+            raise ConfigError("records go to metrics writers already: give all of them to one call")
+        self._records = ExchangeRecords(self, writers, every)
+        self.between_steps()
+
+    def record_scores(self, *, loss: float | None = None, accuracy: float | None = None) -> None:
+        """Records the latest step's loss, or an accuracy, where `record_to` was called; does nothing elsewhere.
+
+        Args:
+            loss: of this rank's training step.
+            accuracy: on the test set, 0 … 1.
+        """
+        if self._records is not None:
+            self._records.record_scores(max(0, self.step - 1), loss, accuracy)
+
+    def between_steps(self) -> None:
+        """Records the step that is over, before the first gradients of step `step` come."""
+        if self._records is not None:
+            self._records.next_step(self.step)
+
     def close(self) -> None:
-        """Ends the hook's threads. The model's backward pass cannot be used afterwards."""
+        """Ends the hook's threads and records. The model's backward pass cannot be used afterwards."""
         if self._guard is not None:
             self._guard.close()
         self.driver.close()
+        if self._records is not None:
+            self._records.close()
 
     def follow_loss_scale(self) -> None:
         """Keeps residuals in the units of this step's gradients."""

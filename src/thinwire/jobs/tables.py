@@ -29,15 +29,3 @@ def markdown(table: Table) -> str:
     rule = ["---" if at < table.left else "---:" for at in range(len(table.header))]
     lines = [f"| {' | '.join(each)} |" for each in (table.header, rule, *table.lines)]
     return "\n".join(([table.title, ""] if table.title else []) + lines)
-
-
-def nbytes_text(nbytes: float) -> str:
-    """Returns a number of bytes for people.
-
-    >>> nbytes_text(1234567)
-    '1.23 MB'
-    """
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if nbytes >= scale:
-            return f"{nbytes / scale:.3g} {unit}"
-    return f"{nbytes:.0f} B"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from thinwire.engines.links import Rate
 from thinwire.jobs.tables import Table
 from thinwire.planner.planning import UNCOMPRESSED, WORTH, Plan, Summary
+from thinwire.quantities import rate_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,13 +41,13 @@ def verdict(plan: Plan) -> list[str]:
 def _sentence(summary: Summary) -> str:
     said = [f"{summary.at.design} {summary.at.speedup:.3g}×"]
     if summary.free_above_bps is not None:
-        said.append(f"the link stops mattering above {rate_text(summary.free_above_bps)}")
+        said.append(f"the link stops mattering above {rate_text(summary.free_above_bps, 2)}")
     else:
         said.append("the link matters at any rate")
     if summary.pays_below_bps is None:
         said.append("it pays at no rate")
     elif math.isfinite(summary.pays_below_bps):
-        said.append(f"it pays below {rate_text(summary.pays_below_bps)}")
+        said.append(f"it pays below {rate_text(summary.pays_below_bps, 2)}")
     else:
         said.append("it pays at any rate")
     return "; ".join(said)
@@ -73,8 +74,8 @@ def designs_table(plan: Plan) -> Table:
                 *(each.at.design, seconds_text(each.at.step_s), f"{each.at.speedup:.3g}×"),
                 *(f"{each.bits_up:.3g}", f"{each.bits_down:.3g}"),
                 *(seconds_text(each.encode_s), seconds_text(each.decode_s)),
-                "any rate" if free is None else rate_text(free),
-                "–" if pays is None else rate_text(pays) if math.isfinite(pays) else "any rate",
+                "any rate" if free is None else rate_text(free, 2),
+                "–" if pays is None else rate_text(pays, 2) if math.isfinite(pays) else "any rate",
             ]
         )
     setting = plan.setting
@@ -122,16 +123,6 @@ def seconds_text(seconds: float) -> str:
     """
     factor, unit = (1, "s") if seconds >= 1 else (1e3, "ms") if seconds >= 1e-3 else (1e6, "µs")
     return f"{seconds * factor:.3g} {unit}"
-
-
-def rate_text(bps: float) -> str:
-    """Returns a rate with two digits that count.
-
-    >>> [rate_text(each) for each in (340e6, 1.23e9, 5.5e5)]
-    ['340 Mbit/s', '1.2 Gbit/s', '550 kbit/s']
-    """
-    factor, unit = (1e9, "Gbit/s") if bps >= 1e9 else (1e6, "Mbit/s") if bps >= 1e6 else (1e3, "kbit/s")
-    return f"{float(f'{bps / factor:.2g}'):g} {unit}"
 
 
 def link_text(bps: float) -> str:

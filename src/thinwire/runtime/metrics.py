@@ -23,8 +23,16 @@ _GAUGES = {
     "residual_norm": "2-norm of what was not sent",
     "residual_lag": "2-norm of what was not sent, in units of one step's update",
 }
-_SCORES = {"loss": "Training loss of the latest step", "accuracy": "Latest test accuracy, 0 to 1"}
-_SIZES = {"numel": "Values of the table", "itemsize": "Bytes of one value in the tensor's own dtype"}
+_SCORES = {
+    "loss": "Training loss of the latest step",
+    "accuracy": "Latest test accuracy, 0 to 1",
+    "link_bps": "Bits per second of the slowest link between ranks",
+}
+_SIZES = {
+    "numel": "Values of the table",
+    "itemsize": "Bytes of one value in the tensor's own dtype",
+    "ways": "How many ways the values travel",
+}
 _SECONDS = ("encode_s", "decode_s", "wait_s")
 
 
@@ -159,7 +167,8 @@ class TensorBoard:
 
     def record(self, record: StepRecord) -> None:
         of_table = (*_GAUGES, *_SECONDS, "payload_bytes_push", "payload_bytes_pull", "skipped") if record.table else ()
-        for name in (*of_table, *_SCORES):
+        of_step = [] if record.table else [name for name in _SECONDS if getattr(record, name)]
+        for name in (*of_table, *of_step, *_SCORES):
             if (value := getattr(record, name)) is not None:
                 tag = f"{name}/{record.table}" if record.table else name
                 self._writer.add_scalar(tag, float(value), record.step)

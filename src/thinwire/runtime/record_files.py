@@ -174,4 +174,6 @@ def _record_of(
         itemsize=int(values.get("itemsize", 4)),
         loss=values.get("loss"),
         accuracy=values.get("accuracy"),
+        ways=int(values.get("ways", 2)),
+        link_bps=values.get("link_bps"),
     )

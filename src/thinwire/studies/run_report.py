@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 
 from thinwire.errors import ConfigError
-from thinwire.jobs.tables import Table, nbytes_text
+from thinwire.jobs.tables import Table
+from thinwire.quantities import nbytes_text, rate_text
 from thinwire.runtime.record_files import RecordFile
 from thinwire.studies.charts import Chart, Panel, Series, smooth
 from thinwire.studies.interactive import chart_html, interactive_document
@@ -140,7 +141,7 @@ def verdict(figures: Figures) -> list[str]:
         sentences = [f"{less}; what it costs was not recorded."]
     else:
         sentences = [
-            f"{less}: compression pays on links below {_rate(8 * saved / spent)} each way.",
+            f"{less}: compression pays on links below {rate_text(8 * saved / spent)} each way.",
             f"There the link's time for {nbytes_text(saved)} is what encoding and decoding take, "
             f"{_ms(spent)} a step, were nothing hidden behind the computation.",
         ]
@@ -300,10 +301,6 @@ def _panel(title: str, unit: str, series: Sequence[Series], *, y_log: bool = Fal
 def _series(label: str, points: Sequence[tuple[Any, float]]) -> Series:
     """A curve of at most 400 points, each the mean of a window."""
     return Series(label=label, x=smooth([float(x) for x, _ in points])[1], y=smooth([y for _, y in points])[1])
-
-
-def _rate(bps: float) -> str:
-    return f"{bps / 1e9:.3g} Gbit/s" if bps >= 1e9 else f"{bps / 1e6:.3g} Mbit/s"
 
 
 def _ms(seconds: float) -> str:

@@ -55,6 +55,7 @@ class Figures:
         lag: the largest latest lag of a table, and `lag_table` which it is; None where no residual is kept.
         loss: the latest, mean over ranks.
         accuracy: the latest.
+        link_bps: the latest known rate of the slowest link, least of all ranks'; None where nobody measured one.
         tables: largest by bytes first.
     """
 
@@ -75,6 +76,7 @@ class Figures:
     lag_table: str
     loss: float | None
     accuracy: float | None
+    link_bps: float | None
     tables: tuple[TableFigures, ...]
 
     @property
@@ -119,6 +121,7 @@ class RankStep:
     lag: float | None = None
     loss: float | None = None
     accuracy: float | None = None
+    link_bps: float | None = None
     recorded: bool = False
 
     def add(self, record: StepRecord) -> None:
@@ -126,13 +129,14 @@ class RankStep:
         self.time_s = max(self.time_s, record.time_s)
         self.push_nbytes += record.payload_bytes_push
         self.pull_nbytes += record.payload_bytes_pull
-        self.plain_nbytes += 2 * record.numel * record.itemsize
+        self.plain_nbytes += record.ways * record.numel * record.itemsize
         self.encode_s += record.encode_s
         self.decode_s += record.decode_s
         self.wait_s += record.wait_s
         self.lag = _larger(self.lag, record.residual_lag)
         self.loss = self.loss if record.loss is None else record.loss
         self.accuracy = self.accuracy if record.accuracy is None else record.accuracy
+        self.link_bps = self.link_bps if record.link_bps is None else record.link_bps
         self.recorded = self.recorded or bool(record.table)
 
 
@@ -153,7 +157,7 @@ class _TableSums:
         self.records += 1
         self.push_nbytes += record.payload_bytes_push
         self.pull_nbytes += record.payload_bytes_pull
-        self.plain_nbytes += 2 * record.numel * record.itemsize
+        self.plain_nbytes += record.ways * record.numel * record.itemsize
         if record.residual_lag is not None:
             self.lags[record.rank] = record.residual_lag
             if record.rank == min(self.lags):
@@ -271,6 +275,7 @@ class RecordedSteps:
         )
         lagging = max((each for each in tables if each.lag is not None), key=lambda each: each.lag or 0, default=None)
         losses, accuracies = self.scores("loss"), self.scores("accuracy")
+        links = [[e.link_bps for e in self._steps[step].values() if e.link_bps is not None] for step in steps]
 
         def mean(figure: Callable[[RankStep], float]) -> float:
             return sum(map(figure, chosen)) / max(1, len(chosen))
@@ -294,6 +299,7 @@ class RecordedSteps:
             lag_table="" if lagging is None else lagging.table,
             loss=losses[-1][2] if losses else None,
             accuracy=accuracies[-1][2] if accuracies else None,
+            link_bps=next((min(each) for each in reversed(links) if each), None),
             tables=tuple(tables),
         )
 

@@ -177,6 +177,8 @@ def thinwire_hook(state: ThinwireState, bucket: dist.GradBucket) -> torch.future
     state.driver.raise_failure()
     buffer, auto = bucket.buffer(), state.auto
     step, index, last = state.step, bucket.index(), bucket.is_last()
+    if index == 0:
+        state.between_steps()
     state.step += last
     if auto is None and step < state.start_step:
         return _uncompressed(state, buffer)

@@ -189,6 +189,7 @@ class ShardedState(ExchangeState):
                 each.group.add_gradient(each.group.own(each.values).mul_(each.factor))
         self.step += 1
         self.note_warm_up()
+        self.between_steps()
 
     def _exchange(self, index: int, *, last: bool) -> None:
         each = self._ready[index]

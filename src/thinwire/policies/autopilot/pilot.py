@@ -18,6 +18,7 @@ from thinwire.policies.autopilot.costs import Workload
 from thinwire.policies.autopilot.levels import Level
 from thinwire.policies.autopilot.memory import Memory
 from thinwire.policies.autopilot.notes import StepNote
+from thinwire.quantities import rate_text
 
 Target = Literal["time", "bytes"]
 
@@ -337,7 +338,7 @@ class Pilot:
             if memory.turned_at and memory.milder == stronger and memory.notes - memory.turned_at < REGRET:
                 memory.regrets = min(len(PATIENCE) - 1, memory.regrets + 1)
             memory.turned_at, memory.milder = memory.notes, not stronger
-            link = _rate(memory.link_bps)
+            link = rate_text(memory.link_bps)
             self._change(wanted, f"link {link}, {1e3 * expected[wanted]:.3g} ms a step in place of {1e3 * now:.3g}")
 
     def _largest_sparsity(self) -> float:
@@ -376,7 +377,3 @@ class Pilot:
 
 def _mean(before: float | None, now: float, weight: float) -> float:
     return now if before is None else (1 - weight) * before + weight * now
-
-
-def _rate(bps: float) -> str:
-    return f"{bps / 1e9:.3g} Gbit/s" if bps >= 1e9 else f"{bps / 1e6:.3g} Mbit/s"

@@ -1,0 +1,62 @@
+"""What one measured step sent and received of every tensor, and the norms of what its codecs were given.
+
+A step is measured where its exchanges are given a tally. The pushing and the pulling thread write into it at once, each
+with one append, and nobody reads it before the step is over.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from thinwire.codecs.decoding import Values
+from thinwire.collective.shard import Shard
+from thinwire.frames import parse
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Payload bytes and squared norms, in the order in which they come.
+
+    Example:
+        >>> tally = Tally()
+        >>> tally.pushed.extend([("fc.weight", 200), ("fc.weight", 50)])
+        >>> dict(total(tally.pushed))
+        {'fc.weight': 250}
+    """
+
+    pushed: list[tuple[str, int]] = field(default_factory=list)
+    pulled: list[tuple[str, int]] = field(default_factory=list)
+    squares: list[tuple[str, float]] = field(default_factory=list)
+
+    def given(self, shard: Shard, values: Sequence[Values]) -> None:
+        """Takes what a shard's codecs are about to encode, residuals left out."""
+        for name, each in zip(shard.coded_names, shard.coded.of(values), strict=True):
+            self.squares.append((name, float(torch.linalg.vector_norm(torch.as_tensor(each))) ** 2))
+
+    def sent(self, shard: Shard, frames: Sequence[bytes]) -> None:
+        """Takes the frames that were just encoded of a shard, for its owner."""
+        for name, context, frame in zip(shard.coded_names, shard.contexts, frames, strict=False):
+            self.pushed.append((name, context.payload_nbytes if frame else 0))
+        self.pushed.extend(self._plain(shard))
+
+    def received(self, shard: Shard, frames: Sequence[bytes | memoryview]) -> None:
+        """Takes the frames of a shard's average, which have been decoded without fault."""
+        for name, frame in zip(shard.coded_names, frames, strict=False):
+            self.pulled.append((name, len(parse(frame, copy=False).payload) if frame else 0))
+        self.pulled.extend(self._plain(shard))
+
+    @staticmethod
+    def _plain(shard: Shard) -> Iterable[tuple[str, int]]:
+        return ((name, shard.dtype.itemsize * numel) for name, numel in shard.plain_sizes)
+
+
+def total(amounts: Iterable[tuple[str, float]]) -> Mapping[str, float]:
+    """Returns the sum of the amounts of every name; 0 for others."""
+    sums: defaultdict[str, float] = defaultdict(int)
+    for name, amount in amounts:
+        sums[name] += amount
+    return sums

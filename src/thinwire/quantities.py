@@ -1,0 +1,25 @@
+"""Rates and sizes in words, for people."""
+
+from __future__ import annotations
+
+
+def rate_text(bps: float, digits: int = 3) -> str:
+    """Returns bits per second with so many digits that count.
+
+    >>> [rate_text(each) for each in (340e6, 1.234e9, 5.5e5)], rate_text(1.234e9, 2)
+    (['340 Mbit/s', '1.23 Gbit/s', '550 kbit/s'], '1.2 Gbit/s')
+    """
+    factor, unit = (1e9, "Gbit/s") if bps >= 1e9 else (1e6, "Mbit/s") if bps >= 1e6 else (1e3, "kbit/s")
+    return f"{float(f'{bps / factor:.{digits}g}'):g} {unit}"
+
+
+def nbytes_text(nbytes: float) -> str:
+    """Returns a number of bytes with three digits that count.
+
+    >>> nbytes_text(1234567)
+    '1.23 MB'
+    """
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= scale:
+            return f"{nbytes / scale:.3g} {unit}"
+    return f"{nbytes:.0f} B"
