@@ -9,19 +9,38 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from thinwire.collective.core import Collective
 from thinwire.collective.residuals import TrainedTensor
 from thinwire.collective.tally import Tally, total
 from thinwire.errors import ConfigError
 from thinwire.runtime.metrics import MetricsWriter
 from thinwire.telemetry import StepRecord
 
-if TYPE_CHECKING:
-    from thinwire.hooks.exchange_state import ExchangeState
-
 _WEIGHT = 0.1
 """Of a measured step in the running mean of norms, so that one easy batch does not look like a lag."""
+
+
+class Recorded(Protocol):
+    """What is asked of a hook's state."""
+
+    core: Collective
+    step: int
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        ...
+
+    @property
+    def known_link_bps(self) -> float:
+        """Bits per second of the slowest link, as measured last; 0 where it was not."""
+        ...
+
+    def counters(self) -> dict[str, float]:
+        """Returns the sums so far."""
+        ...
 
 
 class ExchangeRecords:
@@ -36,7 +55,7 @@ class ExchangeRecords:
         ConfigError: `every` is below 1.
     """
 
-    def __init__(self, state: ExchangeState, writers: Sequence[MetricsWriter], every: int) -> None:
+    def __init__(self, state: Recorded, writers: Sequence[MetricsWriter], every: int) -> None:
         if every < 1:
             raise ConfigError(f"every={every}; a step in {every} cannot be recorded, take 1 or more")
         self._state, self._writers, self._every = state, writers, every
@@ -106,7 +125,7 @@ class ExchangeRecords:
                     ways=1 + core.pulls,
                 )
             )
-        sums, link_bps = state.counters(), state.link_bps if state.auto is None else state.auto.pilot.memory.link_bps
+        sums = state.counters()
 
         def spent(name: str) -> float:
             return sums.get(name, 0.0) - self._before.get(name, 0.0)
@@ -121,7 +140,7 @@ class ExchangeRecords:
                 decode_s=spent("decode_seconds"),
                 wait_s=spent("wait_seconds"),
                 time_s=now,
-                link_bps=link_bps or None,
+                link_bps=state.known_link_bps or None,
             )
         )
 

@@ -93,6 +93,11 @@ class ExchangeState:
         world, tensors = self.core.residuals.world, self.core.residuals.tensors.values()
         return (2 if self.core.pulls else 1) * (world - 1) / world * sum(tensor.nbytes for tensor in tensors)
 
+    @property
+    def known_link_bps(self) -> float:
+        """Bits per second of the slowest link, as measured last: at the start, or by the controller since."""
+        return self.link_bps if self.auto is None else self.auto.pilot.memory.link_bps
+
     def counters(self) -> dict[str, float]:
         """Returns the sums so far: bytes, values and messages sent, and seconds by purpose."""
         return self.driver.counters()
