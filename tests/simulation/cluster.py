@@ -92,8 +92,7 @@ class Cluster(Processes):
             self._healed = max(self._healed, fault.at + fault.seconds)
         while not self._over():
             if self.scheduler.now > self._healed + PROGRESS_S:
-                if any(slot.trained for slot in self.workers) and (self._server_died or self._too_few_left):
-                    # Those who had their last update have left: nobody goes back, or exchanges, with the others.
+                if self._left_behind:
                     self._ended = "left behind"
                     return
                 raise Violation("progress", f"nothing was wrong for {PROGRESS_S:g} s, and it goes on: {self._state()}")
@@ -127,6 +126,8 @@ class Cluster(Processes):
         nowhere = [reason for reason in (*failed, gone) if "there is no step that" in reason]
         require(not (nowhere and self.scenario.checkpoint_every), "common step", f"nobody can go back: {nowhere}")
         somebody_left = any(slot.trained for slot in self.workers)
+        survives = self.scenario.survives and not somebody_left
+        require(not survives, "survives", f"whoever died came back in time, and {gone}; {failed}")
         may_fail = self._training_over and (somebody_left or any(core.step == 0 for core in cores))
         elastic = self.scenario.min_workers is not None and self.scenario.gives_model
         if elastic and not self._server_died and not may_fail:

@@ -193,6 +193,11 @@ class Processes:
         return holds_back and sum(not slot.trained for slot in self.workers) < (self.scenario.min_workers or 0)
 
     @property
+    def _left_behind(self) -> bool:
+        """Whether those who had their last update have left: nobody goes back, or exchanges, with the others."""
+        return any(slot.trained for slot in self.workers) and (self._server_died or self._too_few_left)
+
+    @property
     def _server_died(self) -> bool:
         return any(server.lives > 1 for server in self.servers)
 
@@ -262,8 +267,8 @@ class Processes:
         if self._training_over or (self.scenario.harmless and not same):
             slot.gone = reason
             return
-        if slot.lives >= MAX_LIVES and not self.scenario.gives_model:
-            slot.gone = reason  # nobody can give it the model
+        if slot.lives >= MAX_LIVES and (not self.scenario.gives_model or self._left_behind):
+            slot.gone = reason  # nobody can give it the model, or is there to go back with
             return
         require(slot.lives < MAX_LIVES, "progress", f"worker {slot.rank} comes again and again: {reason}")
         self.scheduler.after(seconds, lambda: self._restart(slot))

@@ -338,4 +338,16 @@ REGRESSIONS = {
             Fault(kind="kill-server", at=2.6168629132941517, seconds=0.05),
         ),
     ),
+    "one that began late at one shard pushed what it sat out to another, resumed, of before that one's step": replace(
+        _PLAIN,
+        seed=816256,
+        shards=2,
+        steps=8,
+        checkpoint_every=2,
+        faults=(
+            Fault(kind="kill", at=0.186805, who=1, seconds=0.5),
+            Fault(kind="kill-server", at=0.290176, who=1, seconds=0.3),
+        ),
+        survives=True,
+    ),
 }

@@ -99,6 +99,8 @@ class Scenario:
         faults: what happens.
         harmless: whether nothing lasts longer than the server waits, and no worker dies; servers may, where there are
             checkpoints.
+        survives: whether all write checkpoints, and whoever dies is back sooner than the server gives a worker up: the
+            training does not end before somebody has reached the last step.
     """
 
     seed: int
@@ -115,6 +117,7 @@ class Scenario:
     faults: tuple[Fault, ...]
     harmless: bool
     straggler_grace_s: float | None = None
+    survives: bool = False
 
     @property
     def lockstep(self) -> bool:

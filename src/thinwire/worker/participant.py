@@ -146,7 +146,11 @@ class Participant:
             kept = sum(table.residual is not None for table in self.model.trained_tables())
             # Those of the process that had this rank; one above the plan's is the first that has it.
             self.counters.add("residuals_lost", kept * (self.rank < self.conversations[0].plan.workers))
-            yield from self._sit_out({shard: welcome.begin for shard, welcome in welcomes.items()})
+            # A shard that was resumed, and expects it as it did everybody, does so from its own step on.
+            begins = {
+                shard: welcome.begin if welcome.begin >= 0 else welcome.step for shard, welcome in welcomes.items()
+            }
+            yield from self._sit_out(begins)
         if self.clock and self._terms.immediate:
             self._resume_apart({shard: welcome.exchanges for shard, welcome in welcomes.items()})
         yield from self.sync()
