@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,22 +16,29 @@ from thinwire.errors import ConfigError
 from thinwire.jobs.virtual_time import TransportCosts
 
 if TYPE_CHECKING:
-    from thinwire.planner import planning, verdict, workload
+    from thinwire.planner import planning, script, verdict, workload
 else:
     planning, verdict = lazy("thinwire.planner.planning"), lazy("thinwire.planner.verdict")
-    workload = lazy("thinwire.planner.workload")
+    workload, script = lazy("thinwire.planner.workload"), lazy("thinwire.planner.script")
 
 app = typer.Typer()
 
+STARTUP = Path(__file__).parent / "startup"
 PICTURES = (".png", ".svg")
 LATENCY_MS = 1e3 * TransportCosts().latency_s
 DESIGNS = "3lc[s=1.0],3lc[s=1.75],int8,local2"
 
 
 @app.command(
-    epilog="Example: thinwire plan --model lenet5 --data fashion-mnist --link 50mbit --workers 8 --out plan.svg"
+    epilog="Example: thinwire plan --model lenet5 --data fashion-mnist --link 50mbit --workers 8 --out plan.svg; "
+    "thinwire plan --mode collective --link 50mbit --workers 8 -- torchrun --nproc-per-node 1 train.py"
 )
 def plan(
+    context: typer.Context,
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[-- COMMAND …]", help="A training script of your own, as it is started."),
+    ] = None,
     model: options.Model = "mlp",
     data: options.Data = "digits",
     designs: Annotated[str, typer.Option(metavar="NAMES", help="Designs beside fp32, with commas between.")] = DESIGNS,
@@ -54,7 +62,8 @@ def plan(
     """Predict the seconds of a step by design, link and workers, and say whether compression pays.
 
     A few steps and the codecs are measured on this machine, which should do nothing else meanwhile; the cluster is a
-    model. No process is started and nothing is sent.
+    model. Nothing is sent. Of a script of your own the first steps are really made, without DDP's exchange; then it is
+    ended.
     """
     if out is not None and out.suffix not in PICTURES:
         raise ConfigError(f"--out {out}: a picture's name ends in {' or '.join(PICTURES)}")
@@ -68,10 +77,17 @@ def plan(
         compute=compute,
     )
     threads = None if cores is None else 1  # processes that share processors have one thread each
-    measured = workload.profile_workload(model, data, batch=batch, seed=seed, steps=steps, threads=threads)
+    if command:
+        given = [name for name in ("model", "data", "batch", "seed") if _given(context, name)]
+        if given:
+            raise ConfigError(f"--{given[0]} is of the models that come with thinwire; give it to the script itself")
+        measured, what = script.profile_script(command, os.environ, STARTUP, steps=steps, threads=threads), "the script"
+    else:
+        measured = workload.profile_workload(model, data, batch=batch, seed=seed, steps=steps, threads=threads)
+        what = model
     made = planning.Plan(measured, split_names(designs), setting)
     said = verdict.verdict(made)
-    console.print(f"measured: a step of {model} computes {1e3 * measured.step_s:.3g} ms here; all else is predicted")
+    console.print(f"measured: a step of {what} computes {1e3 * measured.step_s:.3g} ms here; all else is predicted")
     show(verdict.designs_table(made))
     show(verdict.workers_table(made))
     for sentence in said:
@@ -81,8 +97,7 @@ def plan(
     write_json(
         json,
         {
-            "model": model,
-            "data": data,
+            **({"command": command} if command else {"model": model, "data": data}),
             "setting": setting,
             "compute_s": measured.step_s,
             "verdict": said,
@@ -91,3 +106,8 @@ def plan(
             "by_link": made.by_link(),
         },
     )
+
+
+def _given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"

@@ -79,36 +79,13 @@ def profile(model: nn.Module, step: Callable[[], object], *, steps: int = STEPS)
         >>> [each.name for each in measured.tensors], measured.step_s > 0, len(measured.gradients)
         (['weight', 'bias'], True, 3)
     """
-    trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
-    if not trained:
-        raise ConfigError("the model has no trained parameter; there is nothing to exchange")
-    if steps < 1:
-        raise ConfigError(f"{steps} steps to measure; at least 1 is needed")
-    clock = _Clock(model, trained)
-    with clock.watching():
-        for _ in range(WARM_UP):
-            clock.run(step)
-        found: list[_Step] = []
-        kept = max(2, KEPT_NBYTES // (4 * sum(each.numel() for each in trained.values())))
-        for _ in range(steps):
-            found.append(clock.run(step))
-            if len(found) > kept:
-                found[-kept - 1].gradients.clear()
-    silent = [name for name in trained if all(name not in each.ready for each in found)]
-    if len(silent) == len(trained):
-        raise ConfigError("step() made no gradient: it must call loss.backward(), and train the model that was given")
-    order = [name for name in found[-1].order if name not in silent]
-    forward = {name: median(each.forward_s(name) for each in found) for name in order}
-    backward = {name: median(each.backward_s(name) for each in found) for name in order}
-    shapes = {name: tuple(each.shape) for name, each in trained.items()}
-    return Profile(
-        tensors=tuple(
-            TensorSeconds(name=name, shape=shapes[name], forward_s=forward[name], backward_s=backward[name])
-            for name in order
-        ),
-        step_s=median(each.end_s - each.begin_s for each in found),
-        gradients=tuple(each.gradients for each in found[-kept:]),
-    )
+    watch = Watch(model, steps)
+    with watch.watching():
+        while not watch.done:
+            watch.begin()
+            step()
+            watch.end()
+    return watch.profile()
 
 
 @dataclass
@@ -136,29 +113,76 @@ class _Step:
         return self.ready[name] - max(before, default=min(self.forward_end_s, self.ready[name]))
 
 
-class _Clock:
-    """Notes when modules begin and when gradients are ready."""
+class Watch:
+    """Notes when modules begin and when gradients are ready, step by step, whoever makes the steps.
 
-    def __init__(self, model: nn.Module, trained: dict[str, nn.Parameter]) -> None:
-        self._model, self._trained = model, trained
-        self._cuda = [each.device for each in trained.values() if each.device.type == "cuda"][:1]
+    Args:
+        model: whose parameters are trained.
+        steps: that are measured, after two that are not.
+
+    Raises:
+        ConfigError: no trained parameter, or no step to measure.
+    """
+
+    def __init__(self, model: nn.Module, steps: int = STEPS) -> None:
+        self._trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
+        if not self._trained:
+            raise ConfigError("the model has no trained parameter; there is nothing to exchange")
+        if steps < 1:
+            raise ConfigError(f"{steps} steps to measure; at least 1 is needed")
+        self._model, self._steps = model, steps
+        self._cuda = [each.device for each in self._trained.values() if each.device.type == "cuda"][:1]
+        self._kept = max(2, KEPT_NBYTES // (4 * sum(each.numel() for each in self._trained.values())))
         self._step = _Step(0.0)
+        self._left_out, self._found = 0, list[_Step]()
 
-    def run(self, step: Callable[[], object]) -> _Step:
-        """Makes one step and returns what was noted."""
-        self._step = noted = _Step(self._now())
-        step()
+    @property
+    def done(self) -> bool:
+        """Whether all steps are measured."""
+        return len(self._found) >= self._steps
+
+    def begin(self) -> None:
+        """Says that a step begins."""
+        self._step = _Step(self._now())
+
+    def end(self) -> None:
+        """Says that the step is over; gradients are there still."""
+        noted = self._step
         noted.end_s = self._now()
-        visited = [name for name, _ in noted.begun]
-        heads = list(dict.fromkeys([*visited, *self._trained]))
-        noted.order = [name for head in heads for name in self._siblings(head)]
-        noted.order = list(dict.fromkeys(noted.order))
+        if self._left_out < WARM_UP:
+            self._left_out += 1
+            return
+        heads = dict.fromkeys([*(name for name, _ in noted.begun), *self._trained])
+        noted.order = list(dict.fromkeys(name for head in heads for name in self._siblings(head)))
         noted.gradients = {
             name: each.grad.detach().float().cpu().clone()
             for name, each in self._trained.items()
             if each.grad is not None
         }
-        return noted
+        self._found.append(noted)
+        if len(self._found) > self._kept:
+            self._found[-self._kept - 1].gradients.clear()
+
+    def profile(self) -> Profile:
+        """Returns what was measured. Raises ConfigError where no step made a gradient."""
+        found = self._found
+        silent = {name for name in self._trained if all(name not in each.ready for each in found)}
+        if len(silent) == len(self._trained):
+            raise ConfigError("step() made no gradient: it must call loss.backward(), and train the model it was given")
+        return Profile(
+            tensors=tuple(
+                TensorSeconds(
+                    name=name,
+                    shape=tuple(self._trained[name].shape),
+                    forward_s=median(each.forward_s(name) for each in found),
+                    backward_s=median(each.backward_s(name) for each in found),
+                )
+                for name in found[-1].order
+                if name not in silent
+            ),
+            step_s=median(each.end_s - each.begin_s for each in found),
+            gradients=tuple(each.gradients for each in found[-self._kept :]),
+        )
 
     @contextmanager
     def watching(self) -> Iterator[None]:

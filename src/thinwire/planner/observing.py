@@ -1,0 +1,128 @@
+"""Profiles a training script from within, as it is: no line of it changes.
+
+`begin` runs before the script does (see `cli/startup/sitecustomize.py`). The steps are those of the script's optimizer,
+the model is the outermost module that is called with parameters of that optimizer. DDP's exchange is left out, for it
+is what is to be planned: every rank then trains for itself. After enough steps rank 0 writes what it found, and all
+ranks end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+
+from thinwire.planner.profile import STEPS, Profile, TensorSeconds, Watch
+
+VARIABLE = "THINWIRE_PROFILE"
+"""Names the file that a profile is written to; `STEPS_VARIABLE` how many steps are measured."""
+STEPS_VARIABLE = "THINWIRE_PROFILE_STEPS"
+
+
+class Observer:
+    """Follows the steps of one process.
+
+    Args:
+        path: where the profile goes; None on all ranks but 0.
+        steps: that are measured.
+    """
+
+    def __init__(self, path: Path | None, steps: int) -> None:
+        self._path, self._steps = path, steps
+        self._called: dict[int, nn.Module] = {}
+        self._watch: Watch | None = None
+        self._optimizer: Optimizer | None = None
+        self._hooks = ExitStack()
+
+    def observe(self) -> None:
+        """Begins to follow modules and optimizers, and leaves out what DDP exchanges."""
+        calls = register_module_forward_pre_hook(self._call)
+        self._hooks.callback(calls.remove)
+        register_optimizer_step_post_hook(self._stepped)
+        _leave_out_exchanges()
+
+    def _call(self, module: nn.Module, _: Any) -> None:
+        self._called.setdefault(id(module), module)
+
+    def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
+        if self._watch is None:
+            model = self._model(optimizer)
+            if model is None:
+                return
+            self._hooks.close()
+            self._called.clear()
+            self._watch, self._optimizer = Watch(model, self._steps), optimizer
+            self._hooks.enter_context(self._watch.watching())
+        elif optimizer is self._optimizer:  # of several, the first that trains the model ends a step
+            self._watch.end()
+            if self._watch.done:
+                self._finish(self._watch)
+        self._watch.begin()
+
+    def _model(self, optimizer: Optimizer) -> nn.Module | None:
+        """The outermost module that was called and holds the most of an optimizer's parameters."""
+        trained = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        most, found = 0, None
+        for module in self._called.values():  # outer modules are called before inner ones
+            held = sum(id(each) in trained for each in module.parameters())
+            if held > most:
+                most, found = held, module
+        return found.module if isinstance(found, DistributedDataParallel) else found
+
+    def _finish(self, watch: Watch) -> None:
+        if self._path is not None:
+            part = self._path.with_suffix(".part")
+            torch.save(_as_dict(watch.profile()), part)
+            part.replace(self._path)
+        raise SystemExit(0)
+
+
+def begin(environment: Mapping[str, str]) -> None:
+    """Begins to observe this process, where its environment asks for it."""
+    if found := environment.get(VARIABLE):
+        path = Path(found) if environment.get("RANK", "0") == "0" else None
+        Observer(path, int(environment.get(STEPS_VARIABLE, STEPS))).observe()
+
+
+def load(path: Path) -> Profile:
+    """Returns the profile that a script left behind."""
+    saved = torch.load(path, weights_only=True)
+    tensors = tuple(TensorSeconds(**{**each, "shape": tuple(each["shape"])}) for each in saved["tensors"])
+    return Profile(tensors=tensors, step_s=saved["step_s"], gradients=tuple(saved["gradients"]))
+
+
+def _as_dict(profile: Profile) -> dict[str, Any]:
+    tensors = [
+        {"name": each.name, "shape": list(each.shape), "forward_s": each.forward_s, "backward_s": each.backward_s}
+        for each in profile.tensors
+    ]
+    return {"tensors": tensors, "step_s": profile.step_s, "gradients": list(profile.gradients)}
+
+
+def _leave_out_exchanges() -> None:
+    """Gives every DDP model a hook that sends nothing, in place of the script's own, if it has one."""
+    made, registered = DistributedDataParallel.__init__, DistributedDataParallel.register_comm_hook
+
+    def init(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
+        registered(self, None, _kept)
+        self._comm_hooks.clear()  # the script may ask for one of its own
+
+    DistributedDataParallel.__init__ = init  # type: ignore[method-assign]
+    DistributedDataParallel.register_comm_hook = lambda *_: None  # type: ignore[method-assign]
+
+
+def _kept(_: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+_kept.__annotations__.clear()  # DDP compares them with real types

@@ -1,0 +1,80 @@
+"""Runs a training script for as many steps as a profile takes, and returns what rank 0 found.
+
+The script is not changed: Python imports `cli/startup/sitecustomize.py` before it, in every process of the command,
+which begins to observe there. What the script prints is seen.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from thinwire.errors import ConfigError
+from thinwire.planner.observing import STEPS_VARIABLE, VARIABLE, load
+from thinwire.planner.profile import STEPS, WARM_UP, Profile
+
+END_WITHIN_S = 10.0
+"""What a command that has been profiled has to end by itself."""
+
+
+def profile_script(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    startup: Path,
+    *,
+    steps: int = STEPS,
+    threads: int | None = None,
+) -> Profile:
+    """Measures the steps of a training script.
+
+    Its first steps are really made, whatever they write; then it is ended. DDP's exchange is left out.
+
+    Args:
+        command: as it is typed, such as `["torchrun", "--nproc-per-node", "1", "train.py"]`.
+        environment: of the command.
+        startup: the folder of `sitecustomize.py`.
+        steps: that are measured, after the one in which the model is found and two that are not.
+        threads: of the arithmetic of every process; None: as many as it takes by itself.
+
+    Raises:
+        ConfigError: the command cannot be started, fails, or ends before so many steps of an optimizer.
+    """
+    with tempfile.TemporaryDirectory(prefix="thinwire-plan-") as folder:
+        found = Path(folder) / "profile.pt"
+        path = os.pathsep.join(filter(None, (str(startup), environment.get("PYTHONPATH", ""))))
+        given = {VARIABLE: str(found), STEPS_VARIABLE: str(steps), "PYTHONPATH": path}
+        if threads is not None:
+            given["OMP_NUM_THREADS"] = str(threads)
+        try:
+            process = subprocess.Popen(command, env={**environment, **given}, start_new_session=True)
+        except OSError as error:
+            raise ConfigError(f"{command[0]!r} cannot be started: {error.strerror or error}") from error
+        try:
+            while process.poll() is None and not found.exists():
+                time.sleep(0.05)
+            if found.exists():
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(END_WITHIN_S)
+        finally:
+            _end(process)
+        if not found.exists():
+            raise ConfigError(
+                f"{' '.join(command)!r} ended with status {process.returncode} before a profile was there: it takes "
+                f"{steps + WARM_UP + 1} steps of a torch optimizer that trains a module, by a Python that has thinwire"
+            )
+        return load(found)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends the command and whatever it started."""
+    for number, patience_s in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(patience_s)

@@ -1,0 +1,88 @@
+"""A user's own script, profiled as it is: found model, steps of its optimizer, and what it may do meanwhile."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from thinwire.cli.plan import STARTUP
+from thinwire.errors import ConfigError
+from thinwire.planner.script import profile_script
+
+PLAIN = """
+import torch
+from torch import nn
+
+body = nn.Sequential(nn.Linear(8, 32), nn.ReLU())
+model = nn.Sequential(body, nn.Linear(32, 4))
+teacher = nn.Linear(8, 4)
+torch.optim.SGD(teacher.parameters(), lr=0.1).step()  # trains nothing that is called
+optimizer = torch.optim.AdamW(model.parameters())
+steps = 0
+try:
+    while steps < {steps}:
+        x = torch.randn(16, 8)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), teacher(x).detach()).backward()
+        optimizer.step()
+        steps += 1
+finally:
+    open({out!r}, "w").write(str(steps))
+"""
+
+WRAPPED = """
+import torch, torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from thinwire.hooks import ddp
+
+dist.init_process_group("gloo", init_method="file://{out}", rank=0, world_size=1)
+model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 32), nn.Linear(32, 4)))
+ddp.compress(model, codec="3lc", measure_link=False)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while True:
+    optimizer.zero_grad()
+    model(torch.ones(4, 8)).sum().backward()
+    optimizer.step()
+"""
+
+
+def script(folder: Path, text: str, steps: int = 1000) -> tuple[list[str], Path]:
+    path, out = folder / "train.py", folder / "out"
+    path.write_text(text.format(steps=steps, out=str(out)))
+    return [sys.executable, str(path)], out
+
+
+def test_a_plain_script_ends_after_the_steps_that_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text(f"open({str(own / 'came')!r}, 'w').close()")
+    monkeypatch.syspath_prepend(own)
+    monkeypatch.setenv("PYTHONPATH", f"{own}:{Path('src').resolve()}")
+    command, out = script(tmp_path, PLAIN)
+    found = profile_script(command, os.environ, STARTUP, steps=4, threads=1)
+    shapes = {"0.0.weight": (32, 8), "0.0.bias": (32,), "1.weight": (4, 32), "1.bias": (4,)}
+    assert {each.name: each.shape for each in found.tensors} == shapes
+    assert [each.name for each in found.tensors] == list(shapes), "in the order of the forward pass"
+    assert found.step_s > 0 and sum(each.backward_s for each in found.tensors) > 0
+    assert len(found.gradients) == 4 and found.gradients[0]["1.weight"].shape == (4, 32)
+    assert out.read_text() == "6", "one step finds the model, two warm up; the last of four does not come back"
+    assert (own / "came").exists(), "what the environment itself starts with is started all the same"
+
+
+def test_a_script_with_ddp_and_our_hook_is_measured_without_either(tmp_path: Path) -> None:
+    command, _ = script(tmp_path, WRAPPED)
+    found = profile_script(command, os.environ, STARTUP, steps=3, threads=1)
+    assert [each.name for each in found.tensors] == ["0.weight", "0.bias", "1.weight", "1.bias"]
+
+
+def test_a_script_that_ends_too_soon_and_a_command_that_is_none_are_refused(tmp_path: Path) -> None:
+    command, out = script(tmp_path, PLAIN, steps=3)
+    with pytest.raises(ConfigError, match=r"ended with status 0 before a profile was there: it takes 7 steps"):
+        profile_script(command, os.environ, STARTUP, steps=4, threads=1)
+    assert out.read_text() == "3"
+    with pytest.raises(ConfigError, match=r"'no-such-command' cannot be started: No such file"):
+        profile_script(["no-such-command"], os.environ, STARTUP)
