@@ -104,7 +104,7 @@ def check_command(line: str) -> None:
             check_command(alternative)
         return
     here = typer.main.get_command(app)
-    for word in shlex.split(re.split(r"  +[a-z]", line)[0])[1:]:
+    for word in shlex.split(re.split(r"  +[a-z]", line)[0].partition(" -- ")[0])[1:]:
         if word.startswith(("-", "[-")):
             option = word.strip("[]").partition("=")[0]
             known = {name for each in here.params for name in [*each.opts, *each.secondary_opts]}
