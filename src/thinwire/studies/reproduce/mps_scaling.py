@@ -37,7 +37,7 @@ from thinwire.studies.reproduce.mps_nodes import (
 )
 
 _MACHINES: dict[Scale, tuple[int, ...]] = {"tiny": (1, 3), "quick": (1, 2, 4, 8, 16), "full": (1, 2, 4, 8, 16)}
-_MEASURED: dict[Scale, tuple[int, ...]] = {"tiny": (), "quick": (1, 2), "full": (1, 2)}
+_MEASURED: dict[Scale, tuple[int, ...]] = {"tiny": (1,), "quick": (1, 2), "full": (1, 2)}
 _DESIGNS = (TENSORFLOW, STALE_TOP)
 # Read from figure 5.5: TensorFlow, and the thesis's system.
 _PRINTED = {1: (1.00, 1.00), 2: (1.43, 1.99), 4: (2.11, 3.76), 8: (2.95, 7.15)}
