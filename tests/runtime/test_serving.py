@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from tests.packets.bytes_of import packet
-from tests.runtime.handlers import Notes, make
+from tests.runtime.handlers import Hours, Notes, make
 from tests.server.conversation import Shard, make_plan
 from thinwire.packets import kind_of, pack, parse
 from thinwire.runtime.limits import MAX_JOIN_NBYTES, allowance
@@ -173,3 +173,20 @@ def test_the_core_is_told_the_time_while_workers_are_here() -> None:
             handler.closed(1, None)
         tick()
     assert times == [1.0, 2.0, 3.0] and not clock.later
+
+
+def test_one_that_came_and_went_again_has_the_whole_time_once_more() -> None:
+    clock, notes = Hours(), Notes()
+    core, plan = ServerCore(min_workers=1), make_plan(2)
+    handler = ServerHandler(core, notes, lambda: None, clock=clock, grace_s=2.0)
+    for rank in range(2):
+        handler.received(rank, pack(Join(rank=rank, plan=plan)))
+    handler.received(0, pack(*next(told for told in Shard(plan).told[1] if told[1])))
+    for peer in (1, 11):
+        handler.received(peer, pack(Leave(returning=True)))
+        clock.pass_by(1.5)
+        if peer == 1:
+            handler.received(11, pack(Join(rank=1, plan=plan)))
+    assert core.awaited == {1}, "3 s since it went first, 1.5 s since it went again"
+    clock.pass_by(2.0)
+    assert core.awaited == frozenset()

@@ -332,3 +332,44 @@ def test_at_the_beginning_the_workers_take_their_time() -> None:
     shard.join(0)
     shard.give_values(0)
     assert shard.core.awaited == frozenset()
+
+
+def test_one_that_another_shard_refused_has_the_time_to_begin_anew() -> None:
+    """Others go on at the other shard, where it hears of that: it closes this session, and joins in the plain way."""
+    shard, _ = kept(2, 4)
+    for peer in (10, 20):
+        shard.say(0, BACK)
+        vote(shard, peer, (4, 2))
+        shard.carry_out(shard.core.closed(peer, None))
+        assert shard.core.failed is None and shard.core.awaited == {0}
+        assert shard.core.overdue(frozenset({1})) == []
+        shard.join(0, peer=0)
+        assert shard.core.awaited == frozenset()
+    shard.push(1, 5, shard.frames(1, 5))
+    shard.push(0, 5, shard.frames(0, 5))
+    assert shard.core.step == 6 and shard.core.failed is None
+
+
+def test_one_that_does_not_begin_anew_ends_the_training_once_the_time_is_over() -> None:
+    shard, _ = kept(2)
+    for rank in (0, 1):
+        shard.say(rank, BACK)
+        vote(shard, 10 + rank, ())
+    shard.carry_out(shard.core.closed(10, None))
+    assert 11 not in shard.ended
+    shard.carry_out(shard.core.overdue(frozenset({0})))
+    assert shard.ended[11] == "worker 0 went away before all had gone back to one step: it closed its session"
+    assert shard.core.awaited == frozenset()
+
+
+def test_where_enough_others_go_on_one_that_does_not_begin_anew_is_dropped() -> None:
+    shard = Shard(make_plan(3, consistency="backup[b=1]"))
+    shard.step(0)
+    shard.say(0, BACK)
+    vote(shard, 10, ())
+    shard.carry_out(shard.core.closed(10, None))
+    assert shard.core.awaited == {0}
+    shard.carry_out(shard.core.overdue(frozenset({0})))
+    for rank in (1, 2):
+        shard.push(rank, 1, shard.frames(rank, 1))
+    assert shard.core.step == 2 and shard.core.failed is None

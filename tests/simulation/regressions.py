@@ -350,4 +350,16 @@ REGRESSIONS = {
         ),
         survives=True,
     ),
+    "one that was refused where another one had begun anew closed the session in which it was to go back": replace(
+        _PLAIN,
+        seed=64,
+        shards=2,
+        checkpoint_every=2,
+        latency=(0.001, 0.03),
+        faults=(
+            Fault(kind="kill", at=0.3657310096190378, who=1, seconds=0.5),
+            Fault(kind="kill-server", at=0.30358096187987826, who=1, seconds=0.5),
+        ),
+        survives=True,
+    ),
 }

@@ -86,6 +86,7 @@ class ServerHandler:
     ) -> None:
         self._clock, self._grace_s = clock or SystemClock(), grace_s
         self._ticking = self._awaiting = False
+        self._away: frozenset[int] = frozenset()
         self._core, self._sender, self._checkpointer, self._journal = core, sender, checkpointer, journal
         self._max_join_nbytes = max_join_nbytes
         self._allowance: Allowance | None = None
@@ -126,13 +127,16 @@ class ServerHandler:
 
     def _await(self) -> None:
         """Gives workers that are to come back the time to do so."""
-        if (awaited := self._core.awaited) and not self._awaiting:
-            self._awaiting = True
-            self._clock.call_later(self._grace_s, partial(self._sender.call, partial(self._overdue, awaited)))
+        awaited = self._core.awaited
+        if self._awaiting:  # one that came, and went again, has the whole time once more
+            self._away &= awaited
+        elif awaited:
+            self._awaiting, self._away = True, awaited
+            self._clock.call_later(self._grace_s, partial(self._sender.call, self._overdue))
 
-    def _overdue(self, awaited: frozenset[int]) -> None:
+    def _overdue(self) -> None:
         self._awaiting = False
-        self._do(self._core.overdue(awaited))
+        self._do(self._core.overdue(self._away))
         self._await()
 
     def _begin_to_tick(self) -> None:

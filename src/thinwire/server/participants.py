@@ -20,6 +20,8 @@ from thinwire.server.update_engine import StepUnreachable, UpdateEngine
 from thinwire.server.updates import Outgoing
 
 MAX_WORKERS = 4096
+CLOSED = "it closed its session"
+NOT_BACK = "worker {} went away before all had gone back to one step: {}"
 
 
 class Participants(Standing):
@@ -46,12 +48,16 @@ class Participants(Standing):
     def closed(self, peer: int, error: str | None) -> list[Effect]:
         """A session is over. In the middle of training its worker is dropped, or the training ends for all."""
         self._interrupted.discard(peer)
-        if peer in self._rollback.voters and self._failed is None:
-            return self._withdraw(peer, error or "it closed its session")
+        if (voter := self._rollback.voters.get(peer)) is not None and self._failed is None:
+            if error is None and self._min_workers is None:
+                # Another shard may have refused it, where others go on: it begins anew, and has the time for it.
+                self._away.add(voter)
+                return self._withdraw(peer, None)
+            return self._withdraw(peer, error or CLOSED)
         rank = self._ranks.pop(peer, None)
         if rank is None or self._failed is not None:
             return []
-        reason = f"worker {rank} went away at step {self.step}: {error or 'it closed its session'}"
+        reason = f"worker {rank} went away at step {self.step}: {error or CLOSED}"
         too_few = self._min_workers is None and len(self._ranks) < self._least
         if not self._initialised or too_few or (self._left and not self._ranks):
             return self._fail(reason)
@@ -59,13 +65,16 @@ class Participants(Standing):
 
     @property
     def awaited(self) -> frozenset[int]:
-        """Who is to come back, where the others go on without those that do not.
+        """Who is to come back, where the others go on, or end, without those that do not.
 
         At the beginning nobody is missing: the workers of the plan may take their time, until all have been here, or
-        updates are made without them.
+        updates are made without them. In a training of a fixed number it is those who were about to go back, and went.
         """
-        begun = self._gathered or self._progressed
-        if self._engine is None or self._min_workers is None or not begun or self._failed is not None:
+        if self._failed is not None:
+            return frozenset()
+        if self._min_workers is None:
+            return frozenset(self._away)
+        if self._engine is None or not (self._gathered or self._progressed):
             return frozenset()
         return frozenset(self._engine.members.ranks) - self._here
 
@@ -73,6 +82,9 @@ class Participants(Standing):
         """The time is over for workers that were missing: those who still are, are dropped."""
         effects: list[Effect] = []
         for rank in sorted(gone := self.awaited.intersection(ranks)):
+            self._away.discard(rank)
+            if self._min_workers is None and len(self._ranks) < self._least:
+                return self._fail(NOT_BACK.format(rank, CLOSED))
             self._returning.discard(rank)
             effects += self._drop(rank, f"worker {rank} has not come back at step {self.step}")
         return [*effects, *self._settle()] if gone else []
@@ -99,6 +111,7 @@ class Participants(Standing):
             raise ProtocolError(f"rank {join.rank} is taken: every worker needs a rank of its own")
         if join.rank in self._left and self._min_workers is None:
             raise ProtocolError(f"worker {join.rank} has left this training, and it does not begin again")
+        self._away.discard(join.rank)
         if join.steps is not None:
             return self._vote(peer, join.rank, join.steps, holder)
         if self._rollback.voters and not self._ranks:  # where others go on, who wants to go back waits in vain
@@ -262,7 +275,7 @@ class Participants(Standing):
         rank = self._rollback.voters[peer]
         if gone is not None and self._min_workers is None and len(self._ranks) < self._least:
             del self._rollback.voters[peer]
-            return self._fail(f"worker {rank} went away before all had gone back to one step: {gone}")
+            return self._fail(NOT_BACK.format(rank, gone))
         self._rollback.withdraw(peer)
         if gone is None:
             return []

@@ -39,6 +39,7 @@ class Standing:
         self._lost: set[int] = set()
         self._interrupted: set[int] = set()
         self._returning: set[int] = set()
+        self._away: set[int] = set()
         self._rollback = Rollback()
         self._initialised = self._progressed = self._gathered = self._resumed = False
         self._failed: str | None = None
