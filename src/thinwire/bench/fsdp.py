@@ -134,8 +134,7 @@ class FsdpBench(FsdpOptions, Bench[Cell, FsdpRun]):
                 if waiting == RANKS and isinstance(event, (Warm, Stopped)):
                     waiting, timed = 0, isinstance(event, Warm)
                     if fabric is not None:
-                        for host in hosts:
-                            fabric.set_rate(host, parse_rate(cell.link or "none") if timed else Rate(None))
+                        fabric.set_rates(dict.fromkeys(hosts, parse_rate(cell.link or "none") if timed else Rate(None)))
                         counts.append(sum(fabric.sent(host).nbytes for host in hosts))
                     (gate / ("warm" if timed else "stopped")).touch()
         if len(scored) != RANKS or len({(each.loss, each.accuracy) for each in scored}) != 1:

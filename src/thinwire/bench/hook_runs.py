@@ -204,8 +204,7 @@ class _Run:
     def _make_thin(self, rate: Rate | None) -> None:
         if self.fabric is not None and rate is not None and rate != self._rate:
             self._rate = rate
-            for each in self.fabric.addresses:
-                self.fabric.set_rate(each, rate)
+            self.fabric.set_rates(dict.fromkeys(self.fabric.addresses, rate))
 
     def _count(self) -> None:
         if self.fabric is not None:

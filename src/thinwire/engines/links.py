@@ -17,6 +17,7 @@ from thinwire.transports.shaped import burst_nbytes
 
 _UNITS_BPS = {"gbit": 10**9, "mbit": 10**6, "kbit": 10**3}
 _UNLIMITED_WORDS = ("none", "unlimited")
+_INSTANT_BPS = 8 * 10**15
 _MIN_BPS, _MAX_BPS = 10**3, 100 * 10**9
 _ALLOWED = "a number with kbit, mbit or gbit, such as 10mbit, from 1kbit to 100gbit; or none"
 
@@ -38,12 +39,20 @@ class Rate:
         if self.bps is not None and not _MIN_BPS <= self.bps <= _MAX_BPS:
             raise ConfigError(f"a link of {self.bps} bit/s is out of range; expected {_ALLOWED}")
 
-    def qdisc(self) -> str:
+    @property
+    def burst_nbytes(self) -> float:
+        """Bytes that pass at once after a pause. A larger packet is cut up where it comes to the queue."""
+        return math.inf if self.bps is None else burst_nbytes(self.bps)
+
+    def qdisc(self, largest_nbytes: int | None = None) -> str:
         """The arguments that `tc qdisc replace … root` takes for one direction of this link.
 
         An unlimited link gets a plain queue, because a queue counts bytes as they leave, header by header; a bare
         device counts a large segment's headers once. A limited one lets a burst pass after a pause, and drops what
         does not fit its queue.
+
+        Args:
+            largest_nbytes: cut up packets that are larger than this, not only those above the burst.
 
         Example:
             >>> Rate(10_000_000).qdisc()
@@ -56,7 +65,10 @@ class Rate:
         # Measured good with three senders to one receiver: 256 KiB at 10 Mbit/s, 1 MiB at 100 Mbit/s and 4 MiB at
         # 1 Gbit/s. Never below 64 KiB, the largest segment that TCP hands down at once.
         limit_nbytes = max(65536, round(262144 * 4 ** math.log10(self.bps / 10e6)))
-        return f"tbf rate {self.bps}bit burst {burst_nbytes(self.bps)} limit {limit_nbytes}"
+        # A second bucket cuts up what comes from now on. What waits already, and is larger, would not pass it, but that
+        # at this rate any packet takes less than a nanosecond, the clock's unit: it costs no token.
+        smaller = f" peakrate {_INSTANT_BPS}bit mtu {largest_nbytes}" if largest_nbytes else ""
+        return f"tbf rate {self.bps}bit burst {burst_nbytes(self.bps)} limit {limit_nbytes}{smaller}"
 
     def __str__(self) -> str:
         if self.bps is None:

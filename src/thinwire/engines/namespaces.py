@@ -20,6 +20,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -138,20 +139,28 @@ class Fabric:
         return self._carried[self._known(host)][1] + self._count(None, self._ports[host])
 
     def set_rate(self, host: str, rate: Rate) -> None:
-        """Change a host's link, both ways, while it is in use. Counters go on.
+        """Change one host's link, as `set_rates` does, and raising the same."""
+        self.set_rates({host: rate})
 
-        Packets that are queued when an unlimited link becomes limited, or the reverse, are lost; TCP sends
-        them again.
+    def set_rates(self, rates: Mapping[str, Rate]) -> None:
+        """Change hosts' links, both ways, while they are in use. Counters go on.
+
+        Packets that are queued stay, unless an unlimited link becomes limited, or the reverse: then they are lost, and
+        TCP sends them again. A packet that is larger than the burst of a new, slower rate would never leave, and hold
+        up all behind it; so what is queued leaves at the old rate first, which takes up to 0.2 s.
 
         Raises:
             ConfigError: no such host.
             EngineError: the fabric is closed, or `tc` failed.
         """
-        if (rate.bps is None) != (self._rates[self._known(host)].bps is None):
-            self._carried[host] = (self.sent(host), self.received(host))
-        self._run(host, "tc", f"qdisc replace dev eth0 root {rate.qdisc()}")
-        self._run(None, "tc", f"qdisc replace dev {self._ports[host]} root {rate.qdisc()}")
-        self._rates[host] = rate
+        for host, rate in rates.items():
+            if (rate.bps is None) != (self._rates[self._known(host)].bps is None):
+                self._carried[host] = (self.sent(host), self.received(host))
+        self._let_out(
+            {host: rate for host, rate in rates.items() if rate.burst_nbytes < self._rates[host].burst_nbytes}
+        )
+        self._replace({host: rate.qdisc() for host, rate in rates.items()})
+        self._rates.update(rates)
 
     def cut(self, host: str, way: Literal["both", "out", "in"] = "both") -> None:
         """Let nothing leave a host (`out`), come to it (`in`), or neither, until `set_rate`. Counters go on.
@@ -234,16 +243,53 @@ class Fabric:
     def _enter(self, name: str | None, argv: Sequence[str]) -> list[str]:
         return entering([self._namespace(name)], argv)
 
-    def _run(self, name: str | None, tool: str, *lines: str) -> None:
-        """Run lines of `ip` or `tc` in a namespace, in one process."""
-        run_tool(self._enter(name, [self._tools[tool], "-batch", "-"]), "\n".join(lines) + "\n")
+    def _run(self, name: str | None, tool: str, *lines: str) -> str:
+        """Run lines of `ip` or `tc` in a namespace, in one process; what they show is JSON."""
+        argv = [self._tools[tool], "-statistics", "-json", "-batch", "-"]
+        return run_tool(self._enter(name, argv), "\n".join(lines) + "\n")
+
+    def _replace(self, queues: Mapping[str, str]) -> dict[tuple[str | None, str], dict[str, int]]:
+        """Give hosts' links their queues, at both ends; one of the same kind stays, and what waits in it.
+
+        Returns:
+            The queues' numbers afterwards, by namespace and device.
+        """
+        devices: dict[str | None, dict[str, str]] = {host: {"eth0": queue} for host, queue in queues.items()}
+        devices[None] = {self._ports[host]: queue for host, queue in queues.items()}
+        found = {}
+        for name, changed in devices.items():
+            lines = [f"qdisc replace dev {device} root {queue}" for device, queue in changed.items()]
+            shown = self._run(name, "tc", *lines, *(f"qdisc show dev {device}" for device in changed)).splitlines()
+            found.update({(name, device): _numbers(line) for device, line in zip(changed, shown, strict=True)})
+        return found
+
+    def _let_out(self, rates: Mapping[str, Rate]) -> None:
+        """Before these rates: wait until no packet is queued any more that is larger than their bursts."""
+        limited = [host for host, rate in rates.items() if self._rates[host].bps is not None]
+        found = self._replace({host: self._rates[host].qdisc(int(rates[host].burst_nbytes)) for host in limited})
+        until = time.monotonic() + _TIMEOUT_S
+        for (name, device), queue in found.items():
+            last = queue["bytes"] + queue["backlog"]
+            while queue["bytes"] < last:
+                if time.monotonic() > until:
+                    raise EngineError(f"{device}: {last - queue['bytes']} bytes have not left in {_TIMEOUT_S:g} s")
+                time.sleep(0.005)
+                queue = self._queue(name, device)
 
     def _count(self, name: str | None, device: str) -> Count:
         """What a device's queue has let out."""
-        argv = [self._tools["tc"], "-statistics", "-json", "qdisc", "show", "dev", device]
-        queues: list[dict[str, Any]] = json.loads(run_tool(self._enter(name, argv)))
-        roots = [queue for queue in queues if queue.get("root")]
-        return Count(sum(int(queue["bytes"]) for queue in roots), sum(int(queue["packets"]) for queue in roots))
+        queue = self._queue(name, device)
+        return Count(queue["bytes"], queue["packets"])
+
+    def _queue(self, name: str | None, device: str) -> dict[str, int]:
+        """The numbers of a device's queue."""
+        return _numbers(self._run(name, "tc", f"qdisc show dev {device}"))
+
+
+def _numbers(shown: str) -> dict[str, int]:
+    """What `tc -s -j` shows of a device's queue."""
+    roots: list[dict[str, Any]] = [queue for queue in json.loads(shown) if queue.get("root")]
+    return {key: sum(int(queue[key]) for queue in roots) for key in ("bytes", "packets", "backlog")}
 
 
 def available() -> tuple[bool, str]:
