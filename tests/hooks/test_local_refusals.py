@@ -27,6 +27,9 @@ def test_designs_say_what_is_wrong_with_their_options() -> None:
         ("streaming-diloco[h=6,warmup=2]", "its steps exchange everything at once; fragments=1 and delay=0 go with it"),
         ("diloco[keep=1.0]", "keep is 1.0"),
         ("local-sgd[keep_unsent=1.5]", "keep_unsent is 1.5; it is a number from 0 to 1"),
+        ("update[settle=-1]", "settle is -1; it must be a whole number of at least 0"),
+        ("diloco[settle=1]", "settle: signs and momentum of the outer optimizer would step once more"),
+        ("demo[settle=1]", "settle: signs and momentum of the outer optimizer would step once more"),
         ("diloco[outer_lr=0]", "outer_lr is 0"),
         ("diloco[outer=Adam]", "outer is 'Adam'; there are SGD and SignSGD"),
         (
@@ -49,8 +52,10 @@ def test_workers_agree_on_the_timetable() -> None:
         ),
         ("diloco[h=3,fragments=2]", "local: this worker plans 'fragments="),
         ("diloco[h=3,outer_lr=0.5]", ""),
+        ("diloco[h=3,settle=2,outer_momentum=0,nesterov=false]", "settle=2"),
     ):
-        designs = ["diloco[h=3]", other]
+        like = ",outer_momentum=0,nesterov=false" if "settle" in other else ""
+        designs = [f"diloco[h=3{like}]", other]
         server, address = start_server(ServerCore(), "memory")
 
         def work(rank: int, designs: list[str] = designs, address: Any = address) -> None:

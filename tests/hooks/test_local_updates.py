@@ -67,6 +67,7 @@ def test_replicas_are_equal_bit_for_bit_and_repeat_over_every_transport() -> Non
     designs = [
         "update",
         "local-sgd[h=4,codec=3lc[s=1.5]]",
+        "local-sgd[h=4,settle=2]",
         "diloco[h=5]",
         "streaming-diloco[h=6,fragments=3,delay=2]",
         "diloco[h=3,outer=SignSGD,outer_lr=0.001,outer_momentum=0,nesterov=false]",
@@ -199,6 +200,33 @@ def test_what_was_not_sent_stays_in_the_local_parameters() -> None:
     for design in ("update[keep_unsent=0.5]", "local-sgd[h=3,keep_unsent=0.5]"):
         found, _ = run_cluster(mlp, train, workers=WORKERS, optimizer=adamw, design=design)
         assert all(torch.equal(each, found[0]) for each in found), "at the end all have the shared ones"
+
+
+def test_what_waits_in_residuals_is_exchanged_at_the_end() -> None:
+    """Nothing is trained in between: what was sent and what waits add up to the same, and ever less of it waits."""
+
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> tuple[torch.Tensor, torch.Tensor, int]:
+        for step in range(5):
+            inner_step(model, opt, rank, step)
+        opt.flush()
+        residual = opt.state_dict()["contexts"]["0.weight"]["residual"]
+        return values(model), residual.flatten().clone(), opt.clock
+
+    plain = "outer_lr=1.0,outer_momentum=0,nesterov=false"
+    streaming = f"streaming-diloco[h=6,fragments=3,delay=2,{plain},codec_down=fp32,{{}}]"
+    for base in ("update[codec_down=fp32,{}]", "local-sgd[h=3,codec_down=fp32,{}]", streaming):
+        waits, all_in_all, exchanges = [], [], []
+        for settle in (0, 1, 4):
+            design = base.format(f"settle={settle}")
+            found, _ = run_cluster(mlp, train, workers=WORKERS, optimizer=adamw, design=design)
+            assert all(torch.equal(each, found[0][0]) for each, _, _ in found), design
+            unsent = torch.stack([residual for _, residual, _ in found])
+            waits.append(float(unsent.norm()))
+            all_in_all.append(found[0][0][: unsent.shape[1]] - unsent.mean(0))
+            exchanges.append(found[0][2])
+        assert 0 < waits[2] < 0.5 * waits[1] < 0.5 * waits[0], base
+        torch.testing.assert_close(all_in_all[1:], [all_in_all[0]] * 2, rtol=1e-5, atol=1e-6, msg=base)
+        assert [each - exchanges[0] for each in exchanges] == [0, 1, 4], base
 
 
 def test_a_grad_scalers_skipped_steps_count() -> None:

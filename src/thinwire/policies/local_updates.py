@@ -37,6 +37,8 @@ class LocalUpdates:
         keep: which share of its local parameters a worker keeps when an answer comes, in [0, 1); the rest is θ.
         keep_unsent: which share of its residual stays in its local parameters then, in [0, 1]: a worker that forgets
             what it did not send learns it again, and sends both.
+        settle: at the end, when `flush` is called, so many further exchanges of what waits in residuals, with nothing
+            trained in between; with SGD without momentum at the shards, to which that is no step of its own.
         outer: the shards' optimizer: SGD, or SignSGD, which steps by the sign of the mean.
         outer_lr: its rate; None follows the inner optimizer's.
         outer_momentum: in [0, 1).
@@ -59,6 +61,7 @@ class LocalUpdates:
     delay: int = 0
     keep: float = 0.0
     keep_unsent: float = 0.0
+    settle: int = 0
     outer: Outer = "SGD"
     outer_lr: float | None = 1.0
     outer_momentum: float = 0.0
@@ -70,6 +73,7 @@ class LocalUpdates:
         check_count("fragments", self.fragments, 1, self.sync_every)
         check_count("delay", self.delay, 0, self.sync_every - 1)
         check_count("warmup", self.warmup, 0)
+        check_count("settle", self.settle, 0)
         if self.warmup and (self.fragments > 1 or self.delay):
             raise ConfigError("warmup: its steps exchange everything at once; fragments=1 and delay=0 go with it")
         for name, value, least in (("keep", self.keep, 0.0), ("outer_momentum", self.outer_momentum, 0.0)):
@@ -83,6 +87,11 @@ class LocalUpdates:
             raise ConfigError(f"outer is {self.outer!r}; there are SGD and SignSGD")
         if self.inner not in ("any", "SGD"):
             raise ConfigError(f"inner is {self.inner!r}; there are any and SGD")
+        if self.settle and (self.outer != "SGD" or self.outer_momentum):
+            raise ConfigError(
+                "settle: signs and momentum of the outer optimizer would step once more where nothing was trained; "
+                "outer=SGD and outer_momentum=0 go with it"
+            )
         if self.nesterov and not self.outer_momentum:
             raise ConfigError("nesterov needs an outer_momentum above 0")
 
@@ -159,7 +168,9 @@ class LocalUpdates:
 
     def agreement(self) -> str:
         """Returns what workers must agree on besides H and the outer optimizer, as a plan states it."""
-        return ",".join(f"{name}={getattr(self, name)}" for name in ("fragments", "delay", "keep", "keep_unsent"))
+        return ",".join(
+            f"{name}={getattr(self, name)}" for name in ("fragments", "delay", "keep", "keep_unsent", "settle")
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

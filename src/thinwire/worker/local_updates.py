@@ -156,17 +156,27 @@ class LocalWorker(Worker):
             state.pushes = max(state.pushes, self.clock)
 
     def flush(self) -> Procedure[None]:
-        """Ends the round under way, early if need be: every worker then has the same parameters, the shared ones."""
+        """Ends the round under way, early if need be, and exchanges what waits in residuals as often as `settle` says.
+
+        Every worker then has the same parameters, the shared ones.
+        """
         tensors = self.model.tensors
         if self.iteration and not self._updates.ends_round(self.iteration - 1):
             yield from self._exchange_tensors(
                 [each for each in tensors if self._rounds[each.name].pushes == self.clock]
             )
             yield from self._advance()
-        for tensor in tensors:
-            state = self._rounds[tensor.name]
+        yield from self._pull_whole()
+        for _ in range(self._updates.settle if self.iteration else 0):
+            yield from self._exchange_tensors(tensors)
+            yield from self._advance()
+            yield from self._pull_whole()
+
+    def _pull_whole(self) -> Procedure[None]:
+        """Waits for all answers; the local parameters are then the shared ones, whatever the updates keep."""
+        for state in self._rounds.values():
             state.merges_at, state.whole = self.iteration, True
-        yield from self._pull(tensors)
+        yield from self._pull(self.model.tensors)
 
     def _is_due(self, tensor: WorkerTensor) -> bool:
         merges_at = self._rounds[tensor.name].merges_at
@@ -223,7 +233,7 @@ class LocalWorker(Worker):
         mine, saved = asdict(self._updates), state.get("local")
         if saved is None:
             raise ConfigError("the state is of a training without local updates: start from the model's weights")
-        saved = {"warmup": 0, **saved}  # which states did not have once
+        saved = {"warmup": 0, "settle": mine["settle"], **saved}  # which states did not have once
         if differing := [key for key in mine if saved.get(key) != mine[key]]:
             raise ConfigError(
                 "the state is of "
