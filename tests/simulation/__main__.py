@@ -6,10 +6,11 @@ import json
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -18,17 +19,21 @@ import typer
 
 from tests.simulation.bugs import BUGS, planted
 from tests.simulation.cluster import Outcome, play, undisturbed
+from tests.simulation.deaths import deaths
 from tests.simulation.ranks import ranks, run_ranks
 from tests.simulation.scenario import Scenario, scenario
 from tests.simulation.shrink import shrink
 
 CHUNK = 100
+Draw = Callable[[int], Scenario]
+"""What a seed means."""
 
 
 @dataclass
 class Tally:
-    """What some seeds came to."""
+    """What some seeds came to; `kind` is the option that says what a seed means."""
 
+    kind: str = ""
     seeds: int = 0
     events: int = 0
     virtual_s: float = 0.0
@@ -50,18 +55,19 @@ class Tally:
     @property
     def said(self) -> str:
         """What failed, each with the command that replays it."""
+        kind = f"{self.kind} " if self.kind else ""
         return "\n".join(
-            f"{text}\n  python -m tests.simulation --seed {seed} --trace" for seed, _, text in self.failures
+            f"{text}\n  python -m tests.simulation {kind}--seed {seed} --trace" for seed, _, text in self.failures
         )
 
 
-def run(first: int, stop: int) -> Tally:
+def run(first: int, stop: int, draw: Draw = scenario) -> Tally:
     """Runs the seeds first … stop − 1."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    tally, begin = Tally(), time.process_time()
+    tally, begin = Tally("" if draw is scenario else f"--{draw.__name__}"), time.process_time()
     for seed in range(first, stop):
-        outcome = play(scenario(seed))
+        outcome = play(draw(seed))
         tally.seeds += 1
         tally.events += outcome.events
         tally.virtual_s += outcome.seconds
@@ -74,12 +80,12 @@ def run(first: int, stop: int) -> Tally:
     return tally
 
 
-def tallies(first: int, stop: int, jobs: int) -> Iterator[Tally]:
+def tallies(first: int, stop: int, jobs: int, draw: Draw = scenario) -> Iterator[Tally]:
     """Yields what each chunk of seeds came to."""
     begins = range(first, stop, CHUNK)
     ends = [min(stop, begin + CHUNK) for begin in begins]
     with ProcessPoolExecutor(jobs) if jobs > 1 else nullcontext() as pool:
-        yield from (map if pool is None else pool.map)(run, begins, ends)
+        yield from (map if pool is None else pool.map)(partial(run, draw=draw), begins, ends)
 
 
 def hunt(name: str, most: int = 2000) -> tuple[int, str]:
@@ -106,9 +112,9 @@ def hunt_all(jobs: int) -> dict[str, tuple[int, str]]:
     return found
 
 
-def replay(seed: int) -> tuple[Scenario, Outcome]:
+def replay(seed: int, draw: Draw = scenario) -> tuple[Scenario, Outcome]:
     """Runs a seed, and where it fails makes it smaller; returns the smallest and what became of it."""
-    found = scenario(seed)
+    found = draw(seed)
     outcome = play(found)
     if outcome.rule:
         found = shrink(found, lambda smaller: play(smaller).rule == outcome.rule)
@@ -121,19 +127,21 @@ def main(
     trace: Annotated[bool, typer.Option(help="Print what happens, with --seed.")] = False,
     bugs: Annotated[bool, typer.Option(help="Plant bugs, one at a time, and look how soon each is found.")] = False,
     collective: Annotated[bool, typer.Option(help="Run the collective mode: ranks in place of servers.")] = False,
+    together: Annotated[bool, typer.Option("--deaths", help="Workers and servers die close together.")] = False,
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures as data.")] = None,
 ) -> None:
     """Run simulated trainings. Exits with 1 where one breaks a rule."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    draw = deaths if together else scenario
     if bugs:
         found_bugs = hunt_all(jobs)
         if json_file is not None:
             json_file.write_text(json.dumps(found_bugs))
         raise typer.Exit(0 if all(rule for _, rule in found_bugs.values()) else 1)
     if seed is not None and not collective:
-        found, outcome = replay(seed)
+        found, outcome = replay(seed, draw)
         print(found)
         if trace:
             print("\n".join(outcome.trace))
@@ -146,7 +154,7 @@ def main(
         print(f"{int(stop) - int(first):,} seeds of ranks; {len(failures)} failures")
         raise typer.Exit(1 if failures else 0)
     total, begin = Tally(), time.perf_counter()
-    for tally in tallies(int(first), int(stop), jobs):
+    for tally in tallies(int(first), int(stop), jobs, draw):
         total.add(tally)
         if tally.failures:
             print(tally.said)

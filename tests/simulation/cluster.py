@@ -126,7 +126,7 @@ class Cluster(Processes):
         nowhere = [reason for reason in (*failed, gone) if "there is no step that" in reason]
         require(not (nowhere and self.scenario.checkpoint_every), "common step", f"nobody can go back: {nowhere}")
         somebody_left = any(slot.trained for slot in self.workers)
-        survives = self.scenario.survives and not somebody_left
+        survives = self.scenario.survives and not self._somebody_left
         require(not survives, "survives", f"whoever died came back in time, and {gone}; {failed}")
         may_fail = self._training_over and (somebody_left or any(core.step == 0 for core in cores))
         elastic = self.scenario.min_workers is not None and self.scenario.gives_model

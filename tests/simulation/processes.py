@@ -195,7 +195,13 @@ class Processes:
     @property
     def _left_behind(self) -> bool:
         """Whether those who had their last update have left: nobody goes back, or exchanges, with the others."""
-        return any(slot.trained for slot in self.workers) and (self._server_died or self._too_few_left)
+        return self._somebody_left and (self._server_died or self._too_few_left)
+
+    @property
+    def _somebody_left(self) -> bool:
+        """Whether a worker has left, at one shard at least: it may die before it has at all."""
+        cores = [server.core for server in self.servers if server.core is not None]
+        return any(slot.trained for slot in self.workers) or any(core.left for core in cores)
 
     @property
     def _server_died(self) -> bool:

@@ -1,10 +1,11 @@
-"""Seeds that hold: the second thousand."""
+"""Seeds that hold: the second thousand; and deaths close together."""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.simulation.__main__ import run
+from tests.simulation.deaths import deaths
 
 SEEDS = 250
 
@@ -12,4 +13,16 @@ SEEDS = 250
 @pytest.mark.parametrize("first", [1000, 1250, 1500, 1750])
 def test_no_rule_is_broken(first: int) -> None:
     tally = run(first, first + SEEDS)
+    assert not tally.failures, tally.said
+
+
+def test_no_training_ends_where_workers_and_servers_die_close_together() -> None:
+    tally = run(0, SEEDS, deaths)
+    assert not tally.failures, tally.said
+    assert tally.ended["trained"] > 0.9 * SEEDS
+
+
+@pytest.mark.long
+def test_no_training_ends_by_many_deaths() -> None:
+    tally = run(SEEDS, 5000, deaths)
     assert not tally.failures, tally.said
