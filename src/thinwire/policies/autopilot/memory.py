@@ -35,8 +35,9 @@ class Memory(msgspec.Struct):
         probe: whether the link is to be measured before the next step.
         probe_in: notes until it is measured anyway.
         alarm_in: notes until a doubt may have it measured, and `alarm_gap` what that is set to.
-        doubted_s: seconds of waiting for messages that the link is doubted for, and `denied_s` of a doubt that was
-            wrong.
+        doubted: the kind of steps that the link is doubted for, and `doubted_s` the least of what their messages took
+            longer than their bytes.
+        denied, denied_s: the doubts in a row that were wrong last, and that time of theirs.
         said: what was complained of, once each.
     """
 
@@ -70,7 +71,9 @@ class Memory(msgspec.Struct):
     probe_in: int = 0
     alarm_in: int = 0
     alarm_gap: int = 0
+    doubted: str = "compressed"
     doubted_s: float = 0.0
+    denied: int = 0
     denied_s: float = 0.0
     said: list[str] = []
 

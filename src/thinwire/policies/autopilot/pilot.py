@@ -1,9 +1,9 @@
 """The controller of `codec="auto"`: which setting the next step has. Equal inputs give equal decisions on all ranks.
 
-It wants the mildest setting that costs at most a twentieth more than the best, and takes a stronger one only to save a
-tenth of a step. Where the link has become slower it takes that at once. All else has to be wanted several times in a
-row, and every change that is soon taken back makes the next one take longer: a link that flaps is treated as the slow
-one.
+It wants the mildest setting whose step is at most 3 % longer than the best one's, and takes a stronger one where the
+one in use is a twentieth longer. Where the link has become slower it takes that at once. All else has to be wanted
+several times in a row, and every change that is soon taken back makes the next one take longer: a link that flaps is
+treated as the slow one.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from thinwire.quantities import rate_text
 
 Target = Literal["time", "bytes"]
 
-GAIN, TOLERANCE = 1.1, 1.05
-"""A stronger setting must be so many times as fast; the mildest within so many times the best step is wanted."""
+GAIN, TOLERANCE = 1.05, 1.03
+"""A stronger setting is taken where a step is so many times the best; the mildest within so many times it is wanted."""
 CHANGED = 1.25
 """By this factor a link differs from what it was."""
 WINDOW, SETTLING = 5, 2
@@ -41,12 +41,14 @@ UNMEASURED_S = 0.02
 FEWEST, MOST = 64, 4096
 """Notes from one measurement of the link to the next."""
 DOUBTS = 3
-"""Steps in a row that are somewhat odd have the link measured; fewer that are very odd, and one that is compressed."""
+"""Steps in a row that are somewhat odd have the link measured, and two that are very odd, or compressed."""
 LEAST_GAP, MOST_GAP = 4, 512
 """Notes until a doubt has the link measured again: four times as many with every doubt that was wrong."""
-NEWS, FADING = 2.0, 0.998
-"""A doubt is heard at once where messages take so many times as long as with the last one that was wrong, whose time
-counts so much less with every note."""
+NEWS, FADING, MOST_DOUBTS = 2, 0.998, 24
+"""Until then it takes messages that are so many times as late as with the last doubt that was wrong, whose time counts
+so much less with every note; or so many times its steps in a row, at most 24: pauses end by themselves."""
+UNEXPLAINED = 0.25
+"""Of a step: latency above this has the link measured now and then while steps are uncompressed."""
 SHARE = 0.005
 """Of the time that goes into measuring the link, and into notes where nothing else travels."""
 NOTE_S, PROBE_S, PROBE_BITS = 1e-3, 0.1, 8 * 65536
@@ -130,8 +132,11 @@ class Pilot:
         changed = self.surprising(bps)
         memory.alarm_gap = LEAST_GAP if changed else min(MOST_GAP, 4 * memory.alarm_gap)
         memory.alarm_in = memory.alarm_gap
-        # What the doubt was about and the link does not explain is something else: only what is far longer is news.
+        # What the doubt was about and the link does not explain is something else: only what lasts longer is news.
         memory.denied_s = 0.0 if changed else max(memory.denied_s, memory.doubted_s)
+        memory.denied = 0 if changed else max(memory.denied // 2, memory.doubts)
+        if not changed and memory.doubts >= DOUBTS:
+            memory.latency_s[memory.doubted] = max(memory.latency_s.get(memory.doubted, 0.0), memory.doubted_s)
         memory.doubted_s, memory.doubts = 0.0, 0
         memory.link_bps = bps if changed else known * (bps / known) ** 0.5
         if changed:
@@ -173,6 +178,9 @@ class Pilot:
         unseen = not min(note.link_s for note in good)
         if unseen or self.levels[level].codec is not None:  # uncompressed steps show what the link does all the time
             memory.probe_in -= 1
+            memory.probe |= memory.probe_in <= 0
+        elif memory.latency_s.get(_kind(self.levels[level]), 0.0) > UNEXPLAINED * self._usual_step_s():
+            memory.probe_in -= 1  # what looks like a slow link is not quite believed to be none
             memory.probe |= memory.probe_in <= 0
         if unseen:  # all-reduces on a GPU: the host does not know when they end
             self._decide()
@@ -226,18 +234,24 @@ class Pilot:
         if not memory.link_bps:
             memory.probe = True
             return False
-        bytes_s, kind = 8 * sent / memory.link_bps, "compressed" if compressed else "all-reduced"
+        bytes_s, kind = 8 * sent / memory.link_bps, _kind(at)
         expected = bytes_s + memory.latency_s.get(kind, 0.0)
-        slower, faster = link_s > 1.5 * expected + 3e-3, bytes_s > 3e-3 and link_s < 0.6 * expected
+        slower = link_s > 1.5 * expected + 3e-3
+        # A rank that is late itself finds that everything has come already: one that waits little says little.
+        faster = bytes_s > 3e-3 and median(note.link_s for note in notes) < 0.6 * bytes_s
         doubt = (slower or faster) and memory.since > 1
-        # Backward passes compete with all-reduces for processors: one that is somewhat slow says little.
-        weight = DOUBTS if compressed else 2 if link_s > 4 * expected + 1e-2 else 1
-        memory.doubts = memory.doubts + weight if doubt else 0
-        if memory.doubts >= DOUBTS and (memory.alarm_in <= 0 or link_s > NEWS * memory.denied_s):
-            memory.probe, memory.doubted_s = True, link_s
         memory.denied_s *= FADING
-        if doubt and (memory.probe or memory.doubts < DOUBTS):
+        # Busy processors make a link look slower, never faster; and backward passes compete with all-reduces for them.
+        weight = DOUBTS if compressed and faster else 2 if compressed or link_s > 4 * expected + 1e-2 else 1
+        if doubt:
+            beyond_s = max(0.0, link_s - bytes_s)
+            memory.doubted_s = min(memory.doubted_s, beyond_s) if memory.doubts else beyond_s
+            memory.doubted, memory.doubts = kind, memory.doubts + weight
+            enough = DOUBTS if memory.alarm_in <= 0 else max(DOUBTS, min(MOST_DOUBTS, NEWS * memory.denied))
+            later = memory.doubts >= DOUBTS and beyond_s > NEWS * memory.denied_s
+            memory.probe |= later or memory.doubts >= enough
             return False
+        memory.doubts = 0
         # What a measurement has not explained is latency.
         memory.latency_s[kind] = _mean(memory.latency_s.get(kind), max(0.0, link_s - bytes_s), 0.1)
         return True
@@ -249,7 +263,7 @@ class Pilot:
             if memory.notes - at > STALE:
                 del memory.measured_at[other], memory.excess_s[other], memory.codec_s[other]
         memory.exposed_s = [*memory.exposed_s, exposed][-WINDOW:]
-        memory.encoded_s = [*memory.encoded_s, max(note.codec_s for note in notes)][-WINDOW:]
+        memory.encoded_s = [*memory.encoded_s, median(note.codec_s for note in notes)][-WINDOW:]
         if len(memory.exposed_s) >= 3:
             memory.codec_s[name] = median(memory.encoded_s)
             memory.excess_s[name] = median(memory.exposed_s) - self._exchange_s(level)
@@ -268,23 +282,29 @@ class Pilot:
         return self._codec_s(level) + max(0.0, link_s - hidden)
 
     def _bits(self, level: Level) -> float:
-        return self._known(level, self.memory.bits, self._expected_bits)
+        return self._known(level, self.memory.bits, self._expected_bits, alone=True)
 
     def _codec_s(self, level: Level) -> float:
         return self._known(level, self.memory.codec_s, self._expected_s)
 
-    def _known(self, level: Level, measured: dict[str, float], expected: dict[str, float]) -> float:
-        """Measured; or expected, times what the nearest measured level of the same codec differs from expectation."""
+    def _known(
+        self, level: Level, measured: dict[str, float], expected: dict[str, float], *, alone: bool = False
+    ) -> float:
+        """Measured; or expected, times what the nearest measured level differs from expectation.
+
+        That is one of the same codec, or unless it counts `alone`, of another: much of what a codec takes on a busy
+        machine is not its own.
+        """
         name = level.name
         if name in measured or level.codec is None:
             return measured.get(name, expected[name])
         index = self.levels.index(level)
         alike = [
-            (abs(index - place), measured[other.name] / expected[other.name])
+            (other.codec.id != level.codec.id, abs(index - place), measured[other.name] / expected[other.name])
             for place, other in enumerate(self.levels)
-            if other.name in measured and other.codec is not None and other.codec.id == level.codec.id
+            if other.name in measured and other.codec is not None and not (alone and other.codec.id != level.codec.id)
         ]
-        return expected[name] * max(0.1, min(10.0, min(alike)[1])) if alike else expected[name]
+        return expected[name] * max(0.1, min(10.0, min(alike)[-1])) if alike else expected[name]
 
     def _excess_s(self, index: int) -> float:
         """Measured, or that of the nearest level in use so far: what delays one exchange delays the others too."""
@@ -329,7 +349,7 @@ class Pilot:
         now = expected[memory.level]
         stronger = wanted > memory.level
         least_s = UNMEASURED_S if not memory.compute_s else 0.0
-        if stronger and (now < GAIN * expected[wanted] or now - expected[wanted] < least_s):
+        if stronger and (now < GAIN * min(expected) or now - expected[wanted] < least_s):
             memory.calm = 0
             return
         memory.calm += 1
@@ -373,6 +393,10 @@ class Pilot:
         if kind not in self.memory.said:
             self.memory.said.append(kind)
             self._news.append(text)
+
+
+def _kind(level: Level) -> str:
+    return "all-reduced" if level.codec is None else "compressed"
 
 
 def _mean(before: float | None, now: float, weight: float) -> float:
