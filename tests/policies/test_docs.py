@@ -25,7 +25,8 @@ def test_every_designs_choices_are_told_as_they_are() -> None:
     table = {name: rest for name, *rest in re.findall(ROW, LIST, re.M)}
     told = dict(re.findall(r"^\* \*\*`([\w-]+)`\*\*: (.*?)(?=^\* |\Z)", LIST, re.M | re.S))
     assert list(table) == list(told) == list(designs())
-    [local] = re.findall(r"`compression=([^`]+)`", told["update"])
+    local = dict(re.findall(r"`(compression|placement)=([^`]+)`", told["update"]))
+    assert len(local) == 2
     for name, (up, down, downlink, consistency) in table.items():
         made, text = design(name), " ".join(told[name].split())
         assert codec_by_name(up, nonfinite=made.up.nonfinite) == made.up, name
@@ -33,7 +34,7 @@ def test_every_designs_choices_are_told_as_they_are() -> None:
         choices = {**made.choices(), "name": None, "up": None, "down": None, "cite": None}
         choices |= choices.pop("local") or {}
         given = dict(re.findall(r"`(\w+)=([\w.-]+)`", text)) | {"downlink": downlink, "consistency": consistency}
-        given |= {} if made.local is None else {"compression": local}
+        given = given if made.local is None else local | given
         for key, value in given.items():
             assert value == (choices[key] if isinstance(choices[key], str) else json.dumps(choices[key])), name
         unusual = {key for key, value in choices.items() if value is not None and value != DEFAULTS[key]}

@@ -22,6 +22,7 @@ from thinwire.policies import naming as module
 from thinwire.policies import placement as placements
 from thinwire.policies.assignment import Assignment, Partition, Sized
 from thinwire.policies.placement import (
+    Balanced,
     Greedy,
     Heuristic,
     Placement,
@@ -35,7 +36,8 @@ from thinwire.workloads.models import model
 DOC = Path(__file__).parents[2] / "docs" / "placement.md"
 SERVERS = st.integers(1, 9)
 POLICIES: list[Placement] = [
-    *(Heuristic(), RoundRobin(), Greedy(), Uniform(), Uniform(min_numel=7), Sharded(), Sharded(min_numel=50, align=3))
+    *(Heuristic(), RoundRobin(), Greedy(), Uniform(), Uniform(min_numel=7), Sharded(), Sharded(min_numel=50, align=3)),
+    *(Balanced(), Balanced(excess=0.001)),
 ]
 
 
@@ -85,6 +87,17 @@ def test_uniform_gives_small_tables_fewer_parts_where_there_is_room() -> None:
     assert [[part.stop - part.start for part in parts] for parts in placed.partitions] == [[10] * 4, [12, 13], [9]]
     assert [[part.server for part in parts] for parts in placed.partitions] == [[0, 1, 2, 3], [0, 1], [2]]
     assert placed.loads() == (22, 23, 19, 10)
+
+
+def test_balanced_cuts_what_one_link_would_carry_alone_and_no_more() -> None:
+    assert owners(Balanced(), sized([100_000, 3000, 2000, 500]), 2) == [[0, 1], [0], [1], [1]]
+    assert owners(Balanced(excess=30), sized([100_000, 3000, 2000, 500]), 2) == [[0], [1], [1], [1]]
+    assert owners(Balanced(), sized([1000] * 8), 4) == owners(Heuristic(), sized([1000] * 8), 4)
+    placed = Balanced().place(sized([100_352, 16_384, 16_384, 1280, 128]), 4)
+    fullest = max(placed.loads()) / (sum(placed.loads()) / 4)
+    assert fullest < 1.1, "the thesis's rule leaves one of four servers with three times its share"
+    assert max(Heuristic().place(sized([100_352, 16_384, 16_384, 1280, 128]), 4).loads()) > 2.9 * 134_528 / 4
+    assert owners(Balanced(), sized([5, 4, 3]), 1) == [[0], [0], [0]]
 
 
 def test_sharded_cuts_large_tables_evenly_and_deals_out_small_ones() -> None:
@@ -220,7 +233,7 @@ def test_the_published_round_robin_is_that_of_an_unknown_order(resnet: list[Size
 
 
 def test_names_options_and_documentation() -> None:
-    assert list(placements.POLICIES.known()) == ["heuristic", "round-robin", "greedy", "uniform", "sharded"]
+    assert list(placements.POLICIES.known()) == ["heuristic", "round-robin", "greedy", "uniform", "sharded", "balanced"]
     documented = re.findall(
         r"^\| `([\w-]+)(?:\[.*?\])?`(?: \(default\))? \| [^|]* \| (?:Wu 2018|collective)", DOC.read_text(), re.M
     )
@@ -232,13 +245,14 @@ def test_names_options_and_documentation() -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     for name, reason in (
-        ("rows", "unknown placement 'rows'; there are heuristic, round-robin, greedy, uniform, sharded"),
+        ("rows", "unknown placement 'rows'; there are heuristic, round-robin, greedy, uniform, sharded, balanced"),
         ("greedy[min=3]", r"placement 'greedy\[min=3\]': .*'min_numel'; the options are \[\]"),
         ("uniform[min=-1]", "uniform: min_numel is -1; it must be a whole number of at least 0"),
         ("uniform[min=few]", "min_numel is 'few'"),
         ("uniform[min=true]", "min_numel is True"),
         ("sharded[min=0]", "sharded: min_numel is 0; it must be a whole number of at least 1"),
         ("sharded[align=0.5]", "align is 0.5"),
+        ("balanced[excess=-1]", "balanced: excess is -1; it must be 0 or more"),
         ("uniform[min]", "'min' is not option=value"),
         ("uniform[", "expected an id with options in brackets"),
     ):

@@ -8,13 +8,18 @@ Nothing here knows what a table holds or where a server runs.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from thinwire.errors import ConfigError
 from thinwire.policies.assignment import Assignment, Partition, Sized, check_placeable
 from thinwire.policies.naming import Family, check_count
+
+_ALIGN = 40
+"""Values: whole groups of five, and whole cache lines of packed bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +149,7 @@ class Sharded(Placement):
 
     id: ClassVar[str] = "sharded"
     min_numel: int = 4096
-    align: int = 40
+    align: int = _ALIGN
 
     def __post_init__(self) -> None:
         check_count(f"{self.id}: min_numel", self.min_numel, 1)
@@ -160,16 +165,64 @@ class Sharded(Placement):
                 loads[server] += table.nbytes
                 partitions.append((Partition(server, 0, table.numel),) if table.numel else ())
                 continue
-            size = -(-table.numel // (servers * self.align)) * self.align
-            edges = [min(server * size, table.numel) for server in range(servers + 1)]
-            ranges = zip(range(servers), edges[:-1], edges[1:], strict=True)
-            partitions.append(tuple(Partition(*part) for part in ranges if part[1] < part[2]))
+            partitions.append(_cut(table.numel, servers, self.align))
+        return Assignment(servers, tuple(tables), tuple(partitions))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Balanced(Placement):
+    """As `heuristic`, with as many of the largest tables cut evenly over all servers as an even load takes.
+
+    A table in one piece keeps one link busy while the others wait for it: a model of one large layer would travel
+    through the link of its owner alone. Tables are cut one after another, largest first, until no server carries more
+    than it should, and no further, as each piece has a frame of its own.
+
+    Args:
+        excess: that the fullest server may carry, over the mean.
+
+    Example:
+        >>> placed = Balanced().place([Sized("big", 20_000, 20_000), Sized("a", 900, 900), Sized("b", 800, 800)], 2)
+        >>> placed.partitions[0], placed.loads()
+        ((Partition(server=0, start=0, stop=10000), Partition(server=1, start=10000, stop=20000)), (10900.0, 10800.0))
+    """
+
+    id: ClassVar[str] = "balanced"
+    excess: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.excess < math.inf:
+            raise ConfigError(f"{self.id}: excess is {self.excess}; it must be 0 or more, as in 0.1")
+
+    def place(self, tables: Sequence[Sized], servers: int) -> Assignment:
+        check_placeable(tables, servers)
+        order = _largest_first(tables)
+        most = (1 + self.excess) * sum(table.nbytes for table in tables) / servers
+        for cut in range(len(tables) + 1):
+            placed = self._place(tables, servers, order, cut)
+            # A table that has no room for an aligned piece on every server is as whole as it can be.
+            if max(placed.loads()) <= most or cut == len(tables) or tables[order[cut]].numel < _ALIGN * servers:
+                break
+        return placed
+
+    @staticmethod
+    def _place(tables: Sequence[Sized], servers: int, order: Sequence[int], cut: int) -> Assignment:
+        """Cuts the first so many tables of an order, and deals out the others in it."""
+        loads, partitions = [0.0] * servers, [tuple[Partition, ...]()] * len(tables)
+        for index in order[:cut]:
+            partitions[index] = _cut(tables[index].numel, servers, _ALIGN)
+            for part in partitions[index]:
+                loads[part.server] += tables[index].share(part)
+        for index in order[cut:]:
+            if tables[index].numel:
+                server = loads.index(min(loads))
+                loads[server] += tables[index].nbytes
+                partitions[index] = (Partition(server, 0, tables[index].numel),)
         return Assignment(servers, tuple(tables), tuple(partitions))
 
 
 POLICIES: Family[Placement] = Family(
     "placement",
-    {kind.id: kind for kind in (Heuristic, RoundRobin, Greedy, Uniform, Sharded)},  # the first is the default
+    {kind.id: kind for kind in (Heuristic, RoundRobin, Greedy, Uniform, Sharded, Balanced)},  # the first is the default
     short={"min": "min_numel"},
 )
 
@@ -185,6 +238,14 @@ def placement(name: str | Placement) -> Placement:
         Uniform(min_numel=1024)
     """
     return name if isinstance(name, Placement) else POLICIES.make(name)
+
+
+def _cut(numel: int, servers: int, align: int) -> tuple[Partition, ...]:
+    """A table cut evenly over all servers, at multiples of `align` values."""
+    size = -(-numel // (servers * align)) * align
+    edges = [min(server * size, numel) for server in range(servers + 1)]
+    ranges = zip(range(servers), edges[:-1], edges[1:], strict=True)
+    return tuple(Partition(*part) for part in ranges if part[1] < part[2])
 
 
 def _whole(tables: Sequence[Sized], servers: int, on: Sequence[int]) -> Assignment:

@@ -74,7 +74,9 @@ def _mps(staleness: int = 5, fraction: float = 0.01, **options: Any) -> dict[str
 def _local(kind: Kind) -> Callable[..., dict[str, Any]]:
     """Workers run their own optimizer; options are of the local updates, `codec`, `codec_down`, and the codec's own.
 
-    Norms and biases of transformers are a quarter of what `update` would send with float32 in place of `small`.
+    Norms and biases of transformers are a quarter of what `update` would send with float32 in place of `small`. Where
+    equal ranks serve the model, the one that owned most of it would have everybody wait for its link, so a large tensor
+    is cut; but not where the codec works on tiles of whole matrices.
     """
 
     def make(
@@ -100,6 +102,7 @@ def _local(kind: Kind) -> Callable[..., dict[str, Any]]:
             "compression": f"by-shape[small={small}]",
             "local": local,
             "consistency": local.consistency,
+            "placement": "heuristic" if getattr(pushes.scheme, "layout", "") == "tiles" else "balanced",
             "reduce": reduce,
         }
 
