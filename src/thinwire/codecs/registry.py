@@ -92,6 +92,11 @@ class Registry:
         """Returns the scheme of a codec id. Raises ConfigError listing the ids where there is none."""
         if codec_id not in self._schemes:
             self._load_plugins()
+        if codec_id == "auto" and codec_id not in self._schemes:
+            raise ConfigError(
+                "'auto' is no codec: it decides for a whole model, as codec='auto' of ddp.compress and fsdp.compress "
+                f"alone; here name one of {self.ids()}, of which `thinwire plan` says what pays"
+            )
         if codec_id not in self._schemes:
             guess = _guess(codec_id, list(self._schemes))
             raise ConfigError(f"unknown codec {codec_id!r}{guess}; there are {self.ids()}")
