@@ -22,7 +22,7 @@ from thinwire.frames import Flags, Frame
 from thinwire.frames.layout import pack_varint, parse_varint
 from thinwire.kernels.contract import Bytes
 from thinwire.kernels.numba.blocktopk import Blocks, put, round_to_bins, select_blocks, take_from
-from thinwire.kernels.numba.dct import transform
+from thinwire.kernels.numba.dct import select_coefficients
 from thinwire.kernels.numba.inverse_dct import invert, subtract
 from thinwire.kernels.numba.positions import decode_positions, encode_positions
 
@@ -87,15 +87,8 @@ class BlockTopK(Scheme):
                 f"largest magnitude {largest:g} is above {most:g}: what is not sent, or what a transform adds up, may "
                 "overflow; nothing was changed: scale the values down"
             )
-        if dct is None:
-            selected = select_blocks(values, blocks, residual=residual, residual_scale=step.residual_scale)
-        else:
-            if residual is not None:
-                residual *= residual.dtype.type(step.residual_scale)
-                residual += values
-            coefficients = space.array("blocktopk.coefficients", values.size, values.dtype)
-            transform(values if residual is None else residual, blocks, coefficients)
-            selected = select_blocks(coefficients, blocks)
+        select = select_blocks if dct is None else select_coefficients
+        selected = select(values, blocks, residual=residual, residual_scale=step.residual_scale)
         codes = space.array("blocktopk.codes", selected.values.size, np.uint8)
         book = round_to_bins(selected.values, self.bits, codes)
         if residual is not None and dct is None:

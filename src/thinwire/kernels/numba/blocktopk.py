@@ -57,6 +57,10 @@ class Selected(NamedTuple):
     """Their positions in the block."""
     values: NDArray[Any]
 
+    def first(self, number: int) -> Selected:
+        """The first so many values."""
+        return Selected(self.counts, self.places[:number], self.values[:number])
+
 
 def select_blocks(values: Any, blocks: Blocks, *, residual: Any = None, residual_scale: float = 1.0) -> Selected:
     """The k largest magnitudes of every block; of equal ones the lower position. Zeros are left out.
@@ -73,30 +77,31 @@ def select_blocks(values: Any, blocks: Blocks, *, residual: Any = None, residual
         >>> found.counts.tolist(), found.places.tolist(), found.values.tolist()
         ([2, 1], [0, 1, 3], [3.0, -3.0, -1.0])
     """
-    room = min(values.size, -(-values.size * blocks.k // blocks.block) + blocks.number) + 1
-    counts = np.empty(blocks.number, np.int32)
-    places, sent = np.empty(room, np.int32), np.empty(room, values.dtype)
-    whole = blocks.tile_rows * blocks.tile_columns
-    held = np.empty(whole, values.dtype)
-    bits = np.empty((3, whole), np.int32 if values.dtype.itemsize == 4 else np.int64)
-    kind = values.dtype.type
-    histogram, found = np.empty(_BINS, np.int32), np.empty(whole, np.int32)
-    flags = np.empty(-(-whole // 8) * 8, np.uint8)
+    selected = room_for(blocks, values.dtype)
     total = _select(
         frozen(values),
         residual,
-        kind(residual_scale),
+        values.dtype.type(residual_scale),
         blocks,
-        held,
-        bits,
-        histogram,
-        found,
-        flags,
-        counts,
-        places,
-        sent,
+        *room_to_select(blocks, values.dtype),
+        *selected,
     )
-    return Selected(counts, places[:total], sent[:total])
+    return selected.first(total)
+
+
+def room_for(blocks: Blocks, dtype: Any) -> Selected:
+    """Memory for as much as may be selected of a tensor, and one value more."""
+    size = blocks.rows * blocks.columns
+    room = min(size, -(-size * blocks.k // blocks.block) + blocks.number) + 1
+    return Selected(np.empty(blocks.number, np.int32), np.empty(room, np.int32), np.empty(room, dtype))
+
+
+def room_to_select(blocks: Blocks, dtype: Any) -> tuple[Any, ...]:
+    """Memory to work in: a block's values, its magnitudes' bits, a histogram, candidates and marks of them."""
+    whole = blocks.tile_rows * blocks.tile_columns
+    bits = np.empty((3, whole), np.int32 if np.dtype(dtype).itemsize == 4 else np.int64)
+    marks = np.empty(-(-whole // 8) * 8, np.uint8)
+    return np.empty(whole, dtype), bits, np.empty(_BINS, np.int32), np.empty(whole, np.int32), marks
 
 
 def round_to_bins(values: Any, bits: int, codes: NDArray[np.uint8]) -> NDArray[Any]:
@@ -170,20 +175,50 @@ def _select(
                 start, stop = row * width, row * width + width
                 _load(values[first : first + width], kept, scale, held[start:stop], bits[0, start:stop])
             wanted = (k * size + block - 1) // block
-            floor = _floor(bits[0, :size], wanted, least)
-            num_candidates = _candidates(bits[0, :size], floor, flags, flags.view(np.uint64), found, bits[1])
-            least, ties = _threshold(bits[1, :num_candidates], wanted, histogram, bits[2])
-            before = total
-            for i in range(num_candidates):
-                place, magnitude = found[i], bits[1, i]
-                places[total] = place
-                sent[total] = held[place]
-                equal = magnitude == least and ties > 0
-                ties -= equal
-                total += (magnitude > least) | equal
-            counts[index] = total - before
+            counts[index], least = select_largest(
+                held, bits, size, wanted, least, histogram, found, flags, places[total:], sent[total:]
+            )
+            total += counts[index]
             index += 1
     return total
+
+
+@jit
+def select_largest(
+    held: Any,
+    bits: Any,
+    size: int,
+    wanted: int,
+    least: Any,
+    histogram: Any,
+    found: Any,
+    flags: Any,
+    places: Any,
+    sent: Any,
+) -> tuple[Any, Any]:
+    """Selects from one block; returns how many it selected, and a magnitude that all of them reach.
+
+    Args:
+        held: the block's values.
+        bits: of their magnitudes, in its first row.
+        size: how many there are.
+        wanted: how many to select.
+        least: the magnitude that it returned of the block before.
+        histogram, found, flags: memory to work in.
+        places, sent: to fill from the beginning; one more may be written.
+    """
+    floor = _floor(bits[0, :size], wanted, least)
+    num_candidates = _candidates(bits[0, :size], floor, flags, flags.view(np.uint64), found, bits[1])
+    least, ties = _threshold(bits[1, :num_candidates], wanted, histogram, bits[2])
+    count = 0
+    for i in range(num_candidates):
+        place, magnitude = found[i], bits[1, i]
+        places[count] = place
+        sent[count] = held[place]
+        equal = magnitude == least and ties > 0
+        ties -= equal
+        count += (magnitude > least) | equal
+    return count, least
 
 
 @jit
@@ -200,7 +235,7 @@ def _load(values: Any, residual: Any, scale: Any, held: Any, bits: Any) -> None:
 @jit
 def _floor(bits: Any, wanted: int, last: Any) -> Any:
     """A magnitude that `wanted` or more reach, a few more where this block is like the last; 1 where too few do."""
-    step = 1 << (21 if bits.itemsize == 4 else 50)  # a quarter of an octave
+    step = 1 << (19 if bits.itemsize == 4 else 48)  # a sixteenth of an octave: another count is quick, a candidate not
     floor = np.int64(last) - step
     while floor > 1 and _count_from(bits, bits.dtype.type(floor)) < wanted:
         step *= 2

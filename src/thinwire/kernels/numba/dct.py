@@ -1,10 +1,10 @@
-"""The orthonormal DCT-II of a matrix's tiles: coefficients lie where the values of their tile did.
+"""The largest coefficients of the orthonormal DCT-II of a matrix's tiles, which lie where the values of their tile did.
 
 It and its inverse (`inverse_dct`) are products with a basis, row by row and column by column. Rows at the same distance
 from a tile's two ends are added and subtracted first, because a cosine is symmetric or antisymmetric about the middle:
 that halves the work. Products are added in one fixed order and the basis is rounded from exact integers, so the same
 bits come out everywhere. A strip of neighbouring tiles is transformed at once, and each pass adds to four rows, so that
-what it reads counts four times.
+what it reads counts four times. Coefficients are selected while they are in the cache, and are never all in memory.
 """
 
 from __future__ import annotations
@@ -13,32 +13,45 @@ from typing import Any
 
 import numpy as np
 
-from thinwire.kernels.numba.blocktopk import Blocks
+from thinwire.kernels.numba.blocktopk import Blocks, Selected, room_for, room_to_select, select_largest
 from thinwire.kernels.numba.cosines import forward_weights, padded
-from thinwire.kernels.numba.jit import frozen, jit, wide_vectors
+from thinwire.kernels.numba.jit import frozen, jit, magnitude_bits, wide_vectors
 
 _TILES = 2  # side by side in one pass: the longer its rows, the less the loops around them count
 _PAD = 16  # values between the rows of a strip, so that a column's do not fall into one set of the cache
 
 
-def transform(values: Any, blocks: Blocks, out: Any) -> None:
-    """Fills `out` with the coefficients of every tile.
+def select_coefficients(values: Any, blocks: Blocks, *, residual: Any = None, residual_scale: float = 1.0) -> Selected:
+    """The k largest coefficients of every tile, as `select_blocks` selects values.
 
     Args:
-        values: float32[n] or float64[n].
+        values: float32[n] or float64[n], finite.
         blocks: the tiles of n values; none is short.
-        out: of the same type and size; may be `values` itself.
+        residual: of the same type and size; becomes v = residual_scale·residual + values, which is transformed.
+        residual_scale: what the residual is multiplied by first.
 
     Example:
-        >>> found = np.empty(8)
-        >>> transform(np.array([1.0, 3, 1, 3, 1, 3, 1, 3]), Blocks(4, 2, 4, 2, 1, 8), found)
-        >>> np.round(found, 6).tolist()
-        [5.656854, -2.828427, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+        >>> found = select_coefficients(np.array([1.0, 3, 1, 3, 1, 3, 1, 3]), Blocks(4, 2, 4, 2, 2, 8))
+        >>> found.places.tolist(), np.round(found.values, 6).tolist()
+        ([0, 1], [5.656854, -2.828427])
     """
-    kind = np.dtype(out.dtype).str
+    kind = np.dtype(values.dtype).str
     down, across = forward_weights(blocks.tile_rows, kind), forward_weights(blocks.tile_columns, kind)
-    tile, halves, _ = room(blocks, out.dtype)
-    _transform(frozen(values), blocks, down, across, tile, halves, out)
+    tile, halves, _ = room(blocks, values.dtype)
+    selected = room_for(blocks, values.dtype)
+    total = _select(
+        frozen(values),
+        residual,
+        values.dtype.type(residual_scale),
+        blocks,
+        down,
+        across,
+        tile,
+        halves,
+        *room_to_select(blocks, values.dtype),
+        *selected,
+    )
+    return selected.first(total)
 
 
 def room(blocks: Blocks, dtype: Any) -> tuple[Any, Any, Any]:
@@ -49,23 +62,74 @@ def room(blocks: Blocks, dtype: Any) -> tuple[Any, Any, Any]:
 
 
 @jit
-def _transform(values: Any, blocks: Any, down: Any, across: Any, tile: Any, halves: Any, out: Any) -> None:
+def _select(
+    values: Any,
+    residual: Any,
+    scale: Any,
+    blocks: Any,
+    down: Any,
+    across: Any,
+    tile: Any,
+    halves: Any,
+    held: Any,
+    bits: Any,
+    histogram: Any,
+    found: Any,
+    flags: Any,
+    counts: Any,
+    places: Any,
+    sent: Any,
+) -> int:
     height, width = blocks.tile_rows, blocks.tile_columns
+    size = height * width
+    wanted = (blocks.k * size + blocks.block - 1) // blocks.block
+    total, index, least = 0, 0, bits.dtype.type(0)
     for top in range(0, blocks.rows, height):
         for left in range(0, blocks.columns, _TILES * width):
             tiles = min(_TILES, (blocks.columns - left) // width)
-            first = top * blocks.columns + left
-            _fold_down(values, first, blocks.columns, height, tiles * width, halves)
-            _clear(halves, (height + 1) // 2, down.shape[0], tiles * width)
-            _forward(halves, height, tiles * width, down, tile)
+            first, wide = top * blocks.columns + left, tiles * width
+            if residual is None:
+                _fold_down(values, first, blocks.columns, height, wide, halves)
+            else:
+                for start in range(first, first + height * blocks.columns, blocks.columns):
+                    _add(residual[start : start + wide], scale, values[start : start + wide])
+                _fold_down(residual, first, blocks.columns, height, wide, halves)
+            _clear(halves, (height + 1) // 2, down.shape[0], wide)
+            _forward(halves, height, wide, down, tile)
             _fold_across(tile, height, width, tiles, halves)
             _clear(halves, (width + 1) // 2, across.shape[0], tiles * height)
             _forward(halves, width, tiles * height, across, tile)
-            for row in range(height):
-                start = first + row * blocks.columns
-                for each in range(tiles):
-                    for column in range(width):
-                        out[start + each * width + column] = tile[column, each * height + row]
+            for each in range(tiles):
+                _lay_out(tile, each * height, height, width, held)
+                _look(held, bits[0])
+                counts[index], least = select_largest(
+                    held, bits, size, wanted, least, histogram, found, flags, places[total:], sent[total:]
+                )
+                total += counts[index]
+                index += 1
+    return total
+
+
+@jit
+def _add(residual: Any, scale: Any, values: Any) -> None:
+    wide_vectors()
+    for i in range(values.size):
+        residual[i] = scale * residual[i] + values[i]
+
+
+@jit
+def _lay_out(tile: Any, left: int, height: int, width: int, held: Any) -> None:
+    """One tile's coefficients, row after row, of a strip whose columns are rows."""
+    for row in range(height):
+        for column in range(width):
+            held[row * width + column] = tile[column, left + row]
+
+
+@jit
+def _look(held: Any, bits: Any) -> None:
+    wide_vectors()
+    for i in range(held.size):
+        bits[i] = magnitude_bits(held[i])
 
 
 @jit
