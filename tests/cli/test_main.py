@@ -195,6 +195,15 @@ def test_data_that_is_missing_says_what_to_do(
     assert str(tmp_path / "empty") in result.err or "thinwire inspect data --download cifar10" in result.err
 
 
+def test_a_bad_address_is_told_before_data_are_read(command: Command, tmp_path: Path) -> None:
+    """Reading them, and compiling kernels, took the error nine seconds of processor time."""
+    for address, text in {"nowhere": "expected grpc://host:port", "grpc://nowhere": "'nowhere' is no address"}.items():
+        result = command(
+            "worker", "--server", address, "--model", "resnet8", "--data", "cifar10", "--data-root", tmp_path
+        )
+        assert result.status == 2 and text in result.err
+
+
 def test_data_that_is_missing_or_has_no_such_part_is_told_before_processes_start(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

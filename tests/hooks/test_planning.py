@@ -129,6 +129,7 @@ def test_what_cannot_be_planned() -> None:
     refused: list[tuple[Any, str]] = [
         (lambda m: torch.optim.LBFGS(m.parameters()), "the server runs SGD, .*; LBFGS is none of them"),
         (lambda m: MySGD(m.parameters(), lr=0.1), "MySGD is none of them"),
+        (lambda m: type("SGD", (MySGD,), {})(m.parameters(), lr=0.1), r"[\w.]+test_planning\.SGD is none of them"),
         (lambda m: torch.optim.SGD(m.first.parameters(), lr=0.1), "'norm.weight' needs a gradient and the optimizer"),
         (frozen, "no parameter that needs a gradient"),
     ]

@@ -172,6 +172,8 @@ def worker(
     """Train as one worker. All workers are started with the same options but `--rank`."""
     if resume and checkpoint is None:
         raise ConfigError("--resume goes on from a checkpoint: say which with --checkpoint FILE")
+    for each in server:  # before data are read and the model is made
+        connection.server_address(each)
     job, mine = jobs.Job(**vars(given)), None
     if checkpoint is not None:
         mine = checkpoints.WorkerCheckpoint(path=checkpoint, every=checkpoint_every, resume=resume, step=resume_step)

@@ -71,8 +71,9 @@ def make_plan(
     local = design.local
     name = type(optimizer).__name__ if local is None else local.outer
     if local is None and ALLOWED.get(name) is not type(optimizer):
+        told = f"{type(optimizer).__module__}.{name}" if name in ALLOWED else name
         raise ConfigError(
-            f"the server runs {', '.join(ALLOWED)}; {name} is none of them. A design of local updates, such as "
+            f"the server runs {', '.join(ALLOWED)}; {told} is none of them. A design of local updates, such as "
             "'update', runs any optimizer at the workers"
         )
     if local is not None:

@@ -37,6 +37,23 @@ ConnectTo = Callable[[str, float], Connection]
 """The same, to any address."""
 
 
+def server_address(server: str) -> str:
+    """Returns `host:port` of `grpc://host:port`.
+
+    Raises:
+        ConfigError: another form, no host, or no port.
+
+    Example:
+        >>> server_address("grpc://10.0.0.1:7070")
+        '10.0.0.1:7070'
+    """
+    scheme, _, address = server.partition("://")
+    if scheme != "grpc" or not address:
+        raise ConfigError(f"server={server!r}; expected grpc://host:port")
+    parse_address(address)
+    return address
+
+
 def connect(
     server: str | Connection,
     *,
@@ -65,9 +82,7 @@ def connect(
         return server
     address = server
     if dial is None:
-        scheme, _, address = server.partition("://")
-        if scheme != "grpc" or not address:
-            raise ConfigError(f"server={server!r}; expected grpc://host:port")
+        address = server_address(server)
 
     def open_connection(timeout_s: float) -> Connection:
         if process is not None and has_ended(address):
