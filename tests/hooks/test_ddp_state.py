@@ -156,3 +156,48 @@ def test_the_states_of_all_ranks_reach_rank_0() -> None:
                 assert all(torch.equal(value, whole["ranks"][key][kind][name]) for name, value in named.items())
         assert {**whole, "ranks": {}} == {**expected, "ranks": {}}
         assert "bit for bit" in said and same
+
+
+WAYS = ("all ranks", "merged")
+"""`ddp.AllRanks`, as Accelerate, the Trainer and Lightning have it; a file of every rank, as everything else."""
+
+
+def run_changed(rank: int, folder: str, before: int, turn: int) -> dict[str, dict[str, Any]]:
+    """Trains, or goes on from the ranks before, and saves; returns this rank's part of what is still to be added."""
+    unsent: dict[str, dict[str, Any]] = {}
+    for way in WAYS:
+        model, state, optimizer = made()
+        place, old = Path(folder) / f"{way} {turn}", Path(folder) / f"{way} {turn - 1}"
+        place.mkdir(exist_ok=True)
+        if not before:
+            train(model, rank, 4, optimizer=optimizer)
+        elif way == "merged":
+            states = [torch.load(old / f"rank{each}.pt", weights_only=True) for each in range(before)]
+            assert f"from {before} ranks on {state.world_size}" in state.load_state_dict(ddp.merge(states))
+        else:
+            ddp.AllRanks(state).load_state_dict(torch.load(old / "rank0.pt", weights_only=True))
+        torch.save((ddp.AllRanks(state) if way == "all ranks" else state).state_dict(), place / f"rank{rank}.pt")
+        residuals = state.core.residuals
+        unsent[way] = {name: flat.double() for name, flat in residuals.state_dict()["residuals"].items()}
+        for name, flat in unsent[way].items():
+            for part in residuals.partitions[name]:
+                if part.server != rank:  # an owner's own shard counts in full
+                    flat[part.start : part.stop] /= state.world_size
+    return unsent
+
+
+def test_four_ranks_then_three_then_five_still_have_the_same_to_add(tmp_path: Path) -> None:
+    """To one rounding of float32 for each change, whichever way a framework saves."""
+    totals: list[dict[str, dict[str, torch.Tensor]]] = []
+    before = 0
+    for turn, world in enumerate((4, 3, 5)):
+        ranks = run_ranks(world, run_changed, str(tmp_path), before, turn)
+        names = ranks[0][WAYS[0]]
+        totals.append({way: {name: sum(each[way][name] for each in ranks) for name in names} for way in WAYS})
+        before = world
+    for way in WAYS:
+        for name, first in totals[0][way].items():
+            assert first.any() and len(totals[0][way]) == 3
+            for changes, total in enumerate(totals[1:], 1):
+                error = (total[way][name] - first).abs() / first.abs().clamp_min(1e-30)
+                assert error.max() <= 2**-24 * changes, (way, name, changes, error.max())
