@@ -373,3 +373,22 @@ def test_where_enough_others_go_on_one_that_does_not_begin_anew_is_dropped() -> 
     for rank in (1, 2):
         shard.push(rank, 1, shard.frames(rank, 1))
     assert shard.core.step == 2 and shard.core.failed is None
+
+
+def test_two_that_died_together_do_not_keep_each_other_from_going_back() -> None:
+    """The shard still waits for their dead processes, for all that is known here."""
+    shard = Shard(make_plan(3))
+    states: dict[int, dict[str, Any]] = {0: {}}
+    shard.core.checkpoints = states
+    shard.step(0)
+    for rank in (0, 1):
+        shard.core.interrupted(rank)
+    vote(shard, 30, ())
+    assert "the others go on at 1" in str(shard.ended[30]), "nobody wants to go back so far"
+    shard.say(2, BACK)
+    vote(shard, 12, (0,))
+    for peer in (10, 11):
+        vote(shard, peer, ())
+        assert peer not in shard.ended
+    for peer in (10, 11, 12):
+        assert last(shard, peer) == Offer(steps=(0,))

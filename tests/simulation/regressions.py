@@ -362,4 +362,20 @@ REGRESSIONS = {
         ),
         survives=True,
     ),
+    "two that had died kept each other from going back, by the connections of their dead processes": replace(
+        _PLAIN,
+        seed=4067,
+        design="3lc[s=1.75]",
+        workers=4,
+        shards=2,
+        steps=8,
+        chunk_nbytes=16,
+        checkpoint_every=2,
+        faults=(
+            Fault(kind="kill", at=0.1797584239241307, who=3, seconds=0.7066668058762221),
+            Fault(kind="kill-server", at=0.42417945935125423, who=0, seconds=0.1282816136333969),
+            Fault(kind="kill", at=0.403940853858466, who=0, seconds=0.14520226935505465),
+        ),
+        survives=True,
+    ),
 }

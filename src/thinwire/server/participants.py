@@ -217,7 +217,9 @@ class Participants(Standing):
     def _vote(self, peer: int, rank: int, steps: tuple[int, ...], holder: int | None) -> list[Effect]:
         """A worker wants to go back: it waits for the others, unless they go on, or are at the end."""
         assert self._engine is not None
-        others = self.finished or self._ranks.keys() - {holder}
+        # Where some wait already, a shard was lost, which everybody has to find: one that is cut off does not go on.
+        lost = self._min_workers is None and bool(self._rollback.voters)
+        others = self.finished or self._ranks.keys() - {holder, *(self._interrupted if lost else ())}
         # They went back without it, and may have removed what it has: it begins late, where shards have parameters.
         given_up = rank not in self._engine.members.ranks and self._engine.plan.downlink != "gradient"
         if (self._progressed or given_up) and rank not in self._returning and others:
