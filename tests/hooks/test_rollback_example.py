@@ -36,12 +36,14 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Any:
 def trained(example: Any, monkeypatch: pytest.MonkeyPatch, file: Path, dies_at: int) -> list[list[torch.Tensor]]:
     """Every worker's weights; the server dies when worker 0 reads the batch of a step."""
     lives: list[MemoryServer] = []
+    checkpointers: list[Checkpointer] = []
 
     def live(resume: bool) -> None:
         core = ServerCore()
         checkpointer = Checkpointer(core, file, EVERY)
         if resume:
             checkpointer.resume()
+        checkpointers.append(checkpointer)
         lives.append(MemoryServer(serving(core, checkpointer=checkpointer, grace_s=60)))
 
     batch = example.batch
@@ -49,6 +51,7 @@ def trained(example: Any, monkeypatch: pytest.MonkeyPatch, file: Path, dies_at: 
     def deadly(rank: int, step: int) -> Any:
         if (rank, step, len(lives)) == (0, dies_at, 1):
             lives[0].stop(grace_s=0)
+            checkpointers[0].close()  # a process that dies writes no more; here its thread would
             live(True)
         return batch(rank, step)
 

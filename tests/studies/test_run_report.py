@@ -74,7 +74,7 @@ def test_verdicts_follow_from_the_figures(run: RecordedRun) -> None:
     figures = replace(run.figures(), lag=3.0)
     said = " ".join(verdict(figures))
     # 4,020 bytes less 120, in the 100 ms that encoding takes
-    assert "40.2× less travels" in said and "below 0.312 Mbit/s each way" in said and "wait in the residual" not in said
+    assert "40.2× less travels" in said and "below 312 kbit/s each way" in said and "wait in the residual" not in said
     assert "Exchanges take 30% of a step of 500 ms, 10% waiting." in said
     assert "holds the training up" in " ".join(verdict(replace(figures, wait_s=0.4)))
     assert "20 steps of updates wait in the residual of fc.weight" in " ".join(verdict(replace(figures, lag=20.0)))
