@@ -7,9 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from thinwire.cli.plan import STARTUP
 from thinwire.errors import ConfigError
+from thinwire.planner.profile import profile
 from thinwire.planner.script import profile_script
 
 PLAIN = """
@@ -42,6 +45,7 @@ from thinwire.hooks import ddp
 dist.init_process_group("gloo", init_method="file://{out}", rank=0, world_size=1)
 model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 32), nn.Linear(32, 4)))
 ddp.compress(model, codec="3lc", measure_link=False)
+model = torch.compile(model, backend="eager")
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 while True:
     optimizer.zero_grad()
@@ -73,7 +77,7 @@ def test_a_plain_script_ends_after_the_steps_that_are_measured(tmp_path: Path, m
     assert (own / "came").exists(), "what the environment itself starts with is started all the same"
 
 
-def test_a_script_with_ddp_and_our_hook_is_measured_without_either(tmp_path: Path) -> None:
+def test_a_compiled_script_with_ddp_and_our_hook_is_measured_without_them(tmp_path: Path) -> None:
     command, _ = script(tmp_path, WRAPPED)
     found = profile_script(command, os.environ, STARTUP, steps=3, threads=1)
     assert [each.name for each in found.tensors] == ["0.weight", "0.bias", "1.weight", "1.bias"]
@@ -86,3 +90,9 @@ def test_a_script_that_ends_too_soon_and_a_command_that_is_none_are_refused(tmp_
     assert out.read_text() == "3"
     with pytest.raises(ConfigError, match=r"'no-such-command' cannot be started: No such file"):
         profile_script(["no-such-command"], os.environ, STARTUP)
+
+
+def test_a_gradient_that_is_not_finite_is_named() -> None:
+    model = nn.Linear(3, 2)
+    with pytest.raises(ConfigError, match="gradient of weight holds NaN or Inf"):
+        profile(model, lambda: (model(torch.ones(4, 3)).sum() * torch.nan).backward(), steps=1)

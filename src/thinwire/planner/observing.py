@@ -19,6 +19,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
+from thinwire.hooks.wrapping import inside_compiled
 from thinwire.planner.profile import STEPS, Profile, TensorSeconds, Watch
 
 VARIABLE = "THINWIRE_PROFILE"
@@ -74,7 +75,9 @@ class Observer:
             held = sum(id(each) in trained for each in module.parameters())
             if held > most:
                 most, found = held, module
-        return found.module if isinstance(found, DistributedDataParallel) else found
+        inner = found if found is None else inside_compiled(found)
+        inner = inner.module if isinstance(inner, DistributedDataParallel) else inner
+        return inner if isinstance(inner, nn.Module) else None
 
     def _finish(self, watch: Watch) -> None:
         if self._path is not None:

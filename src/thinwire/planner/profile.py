@@ -164,11 +164,14 @@ class Watch:
             self._found[-self._kept - 1].gradients.clear()
 
     def profile(self) -> Profile:
-        """Returns what was measured. Raises ConfigError where no step made a gradient."""
+        """Returns what was measured. Raises ConfigError where no step made a gradient, or one holds NaN."""
         found = self._found
         silent = {name for name in self._trained if all(name not in each.ready for each in found)}
         if len(silent) == len(self._trained):
             raise ConfigError("step() made no gradient: it must call loss.backward(), and train the model it was given")
+        for name, gradient in (each for step in found[-self._kept :] for each in step.gradients.items()):
+            if not gradient.isfinite().all():
+                raise ConfigError(f"the gradient of {name} holds NaN or Inf; codecs are measured on it: lower the rate")
         return Profile(
             tensors=tuple(
                 TensorSeconds(
