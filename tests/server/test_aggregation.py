@@ -7,17 +7,37 @@ import itertools
 import numpy as np
 import pytest
 
-from thinwire.codecs import CheckedFrame, codec, open_frame
+from thinwire.codecs import codec
+from thinwire.policies.consistency import Bsp
+from thinwire.schema import Reduce, TableSpec
 from thinwire.server.aggregation import Aggregation
 from thinwire.server.membership import Membership
+from thinwire.server.table import Table
+from thinwire.server.table_group import TableGroups
 
 PLAIN = codec("fp32")
 
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 
 
-def frame(values: Floats) -> CheckedFrame:
-    return open_frame(PLAIN.encode(values))
+def frame(values: Floats) -> bytes:
+    return PLAIN.encode(values)
+
+
+class Single(Aggregation):
+    """Of one table."""
+
+    def __init__(self, members: Membership, reduce: Reduce = "mean") -> None:
+        table = Table(TableSpec(name="w", shape=(64,)), PLAIN, PLAIN, Bsp().terms(4), reduce=reduce)
+        super().__init__(TableGroups([table]).of([0]), members)
+
+    def add(self, rank: int, gradient: bytes | None, clock: int | None = None) -> None:
+        self.hold(rank, [gradient or b""], clock)
+        self.resume()
+
+    def end(self) -> tuple[Floats | None, tuple[int, ...]]:
+        [taken] = self.take()
+        return taken
 
 
 def grads(workers: int) -> list[Floats]:
@@ -28,7 +48,7 @@ def grads(workers: int) -> list[Floats]:
 
 def test_every_order_gives_the_bits_of_the_ranks_order() -> None:
     frames = [frame(grad) for grad in grads(4)]
-    aggregation = Aggregation((64,), Membership(4))
+    aggregation = Single(Membership(4))
     results = set()
     for order in itertools.permutations(range(4)):
         for rank in order:
@@ -36,7 +56,7 @@ def test_every_order_gives_the_bits_of_the_ranks_order() -> None:
             aggregation.add(rank, frames[rank])
             assert aggregation.has(rank) and aggregation.started
         assert aggregation.complete
-        total, ranks = aggregation.take()
+        total, ranks = aggregation.end()
         assert total is not None and ranks == (0, 1, 2, 3)
         results.add(total.tobytes())
         assert not aggregation.started
@@ -49,10 +69,10 @@ def test_every_order_gives_the_bits_of_the_ranks_order() -> None:
 @pytest.mark.parametrize("missing", [subset for n in range(4) for subset in itertools.combinations(range(3), n)])
 def test_empty_frames_do_not_count(missing: tuple[int, ...]) -> None:
     given = grads(3)
-    aggregation = Aggregation((64,), Membership(3))
+    aggregation = Single(Membership(3))
     for rank in (2, 0, 1):
         aggregation.add(rank, None if rank in missing else frame(given[rank]))
-    mean, _ = aggregation.take()
+    mean, _ = aggregation.end()
     came = [given[rank] for rank in range(3) if rank not in missing]
     if not came:
         assert mean is None
@@ -62,36 +82,36 @@ def test_empty_frames_do_not_count(missing: tuple[int, ...]) -> None:
 
 
 def test_one_step_leaves_nothing_to_the_next() -> None:
-    aggregation = Aggregation((64,), Membership(2), reduce="sum")
+    aggregation = Single(Membership(2), reduce="sum")
     for _ in range(3):
         for rank, grad in enumerate(grads(2)):
             aggregation.add(rank, frame(grad))
-        total, _ = aggregation.take()
+        total, _ = aggregation.end()
         np.testing.assert_array_equal(total, grads(2)[0] + grads(2)[1])
 
 
 def test_a_quorum_is_enough_and_says_who_took_part() -> None:
-    aggregation = Aggregation((64,), Membership(4, 2))
+    aggregation = Single(Membership(4, 2))
     given = grads(4)
     aggregation.add(3, frame(given[3]))
     early = aggregation.complete
     aggregation.add(1, frame(given[1]))
     assert (early, aggregation.complete) == (False, True)
-    mean, ranks = aggregation.take()
+    mean, ranks = aggregation.end()
     assert ranks == (1, 3) and aggregation.clock == 1
     np.testing.assert_array_equal(mean, (given[1] + given[3]) * np.float32(0.5))
 
 
 def test_gradients_of_later_clocks_wait_for_their_turn() -> None:
-    aggregation = Aggregation((64,), Membership(2), reduce="sum")
+    aggregation = Single(Membership(2), reduce="sum")
     given = grads(2)
     aggregation.add(1, frame(given[1]), clock=1)
     aggregation.add(1, frame(given[0]), clock=0)
     aggregation.add(0, frame(given[0]), clock=0)
-    total, _ = aggregation.take()
+    total, _ = aggregation.end()
     np.testing.assert_array_equal(total, given[0] + given[0])
     aggregation.resume()
     assert aggregation.has(1)
     aggregation.add(0, frame(given[1]))
-    total, _ = aggregation.take()
+    total, _ = aggregation.end()
     np.testing.assert_array_equal(total, given[1] + given[1])

@@ -16,6 +16,7 @@ from thinwire.policies.consistency import Bsp
 from thinwire.schema import TableSpec
 from thinwire.server.downlinks import AverageGradient, AverageWeights, Copies, Downlink, ModelDelta
 from thinwire.server.table import Table
+from thinwire.server.table_group import TableGroups
 
 Array = NDArray[np.float32]
 
@@ -30,6 +31,18 @@ def noise(seed: int, shape: tuple[int, ...] = SHAPE) -> Array:
 def sent_to(downlink: Downlink, ranks: set[int], version: int, aggregate: Array | None = None) -> list[Any]:
     nothing = np.zeros(downlink.shape, np.float32)
     return downlink.publish(nothing if aggregate is None else aggregate, version, ranks, None)
+
+
+def given(table: Table, rank: int, frame: bytes) -> None:
+    """A worker's gradient is added to a table's sum."""
+    gradient, finite = table.look(frame)
+    assert gradient is not None and finite
+    table.add(rank, gradient)
+
+
+def mean(table: Table) -> Array | None:
+    [aggregate] = TableGroups([table]).of([0]).take()
+    return aggregate
 
 
 def frame_of(downlink: Downlink, values: Array, version: int) -> bytes:
@@ -227,10 +240,8 @@ def test_doublesqueeze_worked_example() -> None:
     x, broadcasts = np.zeros(3), []
     for gradients in (([1, -2, 0.5], [0, 1, -1.5]), ([0.5, 0.5, 0.5], [-1, 0, 1])):
         for rank, gradient in enumerate(gradients):
-            table.add(rank, contexts[rank].encode(np.array(gradient, np.float32)))
-        aggregate, ranks = table.incoming.take()
-        assert ranks == (0, 1)
-        [(_, frame)] = table.publish(aggregate)
+            given(table, rank, contexts[rank].encode(np.array(gradient, np.float32)))
+        [(_, frame)] = table.publish(mean(table))
         broadcasts.append(decode(as_frame(frame, table.spec.shape)).numpy().copy())
         x -= 0.1 * broadcasts[-1]
     np.testing.assert_allclose(broadcasts, [[0.691991, -0.691991, 0.691991], [-0.10756] * 3], atol=1e-5)
@@ -253,9 +264,8 @@ def test_votes_arrive_exactly(workers: int) -> None:
     for rank in range(workers):
         frame = shared.context(noise(0), name="w", seed=rank).encode(noise(rank))
         trits += np.rint(decode(frame).numpy() / np.float32(scale)).astype(np.int64)
-        table.add(rank, frame)
-    aggregate, ranks = table.incoming.take()
-    [(_, down)] = table.publish(aggregate, senders=len(ranks))
+        given(table, rank, frame)
+    [(_, down)] = table.publish(mean(table), senders=workers)
     np.testing.assert_allclose(decode(as_frame(down, SHAPE)).numpy(), scale * trits / workers, rtol=1e-6, atol=1e-7)
     assert len(np.unique(trits)) > 3
     bits = int(np.ceil(np.log2(2 * workers + 1)))

@@ -63,9 +63,10 @@ def test_odd_shapes() -> None:
     shapes: list[tuple[int, ...]] = [(), (0,), (3, 0, 2), (1,)]
     for shape in shapes:
         table = make(codec("3lc"), shape)
-        table.add(0, PLAIN.encode(np.ones(shape, np.float32)))
-        grad, _ = table.incoming.take()
-        assert grad is not None and grad.shape == shape
+        gradient, _ = table.look(PLAIN.encode(np.ones(shape, np.float32)))
+        assert gradient is not None
+        table.add(0, gradient)
+        assert table.sum.shape == shape and (table.sum == 1).all()
         update(table, 0)
         assert table.version == 1 and decode(table.snapshot()).shape == shape
 
@@ -83,17 +84,17 @@ def test_damaged_gradients_change_nothing() -> None:
     table = make(workers=2)
     good = PLAIN.encode(np.ones((4, 25), np.float32))
     with pytest.raises(ProtocolError, match="w: "):
-        table.add(0, good[:-1])
-    bad = bytearray(np.full(100, np.inf, np.float32).tobytes())
-    with pytest.raises(FrameError, match="w: the gradient of worker 0: the payload holds NaN or Inf"):
-        table.add(0, pack(Frame("fp32", "fp32", (4, 25), payload=bytes(bad))))
-    assert not table.incoming.has(0)
-    table.add(0, good)
-    table.add(1, good)
-    assert table.incoming.complete
-    mean, ranks = table.incoming.take()
-    assert ranks == (0, 1)
-    np.testing.assert_array_equal(mean, np.ones((4, 25)))
+        table.look(good[:-1])
+    bad = pack(Frame("fp32", "fp32", (4, 25), payload=np.full(100, np.inf, np.float32).tobytes()))
+    for rank, frame in enumerate((good, bad, good)):
+        gradient, finite = table.look(frame)
+        assert gradient is not None and finite
+        if rank == 1:
+            with pytest.raises(FrameError, match="w: the gradient of worker 1: the payload holds NaN or Inf"):
+                table.add(rank, gradient)
+        else:
+            table.add(rank, gradient)
+    np.testing.assert_array_equal(table.sum, np.full((4, 25), 2, np.float32))
 
 
 def test_whole_values_do_not_come_in_a_batch() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -15,10 +16,12 @@ from thinwire.packets import BatchedTensor, EncodedTensor
 from thinwire.policies.compression import NARROW, PLAIN, is_batched
 from thinwire.policies.consistency import Bsp
 from thinwire.schema import TableSpec
+from thinwire.server.aggregation import Taken
 from thinwire.server.downlinks import ModelDelta
+from thinwire.server.lanes import Lanes
 from thinwire.server.membership import Membership
 from thinwire.server.table import Table
-from thinwire.server.table_group import TableGroup, TableGroups
+from thinwire.server.table_group import TableGroups
 
 WORKERS = 3
 UP = [
@@ -34,10 +37,10 @@ EVERY = range(len(UP))
 
 
 def made() -> list[Table]:
-    terms, members = Bsp().terms(WORKERS), Membership(WORKERS)
+    terms = Bsp().terms(WORKERS)
     tables = []
     for number, (up, down, shape) in enumerate(zip(UP, DOWN, SHAPES, strict=True)):
-        table = Table(TableSpec(name=f"w{number}", shape=shape), up, down, terms, members=members)
+        table = Table(TableSpec(name=f"w{number}", shape=shape), up, down, terms)
         table.assign(PLAIN.encode(np.full(shape, 0.5, np.float32)), 0)
         tables.append(table)
     return tables
@@ -63,94 +66,89 @@ def pushes(senders: list[list[Context]], seed: int, absent: set[tuple[int, int]]
     return found
 
 
-def hold(group: TableGroup, tables: list[Table], rank: int, frames: list[EncodedTensor], clock: int) -> None:
-    for table, frame, known in zip(tables, frames, group.known(frames), strict=True):
-        table.hold(rank, frame, clock, known=known)
-    group.add_due()
+def lanes_of(tables: list[Table]) -> Lanes:
+    return Lanes(TableGroups(tables), Membership(WORKERS), dict.fromkeys(range(len(tables)), 0))
 
 
-def take(table: Table, seed: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]] | None:
-    """Ends the clock, and trains the table by the aggregate."""
-    aggregate, _ = table.incoming.take()
-    if aggregate is not None:
-        table.values -= 0.1 * seed * torch.from_numpy(aggregate)
-    return aggregate
+def hold(lanes: Lanes, places: Sequence[int], rank: int, frames: list[EncodedTensor], clock: int) -> None:
+    """A message with the frames of some tables."""
+    for lane in lanes.of(set(places)):
+        lane.hold(rank, [frames[index] for index in lane.group.indices], clock)
+        lane.resume()
+
+
+def take(lanes: Lanes, tables: list[Table], seed: int) -> list[Taken]:
+    """Ends the clock, and trains every table by its aggregate."""
+    taken = {index: each for lane in lanes for index, each in zip(lane.group.indices, lane.take(), strict=True)}
+    for index, (aggregate, _) in taken.items():
+        if aggregate is not None:
+            tables[index].values -= 0.1 * seed * torch.from_numpy(aggregate)
+    return [taken[index] for index in range(len(tables))]
 
 
 def test_gradients_and_updates_are_those_of_tables_alone() -> None:
-    together, alone, senders = made(), made(), contexts()
-    groups = TableGroups(together)
-    group = groups.of(EVERY)
-    assert groups.of(EVERY) is group
+    together, single, senders = made(), made(), contexts()
+    lanes, alone = lanes_of(together), lanes_of(single)
     for clock, order in enumerate(itertools.permutations(range(WORKERS))):
         absent = {(1, clock)} if clock != 2 else {(rank, 6) for rank in range(WORKERS)}
         frames = pushes(senders, clock, absent)
         for number, rank in enumerate(order):
             if number == clock:  # in two messages
-                hold(groups.of([0, 1, 2]), together[:3], rank, frames[rank][:3], clock)
-                hold(groups.of(EVERY[3:]), together[3:], rank, frames[rank][3:], clock)
+                hold(lanes, [0, 1, 2], rank, frames[rank], clock)
+                hold(lanes, EVERY[3:], rank, frames[rank], clock)
             else:
-                hold(group, together, rank, frames[rank], clock)
-            for table, frame in zip(alone, frames[rank], strict=True):
-                table.add(rank, frame, clock)
-        means = [take(table, clock) for table in together]
-        encoded = group.encode([mean is not None for mean in means])
+                hold(lanes, EVERY, rank, frames[rank], clock)
+            for place in EVERY:
+                hold(alone, [place], rank, frames[rank], clock)
+        assert len(list(alone)) == len(EVERY)
+        [lane] = lanes.of(set(EVERY))
+        means = take(lanes, together, clock)
+        encoded = lane.group.encode([mean is not None for mean, _ in means])
         came = [place for place, frame in enumerate(encoded) if frame is not None]
         assert came == ([] if clock == 2 else TOGETHER), clock
-        for place, (table, single) in enumerate(zip(together, alone, strict=True)):
-            ours, mean = means[place], take(single, clock)
-            where = clock, place
+        for place, (mean, ranks) in enumerate(take(alone, single, clock)):
+            (ours, took_part), where = means[place], (clock, place)
+            assert took_part == ranks == tuple(range(WORKERS)), where
             assert (ours is None) == (mean is None), where
             assert ours is None or mean is None or ours.tobytes() == mean.tobytes(), where
-            [(_, down)], [(_, expected)] = table.publish(ours, made=encoded[place]), single.publish(mean)
+            [(_, down)] = together[place].publish(ours, made=encoded[place])
+            [(_, expected)] = single[place].publish(mean)
             assert down == expected, where
-            assert table.replica.tobytes() == single.replica.tobytes(), where
+            assert together[place].replica.tobytes() == single[place].replica.tobytes(), where
     assert isinstance(bounded := together[9].downlink, ModelDelta) and bounded.copies.only is not None
     assert bounded.copies.only.lag is not None and bounded.copies.only.lag.sparsity > 1
 
 
-def test_gradients_of_a_later_clock_wait_for_their_turn() -> None:
-    [first, *_], [[sender, *_], *_] = made(), contexts()
-    group, frame = TableGroups([first]).of([0]), sender.encode(np.ones(SHAPES[0], np.float32))
-    hold(group, [first], 0, [frame], 1)
-    assert not first.incoming.is_begun and first.incoming.has(0, 1)
-    for rank in range(WORKERS):
-        hold(group, [first], rank, [frame], 0)
-    aggregate = take(first, 0)
-    [encoded] = group.encode([True])
-    first.publish(aggregate, made=encoded)
-    assert first.incoming.clock == 1 and first.incoming.is_begun
-
-
 def test_what_is_wrong_is_said_as_by_the_table_itself() -> None:
     senders = contexts()
-    for place, error in ((0, ProtocolError), (2, ProtocolError), (4, ProtocolError), (6, ProtocolError)):
+    for place in (0, 2, 4, 6):
         tables, frames = made(), pushes(senders, 0, set())[0]
         good = frames[place]
         bad = BatchedTensor(np.ones(9, np.float32)) if isinstance(good, BatchedTensor) else bytes(good[:-1])
-        with pytest.raises(error) as alone:
-            made()[place].add(0, bad)
-        with pytest.raises(error) as together:
-            hold(TableGroups(tables).of(EVERY), tables, 0, [*frames[:place], bad, *frames[place + 1 :]], 0)
+        with pytest.raises(ProtocolError) as alone:
+            made()[place].look(bad)
+        lanes = lanes_of(tables)
+        with pytest.raises(ProtocolError) as together:
+            hold(lanes, EVERY, 0, [*frames[:place], bad, *frames[place + 1 :]], 0)
         assert str(together.value) == str(alone.value), place
-        assert not tables[place].incoming.has(0)
+        assert not any(lane.has(0) for lane in lanes)
     tables = made()
     full = np.full(SHAPES[2], np.inf, np.float32)
     tables[2] = Table(TableSpec(name="plain", shape=SHAPES[2]), PLAIN, PLAIN, Bsp().terms(WORKERS))
     damaged = pack(Frame("fp32", "fp32", SHAPES[2], payload=full.tobytes()))
     with pytest.raises(FrameError, match="plain: the gradient of worker 0: the payload holds NaN or Inf"):
-        hold(TableGroups(tables).of(EVERY), tables, 0, [*frames[:2], damaged, *frames[3:]], 0)
+        hold(lanes_of(tables), EVERY, 0, [*frames[:2], damaged, *frames[3:]], 0)
 
 
 def test_updates_with_nan_are_left_to_the_table_which_says_so() -> None:
     for bad in (0, 1):
         tables, senders = made(), contexts()
-        group = TableGroups(tables).of(EVERY)
+        [lane] = lanes = lanes_of(tables)
         for rank, frames in enumerate(pushes(senders, 0, set())):
-            hold(group, tables, rank, frames, 0)
-        means = [take(table, 1) for table in tables]
+            hold(lanes, EVERY, rank, frames, 0)
+        means = [mean for mean, _ in take(lanes, tables, 1)]
         tables[bad].values.view(-1)[3] = float("nan")
-        encoded = group.encode([True] * len(tables))
+        encoded = lane.group.encode([True] * len(tables))
         assert encoded[bad] is None
         with pytest.raises(NonFiniteError, match=f"after update 1: w{bad}: .*NaN"):
             tables[bad].publish(means[bad], made=encoded[bad])

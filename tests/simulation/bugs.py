@@ -152,8 +152,8 @@ def _dead_gradient_dropped() -> Patch:
     right = UpdateEngine.drop
 
     def drop(self: UpdateEngine, rank: int) -> Any:
-        for table in self.tables:
-            table.incoming._arrived[table.incoming.clock].pop(rank, None)
+        for lane in self.lanes:
+            lane._arrived[lane.clock].pop(rank, None)
         return right(self, rank)
 
     return UpdateEngine, "drop", drop

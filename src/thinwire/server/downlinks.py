@@ -36,16 +36,27 @@ class Copy:
     """What some workers hold, all of them the same.
 
     Args:
-        values: the workers' copy, bit for bit.
+        values: the workers' copy, bit for bit; changed in place.
         seen: the server's values when these workers were sent their last update; None where nobody asks.
         owners: the workers.
         lag: chooses the sparsity multiplier of what the copy lacks; None where the codec's options alone say it.
+
+    Attributes:
+        address, base_address: where the values, and the base, lie.
     """
 
     values: FloatArray
     seen: FloatArray | None
     owners: set[int]
     lag: DeltaLagBound | None = None
+
+    def __post_init__(self) -> None:
+        self.address, self.base_address = self.values.ctypes.data, self.base.ctypes.data
+
+    @property
+    def base(self) -> FloatArray:
+        """What the server's values are sent without: the copy, or what they were."""
+        return self.values if self.seen is None else self.seen
 
 
 class Copies:
@@ -223,8 +234,7 @@ class ModelDelta(Downlink):
     ) -> list[tuple[set[int], EncodedTensor]]:
         sent: list[tuple[set[int], EncodedTensor]] = []
         for copy in self.copies.move(ranks):
-            base = copy.values if copy.seen is None else copy.seen
-            np.subtract(self.values, base, out=self._unsent)
+            np.subtract(self.values, copy.base, out=self._unsent)
             frame: EncodedTensor
             if self.is_batched:
                 frame = BatchedTensor.of(self._unsent.reshape(-1), self.name, narrow=self._narrow)
@@ -235,15 +245,6 @@ class ModelDelta(Downlink):
             self.sent(copy)
             sent.append((copy.owners, frame))
         return sent
-
-    def lacking(self) -> tuple[FloatArray, Copy] | None:
-        """The base, flat, which the values are sent to all workers without, and the copy that they hold.
-
-        None where they hold different ones. Whoever encodes the difference adds it to the copy and says `sent`.
-        """
-        if (copy := self.copies.only) is None:
-            return None
-        return (copy.values if copy.seen is None else copy.seen).reshape(-1), copy
 
     def sent(self, copy: Copy) -> None:
         """Notes that what a copy lacked was encoded."""

@@ -1,27 +1,32 @@
-"""One table: its values, its versions, the gradients that come in and the frames that go out."""
+"""One table: its values, its versions, the sum of the gradients that come in and the frames that go out.
+
+Whose gradients come when, and what is added, is of all tables that move together (`aggregation.py`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 
 from thinwire import frames
-from thinwire.codecs import CheckedFrame, Codec, decode, open_parsed
+from thinwire.codecs import CheckedFrame, Codec, decode, open_frame, open_parsed
+from thinwire.codecs.decoding import Gradient, GradientSums
+from thinwire.codecs.senders import SenderMeans
 from thinwire.codecs.tensors import FloatArray
 from thinwire.errors import FrameError, NonFiniteError, ProtocolError
 from thinwire.packets import BatchedTensor, EncodedTensor
 from thinwire.policies.compression import PLAIN, is_batched
 from thinwire.policies.consistency import Terms
 from thinwire.schema import Reduce, TableSpec
-from thinwire.server.aggregation import Aggregation
 from thinwire.server.downlinks import FORMS, ModelDelta, diverged
-from thinwire.server.membership import Membership
 
 NO_GRADIENT = b""
 """The frame of a parameter that took no part in this step."""
+
+Held: TypeAlias = Gradient | bytes | memoryview
+"""A gradient that is to be added: opened, or a frame of which it is known that it can be decoded."""
 
 
 class Table:
@@ -34,7 +39,11 @@ class Table:
         terms: how many workers push, and how many gradients make an update.
         downlink: what travels down, a key of `FORMS`.
         reduce: how gradients are aggregated; where `up` sends all values, a mean over senders is the mean.
-        members: who is expected to push; by default all workers, always.
+
+    Attributes:
+        sum: float32, of the gradients of the current clock that were added; before the first, the last aggregate.
+        gradient: the same memory, for torch.
+        aggregate: adds to the sum, and counts.
     """
 
     def __init__(
@@ -45,15 +54,17 @@ class Table:
         terms: Terms,
         downlink: str = "delta",
         reduce: Reduce = "mean",
-        members: Membership | None = None,
     ) -> None:
         self.spec = spec
         self.version = 0
         self.downlink = FORMS["delta" if spec.state else downlink](spec.name, spec.shape, down, terms.workers)
         self.values = torch.from_numpy(self.downlink.values)
-        some = up.scheme.sends_some or reduce == "sum"
-        self._members = members or Membership(terms.workers, terms.quorum)
-        self.incoming = Aggregation(spec.shape, self._members, reduce if some else "mean")
+        self.reduce: Reduce = reduce if up.scheme.sends_some or reduce == "sum" else "mean"
+        self.sum: FloatArray = np.zeros(spec.shape, np.float32)
+        self.gradient = torch.from_numpy(self.sum)
+        flat, plain = [self.sum.reshape(-1)], self.reduce in ("mean", "sum")
+        clip = self.reduce == "clipped-mean-of-senders"
+        self.aggregate = GradientSums(flat) if plain else SenderMeans(flat, clip=clip)
         self.given = dict.fromkeys(range(terms.workers), 0)
         """The version that each worker was led to last."""
         self._up = up
@@ -81,49 +92,32 @@ class Table:
         """Whether a gradient may come in a message's batch."""
         return self._batched
 
-    def add(self, rank: int, frame: EncodedTensor, clock: int | None = None) -> None:
-        """Takes a worker's gradient of a clock, by default the current one, and adds what may be added.
-
-        Raises:
-            ProtocolError: the frame is no gradient of this table, in the codec that was agreed on.
-            FrameError: a payload, perhaps of a worker whose frame had waited for its turn, is damaged.
-        """
-        self.hold(rank, frame, clock)
-        with self.named_errors():
-            self.incoming.resume()
-
-    def hold(self, rank: int, frame: EncodedTensor, clock: int | None = None, *, known: bool = False) -> None:
-        """Takes a worker's gradient of a clock; it is added later.
-
-        Args:
-            rank: whose.
-            frame: what came.
-            clock: by default the current one.
-            known: the frame is this table's, in the codec that was agreed on, and can be decoded.
+    def look(self, frame: EncodedTensor) -> tuple[Held | None, bool]:
+        """Returns what is to be added of a worker's gradient, None for nothing; and whether it is finite.
 
         Raises:
             ProtocolError: the frame is no gradient of this table, in the codec that was agreed on.
         """
         if isinstance(frame, BatchedTensor):
-            self.incoming.hold(rank, self._checked(frame), clock)
-        elif known:
-            self.incoming.hold(rank, frame, clock)
-        elif frame == NO_GRADIENT:
-            self.incoming.hold(rank, None, clock)
-        elif (opened := self._open(frame, self._up.id)) is None:
-            self.incoming.refuse(rank, clock)
-        else:
-            if opened.frame.scales:
-                self._scale = opened.frame.scales[0]
-            self.incoming.hold(rank, opened, clock)
+            return self._checked(frame), True
+        if frame == NO_GRADIENT:
+            return None, True
+        if (opened := self._open(frame, self._up.id)) is None:
+            return None, False
+        if opened.frame.scales:
+            self._scale = opened.frame.scales[0]
+        return opened, True
 
-    @contextmanager
-    def named_errors(self) -> Iterator[None]:
-        """A damaged payload's error says of which table it is."""
+    def add(self, rank: int, gradient: Held) -> None:
+        """Adds a worker's gradient, which `look` has returned, to the sum.
+
+        Raises:
+            FrameError: its payload is damaged; the sum is what it was.
+        """
         try:
-            yield
+            self.aggregate.add([open_frame(gradient) if isinstance(gradient, bytes | memoryview) else gradient])
         except FrameError as error:
-            raise FrameError(f"{self.spec.name}: {error}") from error
+            raise FrameError(f"{self.spec.name}: the gradient of worker {rank}: {error}") from error
 
     def assign(self, frame: EncodedTensor, version: int) -> None:
         """Replaces the table by whole values.
@@ -178,7 +172,6 @@ class Table:
                 raise diverged(error, self.version) from None
         for rank in targets:
             self.given[rank] = self.version
-        self.incoming.resume()
         return sent
 
     def snapshot(self, rank: int = 0) -> bytes:
@@ -212,11 +205,10 @@ class Table:
         self.downlink.load_state_dict(state["downlink"])
         self.version, self._scale = int(state["version"]), state["scale"]
         self.given = dict(enumerate(state["given"]))
-        self.incoming.begin_at(self.version)
 
     def _checked(self, tensor: BatchedTensor) -> BatchedTensor:
         """A tensor of a batch, if it may be this table's gradient."""
-        if not self._batched or tensor.values.size != self.incoming.size or (tensor.narrow and self._wide):
+        if not self._batched or not tensor.fits(self.sum.size) or (tensor.narrow and self._wide):
             raise ProtocolError(
                 f"{self.spec.name}: {tensor.values.size} values came in a {'bf16' if tensor.narrow else 'fp32'} batch; "
                 f"the table has shape {self.spec.shape}, and {self._up.id!r} was agreed on"

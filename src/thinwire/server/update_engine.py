@@ -1,13 +1,14 @@
 """The update engine of one plan: gradients in, and which updates are made when, of whose gradients.
 
-Updates happen table by table, so an early layer's never waits for a late one's gradient: each when as many gradients
-are in as the consistency policy asks for. How an update is made and sent is in `updates.py`. It knows workers by rank,
-and nothing of peers, sessions, or who is there.
+Updates happen message by message: tables whose gradients came in one share a lane (`lanes.py`), and are updated when as
+many gradients are in as the consistency policy asks for. So an early layer's never waits for a late one's gradient.
+How an update is made and sent is in `updates.py`. It knows workers by rank, and nothing of peers, sessions, or who is
+there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Set
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from thinwire.errors import ProtocolError
 from thinwire.optimizers.options import Options, Settings, apply_changes
 from thinwire.packets import EncodedTensor
 from thinwire.schema import Delta, Plan, Push, Welcome
+from thinwire.server.aggregation import Aggregation
 from thinwire.server.table import Table
 from thinwire.server.updates import Outgoing, TableUpdates
 
@@ -43,6 +45,7 @@ class UpdateEngine(TableUpdates):
         """The options of the workers that changed some, by rank."""
         self._settings: dict[int, tuple[int, Settings]] = {}
         """What the updates of the current clock and of those ahead of it go by: the lowest rank's, and the rank."""
+        self._buffers = frozenset(index for index, table in enumerate(self.tables) if table.spec.state)
 
     # ---- who joins, and who is gone
 
@@ -56,7 +59,7 @@ class UpdateEngine(TableUpdates):
         Returns:
             That clock.
         """
-        clock = max((untouched, *(table.incoming.untouched for table in self.tables if not table.spec.state)))
+        clock = max((untouched, *(lane.untouched for lane in self.lanes)))
         self.members.admit(rank, clock)
         self.members.divide_data(self.untaken)
         for table in self.tables:
@@ -65,10 +68,9 @@ class UpdateEngine(TableUpdates):
 
     def awaits(self, rank: int) -> bool:
         """Whether the update under way needs all of a worker's gradients, and nothing that it pushed for it is in."""
-        tables = [table for table in self.tables if not table.spec.state]
         return self.terms.lockstep and all(
-            table.version == self.step and self.members.expects(rank, self.step) and not table.incoming.has(rank)
-            for table in tables
+            lane.clock == self.step and self.members.expects(rank, self.step) and not lane.has(rank)
+            for lane in self.lanes
         )
 
     def drop(self, rank: int) -> list[Outgoing]:
@@ -91,17 +93,17 @@ class UpdateEngine(TableUpdates):
         """Updates what nobody is waited for any more; returns what is to be sent."""
         if self.terms.immediate:
             return []
-        trained = [index for index, table in enumerate(self.tables) if not table.spec.state]
-        self._groups.of(trained).add_due()
-        return self._update_all(self._complete(trained))
+        for lane in self.lanes:
+            lane.resume()
+        return self._update_all(self.lanes)
 
     def late(self) -> tuple[int, ...]:
         """The workers that the oldest update waits for, where enough others have sent all of it."""
-        tables = [table for table in self.tables if not table.spec.state and table.version == self.step]
-        if not tables or not self.terms.lockstep:
+        lanes = [lane for lane in self.lanes if lane.clock == self.step]
+        if not lanes or not self.terms.lockstep:
             return ()
         expected = self.members.expected(self.step)
-        late = tuple(rank for rank in expected if not all(table.incoming.has(rank) for table in tables))
+        late = tuple(rank for rank in expected if not all(lane.has(rank) for lane in lanes))
         return late if len(expected) - len(late) >= self.members.least else ()
 
     def go_on_without(self, late: Collection[int]) -> list[Outgoing]:
@@ -112,7 +114,7 @@ class UpdateEngine(TableUpdates):
 
     def _expect_again(self, rank: int) -> list[Outgoing]:
         """A worker that was late is expected from the first clock that nobody has begun."""
-        begin = max((table.incoming.untouched for table in self.tables if not table.spec.state), default=0)
+        begin = max((lane.untouched for lane in self.lanes), default=0)
         self.members.admit(rank, begin)
         again = Welcome(send_values=False, step=self.step, begin=begin, elastic=True, skips_late=True)
         return [Outgoing(again, rank=rank), *self.go_on()]
@@ -145,54 +147,55 @@ class UpdateEngine(TableUpdates):
         settings = self._settings_of(rank, push)
         if push.last and self.final is None and (rank == 0 or self.terms.elastic):
             # Where updates are made without worker 0, they may be ahead of it.
-            clocks = [table.incoming.clock for table in self.tables if not table.spec.state]
-            self.final = max(push.step, *clocks, 0) + 1
-        tables = [self._table(index) for index in push.tables]
-        group = self._groups.of(push.tables)
-        counted: list[int] = []
-        relayed: list[tuple[int, EncodedTensor]] = []
-        for index, table, frame, known in zip(push.tables, tables, frames, group.known(frames), strict=True):
-            if table.spec.state:
-                relayed += self._relay(rank, index, table, push.step, frame)
-            elif self.terms.immediate:
-                table.hold(rank, frame, table.incoming.clock, known=known)
-                self.exchanges.setdefault(rank, [0] * len(self.tables))[index] = push.step + 1
-                counted.append(index)
-            elif not self._late(rank, table, push.step):
-                table.hold(rank, frame, push.step, known=known)
-                counted.append(index)
-        group.add_due()
+            self.final = max(push.step, *(lane.clock for lane in self.lanes), 0) + 1
+        frame_of = dict(zip(push.tables, frames, strict=True))
+        lanes = self.lanes.of(self._trained(push, frame_of))
+        counted: list[Aggregation] = []
+        for lane in lanes:
+            if self.terms.immediate or not self._late(rank, lane, push.step):
+                clock = lane.clock if self.terms.immediate else push.step
+                lane.hold(rank, [frame_of[index] for index in lane.group.indices], clock)
+                counted.append(lane)
+        relayed = [
+            each
+            for index in frame_of
+            if index in self._buffers
+            for each in self._relay(rank, index, self.tables[index], push.step, frame_of[index])
+        ]
+        for lane in counted:
+            lane.resume()
         outgoing = []
         if relayed:  # to everybody, as they came
             delta = Delta(version=push.step + 1, tables=tuple(index for index, _ in relayed))
             outgoing.append(Outgoing(delta, tuple(frame for _, frame in relayed)))
         if self.terms.immediate:
             assert settings is not None  # there, everybody's count
+            exchanges = self.exchanges.setdefault(rank, [0] * len(self.tables)) if counted else []
+            for index in (index for lane in counted for index in lane.group.indices):
+                exchanges[index] = push.step + 1
             return outgoing + (self._update(counted, settings, rank) if counted else [])
         if counted and settings is not None and rank <= self._settings.get(push.step, (rank, settings))[0]:
             self._settings[push.step] = rank, settings
-        ready = self._complete(counted)
-        for index in set(counted).difference(ready) if left else ():
-            if reason := self._unreachable(self.tables[index], left):
+        for lane in counted if left else ():
+            if not lane.complete and (reason := self._unreachable(lane, left)):
                 raise StepUnreachable(reason)
         if self.members.suspended(rank):
             outgoing += self._expect_again(rank)
-        return outgoing + self._update_all(ready)
+        return outgoing + self._update_all(counted)
 
     def unreachable(self, left: Collection[int]) -> str | None:
         """Why a step that has begun can never be complete without those who left, or None."""
-        for table in self.tables:
-            if not self.terms.immediate and table.incoming.started and (reason := self._unreachable(table, left)):
+        for lane in self.lanes:
+            if not self.terms.immediate and lane.started and (reason := self._unreachable(lane, left)):
                 return reason
         return None
 
-    def _unreachable(self, table: Table, left: Collection[int]) -> str | None:
-        arrived = table.incoming.arrived
-        absent = [rank for rank in left if rank not in arrived]
-        if not absent or self.members.reachable(table.incoming.clock, arrived, left):
+    def _unreachable(self, lane: Aggregation, left: Collection[int]) -> str | None:
+        absent = [rank for rank in left if rank not in lane.arrived]
+        if not absent or self.members.reachable(lane.clock, lane.arrived, left):
             return None
         return (
-            f"worker {absent[0]} has left before step {table.version}, with which the others go on; "
+            f"worker {absent[0]} has left before step {lane.clock}, with which the others go on; "
             "all workers must take the same number of steps"
         )
 
@@ -213,16 +216,25 @@ class UpdateEngine(TableUpdates):
             options = self._options[rank] = apply_changes(self.plan.optimizer, options, push.options)
         return Settings(push.rates, options)
 
-    def _late(self, rank: int, table: Table, clock: int) -> bool:
-        """Whether this gradient came too late, under a policy that allows that. Raises ProtocolError where none may."""
-        name, current = table.spec.name, table.incoming.clock
+    def _trained(self, push: Push, frame_of: Mapping[int, EncodedTensor]) -> Set[int]:
+        """Returns the tables of a push whose gradients it holds. Raises ProtocolError where there is no such table."""
+        if unknown := frame_of.keys() - range(len(self.tables)):
+            raise ProtocolError(f"table {min(unknown)}; there are {len(self.tables)}")
+        if len(frame_of) < len(push.tables):
+            twice = next(index for index in frame_of if push.tables.count(index) > 1)
+            raise ProtocolError(f"{self.tables[twice].spec.name!r} got two gradients for step {push.step}")
+        return frame_of.keys() - self._buffers
+
+    def _late(self, rank: int, lane: Aggregation, clock: int) -> bool:
+        """Whether gradients came too late, under a policy that allows that. Raises ProtocolError where none may."""
+        name, current = lane.group.tables[0].spec.name, lane.clock
         if clock < current and self.terms.quorum < self.terms.workers:
             return True  # the update that was made without it says so
         if not self.members.expects(rank, clock):
             return True  # as here: it was late before, and does not know yet from when on it is expected again
         if not current <= clock <= current + self.terms.lead:
             raise ProtocolError(f"a gradient of step {clock} came for {name!r}, which is at step {current}")
-        if table.incoming.has(rank, clock):
+        if lane.has(rank, clock):
             raise ProtocolError(f"{name!r} got two gradients for step {clock}")
         return False
 
@@ -242,31 +254,16 @@ class UpdateEngine(TableUpdates):
 
     # ---- updates
 
-    def _complete(self, indices: Iterable[int]) -> list[int]:
-        """Returns those tables for whose current clock enough gradients are in.
-
-        Most have the same workers' gradients of the same clock, and membership is asked once for all of them.
-        """
-        known: dict[tuple[int, ...], bool] = {}
-        found: list[int] = []
-        for index in indices:
-            incoming = self.tables[index].incoming
-            arrived = incoming.clock, *incoming.arrived
-            if arrived not in known:
-                known[arrived] = incoming.complete
-            if known[arrived]:
-                found.append(index)
-        return found
-
-    def _update_all(self, ready: list[int]) -> list[Outgoing]:
+    def _update_all(self, lanes: Iterable[Aggregation]) -> list[Outgoing]:
         """Updates tables whose gradients are in, for as many clocks as they are."""
         outgoing: list[Outgoing] = []
+        ready = [lane for lane in lanes if lane.complete]
         while ready:
             # Nobody has pushed of a clock before which all went away who had begun it: it has no settings.
             none = (-1, Settings((0.0,) * len(self.plan.groups), self.plan.groups))
-            outgoing += self._update(ready, self._settings.get(self.tables[ready[0]].incoming.clock, none)[1])
+            outgoing += self._update(ready, self._settings.get(ready[0].clock, none)[1])
             # Gradients of the next clock may have been waiting already.
-            ready = self._complete(ready)
+            ready = [lane for lane in ready if lane.complete]
         while len(self._settings) > 1 and (oldest := min(self._settings)) < self.step:
             del self._settings[oldest]
         return outgoing

@@ -6,20 +6,20 @@ peers, sessions, or who is there.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from thinwire.codecs.tensors import FloatArray
 from thinwire.errors import ConfigError, ProtocolError
 from thinwire.optimizers.options import Settings, changes
 from thinwire.optimizers.runner import OptimizerRunner
 from thinwire.packets import EncodedTensor
 from thinwire.policies.consistency import consistency
 from thinwire.schema import Delta, Message, Plan, Values
+from thinwire.server.aggregation import Aggregation, Taken
 from thinwire.server.agreement import usable_codecs
+from thinwire.server.lanes import Lanes
 from thinwire.server.membership import Membership
 from thinwire.server.table import Table
 from thinwire.server.table_group import TableGroups
@@ -52,7 +52,7 @@ class TableUpdates:
         self.members = Membership(plan.workers, self.terms.quorum, least)
         try:
             self.tables = [
-                Table(spec, codecs[spec.up], codecs[spec.down], self.terms, plan.downlink, plan.reduce, self.members)
+                Table(spec, codecs[spec.up], codecs[spec.down], self.terms, plan.downlink, plan.reduce)
                 for spec in plan.tables
             ]
         except (MemoryError, RuntimeError) as error:  # NumPy's and torch's ways to say so
@@ -66,6 +66,12 @@ class TableUpdates:
         if trained:
             self._optimizer = OptimizerRunner(plan.optimizer, plan.groups, trained)
         self._groups = TableGroups(self.tables)
+        self.lanes = self._new_lanes()
+        """The gradients that come in."""
+
+    def _new_lanes(self) -> Lanes:
+        clocks = {index: table.version for index, table in enumerate(self.tables) if not table.spec.state}
+        return Lanes(self._groups, self.members, clocks)
 
     # ---- where everything stands
 
@@ -164,6 +170,7 @@ class TableUpdates:
         self.exchanges = {rank: list(each) for rank, each in state.get("exchanges", {}).items()}
         for table, saved in zip(self.tables, state["tables"], strict=True):
             table.load_state_dict(saved)
+        self.lanes = self._new_lanes()
         if self._optimizer is not None:
             self._optimizer.load_state_dict(state["updater"])
         saved = state.get("memberships", self.members.history)
@@ -172,41 +179,42 @@ class TableUpdates:
 
     # ---- updates
 
-    def _aggregate(self, ready: list[int], settings: Settings) -> list[tuple[int, FloatArray | None, tuple[int, ...]]]:
+    def _aggregate(self, ready: Sequence[Aggregation], settings: Settings) -> list[list[Taken]]:
         """Ends the current clock of some tables, and updates the model where that is the server's to do."""
         assert self._optimizer is not None
-        taken = [(index, *self.tables[index].incoming.take()) for index in ready]
+        taken = [lane.take() for lane in ready]
         if self.plan.downlink == "delta":
-            changed = [(self.tables[index], gradient) for index, gradient, _ in taken if gradient is not None]
+            pairs = zip((table for lane in ready for table in lane.group.tables), itertools.chain(*taken), strict=True)
+            changed = [table for table, (aggregate, _) in pairs if aggregate is not None]
             self._optimizer.set(settings)
-            self._optimizer.step([t.values for t, _ in changed], [torch.from_numpy(g) for _, g in changed])
+            self._optimizer.step([table.values for table in changed], [table.gradient for table in changed])
         return taken
 
-    def _update(self, ready: list[int], settings: Settings, rank: int | None = None) -> list[Outgoing]:
+    def _update(self, ready: Sequence[Aggregation], settings: Settings, rank: int | None = None) -> list[Outgoing]:
         """Updates each of these tables once; tables that took the same turn share a message.
 
         Args:
-            ready: the tables' indices.
+            ready: the tables, as they move together.
             settings: rates and options of the update.
             rank: of the worker whose push alone is the update, and who alone is led to it; None leads everybody.
         """
         here = self.plan.downlink == "delta"  # the optimizer runs here, and nobody else need know
         messages: dict[tuple[int, int, tuple[int, ...]], list[tuple[int, EncodedTensor]]] = {}
-        taken = self._aggregate(ready, settings)
-        made: list[EncodedTensor | None] = [None] * len(taken)
-        if here and rank is None:
-            made = self._groups.of(ready).encode([gradient is not None for _, gradient, _ in taken])
-        for (index, gradient, ranks), frame in zip(taken, made, strict=True):
-            table = self.tables[index]
-            if rank is None:
-                everybody = ranks == tuple(range(self.plan.workers)) and self.members.highest < self.plan.workers
-                base, some, targets = -1, () if everybody else ranks, None
-            else:
-                base, some, targets = table.given[rank], (rank,), {rank}
-            [(_, sent)] = table.publish(gradient, targets, senders=len(ranks), made=frame)
-            messages.setdefault((table.version, base, some), []).append((index, sent))
+        targets = None if rank is None else {rank}
+        for lane, taken in zip(ready, self._aggregate(ready, settings), strict=True):
+            made: list[EncodedTensor | None] = [None] * len(taken)
+            if here and rank is None:
+                made = lane.group.encode([aggregate is not None for aggregate, _ in taken])
+            for index, table, (aggregate, ranks), frame in zip(
+                lane.group.indices, lane.group.tables, taken, made, strict=True
+            ):
+                base, some = (-1, ranks) if rank is None else (table.given[rank], (rank,))
+                [(_, sent)] = table.publish(aggregate, targets, senders=len(ranks), made=frame)
+                messages.setdefault((table.version, base, some), []).append((index, sent))
+            lane.resume()
+        everybody = tuple(range(self.plan.workers)) if self.members.highest < self.plan.workers else None
         outgoing: list[Outgoing] = []
-        for (version, base, some), frames in messages.items():
+        for (version, base, ranks), frames in messages.items():
             # The forward pass needs the first tables first.
             frames.sort(key=lambda each: each[0])
             delta = Delta(
@@ -214,14 +222,9 @@ class TableUpdates:
                 base=base,
                 tables=tuple(index for index, _ in frames),
                 last=self.final is not None and (rank is not None or version >= self.final),
-                ranks=some,
+                ranks=() if rank is None and ranks == everybody else ranks,
                 rates=() if here else settings.rates,
                 options=() if here else changes(self.plan.groups, settings.groups),
             )
             outgoing.append(Outgoing(delta, tuple(frame for _, frame in frames), rank))
         return outgoing
-
-    def _table(self, index: int) -> Table:
-        if not 0 <= index < len(self.tables):
-            raise ProtocolError(f"table {index}; there are {len(self.tables)}")
-        return self.tables[index]
