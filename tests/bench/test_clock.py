@@ -6,6 +6,7 @@ from tests.jobs.outcomes import run_outcome
 from thinwire.bench import clock, harness
 from thinwire.bench.clock import ClockBench, Clocked
 from thinwire.jobs import modelled
+from thinwire.jobs.cluster import Links
 from thinwire.jobs.job import Job
 from thinwire.jobs.outcome import RunOutcome
 from thinwire.jobs.results import Results
@@ -15,8 +16,8 @@ from thinwire.jobs.virtual_time import TransportCosts
 def test_differences_are_of_the_measured_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     measures = []
 
-    def messages() -> TransportCosts:
-        measures.append(1)
+    def messages(links: Links) -> TransportCosts:
+        measures.append((str(links.rate), links.shaping))
         return TransportCosts(worker_message_s=1e-4, server_message_s=2e-4, byte_s=3e-10, latency_s=4e-4)
 
     def computed(job: Job, *, cores: int, costs: TransportCosts) -> RunOutcome:
@@ -30,16 +31,18 @@ def test_differences_are_of_the_measured_seconds(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(modelled, "run", computed)
     monkeypatch.setattr(clock, "run", processes)
     bench = ClockBench(
-        designs=["fp32"], links=["10mbit"], workers=[2, 4], model="mlp", data="digits", shaping="application"
+        designs=["fp32"], links=["10mbit", "none"], workers=[2, 4], model="mlp", data="digits", shaping="application"
     )
     measured: dict[Job, list[Clocked]] = {}
     harness.run(bench, Results(None, bench.kinds), measured)
     [table] = bench.tables(measured)
-    assert [line[-3:] for line in table.lines] == [["0.2000", "0.2000", "+0.0%"], ["0.5000", "0.4000", "-20.0%"]]
-    messages_cost, differences = bench.notes(measured)
+    lines = [["0.2000", "0.2000", "+0.0%"], ["0.5000", "0.4000", "-20.0%"]]
+    assert [line[-3:] for line in table.lines] == [*lines, *lines]
+    messages_cost, without_limit, differences = bench.notes(measured)
     assert "100 µs of a processor at a worker and 200 at a server, a megabyte 300 µs" in messages_cost
-    assert differences == "1 of 2 points within 10%; median 10.0%, largest 20.0%"
-    assert len(measures) == 1
+    assert messages_cost.startswith("link 10mbit: ") and without_limit.startswith("link none: ")
+    assert differences == "2 of 4 points within 10%; median 10.0%, largest 20.0%"
+    assert measures == [("10mbit", "application"), ("none", "none")], "once behind each link"
     assert "0.5000 s measured (kernel), 0.4000 s modelled" in bench.line(
         *[(job, run) for job, [run] in measured.items()][1]
     )

@@ -2,9 +2,9 @@
 
 Each cell is trained twice. Once as `thinwire train` does it, with a process for every worker and server and the kernel
 shaping their links; once in one process, its clock computed from measured processor seconds, bytes and the links' rate,
-with as many cores as this machine has and with what a message costs here, which is measured first. The machine should
-do nothing else: what takes processors from the processes makes the measured step longer, and a computed one does not
-know of it.
+with as many cores as this machine has and with what a message costs here behind such a link, which is measured first.
+The machine should do nothing else: what takes processors from the processes makes the measured step longer, and a
+computed one does not know of it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import os
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from thinwire.bench.harness import Bench, Figures, Measured, Tell, column, median
 from thinwire.bench.options import ClockOptions
@@ -78,12 +77,14 @@ class ClockBench(ClockOptions, Bench[Job, Clocked]):
     )
 
     def __post_init__(self) -> None:
+        self._costs: dict[str | None, TransportCosts] = {}
         self.cells()
 
-    @cached_property
-    def costs(self) -> TransportCosts:
-        """What a message costs on this machine, measured once."""
-        return measure_costs()
+    def costs(self, link: str | None) -> TransportCosts:
+        """Returns what a message costs on this machine behind a link; measured once for each."""
+        if link not in self._costs:
+            self._costs[link] = measure_costs(choose_links(link, self.shaping))
+        return self._costs[link]
 
     def cells(self) -> list[Job]:
         return [
@@ -104,7 +105,7 @@ class ClockBench(ClockOptions, Bench[Job, Clocked]):
     def measure(self, cell: Job, before: Measured[Job, Clocked], tell: Tell) -> Clocked:
         cores = os.cpu_count() or 1
         tell("messages")
-        costs = self.costs
+        costs = self.costs(cell.link)
         tell("computed clock")
         # Twice: the first run loads, or compiles, what the second one times.
         modelled.run(cell, cores=cores, costs=costs)
@@ -135,11 +136,14 @@ class ClockBench(ClockOptions, Bench[Job, Clocked]):
     def notes(self, measured: Measured[Job, Clocked]) -> list[str]:
         differences = [abs(_difference(runs)) for runs in measured.values()]
         within = sum(each <= BAR for each in differences)
-        costs = next(iter(measured.values()))[0].costs
+        by_link = {cell.link: runs[0].costs for cell, runs in measured.items()}
         return [
-            f"a message takes {1e6 * costs.worker_message_s:.0f} µs of a processor at a worker and "
-            f"{1e6 * costs.server_message_s:.0f} at a server, a megabyte {1e12 * costs.byte_s:.0f} µs, and it comes "
-            f"{1e6 * costs.latency_s:.0f} µs after its last byte",
+            *(
+                f"link {link}: a message takes {1e6 * costs.worker_message_s:.0f} µs of a processor at a worker and "
+                f"{1e6 * costs.server_message_s:.0f} at a server, a megabyte {1e12 * costs.byte_s:.0f} µs, and it "
+                f"comes {1e6 * costs.latency_s:.0f} µs after its last byte"
+                for link, costs in by_link.items()
+            ),
             f"{within} of {len(differences)} points within {BAR:.0%}; median {statistics.median(differences):.1%}, "
             f"largest {max(differences):.1%}",
         ]

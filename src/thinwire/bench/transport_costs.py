@@ -1,8 +1,10 @@
 """What a message over gRPC costs on this machine, for the computed clock: processor seconds at both ends, and latency.
 
 A worker's connection and a server's echo exchange packets of two sizes, with a pause before each as training makes one:
-a thread that has slept costs more to wake than a busy one. Processor seconds are the processes' own, so that other
-work on the machine hardly changes them; latency is the median round trip's, and does change.
+a thread that has slept costs more to wake than a busy one. They meet as in a training: in a session that would outlive
+its connection, and behind links of the training's rate, for what comes in many small packets costs more than what comes
+over loopback. Processor seconds are the processes' own, so that other work on the machine hardly changes them; latency
+is the median round trip's, and does change.
 """
 
 from __future__ import annotations
@@ -16,16 +18,23 @@ from dataclasses import dataclass
 from thinwire.bench.harness import Role, Stage
 from thinwire.engines.events import Event
 from thinwire.errors import TransportError
-from thinwire.jobs.cluster import choose_links, run_cluster
+from thinwire.jobs.cluster import Links, choose_links, run_cluster
 from thinwire.jobs.events import Listening
 from thinwire.jobs.virtual_time import TransportCosts
 from thinwire.runtime.connection import connect
+from thinwire.runtime.limits import MAX_JOIN_NBYTES
+from thinwire.runtime.session_server import SessionServer
 from thinwire.transports.base import Connection, Sender
 from thinwire.transports.grpc import server as grpc_server
 
 SMALL_NBYTES, LARGE_NBYTES = 1_000, 400_000
 PAUSE_S = 0.003
-_COUNTS = ((SMALL_NBYTES, 200), (LARGE_NBYTES, 60))
+SESSION_S = 60.0
+"""For how long either end would wait for the other, in seconds; any number above 0 makes a session."""
+_SMALL_COUNT, _LARGE_COUNT, _LARGE_FEWEST = 200, 60, 8
+_LARGE_WITHIN_S = 5.0
+"""Of large packets there are as many as a thin link carries in this time, there and back."""
+_WARMING = 3
 _ASK = b"?"
 
 
@@ -44,20 +53,31 @@ class EchoServer(Role, frozen=True, kw_only=True):
     def play(self, stage: Stage) -> None:
         """Serves and reports where."""
         ended = threading.Event()
-        with grpc_server.serve(lambda sender: _Echo(sender, ended), stage.listen, options=stage.transport) as server:
+
+        def handler(sender: Sender) -> SessionServer:
+            return SessionServer(lambda sessions: _Echo(sessions, ended), sender, SESSION_S)
+
+        with grpc_server.serve(handler, stage.listen, options=stage.transport) as server:
             stage.report(Listening(address=server.address))
             ended.wait()
 
 
 class EchoWorker(Role, frozen=True, kw_only=True):
-    """Exchanges packets with an `EchoServer` and reports what they cost."""
+    """Exchanges packets with an `EchoServer` and reports what they cost.
+
+    Args:
+        server: where it is.
+        large: how many large packets.
+    """
 
     server: str
+    large: int = _LARGE_COUNT
 
     def play(self, stage: Stage) -> None:
         """Exchanges small packets, then large ones."""
-        with connect(self.server, options=stage.transport) as connection:
-            small, large = (_exchange(connection, nbytes, count) for nbytes, count in _COUNTS)
+        with connect(self.server, reconnect_s=SESSION_S, options=stage.transport) as connection:
+            counts = ((SMALL_NBYTES, _SMALL_COUNT), (LARGE_NBYTES, self.large))
+            small, large = (_exchange(connection, nbytes, count) for nbytes, count in counts)
         byte_s = (large.ends_s - small.ends_s) / 2 / (LARGE_NBYTES - SMALL_NBYTES)
         server_s = small.server_s - SMALL_NBYTES * byte_s
         costs = Measured(
@@ -69,8 +89,11 @@ class EchoWorker(Role, frozen=True, kw_only=True):
         stage.report(costs)
 
 
-def measure_costs() -> TransportCosts:
+def measure_costs(links: Links | None = None) -> TransportCosts:
     """Returns what messages cost here; takes a few seconds.
+
+    Args:
+        links: of the worker and the server, as the training has them; None: without a limit.
 
     Raises:
         EngineError: a process failed.
@@ -81,16 +104,29 @@ def measure_costs() -> TransportCosts:
         if isinstance(event, Measured):
             measured.append(event)
 
+    links = links or choose_links(None)
+    large = _large_count(links.rate.bps)
     run_cluster(
-        choose_links(None),
+        links,
         1,
-        lambda _rank, addresses: EchoWorker(server=f"grpc://{addresses[0]}").command(),
+        lambda _rank, addresses: EchoWorker(server=f"grpc://{addresses[0]}", large=large).command(),
         [Measured],
         collect,
         server_command=lambda index: EchoServer().command(),
     )
     [costs] = measured
     return TransportCosts(**{name: getattr(costs, name) for name in costs.__struct_fields__})
+
+
+def _large_count(bps: int | None) -> int:
+    """Returns how many large packets go there and back.
+
+    >>> _large_count(None), _large_count(10_000_000), _large_count(50_000_000)
+    (60, 8, 39)
+    """
+    if bps is None:
+        return _LARGE_COUNT
+    return max(_LARGE_FEWEST, min(_LARGE_COUNT, int(_LARGE_WITHIN_S * bps / (2 * 8 * LARGE_NBYTES))))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +144,7 @@ class _Exchanged:
 
 def _exchange(connection: Connection, nbytes: int, count: int) -> _Exchanged:
     packet, seconds = bytes(nbytes), []
-    for _ in range(20):
+    for _ in range(_WARMING):
         _round_trip(connection, packet)
     server_before, worker_before = _server_cpu_s(connection), time.process_time()
     for _ in range(count):
@@ -138,16 +174,24 @@ def _server_cpu_s(connection: Connection) -> float:
 
 
 class _Echo:
-    """A handler that sends packets back, and its processor seconds where it is asked."""
+    """A handler of sessions that sends packets back, and its processor seconds where it is asked."""
 
     def __init__(self, sender: Sender, ended: threading.Event) -> None:
         self._sender, self._ended = sender, ended
 
     def opened(self, peer: int) -> None:
-        """Nothing to do: the worker speaks first."""
+        """Has it taken for one that has joined: others are sent away after a while."""
+        self._sender.limit(peer, MAX_JOIN_NBYTES, self._ended.set)
 
     def received(self, peer: int, packet: bytes) -> None:
         self._sender.send(peer, struct.pack("<d", time.process_time()) if packet == _ASK else packet)
 
     def closed(self, peer: int, error: str | None) -> None:
         self._ended.set()
+
+    def interrupted(self, peer: int) -> bool:
+        """Whether the peer may come back: it may not."""
+        return False
+
+    def resumed(self, peer: int) -> None:
+        """Nothing to do: no peer comes back."""
