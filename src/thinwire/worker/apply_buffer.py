@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, replace
+
+import msgspec
 
 from thinwire.errors import ProtocolError
 from thinwire.packets import EncodedTensor
 from thinwire.schema import Changes, Plan
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
+class Update(msgspec.Struct, frozen=True):  # which is made faster than a dataclass, once for every table and step
     """One step of a table.
 
     Args:
@@ -90,7 +90,7 @@ class ApplyBuffer:
             self.answered[table] += not update.whole
             # Whether our gradient came too late for it; the update may have come before we pushed.
             late = update.ranks and self._rank not in update.ranks and self._pushed_at[table] == update.version - 1
-            taken.append(replace(update, missed=True) if late else update)
+            taken.append(msgspec.structs.replace(update, missed=True) if late else update)
         return taken
 
     def reached(self) -> int | None:

@@ -8,6 +8,8 @@ The clock is the worker's and comes as an argument; no tensor is touched here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from thinwire.errors import ProtocolError, SessionLostError, StepMismatchError
 from thinwire.packets import EncodedTensor
 from thinwire.policies.consistency import Consistency, consistency
@@ -310,11 +312,21 @@ class Conversation:
         Raises:
             ProtocolError: a version is missing in between.
         """
-        updates = self.take(table, clock)
-        while self.is_stale(table, clock, strict=strict):
-            yield Receive(self.shard, f"{self.plan.tables[table].name!r} of step {clock}")
-            updates += self.take(table, clock)
+        [updates] = yield from self.pull_all([table], [clock], strict=strict)
         return updates
+
+    def pull_all(
+        self, tables: Sequence[int], clocks: Sequence[int], *, strict: bool = False
+    ) -> Procedure[list[list[Update]]]:
+        """As `pull`, of several tables: waits for one after the other."""
+        take, found = self._apply.take, []
+        for table, clock in zip(tables, clocks, strict=True):
+            updates = take(table, clock)
+            while self.is_stale(table, clock, strict=strict):
+                yield Receive(self.shard, f"{self.plan.tables[table].name!r} of step {clock}")
+                updates += take(table, clock)
+            found.append(updates)
+        return found
 
     def take(self, table: int, clock: int) -> list[Update]:
         """See `ApplyBuffer.take`."""

@@ -22,7 +22,7 @@ from thinwire.packets.batch import rounded
 from thinwire.worker.apply_buffer import Update
 from thinwire.worker.batching import Batching
 from thinwire.worker.model import WorkerTensor
-from thinwire.worker.table import WorkerTable
+from thinwire.worker.table import WorkerTable, count_decoding, count_pulls, count_pushes
 
 Frames = Iterator[tuple[WorkerTable, EncodedTensor]]
 
@@ -33,6 +33,9 @@ class Fragment:
     Args:
         tensors: in the model's order.
         now: returns a time in seconds.
+
+    Attributes:
+        by_shard: every table with its tensor, by the shard that holds it.
     """
 
     def __init__(self, tensors: Sequence[WorkerTensor], now: Callable[[], float]) -> None:
@@ -45,6 +48,9 @@ class Fragment:
         self._room: list[torch.Tensor] = []
         self._shared_as_shown = [each.view_as(s) for each, s in zip(self._shared, self._shown, strict=True)]
         self._places = [(place, table) for place, tensor in enumerate(tensors) for table in tensor.tables]
+        self.by_shard: dict[int, list[tuple[WorkerTensor, WorkerTable]]] = {}
+        for place, table in self._places:
+            self.by_shard.setdefault(table.shard, []).append((tensors[place], table))
         self._ternary = [each for each in self._places if _is_ternary(each[1])]
         batched = [each for each in self._places if each[1].is_batched]
         self._vectors = [[each for each in batched if each[1].is_narrow == narrow] for narrow in (False, True)]
@@ -127,34 +133,42 @@ class Fragment:
             frames = self._batch.encode(_addresses(parts))
         else:
             for _, table in self._ternary:
-                table.keep_residual()
+                if table.revocable:
+                    table.keep_residual()
             begin = self._now()
             frames = self._batch.encode(self._coded.shared, others=self._others, scales=self._scales)
-        share = (self._now() - begin) / len(self._ternary)
-        for number, (_, table) in enumerate(self._ternary):
-            if frames is None:  # a scale overflows: the table's own error says whose
-                yield table, table.encode(parts[number].view(table.spec.shape), None)
-            else:
-                table.encoded(share)
-                yield table, frames[number]
+        tables = [table for _, table in self._ternary]
+        if frames is None:  # a scale overflows: the table's own error says whose
+            for part, table in zip(parts, tables, strict=True):
+                yield table, table.encode(part.view(table.spec.shape), None)
+            return
+        count_pushes(tables, [table.context.payload_nbytes for table in tables if table.context], self._now() - begin)
+        yield from zip(tables, frames, strict=True)
 
     def _encode_vectors(self, places: Sequence[tuple[int, WorkerTable]]) -> Frames:
         if not places:
             return
-        parts = [table.prepare(self._part(place, table)) for place, table in places]
-        begin, narrow = self._now(), places[0][1].is_narrow
-        values = torch.cat(parts).numpy()
+        assert self._changes is not None
+        begin, tables, narrow = self._now(), [table for _, table in places], places[0][1].is_narrow
+        values = np.concatenate([self._changes[place].numpy()[table.span] for place, table in places])
+        for place, table in places:
+            if table.takes_norm or table.revocable:
+                table.prepare(self._part(place, table))
         values = rounded(values) if narrow else values
-        finite = bool(np.isfinite(values).all())
-        share, at = (self._now() - begin) / len(parts), 0
-        for part, (_, table) in zip(parts, places, strict=True):
-            if finite:
-                frame = BatchedTensor(values[at : at + part.numel()], narrow)
-                table.batched(frame, share)
-                yield table, frame
-            else:  # one rounds to Inf: the table's own error says whose
-                yield table, table.encode(part.view(table.spec.shape), None)
-            at += part.numel()
+        if not np.isfinite(values).all():  # one rounds to Inf: the table's own error says whose
+            for place, table in places:
+                yield table, table.encode(self._part(place, table).view(table.spec.shape), None)
+            return
+        frames, at = [], 0
+        for table in tables:
+            frames.append(BatchedTensor(values[at : at + table.size], narrow))
+            at += table.size
+        nbytes = [table.size * (2 if narrow else 4) for table in tables]
+        for table, each in zip(tables, nbytes, strict=True):
+            if table.context is not None:
+                table.context.sent(each)
+        count_pushes(tables, nbytes, self._now() - begin)
+        yield from zip(tables, frames, strict=True)
 
     # ---- down
 
@@ -179,30 +193,23 @@ class Fragment:
         frames = [b"" if isinstance(delta, BatchedTensor) else delta for delta in deltas]
         begin = self._now()
         decoded = self._batch.decode(frames, self._coded.shared, [True] * len(frames))
-        share, done = (self._now() - begin) / len(frames), set()
-        for (_, table), nbytes in zip(self._ternary, decoded, strict=True):
-            if nbytes:
-                table.applied(nbytes, share, step)
-                done.add(id(table))
-        return done
+        done = [(table, nbytes) for (_, table), nbytes in zip(self._ternary, decoded, strict=True) if nbytes]
+        return _applied(done, self._now() - begin, step)
 
     def _apply_vectors(self, found: dict[int, Sequence[Update]], step: int) -> set[int]:
         """Adds what came in a batch; returns which tables these are."""
         fitting: list[tuple[WorkerTable, BatchedTensor]] = []
         for _, table in (*self._vectors[False], *self._vectors[True]):
             delta = _only_delta(found.get(id(table), ()))
-            if isinstance(delta, BatchedTensor) and delta.fits(table.values.numel()):
+            if isinstance(delta, BatchedTensor) and delta.fits(table.size):
                 fitting.append((table, delta))
         if not fitting:
             return set()
         begin = self._now()
-        deltas = [delta.values for _, delta in fitting]
-        places, sizes = [self._addend[id(table)] for table, _ in fitting], [each.size for each in deltas]
-        add_to_many(np.concatenate(deltas), np.array(places, np.int64), np.array(sizes, np.int64))
-        share = (self._now() - begin) / len(fitting)
-        for table, delta in fitting:
-            table.applied(len(delta), share, step)
-        return {id(table) for table, _ in fitting}
+        places, sizes = [self._addend[id(table)] for table, _ in fitting], [table.size for table, _ in fitting]
+        values = np.concatenate([delta.values for _, delta in fitting])
+        add_to_many(values, np.array(places, np.int64), np.array(sizes, np.int64))
+        return _applied([(table, len(delta)) for table, delta in fitting], self._now() - begin, step)
 
     def merge(self, keep: float, keep_unsent: float) -> None:
         """Continues the local parameters from the shared ones.
@@ -274,6 +281,19 @@ class _Rows:
 
 def _addresses(tensors: Sequence[torch.Tensor]) -> Addresses:
     return np.array([each.data_ptr() for each in tensors], np.int64)
+
+
+def _applied(done: Sequence[tuple[WorkerTable, int]], seconds: float, step: int) -> set[int]:
+    """Counts updates by their payloads' sizes, applied together in so many seconds; returns which tables these are."""
+    if not done:
+        return set()
+    tables = [table for table, _ in done]
+    count_pulls(tables, [nbytes for _, nbytes in done])
+    count_decoding(tables, seconds)
+    if tables[0].measures:
+        for table in tables:
+            table.note_change(step)
+    return set(map(id, tables))
 
 
 def _is_ternary(table: WorkerTable) -> bool:

@@ -125,15 +125,17 @@ class LocalWorker(Worker):
         """Waits for the answers to what was pushed of some tensors, and merges those that are due."""
         if self.model.evaluating:
             return
+        fragment = self._fragment(tensors)
         pulled: list[tuple[WorkerTable, Sequence[Update]]] = []
-        for tensor in tensors:
-            pushes = self._rounds[tensor.name].pushes
-            for table in tensor.tables:
-                asked = self._now()
-                updates = yield from self.conversations[table.shard].pull(table.index, pushes, strict=True)
-                table.cost.wait_s = self._now() - asked
-                pulled.append((table, updates))
-        self._fragment(tensors).apply(pulled, self.iteration - 1)
+        for shard, owned in fragment.by_shard.items():
+            pushes, asked = [self._rounds[tensor.name].pushes for tensor, _ in owned], self._now()
+            indices = [table.index for _, table in owned]
+            updates = yield from self.conversations[shard].pull_all(indices, pushes, strict=True)
+            waited = (self._now() - asked) / len(owned)
+            for (_, table), each in zip(owned, updates, strict=True):
+                table.cost.wait_s = waited
+                pulled.append((table, each))
+        fragment.apply(pulled, self.iteration - 1)
         for whole in (False, True):
             due = [t for t in tensors if self._is_due(t) and self._rounds[t.name].whole == whole]
             if due:

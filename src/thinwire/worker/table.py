@@ -68,7 +68,9 @@ class WorkerTable:
         cost: of the step under way.
         staleness: how many updates the copy lacks.
         gradient_norm: the running mean of the gradients' norms.
+        size: number of values.
         span: which values of the tensor they are.
+        counters: as given.
         changed_in: the steps that changed the copy, until they are recorded; kept only where steps are.
     """
 
@@ -87,6 +89,7 @@ class WorkerTable:
         measures: bool,
     ) -> None:
         self.shard, self.index, self.spec, self.values = partition.server, index, spec, values
+        self.size = values.numel()
         self.context: Context | None = None
         if codec is not None:
             self.context = codec.context(values, name=spec.name, seed=seed)
@@ -99,8 +102,8 @@ class WorkerTable:
         self._observes = codec is not None and "rms" in codec.scheme.step_options
         self._observed_squares, self._num_observed = 0.0, 0
         self._batched = codec is not None and self._on_host and is_batched(codec, spec.shape)
-        self._counters, self._now = counters, now
-        self.revocable, self._measures = revocable, measures
+        self.counters, self._now = counters, now
+        self.revocable, self.measures = revocable, measures
         self._pushed_at = now()
         self._residual_before: torch.Tensor | None = None
         self._clear()
@@ -230,7 +233,7 @@ class WorkerTable:
     def takes_norm(self) -> bool:
         """Whether the norm of what is pushed next is taken."""
         assert self.context is not None
-        return self._measures or self.context.step % NORM_EVERY == 0
+        return self.measures or self.context.step % NORM_EVERY == 0
 
     def keep_residual(self) -> None:
         """Copies the residual before a push that may turn out to have had no effect."""
@@ -245,12 +248,6 @@ class WorkerTable:
         self._pushed_at = self._now()
         self.count_push(self.context.payload_nbytes, seconds)
 
-    def batched(self, frame: BatchedTensor, seconds: float) -> None:
-        """Counts a push of values that travel in a batch."""
-        assert self.context is not None
-        self.context.sent(len(frame))
-        self.encoded(seconds)
-
     def refusal(self) -> bytes:
         """The frame that says: this worker's gradients are not finite, so everybody skips this step."""
         assert self.context is not None
@@ -259,10 +256,7 @@ class WorkerTable:
 
     def count_push(self, payload_nbytes: int, seconds: float) -> None:
         """Counts one push."""
-        self.cost.payload_bytes_push, self.cost.encode_s = payload_nbytes, seconds
-        self._counters.add("payload_bytes_push", payload_nbytes)
-        self._counters.add("values_push", self.values.numel())
-        self._counters.add("encode_seconds", seconds)
+        count_pushes([self], [payload_nbytes], seconds)
 
     # ---- down
 
@@ -279,27 +273,21 @@ class WorkerTable:
             self._apply(update, local_step)
             if update.frame:
                 self.note_change(step)
-        self._decoded(self._now() - begin)
-
-    def applied(self, payload_nbytes: int, seconds: float, step: int) -> None:
-        """Counts an update that was decoded together with other tables'."""
-        self._count_pull(payload_nbytes)
-        self.note_change(step)
-        self._decoded(seconds)
+        count_decoding([self], self._now() - begin)
 
     def note_change(self, step: int) -> None:
         """Notes for the records that a step changed the copy."""
-        if self._measures:
+        if self.measures:
             self.changed_in.add(step)
 
     def _apply(self, update: Update, local_step: LocalStep | None) -> None:
         if update.missed:
-            self._counters.add("late_pushes", 1 if update.frame else 0)
+            self.counters.add("late_pushes", 1 if update.frame else 0)
             if self._residual_before is not None and self.context is not None and self.context.residual is not None:
                 # The update was made without our gradient: what encoding that left in the residual goes with it.
                 self.context.residual.copy_(self._residual_before)
         if not update.frame:
-            self._counters.add("skipped_updates", 1)
+            self.counters.add("skipped_updates", 1)
             return
         if update.version == 0 or update.whole or local_step is None:
             nbytes = self._decode(update.frame, self.values, accumulate=not update.whole)
@@ -308,16 +296,7 @@ class WorkerTable:
             nbytes = self._decode(update.frame, gradient, accumulate=False)
             local_step(self, gradient, update)
         if update.version > 0:
-            self._count_pull(nbytes)
-
-    def _count_pull(self, payload_nbytes: int) -> None:
-        self.cost.payload_bytes_pull = payload_nbytes
-        self._counters.add("payload_bytes_pull", payload_nbytes)
-        self._counters.add("values_pull", self.values.numel())
-
-    def _decoded(self, seconds: float) -> None:
-        self.cost.decode_s = seconds
-        self._counters.add("decode_seconds", seconds)
+            count_pulls([self], [nbytes])
 
     def _decode(self, frame: EncodedTensor, out: torch.Tensor, *, accumulate: bool) -> int:
         """Decodes a frame of this table, or its values in a batch; returns its payload's size in bytes."""
@@ -371,6 +350,32 @@ class WorkerTable:
             self._squares = float(state["accumulated_squares"])
         self._observed_squares = float(state.get("squares", 0.0))
         self._num_observed = int(state.get("num_observed", 0))
+
+
+def count_pushes(tables: Sequence[WorkerTable], payload_nbytes: Sequence[int], seconds: float) -> None:
+    """Counts the pushes of some tables of one worker, which took so many seconds together."""
+    counters, share = tables[0].counters, seconds / len(tables)
+    for table, nbytes in zip(tables, payload_nbytes, strict=True):
+        table.cost.payload_bytes_push, table.cost.encode_s = nbytes, share
+    counters.add("payload_bytes_push", sum(payload_nbytes))
+    counters.add("values_push", sum([table.size for table in tables]))
+    counters.add("encode_seconds", seconds)
+
+
+def count_pulls(tables: Sequence[WorkerTable], payload_nbytes: Sequence[int]) -> None:
+    """Counts updates of some tables of one worker."""
+    for table, nbytes in zip(tables, payload_nbytes, strict=True):
+        table.cost.payload_bytes_pull = nbytes
+    tables[0].counters.add("payload_bytes_pull", sum(payload_nbytes))
+    tables[0].counters.add("values_pull", sum([table.size for table in tables]))
+
+
+def count_decoding(tables: Sequence[WorkerTable], seconds: float) -> None:
+    """Counts what it took to apply updates of some tables of one worker together."""
+    share = seconds / len(tables)
+    for table in tables:
+        table.cost.decode_s = share
+    tables[0].counters.add("decode_seconds", seconds)
 
 
 def _on_host(gradient: torch.Tensor) -> FloatArray:
