@@ -84,10 +84,13 @@ def run(job: Job, checkpoints: RunCheckpoints, *, stop: int | None = None) -> li
 
 
 def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
-    """Momentum SGD at the server (3LC) and at the workers (DoubleSqueeze), residuals and bounds on lags both ways."""
+    """Momentum SGD at the server (3LC) and at the workers (DoubleSqueeze), residuals and bounds on lags both ways.
+
+    Dropout's masks go on where they were.
+    """
     two_servers = Job(design="3lc[s=1.75,lag=3]", workers=2, servers=2, steps=STEPS, batch=16)
     local = replace(two_servers, design="3lc[s=1.0]", servers=1, consistency="local[2]")
-    for job in (two_servers, local, Job(design="doublesqueeze-topk", workers=2, steps=STEPS, batch=16)):
+    for job in (two_servers, local, Job(design="doublesqueeze-topk", workers=2, steps=STEPS, batch=16, dropout=0.25)):
         [whole, _] = run(job, RunCheckpoints(folder=tmp_path / job.design / "whole", every=EVERY))
         assert isinstance(whole, WorkerOutcome), whole
         interrupted = RunCheckpoints(folder=tmp_path / job.design / "stopped", every=EVERY)

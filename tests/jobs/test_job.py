@@ -32,6 +32,8 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"schedule": "stairs"}, "unknown schedule 'stairs'; allowed are cosine"),
     ({"optimizer": "LAMB"}, "unknown optimizer 'LAMB'"),
     ({"momentum": 1.0}, "momentum is 1.0"),
+    ({"dropout": 1.0}, "dropout is 1.0; expected 0 or more and below 1"),
+    ({"dropout": 0.2, "model": "resnet8"}, "dropout 0.2: resnet8 has no place for it; mlp, "),
     ({"device": "meta"}, "device 'meta'; allowed are cpu, cuda, and one of several as in cuda:1"),
     ({"device": "cuda:99"}, r"device 'cuda:99': torch .* sees \d+ CUDA devices here; use cpu"),
 ]
@@ -53,6 +55,7 @@ def test_the_recipe_fills_in_what_was_not_given() -> None:
     assert (scaled.lr, scaled.steps, scaled.workers) == (0.5, 51_200, 5)
     assert Job(model="resnet110", data="cifar10", workers=5, lr=0.2).recipe().lr == 0.2
     paper: dict[str, Any] = {"schedule": "polynomial", "final": 0.0, "momentum": 0.0, "weight_decay": 5e-4}
+    paper |= {"dropout": 0.2}
     found = Job(**paper, optimizer="Adam").recipe()
     assert {name: getattr(found, name) for name in paper} == paper and found.optimizer == "Adam"
 

@@ -16,7 +16,8 @@ def job(**changes: object) -> Job:
 
 
 def test_weights_and_bytes_are_those_of_other_runs() -> None:
-    for changes in ({"design": "terngrad"}, {"design": "3lc[s=1.75]", "servers": 2}, {"servers_on_workers": True}):
+    others = ({"design": "terngrad"}, {"design": "3lc[s=1.75]", "servers": 2}, {"servers_on_workers": True})
+    for changes in (*others, {"dropout": 0.25}):
         ours, plain = modelled.run(job(link="100mbit", **changes)), in_process.run(job(**changes))
         assert (ours.weights, ours.test_accuracy) == (plain.weights, plain.test_accuracy), changes
         assert (ours.wire_bytes_push, ours.wire_bytes_pull) == (plain.wire_bytes_push, plain.wire_bytes_pull), changes

@@ -10,6 +10,7 @@ from thinwire.jobs.devices import device
 from thinwire.jobs.options import JobOptions
 from thinwire.policies.compression import codec_by_name
 from thinwire.policies.designs import Design, design
+from thinwire.workloads.dropout import check_dropout
 from thinwire.workloads.recipes import Recipe, for_workers, recipe
 
 
@@ -39,7 +40,7 @@ class Job(JobOptions):
             raise ConfigError(f"evaluations every {self.eval_steps} steps; 0 means only at the end")
         device(self.device)
         self.full_design()
-        self.recipe()
+        check_dropout(self.model, self.recipe().dropout)
 
     @property
     def shards(self) -> int:
@@ -60,7 +61,7 @@ class Job(JobOptions):
 
     def recipe(self) -> Recipe:
         """Returns the recipe with this job's own batch and rate in it."""
-        names = ("batch", "lr", "final", "schedule", "optimizer", "momentum", "weight_decay", "steps")
+        names = ("batch", "lr", "final", "schedule", "optimizer", "momentum", "weight_decay", "dropout", "steps")
         given: dict[str, Any] = {name: getattr(self, name) for name in names}
         own = {name: value for name, value in given.items() if value is not None}
         return replace(for_workers(recipe(self.model, self.data, design=self.design), self.workers), **own)

@@ -28,6 +28,7 @@ class JobOptions:
         optimizer: SGD, Adam or AdamW, likewise.
         momentum: of SGD, likewise.
         weight_decay: of matrices and filters, likewise.
+        dropout: share of the units behind hidden fully connected layers, likewise.
         eval_every: seconds between evaluations during the run; 0 evaluates at the end alone.
         eval_steps: steps between evaluations during the run; 0 evaluates at the end alone.
         data_root: where to look for data that is not on its usual place.
@@ -53,6 +54,7 @@ class JobOptions:
     optimizer: str | None = None
     momentum: float | None = None
     weight_decay: float | None = None
+    dropout: float | None = None
     eval_every: float = 0.0
     eval_steps: int = 0
     data_root: str | None = None

@@ -34,6 +34,7 @@ from thinwire.transports.base import Connection
 from thinwire.workloads.batches import Batches
 from thinwire.workloads.data import data
 from thinwire.workloads.dataset import Dataset
+from thinwire.workloads.dropout import add_dropout
 from thinwire.workloads.evaluate import evaluate
 from thinwire.workloads.losses import training_loss
 from thinwire.workloads.models import model as make_model
@@ -86,6 +87,7 @@ def run_worker(
     recipe = job.recipe()
     dataset = data(job.data, root=job.data_root, context=recipe.context)
     made = make_model(job.model, num_classes=dataset.num_classes, in_shape=dataset.in_shape, seed=job.seed)
+    add_dropout(made, recipe.dropout, seed=job.seed, rank=rank)
     model = made.to(device(job.device))
     optimizer = build_optimizer(model, recipe)
     batches = Batches(

@@ -52,6 +52,7 @@ class Recipe:
         momentum: SGD's momentum.
         betas: of Adam and AdamW.
         weight_decay: decay of matrices and filters; vectors (biases, norms) are never decayed.
+        dropout: share of the units behind hidden fully connected layers that training sets to 0 (`dropout.py`).
         loss: what is minimised, "cross-entropy" or "squared-error" (`losses.squared_error`).
         l1: weight of the sum of the matrices' magnitudes, which is added to the loss.
         batch: examples per worker and step.
@@ -82,6 +83,7 @@ class Recipe:
     optimizer: Optimizer = "SGD"
     momentum: float = 0.9
     weight_decay: float = 1e-4
+    dropout: float = 0.0
     augment: bool = False
     betas: tuple[float, float] = (0.9, 0.999)
     clip: float | None = None
@@ -99,7 +101,8 @@ class Recipe:
                 raise ConfigError(f"{name} is {getattr(self, name)}; expected 1 or more")
         if not 0 <= self.final <= 1:
             raise ConfigError(f"final is {self.final}; expected a share from 0 to 1")
-        for name, below in (("warmup", 1.0), ("momentum", 1.0), ("weight_decay", math.inf), ("l1", math.inf)):
+        shares = ("warmup", "momentum", "dropout")
+        for name, below in (*((each, 1.0) for each in shares), ("weight_decay", math.inf), ("l1", math.inf)):
             if not 0 <= getattr(self, name) < below:
                 raise ConfigError(f"{name} is {getattr(self, name)}; expected 0 or more and below {below:g}")
         if not all(0 <= beta < 1 for beta in self.betas):

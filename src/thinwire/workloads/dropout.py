@@ -1,0 +1,81 @@
+"""Dropout between fully connected layers, with chance of its own: AlexNet's, whose share TernGrad lowers (§4.2).
+
+Strategy: torch's own dropout draws from the one generator of a process, which workers that share a process would take
+from each other. Here every worker's masks come from generators of its own, seeded by the run's seed and its rank, and
+their states travel with the model's: the same weights in one process and in many, and an exact resume.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from thinwire.errors import ConfigError
+from thinwire.policies.sampling import generator
+
+MODELS = ("mlp", "mlp-tanh", "mlp-5m", "lenet5", "lenet")
+"""Those with hidden fully connected layers in a row, behind which it stands."""
+
+
+_OWN = 0x64726F70
+"""Of the key of masks: no batch's chance has it."""
+
+
+class Dropout(nn.Module):
+    """Sets a share of its inputs to 0 while training and makes up for it: the rest is multiplied by 1/(1 − share).
+
+    Args:
+        share: of the inputs, 0 or more and below 1.
+        chance: where its masks come from.
+
+    >>> layer = Dropout(0.5, generator(1))
+    >>> sorted(set(layer(torch.ones(100)).tolist())), layer.eval()(torch.ones(2)).tolist()
+    ([0.0, 2.0], [1.0, 1.0])
+    """
+
+    def __init__(self, share: float, chance: torch.Generator) -> None:
+        super().__init__()
+        self.share, self._chance = share, chance
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            return inputs
+        # Masks are made on the CPU: the same on every device.
+        kept = torch.rand(inputs.shape, generator=self._chance) >= self.share
+        return inputs * kept.to(inputs.device) / (1 - self.share)
+
+    def get_extra_state(self) -> torch.Tensor:
+        """The generator's state, for the model's `state_dict`."""
+        return self._chance.get_state()
+
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        """Takes back what `get_extra_state` gave."""
+        self._chance.set_state(state.cpu())
+
+
+def check_dropout(name: str, share: float) -> None:
+    """Raises ConfigError where a model of this name has no place for dropout."""
+    if share and name not in MODELS:
+        raise ConfigError(f"dropout {share:g}: {name} has no place for it; {', '.join(MODELS)} have")
+
+
+def add_dropout(model: nn.Module, share: float, *, seed: int, rank: int) -> None:
+    """Puts dropout behind the activation of every hidden fully connected layer; parameters keep their names.
+
+    Args:
+        model: one of `MODELS`, changed in place.
+        share: of the units that is dropped; 0 changes nothing.
+        seed: of the run.
+        rank: the worker's; each has masks of its own.
+    """
+    if share == 0:
+        return
+    assert isinstance(model, nn.Sequential), "check_dropout comes first"
+    layers = list(model)
+    hidden = [
+        index + 1
+        for index, (layer, after) in enumerate(zip(layers, layers[2:], strict=False))
+        if isinstance(layer, nn.Linear) and isinstance(after, nn.Linear)
+    ]
+    for number, index in enumerate(hidden):
+        model[index] = nn.Sequential(layers[index], Dropout(share, generator(seed, rank, number, _OWN)))
