@@ -23,7 +23,7 @@ Command = Callable[..., Result]
 GROUPS = {
     "bench": {
         *("codecs", "transports", "hooks", "race", "server", "designs"),
-        *("hostile", "clock", "fsdp", "doors", "pays"),
+        *("hostile", "clock", "fsdp", "doors", "pays", "updates"),
     },
     "chaos": {"worker-death", "backup-death", "server-death", "storm", "storms", "soak"},
 }

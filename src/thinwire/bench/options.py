@@ -71,6 +71,21 @@ class HooksOptions:
 
 
 @dataclass(kw_only=True)
+class UpdatesOptions:
+    """Of `UpdatesBench`, which says what they are."""
+
+    models: Sequence[str] = ("byte-transformer-1m",)
+    designs: Sequence[str] = ("update",)
+    data: str = "python-text"
+    ranks: int = 4
+    steps: int = 6
+    blocks: int = 7
+    batch: int = 4
+    seed: int = 0
+    rounds: int = 1
+
+
+@dataclass(kw_only=True)
 class FsdpOptions:
     """Of `FsdpBench`, which says what they are."""
 

@@ -27,6 +27,7 @@ from thinwire.bench.options import (
     RaceOptions,
     ServerOptions,
     TransportsOptions,
+    UpdatesOptions,
 )
 from thinwire.cli import options
 from thinwire.cli.console import console, report, save_picture, show
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from thinwire.bench import designs as designs_bench
     from thinwire.bench import doors as doors_bench
     from thinwire.bench import fsdp as fsdp_bench
-    from thinwire.bench import fsdp_cells, harness, hook_rank, transport_costs
+    from thinwire.bench import fsdp_cells, harness, hook_rank, transport_costs, updates_cells
     from thinwire.bench import hooks as hooks_bench
     from thinwire.bench import hostile as hostile_bench
     from thinwire.bench import loss_race as loss_races
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from thinwire.bench import race as races
     from thinwire.bench import server as server_bench
     from thinwire.bench import transports as transports_bench
+    from thinwire.bench import updates as updates_bench
     from thinwire.jobs import results
     from thinwire.workloads import models
 else:
@@ -71,6 +73,7 @@ else:
     server_bench = lazy("thinwire.bench.server")
     transport_costs = lazy("thinwire.bench.transport_costs")
     transports_bench = lazy("thinwire.bench.transports")
+    updates_bench, updates_cells = lazy("thinwire.bench.updates"), lazy("thinwire.bench.updates_cells")
     results, models = lazy("thinwire.jobs.results"), lazy("thinwire.workloads.models")
 
 app = typer.Typer(help="Measure codecs, transports and hooks on this machine.", no_args_is_help=True)
@@ -80,12 +83,16 @@ Device = Annotated[str, typer.Option(help="cpu, or cuda (cuda:1, …): the GPU k
 Counts = Annotated[list[int], typer.Option(min=1, help="How many workers; repeat for several.")]
 AllDesigns = options.names("Designs with commas between; by default all.")
 AllModels = options.names("Models with commas between; by default all.")
+SomeModels = options.names("Models with commas between.")
+LocalDesigns = options.names("Designs of local updates with commas between.")
 Link = options.many("Rate of every link.", "--link")
 Links = options.names("Rates of every link, with commas between.")
 Attacks = options.names("Attacks with commas between; by default all.")
 Times = Annotated[int, typer.Option(min=1, help="How often an attack does what it does many times.")]
 Seconds = Annotated[float, typer.Option(min=0, help="How long an attack holds what it holds.")]
 Steps = Annotated[int, typer.Option(min=1, help="Measured steps of each run.")]
+BlockSteps = Annotated[int, typer.Option(min=1, help="Steps of a block.")]
+Blocks = Annotated[int, typer.Option(min=1, help="Blocks of steps of each way to train, in turn.")]
 AllSteps = Annotated[int, typer.Option(min=1, help="Steps of the whole training, which the loss comes from.")]
 ThinSteps = Annotated[int, typer.Option(min=1, help="How many of them run on thin links, and are timed.")]
 Sharded = options.many(
@@ -308,6 +315,13 @@ def server(given: ServerOptions, resume: Resume = False, json: options.Json = No
     measure(server_bench.ServerBench(**vars(given)), json, resume)
 
 
+@app.command(epilog="Example: thinwire bench updates --models byte-transformer-1m --designs update --json updates.json")
+@takes(UpdatesOptions, models=SomeModels, designs=LocalDesigns, steps=BlockSteps, blocks=Blocks)
+def updates(given: UpdatesOptions, resume: Resume = False, json: options.Json = None) -> None:
+    """What local updates cost of the processor: a step alone, with plain DDP and with the design, in turn."""
+    measure(updates_bench.UpdatesBench(**vars(given)), json, resume)
+
+
 @app.command(epilog="Example: thinwire bench clock --workers 2 --workers 8 --links 10mbit,100mbit --json clock.json")
 @takes(ClockOptions, designs=AllDesigns, links=Links, workers=Counts, steps=Steps)
 def clock(given: ClockOptions, resume: Resume = False, json: options.Json = None) -> None:
@@ -383,6 +397,7 @@ def role(
         | server_bench.ServerLoad
         | hook_rank.HookRank
         | fsdp_cells.FsdpRank
+        | updates_cells.UpdatesRank
         | transport_costs.EchoServer
         | transport_costs.EchoWorker
     )

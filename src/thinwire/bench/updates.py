@@ -1,0 +1,138 @@
+"""What local updates cost of the processor: a step alone, with plain DDP and with the design, in blocks in turn.
+
+Processor time is counted thread by thread, and no link is made thin: what is compared is work, and not waiting. Blocks
+in turn meet the same machine; other work on it still shows, by the caches that it empties.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from thinwire.bench.harness import Bench, Figures, Measured, Tell
+from thinwire.bench.hook_rank import SILENCE_S
+from thinwire.bench.hook_runs import free_port
+from thinwire.bench.options import UpdatesOptions
+from thinwire.bench.updates_cells import (
+    ALONE,
+    EXCHANGED,
+    SHARD,
+    TRAINING,
+    BlockEnded,
+    Cell,
+    Counted,
+    Spent,
+    UpdatesRank,
+)
+from thinwire.bench.updates_rank import TASKS
+from thinwire.engines.local import LocalEngine
+from thinwire.errors import ConfigError, EngineError
+from thinwire.jobs.tables import Table
+from thinwire.policies.designs import design
+
+
+class UpdatesRun(Figures, frozen=True, kw_only=True):
+    """What one cell came to.
+
+    Attributes:
+        spent: means over the ranks.
+        weights: a digest of the parameters of all ranks at the end.
+    """
+
+    spent: Spent
+    weights: str
+
+
+@dataclass(kw_only=True)
+class UpdatesBench(UpdatesOptions, Bench[Cell, UpdatesRun]):
+    """Models × designs of local updates.
+
+    Args:
+        models: to train.
+        designs: of local updates.
+        data, batch, seed: of the training; a batch of each rank.
+        ranks: how many train on this machine.
+        steps: of a block.
+        blocks: of each way, besides a first one that is not counted.
+
+    Raises:
+        ConfigError: a design of another kind, or a system that does not count threads' time as Linux does.
+    """
+
+    kinds = (UpdatesRun,)
+
+    def __post_init__(self) -> None:
+        for name in self.designs:
+            if design(name).local is None:
+                raise ConfigError(
+                    f"design {name!r} is not of local updates; expected one as 'update' or 'diloco[h=30]'"
+                )
+        if not TASKS.exists():
+            raise ConfigError(f"the processor time of threads is read from {TASKS}, which only Linux has")
+
+    def cells(self) -> list[Cell]:
+        return [
+            Cell(
+                model=model,
+                data=self.data,
+                design=name,
+                ranks=self.ranks,
+                steps=self.steps,
+                blocks=self.blocks,
+                batch=self.batch,
+                seed=self.seed,
+            )
+            for model in self.models
+            for name in self.designs
+        ]
+
+    def measure(self, cell: Cell, before: Measured[Cell, UpdatesRun], tell: Tell) -> UpdatesRun:
+        counted: list[Counted] = []
+        environment = {"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1"}
+        with ExitStack() as stack:
+            engine = stack.enter_context(LocalEngine([BlockEnded, Counted], environment=environment))
+            master = f"127.0.0.1:{free_port()}"
+            for rank in range(cell.ranks):
+                role = UpdatesRank(cell=cell, rank=rank, master=master)
+                engine.start(f"rank {rank}", [sys.executable, "-m", "thinwire", *role.command(), "--events"])
+            for _, event in engine.events(silence_s=SILENCE_S):
+                if isinstance(event, BlockEnded):
+                    tell(f"block {event.number} of {cell.blocks}")
+                elif isinstance(event, Counted):
+                    counted.append(event)
+        if len(counted) != cell.ranks or len({each.weights for each in counted}) != 1:
+            raise EngineError(f"{cell}: {len(counted)} of {cell.ranks} ranks ended, or with different parameters")
+        first = counted[0].spent
+        spent = {
+            way: {name: statistics.mean(each.spent[way][name] for each in counted) for name in first[way]}
+            for way in first
+        }
+        return UpdatesRun(spent=spent, weights=counted[0].weights)
+
+    def line(self, cell: Cell, figures: UpdatesRun) -> str:
+        return f"{cell}: {_total(figures, EXCHANGED) / _total(figures, ALONE):.3f} of a step alone"
+
+    def tables(self, measured: Measured[Cell, UpdatesRun]) -> list[Table]:
+        header = ["model", "", "CPU ms a step and rank", "of a step alone", f"{TRAINING}, beyond", SHARD]
+        lines = [line for cell, runs in measured.items() for line in _lines(cell, runs)]
+        return [Table(header, lines, left=2)]
+
+
+def _lines(cell: Cell, runs: Sequence[UpdatesRun]) -> list[list[str]]:
+    """A line for each way, medians over the rounds."""
+    found = []
+    for way in runs[0].spent:
+        total = statistics.median(_total(run, way) for run in runs)
+        ratio = statistics.median(_total(run, way) / _total(run, ALONE) for run in runs)
+        beyond = statistics.median(run.spent[way][TRAINING] - run.spent[ALONE][TRAINING] for run in runs)
+        shard = statistics.median(run.spent[way][SHARD] - run.spent[ALONE][SHARD] for run in runs)
+        name = cell.design if way == EXCHANGED else way
+        found.append([cell.model, name, f"{total:.1f}", f"{ratio:.3f}", f"{beyond:.1f}", f"{shard:.1f}"])
+    return found
+
+
+def _total(run: UpdatesRun, way: str) -> float:
+    return sum(run.spent[way].values())

@@ -1,0 +1,128 @@
+"""One rank of a measurement of local updates: blocks of steps alone, with plain DDP and with the design, in turn."""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from itertools import cycle, islice
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from thinwire.bench.harness import Stage
+from thinwire.bench.hook_rank import SILENCE_S
+from thinwire.bench.updates_cells import (
+    ALONE,
+    DDP,
+    EXCHANGED,
+    OTHERS,
+    SHARD,
+    TRAINING,
+    BlockEnded,
+    Counted,
+    Spent,
+    UpdatesRank,
+)
+from thinwire.hooks.distribute import DistributedOptimizer, distribute
+from thinwire.jobs.training import weights_digest
+from thinwire.workloads.batches import Batches
+from thinwire.workloads.data import data
+from thinwire.workloads.evaluate import cross_entropy
+from thinwire.workloads.models import model as make_model
+from thinwire.workloads.recipes import build_optimizer, clip_gradients, recipe
+
+TASKS = Path("/proc/self/task")
+_SETTLE_S = 0.05
+"""Other ranks may still be taking the last answers when this one has."""
+_WARM_UP_STEPS = 2
+_BATCHES = 40
+
+
+def train(role: UpdatesRank, stage: Stage) -> None:
+    """Trains as one rank; the first block is not counted."""
+    torch.set_num_threads(1)
+    cell = role.cell
+    dist.init_process_group(
+        "gloo",
+        init_method=f"tcp://{role.master}",
+        rank=role.rank,
+        world_size=cell.ranks,
+        timeout=timedelta(seconds=SILENCE_S),
+    )
+    found = replace(recipe(cell.model, cell.data), batch=cell.batch)
+    dataset = data(cell.data, context=found.context)
+    module = make_model(cell.model, num_classes=dataset.num_classes, in_shape=dataset.in_shape, seed=cell.seed)
+    batches = Batches(
+        dataset, rank=role.rank, workers=cell.ranks, batch=cell.batch, seed=cell.seed, augment=found.augment
+    )
+    examples = list(islice(batches, _BATCHES))
+
+    def training(model: nn.Module, optimizer: torch.optim.Optimizer | DistributedOptimizer) -> Callable[[int], None]:
+        turn = cycle(examples)
+
+        def steps(count: int) -> None:
+            for x, y in islice(turn, count):
+                optimizer.zero_grad()
+                cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+                clip_gradients(model, found)
+                optimizer.step()
+            if isinstance(optimizer, DistributedOptimizer):
+                optimizer.sync()
+
+        return steps
+
+    alone, stock, own = (copy.deepcopy(module) for _ in range(3))
+    hooked = DistributedDataParallel(stock)
+    optimizer = distribute(own, build_optimizer(own, found), group=dist.group.WORLD, design=cell.design)
+    ways = {
+        ALONE: training(alone, build_optimizer(alone, found)),
+        DDP: training(hooked, build_optimizer(stock, found)),
+        EXCHANGED: training(own, optimizer),
+    }
+    blocks: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
+    for number in range(cell.blocks + 1):
+        for way, steps in ways.items():
+            steps(_WARM_UP_STEPS)
+            dist.barrier()
+            time.sleep(_SETTLE_S)
+            before = cpu_ms()
+            steps(cell.steps)
+            dist.barrier()
+            time.sleep(_SETTLE_S)
+            after = cpu_ms()
+            if number:
+                blocks[way].append({name: (after[name] - before[name]) / cell.steps for name in after})
+        if role.rank == 0:
+            stage.report(BlockEnded(number=number))
+    optimizer.flush()
+    spent: Spent = {
+        way: {name: statistics.median(block[name] for block in some) for name in some[0]}
+        for way, some in blocks.items()
+    }
+    stage.report(Counted(spent=spent, weights=weights_digest(own)))
+    dist.barrier()
+    optimizer.close()
+    dist.destroy_process_group()
+
+
+def cpu_ms() -> dict[str, float]:
+    """Returns the CPU milliseconds of this process's threads so far, as Linux counts them."""
+    names = {thread.native_id: thread.name for thread in threading.enumerate()}
+    spent = {TRAINING: 0.0, SHARD: 0.0, OTHERS: 0.0}
+    for task in TASKS.iterdir():
+        try:
+            nanoseconds = int((task / "schedstat").read_text().split()[0])
+        except FileNotFoundError:  # it has ended
+            continue
+        name = names.get(int(task.name), "")
+        kind = TRAINING if name == "MainThread" else SHARD if name.startswith("thinwire-serve") else OTHERS
+        spent[kind] += nanoseconds / 1e6
+    return spent

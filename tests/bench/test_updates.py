@@ -1,0 +1,45 @@
+"""What a design costs of the processor: the grid, the table, and four small ranks that count for real."""
+
+from __future__ import annotations
+
+import pytest
+
+from thinwire.bench import harness
+from thinwire.bench.updates import UpdatesBench, UpdatesRun
+from thinwire.bench.updates_cells import ALONE, DDP, EXCHANGED, OTHERS, SHARD, TRAINING, Cell
+from thinwire.errors import ConfigError
+from thinwire.jobs.results import Results
+
+
+def test_the_table_holds_every_way_against_a_step_alone() -> None:
+    bench = UpdatesBench(models=["byte-transformer-1m"], designs=["update"])
+    [cell] = bench.cells()
+    spent = {
+        ALONE: {TRAINING: 40.0, SHARD: 0.0, OTHERS: 0.0},
+        DDP: {TRAINING: 42.0, SHARD: 0.0, OTHERS: 2.0},
+        EXCHANGED: {TRAINING: 45.0, SHARD: 5.0, OTHERS: 0.0},
+    }
+    [table] = bench.tables({cell: [UpdatesRun(spent=spent, weights="w")]})
+    assert table.lines == [
+        ["byte-transformer-1m", "alone", "40.0", "1.000", "0.0", "0.0"],
+        ["byte-transformer-1m", "plain DDP", "44.0", "1.100", "2.0", "0.0"],
+        ["byte-transformer-1m", "update", "50.0", "1.250", "5.0", "5.0"],
+    ]
+    assert bench.line(cell, UpdatesRun(spent=spent, weights="w")).endswith("1.250 of a step alone")
+
+
+def test_a_design_without_local_updates_is_refused() -> None:
+    with pytest.raises(ConfigError, match="design '3lc' is not of local updates"):
+        UpdatesBench(designs=["3lc"])
+
+
+def test_two_ranks_count_what_each_thread_does() -> None:
+    bench = UpdatesBench(models=["mlp"], data="digits", designs=["update"], ranks=2, steps=2, blocks=1, batch=8)
+    measured: dict[Cell, list[UpdatesRun]] = {}
+    told: list[str] = []
+    harness.run(bench, Results(None, bench.kinds), measured, tell=told.append)
+    [[run]] = measured.values()
+    assert told == ["block 0 of 1", "block 1 of 1"]
+    assert list(run.spent) == [ALONE, DDP, EXCHANGED]
+    assert all(spent[TRAINING] > 0 for spent in run.spent.values())
+    assert run.spent[EXCHANGED][SHARD] > 0, "a rank's shard has a thread of its own"
