@@ -6,6 +6,7 @@ import struct
 from typing import Any
 
 import numpy as np
+import zstandard
 
 import thinwire as tw
 from thinwire import frames
@@ -25,10 +26,11 @@ def tensors(seed: int) -> list[Any]:
 
 
 def contexts(given: list[Any]) -> list[Context]:
-    """Contexts of several sparsities: one clips, one has no residual, one forgets, one may send that it has NaN."""
+    """Contexts of several options: one clips, one has no residual, one forgets, one may send NaN, two have zstd."""
     options: list[dict[str, Any]] = [
         *({"sparsity": 1.75}, {}, {"error_feedback": False}),
         *({"error_scale": 0.1}, {"nonfinite": "skip"}, {"clip": 0.7}, {"sparsity": 1.75, "lag": 1.5, "clip": 0.9}),
+        *({"sparsity": 1.5, "entropy": "zstd"}, {"clip": 0.7, "entropy": "zstd"}),
     ]
     return [tw.codec("3lc", **options[place % len(options)]).context(each) for place, each in enumerate(given)]
 
@@ -57,7 +59,7 @@ def test_encode_all_takes_batches_out_of_any_mixture() -> None:
     others = [tw.codec("int8"), tw.codec("3lc", layout="partition"), tw.codec("3lc", entropy="zstd")]
     codecs = [tw.codec("3lc"), tw.codec("3lc", nonfinite="skip"), *others]
     ours, theirs = ([codecs[place % 5].context(each) for place, each in enumerate(given)] for _ in range(2))
-    assert [takes(context) for context in ours[:5]] == [True, True, False, False, False]
+    assert [takes(context) for context in ours[:5]] == [True, True, False, False, True]
     for bad in (0.0, np.inf, 0.0):
         given[6][0] = bad  # where the codec then sends a frame that says so
         assert encode_all(ours, given) == [one.encode(each) for one, each in zip(theirs, given, strict=True)], bad
@@ -132,3 +134,29 @@ def test_frames_with_a_right_checksum_and_anything_else_wrong_are_left() -> None
         for accumulate in (True, False):
             assert batch.decode([frames.with_checksum(data)], addresses([out]), [accumulate]) == [0], name
             assert np.array_equal(out, before), name
+
+
+def test_a_damaged_zstd_stage_is_left_and_its_size_is_the_one_that_travelled() -> None:
+    values = np.random.default_rng(0).standard_normal(7000).astype(np.float32) ** 3
+    context = tw.codec("3lc", entropy="zstd").context(values)
+    frame = context.encode(values)
+    body, out = bytes(frames.without_checksum(frame)), np.zeros(7000, np.float32)
+    batch = TernaryBatch([context])
+    parsed = frames.parse(frame)
+    assert parsed.zstd
+    assert batch.decode([frame], addresses([out]), [False]) == [len(parsed.payload)]
+    assert batch.check([frame]) == [True]
+    before, at = out.copy(), len(body) - len(parsed.payload)
+    hostile = {
+        "not zstd": body[:at] + bytes(len(parsed.payload)),
+        "cut": body[:-1],
+        "a byte more": body + b"x",
+        "a byte of it": body[: at + 9] + bytes([body[at + 9] ^ 255]) + body[at + 10 :],
+        "more than the tensor takes": frames.without_checksum(
+            frames.write("3lc", "fp32", (7000,), (1.0,), parsed.flags, zstandard.compress(bytes(1 << 20)))
+        ),
+        "no payload": body[: len(body) - len(parsed.payload) - 2] + b"\0",
+    }
+    for name, data in hostile.items():
+        assert batch.decode([frames.with_checksum(data)], addresses([out]), [True]) == [0], name
+        assert np.array_equal(out, before), name

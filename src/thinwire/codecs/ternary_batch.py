@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from thinwire import frames
 from thinwire.codecs.base import Codec, Context
 from thinwire.codecs.lag import LagBound
-from thinwire.codecs.threelc import ZERO_RUN, ThreeLC
+from thinwire.codecs.threelc import TRITS_PER_BYTE, ZERO_RUN, ThreeLC
+from thinwire.codecs.zstd_frames import ZstdFrames
 from thinwire.kernels.numba.addresses import Addresses
 from thinwire.kernels.numba.jit import frozen
 from thinwire.kernels.numba.lag import follow_many, set_multipliers
@@ -24,8 +25,8 @@ from thinwire.kernels.numba.many import decode_many, encode_many, scales_of_many
 
 
 def takes_codec(codec: Codec) -> bool:
-    """Whether a batch encodes tensors as this codec does: it is 3LC, with default options but for sparsity and clip."""
-    return codec.entropy is None and isinstance(codec.scheme, ThreeLC) and codec.scheme.batched
+    """Whether a batch encodes as this codec does: it is 3LC, with default options but for sparsity, clip and zstd."""
+    return isinstance(codec.scheme, ThreeLC) and codec.scheme.batched
 
 
 def takes(context: Context) -> bool:
@@ -59,6 +60,12 @@ class TernaryFrames:
         self._sizes = np.array([math.prod(shape) for shape in shapes])
         self._residuals = np.array(residuals or [0] * len(shapes), np.int64)
         self._residual_scales = np.array([codec.error_scale for codec in codecs], np.float32)
+        self._staged: list[ZstdFrames | None] = [
+            ZstdFrames.of(frames.VERSION, ThreeLC.id, ZERO_RUN, shape, -(-math.prod(shape) // TRITS_PER_BYTE))
+            if codec.entropy
+            else None
+            for codec, shape in zip(codecs, shapes, strict=True)
+        ]
         schemes = [codec.scheme for codec in codecs]
         self._sparsities = np.array([s.multiplier if isinstance(s, ThreeLC) else 1 for s in schemes], np.float32)
 
@@ -68,6 +75,7 @@ class TernaryFrames:
         some._head_spans, some._sizes = self._head_spans[which], self._sizes[which]
         some._residuals, some._residual_scales = self._residuals[which], self._residual_scales[which]
         some._sparsities = self._sparsities[which]
+        some._staged = [self._staged[row] for row in which]
         return some
 
     def scales(
@@ -121,8 +129,11 @@ class TernaryFrames:
                 workspace=space.kernel,
             )
             data, begin, result = encoded.data, 0, []
-            for end in ends:
-                result.append(frames.with_checksum(data[begin:end]))
+            for place, (end, staged) in enumerate(zip(ends, self._staged, strict=True)):
+                made: bytes | memoryview = data[begin:end]
+                if staged is not None:
+                    made, payload_nbytes[place] = staged.shrink(made, payload_nbytes[place], space.entropy_stage)
+                result.append(frames.with_checksum(made))
                 begin = end
             if outs is not None:
                 decode_many(
@@ -170,7 +181,11 @@ class TernaryFrames:
         if not any(checked):
             return [0] * len(checked)
         with self._pool.lend() as space:
-            return decode_many(
+            travelled = [0] * len(checked)
+            for place, staged in enumerate(self._staged):
+                if staged is not None:
+                    checked[place], travelled[place] = staged.expand(checked[place], space.entropy_stage)
+            found = decode_many(
                 np.frombuffer(b"".join(checked), np.uint8),
                 np.cumsum([len(frame) for frame in checked]),
                 self._heads,
@@ -180,6 +195,7 @@ class TernaryFrames:
                 np.asarray(accumulate),
                 workspace=space.kernel,
             )
+        return [before and (nbytes or before) for before, nbytes in zip(found, travelled, strict=True)]
 
 
 class TernaryBatch(TernaryFrames):
@@ -189,7 +205,7 @@ class TernaryBatch(TernaryFrames):
         contexts: of the tensors, one or more, none of them empty.
 
     Attributes:
-        encodes: whether it encodes these: all of them are 3LC's, with default options but for sparsity and clip.
+        encodes: whether it encodes these: all of them are 3LC's, with default options but for sparsity, clip and zstd.
     """
 
     def __init__(self, contexts: Sequence[Context]) -> None:

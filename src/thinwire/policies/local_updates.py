@@ -200,6 +200,8 @@ class Kind:
 _NAMES = {"h": "sync_every"} | {each.name: each.name for each in fields(LocalUpdates)}
 OPTIONS = ("h", *(each.name for each in fields(LocalUpdates) if each.name != "sync_every"))
 """What local updates have, in brackets."""
+_FINER = {"clip": 0.7, "entropy": "zstd"}
+"""What several steps changed is sent so seldom that a residual's lag costs more than values do, and than zstd does."""
 _NESTEROV = LocalUpdates(sync_every=30, outer_lr=0.7, outer_momentum=0.9, nesterov=True)
 
 KINDS: dict[str, Kind] = {
@@ -207,15 +209,17 @@ KINDS: dict[str, Kind] = {
     "local-sgd": Kind(
         about="h local steps of the worker's own optimizer, then an average (Local SGD, Stich 2019)",
         updates=LocalUpdates(sync_every=4, keep_unsent=1.0),
+        options=_FINER,
     ),
     "diloco": Kind(
         about="h local steps, then an outer Nesterov step (DiLoCo, Douillard et al. 2023)",
         updates=_NESTEROV,
-        options={"clip": 0.7, "entropy": "zstd"},
+        options=_FINER,
     ),
     "streaming-diloco": Kind(
         about="DiLoCo by fragments, each at its own step, answered some steps later (Douillard et al. 2025)",
         updates=replace(_NESTEROV, fragments=3, delay=1, keep=0.5),
+        options=_FINER,
     ),
     "sparseloco": Kind(
         about="h local steps, 64 values of each 64 × 64 tile in 2 bits, averaged over those who sent them (SparseLoCo)",
