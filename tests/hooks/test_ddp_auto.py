@@ -51,9 +51,17 @@ def run_settings(rank: int) -> dict[str, Any]:
     kinds = {rank: sorted(kept) for rank, kept in together["ranks"].items()}
     report = str(ddp.report(state))
     plain, alike = DistributedDataParallel(mlp()), DistributedDataParallel(mlp())
-    force(ddp.compress(alike, "auto", measure_link=False), 0)
+    unchanged = ddp.compress(alike, "auto", measure_link=False)
+    force(unchanged, 0)
     for each in (plain, alike):
         train(each, rank, 4)
+    uncompressed = [weights(plain.module), weights(alike.module)]
+    assert unchanged.auto is not None
+    unchanged.auto.pilot.memory.note_gap = 4
+    watched = []
+    for _ in range(13):
+        train(alike, rank, 1, first=unchanged.step)
+        watched.append((unchanged.auto.watched, unchanged.auto._gathering is not None))
     return {
         "waits": waits,
         "names": names,
@@ -62,7 +70,8 @@ def run_settings(rank: int) -> dict[str, Any]:
         "kinds": kinds,
         "ends": ends,
         "report": report,
-        "uncompressed": [weights(plain.module), weights(alike.module)],
+        "uncompressed": uncompressed,
+        "watched": watched[1:],
     }
 
 
@@ -103,6 +112,11 @@ def test_every_setting_trains_all_ranks_alike_and_an_uncompressed_step_leaves_no
         assert all(equal(mine, theirs) for mine, theirs in zip(first["ends"], other["ends"], strict=True))
     assert equal(*first["ends"]), "from one state the same weights"
     assert equal(*first["uncompressed"]), "uncompressed it is plain DDP"
+    # Of four steps one is measured, and told of when the next begins.
+    kinds = [(True, False), (False, True), (False, False), (False, False)]
+    assert sorted(first["watched"]) == sorted(3 * kinds)
+    at = first["watched"].index(kinds[0])
+    assert (first["watched"] * 2)[at : at + 4] == kinds
 
 
 def test_one_rank_without_auto_is_refused_by_the_setting_s_name() -> None:

@@ -1,8 +1,9 @@
 """`codec="auto"` in a hook: measures every step, tells the others, asks the controller, and changes the codec.
 
 Ranks tell each other of step k on the messages of step k + 1, and decide before step k + 2: all of them have the same
-numbers by then. While steps are all-reduced no message of ours travels; then notes go by themselves, every few steps,
-and nobody waits for them before the next step begins.
+numbers by then. While steps are all-reduced no message of ours travels; then notes go by themselves, the more seldom
+the longer nothing has changed, and nobody waits for them before the next step begins. A step of which nobody will be
+told is not measured.
 """
 
 from __future__ import annotations
@@ -14,21 +15,20 @@ import time
 import msgspec
 import torch
 
-from thinwire.codecs import Codec
 from thinwire.codecs.lag import BEGIN
 from thinwire.collective.core import Bucket, Collective
 from thinwire.errors import ConfigError
-from thinwire.kernels.numba.lag import norm
-from thinwire.policies.autopilot.costs import Workload
+from thinwire.hooks.exchange_measures import log_norm, workload
 from thinwire.policies.autopilot.levels import Level, residual_codec
 from thinwire.policies.autopilot.notes import NOTE_NBYTES, StepNote, pack_note, unpack_note
 from thinwire.policies.autopilot.pilot import Pilot, Target
+from thinwire.policies.autopilot.probing import PROBE_ENOUGH_S, probe
 from thinwire.runtime.collective import CollectiveDriver
 from thinwire.runtime.peers import Gathering, gather, measure_link
 
-PROBE_ENOUGH_S = 0.04
-"""A message that takes so long tells the rate of a link, also where busy processors delay each by 10 ms or two."""
-TRIES = 3
+LOOK_EVERY = 4
+"""Notes from one look at the lag, which changes as seldom, and at the norm where s is 1, to the next."""
+_SPENT = ("wait_seconds", "encode_seconds", "decode_seconds", "copy_seconds", "wire_bytes")
 _log = logging.getLogger(__name__)
 
 
@@ -60,6 +60,7 @@ class ExchangeAutopilot:
         pilot: the controller.
         level: index of the setting of the step under way.
         changed_at: the step since which it is in use.
+        watched: whether the step under way is measured.
         unflushed: whether NaN or Inf came of the step that was to take what waits in residuals: it waits again.
     """
 
@@ -89,8 +90,11 @@ class ExchangeAutopilot:
         self._waiting = False
         self._flushing = False
         self.unflushed = False
+        self.watched = False
         self._first_ready = self._last_ready = self._reduced_at = self._busy_s = 0.0
-        self._before: dict[str, float] = {}
+        self._before: dict[str, float] | None = None
+        self._lag = 0.0
+        self._looked_at = -1
 
     @property
     def compressed(self) -> bool:
@@ -123,25 +127,29 @@ class ExchangeAutopilot:
             self.pilot.take(notes, self._told_level)
         uncompressed = step < self._start_step
         if self.pilot.wants_probe and not uncompressed:
-            self.pilot.take_link(self._probe())
+            probe(self.pilot, self._measure_link)
         level = 0 if uncompressed else self.pilot.memory.level
         self._since_note += 1
         travels = self.pilot.levels[level].codec is not None  # a note then costs nothing
         note = None
-        if self._first_ready and (travels or self._since_note >= self.pilot.note_every):
+        if self.watched and (travels or self._since_note >= self.pilot.note_every):
             note = self._note(now, gradient)
             self._told_level, self._since_note = self.level, 0
         self._set(level, step)
         self._send(note)
-        self._first_ready = time.perf_counter()
-        self._busy_s = self._reduced_at = 0.0
+        self.watched = travels or self._since_note + 1 >= self.pilot.note_every
+        if self.watched:
+            self._first_ready = time.perf_counter()
+            self._busy_s = self._reduced_at = 0.0
         if travels:
             self._waiting = True
-            self._before = self._driver.counters()
+            self._before = self._before or self._driver.counters()
+        else:
+            self._before = None
 
     def bucket_ready(self, *, last: bool) -> None:
         """Notes when gradients were ready."""
-        if last:
+        if last and self.watched:
             self._last_ready = time.perf_counter()
 
     # ---- uncompressed steps
@@ -211,7 +219,7 @@ class ExchangeAutopilot:
         self.level, self._told_level, self._since_note = kept.level, kept.told_level, kept.since_note
         self._arrived = arrived if len(arrived) == self._core.residuals.world else []
         self._waiting = True
-        self._first_ready = 0.0
+        self.watched, self._before, self._looked_at = False, None, -1
         self._apply()
 
     def __str__(self) -> str:
@@ -223,10 +231,16 @@ class ExchangeAutopilot:
 
     def _note(self, now: float, gradient: torch.Tensor) -> StepNote:
         """Returns the note of the step that has ended."""
-        compressed = self.compressed
-        after = self._driver.counters() if compressed else {}
-        spent = {name: after[name] - self._before.get(name, 0) for name in after}
-        bounds = [context.lag_bound.lag for context in self._contexts if context.lag_bound is not None]
+        compressed, memory = self.compressed, self.pilot.memory
+        spent = dict.fromkeys(_SPENT, 0.0)
+        if compressed:
+            before, self._before = self._before or {}, self._driver.counters()
+            spent = {name: self._before.get(name, 0.0) - before.get(name, 0.0) for name in _SPENT}
+        look = self._looked_at < 0 or memory.notes - self._looked_at >= LOOK_EVERY
+        if look:
+            self._looked_at = memory.notes
+            bounds = [context.lag_bound.lag for context in self._contexts if context.lag_bound is not None]
+            self._lag = max(bounds, default=0.0)
         exposed_s = max(0.0, (self._driver.completed if compressed else self._reduced_at) - self._last_ready)
         overlap_s = self._last_ready - self._first_ready
         if self._blocking and not compressed:  # the backward pass stood still meanwhile
@@ -235,23 +249,16 @@ class ExchangeAutopilot:
             step_s=now - self._first_ready,
             exposed_s=exposed_s,
             overlap_s=overlap_s,
-            link_s=spent.get("wait_seconds", 0.0) if compressed else self._busy_s,
-            codec_s=sum(spent.get(name, 0.0) for name in ("encode_seconds", "decode_seconds", "copy_seconds")),
-            sent_nbytes=spent.get("wire_bytes", 0.0),
-            lag=max(bounds, default=0.0) if compressed else 0.0,
-            norm=_log_norm(gradient),
+            link_s=spent["wait_seconds"] if compressed else self._busy_s,
+            codec_s=spent["encode_seconds"] + spent["decode_seconds"] + spent["copy_seconds"],
+            sent_nbytes=spent["wire_bytes"],
+            lag=self._lag if compressed else 0.0,
+            norm=log_norm(gradient) if look or self.setting.sparsity > 1 else math.nan,
         )
 
-    def _probe(self) -> float:
-        """Measures the link. Busy processors make it look slower, never faster: what is slow is measured again."""
-        best = 0.0
-        for _ in range(TRIES):
-            known = self.pilot.memory.link_bps
-            least = int(known / 8 * PROBE_ENOUGH_S / 4)
-            best = max(best, measure_link(self._driver.peers, enough_s=PROBE_ENOUGH_S, least_nbytes=least))
-            if best > self.pilot.memory.link_bps or not self.pilot.surprising(best):
-                break
-        return best
+    def _measure_link(self, least_nbytes: int) -> float:
+        """Measures the link once."""
+        return measure_link(self._driver.peers, enough_s=PROBE_ENOUGH_S, least_nbytes=least_nbytes)
 
     def _set(self, level: int, step: int) -> None:
         if level != self.level:
@@ -280,31 +287,3 @@ class ExchangeAutopilot:
         else:
             peers = self._driver.peers
             self._gathering = Gathering(peers, pack_note(note), [NOTE_NBYTES] * peers.size)
-
-
-def workload(core: Collective, base: Codec) -> Workload:
-    """Returns what is exchanged in a step.
-
-    Args:
-        core: this rank's part in it.
-        base: the codec of the tensors that the controller decides about.
-    """
-    tensors = core.residuals.tensors.values()
-    coded = sum(tensor.numel for tensor in tensors if tensor.choice.up == base)
-    whole = sum(tensor.numel for tensor in tensors)
-    return Workload(
-        coded=coded,
-        plain=whole - coded,
-        ranks=core.residuals.world,
-        groups=max(1, math.ceil(4 * whole / core.group_nbytes)) if core.group_nbytes else 1,
-        uncompressed_nbytes=sum(tensor.nbytes for tensor in tensors),
-        pulls=core.pulls,
-    )
-
-
-def _log_norm(gradient: torch.Tensor) -> float:
-    """log₂ of the norm of a sample; NaN where it would have to come from a GPU, or is none."""
-    if gradient.is_cuda or gradient.dtype not in (torch.float32, torch.float64):
-        return math.nan
-    found = norm(gradient.detach().reshape(-1).numpy())
-    return math.log2(found) if 0 < found < math.inf else math.nan

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 import thinwire as tw
 from tests.policies.autopilot.links import WORK, BusyTraining, notes, train
+from thinwire.policies.autopilot.critical import GUARD
 from thinwire.policies.autopilot.levels import LAG_LIMIT, levels
 from thinwire.policies.autopilot.notes import StepNote
-from thinwire.policies.autopilot.pilot import GUARD, Pilot
+from thinwire.policies.autopilot.pilot import Pilot
 
 LEVELS = levels()
 NAMES = [level.name for level in LEVELS]
@@ -43,7 +44,7 @@ def test_each_link_gets_its_setting_and_a_step_of_the_link_is_answered_within_th
 def test_without_a_limit_nothing_is_compressed_and_notes_are_rare() -> None:
     pilot = Pilot(LEVELS, WORK)
     assert set(train(pilot, [2e10] * 200)) == {"uncompressed"}
-    assert pilot.note_every > 4  # steps of 10 ms
+    assert pilot.note_every == 22  # a quarter of a second of steps of 11 ms
     names = train(pilot, [1e7] * 20)
     assert changes(names)[0][0] <= 3 and names[-1].startswith("3lc")
 

@@ -183,7 +183,8 @@ def thinwire_hook(state: ThinwireState, bucket: dist.GradBucket) -> torch.future
     if auto is None and step < state.start_step:
         return _uncompressed(state, buffer)
     if index == 0:
-        state.note_warm_up()
+        if auto is None or auto.compressed:
+            state.note_warm_up()
         state.follow_loss_scale()
         if auto is not None:
             auto.begin_step(step, buffer)
@@ -209,19 +210,24 @@ def _raise_after_backward(state: ThinwireState) -> None:
 
 def _uncompressed(state: ThinwireState, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
     """What DDP does without a hook: the same bits, with as little as possible around it."""
+    if state.core.residuals.mean:
+        buffer.mul_(1 / state.world_size)
     auto, begun = state.auto, time.perf_counter()
+    # dist.all_reduce takes as long again, for looking up and logging what is known here.
+    future: torch.futures.Future[list[torch.Tensor]] = state.group.allreduce([buffer]).get_future()
+    if auto is None or not (auto.watched or auto.flushing):
+        return future.then(_reduced)
 
     def averaged(done: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
         result = done.value()[0]
-        if auto is not None:
-            auto.reduced(begun, result)
+        auto.reduced(begun, result)
         return result
 
-    if state.core.residuals.mean:
-        buffer.mul_(1 / state.world_size)
-    # dist.all_reduce takes as long again, for looking up and logging what is known here.
-    future: torch.futures.Future[torch.Tensor] = state.group.allreduce([buffer]).get_future().then(averaged)
-    return future
+    return future.then(averaged)
+
+
+def _reduced(done: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+    return done.value()[0]
 
 
 def _wrapped(compiled: nn.Module) -> DistributedDataParallel:

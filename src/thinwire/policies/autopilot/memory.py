@@ -37,7 +37,11 @@ class Memory(msgspec.Struct):
         alarm_in: notes until a doubt may have it measured, and `alarm_gap` what that is set to.
         doubted: the kind of steps that the link is doubted for, and `doubted_s` the least of what their messages took
             longer than their bytes.
+        doubted_bps: the rate that these messages have had, the best of them; 0 without doubts.
+        credit: measurements of the link that doubts may ask for.
         denied, denied_s: the doubts in a row that were wrong last, and that time of theirs.
+        rest: notes until the next decision, and `resting` how many they were.
+        note_gap: uncompressed steps from one note to the next.
         said: what was complained of, once each.
     """
 
@@ -73,8 +77,13 @@ class Memory(msgspec.Struct):
     alarm_gap: int = 0
     doubted: str = "compressed"
     doubted_s: float = 0.0
+    doubted_bps: float = 0.0
+    credit: float = 0.0
     denied: int = 0
     denied_s: float = 0.0
+    rest: int = 0
+    resting: int = 1
+    note_gap: int = 1
     said: list[str] = []
 
     def state(self) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import struct
 from typing import NamedTuple
-
-import numpy as np
 
 LONGEST_S = 3600.0
 """A step's times are shorter than this, or a clock has jumped."""
+_FLOATS, _WORDS, _HALVES = struct.Struct("<8f"), struct.Struct("<8I"), struct.Struct("<8H")
+_INFINITE, _ODD = 0x7F800000, 0x8000
+_LARGEST = 3.4028234663852886e38
 
 
 class StepNote(NamedTuple):
@@ -37,6 +39,17 @@ class StepNote(NamedTuple):
     @property
     def problem(self) -> str:
         """What cannot be of these numbers, in words; empty where all can."""
+        step_s, exposed_s, overlap_s, link_s, codec_s, sent_nbytes, lag, _ = self
+        if (
+            0 <= step_s <= LONGEST_S
+            and 0 <= exposed_s <= LONGEST_S
+            and 0 <= overlap_s <= LONGEST_S
+            and 0 <= link_s <= LONGEST_S
+            and 0 <= codec_s <= LONGEST_S
+            and 0 <= sent_nbytes < math.inf
+            and 0 <= lag < math.inf
+        ):
+            return ""  # as nearly always: eight notes a step are looked at
         for name, value in zip(self._fields, self[:7], strict=False):
             if not math.isfinite(value) or value < 0 or (name.endswith("_s") and value > LONGEST_S):
                 return f"{name} = {value:g}"
@@ -54,13 +67,15 @@ def pack_note(note: StepNote) -> bytes:
         >>> len(pack_note(note)), unpack_note(pack_note(note)).sent_nbytes
         (16, 12992.0)
     """
-    with np.errstate(over="ignore"):
-        words = np.array(note, np.float64).astype(np.float32).view(np.uint32)
-    rounded = np.where(np.isfinite(words.view(np.float32)), words + np.uint32(0x8000), words)
-    return (rounded >> 16).astype("<u2").tobytes()
+    try:
+        words = _WORDS.unpack(_FLOATS.pack(*note))
+    except OverflowError:  # more than a float32 holds
+        words = _WORDS.unpack(_FLOATS.pack(*(math.copysign(math.inf, n) if abs(n) > _LARGEST else n for n in note)))
+    return _HALVES.pack(*[(word if word & _INFINITE == _INFINITE else word + _ODD) >> 16 for word in words])
 
 
 def unpack_note(data: bytes | memoryview) -> StepNote:
     """Returns what `pack_note` packed, as all ranks read it."""
-    words = np.frombuffer(data, "<u2", len(StepNote._fields)).astype(np.uint32) << 16
-    return StepNote(*words.view(np.float32).astype(float).tolist())
+    words = bytearray(_FLOATS.size)
+    words[2::4], words[3::4] = data[0::2], data[1::2]
+    return StepNote._make(_FLOATS.unpack(words))
