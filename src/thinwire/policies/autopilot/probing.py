@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from thinwire.policies.autopilot.pilot import Pilot
+from typing import Protocol
 
 PROBE_ENOUGH_S = 0.04
 """A message that takes so long tells the rate of a link, also where busy processors delay each by 10 ms or two."""
@@ -20,6 +17,17 @@ SHARE, DOUBTED_SHARE = 0.005, 0.02
 MOST_CREDIT = 4
 """Measurements for doubts that may follow one upon the other; a training begins with as many."""
 _MESSAGES_S, _MESSAGES_BITS = 0.1, 8 * 65536
+
+
+class Controller(Protocol):
+    """Who wants the link measured; see `Pilot`."""
+
+    @property
+    def probe_nbytes(self) -> int: ...
+
+    def believes(self, bps: float) -> bool: ...
+
+    def take_link(self, bps: float, tries: int) -> None: ...
 
 
 def cost_s(bps: float) -> float:
@@ -36,7 +44,7 @@ def period(bps: float, step_s: float) -> int:
     return max(FEWEST, min(MOST, math.ceil(cost_s(bps) / (SHARE * step_s))))
 
 
-def probe(pilot: Pilot, once: Callable[[int], float]) -> None:
+def probe(pilot: Controller, once: Callable[[int], float]) -> None:
     """Measures the link for a controller that wants it; all ranks together.
 
     Args:
