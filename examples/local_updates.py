@@ -46,10 +46,12 @@ def main() -> None:
             if rank == 0 and step % 20 == 19:
                 print(f"step {step + 1}: {loss.item():.3f} nats a byte", flush=True)
         optimizer.flush()  # 3: what local steps have changed since the last exchange
+        report = optimizer.report()
         traffic = optimizer.traffic()
         sent = (traffic["wire_bytes_push"] + traffic["wire_bytes_pull"]) / args.steps
     if rank == 0:
         plain = 2 * 4 * sum(parameter.numel() for parameter in model.parameters())
+        print(report)
         print(f"held-out loss {evaluate(model, dataset).loss:.3f} nats a byte")
         print(f"{sent / 1000:.1f} kB a step at this rank, {plain / sent:.0f}x less than float32 both ways")
     dist.destroy_process_group()

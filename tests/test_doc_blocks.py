@@ -49,7 +49,7 @@ ELSEWHERE = {
 HERE = {  # how many blocks of each page are run below
     "README.md": 2,
     "docs/api.md": 1,
-    "docs/autopilot.md": 1,
+    "docs/autopilot.md": 2,
     "docs/ddp.md": 4,
     "docs/fsdp.md": 2,
     "docs/gpu.md": 2,
@@ -169,6 +169,8 @@ def test_local_updates(names: dict[str, Any], tmp_path: Path) -> None:
     given = {**names, "model": model, "optimizer": torch.optim.AdamW(model.parameters())}
     with run("README.md", 1, given, part=1)["optimizer"] as optimizer:
         run("docs/local-updates.md", 1, {**names, "optimizer": optimizer})
+    with run("docs/autopilot.md", 1, {**names, "model": net()})["optimizer"] as optimizer:
+        assert "auto" in str(optimizer.state_dict()["position"])
     assert (tmp_path / "shared.pt").exists()
 
 

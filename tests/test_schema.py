@@ -32,7 +32,7 @@ def test_both_directions_of_growing() -> None:
         kind = type(message)
         config = kind.__struct_config__
         assert config.frozen and config.array_like and not config.forbid_unknown_fields, kind
-        fields = msgspec.to_builtins(message)
+        fields = msgspec.to_builtins(message, builtin_types=(bytes,))
         assert msgspec.msgpack.decode(msgspec.msgpack.encode([*fields, [1, 2]]), type=kind) == message
         required = sum(field.required for field in msgspec.structs.fields(kind))
         shorter = msgspec.msgpack.decode(msgspec.msgpack.encode(fields[:required]), type=kind)

@@ -31,6 +31,8 @@ MAX_GROUPS = 10_000
 """Of a plan's parameters."""
 MAX_STEPS = 1000
 """That somebody has checkpoints of."""
+MAX_NOTE_NBYTES = 64
+"""Of what a worker tells the others with a push."""
 
 Config: TypeAlias = Annotated[
     dict[str, str | int | float | bool | Annotated[list[int | float], Meta(max_length=64)] | None],
@@ -347,6 +349,43 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     safe: int = -1
 
 
+class TunedPush(Push, frozen=True, kw_only=True, array_like=True):
+    """A worker's first push of an exchange to a shard, where workers choose the codec anew for each.
+
+    Args:
+        replaced: index into `Plan.codecs`: tables whose pulls were planned with it have another codec.
+        codec: index of that, which these tables have both ways in this exchange. Of several workers' the lowest rank's
+            counts for the pulls; frames of pushes name theirs themselves.
+        sparsity: the largest multiplier s of the pulls, in [1, 2).
+        note: for all workers, which the shard does not look into; or nothing.
+    """
+
+    replaced: int = 0
+    codec: int = 0
+    sparsity: float = 1.0
+    note: Annotated[bytes, Meta(max_length=MAX_NOTE_NBYTES)] = b""
+
+
+class TunedDelta(Delta, frozen=True, kw_only=True, array_like=True):
+    """The first delta of a version, where workers sent notes with their pushes.
+
+    Args:
+        notes: pairs of a rank and its note, by rank.
+    """
+
+    notes: tuple[tuple[int, bytes], ...] = ()
+
+
+class Echo(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Worker → server, which sends it back with its frames, so that the worker knows how long bytes take.
+
+    Args:
+        number: of the worker's echoes, from 1.
+    """
+
+    number: int
+
+
 Message: TypeAlias = (
     Join
     | Welcome
@@ -366,6 +405,9 @@ Message: TypeAlias = (
     | Offer
     | Resume
     | Saved
+    | TunedPush
+    | TunedDelta
+    | Echo
 )
 
 KINDS: dict[int, type[Message]] = dict(enumerate(get_args(Message), start=1))

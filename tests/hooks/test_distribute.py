@@ -345,7 +345,8 @@ def test_a_design_that_exchanges_once_an_epoch_is_told_how_long_that_is() -> Non
 def test_arguments_that_cannot_be() -> None:
     refused: list[tuple[dict[str, Any], str]] = [
         ({"codec": "4lc"}, "unknown codec"),
-        ({"codec": "auto"}, "codec='auto' of ddp.compress and fsdp.compress alone"),
+        ({"codec": "auto"}, r"of local updates, as in tw.distribute\(…, design='update\[codec=auto\]'\)"),
+        ({"design": "update", "codec": "auto"}, r"design='update' brings its codecs; 'update\[codec=auto\]' has auto"),
         ({"sparsity": 2.0}, "sparsity"),
         ({"sparsty": 1.0}, "did you mean 'sparsity'"),
         ({"reduce": "max"}, "reduce"),

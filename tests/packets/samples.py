@@ -6,6 +6,7 @@ from thinwire.schema import (
     Abort,
     Acknowledged,
     Delta,
+    Echo,
     Join,
     Leave,
     Members,
@@ -22,6 +23,8 @@ from thinwire.schema import (
     Shard,
     Skip,
     TableSpec,
+    TunedDelta,
+    TunedPush,
     Values,
     Welcome,
 )
@@ -58,4 +61,7 @@ MESSAGES: list[Message] = [
     Offer(steps=(100, 75)),
     Resume(step=100, have=(100, 100)),
     Saved(steps=(100, 75), safe=75),
+    TunedPush(step=2**40, tables=(1, 0), rates=(0.1,), replaced=2, codec=5, sparsity=1.75, note=b"\x03\x00"),
+    TunedDelta(version=4, tables=(0, 1), notes=((0, b"\x03\x00"), (2, b"\x04"))),
+    Echo(number=3),
 ]

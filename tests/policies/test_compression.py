@@ -133,7 +133,7 @@ def test_what_cannot_be_is_refused_by_name() -> None:
         (lambda: as_codec(POLICY.up, {"sparsity": 1.0}), r"options \['sparsity'\] belong to a codec's id"),
         (lambda: as_codec(3, {}), "a codec is an id such as '3lc'"),  # type: ignore[arg-type]
         (lambda: as_codec("four", {}), "unknown codec 'four'"),
-        (lambda: as_codec("auto", {}), r"as codec='auto' of ddp.compress and fsdp.compress alone; here name one of"),
+        (lambda: as_codec("auto", {}), r"as codec='auto' of ddp.compress .* local updates, .*; here name one of"),
     ):
         with pytest.raises(ConfigError) as caught:
             call()

@@ -94,8 +94,9 @@ class Registry:
             self._load_plugins()
         if codec_id == "auto" and codec_id not in self._schemes:
             raise ConfigError(
-                "'auto' is no codec: it decides for a whole model, as codec='auto' of ddp.compress and fsdp.compress "
-                f"alone; here name one of {self.ids()}, of which `thinwire plan` says what pays"
+                "'auto' is no codec: it decides for a whole model, as codec='auto' of ddp.compress and fsdp.compress, "
+                "and of local updates, as in tw.distribute(…, design='update[codec=auto]'); "
+                f"here name one of {self.ids()}, of which `thinwire plan` says what pays"
             )
         if codec_id not in self._schemes:
             guess = _guess(codec_id, list(self._schemes))

@@ -23,6 +23,7 @@ from thinwire.hooks.optimizer import DistributedOptimizer
 from thinwire.hooks.planning import make_plan
 from thinwire.hooks.resuming import Resumable
 from thinwire.optimizers.options import ParameterGroups
+from thinwire.policies.auto_codec import AUTO
 from thinwire.policies.compression import Compression, as_codec
 from thinwire.policies.consistency import Consistency
 from thinwire.policies.consistency import consistency as find_consistency
@@ -91,6 +92,7 @@ def distribute(
         codec: of the pushes; an id with `**options`, or a codec.
         codec_down: of the pulls; by default the same.
         design: a complete configuration in place of the codecs, as in `"terngrad"`; the arguments below override it.
+            In `"update[codec=auto]"` a controller chooses the codec of every exchange.
         consistency: when gradients are exchanged, as in `"ssp[staleness=5]"`; by default bulk-synchronous.
         placement: which shard holds what, as in `"uniform"`; by default largest first onto the least loaded.
         min_numel: tensors with fewer values travel uncompressed, as do biases and norm layers.
@@ -151,6 +153,9 @@ def distribute(
         chosen = chosen.with_epoch(steps_per_epoch)
     if design is not None and (options or codec_down is not None):
         raise ConfigError(f"design={design!r} brings its codecs; {sorted(options) or 'codec_down'} would change them")
+    if design is not None and codec == AUTO:
+        name = design if isinstance(design, str) else design.name
+        raise ConfigError(f"design={name!r} brings its codecs; {name.partition('[')[0] + '[codec=auto]'!r} has auto")
     own = None if group is None else RankShards(group, grace_s=reconnect_s)
     if own is not None:
         rank, workers = own.rank, own.workers
@@ -173,6 +178,7 @@ def distribute(
     local = chosen.local
     outer = None if local is None else local.outer_groups(inner_lr=optimizer.param_groups[0]["lr"])
     groups = optimizer.param_groups if outer is None else outer
+    own_shard = {"own_shard": None if own is None else rank} if local is not None else {}
     worker = (Worker if local is None else LocalWorker)(
         planned.plans,
         planned.tensors,
@@ -184,6 +190,7 @@ def distribute(
         chunk_nbytes=chunk_nbytes or (WHOLE_NBYTES if own is not None and local is not None else CHUNK_NBYTES),
         seed=seed,
         measures=bool(metrics),
+        **own_shard,
     )
     connections: list[Connection] = []
     driver: WorkerDriver | None = None

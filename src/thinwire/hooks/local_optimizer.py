@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from thinwire.hooks.optimizer import DistributedOptimizer
+from thinwire.hooks.report import TrainingReport
 from thinwire.policies.local_updates import LocalUpdates
 from thinwire.runtime.driver import WorkerDriver
 from thinwire.worker.local_updates import LocalWorker
@@ -75,6 +77,10 @@ class LocalUpdateOptimizer(DistributedOptimizer):
         self.sync()
         with self._worker.model.shared_weights():
             yield
+
+    def report(self) -> TrainingReport:
+        auto = self._local.auto
+        return super().report() if auto is None else replace(super().report(), auto=str(auto))
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what `DistributedOptimizer.state_dict` does, and the inner optimizer's state.

@@ -116,6 +116,8 @@ def make_plan(
             tables[part.server].append(spec)
             sends_some[part.server] |= choices[key].up.scheme.sends_some
         tensors.append(PlannedTensor(key, parameter, False, choices[key].up, tuple(placed), local is not None))
+    for codec in () if design.auto is None else design.auto.codecs:  # what an exchange may have in place of it
+        index_of(codec)
     plain = index_of(PLAIN)
     for key, buffer in model.named_buffers():
         if buffer.is_floating_point():
@@ -141,12 +143,18 @@ def make_plan(
             state_interval=state_interval,
             consistency=name_of(consistency or find_consistency(design.consistency)),
             downlink=design.downlink,
-            local="" if local is None else local.agreement(),
+            local=_agreement(design),
             settings=dict(settings or {}),
         )
         for specs, some in zip(tables, sends_some, strict=True)
     )
     return Planned(plans, tuple(tensors), assignment)
+
+
+def _agreement(design: Design) -> str:
+    """What workers that push updates agree on besides."""
+    said = [each.agreement() for each in (design.local, design.auto) if each is not None]
+    return ",".join(said)
 
 
 def _check_devices(optimizer: torch.optim.Optimizer) -> None:

@@ -22,6 +22,7 @@ class TrainingReport:
         uncompressed_nbytes: of the trained parameters in their own dtypes, which a training that exchanges every step
             uncompressed would send, and receive.
         void_rounds: exchanges that went without this worker.
+        auto: with `codec=auto`, the setting in use, in words; else empty.
 
     Example:
         >>> report = TrainingReport(steps=10, seconds=0.1, compute_s=0.09, encode_s=0.002, decode_s=0.001, wait_s=0.005,
@@ -42,6 +43,7 @@ class TrainingReport:
     received_nbytes: float
     uncompressed_nbytes: int
     void_rounds: int
+    auto: str = ""
 
     @property
     def compute_share(self) -> float:
@@ -58,6 +60,7 @@ class TrainingReport:
         if not self.steps:
             return "thinwire: no step yet after the first"
         void = f", {self.void_rounds} void rounds" if self.void_rounds else ""
+        auto = (f"  auto             {self.auto}",) if self.auto else ()
         return "\n".join(
             (
                 f"thinwire: {self.steps} steps, {_ms(self.seconds)} each, {self.compute_share:.1%} of them computing"
@@ -66,6 +69,7 @@ class TrainingReport:
                 f"waiting {_ms(self.wait_s)} a step",
                 f"  sent, received   {self.sent_nbytes / 1e3:,.1f} kB, {self.received_nbytes / 1e3:,.1f} kB a step: "
                 f"{self.ratio:.1f}× less than uncompressed at every step",
+                *auto,
             )
         )
 

@@ -15,6 +15,7 @@ from thinwire.codecs import Codec
 from thinwire.codecs.levels import Votes
 from thinwire.codecs.stochastic import TernGrad
 from thinwire.errors import ConfigError
+from thinwire.policies.auto_codec import AutoCodec
 from thinwire.policies.compression import MIN_NUMEL, Compression, Exclude, check_pull_codec
 from thinwire.policies.compression import compression as find_compression
 from thinwire.policies.consistency import consistency
@@ -55,6 +56,8 @@ class Design:
         reduce: the mean over the gradients that came, or their sum. Of codecs that send some of the values also
             `mean-of-senders`, each value's mean over those who sent it, and `clipped-mean-of-senders`, in which every
             worker's message is first scaled down to the median of their norms, table by table.
+        auto: local updates whose codec is chosen anew for every exchange; `up` and `down` are then what residuals are
+            made for.
         cite: what it is, and where it comes from.
 
     Raises:
@@ -77,6 +80,7 @@ class Design:
     ema: float = 0.0
     local: LocalUpdates | None = None
     reduce: Reduce = "mean"
+    auto: AutoCodec | None = None
     cite: str = ""
 
     def __post_init__(self) -> None:
@@ -112,6 +116,8 @@ class Design:
                 f"design {self.name!r} trains locally for {self.local.sync_every} steps: its consistency is "
                 f"{self.local.consistency} and its downlink delta; {self.consistency} and {self.downlink} were given"
             )
+        if self.auto is not None and self.local is None:
+            raise ConfigError("codec=auto is of local updates, as in design='update[codec=auto]'")
         self._check_reduce()
         if policy.criterion() is not None and self.downlink == "weights":
             raise ConfigError("adaptive communication accumulates gradients; whole weights cannot be accumulated")
@@ -170,7 +176,7 @@ class Design:
         for name, value in values.items():
             if isinstance(value, Codec):
                 values[name] = value.config()
-            elif isinstance(value, LocalUpdates):
+            elif isinstance(value, LocalUpdates | AutoCodec):
                 values[name] = asdict(value)
         return values
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from thinwire.codecs.registry import codec
 from thinwire.errors import ConfigError
+from thinwire.policies.auto_codec import AUTO, auto_codec
 from thinwire.policies.compression import codec_by_name
 from thinwire.policies.local_updates import KINDS as LOCAL_KINDS
 from thinwire.policies.local_updates import OPTIONS, Kind, split_options
@@ -87,8 +88,24 @@ def _local(kind: Kind) -> Callable[..., dict[str, Any]]:
         **options: Any,
     ) -> dict[str, Any]:
         timetable, own = split_options(options)
-        _check_options(codec or kind.codec, own)
         local = replace(kind.updates, **timetable)
+        if codec == AUTO:
+            if local.fragments > 1 or local.delay:
+                raise ConfigError(
+                    "codec=auto decides between two exchanges of the whole model: fragments=1 and delay=0 go with it"
+                )
+            auto = auto_codec({**own, **({} if codec_down is None else {"codec_down": codec_down})})
+            return {
+                "up": replace(auto.codec, nonfinite="skip"),
+                "down": auto.codec,
+                "compression": f"by-shape[small={small or 'bf16'}]",
+                "local": local,
+                "consistency": local.consistency,
+                "placement": "balanced",
+                "reduce": reduce,
+                "auto": auto,
+            }
+        _check_options(codec or kind.codec, own)
         up = {"nonfinite": "skip", **({} if codec else kind.options), **own}
         down_codec = codec_down or (None if codec else kind.down)
         down = {**up, **({} if codec else kind.down_options), **own}

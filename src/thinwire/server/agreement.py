@@ -94,7 +94,8 @@ def difference(ours: Plan, theirs: Plan) -> str | None:
             "resumes, with as many as it began with; with another number it begins anew from the model's weights"
         )
     return (
-        _table_difference(ours.tables, theirs.tables)
+        _auto_difference(ours.local, theirs.local)
+        or _table_difference(ours.tables, theirs.tables)
         or _field_difference(ours, theirs)
         or _setting_difference(ours.settings, theirs.settings)
         or "this worker's plan differs from the others'"
@@ -118,6 +119,15 @@ def _table_difference(ours: tuple[TableSpec, ...], theirs: tuple[TableSpec, ...]
         if spec != here[name]:
             return f"tensor {name!r}: this worker plans {spec}, the others {here[name]}"
     return None
+
+
+def _auto_difference(ours: str, theirs: str) -> str | None:
+    """Of what workers that push updates agree on besides, whether their codec is chosen for every exchange."""
+    here, there = ("auto=" in each for each in (ours, theirs))
+    if here == there or not (ours and theirs):
+        return None
+    some, others = ("codec=auto", "a fixed codec") if there else ("a fixed codec", "codec=auto")
+    return f"this worker's design has {some}, the others' {others}: start all workers with the same"
 
 
 def _field_difference(ours: Plan, theirs: Plan) -> str | None:

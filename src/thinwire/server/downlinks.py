@@ -120,6 +120,12 @@ class Copies:
         seen = values.copy() if self._keep_seen else None
         self._copies.append(Copy(values.copy(), seen, set(ranks), self._lag_bound()))
 
+    def ask(self, sparsity: float) -> None:
+        """Sets the largest multiplier of the bounds on the lag."""
+        for copy in self._copies:
+            if copy.lag is not None:
+                copy.lag.ask(sparsity)
+
     def admit(self, rank: int) -> None:
         """A further worker holds what most others do."""
         if not any(rank in copy.owners for copy in self._copies):
@@ -252,6 +258,19 @@ class ModelDelta(Downlink):
             copy.seen[...] = self.values
         if copy.lag is not None:
             copy.lag.follow_model(self.values.reshape(-1), copy.values.reshape(-1))
+
+    def recode(self, codec: Codec, sparsity: float) -> bool:
+        """Gives the updates to come another codec that keeps a residual; returns whether it is another.
+
+        What copies lack is sent with it, whatever was in use before.
+
+        Args:
+            codec: a deterministic one.
+            sparsity: the largest multiplier s, where a bound on the lag chooses it.
+        """
+        self.copies.ask(sparsity)
+        changed, self.codec = codec != self.codec, codec
+        return changed
 
     def snapshot(self, rank: int) -> FloatArray:
         return self.copies.of(rank)

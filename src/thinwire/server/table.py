@@ -67,6 +67,8 @@ class Table:
         self.aggregate = GradientSums(flat) if plain else SenderMeans(flat, clip=clip)
         self.given = dict.fromkeys(range(terms.workers), 0)
         """The version that each worker was led to last."""
+        self.accepted = {up.id}
+        """Codecs that a gradient's frame may name."""
         self._up = up
         self._batched, self._wide = is_batched(up, spec.shape), up == PLAIN
         self._scale: float | None = None
@@ -102,7 +104,7 @@ class Table:
             return self._checked(frame), True
         if frame == NO_GRADIENT:
             return None, True
-        if (opened := self._open(frame, self._up.id)) is None:
+        if (opened := self._open(frame, self.accepted)) is None:
             return None, False
         if opened.frame.scales:
             self._scale = opened.frame.scales[0]
@@ -127,7 +129,7 @@ class Table:
         """
         if isinstance(frame, BatchedTensor):
             raise ProtocolError(f"{self.spec.name}: whole values came in a batch; they have a frame of their own")
-        if self._open(frame, PLAIN.id) is None:
+        if self._open(frame, {PLAIN.id}) is None:
             raise ProtocolError(f"{self.spec.name}: whole values that are not finite")
         try:
             values = decode(frame).numpy()
@@ -215,12 +217,13 @@ class Table:
             )
         return tensor
 
-    def _open(self, frame: bytes | memoryview, codec_id: str) -> CheckedFrame | None:
+    def _open(self, frame: bytes | memoryview, accepted: set[str]) -> CheckedFrame | None:
         """Checks a frame; None where it says that its sender's tensor was not finite."""
         try:
             parsed = frames.parse(frame, copy=False)
-            if parsed.codec != codec_id:
-                raise ProtocolError(f"{self.spec.name}: codec {parsed.codec!r} came, {codec_id!r} was agreed on")
+            if parsed.codec not in accepted:
+                agreed = " or ".join(map(repr, sorted(accepted)))
+                raise ProtocolError(f"{self.spec.name}: codec {parsed.codec!r} came, {agreed} was agreed on")
             if parsed.shape != self.spec.shape:
                 raise ProtocolError(
                     f"{self.spec.name}: a frame of shape {parsed.shape} came, the table is {self.spec.shape}"

@@ -145,6 +145,7 @@ class UpdateEngine(TableUpdates):
         if len(push.tables) != len(frames):
             raise ProtocolError(f"{len(push.tables)} tables and {len(frames)} frames in one push")
         settings = self._settings_of(rank, push)
+        self.tuning.take(rank, push)
         if push.last and self.final is None and (rank == 0 or self.terms.elastic):
             # Where updates are made without worker 0, they may be ahead of it.
             self.final = max(push.step, *(lane.clock for lane in self.lanes), 0) + 1

@@ -23,6 +23,7 @@ from thinwire.server.lanes import Lanes
 from thinwire.server.membership import Membership
 from thinwire.server.table import Table
 from thinwire.server.table_group import TableGroups
+from thinwire.server.tuning import Tuning, with_notes
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,7 @@ class TableUpdates:
         self._groups = TableGroups(self.tables)
         self.lanes = self._new_lanes()
         """The gradients that come in."""
+        self.tuning = Tuning(plan, codecs, self.tables)
 
     def _new_lanes(self) -> Lanes:
         clocks = {index: table.version for index, table in enumerate(self.tables) if not table.spec.state}
@@ -201,6 +203,9 @@ class TableUpdates:
         here = self.plan.downlink == "delta"  # the optimizer runs here, and nobody else need know
         messages: dict[tuple[int, int, tuple[int, ...]], list[tuple[int, EncodedTensor]]] = {}
         targets = None if rank is None else {rank}
+        recoded, notes = self.tuning.begin(ready[0].clock)
+        if recoded:
+            self._groups.recode()
         for lane, taken in zip(ready, self._aggregate(ready, settings), strict=True):
             made: list[EncodedTensor | None] = [None] * len(taken)
             if here and rank is None:
@@ -226,5 +231,6 @@ class TableUpdates:
                 rates=() if here else settings.rates,
                 options=() if here else changes(self.plan.groups, settings.groups),
             )
+            delta, notes = (with_notes(delta, notes) if notes else delta), ()
             outgoing.append(Outgoing(delta, tuple(frame for _, frame in frames), rank))
         return outgoing

@@ -9,6 +9,7 @@ The clock is the worker's and comes as an argument; no tensor is touched here.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from thinwire.errors import ProtocolError, SessionLostError, StepMismatchError
 from thinwire.packets import EncodedTensor
@@ -17,6 +18,7 @@ from thinwire.policies.sampling import Memberships, extended
 from thinwire.schema import (
     Changes,
     Delta,
+    Echo,
     Join,
     Leave,
     Members,
@@ -28,6 +30,8 @@ from thinwire.schema import (
     Resume,
     Saved,
     Scalars,
+    TunedDelta,
+    TunedPush,
     Values,
     Welcome,
 )
@@ -58,6 +62,8 @@ class Conversation:
         num_missed: exchanges that were made without this worker, which was late.
         saved: the steps that the shard and all its workers have checkpoints of; None where it writes none.
         notices: what the shard said of workers that came or went, to be told and taken from here.
+        notes: what workers told each other with the pushes of the last exchange that has ended, by rank; to be taken
+            from here.
     """
 
     def __init__(
@@ -73,6 +79,9 @@ class Conversation:
         self.last_version: int | None = None
         self.notices: list[Members] = []
         self.saved: tuple[int, ...] | None = None
+        self.notes: dict[int, bytes] = {}
+        self._tuned: dict[str, Any] = {}
+        self._echoed = 0
         self.memberships: Memberships = ((0, tuple(range(plan.workers))),)
         self.begin, self.num_missed, self._missed = 0, 0, -1
         self._welcome: Welcome | None = None
@@ -193,6 +202,10 @@ class Conversation:
         """These options changed: the next push carries them, before its gradients count."""
         self._options = options
 
+    def tune(self, *, replaced: int, codec: int, sparsity: float, note: bytes) -> None:
+        """Says with the next push what codec the exchange has; see `schema.TunedPush`."""
+        self._tuned = {"replaced": replaced, "codec": codec, "sparsity": sparsity, "note": note}
+
     def flush(self, clock: int, rates: tuple[float, ...], *, last: bool = False, digest: str = "") -> Procedure[None]:
         """Sends the transmit buffer as one message, unless it is empty.
 
@@ -207,7 +220,9 @@ class Conversation:
         tables, frames = zip(*self._transmit, strict=True) if self._transmit else ((), ())
         self._transmit, self._transmit_nbytes = [], 0
         options, self._options = self._options, ()
-        push = Push(step=clock, tables=tables, rates=rates, last=last, digest=digest, options=options)
+        tuned, self._tuned = self._tuned, {}
+        kind = TunedPush if tuned else Push
+        push = kind(step=clock, tables=tables, rates=rates, last=last, digest=digest, options=options, **tuned)
         yield Send(self.shard, push, frames)
 
     def end_step(self) -> None:
@@ -220,6 +235,15 @@ class Conversation:
         while clock not in self._maxima:
             yield Receive(self.shard, f"the shared scales of step {clock}")
         return self._maxima.pop(clock)
+
+    def echo(self, number: int, nbytes: int) -> Procedure[None]:
+        """Sends bytes that the shard sends back; `echoed` waits for them."""
+        yield Send(self.shard, Echo(number=number), (bytes(nbytes),))
+
+    def echoed(self, number: int) -> Procedure[None]:
+        """Waits until an echo has come back."""
+        while self._echoed < number:
+            yield Receive(self.shard, "bytes that tell how fast the link is")
 
     def announce_saved(self, steps: tuple[int, ...] | None, safe: int) -> Procedure[None]:
         """Says which checkpoints this worker has, as `Saved` does."""
@@ -255,6 +279,8 @@ class Conversation:
             case Delta():
                 self._apply.check(message.tables, frames)
                 self._newest = max(self._newest, message.version)
+                if isinstance(message, TunedDelta):
+                    self.notes = dict(message.notes)
                 if message.last and self.last_version is None:
                     self.last_version = message.version
                 if message.ranks and self.rank not in message.ranks and message.ranks != (-1,):
@@ -273,6 +299,8 @@ class Conversation:
                     self.memberships = extended(self.memberships, message.since, message.ranks)
             case Saved():
                 self.saved = message.steps
+            case Echo():
+                self._echoed = message.number
             case Offer():
                 self._offer = message
             case Refused():

@@ -17,6 +17,7 @@ from thinwire.optimizers.options import ParameterGroups
 from thinwire.policies.designs import Design
 from thinwire.schema import Plan
 from thinwire.worker.apply_buffer import Update
+from thinwire.worker.autopilot import RoundAutopilot
 from thinwire.worker.core import Worker
 from thinwire.worker.effects import Procedure
 from thinwire.worker.fragment import Fragment
@@ -46,8 +47,10 @@ class LocalWorker(Worker):
 
     Args:
         plans, tensors, design, groups, **settings: as for `Worker`; the design has `local` set.
+        own_shard: the shard that this worker's process serves, if it serves one.
 
     Attributes:
+        auto: chooses the codec of every exchange; None where it is fixed.
         void: whether the last exchange went without this worker, whose parameters held NaN or Inf.
     """
 
@@ -57,10 +60,24 @@ class LocalWorker(Worker):
         tensors: Sequence[PlannedTensor],
         design: Design,
         groups: ParameterGroups,
+        *,
+        own_shard: int | None = None,
         **settings: Any,
     ) -> None:
         super().__init__(plans, tensors, design, groups, **settings)
         assert design.local is not None
+        self.auto: RoundAutopilot | None = None
+        if design.auto is not None:
+            self.auto = RoundAutopilot(
+                design,
+                self.model.tensors,
+                self.conversations,
+                rank=self.rank,
+                workers=plans[0].workers,
+                own_shard=own_shard,
+                counters=self.counters,
+                now=self._now,
+            )
         self.void = False
         self._updates = design.local
         self._voids = design.up.nonfinite == "skip"
@@ -187,9 +204,11 @@ class LocalWorker(Worker):
     # ---- up
 
     def _exchange_tensors(self, tensors: Sequence[WorkerTensor]) -> Procedure[None]:
-        fragment = self._fragment(tensors)
         if any(self._rounds[tensor.name].merges_at is not None for tensor in tensors):
             yield from self._pull(tensors)  # an answer that no forward pass has waited for
+        if self.auto is not None and (yield from self.auto.begin()):
+            self._fragments.clear()  # which know the codecs that tables had
+        fragment = self._fragment(tensors)
         finite = fragment.look()
         self.void = not all(finite)
         self._announce_options()
@@ -224,6 +243,7 @@ class LocalWorker(Worker):
             "local": asdict(self._updates),
             "rounds": {name: asdict(state) for name, state in self._rounds.items()},
             "offsets": {each.name: each.offset.clone() for each in self.model.tensors if each.offset is not None},
+            **({} if self.auto is None else {"auto": self.auto.state()}),
         }
 
     def restore_position(self, state: Mapping[str, Any]) -> None:
@@ -245,6 +265,8 @@ class LocalWorker(Worker):
                 + ": resume with the same, or start from the model's weights"
             )
         super().restore_position(state)
+        if self.auto is not None and state.get("auto"):
+            self.auto.load_state(state["auto"])
         self._rounds = {name: Round(**each) for name, each in state["rounds"].items()}
         for tensor in self.model.tensors:
             offset = state["offsets"].get(tensor.name)

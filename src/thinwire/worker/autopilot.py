@@ -1,0 +1,339 @@
+"""`codec="auto"` at a worker with local updates: measures every exchange, tells the others, and chooses the next one's.
+
+What was measured of exchange k travels with the pushes of exchange k + 1, comes back from a shard with its answer, and
+decides exchange k + 2: all workers have the same numbers by then, and decide the same. Shards code what they send by
+what the lowest rank says with its push, so whoever joined late, and knows less, follows that rank.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import struct
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+import torch
+
+from thinwire.codecs.device import why_not_encoded
+from thinwire.codecs.lag import BEGIN
+from thinwire.errors import ConfigError
+from thinwire.policies.autopilot.costs import Workload
+from thinwire.policies.autopilot.levels import Level
+from thinwire.policies.autopilot.notes import NOTE_NBYTES, StepNote, pack_note, unpack_note
+from thinwire.policies.autopilot.pilot import Pilot
+from thinwire.policies.designs import Design
+from thinwire.telemetry import Counters
+from thinwire.worker.conversation import Conversation
+from thinwire.worker.effects import Procedure
+from thinwire.worker.model import WorkerTensor
+
+_SIZES = tuple(1 << power for power in range(14, 24, 2))
+_ENOUGH_S = 0.04
+"""Echoes that take so long tell the rate of a link, also where busy processors delay each by 10 ms or two."""
+_TRIES = 3
+_SAMPLE = 1 << 16
+"""Values of one tensor whose change stands for all of them."""
+_HEAD = struct.Struct("<B2s")
+"""Of a note: the setting's index, and a measurement of the link as the upper half of a float32; 0 where there is none.
+What a worker measured of its last exchange follows, where there was one."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedWorkload(Workload):
+    """What is exchanged with shards: a worker sends its values, and gets as many.
+
+    Where it serves a shard itself, its own values take no link, and what the others get of it does.
+
+    Args:
+        shards: how many it reaches over a link.
+        share: of its values, what these hold.
+    """
+
+    shards: int
+    share: float
+
+    @property
+    def messages(self) -> int:
+        return 2 * self.shards
+
+    @property
+    def passes(self) -> float:
+        return 2 * self.share
+
+
+class _Kept(msgspec.Struct):
+    """What travels with a checkpoint beside the residuals."""
+
+    pilot: str
+    level: int
+    noted: int
+    changed_at: int
+    exchanges: int
+    elapsed_s: float
+    spent: dict[str, float]
+    arrived: dict[int, str]
+
+
+class RoundAutopilot:
+    """The settings of one worker's exchanges.
+
+    Args:
+        design: with `auto`.
+        tensors: the worker's.
+        conversations: one for each shard.
+        rank, workers: this worker, and how many there are.
+        own_shard: the shard that this worker's process serves, which takes no link; None where servers are apart.
+        counters: of the worker.
+        now: returns a time in seconds.
+
+    Attributes:
+        pilot: the controller.
+        level: index of the setting of the last exchange.
+    """
+
+    def __init__(
+        self,
+        design: Design,
+        tensors: Sequence[WorkerTensor],
+        conversations: Sequence[Conversation],
+        *,
+        rank: int,
+        workers: int,
+        own_shard: int | None,
+        counters: Counters,
+        now: Callable[[], float],
+    ) -> None:
+        assert design.auto is not None
+        self._rank, self._counters, self._now = rank, counters, now
+        self._conversations, self._up, self._down = conversations, design.up, design.down
+        tables = [table for tensor in tensors for table in tensor.tables if table.context is not None]
+        contexts = [table.context for table in tables if table.context is not None]
+        self._contexts = [context for context in contexts if context.codec == design.up]
+        self._sampled = next((t for t in tensors if t.tables[0].context in self._contexts), None)
+        self._remote = [each for each in conversations if each.shard != own_shard and each.plan.tables]
+        # It passes notes on; any would, as long as it is the same for all workers.
+        self._relay = conversations[tensors[0].tables[0].shard]
+        plain = [each for each in tables if each.context not in self._contexts]
+        self._share = 1.0 if own_shard is None else (workers - 1) / workers
+        self.work = ServedWorkload(
+            coded=sum(context.size for context in self._contexts),
+            # In units of four bytes, which is what the model has them take.
+            plain=sum(each.values.numel() * (2 if each.is_narrow else 4) for each in plain) // 4,
+            ranks=workers,
+            groups=1,
+            uncompressed_nbytes=sum(4 * each.values.numel() for each in tables),
+            shards=len(self._remote),
+            share=self._share,
+        )
+        devices = {context.device for context in self._contexts}
+        levels = [each for each in design.auto.levels if _encoded(each, devices)]
+        self.pilot = Pilot(levels, self.work, lag_limit=design.auto.lag_limit, target=design.auto.target)
+        self.level = self._noted = self.changed_at = self._exchanges = self._number = 0
+        self._arrived: dict[int, bytes] = {}
+        self._spent: dict[str, float] = {}
+        self._before: dict[str, float] = {}
+        self._probed_s = self._began = 0.0
+        self._apply()
+
+    @property
+    def setting(self) -> Level:
+        """Of the last exchange."""
+        return self.pilot.levels[self.level]
+
+    def begin(self) -> Procedure[bool]:
+        """Decides the setting of the exchange that now begins; returns whether codecs have changed.
+
+        All answers to the last exchange are in.
+        """
+        notes, self._relay.notes = self._relay.notes or self._arrived, {}
+        self._arrived = {}
+        if notes:
+            self._take(notes)
+        note, link = self._note(), 0.0
+        if self.pilot.wants_probe and self._remote:
+            link = yield from self._probe()
+        before, self._noted = self.level, self.level
+        self.level = self.pilot.memory.level
+        if self.level != before:
+            self.changed_at = self._exchanges
+            self._apply()
+        self._tell(link, note)
+        for line in self.pilot.news():
+            if self._rank == 0:
+                _log.info("auto, exchange %d: %s", self._exchanges, line)
+        self._exchanges += 1
+        self._before, self._began = self._counters.snapshot(), self._now()
+        return self.level != before
+
+    # ---- checkpoints and reports
+
+    def state(self) -> str:
+        """Returns the controller's state, for an exact resume; call it once all answers are in."""
+        kept = _Kept(
+            pilot=self.pilot.state(),
+            level=self.level,
+            noted=self._noted,
+            changed_at=self.changed_at,
+            exchanges=self._exchanges,
+            elapsed_s=self._now() - self._began if self._exchanges else 0.0,
+            spent=self._since(),
+            arrived={rank: note.hex() for rank, note in (self._relay.notes or self._arrived).items()},
+        )
+        return msgspec.json.encode(kept).decode()
+
+    def load_state(self, text: str) -> None:
+        """Takes it back. Residuals have been loaded. Raises ConfigError where it cannot be that."""
+        try:
+            kept = msgspec.json.decode(text, type=_Kept)
+            arrived = {rank: bytes.fromhex(note) for rank, note in kept.arrived.items()}
+        except (msgspec.DecodeError, ValueError) as error:
+            raise ConfigError(f"the state of codec=auto cannot be read: {error}") from error
+        self.pilot.load_state(kept.pilot)
+        self.level, self._noted = (min(each, len(self.pilot.levels) - 1) for each in (kept.level, kept.noted))
+        self.changed_at, self._exchanges, self._arrived = kept.changed_at, kept.exchanges, arrived
+        self._began = self._now() - kept.elapsed_s
+        self._before = {name: self._counters[name] - spent for name, spent in kept.spent.items()}
+        self._apply()
+
+    def __str__(self) -> str:
+        memory = self.pilot.memory
+        link = f"link {memory.link_bps / 1e6:.3g} Mbit/s" if memory.link_bps else "link not measured yet"
+        return f"{self.setting.name} since exchange {self.changed_at}, {memory.changes} changes, {link}"
+
+    # ---- an exchange
+
+    def _take(self, notes: Mapping[int, bytes]) -> None:
+        """Takes what all workers said with the last exchange's pushes."""
+        heads = {rank: _HEAD.unpack_from(note) for rank, note in sorted(notes.items()) if len(note) >= _HEAD.size}
+        if not heads:
+            return
+        said = heads[min(heads)][0]
+        if said != self.level and said < len(self.pilot.levels):  # the shards have gone by it
+            self.pilot.memory.level = said
+        measured = [notes[rank][_HEAD.size :] for rank in heads]
+        if found := [unpack_note(note) for note in measured if len(note) == NOTE_NBYTES]:
+            self.pilot.take(found, self._noted)
+        if links := [link for _, upper in heads.values() if (link := _unpacked(upper))]:
+            self.pilot.take_link(min(links))
+
+    def _note(self) -> StepNote | None:
+        """Returns what the last exchange, and the steps since, have taken; None before the first."""
+        if not self._exchanges:
+            return None
+        spent = self._since()
+        sent = spent["payload_bytes_push"] + spent["payload_bytes_pull"]
+        heads = self.work.nbytes(self.setting, 0.0) - 4 * self.work.passes * self.work.plain
+        return StepNote(
+            step_s=max(0.0, self._now() - self._began),
+            exposed_s=max(spent["wait_seconds"], spent["exchange_seconds"] - self._probed_s),
+            overlap_s=0.0,
+            link_s=spent["wait_seconds"],
+            codec_s=spent["encode_seconds"] + spent["decode_seconds"],
+            sent_nbytes=heads + self._share * sent,
+            lag=max((each.lag_bound.lag for each in self._contexts if each.lag_bound is not None), default=0.0),
+            norm=self._log_norm(),
+        )
+
+    def _since(self) -> dict[str, float]:
+        """What the last exchange has added to the counters."""
+        return {name: self._counters[name] - self._before.get(name, 0.0) for name in _MEASURED}
+
+    def _log_norm(self) -> float:
+        """log₂ of the norm of some of what the steps since the last exchange have changed; NaN where none is found."""
+        if self._sampled is None or not self._sampled.values.is_cpu:
+            return math.nan
+        part = slice(0, _SAMPLE)
+        changed = self._sampled.values[part] - self._sampled.local[part]
+        if self._sampled.offset is not None:
+            changed -= self._sampled.offset[part]
+        norm = float(changed.norm())
+        return math.log2(norm) if 0 < norm < math.inf else math.nan
+
+    def _apply(self) -> None:
+        """Gives contexts the setting's codec; what waits in their residuals is sent with it."""
+        setting = self.setting
+        assert setting.codec is not None
+        codec = replace(setting.codec, nonfinite=self._up.nonfinite)
+        for context in self._contexts:
+            context.codec = codec
+            if context.lag_bound is not None:
+                context.lag_bound.ask(_multiplier(setting))
+
+    def _tell(self, link: float, note: StepNote | None) -> None:
+        """Says with the next pushes what codec the exchange has, and to the shard that passes it on, the note."""
+        setting = self.setting
+        assert setting.codec is not None
+        told = _HEAD.pack(self.level, _packed(link)) + (b"" if note is None else pack_note(note))
+        for conversation in self._conversations:
+            codecs = conversation.plan.codecs
+            conversation.tune(
+                replaced=codecs.index(self._down.config()),
+                codec=codecs.index(setting.codec.config()),
+                sparsity=_multiplier(setting),
+                note=told if conversation is self._relay else b"",
+            )
+
+    def _probe(self) -> Procedure[float]:
+        """Measures the link. Busy processors make it look slower, never faster: what is slow is measured again."""
+        began, best = self._now(), 0.0
+        for _ in range(_TRIES):
+            best = max(best, (yield from self._echo()))
+            if best > self.pilot.memory.link_bps or not self.pilot.surprising(best):
+                break
+        self._probed_s = self._now() - began
+        return best
+
+    def _echo(self) -> Procedure[float]:
+        """Returns bits per second, both ways together, of bytes that all shards send back; they grow until it shows."""
+        rate, most = 0.0, min(_most_nbytes(each) for each in self._remote)
+        for nbytes in [each for each in _SIZES if each <= most] or [most]:
+            self._number += 1
+            began = self._now()
+            for conversation in self._remote:
+                yield from conversation.echo(self._number, nbytes)
+            for conversation in self._remote:
+                yield from conversation.echoed(self._number)
+            taken = max(1e-9, self._now() - began)
+            rate = 8 * 2 * nbytes * len(self._remote) / taken
+            if taken >= _ENOUGH_S:
+                break
+        return rate
+
+
+_MEASURED = (
+    "exchange_seconds",
+    "wait_seconds",
+    "encode_seconds",
+    "decode_seconds",
+    "payload_bytes_push",
+    "payload_bytes_pull",
+)
+"""Counters that a note is made of."""
+
+
+def _encoded(level: Level, devices: Collection[torch.device]) -> bool:
+    """Whether a setting's codec has kernels where tensors are; on the host all have."""
+    if level.codec is None:
+        return False
+    return all(device.type == "cpu" or not why_not_encoded(level.codec.scheme, device) for device in devices)
+
+
+def _multiplier(level: Level) -> float:
+    return level.sparsity if level.codec is not None and level.codec.id == "3lc" else BEGIN
+
+
+def _most_nbytes(conversation: Conversation) -> int:
+    """The longest echo: no longer than the shard's tables uncompressed, which it takes in one packet."""
+    return 4096 + 4 * sum(math.prod(spec.shape) for spec in conversation.plan.tables)
+
+
+def _packed(number: float) -> bytes:
+    return struct.pack(">f", min(number, 1e30))[:2]
+
+
+def _unpacked(upper: bytes) -> float:
+    [number] = struct.unpack(">f", upper + bytes(2))
+    return float(number)

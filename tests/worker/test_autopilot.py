@@ -1,0 +1,122 @@
+"""The controller of local updates: what it tells, whom it follows, and what it takes up again."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+import torch
+
+from thinwire.errors import ConfigError
+from thinwire.hooks.planning import make_plan
+from thinwire.optimizers.options import ParameterGroups
+from thinwire.policies.autopilot.notes import NOTE_NBYTES
+from thinwire.policies.designs import design as find_design
+from thinwire.schema import Echo, TunedPush
+from thinwire.worker.effects import Procedure, Receive, Send
+from thinwire.worker.local_updates import LocalWorker
+
+
+class Clock:
+    """Seconds that a test lets pass."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def worker(name: str = "update[codec=auto]", rank: int = 1) -> tuple[LocalWorker, Clock]:
+    torch.manual_seed(0)
+    model, clock, design = torch.nn.Linear(200, 100), Clock(), find_design(name)
+    optimizer = torch.optim.AdamW(model.parameters())
+    planned = make_plan(model, optimizer, design, workers=3)
+    assert design.local is not None
+    outer = design.local.outer_groups()
+    groups = ParameterGroups("SGD", outer, outer[0])
+    return LocalWorker(planned.plans, planned.tensors, design, groups, rank=rank, now=clock), clock
+
+
+def exchange(made: LocalWorker, clock: Clock, bps: float, notes: dict[int, bytes] | None = None) -> TunedPush:
+    """Runs one exchange's beginning against a shard that echoes at a rate both ways; returns its first push."""
+    assert made.auto is not None
+    [shard] = made.conversations
+    shard.notes = notes or {}
+    run(made.auto.begin(), made, clock, bps)
+    shard.push(0, 0, b"frame")
+    shard.end_step()
+    [sent] = run(shard.flush(0, (1.0,)), made, clock, bps)
+    assert isinstance(sent.message, TunedPush)
+    return sent.message
+
+
+def run(procedure: Procedure[object], made: LocalWorker, clock: Clock, bps: float) -> list[Send]:
+    sent: list[Send] = []
+    for effect in procedure:
+        if isinstance(effect, Send) and isinstance(effect.message, Echo):
+            clock.now += 2 * 8 * len(effect.frames[0]) / bps
+            made.conversations[0].received(effect.message, effect.frames)
+        elif isinstance(effect, Send):
+            sent.append(effect)
+        else:
+            assert not isinstance(effect, Receive), "the echo is there"
+    return sent
+
+
+def test_the_first_exchange_measures_the_link_and_the_next_one_goes_by_it() -> None:
+    made, clock = worker()
+    plan = made.conversations[0].plan
+    first = exchange(made, clock, 1e6)
+    assert plan.codecs[first.codec]["id"] == "bf16", "nothing is known yet"
+    assert plan.codecs[first.replaced]["id"] == "3lc"
+    link = struct.unpack(">f", first.note[1:3] + bytes(2))[0]
+    assert link == pytest.approx(1e6, rel=0.01)
+    assert len(first.note) == 3, "there was no exchange to tell of"
+    clock.now += 0.01
+    second = exchange(made, clock, 1e6, dict.fromkeys(range(3), first.note))
+    assert plan.codecs[second.codec]["id"] == "3lc"
+    assert (second.note[0], len(second.note)) == (made.auto.level if made.auto else 0, 3 + NOTE_NBYTES)
+    assert made.auto is not None
+    assert {context.codec.id for context in made.auto._contexts} == {"3lc"}
+
+
+def test_the_slowest_workers_link_counts() -> None:
+    made, clock = worker()
+    exchange(made, clock, 1e9)
+    notes = {rank: bytes(1) + struct.pack(">f", bps)[:2] for rank, bps in enumerate((1e9, 1e6, 1e9))}
+    exchange(made, clock, 1e9, notes)
+    assert made.auto is not None
+    assert made.auto.pilot.memory.link_bps == pytest.approx(1e6, rel=0.01)
+
+
+def test_who_joined_late_follows_the_lowest_rank() -> None:
+    made, clock = worker("update[codec=auto,target=bytes]")
+    exchange(made, clock, 1e6)
+    auto = made.auto
+    assert auto is not None
+    assert auto.setting.name == "3lc[s=1,zstd]", "the first exchanges are critical"
+    said = [level.name for level in auto.pilot.levels].index("3lc[s=1.9,zstd]")
+    exchange(made, clock, 1e6, {0: bytes([said, 0, 0]), 2: bytes([1, 0, 0])})
+    auto.pilot.memory.guard = 0
+    assert auto.setting.name in ("3lc[s=1.9,zstd]", "3lc[s=1,zstd]")
+    for junk in (b"", b"\x00", bytes([250, 0, 0]), bytes([1, 0xFF, 0xFF])):
+        exchange(made, clock, 1e6, {0: junk})  # of a worker that is not ours: nothing breaks
+
+
+def test_its_state_goes_on_where_it_was() -> None:
+    made, clock = worker()
+    note = exchange(made, clock, 1e6).note
+    clock.now += 0.25
+    made.conversations[0].notes = dict.fromkeys(range(3), note)
+    assert made.auto is not None
+    text = made.auto.state()
+    again, later = worker()
+    assert again.auto is not None
+    later.now = 50.0
+    again.auto.load_state(text)
+    assert str(again.auto) == str(made.auto)
+    both = [exchange(made, clock, 1e6, dict.fromkeys(range(3), note)), exchange(again, later, 1e6)]
+    assert both[0] == both[1]
+    with pytest.raises(ConfigError, match="state of codec=auto cannot be read"):
+        again.auto.load_state("{}")
