@@ -136,7 +136,7 @@ class RoundAutopilot:
         self._spent: dict[str, float] = {}
         self._before: dict[str, float] = {}
         self._probed_s = self._began = 0.0
-        self._apply()
+        self._recode()
 
     @property
     def setting(self) -> Level:
@@ -159,7 +159,8 @@ class RoundAutopilot:
         self.level = self.pilot.memory.level
         if self.level != before:
             self.changed_at = self._exchanges
-            self._apply()
+            self._recode()
+        self._ask()
         self._tell(link, note)
         for line in self.pilot.news():
             if self._rank == 0:
@@ -196,7 +197,7 @@ class RoundAutopilot:
         self.changed_at, self._exchanges, self._arrived = kept.changed_at, kept.exchanges, arrived
         self._began = self._now() - kept.elapsed_s
         self._before = {name: self._counters[name] - spent for name, spent in kept.spent.items()}
-        self._apply()
+        self._recode()
 
     def __str__(self) -> str:
         memory = self.pilot.memory
@@ -252,15 +253,23 @@ class RoundAutopilot:
         norm = float(changed.norm())
         return math.log2(norm) if 0 < norm < math.inf else math.nan
 
-    def _apply(self) -> None:
+    def _recode(self) -> None:
         """Gives contexts the setting's codec; what waits in their residuals is sent with it."""
         setting = self.setting
         assert setting.codec is not None
         codec = replace(setting.codec, nonfinite=self._up.nonfinite)
         for context in self._contexts:
             context.codec = codec
+
+    def _ask(self) -> None:
+        """Sets the largest multiplier of the bounds on the lag.
+
+        Not before an exchange begins: a bound that is loaded is cut to the largest multiplier that it has been asked
+        for, and a state is loaded before its setting is known.
+        """
+        for context in self._contexts:
             if context.lag_bound is not None:
-                context.lag_bound.ask(_multiplier(setting))
+                context.lag_bound.ask(_multiplier(self.setting))
 
     def _tell(self, link: float, note: StepNote | None) -> None:
         """Says with the next pushes what codec the exchange has, and to the shard that passes it on, the note."""
