@@ -158,7 +158,7 @@ def test_a_limit_that_no_3lc_keeps_is_warned_of(caplog: pytest.LogCaptureFixture
 @pytest.mark.parametrize(
     ("other", "expected"),
     [
-        ("local-sgd[h=2]", "this worker's design has (codec=auto|a fixed codec), the others' (codec=auto|a fixed"),
+        ("local-sgd[h=2]", r"this worker's design has (codec=auto|a fixed codec), the others' (codec=auto|a fixed)"),
         ("local-sgd[h=2,codec=auto,lag_limit=8]", "lag"),
         ("local-sgd[h=2,codec=auto,target=bytes]", "local: this worker plans .*target=(bytes|time)"),
     ],

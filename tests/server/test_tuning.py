@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -68,7 +70,7 @@ def test_pulls_have_the_lowest_ranks_codec_and_what_was_not_sent_goes_with_the_n
         assert push(made, 1, step, of_1) == []
         sent = push(made, 0, step, of_0)
         assert ids(sent)[0] == CODECS[of_0].id, step
-        held += decode(bytes(sent[0].frames[0])).numpy()
+        held += decode(bytes(sent[0].frames[0])).numpy()  # type: ignore[arg-type]
         np.testing.assert_array_equal(held, made.tables[0].replica)
     lacking = np.abs(made.tables[0].residual).max()
     assert 0 < lacking < 0.02 * np.abs(made.tables[0].values.numpy()).max(), "bf16 sent what 3LC had left"
@@ -98,7 +100,7 @@ def test_notes_are_passed_on_once() -> None:
         (0, {"sparsity": float("nan")}, "multiplier of nan; it lies in"),
     ],
 )
-def test_what_cannot_be_is_refused(which: int, said: dict[str, object], expected: str) -> None:
+def test_what_cannot_be_is_refused(which: int, said: dict[str, Any], expected: str) -> None:
     with pytest.raises(ProtocolError, match=expected):
         push(engine(), 0, 0, 0, **{"codec": which, **said})
 
