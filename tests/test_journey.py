@@ -53,7 +53,7 @@ class Watch:
             self.worker[file] = None
         elif event == "call" and thread.name.startswith("thinwire-serve"):
             self.shard[file] = None
-        elif file == "server/aggregation.py" and frame.f_code.co_name == "added":
+        elif file == "server/table_group.py" and frame.f_code.co_name == "add" and event == "return":
             self._done.set()
 
     @contextmanager
