@@ -59,6 +59,37 @@ def test_what_is_chosen_for_all_reaches_every_run(
     assert asked["compression"] == "by-shape" and asked["servers_on_workers"] is True
 
 
+def test_numbers_in_place_of_the_recipes_reach_every_run(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made: list[Job] = []
+
+    def noted(job: Job, shaping: str, *, in_process: bool = False) -> RunOutcome:
+        made.append(job)
+        return told(job, shaping)
+
+    monkeypatch.setattr(running, "run_with_progress", noted)
+    given = {
+        "optimizer": "SGD",
+        "momentum": 0.0,
+        "weight_decay": 0.25,
+        "dropout": 0.5,
+        "schedule": "step",
+        "final": 0.5,
+    }
+    arguments = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", value)]
+    result = command(*ASKED, *arguments, "--out", tmp_path)
+    assert (result.status, result.err) == (0, "")
+    assert len(made) == 2
+    for job in made:
+        assert {name: getattr(job.recipe(), name) for name in given} == given
+    chosen = "final=0.5, schedule=step, optimizer=SGD, momentum=0.0, weight_decay=0.25, dropout=0.5"
+    assert chosen in " ".join(result.out.split())
+    page = (tmp_path / "report.html").read_text()
+    assert f"Chosen for every design: {chosen}." in page
+    assert command(*ASKED, "--out", tmp_path).status == 0 and len(made) == 4, "those of the recipe are other runs"
+
+
 def test_in_process_is_for_the_runs_that_nobody_times(
     command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -117,6 +148,11 @@ def test_misuse_is_one_line(command: Command, tmp_path: Path) -> None:
         (["--links", "10mb"], r".*10mb.*10mbit.*"),
         (["--links", ","], r"no links to compare; give at least one"),
         (["--models", "lenet6"], r".*'lenet6'.*mlp.*"),
+        (["--optimizer", "Lion"], r"unknown optimizer 'Lion'; allowed are SGD, Adam, AdamW"),
+        (
+            ["--models", "resnet8", "--data", "cifar10", "--dropout", "0.5"],
+            r"dropout 0.5: resnet8 has no place for it.*",
+        ),
         (["--compression", "by-colour"], r"unknown compression 'by-colour'; there are by-shape"),
         (
             ["--servers", "2", "--servers-on-workers"],

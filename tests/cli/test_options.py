@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
@@ -71,6 +72,16 @@ def test_lists_with_commas_and_lists_of_repeated_options() -> None:
     for arguments in ([], ["--links", "a, b[c,d]", "--hook", "x[y,z]", "--hook", "w", "--runs", "7"]):
         assert CliRunner().invoke(app, arguments).exit_code == 0
     assert seen == [Grid(), Grid(links=("a", "b[c,d]"), hooks=("x[y,z]", "w"), rounds=7)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Longer(Grid):
+    seeds: int = 1
+
+
+def test_what_a_dataclass_shares_comes_after_its_own() -> None:
+    command = takes(Longer)(lambda longer: None)
+    assert list(inspect.signature(command).parameters) == ["seeds", "links", "hooks", "rounds"]
 
 
 def test_a_field_without_an_option_is_our_mistake() -> None:

@@ -191,6 +191,8 @@ def takes(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Replaces a command's first parameter by one option for each field of a dataclass, with the field's default.
 
+    The fields that it declares itself come first, then those that it shares with others.
+
     Args:
         kind: the dataclass; the command is given one.
         without: fields that the command leaves at their defaults.
@@ -222,7 +224,8 @@ def takes(
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         given, *rest = inspect.signature(command, eval_str=True).parameters.values()
         rest = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in rest]
-        chosen = {field.name: field for field in fields(kind) if field.init and field.name not in without}
+        ordered = sorted(fields(kind), key=lambda field: field.name not in kind.__annotations__)
+        chosen = {field.name: field for field in ordered if field.init and field.name not in without}
         taken = [option(field) for field in chosen.values()]
         required = [each for each in rest if each.default is each.empty]
         parameters = [*required, *taken, *(each for each in rest if each.default is not each.empty)]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from thinwire.errors import ConfigError
 from thinwire.jobs.devices import device
-from thinwire.jobs.options import JobOptions
+from thinwire.jobs.options import JobOptions, RecipeOptions
 from thinwire.policies.compression import codec_by_name
 from thinwire.policies.designs import Design, design
 from thinwire.workloads.dropout import check_dropout
@@ -60,8 +60,8 @@ class Job(JobOptions):
         )
 
     def recipe(self) -> Recipe:
-        """Returns the recipe with this job's own batch and rate in it."""
-        names = ("batch", "lr", "final", "schedule", "optimizer", "momentum", "weight_decay", "dropout", "steps")
+        """Returns the recipe with this job's own numbers in it."""
+        names = ("steps", *(field.name for field in fields(RecipeOptions)))
         given: dict[str, Any] = {name: getattr(self, name) for name in names}
         own = {name: value for name, value in given.items() if value is not None}
         return replace(for_workers(recipe(self.model, self.data, design=self.design), self.workers), **own)

@@ -1,6 +1,7 @@
 """What one training run may be asked to be: plain values with their defaults, which a command line can show.
 
-Nothing here knows which values can be, so that `thinwire train --help` imports no torch; `jobs.job.Job` does.
+What replaces a recipe's own numbers stands by itself, for comparisons take it as single runs do. Nothing here knows
+which values can be, so that `thinwire train --help` imports no torch; `jobs.job.Job` does.
 """
 
 from __future__ import annotations
@@ -9,7 +10,32 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobOptions:
+class RecipeOptions:
+    """What a run trains with in place of its recipe; None leaves the recipe's.
+
+    Args:
+        batch: examples per worker and step.
+        lr: the largest learning rate.
+        final: the last learning rate as a share of the largest.
+        schedule: how the rate falls.
+        optimizer: SGD, Adam or AdamW.
+        momentum: of SGD.
+        weight_decay: of matrices and filters.
+        dropout: share of the units behind hidden fully connected layers.
+    """
+
+    batch: int | None = None
+    lr: float | None = None
+    final: float | None = None
+    schedule: str | None = None
+    optimizer: str | None = None
+    momentum: float | None = None
+    weight_decay: float | None = None
+    dropout: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobOptions(RecipeOptions):
     """The choices of one run of one design.
 
     Args:
@@ -21,14 +47,6 @@ class JobOptions:
         seconds: a time budget in place of a number of steps; the rate then follows the clock.
         link: rate of every process's link, as in `10mbit`; None is unlimited.
         seed: of weights, batches and random codecs.
-        batch: examples per worker and step; None takes the recipe's.
-        lr: the largest learning rate; None takes the recipe's.
-        final: the last learning rate as a share of the largest, likewise.
-        schedule: how the rate falls, likewise.
-        optimizer: SGD, Adam or AdamW, likewise.
-        momentum: of SGD, likewise.
-        weight_decay: of matrices and filters, likewise.
-        dropout: share of the units behind hidden fully connected layers, likewise.
         eval_every: seconds between evaluations during the run; 0 evaluates at the end alone.
         eval_steps: steps between evaluations during the run; 0 evaluates at the end alone.
         data_root: where to look for data that is not on its usual place.
@@ -37,6 +55,7 @@ class JobOptions:
         servers_on_workers: a shard on every worker's node, behind the same link, as many as there are workers (Wu
             2018, §4.3); `servers` is left at 1 then.
         codec_up, codec_down, consistency, placement, compression, transmission: in place of the design's own choices.
+        batch, lr, final, schedule, optimizer, momentum, weight_decay, dropout: see `RecipeOptions`.
     """
 
     design: str = "3lc[s=1.0]"
@@ -47,14 +66,6 @@ class JobOptions:
     seconds: float | None = None
     link: str | None = None
     seed: int = 0
-    batch: int | None = None
-    lr: float | None = None
-    final: float | None = None
-    schedule: str | None = None
-    optimizer: str | None = None
-    momentum: float | None = None
-    weight_decay: float | None = None
-    dropout: float | None = None
     eval_every: float = 0.0
     eval_steps: int = 0
     data_root: str | None = None

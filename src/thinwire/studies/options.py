@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from thinwire.jobs.options import RecipeOptions
+
 SHORT_STEPS = 100
 RESULTS = "results.json"
 """The file of a comparison's folder that holds every run."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComparisonOptions:
+class ComparisonOptions(RecipeOptions):
     """The choices of one comparison.
 
     Args:
@@ -29,7 +31,7 @@ class ComparisonOptions:
         steps: of a full run; None takes each recipe's.
         short_steps: of a run that only measures seconds per step. Designs whose frames change in size take a tenth
             of a full run if that is more, and every design ends with an exchange.
-        batch, lr: in place of the recipes'.
+        batch, lr, final, schedule, optimizer, momentum, weight_decay, dropout: of every run; see `RecipeOptions`.
         consistency, placement, compression, transmission: in place of every design's own.
         data_root: where the data set lies, if not in its usual place.
         device: of every worker's model.
@@ -47,8 +49,6 @@ class ComparisonOptions:
     servers_on_workers: bool = False
     steps: int | None = None
     short_steps: int = SHORT_STEPS
-    batch: int | None = None
-    lr: float | None = None
     consistency: str | None = None
     placement: str | None = None
     compression: str | None = None

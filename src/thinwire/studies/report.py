@@ -8,11 +8,12 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from thinwire.jobs.options import RecipeOptions
 from thinwire.jobs.outcome import RunOutcome
 from thinwire.jobs.results import Run
 from thinwire.jobs.tables import Table
@@ -122,14 +123,19 @@ def runs_table(runs: Sequence[Run[RunOutcome]]) -> Table:
 
 
 def choices(asked: Comparison | Mapping[str, Any]) -> str:
-    """Returns what was chosen in place of the designs' own, by a comparison or by the stored job of a run.
+    """Returns what was chosen in place of the designs' and the recipes' own, by a comparison or by a run's stored job.
+
+    Batch and rate are not in it: every stored job spells them out.
 
     >>> choices(Comparison(placement="uniform", compression="by-shape"))
     'placement=uniform, compression=by-shape'
+    >>> choices(Comparison(optimizer="SGD", momentum=0.0))
+    'optimizer=SGD, momentum=0.0'
     """
     told = _mapping(asked)
-    names = ("codec_up", "codec_down", "consistency", "placement", "compression", "transmission")
-    return ", ".join(f"{name}={told[name]}" for name in names if told.get(name))
+    of_designs = ("codec_up", "codec_down", "consistency", "placement", "compression", "transmission")
+    of_recipes = (field.name for field in fields(RecipeOptions) if field.name not in ("batch", "lr"))
+    return ", ".join(f"{name}={told[name]}" for name in (*of_designs, *of_recipes) if told.get(name) is not None)
 
 
 def servers_of(asked: Comparison | Mapping[str, Any]) -> str:
