@@ -50,6 +50,16 @@ def test_speedups_are_over_uncompressed_training_of_the_same_kind() -> None:
     assert (even.advised, even.right) == ("server:fp32", True), "one per cent is no reason to compress"
 
 
+def test_local_updates_have_their_own_controller() -> None:
+    measured = {
+        method("local-sgd[h=4,codec=fp32]"): paid((6.0, 6.0), (60.0, 50.0)),
+        method("local-sgd[h=4,codec=3lc]"): paid((5.0, 5.0), (6.0, 6.0)),
+        method("local-sgd[h=4,codec=auto]"): paid((4.0, 5.0), (5.0, 6.0)),
+    }
+    _, thin = compare(measured)
+    assert (thin.best, thin.best_speedup, thin.auto_speedup) == ("local-sgd[h=4,codec=3lc]", 10.0, 12.0)
+
+
 def test_what_is_said_of_predictions_and_written_for_the_documentation() -> None:
     bench = PaysBench(models=["mlp"], methods=[each.method for each in MEASURED], links=LINKS)
     ddp, server, local = bench.notes(MEASURED)

@@ -72,6 +72,11 @@ class Hook:
         return self.design.local.sync_every if self.design and self.design.local else 1
 
     @property
+    def chooses(self) -> bool:
+        """Whether a controller chooses its codec while it trains."""
+        return self.auto is not None or (self.design is not None and self.design.auto is not None)
+
+    @property
     def recipe(self) -> str | None:
         """The design whose recipe it trains with, where that is not everybody's."""
         return "demo" if self.id in ("demo", "demo-authors") else None

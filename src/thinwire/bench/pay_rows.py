@@ -155,8 +155,8 @@ def compare(measured: Measured[Method, Paid]) -> list[Compared]:
 
 
 def _compared(model: str, link: str, kind: str, plain: AtLink, found: Mapping[Method, AtLink]) -> Compared:
-    auto = next((at for cell, at in found.items() if hook(cell.method).auto is not None), None)
-    fixed = {cell.method: at for cell, at in found.items() if not cell.uncompressed and hook(cell.method).auto is None}
+    auto = next((at for cell, at in found.items() if hook(cell.method).chooses), None)
+    fixed = {cell.method: at for cell, at in found.items() if not cell.uncompressed and not hook(cell.method).chooses}
     own = next(cell.method for cell, at in found.items() if at is plain)
     best = min(fixed, key=lambda name: fixed[name].measured_s, default=None)
     likely = min(fixed, key=lambda name: fixed[name].predicted_s, default=None)
@@ -188,7 +188,7 @@ def summary(measured: Measured[Method, Paid]) -> dict[str, str]:
         errors = [
             abs(at.error)
             for cell, [run, *_] in measured.items()
-            if cell.kind == kind and hook(cell.method).auto is None
+            if cell.kind == kind and not hook(cell.method).chooses
             for at in run.at
         ]
         verdicts = [row.right for row in rows if row.kind == kind and row.right is not None]

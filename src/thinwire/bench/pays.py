@@ -21,6 +21,7 @@ from thinwire.bench.hook_cells import BATCHES, Cell, Hook, hook
 from thinwire.bench.hook_runs import last_line, measure
 from thinwire.bench.options import PaysOptions
 from thinwire.bench.pay_rows import AtLink, Method, Paid, compare, milliseconds, pays_table, prediction_tables, summary
+from thinwire.bench.peer_costs import measure_peer_message_s
 from thinwire.bench.transport_costs import measure_costs
 from thinwire.engines.engine import ENVIRONMENT
 from thinwire.engines.links import parse_rate
@@ -39,7 +40,10 @@ LIBRARIES = (
     *("thinwire.cli.main", "thinwire.cli.bench", "thinwire.cli.roles", "thinwire.runtime.serving"),
     *("thinwire.transports.grpc.server", "torch._dynamo"),
     # All roles of benchmarks, which their command looks through.
-    *(f"thinwire.bench.{name}" for name in ("transports", "server", "hook_rank", "fsdp_cells", "hostile")),
+    *(
+        f"thinwire.bench.{name}"
+        for name in ("transports", "server", "hook_rank", "fsdp_cells", "hostile", "peer_costs")
+    ),
 )
 """What ranks and servers import, once for all of them."""
 
@@ -108,6 +112,11 @@ class PaysBench(PaysOptions, Bench[Method, Paid]):
         """What a message to or from a server costs on this machine, measured once."""
         return measure_costs()
 
+    @cached_property
+    def peer_message_s(self) -> float:
+        """What a message between two ranks costs on this machine, measured once."""
+        return measure_peer_message_s(self.ranks)
+
     # ---- one sweep
 
     def measure(self, cell: Method, before: Measured[Method, Paid], tell: Tell) -> Paid:
@@ -115,7 +124,7 @@ class PaysBench(PaysOptions, Bench[Method, Paid]):
         plan = self._plan(cell)
         rates = [parse_rate(link) for link in cell.rates]
         named = hook(cell.method)
-        settle = 2 if named.auto is None else AUTO_SETTLES
+        settle = AUTO_SETTLES if named.chooses else 2
         sweep = Sweep(rates, cell.seconds, period=named.period, settle=settle)
         run = measure(
             Cell(
@@ -159,7 +168,9 @@ class PaysBench(PaysOptions, Bench[Method, Paid]):
                     mode=mode,
                     cores=self.cores or os.cpu_count(),
                 )
-                made[mode] = Plan(profile, planned, setting, transport=self.transport)
+                made[mode] = Plan(
+                    profile, planned, setting, transport=self.transport, peer_message_s=self.peer_message_s
+                )
                 with torch_threads(1):
                     made[mode].costs  # noqa: B018  # measured now, while nothing else runs
             self._plans = {cell.model: made}
@@ -184,12 +195,15 @@ class PaysBench(PaysOptions, Bench[Method, Paid]):
 
 
 def _planned(name: str) -> Design | None:
-    """Returns the design that the planner takes for a hook; None for `auto`, which takes any."""
+    """Returns the design that the planner takes for a hook: of local updates with a controller the strongest setting.
+
+    None for DDP's controller, whose strongest setting is not worth a plan.
+    """
     named: Hook = hook(name)
     if named.auto is not None:
         return None
     if named.design is not None:
-        return named.design
+        return replace(named.design, auto=None)
     if named.id == "none":
         return design(UNCOMPRESSED)
     if named.codec is None:
@@ -204,7 +218,8 @@ def _profile(cell: Method) -> Profile:
 
 def _predicted_s(plan: Plan, cell: Method, bps: float) -> float:
     made = _planned(cell.method)
-    if made is not None:
+    if made is not None and not hook(cell.method).chooses:
         return plan.step_s(made.name, cell.ranks, bps)
-    steps = [plan.step_s(name, cell.ranks, bps) for name, each in plan.designs.items() if each.local is None]
-    return min(steps)
+    local = cell.kind == "local"
+    alike = (name for name, each in plan.designs.items() if (each.local is not None) == local)
+    return min(plan.step_s(name, cell.ranks, bps) for name in alike)

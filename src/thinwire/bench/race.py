@@ -134,11 +134,11 @@ class RaceBench(RaceOptions, HooksBench):
 def auto_notes(rows: Sequence[Standing]) -> list[str]:
     """Returns how `auto` stands beside the best fixed setting, uncompressed included, by model and link."""
     notes = []
-    for row in (row for row in rows if hook(row.hook).auto is not None):
+    for row in (row for row in rows if hook(row.hook).chooses):
         others = [
             other
             for other in rows
-            if (other.model, other.link) == (row.model, row.link) and hook(other.hook).auto is None
+            if (other.model, other.link) == (row.model, row.link) and not hook(other.hook).chooses
         ]
         best = min(others, key=lambda other: other.median_seconds or math.inf, default=None)
         if best is not None and best.median_seconds is not None and row.median_seconds is not None:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from thinwire.bench import designs as designs_bench
     from thinwire.bench import doors as doors_bench
     from thinwire.bench import fsdp as fsdp_bench
-    from thinwire.bench import fsdp_cells, harness, hook_rank, transport_costs, updates_cells
+    from thinwire.bench import fsdp_cells, harness, hook_rank, peer_costs, transport_costs, updates_cells
     from thinwire.bench import hooks as hooks_bench
     from thinwire.bench import hostile as hostile_bench
     from thinwire.bench import loss_race as loss_races
@@ -71,7 +71,7 @@ else:
     pays_bench = lazy("thinwire.bench.pays")
     races = lazy("thinwire.bench.race")
     server_bench = lazy("thinwire.bench.server")
-    transport_costs = lazy("thinwire.bench.transport_costs")
+    peer_costs, transport_costs = lazy("thinwire.bench.peer_costs"), lazy("thinwire.bench.transport_costs")
     transports_bench = lazy("thinwire.bench.transports")
     updates_bench, updates_cells = lazy("thinwire.bench.updates"), lazy("thinwire.bench.updates_cells")
     results, models = lazy("thinwire.jobs.results"), lazy("thinwire.workloads.models")
@@ -400,6 +400,7 @@ def role(
         | updates_cells.UpdatesRank
         | transport_costs.EchoServer
         | transport_costs.EchoWorker
+        | peer_costs.PeerRank
     )
     kinds = load | hostile_bench.AttackedServer | hostile_bench.Honest | hostile_bench.Attacker
     part = msgspec.json.decode(spec.encode(), type=kinds)

@@ -134,6 +134,7 @@ class Plan:
         designs: to compare; uncompressed training is always among them, first.
         setting: the cluster that is asked about.
         transport: what a message costs between a worker and a server.
+        peer_message_s: of a rank's processor for a message to or from another, in seconds.
 
     Raises:
         ConfigError: an unknown design, or one that no plan can be made of.
@@ -146,8 +147,10 @@ class Plan:
         setting: Setting,
         *,
         transport: TransportCosts = TRANSPORT,
+        peer_message_s: float = PEER_MESSAGE_S,
     ) -> None:
         self.profile, self.setting, self._transport = profile, setting, transport
+        self._peer_message_s = peer_message_s
         given = [each if isinstance(each, Design) else design(each) for each in (UNCOMPRESSED, *designs)]
         self.designs = {each.name: each for each in given}
         for each in self.designs.values():
@@ -180,7 +183,7 @@ class Plan:
             collective=collective,
             chunk_nbytes=self._gathered_nbytes(layers) if collective else CHUNK_NBYTES,
             message_s=self._transport.server_message_s,
-            worker_message_s=PEER_MESSAGE_S if collective else self._transport.worker_message_s,
+            worker_message_s=self._peer_message_s if collective else self._transport.worker_message_s,
         )
         alone = sum(layer.forward_s + layer.backward_s for layer in layers)
         if setting.cores is not None:
