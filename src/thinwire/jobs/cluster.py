@@ -20,6 +20,7 @@ from thinwire.engines.events import Event, Lost, Restarted
 from thinwire.engines.links import Rate, parse_rate
 from thinwire.engines.local import LocalEngine
 from thinwire.engines.namespaces import Fabric, available
+from thinwire.engines.starters import Starter
 from thinwire.errors import ConfigError, EngineError
 from thinwire.extras import require
 from thinwire.jobs.checkpoints import RunCheckpoints
@@ -128,6 +129,7 @@ def run_cluster(
     min_workers: int | None = None,
     on_start: OnStart | None = None,
     open_engine: OpenEngine | None = None,
+    starter: Starter | None = None,
     private: Private = lambda rank: [],
 ) -> dict[str, int]:
     """Starts servers and workers, passes on what they report, and returns when all have ended.
@@ -147,6 +149,7 @@ def run_cluster(
         min_workers: the run goes on while so many workers have not failed; None: with all of them.
         on_start: called with the ids of all processes, by name, when they have been started.
         open_engine: what starts them; None: processes of this machine.
+        starter: makes those; by default each is a program of its own.
         private: the options of every role's credentials.
 
     Returns:
@@ -173,7 +176,7 @@ def run_cluster(
             fabric = stack.enter_context(Fabric(dict.fromkeys(hosts, links.rate)))
             private = lambda rank: ["--insecure"]  # noqa: E731  # nobody else has a link to these namespaces
         if open_engine is None:
-            engine: Engine[Any] = stack.enter_context(LocalEngine([Listening, *kinds], fabric=fabric))
+            engine: Engine[Any] = stack.enter_context(LocalEngine([Listening, *kinds], fabric=fabric, starter=starter))
         else:
             engine = stack.enter_context(open_engine([Listening, *kinds], hosts))
         on_hosts = fabric is not None or open_engine is not None
@@ -253,6 +256,7 @@ def run(
     max_restarts: int = 0,
     on_start: OnStart | None = None,
     open_engine: OpenEngine | None = None,
+    starter: Starter | None = None,
     private: Private = lambda rank: [],
 ) -> RunOutcome:
     """Trains once.
@@ -266,7 +270,7 @@ def run(
         elastic: what the servers do about workers that die or are late.
         max_restarts: how often each worker that fails is started again, and each server that writes checkpoints.
         on_start: called with the ids of all processes, by name, when they have been started.
-        open_engine, private: as for `run_cluster`.
+        open_engine, starter, private: as for `run_cluster`.
 
     Raises:
         ConfigError: there is nothing to resume, a job that cannot be resumed, or a part that the data does not have.
@@ -315,6 +319,7 @@ def run(
             min_workers=elastic.min_workers,
             on_start=on_start,
             open_engine=open_engine,
+            starter=starter,
             private=private,
         )
     except EngineError as error:

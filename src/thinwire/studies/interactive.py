@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import gzip
 from collections.abc import Sequence
+from functools import cache
 from html import escape
 
 from thinwire.extras import require
@@ -62,6 +63,7 @@ def require_plotly() -> None:
     require("report.html", "plotly", "matplotlib")
 
 
+@cache
 def _plotly() -> str:
     require_plotly()
     from plotly.offline import get_plotlyjs

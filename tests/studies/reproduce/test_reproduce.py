@@ -5,8 +5,10 @@ from __future__ import annotations
 import html
 import json
 import re
+import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -68,9 +70,18 @@ def entry(run: Callable[[Toss, OnProgress], Tossed] = toss) -> Entry:
 
 
 def run(folder: Path, scale: Scale, made: list[str], *, of: Entry) -> Reproduced:
-    return reproduce(
-        [of], scale, folder, kinds=[Tossed], command="x", on_cell=lambda _, __, cell: made.append(str(cell))
-    )
+    told = lambda _, __, cell: made.append(str(cell))  # noqa: E731
+    return reproduce([of], scale, folder, kinds=[Tossed], command="x", pictures=(), on_cell=told)
+
+
+def test_a_chart_becomes_a_picture_of_each_format(tmp_path: Path) -> None:
+    made = reproduce([entry()], "quick", tmp_path, kinds=[Tossed], command="x")
+    assert [path.name for path in made.files] == [RESULTS, REPORT, "toss.png", "toss.svg"]
+    png = (tmp_path / "toss.png").read_bytes()
+    assert png.startswith(b"\x89PNG") and struct.unpack(">II", png[16:24]) == (1650, 462)
+    assert len(png) > 20_000, "more than an empty page"
+    svg = ElementTree.parse(tmp_path / "toss.svg").getroot()
+    assert {f"axes_{number}" for number in (1, 2, 3)} <= {each.get("id") for each in svg.iter()}
 
 
 def test_a_cell_is_run_once_and_an_interrupted_run_goes_on(tmp_path: Path) -> None:
@@ -105,7 +116,7 @@ def test_fewer_seeds_are_a_part_of_the_runs(tmp_path: Path) -> None:
     )
     few = Entry(paper="3lc", item="figure-99", shows="tosses", status="done", study=study)
     for seeds, runs in ((1, 3), (2, 4), (None, 5)):
-        made = reproduce([few], "quick", tmp_path, kinds=[Tossed], command="x", seeds=seeds)
+        made = reproduce([few], "quick", tmp_path, kinds=[Tossed], command="x", seeds=seeds, pictures=())
         stored = json.loads((tmp_path / RESULTS).read_text())["runs"]
         values = float(made.shown[0][1].tables[0].lines[0][2])
         assert len(stored) == runs, "cells without a seed are always run"
@@ -114,9 +125,10 @@ def test_fewer_seeds_are_a_part_of_the_runs(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Reproduced]:
-    """Everything that can be run in one process, at the tiny scale."""
+    """Everything that can be run in one process, at the tiny scale; each chart is drawn once, in one format."""
     folder = tmp_path_factory.mktemp("tiny")
-    return folder, reproduce([entry(), *RUNNABLE], "tiny", folder, kinds=[Tossed, *finding_kinds()], command="x < y")
+    kinds: list[type[Finding]] = [Tossed, *finding_kinds()]
+    return folder, reproduce([entry(), *RUNNABLE], "tiny", folder, kinds=kinds, command="x < y", pictures=["svg"])
 
 
 def test_every_entry_shows_something(tiny: tuple[Path, Reproduced]) -> None:
@@ -127,8 +139,9 @@ def test_every_entry_shows_something(tiny: tuple[Path, Reproduced]) -> None:
         for table in shown.tables:
             assert table.lines and all(len(line) == len(table.header) for line in table.lines), each.id
         for chart in shown.charts:
-            assert (folder / f"{chart.name}.png").stat().st_size > 5000, chart.name
-            assert (folder / f"{chart.name}.svg").read_text().startswith("<?xml"), chart.name
+            svg = ElementTree.parse(folder / f"{chart.name}.svg").getroot()
+            axes = [each for each in svg.iter() if str(each.get("id")).startswith("axes_")]
+            assert len(axes) == len(chart.panels) and all(len(each) > 3 for each in axes), chart.name
     assert all(path.is_file() for path in made.files)
     names = [chart.name for _, shown in made.shown for chart in shown.charts]
     assert len(set(names)) == len(names)

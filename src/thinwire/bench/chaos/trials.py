@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import math
 import random
 import time
@@ -17,24 +16,17 @@ from thinwire.bench.chaos.charts import draw_trials
 from thinwire.bench.chaos.options import ScenarioOptions
 from thinwire.bench.chaos.stage import Stage
 from thinwire.bench.harness import Bench, Column, Figures, Measured, Tell
-from thinwire.engines.engine import ENVIRONMENT
-from thinwire.engines.starters import Forks, Starter
+from thinwire.engines.starters import Starter
 from thinwire.errors import ConfigError, EngineError
 from thinwire.jobs import in_process
 from thinwire.jobs.cluster import Links, choose_links
+from thinwire.jobs.forks import forks
 from thinwire.jobs.job import Job
 from thinwire.jobs.outcome import RunOutcome
 from thinwire.policies.consistency import consistency
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture
-
-
-LIBRARIES = (
-    *("thinwire.cli.main", "thinwire.cli.roles", "thinwire.jobs.training", "thinwire.runtime.connection"),
-    *("thinwire.runtime.serving", "thinwire.transports.grpc.server", "torch._dynamo"),
-)
-"""What servers and workers import; the last one torch does when an optimizer takes its first step."""
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,7 +147,6 @@ class Scenario(ScenarioOptions, Bench[Trial, Outcome]):
     left = 2
     name = ""
 
-    _forks: Forks | None = field(default=None, init=False, repr=False)
     _undisturbed: dict[Job, RunOutcome] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -189,10 +180,7 @@ class Scenario(ScenarioOptions, Bench[Trial, Outcome]):
 
     def starter(self) -> Starter | None:
         """What makes the processes of all trials; None: each is a program of its own."""
-        if self.fork and self._forks is None:
-            self._forks = Forks(LIBRARIES, ENVIRONMENT)
-            atexit.register(self._forks.close)
-        return self._forks
+        return forks() if self.fork else None
 
     # ---- one trial
 

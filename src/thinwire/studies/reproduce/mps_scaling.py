@@ -13,6 +13,7 @@ from thinwire.engines.events import Event
 from thinwire.jobs import cluster
 from thinwire.jobs.cluster import choose_links
 from thinwire.jobs.events import Progress
+from thinwire.jobs.forks import forks
 from thinwire.jobs.tables import Table
 from thinwire.studies.charts import Chart, Panel, Series
 from thinwire.studies.reproduce.entry import Cell, Entry, Finding, OnProgress, Scale, Shown, Study
@@ -98,7 +99,7 @@ def _run(cell: Cell, on_progress: OnProgress) -> Finding:
     links = choose_links(link)
     if links.shaping == "application":  # which gives the two processes of a machine a link each
         link, links = "none", choose_links(None)
-    outcome = cluster.run(cell.job(link), links=links, on_event=on_event)
+    outcome = cluster.run(cell.job(link), links=links, on_event=on_event, starter=forks())
     return MeasuredFinding(
         seconds_per_step=outcome.seconds_per_step,
         single_s=statistics.median([*single, *single_steps(cell.job())]),

@@ -17,6 +17,7 @@ from thinwire.engines.utilisation import Sample, Sampler
 from thinwire.jobs import cluster
 from thinwire.jobs.cluster import choose_links
 from thinwire.jobs.events import Done, Progress
+from thinwire.jobs.forks import forks
 from thinwire.jobs.tables import Table
 from thinwire.studies.charts import Chart, Panel, Series
 from thinwire.studies.reproduce.entry import Entry, Finding, OnProgress, Scale, Shown, Study
@@ -110,7 +111,7 @@ def _run(cell: UtilisationCell, on_progress: OnProgress) -> UtilisationFinding:
             elif isinstance(event, Done):
                 sampling.close()
 
-        outcome = cluster.run(cell.job(link), links=links, on_event=on_event, on_start=pids.update)
+        outcome = cluster.run(cell.job(link), links=links, on_event=on_event, on_start=pids.update, starter=forks())
     samples = samplers[0].samples if samplers else []
     return utilisation(samples, link, outcome.shaping)
 

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from thinwire.jobs.results import Results
-from thinwire.studies.charts import draw
+from thinwire.studies.charts import PICTURES, Picture, draw
 from thinwire.studies.interactive import require_plotly
 from thinwire.studies.page import write_page
 from thinwire.studies.reproduce.entry import Cell, Entry, Finding, OnProgress, Scale, Shown, Study
@@ -40,6 +40,7 @@ def reproduce(
     kinds: Sequence[type[Finding]],
     command: str,
     seeds: int | None = None,
+    pictures: Sequence[Picture] = PICTURES,
     on_cell: OnCell = lambda *_: None,
     on_progress: OnProgress = lambda *_: None,
 ) -> Reproduced:
@@ -52,6 +53,7 @@ def reproduce(
         kinds: the classes of all findings that the folder may hold.
         command: that makes the same again, for the page.
         seeds: how many of the scale's seeds; None takes all of them.
+        pictures: the formats of each chart's picture.
         on_cell: called before each run with its number, how many are asked for, and its cell.
         on_progress: called during a run.
 
@@ -87,5 +89,5 @@ def reproduce(
     write_page(folder / REPORT, report(shown, scale, machines, command=command, date=date))
     for _, each in shown:
         for chart in each.charts:
-            files += draw(chart, folder)
+            files += draw(chart, folder, pictures)
     return Reproduced(shown=shown, files=files)
