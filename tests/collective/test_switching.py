@@ -77,9 +77,13 @@ def test_notes_travel_with_the_first_group_and_reach_every_rank_also_in_a_step_t
         step(cores, bucket_of(), given, seed=4)
         assert all(core.notes == [bytes([rank]) * 16 for rank in range(WORLD)] for core in cores), bad
         assert [core.steps_skipped for core in cores] == [int(bad)] * WORLD
-        for core in cores:
-            core.note = b""
+        for rank, core in enumerate(cores):
+            core.note = b"some" if rank == 1 else b""
         step(cores, bucket_of(), gradients(WORLD, 1), 1)
+        assert all(core.notes == [b"", b"some", b""][:WORLD] for core in cores), "a rank may have nothing to tell"
+        for core in cores:
+            core.note = None
+        step(cores, bucket_of(), gradients(WORLD, 2), 2)
         assert all(core.notes == [] for core in cores)
 
 

@@ -36,7 +36,7 @@ def run_settings(rank: int) -> dict[str, Any]:
         residuals = state.core.residuals.state_dict()["residuals"].values()
         waits.append(max(float(residual.abs().max()) for residual in residuals))
         names.append(state.auto.setting.name)
-    told = [note.step_s > 0 for note in state.auto._arrived]
+    told = [len(note) for note in state.auto._arrived]
     force(state, 3)
     train(model, rank, 2, first=state.step, optimizer=optimizer)
     saved, begun = copy.deepcopy(state.state_dict()), copy.deepcopy(model.state_dict())
@@ -72,6 +72,62 @@ def run_settings(rank: int) -> dict[str, Any]:
         "report": report,
         "uncompressed": uncompressed,
         "watched": watched[1:],
+    }
+
+
+def run_unwatched(rank: int) -> dict[str, Any]:
+    """Steps that nobody measures, of DDP in all its ways, beside plain DDP; and how many waited for in the callback."""
+    waited: list[int] = []
+    finish = ddp.ThinwireState.finish_reductions
+
+    def counted(state: ddp.ThinwireState) -> None:
+        waited.append(len(state.under_way))
+        finish(state)
+
+    ddp.ThinwireState.finish_reductions = counted  # type: ignore[method-assign, assignment]
+    found = {}
+    ways: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("one bucket", {}),
+        ("many", {"bucket_cap_mb": 0.01}),
+        ("static", {"bucket_cap_mb": 0.01}),
+        ("unused", {"bucket_cap_mb": 0.01, "find_unused_parameters": True}),
+    )
+    for name, options in ways:
+        models = [DistributedDataParallel(mlp(), **options) for _ in range(2)]
+        state = ddp.compress(models[1], "3lc", start_step=100, measure_link=False)
+        if name == "static":
+            models[1]._set_static_graph()  # type: ignore[no-untyped-call]  # which may come late
+        for model in models:
+            train(model, rank, 3)
+        found[name] = ([weights(model.module) for model in models], list(waited), state.step, len(state.under_way))
+        waited.clear()
+    return found
+
+
+def run_quiet(rank: int) -> dict[str, Any]:
+    """Ranks tell of steps before a decision, and of odd ones; nothing of what is ordinary."""
+    model = DistributedDataParallel(mlp())
+    state = ddp.compress(model, "auto", measure_link=False)
+    auto = state.auto
+    assert auto is not None
+    force(state, 3)
+    train(model, rank, 12)
+    auto.pilot.memory.guard, auto.pilot.memory.rest, auto.pilot.memory.norm = 0, 10**6, 100.0
+    auto.pilot._doubts.follow = lambda *_: (True, 0.0)  # type: ignore[method-assign]
+    odd = {"every": False, "mine": False}
+    auto.pilot._doubts.odd = lambda *_: odd["every"] or (odd["mine"] and rank == 1)  # type: ignore[method-assign]
+    told = []
+    for kind in ("", "mine", "every", ""):
+        odd["every"], odd["mine"] = kind == "every", kind == "mine"
+        auto.pilot.memory.doubts, auto.pilot.memory.asked = 0, False
+        train(model, rank, 1, first=state.step)
+        told.append(bytes(auto._core.note or b""))
+    kept = state.state_dict()
+    state.load_state_dict(kept)
+    return {
+        "told": [len(note) for note in told],
+        "notes": auto.pilot.memory.notes,
+        "kept": kept["auto"] == auto.state(),
     }
 
 
@@ -123,3 +179,20 @@ def test_one_rank_without_auto_is_refused_by_the_setting_s_name() -> None:
     for first, second in run_ranks(2, run_refusals):
         assert "rank 1 has codec auto = [5.0, 'time'" in first and "and rank 0 has None" in first
         assert "rank 1 has codec auto[0] = 4.0 and rank 0 has 3.0" in second
+
+
+def test_uncompressed_steps_that_nobody_measures_are_plain_ddp_and_no_thread_of_gloo_runs_python() -> None:
+    for found in run_ranks(2, run_unwatched):
+        for name, ((plain, ours), waited, steps, left) in found.items():
+            assert equal(plain, ours) and (steps, left) == (3, 0), name
+            if name == "static":
+                assert waited == [], "DDP may wait before any callback of ours"
+            else:
+                assert len(waited) == 3 and max(waited) >= (1 if name == "one bucket" else 2), (name, waited)
+
+
+def test_ranks_tell_nothing_of_ordinary_steps() -> None:
+    first, second = run_ranks(2, run_quiet, timeout_s=180.0)
+    # A step is told of when the next one begins.
+    assert first["told"] == [0, 0, 16, 0] and second["told"] == [0, 16, 16, 0]
+    assert first["notes"] == second["notes"] and first["kept"] and second["kept"]

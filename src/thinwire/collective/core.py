@@ -55,8 +55,9 @@ class Collective:
 
     Attributes:
         steps_skipped: steps that no rank took because some rank's gradient held NaN or Inf.
-        note: what this rank tells the others with its next step, if anything.
-        notes: what all ranks told with the last step, in rank order; empty where they told nothing.
+        note: what this rank tells the others with its next step, which may be nothing; None where no rank is to tell
+            anything.
+        notes: what all ranks told with the last step, in rank order; empty where none was to tell anything.
         tally: of the exchanges to come; None where they are not measured.
     """
 
@@ -69,7 +70,7 @@ class Collective:
         self.group_nbytes = group_nbytes
         self.pulls = pulls
         self.steps_skipped = 0
-        self.note = b""
+        self.note: bytes | None = None
         self.notes: list[bytes] = []
         self.tally: Tally | None = None
         self._gathered: list[Bucket] = []
@@ -161,7 +162,7 @@ class Collective:
         group = self.group(self._gathered)
         self._gathered.clear()
         first, mean = end - count, self.residuals.mean
-        note = b"" if first else self.note
+        note = None if first else self.note
         exchange = Exchange(
             group, step, first, last=last, mean=mean, skip=self.skip, pulls=self.pulls, note=note, tally=self.tally
         )

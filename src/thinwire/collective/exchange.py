@@ -85,7 +85,8 @@ class Exchange:
         mean: whether ranks average or sum.
         skip: whether NaN or Inf makes all ranks skip the step; otherwise it is an error.
         pulls: whether the pull pass follows.
-        note: what this rank tells all others beside its gradient; then every rank does, with as many bytes.
+        note: what this rank tells all others beside its gradient; then every rank does, with as many bytes or none.
+            None: nobody tells anything.
         tally: takes what is sent and received of every tensor; None where nobody asks.
 
     Attributes:
@@ -103,7 +104,7 @@ class Exchange:
         mean: bool,
         skip: bool,
         pulls: bool = True,
-        note: bytes = b"",
+        note: bytes | None = None,
         tally: Tally | None = None,
     ) -> None:
         self.group = group
@@ -112,7 +113,7 @@ class Exchange:
         self.last = last
         self.pulls = pulls
         self.skipped = False
-        self.notes = {group.rank: note} if note else {}
+        self.notes = {} if note is None else {group.rank: note}
         self._over = len(group.shards) if mean else 1
         self._skip = skip
         self._tally = tally
@@ -266,11 +267,12 @@ class Exchange:
                 f"bucket {self.bucket}"
             )
         if self.notes and way is Pass.PUSH:
-            note = bytes(cast("memoryview", frames[-1])) if frames else b""
-            if len(note) != len(self.notes[self.group.rank]):
-                raise ProtocolError(
-                    f"rank {peer} sent a note of {len(note)} bytes; {len(self.notes[self.group.rank])} were expected"
-                )
+            if not frames:
+                raise ProtocolError(f"rank {peer} sent no note, not even an empty one")
+            note = bytes(cast("memoryview", frames[-1]))
+            for other in self.notes.values():
+                if note and other and len(note) != len(other):
+                    raise ProtocolError(f"rank {peer} sent a note of {len(note)} bytes; {len(other)} were expected")
             self.notes[peer], frames = note, frames[:-1]
         if isinstance(message, Skip):
             self.skipped = True

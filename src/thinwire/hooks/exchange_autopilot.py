@@ -17,8 +17,8 @@ import torch
 
 from thinwire.codecs.lag import BEGIN
 from thinwire.collective.core import Bucket, Collective
-from thinwire.errors import ConfigError
-from thinwire.hooks.exchange_measures import log_norm, workload
+from thinwire.errors import ConfigError, ProtocolError
+from thinwire.hooks.exchange_measures import ExchangeMeter, log_norm, workload
 from thinwire.policies.autopilot.levels import Level, residual_codec
 from thinwire.policies.autopilot.notes import NOTE_NBYTES, StepNote, pack_note, unpack_note
 from thinwire.policies.autopilot.pilot import Pilot, Target
@@ -28,7 +28,6 @@ from thinwire.runtime.peers import Gathering, gather, measure_link
 
 LOOK_EVERY = 4
 """Notes from one look at the lag, which changes as seldom, and at the norm where s is 1, to the next."""
-_SPENT = ("wait_seconds", "encode_seconds", "decode_seconds", "copy_seconds", "wire_bytes")
 _log = logging.getLogger(__name__)
 
 
@@ -84,7 +83,7 @@ class ExchangeAutopilot:
         self.level = self.changed_at = 0
         self._told_level = 0
         self._since_note = 0
-        self._arrived: list[StepNote] = []
+        self._arrived: list[bytes] = []
         self._gathering: Gathering | None = None
         # What waits in residuals goes into the next uncompressed step.
         self._waiting = False
@@ -92,7 +91,7 @@ class ExchangeAutopilot:
         self.unflushed = False
         self.watched = False
         self._first_ready = self._last_ready = self._reduced_at = self._busy_s = 0.0
-        self._before: dict[str, float] | None = None
+        self._meter = ExchangeMeter(driver)
         self._lag = 0.0
         self._looked_at = -1
 
@@ -123,8 +122,7 @@ class ExchangeAutopilot:
         now = time.perf_counter()
         self.settle()
         if self._arrived:
-            notes, self._arrived = self._arrived, []
-            self.pilot.take(notes, self._told_level)
+            self._take()
         uncompressed = step < self._start_step
         if self.pilot.wants_probe and not uncompressed:
             probe(self.pilot, self._measure_link)
@@ -133,7 +131,7 @@ class ExchangeAutopilot:
         travels = self.pilot.levels[level].codec is not None  # a note then costs nothing
         note = None
         if self.watched and (travels or self._since_note >= self.pilot.note_every):
-            note = self._note(now, gradient)
+            note = b"" if travels and self._ordinary(gradient) else pack_note(self._note(now, gradient))
             self._told_level, self._since_note = self.level, 0
         self._set(level, step)
         self._send(note)
@@ -143,9 +141,9 @@ class ExchangeAutopilot:
             self._busy_s = self._reduced_at = 0.0
         if travels:
             self._waiting = True
-            self._before = self._before or self._driver.counters()
+            self._meter.begin()
         else:
-            self._before = None
+            self._meter.forget()
 
     def bucket_ready(self, *, last: bool) -> None:
         """Notes when gradients were ready."""
@@ -193,9 +191,9 @@ class ExchangeAutopilot:
             self._flushing = self.unflushed = False
         if self._gathering is not None:
             gathering, self._gathering = self._gathering, None
-            self._arrived = [unpack_note(data) for data in gathering.wait()]
+            self._arrived = gathering.wait()
         elif self._core.notes:
-            self._arrived = [unpack_note(data) for data in self._core.notes]
+            self._arrived = self._core.notes
         self._core.notes = []
 
     # ---- checkpoints and reports
@@ -203,7 +201,7 @@ class ExchangeAutopilot:
     def state(self) -> str:
         """Returns the controller's state, for an exact resume; call it between two steps."""
         self.settle()
-        arrived = [pack_note(note).hex() for note in self._arrived]
+        arrived = [note.hex() for note in self._arrived]
         kept = _Kept(self.pilot.state(), self.level, self._told_level, self._since_note, arrived)
         return msgspec.json.encode(kept).decode()
 
@@ -211,7 +209,7 @@ class ExchangeAutopilot:
         """Takes it back, on all ranks. Residuals have been loaded. Raises ConfigError where it cannot be that."""
         try:
             kept = msgspec.json.decode(text, type=_Kept)
-            arrived = [unpack_note(bytes.fromhex(note)) for note in kept.arrived]
+            arrived = [bytes.fromhex(note) for note in kept.arrived]
         except (msgspec.DecodeError, ValueError) as error:
             raise ConfigError(f"the state of codec='auto' cannot be read: {error}") from error
         self.settle()
@@ -219,7 +217,8 @@ class ExchangeAutopilot:
         self.level, self._told_level, self._since_note = kept.level, kept.told_level, kept.since_note
         self._arrived = arrived if len(arrived) == self._core.residuals.world else []
         self._waiting = True
-        self.watched, self._before, self._looked_at = False, None, -1
+        self.watched, self._looked_at = False, -1
+        self._meter.forget()
         self._apply()
 
     def __str__(self) -> str:
@@ -229,13 +228,27 @@ class ExchangeAutopilot:
 
     # ---- a step
 
+    def _take(self) -> None:
+        """Takes what all ranks have told of a step: of an ordinary one, not all have."""
+        told, self._arrived = self._arrived, []
+        if lengths := sorted({len(note) for note in told} - {0, NOTE_NBYTES}):
+            raise ProtocolError(f"a rank sent a note of {lengths[0]} bytes; expected are {NOTE_NBYTES}, or none")
+        if all(told):
+            self.pilot.take([unpack_note(note) for note in told], self._told_level)
+        else:
+            self.pilot.pass_by(self._told_level, asked=2 * told.count(b"") <= len(told))
+
+    def _ordinary(self, gradient: torch.Tensor) -> bool:
+        """Whether the step that has ended, a compressed one, is not worth a note."""
+        if not self.compressed or self.level != self.pilot.memory.level:
+            return False
+        norm = log_norm(gradient) if self.setting.sparsity > 1 else math.nan
+        return self.pilot.ordinary(self._meter.waited_s, norm)
+
     def _note(self, now: float, gradient: torch.Tensor) -> StepNote:
-        """Returns the note of the step that has ended."""
+        """Returns the note of the step that has ended: what the codec takes is the mean since the last note."""
         compressed, memory = self.compressed, self.pilot.memory
-        spent = dict.fromkeys(_SPENT, 0.0)
-        if compressed:
-            before, self._before = self._before or {}, self._driver.counters()
-            spent = {name: self._before.get(name, 0.0) - before.get(name, 0.0) for name in _SPENT}
+        codec_s, sent_nbytes = self._meter.read() if compressed else (0.0, 0.0)
         look = self._looked_at < 0 or memory.notes - self._looked_at >= LOOK_EVERY
         if look:
             self._looked_at = memory.notes
@@ -249,9 +262,9 @@ class ExchangeAutopilot:
             step_s=now - self._first_ready,
             exposed_s=exposed_s,
             overlap_s=overlap_s,
-            link_s=spent["wait_seconds"] if compressed else self._busy_s,
-            codec_s=spent["encode_seconds"] + spent["decode_seconds"] + spent["copy_seconds"],
-            sent_nbytes=spent["wire_bytes"],
+            link_s=self._meter.waited_s if compressed else self._busy_s,
+            codec_s=codec_s,
+            sent_nbytes=sent_nbytes,
             lag=self._lag if compressed else 0.0,
             norm=log_norm(gradient) if look or self.setting.sparsity > 1 else math.nan,
         )
@@ -277,13 +290,13 @@ class ExchangeAutopilot:
                 context.lag_bound.ask(setting.sparsity if setting.codec.id == "3lc" else BEGIN)
         self._core.recode(self._contexts, setting.codec)
 
-    def _send(self, note: StepNote | None) -> None:
+    def _send(self, note: bytes | None) -> None:
         """Sends a note: with the step's gradients where they are compressed, else by itself."""
-        self._core.note = b""
+        self._core.note = None
         if note is None:
             return
         if self.compressed:
-            self._core.note = pack_note(note)
+            self._core.note = note
         else:
             peers = self._driver.peers
-            self._gathering = Gathering(peers, pack_note(note), [NOTE_NBYTES] * peers.size)
+            self._gathering = Gathering(peers, note, [NOTE_NBYTES] * peers.size)

@@ -116,6 +116,17 @@ class CollectiveDriver:
         push, pull = (self._counters[way].snapshot() for way in Pass)
         return {key: push.get(key, 0) + pull.get(key, 0) for key in sorted({*push, *pull})}
 
+    @property
+    def waited_s(self) -> float:
+        """Seconds of waiting for messages, so far."""
+        return self._counters[Pass.PULL]["wait_seconds"]
+
+    def spent(self) -> tuple[float, float]:
+        """Returns seconds of encoding, decoding and copying, and bytes sent, so far."""
+        push, pull = self._counters[Pass.PUSH], self._counters[Pass.PULL]
+        copied_s = push["copy_seconds"] + pull["copy_seconds"]
+        return push["encode_seconds"] + pull["decode_seconds"] + copied_s, push["wire_bytes"] + pull["wire_bytes"]
+
     def bucket_ready(self, bucket: Bucket, buffer: torch.Tensor, step: int, index: int, *, last: bool) -> Future:
         """Takes a bucket whose gradients are ready on the current stream, and returns at once.
 

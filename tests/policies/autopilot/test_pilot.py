@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import thinwire as tw
 from tests.policies.autopilot.links import WORK, BusyTraining, notes, train
 from thinwire.policies.autopilot.critical import GUARD
+from thinwire.policies.autopilot.estimates import ENOUGH
 from thinwire.policies.autopilot.levels import LAG_LIMIT, levels
 from thinwire.policies.autopilot.notes import StepNote
 from thinwire.policies.autopilot.pilot import Pilot
@@ -216,3 +217,34 @@ def test_any_measurements_give_one_decision_within_the_bounds(steps, limit, targ
             assert pilot.setting in pilot.levels and not (guarded and pilot.setting.sparsity > 1)
             assert 1 <= pilot.note_every <= 8
         assert pilots[0].state() == pilots[1].state()
+
+
+def test_every_note_of_uncompressed_steps_that_changes_nothing_halves_how_often_they_come() -> None:
+    pilot = Pilot(levels(), WORK)
+    pilot.take_link(1e10)
+    gaps = []
+    for _ in range(GUARD + 6):
+        pilot.take(notes(pilot.setting, 1e10), pilot.memory.level)
+        gaps.append(pilot.note_every)
+    assert pilot.setting.codec is None and set(gaps[: GUARD - 1]) == {1}
+    assert gaps[-6:] == [4, 8, 16, gaps[-1], gaps[-1], gaps[-1]] and gaps[-1] > 16
+
+
+def test_steps_that_a_rank_found_ordinary_count_and_doubts_do_not_have_everything_decided_anew() -> None:
+    pilot = Pilot(levels(), WORK)
+    pilot.take_link(2e7)
+    while pilot.memory.notes < 200 or pilot.memory.rest <= ENOUGH + 2:
+        pilot.take(notes(pilot.setting, 2e7), pilot.memory.level)
+    memory, decided, decide = pilot.memory, [], pilot._decide
+    pilot._decide = lambda: (decided.append(memory.notes), decide())[0]  # type: ignore[func-returns-value, method-assign]
+    link_s = notes(pilot.setting, 2e7)[-1].link_s
+    assert pilot.ordinary(link_s, math.nan)
+    assert not pilot.ordinary(10 * link_s + 0.01, math.nan) and not pilot.ordinary(link_s, memory.norm + 3)
+    before, rest, since = memory.notes, memory.rest, memory.since
+    pilot.pass_by(memory.level, asked=False)
+    assert (memory.notes, memory.rest, memory.since) == (before + 1, rest - 1, since + 1)
+    pilot.pass_by(memory.level, asked=True)
+    assert not pilot.ordinary(link_s, math.nan), "the others ask for it"
+    late = [note._replace(link_s=note.link_s + 0.02) for note in notes(pilot.setting, 2e7)]
+    pilot.take(late, memory.level)
+    assert memory.doubts and not memory.asked and not decided

@@ -152,7 +152,7 @@ def compress(
         driver=driver,
         auto=None if automatic is None else automatic.start(core, driver, start_step),
         parameters=parameters,
-        group=wrapped.process_group,
+        model=wrapped,
         start_step=start_step,
         scaler=scaler,
         link_bps=measured(peers, measure_link),
@@ -178,10 +178,11 @@ def thinwire_hook(state: ThinwireState, bucket: dist.GradBucket) -> torch.future
     buffer, auto = bucket.buffer(), state.auto
     step, index, last = state.step, bucket.index(), bucket.is_last()
     if index == 0:
+        state.under_way.clear()  # of a step that was broken off
         state.between_steps()
     state.step += last
     if auto is None and step < state.start_step:
-        return _uncompressed(state, buffer)
+        return _uncompressed(state, buffer, last=last)
     if index == 0:
         if auto is None or auto.compressed:
             state.note_warm_up()
@@ -193,7 +194,7 @@ def thinwire_hook(state: ThinwireState, bucket: dist.GradBucket) -> torch.future
         if not auto.compressed:
             if auto.waiting:
                 auto.flush(state.bucket(bucket), buffer)
-            return _uncompressed(state, buffer)
+            return _uncompressed(state, buffer, last=last)
     future = state.driver.bucket_ready(state.bucket(bucket), buffer, step, index, last=last)
     if last:
         _raise_after_backward(state)
@@ -202,20 +203,33 @@ def thinwire_hook(state: ThinwireState, bucket: dist.GradBucket) -> torch.future
 
 def _raise_after_backward(state: ThinwireState) -> None:
     """DDP turns a failed future into an obscure error; a callback at the end of backward raises the real one."""
-    # A rank that joined early (DDP's join) calls the hook outside a backward pass, where no callback can be queued:
-    # it hears of a failure at its next bucket.
-    if torch._C._current_graph_task_id() != -1:
+    # A rank that joined early hears of a failure at its next bucket.
+    if _in_backward():
         torch.autograd.Variable._execution_engine.queue_callback(state.driver.wait_step)
 
 
-def _uncompressed(state: ThinwireState, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+def _in_backward() -> bool:
+    """A rank that joined early (DDP's join) calls the hook outside a backward pass, where no callback can be queued."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def _uncompressed(state: ThinwireState, buffer: torch.Tensor, *, last: bool) -> torch.futures.Future[torch.Tensor]:
     """What DDP does without a hook: the same bits, with as little as possible around it."""
     if state.core.residuals.mean:
         buffer.mul_(1 / state.world_size)
     auto, begun = state.auto, time.perf_counter()
     # dist.all_reduce takes as long again, for looking up and logging what is known here.
-    future: torch.futures.Future[list[torch.Tensor]] = state.group.allreduce([buffer]).get_future()
-    if auto is None or not (auto.watched or auto.flushing):
+    work = state.group.allreduce([buffer])
+    watched = auto is not None and (auto.watched or auto.flushing)
+    if not (watched or buffer.is_cuda or state.reduces_late) and _in_backward():
+        # Python in gloo's thread, in the middle of the backward pass, takes more than all else here.
+        averages: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        state.under_way.append((work, buffer, averages))
+        if last:  # DDP queues its own wait right after this
+            torch.autograd.Variable._execution_engine.queue_callback(state.finish_reductions)
+        return averages
+    future: torch.futures.Future[list[torch.Tensor]] = work.get_future()
+    if auto is None or not watched:
         return future.then(_reduced)
 
     def averaged(done: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:

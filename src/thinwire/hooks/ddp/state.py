@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.collective.core import Bucket
 from thinwire.errors import ConfigError
@@ -20,17 +22,38 @@ class ThinwireState(ExchangeState):
         step: steps taken so far; steps under `no_sync` are part of the next one.
         resumed: how the last `load_state_dict` went, in words; empty before.
         link_bps: bits per second of the slowest link, as measured at the start; 0 where it was not.
+        group: of DDP.
+        under_way: the step's all-reduces that nobody has waited for: what to wait for, its memory, its future.
     """
 
     merge_name = "ddp.merge"
 
-    __slots__ = ("_buckets", "_names", "group")
+    __slots__ = ("_buckets", "_model", "_names", "group", "under_way")
 
-    def __init__(self, *, parameters: Mapping[str, torch.Tensor], group: dist.ProcessGroup, **kept: Any) -> None:
+    def __init__(self, *, parameters: Mapping[str, torch.Tensor], model: DistributedDataParallel, **kept: Any) -> None:
         super().__init__(**kept)
-        self.group = group
+        self.group: dist.ProcessGroup = model.process_group
+        self._model = weakref.ref(model)  # which has this state
+        self.under_way: list[tuple[dist.Work, torch.Tensor, torch.futures.Future[torch.Tensor]]] = []
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._buckets: dict[tuple[int, ...], Bucket] = {}
+
+    @property
+    def reduces_late(self) -> bool:
+        """Whether DDP may call the hook for all buckets, and wait for them at once, when a backward pass is over."""
+        model = self._model()
+        return model is None or bool(model.static_graph)
+
+    def finish_reductions(self) -> None:
+        """Waits for the step's all-reduces; called at the end of a backward pass, before DDP waits for their futures.
+
+        Raises:
+            RuntimeError: a rank is gone, in gloo's words.
+        """
+        under_way, self.under_way = self.under_way, []
+        for work, buffer, averages in under_way:
+            work.wait()
+            averages.set_result(buffer)
 
     def bucket(self, shown: dist.GradBucket) -> Bucket:  # type: ignore[name-defined]
         """Returns what a bucket of DDP's holds; made when DDP first shows a bucket of these parameters."""

@@ -31,6 +31,8 @@ IDLE_CREDIT = MOST_CREDIT - 1
 """Measurements that must be left for one that does not matter now."""
 GLARING_S, GLARING = 0.15, 8
 """Those of a single step are enough where they take so long, and so many times what they were expected to."""
+LATE, EARLY = 1.5, 0.6
+"""Messages are late that take so many times what is expected of them, and early below so much of what bytes take."""
 ODD_S, VERY_ODD = 3e-3, (4, 1e-2)
 """Messages within so much of what is expected are not odd; very odd are those so many times as late, and so much."""
 
@@ -74,9 +76,9 @@ class LinkDoubts:
         bytes_s, kind = 8 * sent / memory.link_bps, kind_of(level)
         latency_s = memory.latency_s.get(kind, 0.0)
         expected = bytes_s + latency_s
-        slower = link_s > 1.5 * expected + ODD_S
+        slower = link_s > LATE * expected + ODD_S
         # A rank that is late itself finds that everything has come already: one that waits little says little.
-        faster = bytes_s > ODD_S and median(waits_s) < 0.6 * bytes_s
+        faster = bytes_s > ODD_S and median(waits_s) < EARLY * bytes_s
         memory.denied_s *= FADING
         if (slower or faster) and memory.since > 1:
             times, beyond = VERY_ODD
@@ -95,6 +97,21 @@ class LinkDoubts:
         late_s = max(0.0, link_s - bytes_s)
         memory.latency_s[kind] = 0.9 * latency_s + 0.1 * late_s if kind in memory.latency_s else late_s
         return True, 0.0
+
+    def odd(self, link_s: float, level: Level, bits: float) -> bool:
+        """Returns whether a rank's own messages of a compressed step took longer or shorter than is expected.
+
+        Where all ranks' did, `follow` has its doubts; where one's did not, the step is an ordinary one.
+
+        Args:
+            link_s: of waiting for messages.
+            level: that the step had.
+            bits: of a value.
+        """
+        memory = self._memory
+        bytes_s = 8 * self._work.nbytes(level, bits) / memory.link_bps if memory.link_bps else math.inf
+        expected = bytes_s + memory.latency_s.get(kind_of(level), 0.0)
+        return link_s > LATE * expected + ODD_S or (bytes_s > ODD_S and link_s < EARLY * bytes_s)
 
     def take_link(self, bps: float, tries: int) -> bool:
         """Takes a measurement of the link, made so many times; returns whether it is another link than was known."""
@@ -115,6 +132,8 @@ class LinkDoubts:
     def earn(self, seconds: float) -> None:
         """Takes the seconds that have been trained for: a share of them may go into measuring the link for doubts."""
         memory = self._memory
+        if memory.credit >= MOST_CREDIT:
+            return
         earned = DOUBTED_SHARE * seconds / cost_s(memory.doubted_bps or memory.link_bps)
         memory.credit = min(float(MOST_CREDIT), memory.credit + earned)
 

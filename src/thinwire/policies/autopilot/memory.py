@@ -28,7 +28,7 @@ class Memory(msgspec.Struct):
         lag: the longest of any residual, as told last, in steps.
         doubts: steps in a row that are slower or faster than the link lets expect, weighted by how much.
         guard: steps for which the setting stays mild.
-        calm: decisions in a row for another setting.
+        calm: notes for which another setting has been wanted.
         content: decisions in a row for the setting in use.
         regrets: changes that were soon taken back.
         turned_at: the note after which the setting changed last, and `milder` whether it became milder then.
@@ -42,6 +42,7 @@ class Memory(msgspec.Struct):
         denied, denied_s: the doubts in a row that were wrong last, and that time of theirs.
         rest: notes until the next decision, and `resting` how many they were.
         note_gap: uncompressed steps from one note to the next.
+        asked: whether every rank is to tell of the next step, as half of them or more have told of the last one.
         said: what was complained of, once each.
     """
 
@@ -84,6 +85,7 @@ class Memory(msgspec.Struct):
     rest: int = 0
     resting: int = 1
     note_gap: int = 1
+    asked: bool = False
     said: list[str] = []
 
     def state(self) -> str:

@@ -15,34 +15,26 @@ from typing import Literal
 
 from thinwire.errors import ConfigError
 from thinwire.policies.autopilot.costs import Workload
-from thinwire.policies.autopilot.critical import GUARD, follow, strongest
-from thinwire.policies.autopilot.doubts import LEAST_GAP, LinkDoubts, kind_of, usable
+from thinwire.policies.autopilot.critical import GUARD, JUMP, follow, strongest
+from thinwire.policies.autopilot.doubts import FADING, LEAST_GAP, LinkDoubts, kind_of, usable
 from thinwire.policies.autopilot.estimates import WINDOW, Estimates
 from thinwire.policies.autopilot.levels import Level
 from thinwire.policies.autopilot.memory import Memory
 from thinwire.policies.autopilot.notes import StepNote
 from thinwire.policies.autopilot.probing import FEWEST, MOST_CREDIT, PROBE_ENOUGH_S, period
+from thinwire.policies.autopilot.rhythm import PATIENCE, SETTLING, rest, restless, unheard
 from thinwire.quantities import rate_text
 
 Target = Literal["time", "bytes"]
 
 GAIN, TOLERANCE = 1.05, 1.03
 """A stronger setting is taken where a step is so many times the best; the mildest within so many times it is wanted."""
-SETTLING = 2
-"""Steps after a change that are not measured: kernels compile, buffers grow."""
-PATIENCE = (2, 2, 8, 32, 128, 512)
-"""Decisions in a row that another setting takes, by the number of regrets."""
 REGRET, FORGET = 500, 1000
 """Notes within which a change back is a regret, and notes in a row without a change that make one forgotten."""
 UNMEASURED_S = 0.02
 """Seconds that a setting must save before any step has been measured."""
 UNEXPLAINED = 0.25
 """Of a step: latency above this has the link measured now and then while steps are uncompressed."""
-MOST_RESTING = 16
-"""Notes from one decision to the next, at most: twice as many with every decision for the setting in use."""
-NOTE_S, NOTE_SHARE, UNHEARD_S, MOST_STEPS = 1e-3, 0.005, 0.25, 64
-"""What a note takes where nothing else travels, and of the time; what a slower link is not heard of for that, in
-seconds of usual steps, and in steps at most."""
 
 
 class Pilot:
@@ -143,10 +135,11 @@ class Pilot:
         """
         memory, at = self.memory, self.levels[level]
         memory.notes += 1
+        memory.asked = False
         good = self._good(notes)
         if not good:
             return
-        restless = follow(memory, good)
+        begun = follow(memory, good)
         exposed_s = min([note.exposed_s for note in good])  # of the last to be ready: it waits for no computation
         step_s = median([note.step_s for note in good])
         link_s = min([note.link_s for note in good])
@@ -167,8 +160,31 @@ class Pilot:
                 memory.probe_in = FEWEST  # what messages have said is soon to be measured
                 return
         memory.rest -= 1
-        if memory.rest <= 0 or restless or memory.calm or memory.doubts or memory.since <= SETTLING + WINDOW:
+        # Notes of uncompressed steps are rare, but for those of doubts, which the next steps are to settle.
+        rare = at.codec is None and not memory.doubts
+        if rare or begun or memory.rest <= 0 or restless(memory) or memory.since <= SETTLING + WINDOW:
             self._decide()
+        elif memory.doubts:
+            memory.note_gap = 1
+
+    def ordinary(self, link_s: float, norm: float) -> bool:
+        """Returns whether nobody has to hear of a rank's compressed step; for `link_s` and `norm` see `StepNote`."""
+        memory, setting = self.memory, self.setting
+        if not unheard(memory) or norm > memory.norm + JUMP:
+            return False
+        return not self._doubts.odd(link_s, setting, memory.bits.get(setting.name, setting.bits))
+
+    def pass_by(self, level: int, *, asked: bool) -> None:
+        """Takes a compressed step that a rank has found ordinary; where few did (`asked`), all tell of the next one."""
+        memory = self.memory
+        memory.notes += 1
+        memory.since += level == memory.level
+        memory.alarm_in -= 1
+        memory.rest -= 1
+        memory.denied_s *= FADING
+        memory.asked = asked
+        self._doubts.earn(self._estimates.usual_step_s)
+        self._count_down(self.levels[level], 0.0)
 
     def step_s(self, index: int) -> float:
         """Returns the seconds that a step is expected to take at a level. The link must be known."""
@@ -229,15 +245,7 @@ class Pilot:
         elif memory.link_bps:
             self._estimates.settle()
             self._choose(self._estimates.steps_s(most, memory.link_bps), most, since)
-        at_rest = memory.level == level and not (memory.calm or memory.doubts or memory.guard)
-        memory.resting = memory.rest = min(MOST_RESTING, 2 * memory.resting) if at_rest else 1
-        memory.note_gap = min(self._longest_gap(), 2 * memory.note_gap) if at_rest else 1
-
-    def _longest_gap(self) -> int:
-        """Steps from one note to the next where nothing has changed for long; fewer where changes were regretted."""
-        step_s = self._estimates.usual_step_s
-        gap = min(MOST_STEPS, max(math.ceil(NOTE_S / (NOTE_SHARE * step_s)), int(UNHEARD_S / step_s)))
-        return max(1, gap >> self.memory.regrets)
+        rest(memory, self._estimates.usual_step_s, changed=memory.level != level)
 
     def _choose(self, expected: list[float], most: int, notes: int) -> None:
         """Changes the setting if another has been wanted for long enough; `notes` have come since the last decision."""
@@ -258,7 +266,7 @@ class Pilot:
         if stronger and (now < GAIN * best or now - expected[wanted] < least_s):
             memory.calm = 0
             return
-        memory.calm += 1
+        memory.calm += max(1, notes) if memory.calm else 1
         at_once = stronger and memory.moved
         if at_once or (memory.since >= SETTLING and memory.calm >= PATIENCE[memory.regrets]):
             if memory.turned_at and memory.milder == stronger and memory.notes - memory.turned_at < REGRET:

@@ -1,0 +1,57 @@
+"""How often the controller hears of steps and decides: the more seldom, the longer nothing has been odd.
+
+Notes of compressed steps travel with them, and what they cost is the processor's time: a rank says nothing of a step
+that was an ordinary one, but for the last few before a decision. Notes of uncompressed steps are messages of their own.
+"""
+
+from __future__ import annotations
+
+import math
+
+from thinwire.policies.autopilot.estimates import ENOUGH, WINDOW
+from thinwire.policies.autopilot.memory import Memory
+
+SETTLING = 2
+"""Steps after a change that are not measured: kernels compile, buffers grow."""
+PATIENCE = (2, 2, 8, 32, 128, 512)
+"""Notes in a row after which another setting has been wanted for long enough, by the number of regrets."""
+HURRY = 2
+"""Patience for which every note is heard and decided with."""
+MOST_RESTING = 16
+"""Notes from one decision to the next, at most: twice as many with every decision for the setting in use."""
+NOTE_S, NOTE_SHARE, UNHEARD_S, MOST_STEPS = 1e-3, 0.005, 0.25, 64
+"""What a note takes where nothing else travels, and of the time; what a slower link is not heard of for that, in
+seconds of usual steps, and in steps at most."""
+
+
+def restless(memory: Memory) -> bool:
+    """Returns whether every note is worth a decision."""
+    return bool(memory.guard) or (memory.calm > 0 and PATIENCE[memory.regrets] <= HURRY)
+
+
+def unheard(memory: Memory) -> bool:
+    """Returns whether nobody has to hear of an ordinary step that was compressed."""
+    recent = memory.since <= SETTLING + WINDOW or memory.rest <= ENOUGH
+    return not (recent or memory.asked or memory.doubts or restless(memory))
+
+
+def rest(memory: Memory, usual_step_s: float, *, changed: bool) -> None:
+    """Sets how many notes, and uncompressed steps, come until the next decision; after each of them.
+
+    Args:
+        memory: where everything is kept.
+        usual_step_s: seconds of a step, as it was of late.
+        changed: whether it has changed the setting.
+    """
+    if changed or restless(memory):
+        memory.resting = memory.rest = memory.note_gap = 1
+        return
+    most = min(MOST_RESTING, PATIENCE[memory.regrets] // 4) if memory.calm else MOST_RESTING
+    memory.resting = memory.rest = min(most, 2 * memory.resting)
+    memory.note_gap = 1 if memory.doubts else min(_longest_gap(memory, usual_step_s), 2 * memory.note_gap)
+
+
+def _longest_gap(memory: Memory, step_s: float) -> int:
+    """Steps from one note to the next where nothing has changed for long; fewer where changes were regretted."""
+    gap = min(MOST_STEPS, max(math.ceil(NOTE_S / (NOTE_SHARE * step_s)), int(UNHEARD_S / step_s)))
+    return max(1, gap >> memory.regrets)
