@@ -228,6 +228,11 @@ def test_every_note_of_uncompressed_steps_that_changes_nothing_halves_how_often_
         gaps.append(pilot.note_every)
     assert pilot.setting.codec is None and set(gaps[: GUARD - 1]) == {1}
     assert gaps[-6:] == [4, 8, 16, gaps[-1], gaps[-1], gaps[-1]] and gaps[-1] > 16
+    late = [note._replace(link_s=note.link_s + 0.02) for note in notes(pilot.setting, 1e10)]
+    pilot.take(late, pilot.memory.level)
+    assert pilot.memory.doubts and pilot.note_every == 1
+    pilot.take(notes(pilot.setting, 1e10), pilot.memory.level)
+    assert pilot.note_every >= 16, "a doubt that the next step settles costs one note"
 
 
 def test_steps_that_a_rank_found_ordinary_count_and_doubts_do_not_have_everything_decided_anew() -> None:

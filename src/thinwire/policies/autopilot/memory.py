@@ -41,7 +41,7 @@ class Memory(msgspec.Struct):
         credit: measurements of the link that doubts may ask for.
         denied, denied_s: the doubts in a row that were wrong last, and that time of theirs.
         rest: notes until the next decision, and `resting` how many they were.
-        note_gap: uncompressed steps from one note to the next.
+        note_gap: uncompressed steps from one note to the next, without doubts.
         asked: whether every rank is to tell of the next step, as half of them or more have told of the last one.
         said: what was complained of, once each.
     """

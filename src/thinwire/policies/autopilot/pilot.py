@@ -98,7 +98,7 @@ class Pilot:
     @property
     def note_every(self) -> int:
         """Steps from one note to the next where messages would travel for the notes alone."""
-        return self.memory.note_gap
+        return 1 if self.memory.doubts else self.memory.note_gap
 
     def news(self) -> list[str]:
         """Returns what is to be logged, once."""
@@ -165,7 +165,7 @@ class Pilot:
         if rare or begun or memory.rest <= 0 or restless(memory) or memory.since <= SETTLING + WINDOW:
             self._decide()
         elif memory.doubts:
-            memory.note_gap = 1
+            memory.note_gap = max(1, memory.note_gap // 2)
 
     def ordinary(self, link_s: float, norm: float) -> bool:
         """Returns whether nobody has to hear of a rank's compressed step; for `link_s` and `norm` see `StepNote`."""

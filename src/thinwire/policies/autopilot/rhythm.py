@@ -48,7 +48,8 @@ def rest(memory: Memory, usual_step_s: float, *, changed: bool) -> None:
         return
     most = min(MOST_RESTING, PATIENCE[memory.regrets] // 4) if memory.calm else MOST_RESTING
     memory.resting = memory.rest = min(most, 2 * memory.resting)
-    memory.note_gap = 1 if memory.doubts else min(_longest_gap(memory, usual_step_s), 2 * memory.note_gap)
+    longest = _longest_gap(memory, usual_step_s)
+    memory.note_gap = max(1, memory.note_gap // 2) if memory.doubts else min(longest, 2 * memory.note_gap)
 
 
 def _longest_gap(memory: Memory, step_s: float) -> int:
