@@ -74,6 +74,7 @@ def resume(
     design: str,
     those: range,
     make: Callable[[int], nn.Module] = mlp,
+    train: Callable[[int, nn.Module, DistributedOptimizer], torch.Tensor] | None = None,
 ) -> list[torch.Tensor]:
     """Workers and a shard go on from what they saved."""
     again = ServerCore()
@@ -86,6 +87,8 @@ def resume(
         place: dict[str, Any] = {"server": address(), "rank": rank, "workers": len(saved), "timeout_s": 30}
         optimizer = inner_optimizer(design)(model)
         with tw.distribute(model, optimizer, design=design, resume=saved[rank]["opt"], **place) as opt:
+            if train is not None:
+                return train(rank, model, opt)
             for step in those:
                 inner_step(model, opt, rank, step)
             opt.flush()

@@ -17,7 +17,7 @@ def figure(pattern: str, text: str) -> float:
 
 
 def test_a_transformer_with_adamw() -> None:
-    text = run_script(2, EXAMPLES / "local_updates.py", "--steps", "16", "--design", "local-sgd[h=4]")
+    text = run_script(2, EXAMPLES / "local_updates.py", "--steps", "20", "--design", "local-sgd[h=4]")
     assert figure(r"held-out loss ([0-9.]+) nats", text) < 4, "4.85 before training"
     assert figure(r"([0-9]+)x less than float32", text) > 15, "the first weights, which travel once, are in it"
 

@@ -30,6 +30,9 @@ def test_designs_say_what_is_wrong_with_their_options() -> None:
         ("update[settle=-1]", "settle is -1; it must be a whole number of at least 0"),
         ("diloco[settle=1]", "settle: signs and momentum of the outer optimizer would step once more"),
         ("demo[settle=1]", "settle: signs and momentum of the outer optimizer would step once more"),
+        ("local-sgd[steer=1]", "steer is 1; it is a number of at least 0 and below 1"),
+        ("local-sgd[h=4,fragments=2,steer=0.3]", "steer: an update tells what all workers did .* outer=SGD"),
+        ("diloco[steer=0.3]", "outer_momentum=0, fragments=1 and delay=0 go with it"),
         ("diloco[outer_lr=0]", "outer_lr is 0"),
         ("diloco[outer=Adam]", "outer is 'Adam'; there are SGD and SignSGD"),
         (

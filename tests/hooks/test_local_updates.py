@@ -18,25 +18,33 @@ from thinwire.hooks.local_optimizer import LocalUpdateOptimizer
 from thinwire.policies.designs import design as find_design
 
 WORKERS = 3
+STEER = 0.3
+"""Of `local-sgd`, unless it says otherwise."""
 
 
 def by_hand(
-    count: int, h: int, outer: Callable[[list[torch.Tensor]], torch.optim.Optimizer], warmup: int
+    count: int, h: int, outer: Callable[[list[torch.Tensor]], torch.optim.Optimizer], warmup: int, steer: float = 0.0
 ) -> torch.Tensor:
-    """DiLoCo in one process with plain torch; buffers are averaged."""
+    """DiLoCo in one process with plain torch; buffers are averaged, and first moments led by what all did."""
     shared = mlp(0)
     models = [copy.deepcopy(shared) for _ in range(WORKERS)]
     inner = [adamw(model) for model in models]
     outer_optimizer = outer(list(shared.parameters()))
+    taken = 0
     for step in range(count):
         for rank, (model, optimizer) in enumerate(zip(models, inner, strict=True)):
             inner_step(model, optimizer, rank, step)
+        taken += 1
         if step >= warmup and (step + 1 - warmup) % h and step + 1 < count:
             continue
         with torch.no_grad():
             for name, parameter in shared.named_parameters():
                 local = [model.get_parameter(name) for model in models]
-                parameter.grad = sum(parameter - each for each in local) / WORKERS  # type: ignore[assignment]
+                mean = torch.stack([parameter - each for each in local]).sum(0) / WORKERS
+                parameter.grad = mean
+                for model, optimizer in zip(models, inner, strict=True):
+                    lead(optimizer, model.get_parameter(name), mean / taken, steer)
+            taken = 0
             outer_optimizer.step()
             for name, buffer in shared.named_buffers():
                 if buffer.is_floating_point():
@@ -47,20 +55,37 @@ def by_hand(
     return values(shared)
 
 
+def lead(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, direction: torch.Tensor, steer: float) -> None:
+    """Replaces a share of AdamW's first moment by one that leads a step in this direction, a step's length."""
+    [group], state = optimizer.param_groups, optimizer.state[parameter]
+    if steer:
+        first, second = (1 - beta ** float(state["step"]) for beta in group["betas"])
+        root = (state["exp_avg_sq"] / second).sqrt() + group["eps"]
+        state["exp_avg"].lerp_(direction / group["lr"] * root * first, steer)
+
+
 def values_of(model: nn.Module) -> list[torch.Tensor]:
     return [*model.parameters(), *(each for each in model.buffers() if each.is_floating_point())]
 
 
 def test_uncompressed_it_is_what_plain_torch_does_by_hand() -> None:
-    cases: list[tuple[str, int, int, Callable[..., torch.optim.Optimizer]]] = [
-        ("update[codec=fp32]", 1, 0, lambda p: torch.optim.SGD(p, lr=1.0)),
-        ("local-sgd[h=4,codec=fp32]", 4, 0, lambda p: torch.optim.SGD(p, lr=1.0)),
-        ("local-sgd[h=4,warmup=3,codec=fp32]", 4, 3, lambda p: torch.optim.SGD(p, lr=1.0)),
-        ("diloco[h=5,codec=fp32]", 5, 0, lambda p: torch.optim.SGD(p, lr=0.7, momentum=0.9, nesterov=True)),
+    def plain(p: list[torch.Tensor]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(p, lr=1.0)
+
+    def nesterov(p: list[torch.Tensor]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(p, lr=0.7, momentum=0.9, nesterov=True)
+
+    cases = [
+        ("update[codec=fp32]", 1, 0, plain, 0.0),
+        ("local-sgd[h=4,steer=0,codec=fp32]", 4, 0, plain, 0.0),
+        ("local-sgd[h=4,codec=fp32]", 4, 0, plain, STEER),
+        ("local-sgd[h=4,steer=0.6,warmup=3,codec=fp32]", 4, 3, plain, 0.6),
+        ("diloco[h=5,codec=fp32]", 5, 0, nesterov, 0.0),
     ]
-    for design, h, warmup, outer in cases:
+    for design, h, warmup, outer, steer in cases:
         found, _ = run_cluster(mlp, steps(13), workers=WORKERS, optimizer=adamw, design=design)
-        torch.testing.assert_close(found[0], by_hand(13, h, outer, warmup), rtol=1e-4, atol=1e-5, msg=design)
+        expected = by_hand(13, h, outer, warmup, steer)
+        torch.testing.assert_close(found[0], expected, rtol=1e-4, atol=1e-5, msg=design)
 
 
 def test_replicas_are_equal_bit_for_bit_and_repeat_over_every_transport() -> None:

@@ -12,6 +12,7 @@ from torch import nn
 
 from thinwire.hooks.optimizer import DistributedOptimizer
 from thinwire.hooks.report import TrainingReport
+from thinwire.hooks.steering import KINDS, Steering
 from thinwire.policies.local_updates import LocalUpdates
 from thinwire.runtime.driver import WorkerDriver
 from thinwire.worker.local_updates import LocalWorker
@@ -56,6 +57,10 @@ class LocalUpdateOptimizer(DistributedOptimizer):
     ) -> None:
         self.outer_groups = outer_groups
         self._inner, self._local, self._updates = optimizer, worker, updates
+        self._steering: Steering | None = None
+        if updates.steer and type(optimizer) in KINDS:
+            self._steering = Steering(optimizer, updates.steer, outer_groups)
+            worker.updated = self._steering.updated
         super().__init__(model, optimizer, worker, driver, **settings)
         self.state = optimizer.state
 
@@ -65,6 +70,8 @@ class LocalUpdateOptimizer(DistributedOptimizer):
         if self._updates.outer_lr is None:
             self.outer_groups[0]["lr"] = self.param_groups[0]["lr"]
         super().step()
+        if self._steering is not None and self._updates.ends_round(self._local.iteration - 1):
+            self._steering.pushed()
         if self._local.void:
             for state in self._inner.state.values():
                 for value in state.values():
@@ -88,7 +95,13 @@ class LocalUpdateOptimizer(DistributedOptimizer):
         Together with the model's own `state_dict`, taken at the same time, it resumes bit for bit, in the middle of H
         inner steps too.
         """
-        return {**super().state_dict(), "inner": self._inner.state_dict(), "outer_groups": self.outer_groups}
+        steering = {} if self._steering is None else {"steering": self._steering.state_dict()}
+        return {
+            **super().state_dict(),
+            "inner": self._inner.state_dict(),
+            "outer_groups": self.outer_groups,
+            **steering,
+        }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         super().load_state_dict(state_dict)
@@ -96,6 +109,8 @@ class LocalUpdateOptimizer(DistributedOptimizer):
         for group, saved in zip(self.outer_groups, state_dict["outer_groups"], strict=True):
             group.update(saved)
         self.param_groups = self._inner.param_groups
+        if self._steering is not None and "steering" in state_dict:
+            self._steering.load_state_dict(state_dict["steering"])
 
     def _inner_step(self, closure: Callable[[], Any] | None) -> Any:
         """The user's optimizer's step, unless a GradScaler found an overflow; gradients are unscaled where it asks."""
@@ -107,4 +122,7 @@ class LocalUpdateOptimizer(DistributedOptimizer):
                 for parameter in group["params"]:
                     if parameter.grad is not None:
                         parameter.grad.mul_(1 / float(scale))
-        return self._inner.step(closure) if closure is not None else self._inner.step()
+        loss = self._inner.step(closure) if closure is not None else self._inner.step()
+        if self._steering is not None:
+            self._steering.stepped()
+        return loss

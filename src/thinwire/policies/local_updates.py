@@ -39,6 +39,8 @@ class LocalUpdates:
             what it did not send learns it again, and sends both.
         settle: at the end, when `flush` is called, so many further exchanges of what waits in residuals, with nothing
             trained in between; with SGD without momentum at the shards, to which that is no step of its own.
+        steer: which share of its momentum a worker replaces then by what all workers did on average, in [0, 1); with
+            Adam or AdamW at the workers, everything exchanged at once, and SGD without momentum at the shards.
         outer: the shards' optimizer: SGD, or SignSGD, which steps by the sign of the mean.
         outer_lr: its rate; None follows the inner optimizer's.
         outer_momentum: in [0, 1).
@@ -62,6 +64,7 @@ class LocalUpdates:
     keep: float = 0.0
     keep_unsent: float = 0.0
     settle: int = 0
+    steer: float = 0.0
     outer: Outer = "SGD"
     outer_lr: float | None = 1.0
     outer_momentum: float = 0.0
@@ -76,8 +79,9 @@ class LocalUpdates:
         check_count("settle", self.settle, 0)
         if self.warmup and (self.fragments > 1 or self.delay):
             raise ConfigError("warmup: its steps exchange everything at once; fragments=1 and delay=0 go with it")
-        for name, value, least in (("keep", self.keep, 0.0), ("outer_momentum", self.outer_momentum, 0.0)):
-            if not (_is_number(value) and least <= value < 1):
+        for name in ("keep", "outer_momentum", "steer"):
+            value = getattr(self, name)
+            if not (_is_number(value) and 0 <= value < 1):
                 raise ConfigError(f"{name} is {value!r}; it is a number of at least 0 and below 1")
         if not (_is_number(self.keep_unsent) and 0 <= self.keep_unsent <= 1):
             raise ConfigError(f"keep_unsent is {self.keep_unsent!r}; it is a number from 0 to 1")
@@ -92,6 +96,11 @@ class LocalUpdates:
                 "settle: signs and momentum of the outer optimizer would step once more where nothing was trained; "
                 "outer=SGD and outer_momentum=0 go with it"
             )
+        if self.steer and not self.sends_means:
+            raise ConfigError(
+                "steer: an update tells what all workers did in the last steps only where it is their mean; outer=SGD, "
+                "outer_momentum=0, fragments=1 and delay=0 go with it"
+            )
         if self.nesterov and not self.outer_momentum:
             raise ConfigError("nesterov needs an outer_momentum above 0")
 
@@ -100,6 +109,11 @@ class LocalUpdates:
         """The policy that exchanges after so many steps."""
         warmup = f",warmup={self.warmup}" if self.warmup else ""
         return f"local[steps={self.sync_every}{warmup}]"
+
+    @property
+    def sends_means(self) -> bool:
+        """Whether an update is the mean of what workers changed since the one before, times a rate."""
+        return self.outer == "SGD" and not self.outer_momentum and self.fragments == 1 and not self.delay
 
     # ---- the timetable
 
@@ -169,7 +183,7 @@ class LocalUpdates:
     def agreement(self) -> str:
         """Returns what workers must agree on besides H and the outer optimizer, as a plan states it."""
         return ",".join(
-            f"{name}={getattr(self, name)}" for name in ("fragments", "delay", "keep", "keep_unsent", "settle")
+            f"{name}={getattr(self, name)}" for name in ("fragments", "delay", "keep", "keep_unsent", "settle", "steer")
         )
 
 
@@ -208,7 +222,7 @@ KINDS: dict[str, Kind] = {
     "update": Kind(about="every worker's own optimizer steps, and its update is coded, not its gradient"),
     "local-sgd": Kind(
         about="h local steps of the worker's own optimizer, then an average (Local SGD, Stich 2019)",
-        updates=LocalUpdates(sync_every=4, keep_unsent=1.0),
+        updates=LocalUpdates(sync_every=4, keep_unsent=1.0, steer=0.3),
         options=_FINER,
     ),
     "diloco": Kind(

@@ -88,7 +88,9 @@ def _local(kind: Kind) -> Callable[..., dict[str, Any]]:
         **options: Any,
     ) -> dict[str, Any]:
         timetable, own = split_options(options)
-        local = replace(kind.updates, **timetable)
+        local = replace(kind.updates, **{"steer": 0.0, **timetable})
+        if "steer" not in timetable and local.sends_means:
+            local = replace(local, steer=kind.updates.steer)
         if codec == AUTO:
             if local.fragments > 1 or local.delay:
                 raise ConfigError(

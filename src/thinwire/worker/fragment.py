@@ -172,6 +172,12 @@ class Fragment:
 
     # ---- down
 
+    def copy_shared(self) -> list[torch.Tensor]:
+        """Returns the shared parameters in memory that is used again from the next `look` or `merge` on."""
+        copies = self._reused()
+        torch._foreach_copy_(copies, self._shared)
+        return copies
+
     def apply(self, pulled: Sequence[tuple[WorkerTable, Sequence[Update]]], step: int) -> None:
         """Applies updates to the shared parameters.
 

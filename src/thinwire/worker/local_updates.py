@@ -8,9 +8,11 @@ outer optimizer's step, and the local parameters continue from the new θ (see `
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
+
+import torch
 
 from thinwire.errors import ConfigError, NonFiniteError, ProtocolError
 from thinwire.optimizers.options import ParameterGroups
@@ -52,6 +54,8 @@ class LocalWorker(Worker):
     Attributes:
         auto: chooses the codec of every exchange; None where it is fixed.
         void: whether the last exchange went without this worker, whose parameters held NaN or Inf.
+        updated: is told of an update of tensors that this worker had a part in, and what their shared values were
+            before, float32[n] each, to be overwritten at will; None: nobody is.
     """
 
     def __init__(
@@ -79,6 +83,7 @@ class LocalWorker(Worker):
                 now=self._now,
             )
         self.void = False
+        self.updated: Callable[[Sequence[WorkerTensor], Sequence[torch.Tensor]], None] | None = None
         self._updates = design.local
         self._voids = design.up.nonfinite == "skip"
         fragments = self._updates.assign([tensor.values.numel() for tensor in self.model.tensors])
@@ -152,7 +157,11 @@ class LocalWorker(Worker):
             for (_, table), each in zip(owned, updates, strict=True):
                 table.cost.wait_s = waited
                 pulled.append((table, each))
+        shares = self.updated is not None and not any(self._rounds[tensor.name].whole for tensor in tensors)
+        before = fragment.copy_shared() if shares else []
         fragment.apply(pulled, self.iteration - 1)
+        if self.updated is not None and before and all(map(self._is_due, tensors)):
+            self.updated(tensors, before)
         for whole in (False, True):
             due = [t for t in tensors if self._is_due(t) and self._rounds[t.name].whole == whole]
             if due:
@@ -255,7 +264,12 @@ class LocalWorker(Worker):
         mine, saved = asdict(self._updates), state.get("local")
         if saved is None:
             raise ConfigError("the state is of a training without local updates: start from the model's weights")
-        saved = {"warmup": 0, "settle": mine["settle"], **saved}  # which states did not have once
+        saved = {
+            "warmup": 0,
+            "settle": mine["settle"],
+            "steer": mine["steer"],
+            **saved,
+        }  # which states did not have once
         if differing := [key for key in mine if saved.get(key) != mine[key]]:
             raise ConfigError(
                 "the state is of "

@@ -1,0 +1,122 @@
+"""A worker's momentum, led by what all workers did: against arithmetic, and what it brings workers of unlike data."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.hooks.cluster import run_cluster
+from tests.hooks.local_runs import adamw, batch, inner_step, mlp, resume, steps, values
+from thinwire.hooks.distribute import DistributedOptimizer
+from thinwire.policies.designs import design as find_design
+
+
+def momenta(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
+    """After some rounds on data of each worker's own."""
+    for step in range(12):
+        inner_step(model, opt, rank, step)
+    opt.sync()
+    return torch.cat([opt.state[parameter]["exp_avg"].reshape(-1) for parameter in model.parameters()]).clone()
+
+
+def apart(design: str) -> float:
+    [first, second], _ = run_cluster(mlp, momenta, workers=2, optimizer=adamw, design=design)
+    return float((first - second).norm() / (first + second).norm())
+
+
+def test_workers_momenta_come_nearer_to_each_other() -> None:
+    unsteered, somewhat, much = (apart(f"local-sgd[h=4,steer={share}]") for share in (0, 0.3, 0.9))
+    assert 0 < much < somewhat < unsteered
+
+
+@pytest.mark.parametrize("amsgrad", [False, True])
+def test_a_step_in_the_direction_that_all_went_leaves_a_worker_alone_where_it_was(amsgrad: bool) -> None:
+    """One worker, uncoded, H = 1: what all did is what it did, and so is its momentum."""
+
+    def adam(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.Adam(model.parameters(), lr=0.01, amsgrad=amsgrad)
+
+    runs = [
+        run_cluster(mlp, steps(8), workers=1, optimizer=adam, design=f"local-sgd[h=1,codec=fp32,steer={share}]")[0][0]
+        for share in (0.0, 0.5)
+    ]
+    torch.testing.assert_close(runs[1], runs[0], rtol=1e-3, atol=1e-4)
+
+
+def test_optimizers_whose_moments_are_not_known_go_unsteered() -> None:
+    def sgd(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+    found = [
+        run_cluster(mlp, steps(9), workers=2, optimizer=sgd, design=f"local-sgd[h=4{steer}]")[0][0]
+        for steer in ("", ",steer=0")
+    ]
+    assert torch.equal(*found)
+
+
+def test_a_rate_of_zero_steers_nothing() -> None:
+    def resting(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(model.parameters(), lr=0.0)
+
+    [found, _], _ = run_cluster(mlp, steps(9), workers=2, optimizer=resting, design="local-sgd[h=4]")
+    parameters = nn.utils.parameters_to_vector(mlp(0).parameters())
+    assert torch.equal(found[: parameters.numel()], parameters.detach())
+
+
+@pytest.mark.parametrize("stop", [6, 8])
+def test_rates_of_steps_that_wait_are_kept(stop: int) -> None:
+    """In the middle of a round, and at the end of one, with a rate that falls."""
+    design, total = "local-sgd[h=4]", 15
+
+    def train(those: range, model: nn.Module, opt: DistributedOptimizer, rank: int) -> None:
+        for step in those:
+            opt.param_groups[0]["lr"] = 0.02 / (1 + step)
+            inner_step(model, opt, rank, step)
+
+    def whole(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
+        train(range(total), model, opt, rank)
+        opt.flush()
+        return values(model)
+
+    def first(rank: int, model: nn.Module, opt: DistributedOptimizer) -> dict[str, Any]:
+        train(range(stop), model, opt, rank)
+        opt.sync()
+        return copy.deepcopy({"model": model.state_dict(), "opt": opt.state_dict()})
+
+    expected, _ = run_cluster(mlp, whole, workers=2, optimizer=adamw, design=design)
+    saved, core = run_cluster(mlp, first, workers=2, optimizer=adamw, design=design)
+    assert saved[0]["opt"]["steering"]["rates"] == ([0.02 / 5 + 0.02 / 6] if stop == 6 else [0.0])
+
+    def rest(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
+        train(range(stop, total), model, opt, rank)
+        opt.flush()
+        return values(model)
+
+    found = resume(saved, core, design, range(stop, total), mlp, rest)
+    for rank in range(2):
+        assert torch.equal(found[rank], expected[rank]), f"worker {rank}"
+
+
+def test_only_means_of_whole_models_steer() -> None:
+    assert (found := find_design("local-sgd[h=8]").local) and found.steer > 0
+    for name in ("local-sgd[h=4,fragments=2]", "local-sgd[h=4,delay=1]", "local-sgd[h=4,outer_momentum=0.3]", "update"):
+        assert (found := find_design(name).local) and found.steer == 0, name
+
+
+def test_an_overflow_counts_no_step() -> None:
+    """As a `GradScaler` tells it: the worker's optimizer does not step."""
+
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> Any:
+        inner_step(model, opt, rank, 0)
+        x, y = batch(rank, 1)
+        nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+        opt.grad_scale, opt.found_inf = torch.tensor(1.0), torch.tensor(1.0)  # type: ignore[attr-defined]
+        opt.step()
+        return opt.state_dict()["steering"]["rates"]
+
+    found, _ = run_cluster(mlp, train, workers=1, optimizer=adamw, design="local-sgd[h=4]")
+    assert found == [[0.01]]
