@@ -101,9 +101,16 @@ def test_rates_of_steps_that_wait_are_kept(stop: int) -> None:
         assert torch.equal(found[rank], expected[rank]), f"worker {rank}"
 
 
-def test_only_means_of_whole_models_steer() -> None:
+def test_what_steers_unless_told_otherwise() -> None:
     assert (found := find_design("local-sgd[h=8]").local) and found.steer > 0
-    for name in ("local-sgd[h=4,fragments=2]", "local-sgd[h=4,delay=1]", "local-sgd[h=4,outer_momentum=0.3]", "update"):
+    assert (found := find_design("local-sgd[h=2,steer=0.1]").local) and found.steer == 0.1
+    for name in (
+        "local-sgd[h=2]",
+        "local-sgd[h=4,fragments=2]",
+        "local-sgd[h=4,delay=1]",
+        "local-sgd[h=4,outer_momentum=0.3]",
+        "update",
+    ):
         assert (found := find_design(name).local) and found.steer == 0, name
 
 

@@ -11,7 +11,7 @@ from thinwire.errors import ConfigError
 from thinwire.policies.auto_codec import AUTO, auto_codec
 from thinwire.policies.compression import codec_by_name
 from thinwire.policies.local_updates import KINDS as LOCAL_KINDS
-from thinwire.policies.local_updates import OPTIONS, Kind, split_options
+from thinwire.policies.local_updates import OPTIONS, STEERS_FROM, Kind, split_options
 from thinwire.policies.naming import parse_name
 from thinwire.schema import Reduce
 
@@ -89,7 +89,7 @@ def _local(kind: Kind) -> Callable[..., dict[str, Any]]:
     ) -> dict[str, Any]:
         timetable, own = split_options(options)
         local = replace(kind.updates, **{"steer": 0.0, **timetable})
-        if "steer" not in timetable and local.sends_means:
+        if "steer" not in timetable and local.sends_means and local.sync_every >= STEERS_FROM:
             local = replace(local, steer=kind.updates.steer)
         if codec == AUTO:
             if local.fragments > 1 or local.delay:
