@@ -127,3 +127,34 @@ def test_an_overflow_counts_no_step() -> None:
 
     found, _ = run_cluster(mlp, train, workers=1, optimizer=adamw, design="local-sgd[h=4]")
     assert found == [[0.01]]
+
+
+@pytest.mark.parametrize(("dtype", "within"), [(torch.float32, 1e-5), (torch.bfloat16, 0.05)])
+def test_moments_of_any_layout_and_type(dtype: torch.dtype, within: float) -> None:
+    def convolution(layout: torch.memory_format) -> Any:
+        def make(_rank: int) -> nn.Module:
+            torch.manual_seed(0)
+            layers = nn.Sequential(nn.Unflatten(1, (3, 2, 2)), nn.Conv2d(3, 8, 2), nn.Flatten(), nn.Linear(8, 3))
+            return layers.to(dtype).to(memory_format=layout)  # type: ignore[call-overload, no-any-return]
+
+        return make
+
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
+        for step in range(9):
+            x, y = batch(rank, step)
+            opt.zero_grad()
+            nn.functional.cross_entropy(model(x.to(dtype)).float(), y).backward()  # type: ignore[no-untyped-call]
+            opt.step()
+        opt.flush()
+        return values(model)
+
+    layouts = (torch.contiguous_format, torch.channels_last)
+    plain, last = (
+        run_cluster(convolution(layout), train, workers=2, optimizer=adamw, design="local-sgd[h=4,codec=fp32]")[0][0]
+        for layout in layouts
+    )
+    torch.testing.assert_close(last, plain, rtol=within, atol=within)
+    unsteered, _ = run_cluster(
+        convolution(layouts[0]), train, workers=2, optimizer=adamw, design="local-sgd[h=4,codec=fp32,steer=0]"
+    )
+    assert not torch.equal(plain, unsteered[0])
