@@ -129,6 +129,48 @@ def test_an_overflow_counts_no_step() -> None:
     assert found == [[0.01]]
 
 
+def test_a_round_that_flush_ends_counts_no_more() -> None:
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> Any:
+        for step in range(6):
+            inner_step(model, opt, rank, step)
+        before = opt.state_dict()["steering"]["rates"]
+        opt.flush()
+        return before, opt.state_dict()["steering"]["rates"]
+
+    [(before, after)], _ = run_cluster(mlp, train, workers=1, optimizer=adamw, design="local-sgd[h=4]")
+    assert before == [0.02] and after == [0.0]
+
+
+def test_parameters_without_gradients_have_no_moments_to_steer() -> None:
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> Any:
+        model[0].weight.requires_grad_(False)  # type: ignore[index]  # frozen before any step
+        for step in range(9):
+            inner_step(model, opt, rank, step)
+        opt.flush()
+        return model[0].weight in opt.state, values(model)  # type: ignore[index]
+
+    found, _ = run_cluster(mlp, train, workers=2, optimizer=adamw, design="local-sgd[h=4]")
+    assert [known for known, _ in found] == [False, False]
+    assert torch.equal(found[0][1], found[1][1]) and torch.isfinite(found[0][1]).all()
+
+
+def test_a_round_without_a_worker_steers_it_nowhere() -> None:
+    """Its parameters hold NaN: it goes on from the others', with moments that are finite."""
+
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
+        for step in range(12):
+            if rank == 1 and step == 6:
+                with torch.no_grad():
+                    next(iter(model.parameters())).fill_(float("nan"))
+            inner_step(model, opt, rank, step)
+        opt.sync()
+        return torch.cat([opt.state[each]["exp_avg"].reshape(-1) for each in model.parameters()])
+
+    with pytest.warns(UserWarning, match="this exchange goes without this worker"):
+        found, _ = run_cluster(mlp, train, workers=2, optimizer=adamw, design="local-sgd[h=4]")
+    assert all(torch.isfinite(each).all() for each in found)
+
+
 @pytest.mark.parametrize(("dtype", "within"), [(torch.float32, 1e-5), (torch.bfloat16, 0.05)])
 def test_moments_of_any_layout_and_type(dtype: torch.dtype, within: float) -> None:
     def convolution(layout: torch.memory_format) -> Any:

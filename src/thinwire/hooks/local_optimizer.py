@@ -79,6 +79,11 @@ class LocalUpdateOptimizer(DistributedOptimizer):
                         torch.nan_to_num_(value, nan=0.0, posinf=0.0, neginf=0.0)
         return loss
 
+    def flush(self) -> None:
+        super().flush()
+        if self._steering is not None:
+            self._steering.pushed()  # a round that flush has ended; of its update nobody steers
+
     @contextmanager
     def shared_weights(self) -> Iterator[None]:
         self.sync()

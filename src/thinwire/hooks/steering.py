@@ -56,14 +56,14 @@ class Steering:
             tensors: parameters, and buffers, which have no moments.
             before: their shared values before, float32[n] each.
         """
-        outer_lr = float(self._outer[0]["lr"])
+        outer_lr, kept = float(self._outer[0]["lr"]), self._optimizer.state
         for index, group in enumerate(self._optimizer.param_groups):
             rates = outer_lr * self._pushed[index]
             of_group = [
-                (tensor, was.view(tensor.shown.shape), self._optimizer.state[tensor.parameter])
+                (tensor, was.view(tensor.shown.shape), kept[tensor.parameter])
                 for tensor, was in zip(tensors, before, strict=True)
                 if self._group_of.get(tensor.parameter) == index
-                and "exp_avg" in self._optimizer.state[tensor.parameter]
+                and "exp_avg" in kept.get(tensor.parameter, {})  # which a parameter without gradients has not
             ]
             if not of_group or not rates > 0:
                 continue

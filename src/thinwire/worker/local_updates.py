@@ -157,10 +157,10 @@ class LocalWorker(Worker):
             for (_, table), each in zip(owned, updates, strict=True):
                 table.cost.wait_s = waited
                 pulled.append((table, each))
-        shares = self.updated is not None and not any(self._rounds[tensor.name].whole for tensor in tensors)
-        before = fragment.copy_shared() if shares else []
+        took_part = all(self._is_due(tensor) and not self._rounds[tensor.name].whole for tensor in tensors)
+        before = fragment.copy_shared() if self.updated is not None and took_part else []
         fragment.apply(pulled, self.iteration - 1)
-        if self.updated is not None and before and all(map(self._is_due, tensors)):
+        if self.updated is not None and before:
             self.updated(tensors, before)
         for whole in (False, True):
             due = [t for t in tensors if self._is_due(t) and self._rounds[t.name].whole == whole]
