@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -13,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 from thinwire.bench.fsdp_cells import RANKS, SITES, Cell, FsdpRank, Scored
+from thinwire.bench.groups import join
 from thinwire.bench.harness import Stage
 from thinwire.bench.hook_rank import SILENCE_S, Stepped, Stopped, Warm, wait_for
 from thinwire.hooks import fsdp
@@ -26,15 +26,8 @@ from thinwire.workloads.recipes import build_optimizer, recipe
 
 def train(role: FsdpRank, stage: Stage) -> None:
     """Trains as one rank."""
-    torch.set_num_threads(1)
     cell, gate = role.cell, Path(role.gate)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"tcp://{role.master}",
-        rank=role.rank,
-        world_size=RANKS,
-        timeout=timedelta(seconds=SILENCE_S),
-    )
+    join(role.master, rank=role.rank, ranks=RANKS, silence_s=SILENCE_S)
     dataset = data(cell.data)
     found = recipe(cell.model, cell.data)
     module = make_model(cell.model, num_classes=dataset.num_classes, in_shape=dataset.in_shape, seed=cell.seed)

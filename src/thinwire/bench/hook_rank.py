@@ -10,7 +10,6 @@ import copy
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 
 import msgspec
@@ -20,6 +19,7 @@ from msgspec import UNSET, UnsetType
 from torch import nn
 
 from thinwire.bench.authors_methods import AuthorsDemo, AuthorsSparseLoCo, TorchftDiLoCo
+from thinwire.bench.groups import join
 from thinwire.bench.harness import Role, Stage
 from thinwire.bench.hook_cells import BATCHES, Cell, hook
 from thinwire.bench.methods import Distributed, Hooked, Method
@@ -98,15 +98,8 @@ class HookRank(Role, frozen=True, kw_only=True):
 
     def play(self, stage: Stage) -> None:
         """Trains as one rank."""
-        torch.set_num_threads(1)
         cell, rank, report, gate = self.cell, self.rank, stage.report, Path(self.gate)
-        dist.init_process_group(
-            "gloo",
-            init_method=f"tcp://{self.master}",
-            rank=rank,
-            world_size=cell.ranks,
-            timeout=timedelta(seconds=SILENCE_S),
-        )
+        join(self.master, rank=rank, ranks=cell.ranks, silence_s=SILENCE_S)
         found = recipe(cell.model, cell.data, design=hook(cell.hook).recipe)
         batch = cell.batch or BATCHES.get(cell.model, found.batch)
         found = replace(found, batch=batch, lr=cell.lr or found.lr, steps=cell.warmup + cell.steps)

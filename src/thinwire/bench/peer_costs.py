@@ -11,7 +11,6 @@ import statistics
 import sys
 import time
 from contextlib import ExitStack
-from datetime import timedelta
 
 from thinwire.bench.harness import Role, Stage
 from thinwire.bench.hook_runs import free_port
@@ -50,14 +49,9 @@ class PeerRank(Role, frozen=True, kw_only=True):
         import torch
         import torch.distributed as dist
 
-        torch.set_num_threads(1)
-        dist.init_process_group(
-            "gloo",
-            init_method=f"tcp://{self.master}",
-            rank=self.rank,
-            world_size=self.ranks,
-            timeout=timedelta(seconds=SILENCE_S),
-        )
+        from thinwire.bench.groups import join
+
+        join(self.master, rank=self.rank, ranks=self.ranks, silence_s=SILENCE_S)
         values = torch.zeros(_VALUES)
         for _ in range(_WARMING):
             dist.all_reduce(values)

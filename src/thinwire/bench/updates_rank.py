@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
 from itertools import cycle, islice
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from thinwire.bench.groups import join
 from thinwire.bench.harness import Stage
 from thinwire.bench.hook_rank import SILENCE_S
 from thinwire.bench.updates_cells import (
@@ -48,15 +48,8 @@ _BATCHES = 40
 
 def train(role: UpdatesRank, stage: Stage) -> None:
     """Trains as one rank; the first block is not counted."""
-    torch.set_num_threads(1)
     cell = role.cell
-    dist.init_process_group(
-        "gloo",
-        init_method=f"tcp://{role.master}",
-        rank=role.rank,
-        world_size=cell.ranks,
-        timeout=timedelta(seconds=SILENCE_S),
-    )
+    join(role.master, rank=role.rank, ranks=cell.ranks, silence_s=SILENCE_S)
     found = replace(recipe(cell.model, cell.data), batch=cell.batch)
     dataset = data(cell.data, context=found.context)
     module = make_model(cell.model, num_classes=dataset.num_classes, in_shape=dataset.in_shape, seed=cell.seed)
