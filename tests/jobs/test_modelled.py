@@ -5,7 +5,7 @@ import pytest
 from thinwire.errors import ConfigError
 from thinwire.jobs import in_process, modelled
 from thinwire.jobs.job import Job
-from thinwire.jobs.virtual_time import TransportCosts
+from thinwire.jobs.virtual_time import Sharing, TransportCosts
 
 FREE = TransportCosts(worker_message_s=0.0, server_message_s=0.0, byte_s=0.0, latency_s=0.0)
 
@@ -31,6 +31,19 @@ def test_a_thin_link_says_how_long_a_step_is() -> None:
     assert 1.04 * pushes < outcome.seconds_per_step < 2.2 * pushes
     shared = modelled.run(job(link="1mbit", servers_on_workers=True), costs=FREE)
     assert shared.seconds_per_step < 0.75 * outcome.seconds_per_step  # each link has a third of the traffic
+
+
+def test_workers_hold_each_other_up_only_where_they_share_processors() -> None:
+    held_up = Sharing(slowdown=2.0, use=0.1)
+    seconds = {
+        (cores, sharing is None): modelled.run(
+            job(workers=2, steps=12), cores=cores, costs=FREE, sharing=sharing
+        ).seconds_per_step
+        for cores in (2, None)
+        for sharing in (held_up, None)
+    }
+    assert seconds[2, False] > 4 * seconds[2, True], "twenty times, of all that one computes beside the other"
+    assert seconds[None, False] < 3 * seconds[None, True], "each has a processor of its own"
 
 
 def test_what_it_cannot_do_is_refused() -> None:

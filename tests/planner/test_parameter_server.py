@@ -88,12 +88,28 @@ def test_cores_that_all_share_are_busy_with_servers_and_messages_too() -> None:
     ranks = replace(FREE, cores=2, collective=True, chunk_nbytes=4000)
     more = step_s(LAYERS, replace(ranks, worker_message_s=0.001)) - step_s(LAYERS, ranks)
     assert more == pytest.approx(8 * 4 * 7 * 0.001 / 2 / SHARED_USE, rel=0.3)
+    measured = replace(FREE, cores=2, use=0.6)
+    assert step_s(adding, measured) == pytest.approx(busy / 0.6, rel=0.2), "what was measured, where it was"
+
+
+def test_bytes_take_a_processor_at_both_ends() -> None:
+    carried_s = 1e-6 * sum(layer.push_nbytes + layer.pull_nbytes for layer in LAYERS)
+    own = replace(FREE, byte_s=1e-6)
+    served_s = 8 * carried_s
+    assert served_s <= step_s(LAYERS, own) <= served_s + 4 * 0.003, "the server takes those of eight workers"
+    shared = step_s(LAYERS, replace(own, cores=2))
+    busy = 8 * 4 * 0.003 / 2 + 2 * 8 * carried_s / 2
+    assert shared == pytest.approx(busy / SHARED_USE, rel=0.1)
+    ranks = replace(FREE, collective=True)
+    assert step_s(LAYERS, replace(ranks, byte_s=1e-6)) == step_s(LAYERS, ranks), "measured with their messages"
 
 
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ConfigError, match="2 shards in the collective mode"):
         replace(FREE, shards=2, collective=True)
-    with pytest.raises(ConfigError, match=r"chunks of -1 bytes, 0\.0 and 0\.0 s a message; all are 0 or more"):
+    with pytest.raises(
+        ConfigError, match=r"chunks of -1 bytes, 0\.0 and 0\.0 s a message, 0\.0 s a byte; all are 0 or more"
+    ):
         replace(FREE, chunk_nbytes=-1)
     with pytest.raises(ConfigError, match="a layer lies on shard 1, and there are 1"):
         step_s([replace(LAYERS[0], shard=1)], FREE)

@@ -13,6 +13,7 @@ from torch import nn
 
 from thinwire import plan
 from thinwire.errors import ConfigError
+from thinwire.jobs.virtual_time import Sharing
 from thinwire.planner import planning
 from thinwire.planner.costs import TensorCosts, exchange_every, measure_costs
 from thinwire.planner.planning import UNCOMPRESSED, Plan, Setting
@@ -104,6 +105,16 @@ def test_shards_carry_the_servers_traffic_together_and_ranks_no_more_than_their_
     assert seconds[2] == pytest.approx(traffic, rel=0.05)
     assert ranks.step_s("fp32", 1024, 1e6) < 1.2 * seconds[2], "a rank's traffic hardly depends on how many there are"
     assert one.step_s("fp32", 1024, 1e6) > 100 * seconds[0]
+
+
+def test_workers_that_share_processors_take_from_each_other(known: Known) -> None:
+    beside = Sharing(slowdown=1.5, use=0.6)
+    for setting in (Setting(latency_ms=0), Setting(latency_ms=0, cores=2)):
+        assumed = known(setting)
+        measured = Plan(assumed.profile, ["3lc"], setting, sharing=beside)
+        once, held_up = (each.step_s("fp32", 8, math.inf) for each in (assumed, measured))
+        # Of the messages nothing is said: they were measured as they are.
+        assert held_up == once if setting.cores is None else 1.4 * once < held_up < 1.5 * 0.9 / 0.6 * once
 
 
 def test_the_verdict_says_which_and_from_which_rate_on(known: Known) -> None:

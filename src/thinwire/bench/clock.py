@@ -3,6 +3,7 @@
 Each cell is trained twice. Once as `thinwire train` does it, with a process for every worker and server and the kernel
 shaping their links; once in one process, its clock computed from measured processor seconds, bytes and the links' rate,
 with as many cores as this machine has and with what a message costs here behind such a link, which is measured first.
+So is what workers that share the cores take from each other, with the workload's own steps and without any exchange.
 The machine should do nothing else: what takes processors from the processes makes the measured step longer, and a
 computed one does not know of it.
 """
@@ -16,13 +17,14 @@ from dataclasses import dataclass
 
 from thinwire.bench.harness import Bench, Figures, Measured, Tell, column, median
 from thinwire.bench.options import ClockOptions
+from thinwire.bench.sharing import measure_sharing
 from thinwire.bench.transport_costs import measure_costs
 from thinwire.engines.links import parse_rate
 from thinwire.jobs import modelled
 from thinwire.jobs.cluster import choose_links, run
 from thinwire.jobs.job import Job
 from thinwire.jobs.tables import Table
-from thinwire.jobs.virtual_time import TransportCosts
+from thinwire.jobs.virtual_time import Sharing, TransportCosts
 
 BAR = 0.1
 """Of the measured seconds: what the computed ones may differ by."""
@@ -37,6 +39,7 @@ class Clocked(Figures, frozen=True, kw_only=True):
         shaping: of the processes' links.
         cores: that the computed clock had.
         costs: that it had of messages.
+        sharing: that it had of workers on shared processors.
     """
 
     measured_s: float
@@ -44,6 +47,7 @@ class Clocked(Figures, frozen=True, kw_only=True):
     shaping: str
     cores: int
     costs: TransportCosts
+    sharing: Sharing = Sharing()
 
 
 @dataclass(kw_only=True)
@@ -78,6 +82,7 @@ class ClockBench(ClockOptions, Bench[Job, Clocked]):
 
     def __post_init__(self) -> None:
         self._costs: dict[str | None, TransportCosts] = {}
+        self._sharing: dict[int, Sharing] = {}
         self.cells()
 
     def costs(self, link: str | None) -> TransportCosts:
@@ -85,6 +90,13 @@ class ClockBench(ClockOptions, Bench[Job, Clocked]):
         if link not in self._costs:
             self._costs[link] = measure_costs(choose_links(link, self.shaping))
         return self._costs[link]
+
+    def sharing(self, workers: int) -> Sharing:
+        """Returns what so many workers take from each other; measured once for each number."""
+        if workers not in self._sharing:
+            # The computed clock has its workers take turns in one process, and so has what they are compared with.
+            self._sharing[workers] = measure_sharing(self.model, self.data, ranks=workers, copies=workers)
+        return self._sharing[workers]
 
     def cells(self) -> list[Job]:
         return [
@@ -106,10 +118,12 @@ class ClockBench(ClockOptions, Bench[Job, Clocked]):
         cores = os.cpu_count() or 1
         tell("messages")
         costs = self.costs(cell.link)
+        tell("workers side by side")
+        sharing = self.sharing(cell.workers)
         tell("computed clock")
         # Twice: the first run loads, or compiles, what the second one times.
-        modelled.run(cell, cores=cores, costs=costs)
-        computed = modelled.run(cell, cores=cores, costs=costs)
+        modelled.run(cell, cores=cores, costs=costs, sharing=sharing)
+        computed = modelled.run(cell, cores=cores, costs=costs, sharing=sharing)
         tell("processes")
         outcome = run(cell, links=choose_links(cell.link, self.shaping))
         return Clocked(
@@ -118,6 +132,7 @@ class ClockBench(ClockOptions, Bench[Job, Clocked]):
             shaping=outcome.shaping,
             cores=cores,
             costs=costs,
+            sharing=sharing,
         )
 
     def thin_link(self) -> tuple[str | None, str]:
@@ -136,6 +151,7 @@ class ClockBench(ClockOptions, Bench[Job, Clocked]):
     def notes(self, measured: Measured[Job, Clocked]) -> list[str]:
         differences = [abs(_difference(runs)) for runs in measured.values()]
         within = sum(each <= BAR for each in differences)
+        by_workers = {cell.workers: runs[0].sharing for cell, runs in measured.items()}
         by_link = {cell.link: runs[0].costs for cell, runs in measured.items()}
         return [
             *(
@@ -143,6 +159,11 @@ class ClockBench(ClockOptions, Bench[Job, Clocked]):
                 f"{1e6 * costs.server_message_s:.0f} at a server, a megabyte {1e12 * costs.byte_s:.0f} µs, and it "
                 f"comes {1e6 * costs.latency_s:.0f} µs after its last byte"
                 for link, costs in by_link.items()
+            ),
+            *(
+                f"{workers} workers: beside the others a step takes {sharing.slowdown:.2f} times the processor seconds "
+                f"of one in turn with them, and lockstep leaves {sharing.use:.0%} of the processors in use"
+                for workers, sharing in by_workers.items()
             ),
             f"{within} of {len(differences)} points within {BAR:.0%}; median {statistics.median(differences):.1%}, "
             f"largest {max(differences):.1%}",

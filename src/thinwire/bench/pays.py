@@ -22,6 +22,7 @@ from thinwire.bench.hook_runs import last_line, measure
 from thinwire.bench.options import PaysOptions
 from thinwire.bench.pay_rows import AtLink, Method, Paid, compare, milliseconds, pays_table, prediction_tables, summary
 from thinwire.bench.peer_costs import measure_peer_message_s
+from thinwire.bench.sharing import measure_sharing
 from thinwire.bench.transport_costs import measure_costs
 from thinwire.engines.engine import ENVIRONMENT
 from thinwire.engines.links import parse_rate
@@ -30,7 +31,6 @@ from thinwire.errors import ConfigError
 from thinwire.jobs.tables import Table
 from thinwire.jobs.virtual_time import TransportCosts
 from thinwire.planner.planning import UNCOMPRESSED, Plan, Setting
-from thinwire.planner.profile import Profile
 from thinwire.planner.workload import profile_workload, torch_threads
 from thinwire.policies.designs import Design, design
 from thinwire.workloads.models import TEXT_MODELS
@@ -42,7 +42,7 @@ LIBRARIES = (
     # All roles of benchmarks, which their command looks through.
     *(
         f"thinwire.bench.{name}"
-        for name in ("transports", "server", "hook_rank", "fsdp_cells", "hostile", "peer_costs")
+        for name in ("transports", "server", "hook_rank", "fsdp_cells", "hostile", "peer_costs", "sharing")
     ),
 )
 """What ranks and servers import, once for all of them."""
@@ -158,18 +158,24 @@ class PaysBench(PaysOptions, Bench[Method, Paid]):
     def _plan(self, cell: Method) -> Plan:
         """The plan of a model in one mode; no rank is running while it is measured."""
         if cell.model not in self._plans:
-            profile = _profile(cell)
+            batch = BATCHES.get(cell.model, recipe(cell.model, cell.data).batch)
+            profile = profile_workload(cell.model, cell.data, batch=batch, seed=cell.seed, threads=1)
+            cores = self.cores or os.cpu_count()
+            sharing = measure_sharing(
+                cell.model, cell.data, batch=batch, ranks=cell.ranks, cores=cores, starter=self._starter()
+            )
             made = {}
             for mode in ("server", "collective"):
                 names = [name for name in self.methods if (mode == "server") == hook(name).served]
                 planned = [each for each in map(_planned, names) if each is not None]
-                setting = Setting(
-                    workers=cell.ranks,
-                    mode=mode,
-                    cores=self.cores or os.cpu_count(),
-                )
+                setting = Setting(workers=cell.ranks, mode=mode, cores=cores)
                 made[mode] = Plan(
-                    profile, planned, setting, transport=self.transport, peer_message_s=self.peer_message_s
+                    profile,
+                    planned,
+                    setting,
+                    transport=self.transport,
+                    peer_message_s=self.peer_message_s,
+                    sharing=sharing,
                 )
                 with torch_threads(1):
                     made[mode].costs  # noqa: B018  # measured now, while nothing else runs
@@ -209,11 +215,6 @@ def _planned(name: str) -> Design | None:
     if named.codec is None:
         raise ConfigError(f"method {name!r}: the planner knows designs and our codecs, and none of torch's hooks")
     return replace(design("3lc"), name=name, up=named.codec, down=named.codec)
-
-
-def _profile(cell: Method) -> Profile:
-    batch = BATCHES.get(cell.model, recipe(cell.model, cell.data).batch)
-    return profile_workload(cell.model, cell.data, batch=batch, seed=cell.seed, threads=1)
 
 
 def _predicted_s(plan: Plan, cell: Method, bps: float) -> float:

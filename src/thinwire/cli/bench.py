@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from thinwire.bench import designs as designs_bench
     from thinwire.bench import doors as doors_bench
     from thinwire.bench import fsdp as fsdp_bench
-    from thinwire.bench import fsdp_cells, harness, hook_rank, peer_costs, transport_costs, updates_cells
+    from thinwire.bench import fsdp_cells, harness, hook_rank, peer_costs, sharing, transport_costs, updates_cells
     from thinwire.bench import hooks as hooks_bench
     from thinwire.bench import hostile as hostile_bench
     from thinwire.bench import loss_race as loss_races
@@ -70,7 +70,7 @@ else:
     loss_races = lazy("thinwire.bench.loss_race")
     pays_bench = lazy("thinwire.bench.pays")
     races = lazy("thinwire.bench.race")
-    server_bench = lazy("thinwire.bench.server")
+    server_bench, sharing = lazy("thinwire.bench.server"), lazy("thinwire.bench.sharing")
     peer_costs, transport_costs = lazy("thinwire.bench.peer_costs"), lazy("thinwire.bench.transport_costs")
     transports_bench = lazy("thinwire.bench.transports")
     updates_bench, updates_cells = lazy("thinwire.bench.updates"), lazy("thinwire.bench.updates_cells")
@@ -401,6 +401,7 @@ def role(
         | transport_costs.EchoServer
         | transport_costs.EchoWorker
         | peer_costs.PeerRank
+        | sharing.SharingRank
     )
     kinds = load | hostile_bench.AttackedServer | hostile_bench.Honest | hostile_bench.Attacker
     part = msgspec.json.decode(spec.encode(), type=kinds)

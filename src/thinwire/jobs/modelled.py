@@ -24,7 +24,7 @@ from thinwire.jobs.events import Accuracy
 from thinwire.jobs.job import Job
 from thinwire.jobs.outcome import CurvePoint, RunOutcome, WorkerOutcome, summarise
 from thinwire.jobs.training import run_worker
-from thinwire.jobs.virtual_time import Agenda, Links, Processors, TransportCosts
+from thinwire.jobs.virtual_time import Agenda, Links, Processors, Sharing, TransportCosts
 from thinwire.runtime.serving import serving
 from thinwire.server.core import ServerCore
 from thinwire.transports.base import Connection, wire_nbytes
@@ -40,6 +40,7 @@ def run(
     *,
     cores: int | None = None,
     costs: TransportCosts | None = None,
+    sharing: Sharing | None = None,
     on_event: OnEvent = lambda process, event: None,
 ) -> RunOutcome:
     """Trains once, by the computed clock.
@@ -48,6 +49,7 @@ def run(
         job: what to train; its link is of any rate.
         cores: processors that all workers and servers share; None: each has one of its own.
         costs: of the transport; by default gRPC's, see `TransportCosts`.
+        sharing: what workers that compute at the same time on shared processors take from each other; None: nothing.
         on_event: called with each worker's name and event.
 
     Raises:
@@ -58,7 +60,7 @@ def run(
         raise ConfigError("a run with a computed clock has a number of steps, no time budget")
     if job.device != "cpu":
         raise ConfigError(f"device {job.device!r}: the computed clock counts a processor's seconds; use cpu")
-    cluster = _Cluster(job, Processors(cores), costs or TransportCosts(), on_event)
+    cluster = _Cluster(job, Processors(cores), costs or TransportCosts(), sharing or Sharing(), on_event)
     workers = cluster.run()
     outcome = summarise(job, workers, cluster.curve, rate=parse_rate(job.link or "none"), shaping=MODELLED)
     return msgspec.structs.replace(outcome, in_process=True)
@@ -71,8 +73,10 @@ class _Cluster:
     servers, or the worker that it lets go on until that one waits for a message.
     """
 
-    def __init__(self, job: Job, processors: Processors, costs: TransportCosts, on_event: OnEvent) -> None:
-        self.job, self.processors, self.costs = job, processors, costs
+    def __init__(
+        self, job: Job, processors: Processors, costs: TransportCosts, sharing: Sharing, on_event: OnEvent
+    ) -> None:
+        self.job, self.processors, self.costs, self.sharing = job, processors, costs, sharing
         self.agenda = Agenda()
         bps = parse_rate(job.link or "none").bps
         burst_bytes = 0.0 if bps is None else burst_nbytes(bps)
@@ -140,7 +144,7 @@ class _Worker:
         self.stopped = False
         self._turn = threading.Semaphore(0)
         self._clock_s = self._begin_s = 0.0
-        self._began_cpu_s = 0.0
+        self._began_cpu_s, self._stretch = 0.0, 1.0
 
     @property
     def begins_s(self) -> float:
@@ -149,11 +153,14 @@ class _Worker:
 
     def now(self) -> float:
         """Returns its clock: when it went on, and what it has computed since. For its own thread."""
-        return self._begin_s + time.thread_time() - self._began_cpu_s
+        return self._begin_s + self._stretch * (time.thread_time() - self._began_cpu_s)
 
     def go_on(self) -> None:
         """Lets it compute until it waits or ends. For the cluster's thread."""
         self._begin_s = self.begins_s
+        # Whoever begins beside another one is held up; who has the machine to itself is not.
+        contended = self._cluster.processors.contended(self._begin_s)
+        self._stretch = self._cluster.sharing.stretch if contended else 1.0
         self._turn.release()
         self._cluster.yielded.acquire()
 

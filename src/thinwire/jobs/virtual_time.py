@@ -40,6 +40,33 @@ class TransportCosts:
     latency_s: float = 200e-6
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sharing:
+    """What processes in lockstep take from each other where they share processors.
+
+    Args:
+        slowdown: processor seconds of what one computes beside the others, over those of the same without them.
+        use: of the processors, what lockstep leaves in use, above 0 and up to 1.
+
+    `bench.sharing.measure_sharing` measures any machine's.
+
+    Raises:
+        ConfigError: a number out of its range.
+    """
+
+    slowdown: float = 1.0
+    use: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.slowdown >= 1 or not 0 < self.use <= 1:
+            raise ConfigError(f"{self}: a slowdown is 1 or more, and a use above 0 and at most 1")
+
+    @property
+    def stretch(self) -> float:
+        """How many times as long as alone whatever is computed takes."""
+        return self.slowdown / self.use
+
+
 class Agenda:
     """What is to happen, by time; what is of one time happens in the order in which it was noted."""
 
@@ -81,6 +108,10 @@ class Processors:
     def begins(self, ready_s: float) -> float:
         """Returns when something that is ready at a time finds a free processor."""
         return ready_s if self._free is None else max(ready_s, min(self._free))
+
+    def contended(self, begin_s: float) -> bool:
+        """Returns whether something else still computes when something begins on the processor that is free first."""
+        return self._free is not None and max(self._free) > begin_s
 
     def book(self, begin_s: float, seconds: float) -> None:
         """Keeps the processor that is free first busy for so many seconds from `begin_s`, or from when it is free."""

@@ -90,9 +90,12 @@ class Cluster:
             collective mode.
         worker_message_s: of a processor for a message that comes to a worker or leaves it, in either mode. It is
             counted where cores are shared; else a worker's own threads do it beside what it computes.
+        byte_s: of a processor for each byte of a message, at a server's end, and where cores are shared at a worker's;
+            not counted in the collective mode.
+        use: of processors that all share, what lockstep leaves in use.
 
     Raises:
-        ConfigError: a number below 1, or a chunk or seconds below 0.
+        ConfigError: a number below 1, or a chunk or seconds below 0, or a use that is not above 0 and at most 1.
     """
 
     workers: int
@@ -105,14 +108,18 @@ class Cluster:
     chunk_nbytes: float = 0.0
     message_s: float = 0.0
     worker_message_s: float = 0.0
+    byte_s: float = 0.0
+    use: float = SHARED_USE
 
     def __post_init__(self) -> None:
+        if not 0 < self.use <= 1:
+            raise ConfigError(f"use={self.use}; a share of the processors is above 0 and at most 1")
         if self.collective and self.shards != 1:
             raise ConfigError(f"{self.shards} shards in the collective mode, which has no servers; leave it at 1")
-        if not min(self.chunk_nbytes, self.message_s, self.worker_message_s) >= 0:
+        if not min(self.chunk_nbytes, self.message_s, self.worker_message_s, self.byte_s) >= 0:
             raise ConfigError(
-                f"chunks of {self.chunk_nbytes} bytes, {self.message_s} and {self.worker_message_s} s a message; all "
-                "are 0 or more"
+                f"chunks of {self.chunk_nbytes} bytes, {self.message_s} and {self.worker_message_s} s a message, "
+                f"{self.byte_s} s a byte; all are 0 or more"
             )
         if min(self.workers, self.shards, self.cores or 1) < 1:
             raise ConfigError(f"{self.workers} workers, {self.shards} shards and {self.cores} cores; all are 1 or more")
@@ -127,6 +134,10 @@ class Cluster:
     def served_s(self) -> float:
         """What an exchange's messages take of a server's processor for each worker, in seconds."""
         return 0.0 if self.collective else 2 * self.message_s
+
+    def carried_s(self, nbytes: float) -> float:
+        """Returns what so many bytes take of a processor at either end, besides what their messages take."""
+        return 0.0 if self.collective else nbytes * self.byte_s
 
 
 def step_s(layers: Sequence[Layer], cluster: Cluster) -> float:
@@ -164,9 +175,11 @@ def _busy_s(layers: Sequence[Layer], cluster: Cluster, exchanges: float) -> floa
         return 0.0
     at_workers = sum(layer.forward_s + layer.backward_s + layer.encode_s + layer.decode_s for layer in layers)
     at_workers += exchanges * cluster.exchange_s
+    carried_s = cluster.carried_s(sum(layer.push_nbytes + layer.pull_nbytes for layer in layers))
+    at_workers += carried_s
     at_servers = sum(cluster.workers * layer.server_push_s + layer.server_update_s for layer in layers)
-    at_servers += cluster.workers * exchanges * cluster.served_s
-    return (cluster.workers * at_workers + at_servers) / cluster.cores / SHARED_USE
+    at_servers += cluster.workers * (exchanges * cluster.served_s + carried_s)
+    return (cluster.workers * at_workers + at_servers) / cluster.cores / cluster.use
 
 
 class _Timeline:
@@ -220,15 +233,16 @@ class _Timeline:
             return
         layers = [self._layers[index] for index in ready]
         self.exchanges += 1
+        carried_s = self._cluster.carried_s(sum(layer.push_nbytes + layer.pull_nbytes for layer in layers))
         if self._cluster.cores is not None:
-            self._worker += self._stretch * self._cluster.exchange_s
+            self._worker += self._stretch * (self._cluster.exchange_s + carried_s)
         chunk = Layer(
             name=layers[0].name,
             forward_s=0.0,
             backward_s=0.0,
             push_nbytes=sum(layer.push_nbytes for layer in layers),
             pull_nbytes=sum(layer.pull_nbytes for layer in layers),
-            server_push_s=sum(layer.server_push_s for layer in layers) + self._cluster.served_s,
+            server_push_s=sum(layer.server_push_s for layer in layers) + self._cluster.served_s + carried_s,
             server_update_s=sum(layer.server_update_s for layer in layers),
             shard=shard,
         )

@@ -16,9 +16,9 @@ import msgspec
 
 from thinwire.engines.links import parse_rate
 from thinwire.errors import ConfigError
-from thinwire.jobs.virtual_time import TCP_HEADERS_NBYTES, TCP_PAYLOAD_NBYTES, TransportCosts
+from thinwire.jobs.virtual_time import TCP_HEADERS_NBYTES, TCP_PAYLOAD_NBYTES, Sharing, TransportCosts
 from thinwire.planner.costs import TensorCosts, exchange_every, mean_bits, measure_costs
-from thinwire.planner.parameter_server import Cluster, Layer, Link, step_s
+from thinwire.planner.parameter_server import SHARED_USE, Cluster, Layer, Link, step_s
 from thinwire.planner.profile import Profile
 from thinwire.policies.assignment import Sized
 from thinwire.policies.designs import Design, design
@@ -35,8 +35,12 @@ TRANSPORT = TransportCosts()
 PEER_MESSAGE_S = 350e-6
 """Of a rank's processor for a message to or from another: plain DDP of four ranks, 12 messages in a rank's step, adds
 4.5 to 7 ms to its CPU time without a limit on the link (docs/benchmarks.md, machine A)."""
+SHARING = Sharing(use=SHARED_USE)
+"""What is assumed of processes that share processors, where it was not measured."""
 GATHERED_NBYTES = 4e6
 """Of gradients that ranks exchange together, as `ddp.compress` has it unless told otherwise."""
+CODEC_SECONDS = ("encode_s", "decode_s", "server_push_s", "server_update_s")
+"""Of `TensorCosts` and `Layer`."""
 DRAWN_BPS, POINTS = (1e6, 1e11), 61
 """Rates that `by_link` has: twelve a decade."""
 SLOWEST_BPS, FASTEST_BPS = 1e5, 1e12
@@ -135,6 +139,7 @@ class Plan:
         setting: the cluster that is asked about.
         transport: what a message costs between a worker and a server.
         peer_message_s: of a rank's processor for a message to or from another, in seconds.
+        sharing: what workers that share processors take from each other; where each has its own, it says nothing.
 
     Raises:
         ConfigError: an unknown design, or one that no plan can be made of.
@@ -148,9 +153,10 @@ class Plan:
         *,
         transport: TransportCosts = TRANSPORT,
         peer_message_s: float = PEER_MESSAGE_S,
+        sharing: Sharing = SHARING,
     ) -> None:
         self.profile, self.setting, self._transport = profile, setting, transport
-        self._peer_message_s = peer_message_s
+        self._peer_message_s, self._sharing = peer_message_s, sharing
         given = [each if isinstance(each, Design) else design(each) for each in (UNCOMPRESSED, *designs)]
         self.designs = {each.name: each for each in given}
         for each in self.designs.values():
@@ -184,6 +190,8 @@ class Plan:
             chunk_nbytes=self._gathered_nbytes(layers) if collective else CHUNK_NBYTES,
             message_s=self._transport.server_message_s,
             worker_message_s=self._peer_message_s if collective else self._transport.worker_message_s,
+            byte_s=self._transport.byte_s,
+            use=self._sharing.use,
         )
         alone = sum(layer.forward_s + layer.backward_s for layer in layers)
         if setting.cores is not None:
@@ -257,14 +265,17 @@ class Plan:
         if setting.servers > 1:
             placed = placement(self.designs[name].placement).place(sized, setting.servers).partitions
             shards = {t.name: parts for t, parts in zip(tensors, placed, strict=True)}
+        slowdown = 1.0 if setting.cores is None else self._sharing.slowdown
         layers = []
         for number, tensor in enumerate(tensors):
             cost, other_s = costs[tensor.name], 0.0 if number else self.profile.other_s
             whole = Layer(
                 name=tensor.name,
-                forward_s=(tensor.forward_s + other_s) / setting.compute,
-                backward_s=tensor.backward_s / setting.compute,
-                **{each: getattr(cost, each) for each in TensorCosts.__dataclass_fields__},
+                forward_s=slowdown * (tensor.forward_s + other_s) / setting.compute,
+                backward_s=slowdown * tensor.backward_s / setting.compute,
+                push_nbytes=cost.push_nbytes,
+                pull_nbytes=cost.pull_nbytes,
+                **{each: slowdown * getattr(cost, each) for each in CODEC_SECONDS},
             )
             parts = shards.get(tensor.name, ())
             if not parts:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -33,21 +33,42 @@ def profile_workload(
         ConfigError: unknown names.
         DataError: the data set is not here.
     """
+    network, step = training_step(model, data, batch=batch, seed=seed)
+    with torch_threads(threads):
+        return profile(network, step, steps=steps)
+
+
+def training_step(
+    model: str, data: str, *, rank: int = 0, workers: int = 1, batch: int | None = None, seed: int = 0
+) -> tuple[nn.Module, Callable[[], None]]:
+    """Returns a worker's network, and what makes its next step without any exchange.
+
+    Args:
+        model: its name.
+        data: name of the data set.
+        rank: of the worker.
+        workers: how many share the data.
+        batch: examples per step; None: the recipe's.
+        seed: of weights and batches.
+
+    Raises:
+        ConfigError: unknown names.
+        DataError: the data set is not here.
+    """
     how = recipe(model, data)
     dataset = find_data(data, context=how.context)
     network = build_model(model, num_classes=dataset.num_classes, in_shape=dataset.in_shape, seed=seed)
     optimizer = build_optimizer(network, how)
-    batches = Batches(dataset, rank=0, workers=1, batch=batch or how.batch, seed=seed, augment=how.augment)
+    batches = Batches(dataset, rank=rank, workers=workers, batch=batch or how.batch, seed=seed, augment=how.augment)
 
-    def step(network: nn.Module = network) -> None:
+    def step() -> None:
         inputs, targets = next(batches)
         optimizer.zero_grad()
         training_loss(network, how, network(inputs), targets).backward()  # type: ignore[no-untyped-call]
         clip_gradients(network, how)
         optimizer.step()
 
-    with torch_threads(threads):
-        return profile(network, step, steps=steps)
+    return network, step
 
 
 @contextmanager
