@@ -46,6 +46,17 @@ def test_workers_hold_each_other_up_only_where_they_share_processors() -> None:
     assert seconds[None, False] < 3 * seconds[None, True], "each has a processor of its own"
 
 
+def test_messages_and_servers_are_held_up_too() -> None:
+    costly = TransportCosts(worker_message_s=0.02, server_message_s=0.01, byte_s=0.0, latency_s=0.0)
+    held_up = Sharing(slowdown=2.0, use=0.2)
+    for cores, least, most in ((2, 4.0, 10.5), (None, 0.5, 1.5)):
+        alone, beside = (
+            modelled.run(job(workers=4), cores=cores, costs=costly, sharing=sharing).seconds_per_step
+            for sharing in (None, held_up)
+        )
+        assert least * alone < beside < most * alone
+
+
 def test_what_it_cannot_do_is_refused() -> None:
     with pytest.raises(ConfigError, match="a number of steps, no time budget"):
         modelled.run(job(steps=None, seconds=3.0))

@@ -26,7 +26,7 @@ from thinwire.errors import EngineError
 from thinwire.jobs.virtual_time import Sharing
 
 SILENCE_S = 120.0
-WARMING, ROUNDS, STEPS = 4, 3, 24
+WARMING, ROUNDS, STEPS = 4, 5, 24
 """Steps of each before any is counted; then how often both ways are gone through, and in how many steps each."""
 
 

@@ -49,7 +49,8 @@ def run(
         job: what to train; its link is of any rate.
         cores: processors that all workers and servers share; None: each has one of its own.
         costs: of the transport; by default gRPC's, see `TransportCosts`.
-        sharing: what workers that compute at the same time on shared processors take from each other; None: nothing.
+        sharing: what workers and servers that compute at the same time on shared processors take from each other; None:
+            nothing.
         on_event: called with each worker's name and event.
 
     Raises:
@@ -105,6 +106,17 @@ class _Cluster:
         """Sends a message over the links when the time has come at which it is ready."""
         self.agenda.note(ready_s, lambda now_s: self.links.send(sender, receiver, nbytes, now_s, arrived))
 
+    def book(self, begin_s: float, seconds: float) -> float:
+        """Keeps a processor busy from a time that may be still to come; returns for how long, as it is shared."""
+        lasts_s = seconds * self.stretch(begin_s)
+        self.agenda.note(begin_s, partial(self.processors.book, seconds=lasts_s))
+        return lasts_s
+
+    def stretch(self, begin_s: float) -> float:
+        """Returns how many times as long as measured something takes that begins at a time."""
+        # Whoever begins beside another one is held up; who has the machine to itself is not.
+        return self.sharing.stretch if self.processors.contended(begin_s) else 1.0
+
     def _go_on(self) -> None:
         ready = [worker for worker in self.workers if worker.ready]
         first = min(ready, key=lambda worker: worker.begins_s, default=None)
@@ -158,9 +170,7 @@ class _Worker:
     def go_on(self) -> None:
         """Lets it compute until it waits or ends. For the cluster's thread."""
         self._begin_s = self.begins_s
-        # Whoever begins beside another one is held up; who has the machine to itself is not.
-        contended = self._cluster.processors.contended(self._begin_s)
-        self._stretch = self._cluster.sharing.stretch if contended else 1.0
+        self._stretch = self._cluster.stretch(self._begin_s)
         self._turn.release()
         self._cluster.yielded.acquire()
 
@@ -180,8 +190,7 @@ class _Worker:
     def book_message(self, when_s: float, nbytes: int) -> None:
         """Keeps a processor busy with a message that its transport sends or receives at a time."""
         costs = self._cluster.costs
-        seconds = costs.worker_message_s + nbytes * costs.byte_s
-        self._cluster.agenda.note(when_s, partial(self._cluster.processors.book, seconds=seconds))
+        self._cluster.book(when_s, costs.worker_message_s + nbytes * costs.byte_s)
 
     def stop(self) -> None:
         """Ends its thread, which finds its sessions over."""
@@ -260,8 +269,7 @@ class _Shard:
 
     def work(self, begin_s: float, seconds: float) -> float:
         """Keeps the server and a processor busy; returns when the server is free again."""
-        self._cluster.agenda.note(begin_s, partial(self._cluster.processors.book, seconds=seconds))
-        self._free_s = begin_s + seconds
+        self._free_s = begin_s + self._cluster.book(begin_s, seconds)
         return self._free_s
 
     def _message_s(self, nbytes: int) -> float:
