@@ -16,7 +16,8 @@ from thinwire.bench.chaos.options import (
     WorkerDeathOptions,
 )
 from thinwire.cli import options
-from thinwire.cli.bench import Resume, measure
+from thinwire.cli.bench import measure
+from thinwire.cli.bench_options import Resume
 from thinwire.cli.lazy import lazy
 
 if TYPE_CHECKING:

@@ -1,0 +1,75 @@
+"""The options of `thinwire bench`'s commands that the others do not have, written once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from thinwire.cli import options
+
+Resume = Annotated[bool, typer.Option("--resume", help="Keep what the --json file holds, and measure the rest.")]
+Device = Annotated[str, typer.Option(help="cpu, or cuda (cuda:1, …): the GPU kernels, on the device's clock.")]
+Counts = Annotated[list[int], typer.Option(min=1, help="How many workers; repeat for several.")]
+AllDesigns = options.names("Designs with commas between; by default all.")
+AllModels = options.names("Models with commas between; by default all.")
+SomeModels = options.names("Models with commas between.")
+LocalDesigns = options.names("Designs of local updates with commas between.")
+Link = options.many("Rate of every link.", "--link")
+Links = options.names("Rates of every link, with commas between.")
+Attacks = options.names("Attacks with commas between; by default all.")
+Times = Annotated[int, typer.Option(min=1, help="How often an attack does what it does many times.")]
+Seconds = Annotated[float, typer.Option(min=0, help="How long an attack holds what it holds.")]
+Steps = Annotated[int, typer.Option(min=1, help="Measured steps of each run.")]
+BlockSteps = Annotated[int, typer.Option(min=1, help="Steps of a block.")]
+Blocks = Annotated[int, typer.Option(min=1, help="Blocks of steps of each way to train, in turn.")]
+AllSteps = Annotated[int, typer.Option(min=1, help="Steps of the whole training, which the loss comes from.")]
+ThinSteps = Annotated[int, typer.Option(min=1, help="How many of them run on thin links, and are timed.")]
+Sharded = options.many(
+    r"hsdp:METHOD, two sites of two ranks, or fsdp:METHOD, four ranks; a method is none, or a codec as in 3lc\[s=1.0], "
+    "with gather=int8 in the brackets the parameters are coded too.",
+    "--hook",
+)
+SomeDoors = options.names("Doors with commas between; by default all.")
+Examples = Annotated[Path, typer.Option(help="The folder of the doors' scripts, examples/doors of the repository.")]
+MaxSteps = Annotated[int, typer.Option(min=1, help="At most so many; the learning rate's schedule is as long.")]
+EvalEvery = Annotated[
+    int | None, typer.Option(min=1, help="Steps between evaluations, off the clock; by default 25, of text 50.")
+]
+EvalExamples = Annotated[
+    int | None,
+    typer.Option(min=1, help="Evaluate on the first so many test examples; of text on so many windows, evenly spaced."),
+]
+Racers = Annotated[
+    list[str] | None,
+    typer.Option(
+        help=r"As for `bench hooks`; of text also a design of local updates, as in diloco\[h=30], and other people's "
+        "optimizers: demo-authors, sparseloco-authors, diloco-torchft. Repeat for several."
+    ),
+]
+Authors = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=PATH",
+        help="Of text: the file of other people's optimizer, for its hook: demo (demo-authors), sparseloco "
+        "(sparseloco-authors). Repeat for several.",
+    ),
+]
+Rates = Annotated[
+    str | None,
+    typer.Option(metavar="RATES", help="Of text: learning rates to try each method with, commas between."),
+]
+TimedSteps = Annotated[int, typer.Option(min=1, help="Of text: steps on each link, which seconds per step come from.")]
+TimedSeconds = Annotated[float, typer.Option(min=0, help="Of text: end a run on a link after so many seconds.")]
+Methods = options.many(
+    r"As for `bench hooks`; server:DESIGN is a parameter server, local-sgd\[h=4] and its kin are local updates.",
+    "--hook",
+)
+LinkSeconds = Annotated[float, typer.Option(min=0.1, help="How long a method trains at each link, about.")]
+Cores = Annotated[
+    int | None, typer.Option(min=1, help="Processors that the prediction has; by default this machine's.")
+]
+Quick = Annotated[bool, typer.Option("--quick", help="Two models, three links and fewer methods, where not given.")]
+Markdown = Annotated[Path | None, typer.Option(dir_okay=False, help="Write the tables as Markdown, to this file.")]
+Margin = Annotated[float, typer.Option(min=0, help="Of text: the target is the loss of `none` plus so many nats.")]
