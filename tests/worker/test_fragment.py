@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from thinwire.codecs import Codec, codec
+from thinwire.codecs.lag import LagBound
 from thinwire.packets import BatchedTensor
 from thinwire.policies.assignment import Partition
 from thinwire.policies.compression import NARROW
@@ -17,17 +19,17 @@ from thinwire.worker.model import PlannedTensor, WorkerTensor
 from thinwire.worker.table import WorkerTable
 
 CODECS = [codec("3lc"), NARROW, codec("fp32"), codec("int8"), codec("3lc", sparsity=1.5), NARROW]
-CODECS += [codec("3lc", nonfinite="skip"), codec("3lc")]
+CODECS += [codec("3lc", nonfinite="skip"), codec("3lc", sparsity=1.75, lag=3)]
 SHAPES = [(30, 41), (7,), (5,), (8, 9), (200,), (33,), (6, 5), (4, 4)]
 
 
-def made() -> list[WorkerTensor]:
-    """One of them is half precision, one is channels last in spirit: transposed."""
+def made(*, half: bool = True) -> list[WorkerTensor]:
+    """One of them may be half precision, one is channels last in spirit: transposed."""
     generator = torch.Generator().manual_seed(1)
     tensors = []
     for number, (up, shape) in enumerate(zip(CODECS, SHAPES, strict=True)):
         given = torch.randn(shape, generator=generator)
-        given = given.t() if number == 3 else given.half() if number == 4 else given
+        given = given.t() if number == 3 else given.half() if half and number == 4 else given
         parameter = torch.nn.Parameter(given)
         shape = tuple(parameter.shape)
         partition = Partition(0, 0, parameter.numel())
@@ -49,10 +51,12 @@ def train(tensors: list[WorkerTensor], seed: int) -> None:
             tensor.parameter += 0.01 * torch.randn(tensor.parameter.shape, generator=generator)
 
 
-def test_a_fragment_sends_and_applies_what_its_tensors_would_alone() -> None:
-    together, alone = made(), made()
+@pytest.mark.parametrize("half", [False, True])  # with one, which has rounded, all changes are written to memory
+def test_a_fragment_sends_and_applies_what_its_tensors_would_alone(half: bool) -> None:
+    together, alone = made(half=half), made(half=half)
     fragment = Fragment(together, lambda: 0.0)
-    for step in range(4):
+    # A lag is measured at the fourth exchange and the eighth.
+    for step, (keep, keep_unsent) in enumerate([(0, 0), (0, 0), (0, 1), (0.5, 0.25), *[(0, 0)] * 5]):
         train(together, step)
         train(alone, step)
         assert all(fragment.look())
@@ -72,7 +76,6 @@ def test_a_fragment_sends_and_applies_what_its_tensors_would_alone() -> None:
             assert table.context is not None and single.context is not None
             assert table.context.payload_nbytes == single.context.payload_nbytes > 0
         fragment.apply(pulled, step)
-        keep, keep_unsent = ((0.0, 0.0), (0.0, 0.0), (0.0, 1.0), (0.5, 0.25))[step]
         fragment.merge(keep, keep_unsent)
         for tensor, other in zip(together, alone, strict=True):
             assert torch.equal(tensor.values, other.values), tensor.name
@@ -89,6 +92,15 @@ def test_a_fragment_sends_and_applies_what_its_tensors_would_alone() -> None:
             assert (tensor.offset is None) == exact
             assert exact or torch.equal(tensor.offset, other.offset), tensor.name  # type: ignore[arg-type]
         assert all(table.cost.payload_bytes_pull > 0 for tensor in together for table in tensor.tables)
+    bound, expected = (lag_bound_of(tensors[-1]) for tensors in (together, alone))
+    assert bound.sparsity == 1 + 2 * 0.75 / 8
+    assert bound.changing().tolist() == expected.changing().tolist()
+
+
+def lag_bound_of(tensor: WorkerTensor) -> LagBound:
+    [table] = tensor.tables
+    assert table.context is not None and table.context.lag_bound is not None
+    return table.context.lag_bound
 
 
 def test_a_tensor_with_nan_or_inf_is_told_from_the_others() -> None:

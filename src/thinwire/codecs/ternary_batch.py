@@ -216,10 +216,13 @@ class TernaryBatch(TernaryFrames):
         bounds = [context.lag_bound for context in contexts]
         self._bounds = _addresses(bounds) if any(bounds) else None
 
-    @property
-    def bounds_lag(self) -> bool:
-        """Whether a bound on the lag follows what is encoded: it takes no `others`."""
-        return self._bounds is not None
+    def scales(
+        self, tensors: Addresses, others: Addresses | None = None, multipliers: NDArray[np.float32] | None = None
+    ) -> NDArray[np.float32] | None:
+        if self._bounds is not None:
+            multipliers = self._sparsities.copy() if multipliers is None else multipliers
+            set_multipliers(self._bounds, multipliers)
+        return super().scales(tensors, others, multipliers)
 
     def encode(
         self,
@@ -230,14 +233,10 @@ class TernaryBatch(TernaryFrames):
         others: Addresses | None = None,
         scales: NDArray[np.float32] | None = None,
     ) -> list[bytes] | None:
-        if self._bounds is None:
-            return super().encode(tensors, outs, multipliers, others=others, scales=scales)
-        assert others is None and scales is None
-        multipliers = self._sparsities.copy() if multipliers is None else multipliers
-        set_multipliers(self._bounds, multipliers)
-        made = super().encode(tensors, outs, multipliers)
-        if made is not None:
-            follow_many(self._bounds, tensors, self._residuals, self._sizes)
+        made = super().encode(tensors, outs, multipliers, others=others, scales=scales)
+        if made is not None and self._bounds is not None:
+            assert outs is None or outs is not others  # which are not any more what was subtracted
+            follow_many(self._bounds, tensors, self._residuals, self._sizes, others)
         return made
 
     def _count(self, payload_nbytes: Sequence[int]) -> None:

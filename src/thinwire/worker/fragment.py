@@ -88,7 +88,7 @@ class Fragment:
             return [math.isfinite(float(each.sum())) for each in self._changes]
         local = _addresses(self._local)
         kept = np.array([0 if t.offset is None else t.offset.data_ptr() for t in self.tensors], np.int64)
-        if self._batch is not None and not self._batch.bounds_lag and not self._written_out(kept):
+        if self._batch is not None and not self._written_out(kept):
             self._others = self._coded.of(local)
             self._scales = self._batch.scales(self._coded.shared, self._others)
         rows = self._all if self._scales is None else self._not_coded

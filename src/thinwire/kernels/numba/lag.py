@@ -66,12 +66,12 @@ def follow(state: State, update: Floats, residual: Floats) -> None:
         ...     print(f"{state[SPARSITY]:.3f}", end=";")
         1.000;1.000;1.000;1.094;1.094;1.094;1.094;1.000;
     """
-    _follow(state, frozen(update), frozen(residual))
+    _follow(state, frozen(update), None, frozen(residual))
 
 
 def norm(values: Floats) -> float:
     """Returns ‖values‖₂ of the sample of a flat array."""
-    return float(_norm(frozen(values)))
+    return float(_norm(frozen(values), None))
 
 
 def is_due(state: State) -> bool:
@@ -85,15 +85,18 @@ def decide(state: State, update_norm: float, residual_norm: float) -> None:
     _decide(state, update_norm, residual_norm)
 
 
-def follow_many(states: Addresses, updates: Addresses, residuals: Addresses, sizes: Addresses) -> None:
+def follow_many(
+    states: Addresses, updates: Addresses, residuals: Addresses, sizes: Addresses, others: Addresses | None = None
+) -> None:
     """`follow` of many float32 arrays.
 
     Args:
         states: addresses of the states; 0 for arrays that have none, which are left out.
         updates, residuals: addresses of the arrays.
         sizes: of each.
+        others: addresses of as many, which are subtracted from the updates; None: nothing is.
     """
-    _follow_many(states, updates, residuals, sizes)
+    _follow_many(states, updates, others, residuals, sizes)
 
 
 def set_multipliers(states: Addresses, multipliers: NDArray[np.float32]) -> None:
@@ -102,11 +105,12 @@ def set_multipliers(states: Addresses, multipliers: NDArray[np.float32]) -> None
 
 
 @jit
-def _follow_many(states: Any, updates: Any, residuals: Any, sizes: Any) -> None:
+def _follow_many(states: Any, updates: Any, others: Any, residuals: Any, sizes: Any) -> None:
     for i in range(states.size):
         if states[i]:
             state = array_at(states[i], FIELDS, _WIDE)
-            _follow(state, array_at(updates[i], sizes[i], ONE), array_at(residuals[i], sizes[i], ONE))
+            less = None if others is None else array_at(others[i], sizes[i], ONE)
+            _follow(state, array_at(updates[i], sizes[i], ONE), less, array_at(residuals[i], sizes[i], ONE))
 
 
 @jit
@@ -118,10 +122,10 @@ def _set_multipliers(states: Any, multipliers: Any) -> None:
 
 
 @jit
-def _follow(state: Any, update: Any, residual: Any) -> None:
+def _follow(state: Any, update: Any, less: Any, residual: Any) -> None:
     state[ENCODES] += 1
     if state[ENCODES] % EVERY == 0:
-        _decide(state, _norm(update), _norm(residual))
+        _decide(state, _norm(update, less), _norm(residual, None))
 
 
 @jit
@@ -139,8 +143,11 @@ def _decide(state: Any, update_norm: Any, residual_norm: Any) -> None:
 
 
 @jit
-def _norm(values: Any) -> Any:
-    """Of the sample; every place of a line has a sum of its own, so that compilers take several at once."""
+def _norm(values: Any, less: Any) -> Any:
+    """Of the sample, from which something may be subtracted.
+
+    Every place of a line has a sum of its own, so that compilers take several at once.
+    """
     sums = np.zeros(LINE)
     lines = SAMPLE // LINE
     step = values.size // lines if values.size > SAMPLE else LINE
@@ -148,13 +155,18 @@ def _norm(values: Any) -> Any:
     for line in range(count):
         begin = line * step
         for i in range(LINE):
-            value = np.float64(values[begin + i])
+            value = np.float64(_at(values, less, begin + i))
             sums[i] += value * value
     total = 0.0
     if values.size <= SAMPLE:
         for i in range(count * LINE, values.size):
-            value = np.float64(values[i])
+            value = np.float64(_at(values, less, i))
             total += value * value
     for i in range(LINE):
         total += sums[i]
     return np.sqrt(total)
+
+
+@jit
+def _at(values: Any, less: Any, i: int) -> Any:
+    return values[i] if less is None else values[i] - less[i]
