@@ -216,13 +216,18 @@ OPTIONS = ("h", *(each.name for each in fields(LocalUpdates) if each.name != "sy
 """What local updates have, in brackets."""
 _FINER = {"clip": 0.7, "entropy": "zstd"}
 """What several steps changed is sent so seldom that a residual's lag costs more than values do, and than zstd does."""
+_RARER = {"sparsity": 1.75, "lag": 4, "entropy": "zstd"}
+"""What one step changed may wait a little: with a bound on the lag half as much is sent, and nothing is lost."""
 STEERS_FROM = 4
 """Inner steps from which `local-sgd` steers unless told otherwise: after one or two, what the codec rounded weighs more
 than what workers drifted apart (docs/local-updates.md)."""
 _NESTEROV = LocalUpdates(sync_every=30, outer_lr=0.7, outer_momentum=0.9, nesterov=True)
 
 KINDS: dict[str, Kind] = {
-    "update": Kind(about="every worker's own optimizer steps, and its update is coded, not its gradient"),
+    "update": Kind(
+        about="every worker's own optimizer steps, and its update is coded, not its gradient",
+        options=_RARER,
+    ),
     "local-sgd": Kind(
         about="h local steps of the worker's own optimizer, then an average (Local SGD, Stich 2019)",
         updates=LocalUpdates(sync_every=4, keep_unsent=1.0, steer=0.6),
