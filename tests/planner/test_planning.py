@@ -16,6 +16,7 @@ from thinwire.errors import ConfigError
 from thinwire.jobs.virtual_time import Sharing
 from thinwire.planner import planning
 from thinwire.planner.costs import TensorCosts, exchange_every, measure_costs
+from thinwire.planner.exchange_work import ExchangeWork
 from thinwire.planner.planning import UNCOMPRESSED, Plan, Setting
 from thinwire.planner.profile import Profile, TensorSeconds, profile
 from thinwire.planner.verdict import designs_table, picture, verdict, workers_table
@@ -48,6 +49,7 @@ def costs_of(profile: Profile, design: Design) -> dict[str, TensorCosts]:
 def known(monkeypatch: pytest.MonkeyPatch) -> Known:
     """Makes plans of known costs, and of a step of 4 ms."""
     monkeypatch.setattr(planning, "measure_costs", costs_of)
+    monkeypatch.setattr(planning, "measure_exchange_work", lambda profile, design, costs: ExchangeWork())
     tensors = tuple(
         TensorSeconds(name=name, shape=(values,), forward_s=0.0005, backward_s=0.001)
         for name, values in zip(("weight", "bias"), VALUES, strict=True)
@@ -115,6 +117,19 @@ def test_workers_that_share_processors_take_from_each_other(known: Known) -> Non
         once, held_up = (each.step_s("fp32", 8, math.inf) for each in (assumed, measured))
         # Of the messages nothing is said: they were measured as they are.
         assert held_up == once if setting.cores is None else 1.4 * once < held_up < 1.5 * 0.9 / 0.6 * once
+
+
+def test_what_an_exchange_takes_besides_its_codecs_counts_with_servers_alone(
+    known: Known, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = [Setting(latency_ms=0, mode=mode) for mode in ("server", "collective")]
+    before = [known(setting).step_s("3lc", 8, math.inf) for setting in settings]
+    work = ExchangeWork(worker_s=0.003, server_s=0.001)
+    monkeypatch.setattr(planning, "measure_exchange_work", lambda profile, design, costs: work)
+    server, ranks = (known(setting).step_s("3lc", 8, math.inf) for setting in settings)
+    # The server takes what eight workers send while they compute, and they wait for the rest of it.
+    assert before[0] + 0.003 < server < before[0] + 0.003 + 8 * 0.001 + 1e-9
+    assert ranks == before[1], "nothing was measured of ranks"
 
 
 def test_the_verdict_says_which_and_from_which_rate_on(known: Known) -> None:

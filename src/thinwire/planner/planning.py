@@ -18,6 +18,7 @@ from thinwire.engines.links import parse_rate
 from thinwire.errors import ConfigError
 from thinwire.jobs.virtual_time import TCP_HEADERS_NBYTES, TCP_PAYLOAD_NBYTES, Sharing, TransportCosts
 from thinwire.planner.costs import TensorCosts, exchange_every, mean_bits, measure_costs
+from thinwire.planner.exchange_work import NONE, ExchangeWork, measure_exchange_work
 from thinwire.planner.parameter_server import SHARED_USE, Cluster, Layer, Link, step_s
 from thinwire.planner.profile import Profile
 from thinwire.policies.assignment import Sized
@@ -167,6 +168,15 @@ class Plan:
         """Of every design's tensors, measured when they are first asked for."""
         return {name: measure_costs(self.profile, each) for name, each in self.designs.items()}
 
+    @cached_property
+    def works(self) -> Mapping[str, ExchangeWork]:
+        """Of every design's exchange with a server, besides its codecs; measured when they are first asked for."""
+        if self.setting.mode == "collective":
+            return dict.fromkeys(self.designs, NONE)
+        return {
+            name: measure_exchange_work(self.profile, each, self.costs[name]) for name, each in self.designs.items()
+        }
+
     def step_s(self, name: str, workers: int, bps: float) -> float:
         """Returns the predicted seconds of a step, the mean over steps with and without an exchange.
 
@@ -266,16 +276,19 @@ class Plan:
             placed = placement(self.designs[name].placement).place(sized, setting.servers).partitions
             shards = {t.name: parts for t, parts in zip(tensors, placed, strict=True)}
         slowdown = 1.0 if setting.cores is None else self._sharing.slowdown
+        work, portion = self.works[name], 1 / len(tensors)
         layers = []
         for number, tensor in enumerate(tensors):
             cost, other_s = costs[tensor.name], 0.0 if number else self.profile.other_s
+            # Half of a worker's is before its push, and half behind its pull.
+            own = {"encode_s": work.worker_s / 2, "decode_s": work.worker_s / 2, "server_push_s": work.server_s}
             whole = Layer(
                 name=tensor.name,
                 forward_s=slowdown * (tensor.forward_s + other_s) / setting.compute,
                 backward_s=slowdown * tensor.backward_s / setting.compute,
                 push_nbytes=cost.push_nbytes,
                 pull_nbytes=cost.pull_nbytes,
-                **{each: slowdown * getattr(cost, each) for each in CODEC_SECONDS},
+                **{each: slowdown * (getattr(cost, each) + portion * own.get(each, 0.0)) for each in CODEC_SECONDS},
             )
             parts = shards.get(tensor.name, ())
             if not parts:
