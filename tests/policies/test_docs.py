@@ -33,7 +33,10 @@ def test_every_designs_choices_are_told_as_they_are() -> None:
         assert codec_by_name(down or up) == made.down, name
         choices = {**made.choices(), "name": None, "up": None, "down": None, "cite": None}
         choices |= choices.pop("local") or {}
-        given = dict(re.findall(r"`(\w+)=([\w.-]+)`", text)) | {"downlink": downlink, "consistency": consistency}
+        given = dict(re.findall(r"`(\w+)=([\w.-]+(?:\[[^`]*\])?)`", text)) | {
+            "downlink": downlink,
+            "consistency": consistency,
+        }
         given = given if made.local is None else local | given
         for key, value in given.items():
             assert value == (choices[key] if isinstance(choices[key], str) else json.dumps(choices[key])), name

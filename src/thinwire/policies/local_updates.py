@@ -199,6 +199,7 @@ class Kind:
             pushes alone.
         down_options: of the pulls' codec where it is the same, besides.
         down: of the pulls, by name.
+        small: of biases, norm layers and small tensors, both ways, by name.
         reduce: how the shards aggregate what the workers push.
     """
 
@@ -208,6 +209,7 @@ class Kind:
     options: Mapping[str, Any] = field(default_factory=dict)
     down_options: Mapping[str, Any] = field(default_factory=dict)
     down: str | None = None
+    small: str = "bf16"
     reduce: Reduce = "mean"
 
 
@@ -216,6 +218,8 @@ OPTIONS = ("h", *(each.name for each in fields(LocalUpdates) if each.name != "sy
 """What local updates have, in brackets."""
 _FINER = {"clip": 0.7, "entropy": "zstd"}
 """What several steps changed is sent so seldom that a residual's lag costs more than values do, and than zstd does."""
+_SMALL = "3lc[clip=0.7,entropy=zstd]"
+"""A frame for each small tensor costs processor time, which an exchange in 30 steps has."""
 _RARER = {"sparsity": 1.75, "lag": 4, "entropy": "zstd"}
 """What one step changed may wait a little: with a bound on the lag half as much is sent, and nothing is lost."""
 STEERS_FROM = 4
@@ -237,11 +241,13 @@ KINDS: dict[str, Kind] = {
         about="h local steps, then an outer Nesterov step (DiLoCo, Douillard et al. 2023)",
         updates=_NESTEROV,
         options=_FINER,
+        small=_SMALL,
     ),
     "streaming-diloco": Kind(
         about="DiLoCo by fragments, each at its own step, answered some steps later (Douillard et al. 2025)",
         updates=replace(_NESTEROV, fragments=3, delay=1, keep=0.5),
         options=_FINER,
+        small=_SMALL,
     ),
     "sparseloco": Kind(
         about="h local steps, 64 values of each 64 × 64 tile in 2 bits, averaged over those who sent them (SparseLoCo)",

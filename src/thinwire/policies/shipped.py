@@ -114,7 +114,7 @@ def _local(kind: Kind) -> Callable[..., dict[str, Any]]:
         down = {key: value for key, value in down.items() if key not in ("nonfinite", "error_scale")}
         pushes = codec_by_name(codec or kind.codec, **up)
         if small is None:
-            small = "fp32" if pushes.id == "fp32" else "bf16"
+            small = "fp32" if pushes.id == "fp32" else "bf16" if codec else kind.small
         return {
             "up": pushes,
             "down": codec_by_name(down_codec) if down_codec else codec_by_name(codec or kind.codec, **down),
