@@ -11,8 +11,12 @@ from torch import nn
 
 from tests.hooks.cluster import run_cluster
 from tests.hooks.local_runs import adamw, batch, inner_step, mlp, resume, steps, values
+from thinwire.codecs import codec
 from thinwire.hooks.distribute import DistributedOptimizer
+from thinwire.hooks.steering import Steering
+from thinwire.policies.assignment import Partition
 from thinwire.policies.designs import design as find_design
+from thinwire.worker.model import PlannedTensor, WorkerTensor
 
 
 def momenta(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
@@ -200,3 +204,26 @@ def test_moments_of_any_layout_and_type(dtype: torch.dtype, within: float) -> No
         convolution(layouts[0]), train, workers=2, optimizer=adamw, design="local-sgd[h=4,codec=fp32,steer=0]"
     )
     assert not torch.equal(plain, unsteered[0])
+
+
+def test_one_pass_in_the_hosts_memory_has_the_bits_of_torchs_operations() -> None:
+    """Channels last has another order in memory, and goes by torch's."""
+    moments = []
+    for memory in (torch.contiguous_format, torch.channels_last):
+        torch.manual_seed(0)
+        parameter = nn.Parameter(torch.randn(8, 6, 3, 3))
+        adam = torch.optim.AdamW([parameter], lr=0.02)
+        for _ in range(3):
+            parameter.grad = torch.randn_like(parameter)
+            adam.step()
+        state = adam.state[parameter]
+        state["exp_avg_sq"] = state["exp_avg_sq"].to(memory_format=memory)
+        steering = Steering(adam, 0.6, [{"lr": 1.0}])
+        steering.stepped()
+        steering.pushed()
+        before = parameter.detach().clone() + 0.01 * torch.randn_like(parameter)
+        partition = Partition(0, 0, parameter.numel())
+        planned = PlannedTensor("weight", parameter, False, codec("fp32"), ((partition, 0),))
+        steering.updated([WorkerTensor(planned)], [before.reshape(-1)])
+        moments.append(state["exp_avg"].clone())
+    assert torch.equal(*moments)

@@ -118,3 +118,35 @@ def test_a_tensor_with_nan_or_inf_is_told_from_the_others() -> None:
             assert fragment.look() == expected, (step, number, bad)
             for tensor, residual in zip(tensors, residuals, strict=True):
                 assert residual is None or torch.equal(tensor.tables[0].residual, residual), tensor.name  # type: ignore[arg-type]
+
+
+def test_residuals_stay_in_plain_tensors_by_one_pass_as_they_do_in_others() -> None:
+    """One tensor whose memory is not in the order of its values sends all of a fragment the other way."""
+    plain, mixed = (
+        [each for number, each in enumerate(made()) if number not in left_out] for left_out in ((3, 4), (4,))
+    )
+    fragments = [Fragment(tensors, lambda: 0.0) for tensors in (plain, mixed)]
+    for step in range(3):
+        for tensors, fragment in zip((plain, mixed), fragments, strict=True):
+            for tensor in tensors:
+                train([tensor], 100 * step + int(tensor.name))
+            fragment.look()
+            list(fragment.encode(Batching(lambda: 0.0)))
+            fragment.merge(0.0, 0.5 if step == 1 else 1.0)
+        others = {tensor.name: tensor for tensor in mixed}
+        for tensor in plain:
+            other = others[tensor.name]
+            assert torch.equal(tensor.local, other.local), tensor.name
+            assert tensor.offset is not None and other.offset is not None
+            assert torch.equal(tensor.offset, other.offset), tensor.name
+            residual = tensor.tables[0].residual
+            assert residual is None or tensor.offset.any() == residual.any()
+
+
+def test_a_graph_from_before_a_merge_is_refused_after_it() -> None:
+    tensors = [each for number, each in enumerate(made()) if number not in (3, 4)]
+    fragment = Fragment(tensors, lambda: 0.0)
+    loss = tensors[0].parameter.square().sum()
+    fragment.merge(0.0, 1.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()  # type: ignore[no-untyped-call]

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from thinwire.kernels.numba.local_steps import lead
 from thinwire.worker.model import WorkerTensor
 
 KINDS: tuple[type[torch.optim.Optimizer], ...] = (torch.optim.Adam, torch.optim.AdamW)
@@ -39,6 +40,7 @@ class Steering:
         # Of every parameter group: rates of the steps since the last push, and of those that it had.
         self._rates = [0.0] * len(optimizer.param_groups)
         self._pushed = [0.0] * len(optimizer.param_groups)
+        self._room = torch.empty(0)
 
     def stepped(self) -> None:
         """The optimizer has taken a step, with the rates that its groups have now."""
@@ -71,14 +73,45 @@ class Steering:
             squares = "max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"
             steps = [float(state["step"]) for _, _, state in of_group]
             # Adam divides by √(v / (1 − β₂ᵗ)) + ε, and its first moment by 1 − β₁ᵗ.
-            moments = torch._foreach_sqrt([state[squares].float() for _, _, state in of_group])
-            torch._foreach_mul_(moments, [1 / math.sqrt(1 - second**step) for step in steps])
-            torch._foreach_add_(moments, float(group["eps"]))
-            went = [was.sub_(tensor.values.view(was.shape)) for tensor, was, _ in of_group]
-            torch._foreach_mul_(moments, went)
-            torch._foreach_mul_(moments, [(1 - first**step) / rates for step in steps])
+            moments = self._leading(
+                [was for _, was, _ in of_group],
+                [tensor.values.view(was.shape) for tensor, was, _ in of_group],
+                [state[squares] for _, _, state in of_group],
+                [1 / math.sqrt(1 - second**step) for step in steps],
+                float(group["eps"]),
+                [(1 - first**step) / rates for step in steps],
+            )
             own = [state["exp_avg"] for _, _, state in of_group]
             torch._foreach_lerp_(own, [m.to(o.dtype) for m, o in zip(moments, own, strict=True)], self._share)
+
+    def _leading(
+        self,
+        before: Sequence[torch.Tensor],
+        shared: Sequence[torch.Tensor],
+        squares: Sequence[torch.Tensor],
+        corrections: Sequence[float],
+        eps: float,
+        factors: Sequence[float],
+    ) -> Sequence[torch.Tensor]:
+        """Returns ``(sqrt(squares) * correction + eps) * (before - shared) * factor``, float32; overwrites `before`.
+
+        In the host's memory one pass does it, and the bits are those of torch's operations. Roots are torch's own in
+        any case: the library that it has them from need not round all of them correctly.
+        """
+        if all(each.is_cpu and each.dtype == torch.float32 and each.is_contiguous() for each in squares):
+            most = max(each.numel() for each in squares)
+            if self._room.numel() < most:
+                self._room = torch.empty(most)  # of one tensor, so that it stays near the processor
+            for was, now, square, *scalars in zip(before, shared, squares, corrections, factors, strict=True):
+                roots = torch.sqrt(square.view(-1), out=self._room[: square.numel()])
+                lead(was.view(-1).numpy(), now.view(-1).numpy(), roots.numpy(), scalars[0], eps, scalars[1])
+            return before
+        moments = torch._foreach_sqrt([each.float() for each in squares])
+        torch._foreach_mul_(moments, corrections)
+        torch._foreach_add_(moments, eps)
+        torch._foreach_mul_(moments, [was.sub_(now) for was, now in zip(before, shared, strict=True)])
+        torch._foreach_mul_(moments, factors)
+        return moments
 
     def state_dict(self) -> dict[str, list[float]]:
         """Returns the rates of steps whose update has not come."""

@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.autograd.graph import increment_version
 
 from thinwire.codecs.ternary_batch import TernaryBatch, takes
 from thinwire.kernels.numba.addresses import Addresses, add_to_many, subtract_many
+from thinwire.kernels.numba.local_steps import keep_unsent_many
 from thinwire.packets import BatchedTensor, EncodedTensor
 from thinwire.packets.batch import rounded
 from thinwire.worker.apply_buffer import Update
@@ -45,6 +47,7 @@ class Fragment:
         self._shared = [tensor.values for tensor in tensors]
         self._rounds = [each.dtype != torch.float32 for each in self._shown]
         self._on_host = all(each.is_cpu for each in self._shared)
+        self._is_plain = self._on_host and all(tensor.is_plain for tensor in tensors)
         self._room: list[torch.Tensor] = []
         self._shared_as_shown = [each.view_as(s) for each, s in zip(self._shared, self._shown, strict=True)]
         self._places = [(place, table) for place, tensor in enumerate(tensors) for table in tensor.tables]
@@ -228,6 +231,9 @@ class Fragment:
             keep_unsent: the share of the residuals, 0 … 1, which is taken from the shared ones: it is a change with a
                 minus sign, as updates are.
         """
+        if keep_unsent and not keep and self._is_plain:
+            self._keep_unsent(keep_unsent)
+            return
         merged = self._reused() if keep or keep_unsent else self._shared
         if keep:
             for out, shared, tensor in zip(merged, self._shared, self.tensors, strict=True):
@@ -254,6 +260,23 @@ class Fragment:
         for tensor, differing in zip(self.tensors, differs, strict=True):
             tensor.offset = tensor.offset if differing else None
 
+    def _keep_unsent(self, share: float) -> None:
+        """`merge` where only the residuals stay, by one pass over the memory."""
+        for tensor in self.tensors:
+            if tensor.offset is None:
+                tensor.offset = torch.empty_like(tensor.values)
+        residuals = [table.residual for _, table in self._places]
+        offsets = [tensor.offset for tensor in self.tensors if tensor.offset is not None]
+        keep_unsent_many(
+            self._all.shared,
+            np.array([0 if each is None else each.data_ptr() for each in residuals], np.int64),
+            share,
+            self._all.of(_addresses([tensor.local for tensor in self.tensors])),
+            self._all.of(_addresses(offsets)),
+            self._all.sizes,
+        )
+        increment_version(self._shown)  # a graph from before the change is not to be used after it
+
     def _reused(self) -> list[torch.Tensor]:
         """Room for all tensors, float32, which every method may use."""
         self._room = self._room or [torch.empty_like(each) for each in self._shared]
@@ -272,7 +295,7 @@ class _Rows:
         self.places = [place for place, _ in places]
         self._places = np.array(self.places, np.int64)
         self._begins = np.array([4 * table.span.start for _, table in places], np.int64)
-        self._sizes = np.array([table.values.numel() for _, table in places], np.int64)
+        self.sizes = np.array([table.values.numel() for _, table in places], np.int64)
         self.shared = self.of(_addresses([tensor.values for tensor in tensors]))
 
     def of(self, tensors: Addresses) -> Addresses:
@@ -282,7 +305,7 @@ class _Rows:
     def subtract(self, local: Addresses, offsets: Addresses, outs: Addresses) -> list[float]:
         """See `subtract_many`; all are given as for `of`, and no offset as 0."""
         begins = np.where(offsets[self._places] != 0, self.of(offsets), 0)
-        return subtract_many(self.shared, self.of(local), begins, self.of(outs), self._sizes)
+        return subtract_many(self.shared, self.of(local), begins, self.of(outs), self.sizes)
 
 
 def _addresses(tensors: Sequence[torch.Tensor]) -> Addresses:

@@ -96,6 +96,11 @@ class WorkerTensor:
             for table in self.tables:
                 yield table, table.part_of(self.parameter.grad)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether `local` is the model's own memory, and the host's."""
+        return self._view is not None and self._view.is_cpu
+
     def _flat(self) -> torch.Tensor:
         return self._shown.to(torch.float32).contiguous().view(-1)
 
