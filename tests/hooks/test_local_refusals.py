@@ -113,3 +113,17 @@ def test_optimizer_state_on_another_device_that_nothing_moves() -> None:
         ConfigError, match=r"'exp_avg' of a parameter of shape \(40, 12\) is on meta and the parameter on cpu"
     ):
         tw.distribute(model, optimizer, server="grpc://127.0.0.1:1", design="update")
+
+
+@pytest.mark.parametrize("design", ["local-sgd[h=4]", "update"])
+def test_a_group_that_comes_later_is_refused_and_the_training_goes_on(design: str) -> None:
+    def added(rank: int, model: nn.Module, opt: DistributedOptimizer) -> int:
+        inner_step(model, opt, rank, 0)
+        with pytest.raises(ConfigError, match=r"all its groups before tw\.distribute"):
+            opt.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
+        for step in range(1, 5):
+            inner_step(model, opt, rank, step)
+        opt.flush()
+        return len(opt.param_groups)
+
+    assert run_cluster(mlp, added, workers=2, optimizer=adamw, design=design)[0] == [1, 1]

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from thinwire.errors import ConfigError
 from thinwire.hooks.records import Recorder, residual_ratios
 from thinwire.hooks.report import TrainingReport, training_report
 from thinwire.hooks.resuming import Resumable
@@ -95,6 +96,19 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if not self._warm_up.over:
             self._warm_up.note(self._worker.iteration - self._first_step, self._sums())
         return loss
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refused: the shards were told of all tensors when the training began.
+
+        Raises:
+            ConfigError: always, once the training has begun.
+        """
+        if hasattr(self, "_hooks"):
+            raise ConfigError(
+                "a parameter group that is added to a distributed optimizer would not be exchanged: give the optimizer "
+                "all its groups before tw.distribute, frozen ones too"
+            )
+        super().add_param_group(param_group)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
