@@ -14,10 +14,12 @@ import time
 
 import msgspec
 import torch
+import torch.distributed as dist
 
 from thinwire.codecs.lag import BEGIN
 from thinwire.collective.core import Bucket, Collective
 from thinwire.errors import ConfigError, ProtocolError
+from thinwire.hooks.exchange_alarm import Alarm, Heard
 from thinwire.hooks.exchange_measures import ExchangeMeter, log_norm, workload
 from thinwire.policies.autopilot.levels import Level, residual_codec
 from thinwire.policies.autopilot.notes import NOTE_NBYTES, StepNote, pack_note, unpack_note
@@ -39,6 +41,7 @@ class _Kept(msgspec.Struct):
     told_level: int
     since_note: int
     arrived: list[str]
+    alarm: Heard = msgspec.field(default_factory=Heard)
 
 
 class ExchangeAutopilot:
@@ -94,6 +97,17 @@ class ExchangeAutopilot:
         self._meter = ExchangeMeter(driver)
         self._lag = 0.0
         self._looked_at = -1
+        self._alarm: Alarm | None = None
+
+    def listen(self, group: dist.ProcessGroup, tensors: list[torch.Tensor]) -> None:
+        """Has ranks tell each other, by tiny all-reduces, what unmeasured steps wait for; on all of them or on none.
+
+        Args:
+            group: all-reduces uncompressed steps.
+            tensors: like what it reduces; on GPUs nobody sees what is waited for.
+        """
+        if Alarm.possible(group, tensors):
+            self._alarm = Alarm(group)
 
     @property
     def compressed(self) -> bool:
@@ -124,8 +138,12 @@ class ExchangeAutopilot:
         if self._arrived:
             self._take()
         uncompressed = step < self._start_step
+        if self._alarm is not None and not uncompressed:
+            self._alarm.ring(self.pilot, self.level)
         if self.pilot.wants_probe and not uncompressed:
             probe(self.pilot, self._measure_link)
+            if self._alarm is not None:
+                self._alarm.forget()
         level = 0 if uncompressed else self.pilot.memory.level
         self._since_note += 1
         travels = self.pilot.levels[level].codec is not None  # a note then costs nothing
@@ -136,6 +154,8 @@ class ExchangeAutopilot:
         self._set(level, step)
         self._send(note)
         self.watched = travels or self._since_note + 1 >= self.pilot.note_every
+        if self._alarm is not None and not (travels or uncompressed):
+            self._alarm.tell(self.pilot)
         if self.watched:
             self._first_ready = time.perf_counter()
             self._busy_s = self._reduced_at = 0.0
@@ -147,7 +167,7 @@ class ExchangeAutopilot:
 
     def bucket_ready(self, *, last: bool) -> None:
         """Notes when gradients were ready."""
-        if last and self.watched:
+        if last and (self.watched or self._alarm is not None):
             self._last_ready = time.perf_counter()
 
     # ---- uncompressed steps
@@ -180,6 +200,11 @@ class ExchangeAutopilot:
         if self._flushing and self._core.skip:
             self.unflushed = self.unflushed or not bool(averaged.isfinite().all())
 
+    def waited(self) -> None:
+        """Says that a step which nobody measures has its averages."""
+        if self._alarm is not None:
+            self._alarm.waited(time.perf_counter() - self._last_ready)
+
     def settle(self) -> None:
         """Ends what the last step has left under way; between two steps."""
         if self._flushing:
@@ -195,6 +220,8 @@ class ExchangeAutopilot:
         elif self._core.notes:
             self._arrived = self._core.notes
         self._core.notes = []
+        if self._alarm is not None:
+            self._alarm.hear()
 
     # ---- checkpoints and reports
 
@@ -203,6 +230,8 @@ class ExchangeAutopilot:
         self.settle()
         arrived = [note.hex() for note in self._arrived]
         kept = _Kept(self.pilot.state(), self.level, self._told_level, self._since_note, arrived)
+        if self._alarm is not None:
+            kept.alarm = self._alarm.heard
         return msgspec.json.encode(kept).decode()
 
     def load_state(self, text: str) -> None:
@@ -216,6 +245,8 @@ class ExchangeAutopilot:
         self.pilot.load_state(kept.pilot)
         self.level, self._told_level, self._since_note = kept.level, kept.told_level, kept.since_note
         self._arrived = arrived if len(arrived) == self._core.residuals.world else []
+        if self._alarm is not None:
+            self._alarm.heard = kept.alarm
         self._waiting = True
         self.watched, self._looked_at = False, -1
         self._meter.forget()
@@ -258,6 +289,8 @@ class ExchangeAutopilot:
         overlap_s = self._last_ready - self._first_ready
         if self._blocking and not compressed:  # the backward pass stood still meanwhile
             exposed_s, overlap_s = self._busy_s, 0.0
+        if self._alarm is not None and not compressed:
+            self._alarm.waited(exposed_s)
         return StepNote(
             step_s=now - self._first_ready,
             exposed_s=exposed_s,
@@ -276,6 +309,8 @@ class ExchangeAutopilot:
     def _set(self, level: int, step: int) -> None:
         if level != self.level:
             self.level, self.changed_at = level, step
+            if self._alarm is not None:
+                self._alarm.forget()
             self._apply()
         if self._core.residuals.rank == 0:
             for line in self.pilot.news():

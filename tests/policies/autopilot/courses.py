@@ -13,10 +13,12 @@ from random import Random
 
 from tests.policies.autopilot.links import BITS
 from thinwire.policies.autopilot.costs import Workload
+from thinwire.policies.autopilot.doubts import RECENT
 from thinwire.policies.autopilot.levels import Level, levels
 from thinwire.policies.autopilot.notes import StepNote, pack_note, unpack_note
 from thinwire.policies.autopilot.pilot import Pilot
 from thinwire.policies.autopilot.probing import PROBE_ENOUGH_S, probe
+from thinwire.policies.autopilot.rhythm import ALARM_S
 
 Course = Callable[[float], float]
 """Bits per second at a moment, in seconds."""
@@ -76,6 +78,7 @@ class TimedTraining:
         """Trains with the controller, which has warmed up on a link without a limit."""
         pilot, taken, chance = Pilot(levels(), self.work), Trained(), Random(seed)
         under_way, since_note = list[tuple[list[StepNote], int]](), 0
+        alarm = _Alarm(pilot)
         for step in range(-WARM_UP, steps):
             if step == 0:
                 taken = Trained()
@@ -84,7 +87,9 @@ class TimedTraining:
                 told, at = under_way.pop(0)
                 if told:
                     pilot.take(told, at)
+            alarm.ring()
             if pilot.wants_probe:
+                alarm.waits_s.clear()
                 before = taken.seconds
                 self._probe(pilot, taken, course if step >= 0 else lambda _: UNLIMITED, chance)
                 taken.probing_s += taken.seconds - before
@@ -100,6 +105,7 @@ class TimedTraining:
                 taken.seconds += NOTE_S if level.codec is None else 0.0
                 since_note = 0
                 told = [self._note(level, codec_s, link_s + late_s, chance) for _ in range(4)]
+            taken.seconds += alarm.next_step(level, link_s + late_s)
             under_way.append((told, pilot.memory.level))
         return taken
 
@@ -133,6 +139,34 @@ class TimedTraining:
         lag = 0.0 if level.codec is None else 1.0 + level.sparsity
         note = StepNote(step_s, exposed_s, 0.002, link_s + waits_s, codec_s, sent, lag, 1.0)
         return unpack_note(pack_note(note))  # as it travels: rounded
+
+
+class _Alarm:
+    """What ranks hear of unmeasured steps: of step k before step k + 2, as a hook's tiny all-reduces tell it."""
+
+    def __init__(self, pilot: Pilot) -> None:
+        self._pilot, self._told, self._since = pilot, list[tuple[float, int]](), 0
+        self.waits_s: list[float] = []
+
+    def ring(self) -> None:
+        if len(self._told) == 2:
+            heard_s, level = self._told.pop(0)
+            if heard_s and level == self._pilot.memory.level:
+                self._pilot.hear(heard_s)
+
+    def next_step(self, level: Level, wait_s: float) -> float:
+        """Returns what telling takes."""
+        if level.codec is not None:
+            self.waits_s.clear()
+            self._told.clear()
+            return 0.0
+        self.waits_s = [*self.waits_s[1 - RECENT :], wait_s]
+        self._since += 1
+        telling = self._since >= self._pilot.alarm_every
+        if telling:
+            self._since = 0
+        self._told.append((self._pilot.telling_s(self.waits_s) if telling else 0.0, self._pilot.memory.level))
+        return ALARM_S if telling else 0.0
 
 
 def over_best(training: TimedTraining, course: Course, steps: int, seed: int) -> tuple[float, Trained]:

@@ -44,3 +44,13 @@ def test_without_a_limit_notes_and_measurements_take_a_hundredth_of_the_time_at_
     for training in (LENET, LENET5, MLP):
         share, taken = over_best(training, lambda _: 2e10, 1500, seed=0)
         assert set(taken.settings) == {"uncompressed"} and share <= 1.01
+
+
+@pytest.mark.parametrize(("training", "steps", "most"), [(LENET, 500, 1.30), (LENET5, 1500, 1.04), (MLP, 1500, 1.06)])
+def test_a_link_that_slows_down_late_is_heard_of_between_two_notes(
+    training: TimedTraining, steps: int, most: float
+) -> None:
+    """Uncompressed, a step of the slow link takes 1.1 s with LeNet, and notes come every 12 to 25 steps by then."""
+    for seed in range(3):
+        share, taken = over_best(training, lambda now_s: 2e10 if now_s < 5 else 1e7, steps, seed)
+        assert share <= most, (seed, share, taken.probing_s, taken.changes)

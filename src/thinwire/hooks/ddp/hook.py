@@ -163,6 +163,8 @@ def compress(
             ignored=wrapped.parameters_to_ignore,
         ),
     )
+    if state.auto is not None:
+        state.auto.listen(state.group, list(parameters.values()))
     wrapped.register_comm_hook(state, thinwire_hook)
     return state
 

@@ -54,6 +54,8 @@ class ThinwireState(ExchangeState):
         for work, buffer, averages in under_way:
             work.wait()
             averages.set_result(buffer)
+        if self.auto is not None and under_way:
+            self.auto.waited()
 
     def bucket(self, shown: dist.GradBucket) -> Bucket:  # type: ignore[name-defined]
         """Returns what a bucket of DDP's holds; made when DDP first shows a bucket of these parameters."""

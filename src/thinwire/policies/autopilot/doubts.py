@@ -31,6 +31,8 @@ IDLE_CREDIT = MOST_CREDIT - 1
 """Measurements that must be left for one that does not matter now."""
 GLARING_S, GLARING = 0.15, 8
 """Those of a single step are enough where they take so long, and so many times what they were expected to."""
+RECENT, TELLING = 3, 2
+"""Of the waits of so many unmeasured steps, the one that so many were no shorter than tells of the link."""
 LATE, EARLY = 1.5, 0.6
 """Messages are late that take so many times what is expected of them, and early below so much of what bytes take."""
 ODD_S, VERY_ODD = 3e-3, (4, 1e-2)
@@ -73,18 +75,17 @@ class LinkDoubts:
         if not memory.link_bps:
             memory.probe = True
             return False, 0.0
-        bytes_s, kind = 8 * sent / memory.link_bps, kind_of(level)
-        latency_s = memory.latency_s.get(kind, 0.0)
+        kind = kind_of(level)
+        bytes_s, latency_s = self._expected_s(level, sent)
         expected = bytes_s + latency_s
         slower = link_s > LATE * expected + ODD_S
         # A rank that is late itself finds that everything has come already: one that waits little says little.
         faster = bytes_s > ODD_S and median(waits_s) < EARLY * bytes_s
         memory.denied_s *= FADING
         if (slower or faster) and memory.since > 1:
-            times, beyond = VERY_ODD
-            very = link_s > times * expected + beyond
+            very = _very_late(link_s, expected)
             # Busy processors make a link look slower, never faster; and backward passes compete with all-reduces.
-            glaring = slower and link_s > GLARING_S and link_s > GLARING * expected
+            glaring = slower and self._glaring(link_s, expected)
             weight = DOUBTS if glaring or (compressed and faster) else 2 if compressed or very else 1
             heard_bps = 8 * sent / max(1e-4, link_s if slower else median(waits_s))
             if self._doubt(kind, weight, max(0.0, link_s - bytes_s), heard_bps):
@@ -98,6 +99,32 @@ class LinkDoubts:
         memory.latency_s[kind] = 0.9 * latency_s + 0.1 * late_s if kind in memory.latency_s else late_s
         return True, 0.0
 
+    def telling_s(self, waits_s: Sequence[float], level: Level) -> float:
+        """Returns what of a rank's last waits in uncompressed steps is worth telling: one late step alone says little.
+
+        Args:
+            waits_s: for averages, of the last `RECENT` steps or fewer.
+            level: that these steps had.
+        """
+        if waits_s and self._glaring(waits_s[-1], sum(self._expected_s(level, self._work.nbytes(level, level.bits)))):
+            return waits_s[-1]
+        return sorted(waits_s)[-TELLING] if len(waits_s) >= TELLING else 0.0
+
+    def hear(self, wait_s: float, level: Level) -> float:
+        """Takes the least of what all ranks told of such steps; a doubt may have the link measured.
+
+        Returns:
+            What the link is if these messages say that by themselves, else 0.
+        """
+        memory, sent = self._memory, self._work.nbytes(level, level.bits)
+        bytes_s, latency_s = self._expected_s(level, sent)
+        if not memory.link_bps or memory.since <= 1 or not _very_late(wait_s, bytes_s + latency_s):
+            return 0.0
+        heard_bps = 8 * sent / wait_s
+        if not self._doubt(kind_of(level), DOUBTS, max(0.0, wait_s - bytes_s), heard_bps):
+            return 0.0
+        return self._follow_up(wait_s > CLEAR_S and memory.doubted_bps < memory.link_bps / CHANGED)
+
     def odd(self, link_s: float, level: Level, bits: float) -> bool:
         """Returns whether a rank's own messages of a compressed step took longer or shorter than is expected.
 
@@ -108,10 +135,8 @@ class LinkDoubts:
             level: that the step had.
             bits: of a value.
         """
-        memory = self._memory
-        bytes_s = 8 * self._work.nbytes(level, bits) / memory.link_bps if memory.link_bps else math.inf
-        expected = bytes_s + memory.latency_s.get(kind_of(level), 0.0)
-        return link_s > LATE * expected + ODD_S or (bytes_s > ODD_S and link_s < EARLY * bytes_s)
+        bytes_s, latency_s = self._expected_s(level, self._work.nbytes(level, bits))
+        return link_s > LATE * (bytes_s + latency_s) + ODD_S or (bytes_s > ODD_S and link_s < EARLY * bytes_s)
 
     def take_link(self, bps: float, tries: int) -> bool:
         """Takes a measurement of the link, made so many times; returns whether it is another link than was known."""
@@ -137,6 +162,16 @@ class LinkDoubts:
         earned = DOUBTED_SHARE * seconds / cost_s(memory.doubted_bps or memory.link_bps)
         memory.credit = min(float(MOST_CREDIT), memory.credit + earned)
 
+    def _expected_s(self, level: Level, nbytes: float) -> tuple[float, float]:
+        """Seconds that bytes take on the link that is known, and what messages took beyond that."""
+        memory = self._memory
+        bytes_s = 8 * nbytes / memory.link_bps if memory.link_bps else math.inf
+        return bytes_s, memory.latency_s.get(kind_of(level), 0.0)
+
+    @staticmethod
+    def _glaring(link_s: float, expected: float) -> bool:
+        return link_s > GLARING_S and link_s > GLARING * expected
+
     def _doubt(self, kind: str, weight: int, beyond_s: float, heard_bps: float) -> bool:
         """Counts a step whose messages were odd; returns whether it is time to do something about them."""
         memory = self._memory
@@ -159,6 +194,11 @@ class LinkDoubts:
             return memory.doubted_bps
         memory.probe |= memory.credit >= 1
         return 0.0
+
+
+def _very_late(link_s: float, expected: float) -> bool:
+    times, beyond = VERY_ODD
+    return link_s > times * expected + beyond
 
 
 def kind_of(level: Level) -> str:

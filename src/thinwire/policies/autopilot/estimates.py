@@ -10,6 +10,8 @@ from thinwire.policies.autopilot.levels import Level
 from thinwire.policies.autopilot.memory import Memory
 from thinwire.policies.autopilot.notes import StepNote
 
+TOLERANCE = 1.03
+"""The mildest setting whose step is at most so many times the best one's is wanted."""
 WINDOW, ENOUGH = 5, 3
 """Steps whose median counts, and how many it takes of a setting's."""
 STALE = 500
@@ -127,6 +129,16 @@ class Estimates:
             else:
                 found.append(max(0.0, min((plain, abs(place - other), s) for plain, other, s in known)[-1]))
         return found
+
+
+def wanted(expected: Sequence[float]) -> int:
+    """Returns the mildest level whose step is hardly longer than the best one's.
+
+    >>> wanted([0.105, 0.102, 0.1])
+    1
+    """
+    enough_s = TOLERANCE * min(expected)
+    return next(place for place, seconds in enumerate(expected) if seconds <= enough_s)
 
 
 def _known(

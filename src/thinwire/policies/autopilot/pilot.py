@@ -17,18 +17,18 @@ from thinwire.errors import ConfigError
 from thinwire.policies.autopilot.costs import Workload
 from thinwire.policies.autopilot.critical import GUARD, JUMP, follow, strongest
 from thinwire.policies.autopilot.doubts import FADING, LEAST_GAP, LinkDoubts, kind_of, usable
-from thinwire.policies.autopilot.estimates import WINDOW, Estimates
+from thinwire.policies.autopilot.estimates import WINDOW, Estimates, wanted
 from thinwire.policies.autopilot.levels import Level
 from thinwire.policies.autopilot.memory import Memory
 from thinwire.policies.autopilot.notes import StepNote
 from thinwire.policies.autopilot.probing import FEWEST, MOST_CREDIT, PROBE_ENOUGH_S, period
-from thinwire.policies.autopilot.rhythm import PATIENCE, SETTLING, rest, restless, unheard
+from thinwire.policies.autopilot.rhythm import PATIENCE, SETTLING, alarm_gap, rest, restless, unheard
 from thinwire.quantities import rate_text
 
 Target = Literal["time", "bytes"]
 
-GAIN, TOLERANCE = 1.05, 1.03
-"""A stronger setting is taken where a step is so many times the best; the mildest within so many times it is wanted."""
+GAIN = 1.05
+"""A stronger setting is taken where a step is so many times the best."""
 REGRET, FORGET = 500, 1000
 """Notes within which a change back is a regret, and notes in a row without a change that make one forgotten."""
 UNMEASURED_S = 0.02
@@ -167,6 +167,21 @@ class Pilot:
         elif memory.doubts:
             memory.note_gap = max(1, memory.note_gap // 2)
 
+    @property
+    def alarm_every(self) -> int:
+        """Unmeasured steps from one number that tells of the link to the next."""
+        return min(self.memory.note_gap, alarm_gap(self._estimates.usual_step_s))
+
+    def telling_s(self, waits_s: Sequence[float]) -> float:
+        """Returns what of a rank's waits for averages, in its last unmeasured steps, the others are to hear."""
+        return self._doubts.telling_s(waits_s, self.setting)
+
+    def hear(self, wait_s: float) -> None:
+        """Takes the least of what all ranks told so; it may change the setting at once, or have the link measured."""
+        if bps := self._doubts.hear(wait_s, self.setting):
+            self.take_link(bps, 0)
+            self.memory.probe_in = FEWEST
+
     def ordinary(self, link_s: float, norm: float) -> bool:
         """Returns whether nobody has to hear of a rank's compressed step; for `link_s` and `norm` see `StepNote`."""
         memory, setting = self.memory, self.setting
@@ -233,12 +248,13 @@ class Pilot:
         if memory.level > most:
             return True
         expected = self._estimates.steps_s(most, bps)
-        return _wanted(expected) < memory.level or expected[memory.level] >= GAIN * min(expected)
+        return wanted(expected) < memory.level or expected[memory.level] >= GAIN * min(expected)
 
     def _decide(self) -> None:
         """Decides anew, and how long to leave it at that."""
         memory, level = self.memory, self.memory.level
-        since, memory.rest = memory.resting - memory.rest, 0
+        gap = self.note_every if self.setting.codec is None else 1  # as many steps as an uncompressed note stands for
+        since, memory.rest = gap * (memory.resting - memory.rest), 0
         most = strongest(memory, self.levels, self.lag_limit)
         if self.target == "bytes":
             self._change(most, "the fewest bytes that the lag allows")
@@ -250,20 +266,20 @@ class Pilot:
     def _choose(self, expected: list[float], most: int, notes: int) -> None:
         """Changes the setting if another has been wanted for long enough; `notes` have come since the last decision."""
         memory, best = self.memory, min(expected)
-        wanted = _wanted(expected)
+        place = wanted(expected)
         if memory.level > most:
-            self._change(wanted, "steps are critical")
+            self._change(place, "steps are critical")
             return
-        memory.content = memory.content + notes if wanted == memory.level else 0
+        memory.content = memory.content + notes if place == memory.level else 0
         if memory.content >= FORGET:
             memory.content, memory.regrets = 0, max(0, memory.regrets - 1)
-        if wanted == memory.level:
+        if place == memory.level:
             memory.calm = 0
             return
         now = expected[memory.level]
-        stronger = wanted > memory.level
+        stronger = place > memory.level
         least_s = UNMEASURED_S if not memory.compute_s else 0.0
-        if stronger and (now < GAIN * best or now - expected[wanted] < least_s):
+        if stronger and (now < GAIN * best or now - expected[place] < least_s):
             memory.calm = 0
             return
         memory.calm += max(1, notes) if memory.calm else 1
@@ -273,7 +289,7 @@ class Pilot:
                 memory.regrets = min(len(PATIENCE) - 1, memory.regrets + 1)
             memory.turned_at, memory.milder = memory.notes, not stronger
             link = rate_text(memory.link_bps)
-            self._change(wanted, f"link {link}, {1e3 * expected[wanted]:.3g} ms a step in place of {1e3 * now:.3g}")
+            self._change(place, f"link {link}, {1e3 * expected[place]:.3g} ms a step in place of {1e3 * now:.3g}")
 
     def _change(self, index: int, why: str) -> None:
         memory = self.memory
@@ -292,9 +308,3 @@ class Pilot:
         if kind not in self.memory.said:
             self.memory.said.append(kind)
             self._news.append(text)
-
-
-def _wanted(expected: Sequence[float]) -> int:
-    """The mildest level whose step is hardly longer than the best one's."""
-    enough_s = TOLERANCE * min(expected)
-    return next(place for place, seconds in enumerate(expected) if seconds <= enough_s)

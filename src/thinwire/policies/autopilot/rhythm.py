@@ -14,7 +14,7 @@ from thinwire.policies.autopilot.memory import Memory
 SETTLING = 2
 """Steps after a change that are not measured: kernels compile, buffers grow."""
 PATIENCE = (2, 2, 8, 32, 128, 512)
-"""Notes in a row after which another setting has been wanted for long enough, by the number of regrets."""
+"""Steps in a row for which another setting has been wanted for long enough, by the number of regrets."""
 HURRY = 2
 """Patience for which every note is heard and decided with."""
 MOST_RESTING = 16
@@ -22,6 +22,18 @@ MOST_RESTING = 16
 NOTE_S, NOTE_SHARE, UNHEARD_S, MOST_STEPS = 1e-3, 0.005, 0.25, 64
 """What a note takes where nothing else travels, and of the time; what a slower link is not heard of for that, in
 seconds of usual steps, and in steps at most."""
+
+ALARM_S = 2e-4
+"""What a tiny all-reduce takes beside those of gradients; a note's share of the time is for it, too."""
+
+
+def alarm_gap(usual_step_s: float) -> int:
+    """Returns the steps from one tiny all-reduce to the next.
+
+    >>> alarm_gap(0.008), alarm_gap(0.1)
+    (5, 1)
+    """
+    return math.ceil(ALARM_S / (NOTE_SHARE * usual_step_s))
 
 
 def restless(memory: Memory) -> bool:
@@ -48,11 +60,10 @@ def rest(memory: Memory, usual_step_s: float, *, changed: bool) -> None:
         return
     most = min(MOST_RESTING, PATIENCE[memory.regrets] // 4) if memory.calm else MOST_RESTING
     memory.resting = memory.rest = min(most, 2 * memory.resting)
-    longest = _longest_gap(memory, usual_step_s)
+    longest = _longest_gap(usual_step_s)
     memory.note_gap = max(1, memory.note_gap // 2) if memory.doubts else min(longest, 2 * memory.note_gap)
 
 
-def _longest_gap(memory: Memory, step_s: float) -> int:
-    """Steps from one note to the next where nothing has changed for long; fewer where changes were regretted."""
-    gap = min(MOST_STEPS, max(math.ceil(NOTE_S / (NOTE_SHARE * step_s)), int(UNHEARD_S / step_s)))
-    return max(1, gap >> memory.regrets)
+def _longest_gap(step_s: float) -> int:
+    """Steps from one note to the next where nothing has changed for long."""
+    return max(1, min(MOST_STEPS, max(math.ceil(NOTE_S / (NOTE_SHARE * step_s)), int(UNHEARD_S / step_s))))
