@@ -224,7 +224,7 @@ _RARER = {"sparsity": 1.75, "lag": 4, "entropy": "zstd"}
 """What one step changed may wait a little: with a bound on the lag half as much is sent, and nothing is lost."""
 STEERS_FROM = 4
 """Inner steps from which `local-sgd` steers unless told otherwise: after one or two, what the codec rounded weighs more
-than what workers drifted apart (docs/local-updates.md)."""
+than what workers drifted apart (docs/local-updates-measured.md)."""
 _NESTEROV = LocalUpdates(sync_every=30, outer_lr=0.7, outer_momentum=0.9, nesterov=True)
 
 KINDS: dict[str, Kind] = {
