@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import nn
 
 import thinwire as tw
 from tests.hooks.cluster import run_cluster, start_server
-from tests.hooks.local_runs import adamw, inner_step, mlp, resume, steps, wide
+from tests.hooks.local_runs import adamw, inner_step, mlp, resume, sgd, steps, wide
 from thinwire.errors import ConfigError, ProtocolError
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.policies.designs import design as find_design
@@ -127,3 +128,45 @@ def test_a_group_that_comes_later_is_refused_and_the_training_goes_on(design: st
         return len(opt.param_groups)
 
     assert run_cluster(mlp, added, workers=2, optimizer=adamw, design=design)[0] == [1, 1]
+
+
+def _other_memory(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
+
+
+def _other_parameters(model: nn.Module) -> None:
+    model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
+
+
+@pytest.mark.parametrize("design", ["local-sgd[h=4]", "update", "3lc"])
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (nn.Module.double, r"'0.weight' was moved after tw\.distribute: it is float64 on cpu .* float32 on cpu"),
+        (_other_memory, r"'0.weight' was moved .* change values in place"),
+        (_other_parameters, r"another parameter in place of '0.weight' .* without assign=True"),
+    ],
+)
+def test_a_model_that_is_moved_later_is_refused_where_updates_would_not_reach_it(
+    design: str, change: Callable[[nn.Module], None], expected: str
+) -> None:
+    def moved(rank: int, model: nn.Module, opt: DistributedOptimizer) -> None:
+        inner_step(model, opt, rank, 0)
+        opt.sync()
+        change(model)
+        with pytest.raises(ConfigError, match=expected):
+            opt.step()
+
+    run_cluster(mlp, moved, workers=2, optimizer=sgd, design=design)
+
+
+def test_memory_that_is_shared_with_other_processes_later_is_the_models_still() -> None:
+    def shared(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
+        model.share_memory()
+        return steps(5)(rank, model, opt)
+
+    found = run_cluster(mlp, shared, workers=2, optimizer=adamw, design="local-sgd[h=4]")[0]
+    usual = run_cluster(mlp, steps(5), workers=2, optimizer=adamw, design="local-sgd[h=4]")[0]
+    assert torch.equal(found[0], usual[0])
+    assert torch.equal(found[1], usual[0])

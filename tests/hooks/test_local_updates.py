@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
+import io
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from tests.hooks.cluster import run_cluster
-from tests.hooks.local_runs import adamw, batch, inner_optimizer, inner_step, mlp, resume, steps, values, wide
+from tests.hooks.local_runs import adamw, batch, inner_optimizer, inner_step, mlp, resume, sgd, steps, values, wide
 from thinwire.errors import NonFiniteError
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.hooks.local_optimizer import LocalUpdateOptimizer
@@ -292,3 +294,26 @@ def test_optimizer_state_on_another_device() -> None:
 
     results, _ = run_cluster(mlp, poisoned, workers=2, optimizer=offloading, design="local-sgd[h=3]")
     assert torch.isfinite(results[0][0]).all() and torch.equal(results[0][0], results[1][0])
+
+
+@pytest.mark.parametrize("design", ["local-sgd[h=2]", "3lc"])
+def test_a_copy_of_the_model_takes_part_in_nothing(design: str) -> None:
+    """Such as an average of weights, and a model that is saved whole."""
+
+    def copying(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
+        average = AveragedModel(model)
+        kept = io.BytesIO()
+        for step in range(5):
+            inner_step(model, opt, rank, step)
+            average.update_parameters(model)
+            average(batch(rank, step)[0]).sum().backward()
+            torch.save(model, kept)
+            kept.seek(0)
+            torch.load(kept, weights_only=False)(batch(rank, step)[0])
+            kept.seek(0)
+        opt.flush()
+        return values(model)
+
+    [copied, _], _ = run_cluster(mlp, copying, workers=2, optimizer=sgd, design=design)
+    [expected, _], _ = run_cluster(mlp, steps(5), workers=2, optimizer=sgd, design=design)
+    assert torch.equal(copied, expected)

@@ -90,6 +90,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._hooks.check_places()
         self._driver.run(self._worker.end_step())
         self._recorder.record(self._worker.iteration - 1, self._worker.model)
         self._driver.run(self._worker.settle())

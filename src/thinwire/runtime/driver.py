@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from thinwire.errors import DeadlineError, ProtocolError, SessionLostError, TransportError
+from thinwire.errors import ConfigError, DeadlineError, ProtocolError, SessionLostError, TransportError
 from thinwire.packets import pack, parse
 from thinwire.schema import Members
 from thinwire.telemetry import Counters
@@ -177,11 +177,19 @@ class ModelHooks:
 
     def __init__(self, model: nn.Module, worker: Worker, driver: WorkerDriver) -> None:
         self._worker, self._driver = worker, driver
+        self._is_copy = False
         self._tensors = worker.model.tensors
         self._reached: set[int] = set()
         self._unreached: list[int] | None = None
         self._handles: list[Any] = []
         index = {id(tensor.parameter): number for number, tensor in enumerate(self._tensors)}
+        # Where the model has its parameters: a dict of modules' parameters, and the name in it.
+        self._owners = [
+            (module._parameters, name, self._tensors[index[id(parameter)]])
+            for module in model.modules()
+            for name, parameter in module._parameters.items()
+            if id(parameter) in index
+        ]
         for module in model.modules():
             own = [index[id(parameter)] for parameter in module._parameters.values() if id(parameter) in index]
             if module is model:
@@ -198,7 +206,34 @@ class ModelHooks:
         for handle in self._handles:
             handle.remove()
 
+    def check_places(self) -> None:
+        """Looks whether the model's parameters are still those that the worker exchanges.
+
+        Raises:
+            ConfigError: one has other memory, or another has taken its place: updates would not reach the model.
+        """
+        for owner, key, tensor in self._owners:
+            parameter, now = tensor.parameter, owner.get(key)
+            if now is not None and now is not parameter:
+                raise ConfigError(
+                    f"the model has another parameter in place of {tensor.name!r} than when it was given to "
+                    "tw.distribute, and neither the optimizer nor the other workers know it. Load weights by "
+                    "load_state_dict without assign=True, and change layers before the optimizer is made"
+                )
+            if parameter.data_ptr() != tensor.shown.data_ptr():
+                raise ConfigError(
+                    f"{tensor.name!r} was moved after tw.distribute: it is {_place(parameter)} in other memory than "
+                    f"the {_place(tensor.shown)} that is exchanged. Call .to(), .half() and the like before "
+                    "tw.distribute, and change values in place, as in parameter.data.copy_(values)"
+                )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy of the model, such as one of averaged weights, or one that is saved, takes part in nothing."""
+        return _hooks_of_copy, ()
+
     def _before_model(self, own: list[int], *_: Any) -> None:
+        if self._is_copy:
+            return
         # Some modules use another's parameters without calling it (attention does). The first forward pass shows
         # which tables no call announces; from the second on, the model's own call waits for them.
         if self._worker.began and self._unreached is None:
@@ -206,6 +241,8 @@ class ModelHooks:
         self._pull({*own, *(self._unreached or ())})
 
     def _before_layer(self, own: list[int], *_: Any) -> None:
+        if self._is_copy:
+            return
         self._reached.update(own)
         self._pull(own)
 
@@ -217,3 +254,13 @@ class ModelHooks:
     def _after_gradient(self, tensor: WorkerTensor, _parameter: torch.Tensor) -> None:
         if self._worker.heeds(tensor):
             self._driver.run(self._worker.gradient_ready(tensor))
+
+
+def _hooks_of_copy() -> ModelHooks:
+    hooks = ModelHooks.__new__(ModelHooks)
+    hooks._is_copy = True
+    return hooks
+
+
+def _place(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} on {tensor.device}"
