@@ -13,11 +13,13 @@ from torch import nn
 from torch._C._distributed_c10d import HashStore
 
 import thinwire as tw
+from tests.server.conversation import Shard, make_plan
 from thinwire.errors import ConfigError, TransportError
 from thinwire.packets import pack
 from thinwire.runtime.rank_shards import RankShards
-from thinwire.schema import SessionOpen
+from thinwire.schema import Push, SessionOpen
 from thinwire.security.certificates import self_signed
+from thinwire.server.effects import Send
 from thinwire.transports import sockets
 from thinwire.transports.base import Connection
 from thinwire.transports.sockets import SocketOptions
@@ -70,6 +72,19 @@ def test_who_is_not_in_the_group_is_not_let_in(group: dist.ProcessGroup) -> None
             sockets.connect(address, options=SocketOptions(tls=replace(stranger, root=drawn.certificate)))
     finally:
         shards.stop()
+
+
+def test_a_rank_answers_the_next_one_first(group: dist.ProcessGroup) -> None:
+    shard = Shard(make_plan(3), begin=False)
+    shard.core = RankShards(group).core  # rank 0's
+    for rank in range(3):
+        shard.join(rank)
+    shard.give_values(0)
+    for rank in range(2):
+        shard.push(rank, 0, shard.frames(rank, 0))
+    frames = shard.frames(2, 0)
+    [answer] = shard.core.received(2, Push(step=0, tables=tuple(frames), rates=(0.1,)), tuple(frames.values()))
+    assert isinstance(answer, Send) and answer.peers == (1, 2, 0)
 
 
 def test_what_cannot_be_opens_nothing(group: dist.ProcessGroup) -> None:

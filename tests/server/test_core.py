@@ -20,6 +20,8 @@ from tests.server.conversation import (
 )
 from thinwire.codecs import codec, decode
 from thinwire.schema import Delta, Leave, Push, Values, Welcome
+from thinwire.server.core import ServerCore
+from thinwire.server.effects import Send
 
 torch.set_num_threads(1)
 
@@ -152,6 +154,21 @@ def test_without_a_residual_each_delta_is_of_its_own_update() -> None:
         expected = codec("3lc", error_feedback=False).encode(weight.values.numpy() - before)
         assert shard.deltas()[WEIGHT, step + 1] == expected
     assert np.abs(weight.residual).max() > 0
+
+
+def test_an_answer_goes_round_from_the_first_rank_whoever_joined_first() -> None:
+    for first, order in ((0, (0, 1, 2)), (1, (1, 2, 0)), (2, (2, 0, 1)), (3, (0, 1, 2))):
+        shard = Shard(make_plan(3), begin=False)
+        shard.core = ServerCore(first=first)
+        for rank in (2, 0, 1):
+            shard.join(rank)
+        shard.give_values(0)
+        shard.push(0, 0, shard.frames(0, 0))
+        shard.push(2, 0, shard.frames(2, 0))
+        frames = shard.frames(1, 0)
+        [answer] = shard.core.received(1, Push(step=0, tables=tuple(frames), rates=(0.1,)), tuple(frames.values()))
+        assert isinstance(answer, Send) and isinstance(answer.message, Delta)
+        assert answer.peers == order
 
 
 def test_the_rate_and_the_end_are_worker_zeros_word() -> None:

@@ -62,7 +62,7 @@ class RankShards:
         self.rank, self.workers = dist.get_rank(group), dist.get_world_size(group)
         if self.rank < 0:
             raise ConfigError("this process is not in the group that it was given")
-        self.core = ServerCore()
+        self.core = ServerCore(first=self.rank + 1)
         self.transport = SocketOptions()
         self.address = ""
         self._group, self._grace_s = group, grace_s

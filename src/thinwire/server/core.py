@@ -31,6 +31,8 @@ class ServerCore(Participants):
             with fewer it waits. None: it goes on while the consistency policy has enough gradients, and else ends.
         straggler_grace_s: with `min_workers`, an update is made without workers that are later than the exchanges'
             usual time and so many seconds, see `Stragglers`; None: they are waited for.
+        first: the rank to which updates go first, then to those above it, then to those below: shards that answer at
+            the same time and each begin with another rank do not fill one rank's link while the others' are idle.
 
     Attributes:
         finished: whether every worker has left in good order.
@@ -41,8 +43,10 @@ class ServerCore(Participants):
         ConfigError: `min_workers` is below 1, or missing where there is a grace for stragglers.
     """
 
-    def __init__(self, min_workers: int | None = None, straggler_grace_s: float | None = None) -> None:
-        super().__init__(min_workers, skips_late=straggler_grace_s is not None)
+    def __init__(
+        self, min_workers: int | None = None, straggler_grace_s: float | None = None, *, first: int = 0
+    ) -> None:
+        super().__init__(min_workers, skips_late=straggler_grace_s is not None, first=first)
         if straggler_grace_s is not None and min_workers is None:
             raise ConfigError("a grace for stragglers needs min_workers: with fewer no update is made without them")
         self.stragglers = None if straggler_grace_s is None else Stragglers(straggler_grace_s)

@@ -20,19 +20,19 @@ class Standing:
     """The workers of one shard, by peer and rank, and its tables.
 
     Args:
-        min_workers: as for `ServerCore`.
+        min_workers, first: as for `ServerCore`.
         skips_late: whether updates may be made without workers that are late.
 
     Attributes:
         finished, checkpoints: as of `ServerCore`.
     """
 
-    def __init__(self, min_workers: int | None, *, skips_late: bool) -> None:
+    def __init__(self, min_workers: int | None, *, skips_late: bool, first: int = 0) -> None:
         if min_workers is not None and min_workers < 1:
             raise ConfigError(f"min_workers is {min_workers}; at least 1 is needed")
         self.finished = False
         self.checkpoints: Mapping[int, Mapping[str, Any]] = {}
-        self._min_workers, self._skips_late = min_workers, skips_late
+        self._min_workers, self._skips_late, self._first = min_workers, skips_late, first
         self._engine: UpdateEngine | None = None
         self._ranks: dict[int, int] = {}
         self._left: set[int] = set()
@@ -98,9 +98,12 @@ class Standing:
 
     def _address(self, outgoing: Sequence[Outgoing]) -> list[Effect]:
         """Ranks become the peers that hold them."""
+        if not outgoing:
+            return []
+        ring = sorted((rank < self._first, rank, peer) for peer, rank in self._ranks.items())
         effects: list[Effect] = []
         for each in outgoing:
-            peers = tuple(peer for peer, rank in self._ranks.items() if each.rank in (None, rank))
+            peers = tuple(peer for _, rank, peer in ring if each.rank in (None, rank))
             effects.append(Send(peers, each.message, each.frames))
         return effects
 

@@ -85,6 +85,10 @@ class LocalWorker(Worker):
         self.void = False
         self.updated: Callable[[Sequence[WorkerTensor], Sequence[torch.Tensor]], None] | None = None
         self._updates = design.local
+        # Workers push at the same time. Each begins with another shard, so that no shard's link is to take everybody's
+        # first message while the others' are idle. In a group a rank's own shard, which has no link, comes last.
+        first = (self.rank + 1) % len(self.conversations)
+        self._ring = [*self.conversations[first:], *self.conversations[:first]]
         self._voids = design.up.nonfinite == "skip"
         fragments = self._updates.assign([tensor.values.numel() for tensor in self.model.tensors])
         self._rounds = {t.name: Round(f) for t, f in zip(self.model.tensors, fragments, strict=True)}
@@ -230,7 +234,7 @@ class LocalWorker(Worker):
             state = self._rounds[tensor.name]
             state.pushes += 1
             state.merges_at, state.whole = self._updates.merges_at(self.iteration), self.void
-        for conversation in self.conversations:
+        for conversation in self._ring:
             yield from self._flush(conversation)
 
     def _refuse_or_warn(self, name: str) -> None:

@@ -1,0 +1,46 @@
+"""A worker that trains by itself between exchanges: to whom it speaks first."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from thinwire.hooks.planning import make_plan
+from thinwire.optimizers.options import ParameterGroups
+from thinwire.policies.designs import design as find_design
+from thinwire.schema import Push
+from thinwire.worker.effects import Send
+from thinwire.worker.local_updates import LocalWorker
+
+WORKERS = 4
+
+
+def made(rank: int, shards: int) -> LocalWorker:
+    model = torch.nn.Sequential(*(torch.nn.Linear(20, 20) for _ in range(WORKERS)))
+    design = find_design("local-sgd[h=2,codec=fp32]")
+    planned = make_plan(model, torch.optim.AdamW(model.parameters()), design, workers=WORKERS, shards=shards)
+    assert design.local is not None
+    outer = design.local.outer_groups()
+    groups = ParameterGroups("SGD", outer, outer[0])
+    return LocalWorker(planned.plans, planned.tensors, design, groups, rank=rank, now=lambda: 0.0)
+
+
+def pushed(worker: LocalWorker) -> list[int]:
+    """Takes the steps of a round; returns the shards that were sent to."""
+    for state in worker._rounds.values():
+        state.merges_at = None
+    effects = [*worker.end_step(), *worker.end_step()]
+    assert all(isinstance(each, Send) and isinstance(each.message, Push) for each in effects)
+    return [each.shard for each in effects]
+
+
+def test_every_rank_begins_with_the_next_ones_shard_and_ends_with_its_own() -> None:
+    orders = [pushed(made(rank, WORKERS)) for rank in range(WORKERS)]
+    assert orders == [[1, 2, 3, 0], [2, 3, 0, 1], [3, 0, 1, 2], [0, 1, 2, 3]]
+    for at_once in zip(*orders, strict=True):
+        assert len({*at_once}) == WORKERS, "no shard gets two workers' messages while another gets none"
+
+
+@pytest.mark.parametrize(("rank", "order"), [(0, [1, 0]), (1, [0, 1]), (6, [1, 0])])
+def test_with_fewer_shards_workers_share_the_first_ones_evenly(rank: int, order: list[int]) -> None:
+    assert pushed(made(rank, 2)) == order
