@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from thinwire.runtime.checkpointing import Checkpointer
 from thinwire.runtime.connection import ReconnectingConnection
 from thinwire.runtime.serving import serving
+from thinwire.runtime.shard_checkpoints import Checkpointer
 from thinwire.server.core import ServerCore
 from thinwire.transports.base import Connection
 from thinwire.transports.memory import MemoryServer

@@ -19,9 +19,9 @@ from thinwire.jobs.events import Checkpointed
 from thinwire.jobs.job import Job
 from thinwire.jobs.outcome import WorkerOutcome
 from thinwire.jobs.training import run_worker
-from thinwire.runtime.checkpointing import Checkpointer
 from thinwire.runtime.connection import ReconnectingConnection
 from thinwire.runtime.serving import serving
+from thinwire.runtime.shard_checkpoints import Checkpointer
 from thinwire.server.core import ServerCore
 from thinwire.transports.base import Connection
 from thinwire.transports.memory import MemoryServer

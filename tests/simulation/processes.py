@@ -21,8 +21,8 @@ from thinwire.jobs.checkpoints import KIND, WorkerCheckpoint
 from thinwire.packets import EncodedTensor
 from thinwire.policies.consistency import consistency
 from thinwire.runtime import checkpoint
-from thinwire.runtime.checkpointing import Checkpointer
 from thinwire.runtime.serving import serving
+from thinwire.runtime.shard_checkpoints import Checkpointer
 from thinwire.schema import Message, Push
 from thinwire.server.core import ServerCore
 from thinwire.server.effects import Effect

@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from thinwire.jobs import events as told
     from thinwire.jobs import job as jobs
     from thinwire.jobs.outcome import WorkerOutcome
-    from thinwire.runtime import checkpointing, connection, metrics, serving
+    from thinwire.runtime import connection, metrics, serving, shard_checkpoints
     from thinwire.runtime import journal as journals
     from thinwire.server import core as cores
     from thinwire.transports.grpc import server as grpc_server
 else:
     checkpoints, told = lazy("thinwire.jobs.checkpoints"), lazy("thinwire.jobs.events")
     jobs, training = lazy("thinwire.jobs.job"), lazy("thinwire.jobs.training")
-    checkpointing, connection = lazy("thinwire.runtime.checkpointing"), lazy("thinwire.runtime.connection")
+    shard_checkpoints, connection = lazy("thinwire.runtime.shard_checkpoints"), lazy("thinwire.runtime.connection")
     journals, metrics = lazy("thinwire.runtime.journal"), lazy("thinwire.runtime.metrics")
     serving, cores = lazy("thinwire.runtime.serving"), lazy("thinwire.server.core")
     grpc_server = lazy("thinwire.transports.grpc.server")
@@ -102,7 +102,7 @@ def server(
     credentials = Credentials(ca=tls_ca, cert=tls_cert, key=tls_key, token_file=token_file, insecure=insecure)
     checkpointer = None
     if checkpoint is not None:
-        checkpointer = checkpointing.Checkpointer(core, checkpoint, checkpoint_every, resumes=resume)
+        checkpointer = shard_checkpoints.Checkpointer(core, checkpoint, checkpoint_every, resumes=resume)
     if resume:
         if checkpointer is None:
             raise ConfigError("--resume goes on from a checkpoint: say which with --checkpoint FILE")

@@ -13,8 +13,9 @@ from thinwire.errors import ConfigError
 from thinwire.jobs.job import Job
 from thinwire.policies.consistency import consistency
 from thinwire.runtime import checkpoint
-from thinwire.runtime.checkpointing import FILES, CheckpointWriter, check_space, shard_nbytes, try_out
+from thinwire.runtime.checkpointing import FILES, CheckpointWriter, check_space, try_out
 from thinwire.runtime.disk import Disk
+from thinwire.runtime.shard_checkpoints import shard_nbytes
 from thinwire.workloads.data import data
 from thinwire.workloads.models import model
 

@@ -1,4 +1,4 @@
-"""When a process writes its checkpoints, and where a shard goes on from.
+"""When a process writes its checkpoints.
 
 Training waits while its state is copied; a thread writes the copy. The file is on the disk before the last step before
 the next checkpoint: no process has one that is two ahead of another's, and two files each hold a step that all have.
@@ -7,34 +7,26 @@ Where somebody's disk is full, they would not: older files are kept until everyb
 
 from __future__ import annotations
 
-import math
 import os
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from thinwire.errors import ConfigError
-from thinwire.policies.consistency import consistency
 from thinwire.runtime.checkpoint import (
     LOCAL,
     MAX_FILES,
     UNFINISHED,
     Snapshot,
     files_at,
-    forget_after,
     needed,
-    read,
     remove_needless,
     remove_unfinished,
-    steps_in,
 )
 from thinwire.runtime.disk import Disk
-from thinwire.schema import Plan
-from thinwire.server.core import ServerCore
-from thinwire.server.effects import Effect
 
 FILES = 3
 """At one time, as a rule: the newest, the one before, and the one that is being written."""
@@ -176,127 +168,6 @@ class CheckpointWriter:
             self.wait()
         finally:
             self._executor.shutdown()
-
-
-class Checkpointer(Mapping[int, dict[str, Any]]):
-    """Writes a shard's state at every so many steps, and reads it back: the states are its values, by step.
-
-    Those are its own: what was in the files before it began counts only where it resumes. The beginning, step 0, counts
-    as well while it is one of the last two, or needed by others.
-
-    Args:
-        core: the shard.
-        path: of the file; the one before it stays as `FILE.previous`.
-        every: steps (updates of every table) between two checkpoints.
-        disk, executor, resumes: as for `CheckpointWriter`.
-
-    Raises:
-        ConfigError: as for `CheckpointWriter`.
-    """
-
-    KIND = "server"
-
-    def __init__(
-        self,
-        core: ServerCore,
-        path: Path,
-        every: int,
-        disk: Disk = LOCAL,
-        executor: Executor | None = None,
-        *,
-        resumes: bool = False,
-    ) -> None:
-        self._core = core
-        self._own, self._step, self._others_there = {0}, core.step, True
-        self._resumed: int | None = None
-        self._writer = CheckpointWriter(
-            path, self.KIND, every, on_written=self._written, disk=disk, executor=executor, resumes=resumes
-        )
-        core.checkpoints = self
-
-    def resume(self, step: int | None = None) -> None:
-        """Loads the newest checkpoint, or that of a step, before anybody joins.
-
-        Raises:
-            ConfigError: there is none, or it is damaged or another's.
-        """
-        self._core.load_state_dict(read(self._writer.path, self.KIND, step, self._writer.disk))
-        self._begin_at(self._round)
-        self._own = {0, *steps_in(self._writer.path, self._writer.disk)} if step is None else {step}
-        self._resumed = self._step
-
-    def check_space(self, plan: Plan) -> None:
-        """Raises ConfigError where a shard with this plan, which nobody has begun yet, has no room for its files."""
-        if self._core.plan is None:
-            values = sum(math.prod(spec.shape) for spec in plan.tables)
-            try_out(self._writer.path, shard_nbytes(4 * values), self._writer.disk)
-
-    def write_if_due(self) -> list[Effect]:
-        """Writes a checkpoint where one is due; called after every event, when its answers are on their way.
-
-        Returns:
-            What the workers are to hear of it.
-
-        Raises:
-            ConfigError: the tables are at different steps.
-        """
-        if self._core.failed is not None or self._core.plan is None:
-            return []
-        step, before = self._round, self._step
-        if step < before:  # all went back
-            self._writer.wait()
-            self._begin_at(step)
-            self._own = {step, *(each for each in self._own if each <= step)}
-        elif step > before and step % self._writer.every == 0 and self._others_there:
-            forget_after(self._writer.path, max(self._own), self._writer.disk)
-            self._others_there = False
-        self._step = step
-        self._writer.stepped(step, self._core.state_dict, lead=consistency(self._core.plan.consistency).lead())
-        self._own = {*self._writer.keep_since(self._since, self._own)}
-        return self._core.saved(self._own)
-
-    def close(self) -> None:
-        """Waits for the write under way."""
-        self._writer.close()
-
-    def __getitem__(self, step: int) -> dict[str, Any]:
-        return read(self._writer.path, self.KIND, step, self._writer.disk)
-
-    def __iter__(self) -> Iterator[int]:
-        self._writer.wait()
-        return iter(self._own)
-
-    def __len__(self) -> int:
-        return len(self._own)
-
-    @property
-    def _round(self) -> int:
-        """The shard's step; where every push is an update by itself, how many of them a worker has made on average."""
-        plan = self._core.plan
-        if plan is None or not consistency(plan.consistency).immediate:
-            return self._core.step
-        return self._core.step // plan.workers
-
-    @property
-    def _since(self) -> int | None:
-        """From which step on somebody may need the files; a shard that resumed waits for its workers to say so."""
-        safe = self._core.safe_step
-        if safe is None and self._resumed is not None and sum(each > self._resumed for each in self._own) < 2:
-            return min(self._own)
-        return safe
-
-    def _begin_at(self, step: int) -> None:
-        """Files of later steps are of before the shard went back to this one, or of another training."""
-        self._step, self._others_there = step, True
-        self._writer.begin_at(step)
-
-    def _written(self, step: int) -> None:
-        self._own.add(step)
-
-
-def shard_nbytes(model_nbytes: int) -> int:
-    """Returns about how many bytes a shard's file takes: values, the workers' copy, one state of the optimizer."""
-    return 3 * model_nbytes
 
 
 def try_out(path: Path, nbytes: int = 0, disk: Disk = LOCAL, *, resumes: bool = False) -> None:

@@ -10,11 +10,11 @@ from functools import partial
 
 from thinwire.errors import ConfigError, ProtocolError
 from thinwire.packets import PacketLimits, kind_of, pack, parse
-from thinwire.runtime.checkpointing import Checkpointer
 from thinwire.runtime.clock import Clock, SystemClock
 from thinwire.runtime.journal import Journal
 from thinwire.runtime.limits import MAX_JOIN_NBYTES, Allowance, allowance, join_too_large
 from thinwire.runtime.session_server import SessionServer
+from thinwire.runtime.shard_checkpoints import Checkpointer
 from thinwire.schema import Join, Leave, Plan
 from thinwire.server.core import ServerCore
 from thinwire.server.effects import Close, Effect, Send

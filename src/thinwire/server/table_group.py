@@ -20,7 +20,8 @@ from thinwire.kernels.numba.addresses import Addresses, add_to_many, scatter
 from thinwire.packets import BatchedTensor, EncodedTensor
 from thinwire.packets.batch import rounded
 from thinwire.policies.compression import NARROW
-from thinwire.server.downlinks import Copy, ModelDelta
+from thinwire.server.copies import Copy
+from thinwire.server.downlinks import ModelDelta
 from thinwire.server.table import Held, Table
 
 MAX_GROUPS = 256
