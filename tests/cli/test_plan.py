@@ -27,15 +27,26 @@ def test_what_is_printed_drawn_and_written(command: Command, tmp_path: Path) -> 
     assert written["setting"]["link"] == "1mbit" and len(written["summaries"]) == 2
 
 
+def test_of_local_updates_it_says_which_h_is_enough(command: Command, tmp_path: Path) -> None:
+    data = tmp_path / "plan.json"
+    asked = ("plan", "--designs", "local-sgd[h=2]", "--mode", "collective", "--link", "100kbit", "--steps", 2)
+    result = command(*asked, "--exchange-share", 0.1, "--json", data)
+    assert result.status == 0, result.err
+    uncompressed, local = json.loads(data.read_text())["summaries"]
+    assert uncompressed["enough_h"] is None and local["exchange_share"] > 0.1
+    assert f"h={local['enough_h']} is enough for 10 % or less" in result.out
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
         (("--link", "quick"), "cannot read the link rate 'quick'"),
         (("--mode", "ring"), "mode 'ring'; there are server and collective"),
         (("--designs", "mps"), "a plan is of workers in lockstep"),
+        (("--exchange-share", 1), "exchange_share=1.0: exchanges may take a share of the time above 0 and below 1"),
         (("--out", "plan.pickle"), "a picture's name ends in .png or .svg"),
     ],
 )
-def test_what_cannot_be_planned_is_refused(command: Command, wrong: tuple[str, ...], said: str) -> None:
+def test_what_cannot_be_planned_is_refused(command: Command, wrong: tuple[str | float, ...], said: str) -> None:
     result = command(*ASKED, *wrong)
     assert result.status == 2 and said in result.err

@@ -147,6 +147,31 @@ def test_the_verdict_says_which_and_from_which_rate_on(known: Known) -> None:
     assert thin.step_s("3lc", 4, free) <= 1.06 * thin.step_s("3lc", 4, math.inf) < thin.step_s("3lc", 4, free / 2)
 
 
+def test_which_h_of_local_updates_keeps_exchanges_below_a_share_of_the_time(known: Known) -> None:
+    setting = Setting(link="1mbit", workers=4, mode="collective")
+    made = known(setting, "local-sgd[h=4]", "local2")
+    _, seldom, accumulated = made.summaries()
+    assert (accumulated.exchange_share, accumulated.enough_h) == (None, None), "its steps are the optimizer's batches"
+    assert seldom.enough_h is not None and seldom.exchange_share is not None
+    # 4 ms of computing; two tensors' codecs, a hundredth of the bytes, and messages, which all come behind it.
+    exchange_s = 4 * seldom.at.step_s - 4 * 0.004
+    assert exchange_s > 0.002 and seldom.exchange_share == pytest.approx(exchange_s / (4 * seldom.at.step_s))
+
+    def share(steps: int) -> float:
+        [_, found] = known(setting, f"local-sgd[h={steps}]").summaries()
+        assert found.enough_h == seldom.enough_h and found.exchange_share is not None
+        return found.exchange_share
+
+    assert seldom.enough_h > 1 and share(seldom.enough_h) <= 0.25 < share(seldom.enough_h - 1)
+    assert f"h={seldom.enough_h} is enough for 25 % or less" in verdict(made)[1] and " h=" not in verdict(made)[2]
+    seldomer = Plan(made.profile, ["local-sgd[h=4]"], setting, exchange_share=0.05).summaries()[1].enough_h
+    assert seldomer == math.ceil(0.95 / 0.05 * exchange_s / 0.004)
+    slower = known(replace(setting, link="100kbit"), "local-sgd[h=4]").summaries()[1].enough_h
+    assert slower is not None and slower > seldom.enough_h
+    with pytest.raises(ConfigError, match="exchange_share=1: "):
+        Plan(made.profile, ["local-sgd"], setting, exchange_share=1)
+
+
 def test_a_plan_of_the_digits_is_measured_shown_and_drawn() -> None:
     measured = profile_workload("mlp", "digits", steps=2)
     made = plan.Plan(measured, ["3lc[s=1.75]", "terngrad", "local2"], plan.Setting(link="1mbit", workers=8))

@@ -14,6 +14,7 @@ from thinwire.cli.lazy import lazy
 from thinwire.cli.options import split_names
 from thinwire.errors import ConfigError
 from thinwire.jobs.virtual_time import TransportCosts
+from thinwire.planner.rounds import EXCHANGE_SHARE, check_share
 
 if TYPE_CHECKING:
     from thinwire.planner import planning, script, verdict, workload
@@ -53,6 +54,9 @@ def plan(
         int | None, typer.Option(min=1, help="Processors that all share; by default each its own.")
     ] = None,
     compute: Annotated[float, typer.Option(help="How many times as fast as this machine workers compute.")] = 1.0,
+    exchange_share: Annotated[
+        float, typer.Option(help="Of the time, what exchanges of local updates may take: which h is enough for that?")
+    ] = EXCHANGE_SHARE,
     batch: Annotated[int | None, typer.Option(min=1, help="Examples per worker and step.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps that are measured.")] = 32,
     seed: options.Seed = 0,
@@ -67,6 +71,7 @@ def plan(
     """
     if out is not None and out.suffix not in PICTURES:
         raise ConfigError(f"--out {out}: a picture's name ends in {' or '.join(PICTURES)}")
+    check_share(exchange_share)
     setting = planning.Setting(
         link=link,
         workers=workers,
@@ -85,7 +90,7 @@ def plan(
     else:
         measured = workload.profile_workload(model, data, batch=batch, seed=seed, steps=steps, threads=threads)
         what = model
-    made = planning.Plan(measured, split_names(designs), setting)
+    made = planning.Plan(measured, split_names(designs), setting, exchange_share=exchange_share)
     said = verdict.verdict(made)
     console.print(f"measured: a step of {what} computes {1e3 * measured.step_s:.3g} ms here; all else is predicted")
     show(verdict.designs_table(made))
@@ -99,6 +104,7 @@ def plan(
         {
             **({"command": command} if command else {"model": model, "data": data}),
             "setting": setting,
+            "exchange_share": exchange_share,
             "compute_s": measured.step_s,
             "verdict": said,
             "summaries": made.summaries(),

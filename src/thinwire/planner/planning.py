@@ -21,6 +21,7 @@ from thinwire.planner.costs import TensorCosts, exchange_every, mean_bits, measu
 from thinwire.planner.exchange_work import NONE, ExchangeWork, measure_exchange_work
 from thinwire.planner.parameter_server import SHARED_USE, Cluster, Layer, Link, step_s
 from thinwire.planner.profile import Profile
+from thinwire.planner.rounds import EXCHANGE_SHARE, Round, check_share
 from thinwire.policies.assignment import Sized
 from thinwire.policies.designs import Design, design
 from thinwire.policies.placement import placement
@@ -120,6 +121,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         free_above_bps: the rate above which the link stops mattering: a step takes at most 1.05 times as long as
             without a limit; None where latency or messages alone keep it above that at any rate.
         pays_below_bps: the rate below which it is faster than uncompressed; None: at no rate, infinity: at any.
+        exchange_share: of local updates, what exchanges add to the time, as a share of it; of other designs None.
+        enough_h: of local updates, with how many inner steps that would be at most the share that was asked about; of
+            other designs None.
     """
 
     at: Prediction
@@ -129,6 +133,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     decode_s: float
     free_above_bps: float | None
     pays_below_bps: float | None
+    exchange_share: float | None = None
+    enough_h: int | None = None
 
 
 class Plan:
@@ -141,9 +147,10 @@ class Plan:
         transport: what a message costs between a worker and a server.
         peer_message_s: of a rank's processor for a message to or from another, in seconds.
         sharing: what workers that share processors take from each other; where each has its own, it says nothing.
+        exchange_share: of the time, what exchanges of local updates may take; the plan says with which h they do.
 
     Raises:
-        ConfigError: an unknown design, or one that no plan can be made of.
+        ConfigError: an unknown design, or one that no plan can be made of, or a share that is not above 0 and below 1.
     """
 
     def __init__(
@@ -155,8 +162,10 @@ class Plan:
         transport: TransportCosts = TRANSPORT,
         peer_message_s: float = PEER_MESSAGE_S,
         sharing: Sharing = SHARING,
+        exchange_share: float = EXCHANGE_SHARE,
     ) -> None:
         self.profile, self.setting, self._transport = profile, setting, transport
+        self.exchange_share = check_share(exchange_share)
         self._peer_message_s, self._sharing = peer_message_s, sharing
         given = [each if isinstance(each, Design) else design(each) for each in (UNCOMPRESSED, *designs)]
         self.designs = {each.name: each for each in given}
@@ -185,6 +194,10 @@ class Plan:
             workers: how many.
             bps: bits a second of every link; infinity is no limit.
         """
+        return self.round_of(name, workers, bps).step_s
+
+    def round_of(self, name: str, workers: int, bps: float) -> Round:
+        """Returns what the steps from one exchange to the next are predicted to take; arguments as for `step_s`."""
         made, setting, collective = self.designs[name], self.setting, self.setting.mode == "collective"
         layers = self._layers(name)
         payload = TCP_PAYLOAD_NBYTES / (TCP_PAYLOAD_NBYTES + TCP_HEADERS_NBYTES)
@@ -206,9 +219,8 @@ class Plan:
         alone = sum(layer.forward_s + layer.backward_s for layer in layers)
         if setting.cores is not None:
             alone *= max(1.0, workers / setting.cores)
-        every = exchange_every(made)
         exchanged = step_s(layers, cluster) if workers > 1 or setting.mode == "server" else alone
-        return ((every - 1) * alone + exchanged) / every
+        return Round(steps=exchange_every(made), alone_s=alone, exchanged_s=exchanged)
 
     def predict(self, name: str, workers: int, bps: float) -> Prediction:
         """Returns the prediction of one design in one cluster; arguments as for `step_s`."""
@@ -222,6 +234,8 @@ class Plan:
         found = []
         for name in self.designs:
             bits_up, bits_down = mean_bits(self.costs[name], self.profile)
+            local = self.designs[name].local is not None
+            made = self.round_of(name, self.setting.workers, self.setting.bps) if local else None
             found.append(
                 Summary(
                     at=self.predict(name, self.setting.workers, self.setting.bps),
@@ -231,6 +245,8 @@ class Plan:
                     decode_s=sum(each.decode_s for each in self.costs[name].values()),
                     free_above_bps=self.free_above_bps(name),
                     pays_below_bps=self.pays_below_bps(name),
+                    exchange_share=None if made is None else made.exchange_share,
+                    enough_h=None if made is None else made.steps_for(self.exchange_share),
                 )
             )
         return found

@@ -35,10 +35,10 @@ def verdict(plan: Plan) -> list[str]:
             f"do not compress: at {where} uncompressed is {1 / best.at.speedup:.3g}× faster than {best.at.design}, the "
             "best of the others"
         )
-    return [first, *map(_sentence, others)]
+    return [first, *(_sentence(each, plan.exchange_share) for each in others)]
 
 
-def _sentence(summary: Summary) -> str:
+def _sentence(summary: Summary, allowed: float) -> str:
     said = [f"{summary.at.design} {summary.at.speedup:.3g}×"]
     if summary.free_above_bps is not None:
         said.append(f"the link stops mattering above {rate_text(summary.free_above_bps, 2)}")
@@ -50,6 +50,12 @@ def _sentence(summary: Summary) -> str:
         said.append(f"it pays below {rate_text(summary.pays_below_bps, 2)}")
     else:
         said.append("it pays at any rate")
+    if summary.exchange_share is not None:
+        said.append(f"exchanges take {100 * summary.exchange_share:.2g} % of the time")
+        if summary.enough_h is None:
+            said.append(f"no h makes that {100 * allowed:.3g} % or less")
+        else:
+            said.append(f"h={summary.enough_h} is enough for {100 * allowed:.3g} % or less")
     return "; ".join(said)
 
 
