@@ -54,7 +54,7 @@ HERE = {  # how many blocks of each page are run below
     "docs/fsdp.md": 2,
     "docs/gpu.md": 2,
     "docs/quick-start.md": 1,
-    "docs/local-updates.md": 2,
+    "docs/local-updates.md": 3,
     "docs/observability.md": 2,
     "docs/parameter-server.md": 1,
     "docs/recovery.md": 3,
@@ -169,6 +169,8 @@ def test_local_updates(names: dict[str, Any], tmp_path: Path) -> None:
     given = {**names, "model": model, "optimizer": torch.optim.AdamW(model.parameters())}
     with run("README.md", 1, given, part=1)["optimizer"] as optimizer:
         run("docs/local-updates.md", 1, {**names, "optimizer": optimizer})
+        saving = {**names, "model": model, "optimizer": optimizer, "step": 2, "rank": 0, "dist": dist}
+        run("docs/local-updates.md", 2, saving)["optimizer"].close()
     with run("docs/autopilot.md", 1, {**names, "model": net()})["optimizer"] as optimizer:
         assert "auto" in str(optimizer.state_dict()["position"])
     assert (tmp_path / "shared.pt").exists()

@@ -170,3 +170,58 @@ def test_memory_that_is_shared_with_other_processes_later_is_the_models_still() 
     usual = run_cluster(mlp, steps(5), workers=2, optimizer=adamw, design="local-sgd[h=4]")[0]
     assert torch.equal(found[0], usual[0])
     assert torch.equal(found[1], usual[0])
+
+
+def test_a_state_of_torchs_own_optimizer_is_told_where_it_belongs() -> None:
+    model = mlp(0)
+    plain = adamw(model)
+    inner_step(model, plain, 0, 0)
+
+    def loading(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
+        with pytest.raises(ConfigError, match=r"load it into that one, before tw\.distribute"):
+            opt.load_state_dict(plain.state_dict())
+        with pytest.raises(ConfigError, match="the state has 0 parameter groups, and this optimizer 1"):
+            opt.load_state_dict({**opt.state_dict(), "param_groups": []})
+        without = {key: value for key, value in opt.state_dict().items() if key != "inner"}
+        with pytest.raises(ConfigError, match=r"the state lacks 'inner'; .* with and without local updates"):
+            opt.load_state_dict(without)
+        return steps(5)(rank, model, opt)
+
+    found, _ = run_cluster(mlp, loading, workers=2, optimizer=adamw, design="local-sgd[h=4]")
+    usual, _ = run_cluster(mlp, steps(5), workers=2, optimizer=adamw, design="local-sgd[h=4]")
+    assert torch.equal(found[0], usual[0]), "nothing was changed"
+
+
+def test_what_the_inner_optimizer_loads_by_itself_is_the_wrapped_ones_too() -> None:
+    inner: dict[int, torch.optim.Optimizer] = {}
+
+    def kept(model: nn.Module) -> torch.optim.Optimizer:
+        return inner.setdefault(id(model), adamw(model))
+
+    def loading(rank: int, model: nn.Module, opt: DistributedOptimizer) -> bool:
+        own = inner[id(model)]
+        for loads in (own, opt):
+            inner_step(model, opt, rank, 0)
+            opt.sync()
+            loads.load_state_dict(loads.state_dict())
+            if opt.param_groups is not own.param_groups or opt.state is not own.state:
+                return False
+        return True
+
+    assert run_cluster(mlp, loading, workers=2, optimizer=kept, design="local-sgd[h=2]")[0] == [True, True]
+
+
+def test_a_report_counts_no_steps_of_another_run() -> None:
+    def earlier(rank: int, model: nn.Module, opt: DistributedOptimizer) -> dict[str, Any]:
+        steps(20)(rank, model, opt)
+        return opt.state_dict()
+
+    states, _ = run_cluster(mlp, earlier, workers=2, optimizer=adamw, design="local-sgd[h=2]")
+
+    def later(rank: int, model: nn.Module, opt: DistributedOptimizer) -> int:
+        opt.load_state_dict(states[rank])
+        for step in range(20, 30):
+            inner_step(model, opt, rank, step)
+        return opt.report().steps
+
+    assert run_cluster(mlp, later, workers=2, optimizer=adamw, design="local-sgd[h=2]")[0][0] < 10

@@ -113,7 +113,8 @@ def distribute(
             ranks of a group protect their shards by themselves.
         metrics: take a record of every table at every step; closed with the optimizer.
         resume: what `opt.state_dict()` returned after `opt.sync()`; the model has its weights of then, and the shards
-            were started with their checkpoints of the same step. Or several states to go on from (`hooks.resuming`),
+            were started with their checkpoints of the same step. In a group the state holds this rank's shard, and
+            every rank resumes from its own, all of one step. Or several states to go on from (`hooks.resuming`),
             as `KeptSteps` has them: all workers and shards agree on the newest that everybody has.
         steps_per_epoch: how many steps every worker takes in an epoch, for designs that exchange once an epoch.
         settings: what else must be equal on all workers, by name, as in `{"batch": 32, "steps": 1000}`; a worker that
@@ -196,6 +197,7 @@ def distribute(
     driver: WorkerDriver | None = None
     try:
         if own is not None:
+            own.resume(resume if isinstance(resume, Mapping) else None)
             servers.extend(own.open())
         waits: dict[str, Any] = {"connect_timeout_s": connect_timeout_s, "reconnect_s": reconnect_s}
         if own is None:

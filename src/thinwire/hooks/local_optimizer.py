@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from thinwire.hooks.optimizer import DistributedOptimizer
+from thinwire.hooks.optimizer import DistributedOptimizer, check_state
 from thinwire.hooks.report import TrainingReport
 from thinwire.hooks.steering import KINDS, Steering
 from thinwire.policies.local_updates import LocalUpdates
@@ -62,7 +62,9 @@ class LocalUpdateOptimizer(DistributedOptimizer):
             self._steering = Steering(optimizer, updates.steer, outer_groups)
             worker.updated = self._steering.updated
         super().__init__(model, optimizer, worker, driver, **settings)
-        self.state = optimizer.state
+        self._follow()
+        with suppress(AttributeError):  # one that never called torch's __init__ tells nobody
+            optimizer.register_load_state_dict_post_hook(self._follow)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Takes an inner step, and ends it: pushes what is due. The model continues from the answer at its next use."""
@@ -109,13 +111,18 @@ class LocalUpdateOptimizer(DistributedOptimizer):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        check_state(state_dict, "inner", len(self.param_groups))
         super().load_state_dict(state_dict)
         self._inner.load_state_dict(state_dict["inner"])
         for group, saved in zip(self.outer_groups, state_dict["outer_groups"], strict=True):
             group.update(saved)
-        self.param_groups = self._inner.param_groups
+        self._follow()
         if self._steering is not None and "steering" in state_dict:
             self._steering.load_state_dict(state_dict["steering"])
+
+    def _follow(self, *_: Any) -> None:
+        """Has the inner optimizer's own dicts, of which it makes new ones when it loads a state."""
+        self.param_groups, self.state = self._inner.param_groups, self._inner.state
 
     def _inner_step(self, closure: Callable[[], Any] | None) -> Any:
         """The user's optimizer's step, unless a GradScaler found an overflow; gradients are unscaled where it asks."""

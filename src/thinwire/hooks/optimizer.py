@@ -59,6 +59,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._worker, self._driver, self._shards = worker, driver, shards
         self._recorder = Recorder(metrics, worker.rank)
         self._warm_up = WarmUp()
+        self._first_step = worker.iteration
         agreed: int | None = None
         resumable = resume if isinstance(resume, Resumable) else None
         if isinstance(resume, Resumable):
@@ -213,9 +214,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Returns the residuals, accumulated gradients, random streams, options and the worker's own optimizer's state.
 
         After `sync()`, together with the model's state and the shards' checkpoints of the same step, it is all that
-        `distribute(…, resume=state)` needs to go on bit for bit.
+        `distribute(…, resume=state)` needs to go on bit for bit. In a group it holds this rank's shard as well, and
+        waits for the last exchange by itself; every rank saves its own.
         """
+        shard: dict[str, Any] = {}
+        if self._shards is not None:
+            if not self._worker.closed:
+                self.sync()
+            shard["shard"] = self._shards.state_dict(self._worker.clock)
         return {
+            **shard,
             "step": self._worker.iteration,
             "position": self._worker.position(),
             **self._worker.model.state_dict(),
@@ -228,10 +236,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Restores what `state_dict` returned, by parameter name: all but the position, which `distribute` restores.
 
         Raises:
-            ConfigError: a parameter of this model is missing in the state.
+            ConfigError: it is of another optimizer, or a parameter of this model is missing in it.
         """
+        check_state(state_dict, "contexts", len(self.param_groups))
         self._worker.model.load_state_dict(state_dict)
-        self._worker.iteration = int(state_dict["step"])  # which decides when an exchange is due
+        before, self._worker.iteration = self._worker.iteration, int(state_dict["step"])  # which decides what is due
+        self._first_step += self._worker.iteration - before
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group.update(saved)
 
@@ -302,3 +312,25 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def residual_ratios(self) -> dict[str, float]:
         """Returns, per table, ‖residual‖ in units of a gradient's norm: how many steps are waiting."""
         return residual_ratios(self._worker.model)
+
+
+def check_state(state: Mapping[str, Any], key: str, groups: int) -> None:
+    """Raises ConfigError where a state is not of an optimizer that `distribute` returned, before anything is changed.
+
+    Args:
+        state: that is to be loaded.
+        key: what states of that kind of optimizer have.
+        groups: how many parameter groups this one has.
+    """
+    if key not in state and "state" in state:
+        raise ConfigError(
+            "the state is one that torch's own optimizer returned: load it into that one, before tw.distribute is "
+            "called. What tw.distribute returned has a state_dict() with residuals, and takes no other"
+        )
+    if key not in state:
+        raise ConfigError(
+            f"the state lacks {key!r}; it has {', '.join(map(str, state))}. States with and without local updates "
+            "cannot take each other's place: start from the model's weights"
+        )
+    if len(state["param_groups"]) != groups:
+        raise ConfigError(f"the state has {len(state['param_groups'])} parameter groups, and this optimizer {groups}")

@@ -72,6 +72,10 @@ class Snapshot:
     def __post_init__(self) -> None:
         object.__setattr__(self, "state", _flat(self.state, self.tensors))
 
+    def plain(self) -> dict[str, Any]:
+        """Returns what `from_plain` takes: numbers, strings, dicts, lists and tensors alone, which torch saves."""
+        return {"kind": self.kind, "step": self.step, "state": self.state, "tensors": dict(self.tensors)}
+
     @property
     def nbytes(self) -> int:
         """Of its tensors, which are nearly all of the file."""
@@ -116,6 +120,16 @@ class Snapshot:
             with suppress(OSError):
                 disk.remove(fresh)
             raise
+
+
+def from_plain(plain: Mapping[str, Any]) -> Any:
+    """Returns the state that a snapshot was taken of, from what its `plain` returned; tensors are copied.
+
+    Example:
+        >>> from_plain(Snapshot("example", 7, {"counts": {1: (2, 3)}, "frame": b"abc"}).plain())
+        {'counts': {1: (2, 3)}, 'frame': b'abc'}
+    """
+    return _deep(plain["state"], {name: tensor.clone() for name, tensor in plain["tensors"].items()})
 
 
 def write(path: Path, kind: str, step: int, state: Mapping[str, Any], disk: Disk = LOCAL) -> None:

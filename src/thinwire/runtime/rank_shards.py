@@ -14,10 +14,14 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Any
 
 import torch.distributed as dist
 
 from thinwire.errors import ConfigError
+from thinwire.runtime.checkpoint import Snapshot, from_plain
 from thinwire.runtime.connection import has_ended
 from thinwire.runtime.serving import serving
 from thinwire.security.admission import Admission, worker_name
@@ -89,6 +93,69 @@ class RankShards:
         self._others = [each for each in found if isinstance(each, str) and each != self.address]
         found[self.rank] = self._server.connect(Identity(worker_name(self.rank), self.rank))
         return found
+
+    def state_dict(self, step: int) -> dict[str, Any] | None:
+        """Returns this rank's shard, for the same rank of as many ranks to go on from.
+
+        Args:
+            step: exchanges that this rank has had the answers of. Nobody has had more: its own push is missing.
+
+        Returns:
+            What `resume` takes, as `shard`; None where the shard's tensors are at different steps.
+        """
+        assert self._loop is not None
+        found: Future[Snapshot | None] = Future()
+
+        def take() -> None:
+            try:
+                found.set_result(Snapshot("shard", step, self.core.state_dict()))
+            except ConfigError:
+                found.set_result(None)
+            except BaseException as error:
+                found.set_exception(error)
+
+        if not self._loop.post(take):
+            take()  # nothing else touches the shard any more
+        snapshot = found.result()
+        return None if snapshot is None else {**snapshot.plain(), "rank": self.rank, "workers": self.workers}
+
+    def resume(self, state: Mapping[str, Any] | None) -> None:
+        """Takes back what `DistributedOptimizer.state_dict` returned on this rank; every rank calls it, before `open`.
+
+        Args:
+            state: None where the training begins.
+
+        Raises:
+            ConfigError: on all ranks, where one has another rank's state, one of another step, none, or one without a
+                shard.
+        """
+        plain: Mapping[str, Any] = {} if state is None else state.get("shard") or {}
+        if state is None:
+            mine = "none"
+        elif not plain:
+            mine = (
+                "one that holds no shard: it was taken in a training with servers, or where a rank's tensors were at "
+                "different exchanges. Begin anew from the weights"
+            )
+        elif (plain["rank"], plain["workers"]) != (self.rank, self.workers):
+            mine = (
+                f"one of rank {plain['rank']} of {plain['workers']}: every rank saves a state of its own, and goes on "
+                "with that"
+            )
+        else:
+            mine = f"exchange {plain['step']}"
+        said = _gather(mine, self._group, self.workers)
+        for rank, each in enumerate(said):
+            if each.startswith("one "):
+                raise ConfigError(f"the state that rank {rank} of {self.workers} resumes from is {each}")
+        if len(set(said)) > 1:
+            raise ConfigError(
+                "the ranks resume from different states, "
+                + ", ".join(f"rank {rank}: {each}" for rank, each in enumerate(said))
+                + ". Give all of them resume=… of the newest exchange that everybody has"
+            )
+        if plain:
+            self.core.load_state_dict(from_plain(plain))
 
     def dial(self, address: str, timeout_s: float) -> Connection:
         """Opens a connection to another rank's shard, waiting so many seconds at most."""

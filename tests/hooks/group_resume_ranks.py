@@ -1,0 +1,94 @@
+"""What `test_group_resume` runs on two ranks: trainings that go on from what they saved, and what is refused."""
+
+import io
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import thinwire as tw
+from tests.hooks.local_runs import inner_optimizer, inner_step, values, wide
+from thinwire.errors import ConfigError
+from thinwire.hooks.distribute import DistributedOptimizer
+
+TOTAL = 14
+
+
+def parameters(model: nn.Module) -> torch.Tensor:
+    return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+
+
+def saved(model: nn.Module, opt: DistributedOptimizer) -> Any:
+    """As a script keeps it, in a file that torch reads without pickle."""
+    opt.sync()
+    file = io.BytesIO()
+    torch.save({"model": model.state_dict(), "opt": opt.state_dict()}, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def run(design: str, begin: int, at: int | None = None, checkpoint: Any = None) -> tuple[torch.Tensor, Any]:
+    """Returns the parameters at the end, and what was saved before step `at`."""
+    rank, kept = dist.get_rank(), None
+    model = wide(rank)
+    if checkpoint is not None:
+        model.load_state_dict(checkpoint["model"])
+    resume = None if checkpoint is None else checkpoint["opt"]
+    inner = inner_optimizer(design)(model)
+    with tw.distribute(model, inner, group=dist.group.WORLD, design=design, resume=resume) as opt:
+        for step in range(begin, TOTAL):
+            if step == at:
+                if rank == 0:
+                    time.sleep(0.3)  # the other rank has pushed to this one's shard meanwhile, where H is 1
+                kept = saved(model, opt)
+            inner_step(model, opt, rank, step)
+        opt.flush()
+        # Statistics of a batch norm are worker 0's from time to time, unless updates are exchanged.
+        return (parameters if design == "3lc" else values)(model), kept
+
+
+def refused(design: str, checkpoint: Any) -> str:
+    try:
+        run(design, 0, checkpoint=checkpoint)
+    except ConfigError as error:
+        return str(error)
+    return "nothing was refused"
+
+
+def tell(text: str) -> None:
+    """Rank 0 prints what all ranks have to say."""
+    texts: list[Any] = [None, None]
+    dist.all_gather_object(texts, text)
+    if dist.get_rank() == 0:
+        for rank, each in enumerate(texts):
+            print(f"rank {rank}: {each}", flush=True)
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    kept: Any = None
+    for design, at in (("update", 7), ("diloco[h=3]", 6), ("streaming-diloco[h=6,delay=2]", 12), ("3lc", 7)):
+        whole, kept = run(design, 0, at)
+        again, _ = run(design, at, checkpoint=kept)
+        tell(f"{design} {'equal' if torch.equal(whole, again) else 'differs'}")
+    whole, early = run("local-sgd[h=4]", 0, 5)
+    again, kept = run("local-sgd[h=4]", 5, 9, early)
+    tell(f"local-sgd {'equal' if torch.equal(whole, again) else 'differs'}")
+    again, _ = run("local-sgd[h=4]", 9, checkpoint=kept)
+    tell(f"twice {'equal' if torch.equal(whole, again) else 'differs'}")
+
+    everybodys: list[Any] = [None, None]
+    dist.all_gather_object(everybodys, kept)
+    tell(f"one for all: {refused('local-sgd[h=4]', everybodys[0])}")
+    tell(f"unlike: {refused('local-sgd[h=4]', early if rank else kept)}")
+    tell(f"one begins: {refused('local-sgd[h=4]', None if rank else kept)}")
+    without = {**kept, "opt": {key: value for key, value in kept["opt"].items() if key != "shard"}}
+    tell(f"without: {refused('local-sgd[h=4]', without)}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
