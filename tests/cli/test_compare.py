@@ -26,6 +26,19 @@ def told(job: Job, shaping: str, *, in_process: bool = False) -> RunOutcome:
     return run_outcome(design=job.design, steps=job.steps, seconds_per_step=seconds_per_step)
 
 
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+    """The jobs that are run, all of which are only told."""
+    jobs: list[Job] = []
+
+    def noted(job: Job, shaping: str, *, in_process: bool = False) -> RunOutcome:
+        jobs.append(job)
+        return told(job, shaping)
+
+    monkeypatch.setattr(running, "run_with_progress", noted)
+    return jobs
+
+
 def test_what_is_printed_and_written(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(running, "run_with_progress", told)
     result = command(*ASKED, "--out", tmp_path / "out", "--json", tmp_path / "copy.json")
@@ -41,16 +54,7 @@ def test_what_is_printed_and_written(command: Command, monkeypatch: pytest.Monke
     assert again.status == 0 and "seed 0, 5 steps" not in again.out and "5.0×" in again.out
 
 
-def test_what_is_chosen_for_all_reaches_every_run(
-    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    made: list[Job] = []
-
-    def noted(job: Job, shaping: str, *, in_process: bool = False) -> RunOutcome:
-        made.append(job)
-        return told(job, shaping)
-
-    monkeypatch.setattr(running, "run_with_progress", noted)
+def test_what_is_chosen_for_all_reaches_every_run(command: Command, made: list[Job], tmp_path: Path) -> None:
     result = command(*ASKED, "--compression", "by-shape", "--servers-on-workers", "--out", tmp_path)
     assert (result.status, result.err) == (0, "")
     assert [(job.compression, job.servers_on_workers) for job in made] == [("by-shape", True)] * 2
@@ -59,16 +63,7 @@ def test_what_is_chosen_for_all_reaches_every_run(
     assert asked["compression"] == "by-shape" and asked["servers_on_workers"] is True
 
 
-def test_numbers_in_place_of_the_recipes_reach_every_run(
-    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    made: list[Job] = []
-
-    def noted(job: Job, shaping: str, *, in_process: bool = False) -> RunOutcome:
-        made.append(job)
-        return told(job, shaping)
-
-    monkeypatch.setattr(running, "run_with_progress", noted)
+def test_numbers_in_place_of_the_recipes_reach_every_run(command: Command, made: list[Job], tmp_path: Path) -> None:
     given = {
         "optimizer": "SGD",
         "momentum": 0.0,

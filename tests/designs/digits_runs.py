@@ -24,7 +24,8 @@ from thinwire.workloads.batches import Batches
 from thinwire.workloads.data import data
 from thinwire.workloads.evaluate import cross_entropy, evaluate
 from thinwire.workloads.models import model as make_model
-from thinwire.workloads.recipes import build_optimizer, recipe, schedule
+from thinwire.workloads.recipe import build_optimizer, schedule
+from thinwire.workloads.recipes import recipe
 
 torch.set_num_threads(1)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any
 
 import torch
@@ -96,3 +96,21 @@ def resume(
 
     with server, ThreadPoolExecutor(len(saved)) as pool:
         return list(pool.map(work, range(len(saved))))
+
+
+def disagree(*designs: str) -> list[BaseException | None]:
+    """Workers with a design each meet at one server; returns what each of them ended with."""
+    server, address = start_server(ServerCore(), "memory")
+
+    def work(rank: int) -> None:
+        model = mlp(rank)
+        place: dict[str, Any] = {"server": address(), "rank": rank, "workers": len(designs), "timeout_s": 120}
+        with tw.distribute(model, adamw(model), design=designs[rank], **place) as opt:
+            steps(3)(rank, model, opt)
+
+    with ThreadPoolExecutor(len(designs)) as pool:
+        with server:
+            futures = [pool.submit(work, rank) for rank in range(len(designs))]
+            wait(futures, return_when=FIRST_EXCEPTION)
+        # Without the server the one that came first no longer waits for another worker.
+        return [future.exception() for future in futures]

@@ -6,7 +6,7 @@ import copy
 import logging
 import re
 import time
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import nn
 import thinwire as tw
 from tests.hooks.cluster import run_cluster, start_server
 from tests.hooks.ddp_ranks import run_script
-from tests.hooks.local_runs import adamw, inner_step, mlp, resume, steps, values, wide
+from tests.hooks.local_runs import adamw, disagree, inner_step, resume, steps, values, wide
 from thinwire.errors import ConfigError, ProtocolError
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.hooks.local_optimizer import LocalUpdateOptimizer
@@ -164,20 +164,7 @@ def test_a_limit_that_no_3lc_keeps_is_warned_of(caplog: pytest.LogCaptureFixture
     ],
 )
 def test_workers_agree_that_and_how_the_codec_is_chosen(other: str, expected: str) -> None:
-    designs = ["local-sgd[h=2,codec=auto]", other]
-    server, address = start_server(ServerCore(), "memory")
-
-    def work(rank: int) -> None:
-        model = mlp(rank)
-        place: dict[str, Any] = {"server": address(), "rank": rank, "workers": 2, "timeout_s": 120}
-        with tw.distribute(model, adamw(model), design=designs[rank], **place) as opt:
-            steps(3)(rank, model, opt)
-
-    with ThreadPoolExecutor(2) as pool:
-        with server:
-            futures = [pool.submit(work, rank) for rank in range(2)]
-            wait(futures, return_when=FIRST_EXCEPTION)
-        errors = [future.exception() for future in futures]
+    errors = disagree("local-sgd[h=2,codec=auto]", other)
     assert any(isinstance(e, ProtocolError) and re.search(expected, str(e)) for e in errors), errors
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any
 
 import pytest
@@ -12,12 +11,11 @@ import torch
 from torch import nn
 
 import thinwire as tw
-from tests.hooks.cluster import run_cluster, start_server
-from tests.hooks.local_runs import adamw, inner_step, mlp, resume, sgd, steps, wide
+from tests.hooks.cluster import run_cluster
+from tests.hooks.local_runs import adamw, disagree, inner_step, mlp, resume, sgd, steps, wide
 from thinwire.errors import ConfigError, ProtocolError
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.policies.designs import design as find_design
-from thinwire.server.core import ServerCore
 
 
 def test_designs_say_what_is_wrong_with_their_options() -> None:
@@ -59,21 +57,7 @@ def test_workers_agree_on_the_timetable() -> None:
         ("diloco[h=3,settle=2,outer_momentum=0,nesterov=false]", "settle=2"),
     ):
         like = ",outer_momentum=0,nesterov=false" if "settle" in other else ""
-        designs = [f"diloco[h=3{like}]", other]
-        server, address = start_server(ServerCore(), "memory")
-
-        def work(rank: int, designs: list[str] = designs, address: Any = address) -> None:
-            model = mlp(rank)
-            place: dict[str, Any] = {"server": address(), "rank": rank, "workers": 2, "timeout_s": 120}
-            with tw.distribute(model, adamw(model), design=designs[rank], **place) as opt:
-                steps(3)(rank, model, opt)
-
-        with ThreadPoolExecutor(2) as pool:
-            with server:
-                futures = [pool.submit(work, rank) for rank in range(2)]
-                wait(futures, return_when=FIRST_EXCEPTION)
-            # Without the server the one that came first no longer waits for a second worker.
-            errors = [future.exception() for future in futures]
+        errors = disagree(f"diloco[h=3{like}]", other)
         if expected:
             assert any(isinstance(e, ProtocolError) and re.search(expected, str(e)) for e in errors), (other, errors)
         else:  # the outer rate is worker 0's at every exchange, as any rate is

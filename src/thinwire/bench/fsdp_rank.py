@@ -21,7 +21,8 @@ from thinwire.workloads.batches import Batches
 from thinwire.workloads.data import data
 from thinwire.workloads.evaluate import evaluate
 from thinwire.workloads.models import model as make_model
-from thinwire.workloads.recipes import build_optimizer, recipe
+from thinwire.workloads.recipe import build_optimizer
+from thinwire.workloads.recipes import recipe
 
 
 def train(role: FsdpRank, stage: Stage) -> None:

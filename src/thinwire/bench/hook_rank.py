@@ -31,7 +31,8 @@ from thinwire.workloads.data import data
 from thinwire.workloads.dataset import Dataset
 from thinwire.workloads.evaluate import cross_entropy, evaluate
 from thinwire.workloads.models import model as make_model
-from thinwire.workloads.recipes import Recipe, build_optimizer, clip_gradients, recipe, schedule
+from thinwire.workloads.recipe import Recipe, build_optimizer, clip_gradients, schedule
+from thinwire.workloads.recipes import recipe
 
 SILENCE_S = 900.0
 _ALONE_STEPS = 6

@@ -16,7 +16,7 @@ from thinwire.workloads.batches import Batches
 from thinwire.workloads.data import data
 from thinwire.workloads.evaluate import cross_entropy
 from thinwire.workloads.models import model as make_model
-from thinwire.workloads.recipes import build_optimizer, clip_gradients
+from thinwire.workloads.recipe import build_optimizer, clip_gradients
 
 BLOCK = 4096
 ROTATION = 3

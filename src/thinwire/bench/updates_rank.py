@@ -37,7 +37,8 @@ from thinwire.workloads.batches import Batches
 from thinwire.workloads.data import data
 from thinwire.workloads.evaluate import cross_entropy
 from thinwire.workloads.models import model as make_model
-from thinwire.workloads.recipes import build_optimizer, clip_gradients, recipe
+from thinwire.workloads.recipe import build_optimizer, clip_gradients
+from thinwire.workloads.recipes import recipe
 
 TASKS = Path("/proc/self/task")
 _SETTLE_S = 0.05

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from thinwire.bench.authors import files
 from thinwire.bench.options import (
@@ -66,14 +64,12 @@ from thinwire.cli.bench_options import (
     TimedSteps,
     Times,
 )
-from thinwire.cli.console import console, report, save_picture, show
+from thinwire.cli.console import console, report
 from thinwire.cli.lazy import lazy
+from thinwire.cli.measuring import measure
 from thinwire.cli.options import takes
 from thinwire.cli.roles import grpc_options
-from thinwire.cli.train import with_privileges
-from thinwire.errors import ConfigError, EngineError
-from thinwire.extras import require
-from thinwire.jobs.tables import markdown as as_markdown
+from thinwire.errors import ConfigError
 
 if TYPE_CHECKING:
     from thinwire.bench import clock as clock_bench
@@ -90,7 +86,6 @@ if TYPE_CHECKING:
     from thinwire.bench import server as server_bench
     from thinwire.bench import transports as transports_bench
     from thinwire.bench import updates as updates_bench
-    from thinwire.jobs import results
     from thinwire.workloads import models
 else:
     clock_bench = lazy("thinwire.bench.clock")
@@ -110,69 +105,9 @@ else:
     peer_costs, transport_costs = lazy("thinwire.bench.peer_costs"), lazy("thinwire.bench.transport_costs")
     transports_bench = lazy("thinwire.bench.transports")
     updates_bench, updates_cells = lazy("thinwire.bench.updates"), lazy("thinwire.bench.updates_cells")
-    results, models = lazy("thinwire.jobs.results"), lazy("thinwire.workloads.models")
+    models = lazy("thinwire.workloads.models")
 
 app = typer.Typer(help="Measure codecs, transports and hooks on this machine.", no_args_is_help=True)
-
-
-def measure(
-    bench: harness.Bench[Any, Any],
-    json: Path | None,
-    resume: bool,
-    png: Path | None = None,
-    markdown: Path | None = None,
-) -> None:
-    """Measures a grid behind a progress bar, and shows and writes what came out, also when it is interrupted.
-
-    Raises:
-        ConfigError: nothing to resume from.
-        EngineError: a measurement failed; the others were made.
-    """
-    if resume and json is None:
-        raise ConfigError("--resume goes on from a file of results: say which with --json FILE")
-    if png is not None:
-        require("the picture of --png", "matplotlib")
-    with_privileges(*bench.thin_link())
-    stored: results.Results[harness.Figures] = results.Results(
-        json, bench.kinds, defaults=bench.defaults, fresh=not resume
-    )
-    measured: dict[Any, list[harness.Figures]] = {}
-    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"), TimeElapsedColumn()
-    try:
-        with Progress(*columns, console=console, transient=True) as bar:
-            task = bar.add_task("measuring", total=None, text="")
-
-            def on_result(cell: Any, figures: harness.Figures) -> None:
-                if (line := bench.line(cell, figures)) is not None:
-                    console.print(escape(line), highlight=False)
-
-            harness.run(
-                bench,
-                stored,
-                measured,
-                on_cell=lambda number, total, cell: bar.update(
-                    task, completed=number - 1, total=total, description=escape(str(cell)), text=""
-                ),
-                on_result=on_result,
-                tell=lambda text: bar.update(task, text=text),
-            )
-    finally:
-        if measured:
-            for table in bench.tables(measured):
-                show(table)
-            for note in bench.notes(measured):
-                console.print(escape(note), highlight=False)
-            if json is not None:
-                console.print(f"wrote {json}")
-            if png is not None and (picture := bench.chart(measured)) is not None:
-                save_picture(picture, png)
-            if markdown is not None:
-                texts = [*map(as_markdown, bench.tables(measured)), *bench.notes(measured)]
-                markdown.parent.mkdir(parents=True, exist_ok=True)
-                markdown.write_text("\n\n".join(texts) + "\n")
-                console.print(f"wrote {markdown}")
-    if failed := [cell for cell, runs in measured.items() if any(map(bench.failed, runs))]:
-        raise EngineError(f"{len(failed)} of {len(measured)} failed, the first of them {failed[0]}")
 
 
 @app.command(epilog="Example: thinwire bench codecs --only 3lc --json codecs.json")

@@ -16,9 +16,9 @@ from thinwire.bench.chaos.options import (
     WorkerDeathOptions,
 )
 from thinwire.cli import options
-from thinwire.cli.bench import measure
 from thinwire.cli.bench_options import Resume
 from thinwire.cli.lazy import lazy
+from thinwire.cli.measuring import measure
 
 if TYPE_CHECKING:
     from thinwire.bench.chaos import deaths

@@ -11,7 +11,8 @@ from thinwire.jobs.options import JobOptions, RecipeOptions
 from thinwire.policies.compression import codec_by_name
 from thinwire.policies.designs import Design, design
 from thinwire.workloads.dropout import check_dropout
-from thinwire.workloads.recipes import Recipe, for_workers, recipe
+from thinwire.workloads.recipe import Recipe, for_workers
+from thinwire.workloads.recipes import recipe
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,7 +38,7 @@ from thinwire.workloads.dropout import add_dropout
 from thinwire.workloads.evaluate import evaluate
 from thinwire.workloads.losses import training_loss
 from thinwire.workloads.models import model as make_model
-from thinwire.workloads.recipes import build_optimizer, clip_gradients, schedule
+from thinwire.workloads.recipe import build_optimizer, clip_gradients, schedule
 
 Report = Callable[[Event], None]
 OnStep = Callable[[int, int, float, nn.Module], None]

@@ -13,7 +13,8 @@ from thinwire.workloads.batches import Batches
 from thinwire.workloads.data import data as find_data
 from thinwire.workloads.losses import training_loss
 from thinwire.workloads.models import model as build_model
-from thinwire.workloads.recipes import build_optimizer, clip_gradients, recipe
+from thinwire.workloads.recipe import build_optimizer, clip_gradients
+from thinwire.workloads.recipes import recipe
 
 
 def profile_workload(

@@ -5,7 +5,8 @@
     digits · idx · cifar10 · python_text        one file per source of data
     download.py    fetch a data set, on request only, checksums verified
     batches.py     whose examples come next, and random crop and flip
-    recipes.py     rate, batch, steps for each model and data set, with where the numbers come from
+    recipe.py      a rate with its schedule, batch, steps, and the optimizer that follows from them
+    recipes.py     the recipe of each model and data set, with where the numbers come from
     evaluate.py    a loss, an accuracy
 
 Nothing here knows of codecs, servers or wires. Importing reads no file, and nothing downloads by itself.

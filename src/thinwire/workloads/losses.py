@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from thinwire.workloads.evaluate import cross_entropy
-from thinwire.workloads.recipes import Recipe
+from thinwire.workloads.recipe import Recipe
 
 
 def squared_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -12,107 +12,19 @@ compressed updates dominates every comparison. Recipes refuse to know what a des
 
 from __future__ import annotations
 
-import math
 import re
-from dataclasses import KW_ONLY, dataclass, replace
-from typing import Literal, get_args
-
-import torch
-from torch import nn
+from dataclasses import replace
 
 from thinwire.errors import ConfigError
 from thinwire.workloads.models import TEXT_MODELS, models
+from thinwire.workloads.recipe import MEASURED, Recipe
 
-Schedule = Literal["cosine", "linear", "polynomial", "exponential", "step", "constant"]
-Loss = Literal["cross-entropy", "squared-error"]
-Optimizer = Literal["SGD", "Adam", "AdamW"]
-
-STEP_AT = 2 / 3
 # Above this sparsity multiplier the residual holds 24 to 98 steps of updates, against 31 at most below it.
 LAGGING_ABOVE = 1.75
 
-_MEASURED = "measured"
 _WIDER = "derived from byte-transformer-1m on python-text"
 _IMAGES = ("digits", "fashion-mnist", "mnist", "cifar10")
 _TEXTS = ("python-text",)
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """Everything that training needs besides the model and the data themselves.
-
-    Attributes:
-        model: name of the model.
-        data: name of the data set.
-        lr: the largest learning rate.
-        final: the last learning rate as a share of `lr`; for "step" the share after two thirds of the run.
-        schedule: "cosine" (without restarts), "linear", "polynomial", "exponential", "step" or "constant".
-        warmup: share of the run in which the rate rises linearly to `lr`.
-        optimizer: "SGD", "Adam" or "AdamW".
-        momentum: SGD's momentum.
-        betas: of Adam and AdamW.
-        weight_decay: decay of matrices and filters; vectors (biases, norms) are never decayed.
-        dropout: share of the units behind hidden fully connected layers that training sets to 0 (`dropout.py`).
-        loss: what is minimised, "cross-entropy" or "squared-error" (`losses.squared_error`).
-        l1: weight of the sum of the matrices' magnitudes, which is added to the loss.
-        batch: examples per worker and step.
-        workers: number of workers the rate belongs to.
-        scales: with other numbers of workers the rate is proportional to them, and there are as many epochs; see
-            `for_workers`.
-        steps: number of steps.
-        augment: random crop and flip.
-        clip: largest norm of all gradients together; None clips nothing. Gradients that leave during the backward pass
-            are not clipped.
-        context: of text, bytes of an example; None takes the data set's.
-        source: where the numbers come from: measured, a paper, or derived from which pair.
-
-    Raises:
-        ConfigError: a value out of range.
-    """
-
-    model: str
-    data: str
-    _: KW_ONLY
-    lr: float
-    batch: int
-    workers: int
-    steps: int
-    final: float = 0.01
-    schedule: Schedule = "cosine"
-    warmup: float = 0.0
-    optimizer: Optimizer = "SGD"
-    momentum: float = 0.9
-    weight_decay: float = 1e-4
-    dropout: float = 0.0
-    augment: bool = False
-    betas: tuple[float, float] = (0.9, 0.999)
-    clip: float | None = None
-    context: int | None = None
-    scales: bool = False
-    loss: Loss = "cross-entropy"
-    l1: float = 0.0
-    source: str = _MEASURED
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.lr) and self.lr > 0):
-            raise ConfigError(f"the learning rate is {self.lr}; expected a positive number")
-        for name in ("batch", "workers", "steps"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; expected 1 or more")
-        if not 0 <= self.final <= 1:
-            raise ConfigError(f"final is {self.final}; expected a share from 0 to 1")
-        shares = ("warmup", "momentum", "dropout")
-        for name, below in (*((each, 1.0) for each in shares), ("weight_decay", math.inf), ("l1", math.inf)):
-            if not 0 <= getattr(self, name) < below:
-                raise ConfigError(f"{name} is {getattr(self, name)}; expected 0 or more and below {below:g}")
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise ConfigError(f"betas are {self.betas}; expected numbers from 0 to below 1")
-        if self.clip is not None and not self.clip > 0:
-            raise ConfigError(f"clip is {self.clip}; expected a positive norm, or None")
-        choices = {"schedule": Schedule, "optimizer": Optimizer, "loss": Loss}
-        for name, allowed in ((name, get_args(kind)) for name, kind in choices.items()):
-            if getattr(self, name) not in allowed:
-                raise ConfigError(f"unknown {name} {getattr(self, name)!r}; allowed are {', '.join(allowed)}")
 
 
 # What transformers are trained with, at the size of a test: 30 steps of warm-up, 1,536 bytes a step.
@@ -221,83 +133,6 @@ def recipe(model: str, data: str, *, design: str | None = None) -> Recipe:
     return found
 
 
-def for_workers(recipe: Recipe, workers: int) -> Recipe:
-    """Returns the recipe for another number of workers; only one that `scales` changes its rate and steps.
-
-    >>> for_workers(recipe("resnet110", "cifar10"), 4).lr, for_workers(recipe("resnet110", "cifar10"), 4).steps
-    (0.4, 64000)
-    >>> for_workers(recipe("mlp", "digits"), 8).lr
-    0.02
-    """
-    if not recipe.scales:
-        return replace(recipe, workers=workers)
-    factor = workers / recipe.workers
-    return replace(recipe, workers=workers, lr=recipe.lr * factor, steps=max(1, round(recipe.steps / factor)))
-
-
-def schedule(recipe: Recipe, progress: float) -> float:
-    """The learning rate at a point of the run; progress is the share of steps, or of time, that is over.
-
-    cosine: lr·(f + (1 − f)·(1 + cos πp)/2), p counted from the end of the warm-up (Loshchilov & Hutter,
-    2017); linear: lr·(f + (1 − f)·(1 − p)); polynomial: lr·(f + (1 − f)·√(1 − p)) (TernGrad, section 4);
-    exponential: lr·f^p.
-
-    Args:
-        recipe: the recipe.
-        progress: 0 at the start, 1 at the end; values outside are clipped.
-
-    >>> r = recipe("mlp", "digits")
-    >>> schedule(r, 0.0), round(schedule(r, 0.5), 5), round(schedule(r, 1.0), 5)
-    (0.02, 0.0101, 0.0002)
-    """
-    progress = min(1.0, max(0.0, progress))
-    if progress < recipe.warmup:
-        return recipe.lr * (recipe.final + (1 - recipe.final) * progress / recipe.warmup)
-    share = (progress - recipe.warmup) / (1 - recipe.warmup)
-    if recipe.schedule == "cosine":
-        return recipe.lr * (recipe.final + (1 - recipe.final) * (1 + math.cos(math.pi * share)) / 2)
-    if recipe.schedule == "linear":
-        return recipe.lr * (recipe.final + (1 - recipe.final) * (1 - share))
-    if recipe.schedule == "exponential":
-        return recipe.lr * math.pow(recipe.final, share)
-    if recipe.schedule == "polynomial":
-        return recipe.lr * (recipe.final + (1 - recipe.final) * math.sqrt(1 - share))
-    if recipe.schedule == "step" and progress >= STEP_AT:
-        return recipe.lr * recipe.final
-    return recipe.lr
-
-
-def param_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, object]]:
-    """Two groups of trainable parameters: matrices with the recipe's weight decay, vectors without.
-
-    Groups keep the model's order; an empty group is left out.
-    """
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    matrices = [parameter for parameter in trainable if parameter.ndim > 1]
-    vectors = [parameter for parameter in trainable if parameter.ndim <= 1]
-    groups: list[dict[str, object]] = [
-        {"params": matrices, "weight_decay": recipe.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
-    return [group for group in groups if group["params"]]
-
-
-def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """The recipe's optimizer over the model's parameters, at the rate the run starts with."""
-    groups = param_groups(model, recipe)
-    lr = schedule(recipe, 0.0)
-    if recipe.optimizer in ("Adam", "AdamW"):
-        kind = torch.optim.Adam if recipe.optimizer == "Adam" else torch.optim.AdamW
-        return kind(groups, lr=lr, betas=recipe.betas)
-    return torch.optim.SGD(groups, lr=lr, momentum=recipe.momentum)
-
-
-def clip_gradients(model: nn.Module, recipe: Recipe) -> None:
-    """Scales all gradients down together where their norm exceeds the recipe's `clip`."""
-    if recipe.clip is not None:
-        nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
-
-
 def _for_pair(model: str, data: str) -> Recipe:
     if model not in models():
         raise ConfigError(f"unknown model {model!r}; the models are {', '.join(models())}")
@@ -338,9 +173,9 @@ def _plain(base: Recipe, family: str) -> Recipe:
         source=f"derived from {base.model} on {base.data}",
     )
     if (base.model, base.data) == ("mlp", "digits"):
-        return replace(plain, lr=0.1 if family == "mps" else 0.2, source=_MEASURED)
+        return replace(plain, lr=0.1 if family == "mps" else 0.2, source=MEASURED)
     if (base.model, base.data) == ("lenet5", "fashion-mnist") and family != "mps":
-        return replace(plain, workers=8, steps=2500, source=_MEASURED)
+        return replace(plain, workers=8, steps=2500, source=MEASURED)
     return plain
 
 

@@ -25,7 +25,7 @@ from thinwire.workloads.batches import Batches
 from thinwire.workloads.data import data, datasets
 from thinwire.workloads.losses import training_loss
 from thinwire.workloads.models import model
-from thinwire.workloads.recipes import build_optimizer
+from thinwire.workloads.recipe import build_optimizer
 
 NODES: dict[Scale, int] = {"tiny": 2, "quick": 4, "full": 4}
 """Machines; the thesis has four."""

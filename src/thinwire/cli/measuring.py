@@ -1,0 +1,82 @@
+"""A benchmark's grid, measured behind a progress bar: what came out is shown and written, also when it is stopped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from thinwire.cli.console import console, save_picture, show
+from thinwire.cli.lazy import lazy
+from thinwire.cli.train import with_privileges
+from thinwire.errors import ConfigError, EngineError
+from thinwire.extras import require
+from thinwire.jobs.tables import markdown as as_markdown
+
+if TYPE_CHECKING:
+    from thinwire.bench import harness
+    from thinwire.jobs import results
+else:
+    harness, results = lazy("thinwire.bench.harness"), lazy("thinwire.jobs.results")
+
+
+def measure(
+    bench: harness.Bench[Any, Any],
+    json: Path | None,
+    resume: bool,
+    png: Path | None = None,
+    markdown: Path | None = None,
+) -> None:
+    """Measures a grid behind a progress bar, and shows and writes what came out, also when it is interrupted.
+
+    Raises:
+        ConfigError: nothing to resume from.
+        EngineError: a measurement failed; the others were made.
+    """
+    if resume and json is None:
+        raise ConfigError("--resume goes on from a file of results: say which with --json FILE")
+    if png is not None:
+        require("the picture of --png", "matplotlib")
+    with_privileges(*bench.thin_link())
+    stored: results.Results[harness.Figures] = results.Results(
+        json, bench.kinds, defaults=bench.defaults, fresh=not resume
+    )
+    measured: dict[Any, list[harness.Figures]] = {}
+    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"), TimeElapsedColumn()
+    try:
+        with Progress(*columns, console=console, transient=True) as bar:
+            task = bar.add_task("measuring", total=None, text="")
+
+            def on_result(cell: Any, figures: harness.Figures) -> None:
+                if (line := bench.line(cell, figures)) is not None:
+                    console.print(escape(line), highlight=False)
+
+            harness.run(
+                bench,
+                stored,
+                measured,
+                on_cell=lambda number, total, cell: bar.update(
+                    task, completed=number - 1, total=total, description=escape(str(cell)), text=""
+                ),
+                on_result=on_result,
+                tell=lambda text: bar.update(task, text=text),
+            )
+    finally:
+        if measured:
+            for table in bench.tables(measured):
+                show(table)
+            for note in bench.notes(measured):
+                console.print(escape(note), highlight=False)
+            if json is not None:
+                console.print(f"wrote {json}")
+            if png is not None and (picture := bench.chart(measured)) is not None:
+                save_picture(picture, png)
+            if markdown is not None:
+                texts = [*map(as_markdown, bench.tables(measured)), *bench.notes(measured)]
+                markdown.parent.mkdir(parents=True, exist_ok=True)
+                markdown.write_text("\n\n".join(texts) + "\n")
+                console.print(f"wrote {markdown}")
+    if failed := [cell for cell, runs in measured.items() if any(map(bench.failed, runs))]:
+        raise EngineError(f"{len(failed)} of {len(measured)} failed, the first of them {failed[0]}")
