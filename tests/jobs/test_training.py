@@ -16,7 +16,8 @@ from thinwire.errors import EngineError, TransportError
 from thinwire.jobs.events import Accuracy, Done
 from thinwire.jobs.job import Job
 from thinwire.jobs.outcome import WorkerOutcome, summarise
-from thinwire.jobs.training import run_worker, weights_digest
+from thinwire.jobs.training import run_worker
+from thinwire.jobs.training_loop import weights_digest
 from thinwire.packets import parse
 from thinwire.runtime.serving import serving
 from thinwire.schema import Join, Refused

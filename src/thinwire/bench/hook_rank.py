@@ -25,7 +25,7 @@ from thinwire.bench.hook_cells import BATCHES, Cell, hook
 from thinwire.bench.methods import Distributed, Hooked, Method
 from thinwire.engines.events import Event
 from thinwire.errors import EngineError
-from thinwire.jobs.training import weights_digest
+from thinwire.jobs.training_loop import weights_digest
 from thinwire.workloads.batches import Batches
 from thinwire.workloads.data import data
 from thinwire.workloads.dataset import Dataset

@@ -32,7 +32,7 @@ from thinwire.bench.updates_cells import (
     UpdatesRank,
 )
 from thinwire.hooks.distribute import DistributedOptimizer, distribute
-from thinwire.jobs.training import weights_digest
+from thinwire.jobs.training_loop import weights_digest
 from thinwire.workloads.batches import Batches
 from thinwire.workloads.data import data
 from thinwire.workloads.evaluate import cross_entropy

@@ -22,7 +22,8 @@ from thinwire.jobs.events import Accuracy
 from thinwire.jobs.history import HistoryRecorder
 from thinwire.jobs.job import Job
 from thinwire.jobs.outcome import CurvePoint, RunOutcome, WorkerOutcome, summarise
-from thinwire.jobs.training import OnStep, run_worker
+from thinwire.jobs.training import run_worker
+from thinwire.jobs.training_loop import OnStep
 from thinwire.runtime.serving import serving
 from thinwire.server.core import ServerCore
 from thinwire.transports.base import Connection

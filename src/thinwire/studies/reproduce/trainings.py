@@ -10,7 +10,7 @@ from thinwire.jobs import in_process
 from thinwire.jobs.events import Progress
 from thinwire.jobs.history import HistoryRecorder, StepHistory
 from thinwire.jobs.job import Job
-from thinwire.jobs.training import OnStep
+from thinwire.jobs.training_loop import OnStep
 from thinwire.studies.reproduce.entry import Cell, Finding, OnProgress
 
 
