@@ -16,7 +16,8 @@ import pytest
 
 from thinwire.engines import namespaces
 from thinwire.engines.links import Rate, parse_rate
-from thinwire.engines.namespaces import TOOLS, Fabric, available, can_unshare
+from thinwire.engines.namespaces import Fabric, available
+from thinwire.engines.system_tools import can_unshare
 from thinwire.errors import ConfigError, EngineError
 
 TEN_MBIT = parse_rate("10mbit")
@@ -240,7 +241,7 @@ def test_a_refusal_is_explained_and_leaves_nothing(monkeypatch: pytest.MonkeyPat
     refuse = tmp_path / "refuse"
     refuse.write_text("#!/bin/sh\necho 'unshare failed: Operation not permitted' >&2\nexit 1\n")
     refuse.chmod(0o755)
-    monkeypatch.setattr(namespaces, "find_tools", lambda: dict.fromkeys(TOOLS, str(refuse)))
+    monkeypatch.setattr(shutil, "which", lambda tool, path=None: str(refuse))
     permitted, reason = available()
     assert not permitted
     assert reason.startswith("cannot make a network namespace: unshare failed: Operation not permitted; run as root")
@@ -268,7 +269,8 @@ def test_a_link_that_cannot_be_made_leaves_no_namespace(monkeypatch: pytest.Monk
 ORDINARY = """
 import os, subprocess, sys
 from thinwire.engines.links import parse_rate
-from thinwire.engines.namespaces import Fabric, available, can_unshare, reexec_in_user_namespace
+from thinwire.engines.namespaces import Fabric, available
+from thinwire.engines.system_tools import can_unshare, reexec_in_user_namespace
 
 if len(sys.argv) == 1:
     assert os.geteuid() != 0

@@ -14,7 +14,7 @@ from thinwire.cli.console import show, write_json
 from thinwire.cli.lazy import lazy
 from thinwire.cli.options import takes
 from thinwire.engines.links import parse_rate
-from thinwire.engines.namespaces import can_unshare, reexec_in_user_namespace
+from thinwire.engines.system_tools import can_unshare, reexec_in_user_namespace
 from thinwire.errors import ConfigError, EngineError
 from thinwire.jobs.options import JobOptions
 

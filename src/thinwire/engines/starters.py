@@ -19,8 +19,8 @@ from types import TracebackType
 from typing import IO, Any, Protocol
 
 from thinwire.engines import fork_server
-from thinwire.engines.namespaces import entering
 from thinwire.engines.parent_watch import with_parent_watch
+from thinwire.engines.system_tools import entering
 from thinwire.errors import EngineError
 
 START_S = 120.0

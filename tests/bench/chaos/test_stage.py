@@ -11,7 +11,8 @@ from thinwire.bench.chaos.deaths import BackupDeath, ServerDeath, WorkerDeath
 from thinwire.bench.chaos.disk import TinyDisk
 from thinwire.bench.chaos.storms import Storm
 from thinwire.bench.chaos.trials import Scenario
-from thinwire.engines.namespaces import available, entering
+from thinwire.engines.namespaces import available
+from thinwire.engines.system_tools import entering
 from thinwire.errors import EngineError
 
 

@@ -7,8 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from thinwire.engines.namespaces import find_tools
 from thinwire.engines.parent_watch import with_parent_watch
+from thinwire.engines.system_tools import find_tools
 from thinwire.errors import EngineError
 
 _HOLDER_SCRIPT = 'mount -t tmpfs -o "size=$2" thinwire-chaos "$1" && echo mounted && exec cat'
