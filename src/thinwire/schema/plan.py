@@ -1,0 +1,82 @@
+"""What all workers and servers of a training must agree on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+Reduce: TypeAlias = Literal["mean", "sum", "mean-of-senders", "clipped-mean-of-senders"]
+"""How gradients are aggregated: their mean or sum; or, of tables whose codec sends some of the values, the mean over
+those who sent a value (DeMo), with every worker's message scaled down to the median norm (SparseLoCo)."""
+
+MAX_TABLES = 100_000
+"""Of a plan."""
+MAX_RANK = 32
+"""Dimensions of a table: those of a frame."""
+MAX_CODECS = 1000
+"""Of a plan. Every one is tried out."""
+MAX_GROUPS = 10_000
+"""Of a plan's parameters."""
+
+Config: TypeAlias = Annotated[
+    dict[str, str | int | float | bool | Annotated[list[int | float], Meta(max_length=64)] | None],
+    Meta(max_length=64),
+]
+"""Options of a codec or an optimizer, by name. They are bounded: an empty dict is one byte on the wire, and 64 here."""
+
+Settings: TypeAlias = Mapping[str, str | int | float | bool]
+"""What else must be equal on all workers, by name."""
+
+
+class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One tensor of the model.
+
+    Args:
+        name: the parameter's (or buffer's) name in the model.
+        shape: its shape.
+        up: index into `Plan.codecs` for pushes of its gradient.
+        down: index into `Plan.codecs` for pulls of its model delta.
+        group: index into `Plan.groups`: whose optimizer options apply.
+        state: True for a buffer (a batch-norm statistic): one worker's values, relayed as they are.
+    """
+
+    name: str
+    shape: Annotated[tuple[int, ...], Meta(max_length=MAX_RANK)]
+    up: int = 0
+    down: int = 0
+    group: int = 0
+    state: bool = False
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What all workers and the server must agree on; the first worker to join brings it, the rest are compared.
+
+    Args:
+        workers: how many workers push.
+        tables: the model's tensors, in the model's order; a table is known by its index.
+        codecs: codec configurations (`codec.config()`).
+        optimizer: name of a torch optimizer on the server's allow-list.
+        groups: options of each parameter group, JSON values.
+        reduce: how gradients are aggregated, see `Reduce`.
+        state_interval: buffers travel after every so many steps.
+        consistency: name of the consistency policy, options spelled out.
+        downlink: what the server sends down: `delta`, the change of a model that it updates; `gradient`, the
+            average gradient, for workers that run the optimizer; `weights`, the average of the workers' weights.
+        local: what workers that push updates of their own optimizer agree on besides; empty where they push gradients.
+        settings: see `Settings`: seed, batch, steps, a digest of the data.
+    """
+
+    workers: int
+    tables: Annotated[tuple[TableSpec, ...], Meta(max_length=MAX_TABLES)]
+    codecs: Annotated[tuple[Config, ...], Meta(max_length=MAX_CODECS)]
+    optimizer: str
+    groups: Annotated[tuple[Config, ...], Meta(max_length=MAX_GROUPS)]
+    reduce: Reduce = "mean"
+    state_interval: int = 50
+    consistency: str = "bsp"
+    downlink: Literal["delta", "gradient", "weights"] = "delta"
+    local: str = ""
+    settings: dict[str, str | int | float | bool] = {}
