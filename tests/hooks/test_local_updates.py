@@ -317,3 +317,45 @@ def test_a_copy_of_the_model_takes_part_in_nothing(design: str) -> None:
     [copied, _], _ = run_cluster(mlp, copying, workers=2, optimizer=sgd, design=design)
     [expected, _], _ = run_cluster(mlp, steps(5), workers=2, optimizer=sgd, design=design)
     assert torch.equal(copied, expected)
+
+
+@pytest.mark.filterwarnings("ignore:worker 1. '3.weight' holds NaN or Inf after inner step")
+def test_moments_that_are_not_finite_are_forgotten_together() -> None:
+    """A gradient of 1e25 has a finite first moment, and an infinite second one."""
+
+    def overflowing(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
+        for step in range(12):
+            x, y = batch(rank, step)
+            opt.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+            if (rank, step) == (1, 5):
+                for name, value in (("0.weight", 1e25), ("3.weight", torch.nan)):
+                    gradient = model.get_parameter(name).grad
+                    assert gradient is not None
+                    gradient[0, 0] = value
+            opt.step()
+        opt.flush()
+        return nn.utils.parameters_to_vector(model.parameters()).detach()
+
+    for found in run_cluster(mlp, overflowing, workers=2, optimizer=adamw, design="local-sgd[h=2]")[0]:
+        assert found.abs().max() < 2
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # where torch looks
+@pytest.mark.parametrize("design", ["local-sgd[h=2]", "3lc"])
+@pytest.mark.parametrize("late", [False, True])
+def test_a_compiled_model(design: str, late: bool) -> None:
+    def compiled(rank: int) -> nn.Module:
+        model = mlp(rank)
+        return model if late else torch.compile(model, backend="eager")  # type: ignore[return-value]
+
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
+        called: Any = torch.compile(model, backend="eager") if late else model
+        for step in range(6):
+            inner_step(called, opt, rank, step)
+        opt.flush()
+        return values(model)
+
+    found, _ = run_cluster(compiled, train, workers=1, optimizer=sgd, design=design)
+    usual, _ = run_cluster(mlp, steps(6), workers=1, optimizer=sgd, design=design)
+    assert torch.equal(found[0], usual[0])

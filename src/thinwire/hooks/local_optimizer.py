@@ -76,9 +76,7 @@ class LocalUpdateOptimizer(DistributedOptimizer):
             self._steering.pushed()
         if self._local.void:
             for state in self._inner.state.values():
-                for value in state.values():
-                    if isinstance(value, torch.Tensor) and value.is_floating_point():
-                        torch.nan_to_num_(value, nan=0.0, posinf=0.0, neginf=0.0)
+                _forget_what_is_not_finite(state)
         return loss
 
     def flush(self) -> None:
@@ -138,3 +136,14 @@ class LocalUpdateOptimizer(DistributedOptimizer):
         if self._steering is not None:
             self._steering.stepped()
         return loss
+
+
+def _forget_what_is_not_finite(state: Mapping[str, Any]) -> None:
+    """Sets moments of one parameter to 0 wherever one of them is NaN or Inf: a first moment over a second one of 0 is
+    a step without bound."""
+    moments = [each for each in state.values() if isinstance(each, torch.Tensor) and each.is_floating_point()]
+    for moment in moments:
+        lost = ~moment.isfinite()
+        for each in moments:
+            if (each.shape, each.device) == (moment.shape, moment.device):
+                each.masked_fill_(lost, 0.0)

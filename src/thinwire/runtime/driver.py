@@ -178,6 +178,9 @@ class ModelHooks:
     def __init__(self, model: nn.Module, worker: Worker, driver: WorkerDriver) -> None:
         self._worker, self._driver = worker, driver
         self._is_copy = False
+        # Of a model that is compiled, torch would trace layers' hooks, and what they call, into the graph.
+        disable: Any = torch.compiler.disable  # untyped in torch
+        self._pull = disable(self._pull_now)
         self._tensors = worker.model.tensors
         self._reached: set[int] = set()
         self._unreached: list[int] | None = None
@@ -246,7 +249,7 @@ class ModelHooks:
         self._reached.update(own)
         self._pull(own)
 
-    def _pull(self, indices: Iterable[int]) -> None:
+    def _pull_now(self, indices: Iterable[int]) -> None:
         for index in indices:
             if self._worker.awaits(self._tensors[index]):
                 self._driver.run(self._worker.pull(self._tensors[index]))
