@@ -87,6 +87,13 @@ def main() -> None:
     tell(f"one begins: {refused('local-sgd[h=4]', None if rank else kept)}")
     without = {**kept, "opt": {key: value for key, value in kept["opt"].items() if key != "shard"}}
     tell(f"without: {refused('local-sgd[h=4]', without)}")
+
+    model = nn.parallel.DistributedDataParallel(wide(rank))
+    try:
+        tw.distribute(model, inner_optimizer("update")(model), group=dist.group.WORLD, design="update")
+        tell("nothing was refused")
+    except ConfigError as error:
+        tell(str(error))
     dist.destroy_process_group()
 
 

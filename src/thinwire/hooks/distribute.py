@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.codecs import Codec
 from thinwire.errors import ConfigError, SessionLostError
@@ -157,6 +158,13 @@ def distribute(
     if design is not None and codec == AUTO:
         name = design if isinstance(design, str) else design.name
         raise ConfigError(f"design={name!r} brings its codecs; {name.partition('[')[0] + '[codec=auto]'!r} has auto")
+    if group is not None and isinstance(model, DistributedDataParallel):
+        both = {*dist.get_process_group_ranks(group)} & {*dist.get_process_group_ranks(model.process_group)}
+        if len(both) > 1:
+            raise ConfigError(
+                "the model is wrapped in DistributedDataParallel, which sends every gradient uncompressed between the "
+                "ranks that are to exchange by thinwire: leave DistributedDataParallel out, thinwire replaces it"
+            )
     own = None if group is None else RankShards(group, grace_s=reconnect_s)
     if own is not None:
         rank, workers = own.rank, own.workers
