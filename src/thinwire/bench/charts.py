@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+MARKERS = "osv^DPX<>*hp"
+"""Of the methods of a loss race, in turn: colours alone do not tell them apart for everybody."""
+
+MOST_COLUMNS = 3
+
 
 def draw_step_times(seconds: Mapping[Cell, float]) -> Figure:
     """Returns one panel for each model: bars of step times, in groups by link.
@@ -85,8 +90,8 @@ def draw_loss_race(curves: Mapping[tuple[str, str], Mapping[str, Sequence[tuple[
         for method, points in each.items():
             xs, ys = zip(*points, strict=True)
             index = methods.index(method)
-            style = "-" if index < 10 else "--"
-            axes.plot(xs, ys, style, color=f"C{index % 10}", marker=".", markersize=3, linewidth=1, label=method)
+            marker = MARKERS[index % len(MARKERS)]
+            axes.plot(xs, ys, color=f"C{index % 10}", marker=marker, markersize=4, linewidth=1, label=method)
         best, lowest = float("inf"), []
         for x, y in sorted(point for points in each.values() for point in points):
             if y < best:
@@ -103,5 +108,10 @@ def draw_loss_race(curves: Mapping[tuple[str, str], Mapping[str, Sequence[tuple[
 def _panels(count: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width * count, height), dpi=120, layout="constrained")
-    return figure, list(figure.subplots(1, count, squeeze=False)[0])
+    columns = min(count, MOST_COLUMNS)
+    rows = -(-count // columns)
+    figure = Figure(figsize=(width * columns, height * rows), dpi=120, layout="constrained")
+    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for empty in panels[count:]:
+        empty.remove()
+    return figure, panels[:count]
