@@ -87,6 +87,15 @@ def main() -> None:
     tell(f"one begins: {refused('local-sgd[h=4]', None if rank else kept)}")
     without = {**kept, "opt": {key: value for key, value in kept["opt"].items() if key != "shard"}}
     tell(f"without: {refused('local-sgd[h=4]', without)}")
+    shard = kept["opt"]["shard"]
+    for name, damaged in (
+        ("tensors", {**shard, "tensors": {}}),
+        ("step", {key: value for key, value in shard.items() if key != "step"}),
+        ("state", {**shard, "state": {"plan": 3}}),
+        ("kind", "a shard"),
+    ):
+        cut = {**kept, "opt": {**kept["opt"], "shard": damaged if rank else shard}}
+        tell(f"{name}: {refused('local-sgd[h=4]', cut)}")
 
     model = nn.parallel.DistributedDataParallel(wide(rank))
     try:

@@ -126,10 +126,10 @@ class RankShards:
             state: None where the training begins.
 
         Raises:
-            ConfigError: on all ranks, where one has another rank's state, one of another step, none, or one without a
-                shard.
+            ConfigError: on all ranks, where one has another rank's state, one of another step, none, one without a
+                shard, or a damaged one.
         """
-        plain: Mapping[str, Any] = {} if state is None else state.get("shard") or {}
+        plain = {} if state is None else state.get("shard") or {}
         if state is None:
             mine = "none"
         elif not plain:
@@ -137,13 +137,8 @@ class RankShards:
                 "one that holds no shard: it was taken in a training with servers, or where a rank's tensors were at "
                 "different exchanges. Begin anew from the weights"
             )
-        elif (plain["rank"], plain["workers"]) != (self.rank, self.workers):
-            mine = (
-                f"one of rank {plain['rank']} of {plain['workers']}: every rank saves a state of its own, and goes on "
-                "with that"
-            )
         else:
-            mine = f"exchange {plain['step']}"
+            mine = self._take_back(plain)
         said = _gather(mine, self._group, self.workers)
         for rank, each in enumerate(said):
             if each.startswith("one "):
@@ -154,8 +149,20 @@ class RankShards:
                 + ", ".join(f"rank {rank}: {each}" for rank, each in enumerate(said))
                 + ". Give all of them resume=… of the newest exchange that everybody has"
             )
-        if plain:
+
+    def _take_back(self, plain: Any) -> str:
+        """Returns what to tell the others of this rank's shard; "one …" where it is refused.
+
+        Nothing is raised: the others wait to hear of it.
+        """
+        try:
+            of, step = (int(plain["rank"]), int(plain["workers"])), int(plain["step"])
+            if of != (self.rank, self.workers):
+                return f"one of rank {of[0]} of {of[1]}: every rank saves a state of its own, and goes on with that"
             self.core.load_state_dict(from_plain(plain))
+        except (ConfigError, KeyError, TypeError, ValueError, AttributeError) as error:
+            return f"one whose shard is damaged ({type(error).__name__}: {error}): take another file of that step"
+        return f"exchange {step}"
 
     def dial(self, address: str, timeout_s: float) -> Connection:
         """Opens a connection to another rank's shard, waiting so many seconds at most."""
