@@ -116,7 +116,8 @@ def distribute(
         resume: what `opt.state_dict()` returned after `opt.sync()`; the model has its weights of then, and the shards
             were started with their checkpoints of the same step. In a group the state holds this rank's shard, and
             every rank resumes from its own, all of one step. Or several states to go on from (`hooks.resuming`),
-            as `KeptSteps` has them: all workers and shards agree on the newest that everybody has.
+            as `KeptSteps` has them: all workers and shards agree on the newest that everybody has. In a group, whose
+            shards are new, that is the beginning.
         steps_per_epoch: how many steps every worker takes in an epoch, for designs that exchange once an epoch.
         settings: what else must be equal on all workers, by name, as in `{"batch": 32, "steps": 1000}`; a worker that
             has another value is refused, and the message names it. The seed is always compared.
