@@ -1,6 +1,6 @@
 """Models and data sets that the command line and the studies train, and how to train them.
 
-    models.py      a model by name, perceptrons (lenet, resnet, transformer: one file per family)
+    models.py      a model by name, perceptrons (lenet, cifarnet, resnet, transformer: one file per family)
     dataset.py     what a data set is           data.py: a data set by name, and where to get it
     digits · idx · cifar10 · python_text        one file per source of data
     download.py    fetch a data set, on request only, checksums verified

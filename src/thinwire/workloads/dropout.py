@@ -13,7 +13,7 @@ from torch import nn
 from thinwire.errors import ConfigError
 from thinwire.policies.sampling import generator
 
-MODELS = ("mlp", "mlp-tanh", "mlp-5m", "lenet5", "lenet")
+MODELS = ("mlp", "mlp-tanh", "mlp-5m", "lenet5", "lenet", "cifarnet")
 """Those with hidden fully connected layers in a row, behind which it stands."""
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from thinwire.errors import ConfigError
+from thinwire.workloads.cifarnet import cifarnet
 from thinwire.workloads.lenet import lenet, lenet5
 from thinwire.workloads.resnet import ResNet
 from thinwire.workloads.transformer import ByteTransformer, TinyGPT2
@@ -73,6 +74,7 @@ _MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "mlp-5m": lambda shape, classes: mlp(shape, (1600, 2048, 200), classes),
     "lenet5": lenet5,
     "lenet": lenet,
+    "cifarnet": cifarnet,
     # All parameters in one tensor, for codecs that are to see the whole model.
     "mlp-vector": lambda shape, classes: OneVector(mlp(shape, (128, 64), classes)),
     "lenet5-vector": lambda shape, classes: OneVector(lenet5(shape, classes)),

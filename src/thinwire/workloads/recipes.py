@@ -91,6 +91,21 @@ _RECIPES = (
         scales=True,
         source="3LC, section 4.3",
     ),
+    # The authors' code (github.com/wenwei202/terngrad) has the decay, for the hidden fully connected layers alone; here
+    # it is that of all matrices and filters.
+    Recipe(
+        "cifarnet",
+        "cifar10",
+        lr=2e-4,
+        schedule="constant",
+        optimizer="Adam",
+        weight_decay=0.004,
+        batch=64,
+        workers=2,
+        steps=300_000,
+        augment=True,
+        source="TernGrad, table 1",
+    ),
 )
 # Models without numbers of their own, and whose they use.
 _LIKE = {"lenet": "lenet5", "mlp-5m": "lenet5", "resnet20": "resnet110"}

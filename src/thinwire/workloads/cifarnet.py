@@ -1,0 +1,93 @@
+"""CifarNet: two 5×5 convolutions with local response normalisation, and three fully connected layers.
+
+Strategy: the network that TernGrad (section 4.1) trains on CIFAR-10, as its authors' code has it (`cifar10_alexnet` of
+github.com/wenwei202/terngrad), which is that of TensorFlow's tutorial on CIFAR-10: overlapping pools, the first before
+its normalisation and the second behind it, and no dropout. The first weights are the authors' too.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from thinwire.errors import ConfigError
+
+SMALLEST = 8
+
+
+class ResponseNorm(nn.Module):
+    """Divides each value by (1 + α · the sum of squares over the channels at most `reach` away) to the power of ¾.
+
+    `nn.LocalResponseNorm` computes the same, at three times the price: here sums are one product with a matrix.
+
+    >>> ResponseNorm(4, alpha=0.5)(torch.ones(1, 1, 1, 1)).item() == 1.5**-0.75
+    True
+    """
+
+    def __init__(self, reach: int, alpha: float) -> None:
+        super().__init__()
+        self.reach, self.alpha = reach, alpha
+
+    def forward(self, maps: torch.Tensor) -> torch.Tensor:
+        channels = maps.shape[1]
+        near = maps.new_ones(channels, channels).tril(self.reach).triu(-self.reach)
+        squares = torch.matmul(near, maps.square().flatten(2)).view_as(maps)
+        return maps * (1 + self.alpha * squares).pow(-0.75)
+
+
+def cifarnet(in_shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
+    """CifarNet: 64 and 64 filters, 384 and 192 units; 1,068,298 parameters for 3×24×24 and ten classes.
+
+    The paper crops CIFAR-10's images to 24×24. A whole image of 3×32×32 makes it 1,756,426 parameters, one of 1×28×28
+    1,384,586: each pool halves the sides, and the first fully connected layer has a weight for all that is left.
+
+    First weights are normal, cut off at two deviations, which are 0.05 in filters, 0.04 in the hidden layers and 1/192
+    in the last one. Biases begin at 0.1, those of the first filters and of the last layer at 0. There is no dropout;
+    `dropout.add_dropout` puts it behind both hidden layers, where TF-slim's variant of the network has one.
+
+    Args:
+        in_shape: (channels, height, width) of one image, sides of 8 or more. A pool halves a side and rounds down; where
+            it is odd, which the paper's never are, TensorFlow's padding would round up.
+        num_classes: number of classes.
+
+    Returns:
+        A module from (batch, *in_shape) to (batch, num_classes).
+
+    Raises:
+        ConfigError: `in_shape` is not an image, or smaller than 8×8.
+
+    >>> sum(p.numel() for p in cifarnet((3, 24, 24), 10).parameters())
+    1068298
+    >>> cifarnet((1, 28, 28), 10)(torch.zeros(2, 1, 28, 28)).shape
+    torch.Size([2, 10])
+    """
+    if len(in_shape) != 3:
+        raise ConfigError(f"cifarnet needs images (channels, height, width), not inputs of shape {in_shape}")
+    channels, high, wide = in_shape
+    if min(high, wide) < SMALLEST:
+        raise ConfigError(f"cifarnet needs images of {SMALLEST}×{SMALLEST} or more, not {high}×{wide}: use 'mlp'")
+    return nn.Sequential(
+        *(_begun(nn.Conv2d(channels, 64, 5, padding=2), 0.05, 0.0), nn.ReLU(), _pool(), _norm()),
+        *(_begun(nn.Conv2d(64, 64, 5, padding=2), 0.05, 0.1), nn.ReLU(), _norm(), _pool()),
+        nn.Flatten(),
+        *(_begun(nn.Linear(64 * (high // 4) * (wide // 4), 384), 0.04, 0.1), nn.ReLU()),
+        *(_begun(nn.Linear(384, 192), 0.04, 0.1), nn.ReLU()),
+        _begun(nn.Linear(192, num_classes), 1 / 192, 0.0),
+    )
+
+
+def _pool() -> nn.Module:
+    """Windows of 3×3, two pixels apart; at the right and below the last ones reach beyond an even image."""
+    return nn.MaxPool2d(3, 2, ceil_mode=True)
+
+
+def _norm() -> nn.Module:
+    return ResponseNorm(4, alpha=0.001 / 9)
+
+
+def _begun(layer: nn.Conv2d | nn.Linear, deviation: float, bias: float) -> nn.Module:
+    """The layer with its first weights."""
+    nn.init.trunc_normal_(layer.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
+    assert layer.bias is not None
+    nn.init.constant_(layer.bias, bias)
+    return layer
