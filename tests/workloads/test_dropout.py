@@ -20,7 +20,7 @@ def made(name: str, share: float = 0.5, *, seed: int = 0, rank: int = 0) -> nn.M
 
 
 def test_it_stands_behind_hidden_layers_and_names_stay() -> None:
-    counts = {"mlp": 2, "mlp-tanh": 2, "mlp-5m": 3, "lenet5": 2, "lenet": 1}
+    counts = {"mlp": 2, "mlp-tanh": 2, "mlp-5m": 3, "lenet5": 2, "lenet": 1, "cifarnet": 2}
     assert tuple(counts) == MODELS and set(MODELS) <= set(models())
     for name, count in counts.items():
         with_it, without = made(name), made(name, 0.0)

@@ -30,6 +30,8 @@ def test_parameter_counts_and_one_training_step() -> None:
         ("mlp-5m", GREY, 10, 4_946_658),
         ("lenet5", GREY, 10, 61_706),
         ("lenet", GREY, 10, 431_080),
+        ("cifarnet", GREY, 10, 1_384_586),
+        ("cifarnet", COLOUR, 10, 1_756_426),
         ("mlp-vector", DIGIT, 10, 17_226),
         ("lenet5-vector", GREY, 10, 61_706),
         ("resnet8", GREY, 10, 42_430),
@@ -52,7 +54,7 @@ def test_parameter_counts_and_one_training_step() -> None:
 
 
 def test_the_table_above_is_complete() -> None:
-    images = {"mlp", "mlp-tanh", "mlp-5m", "lenet5", "lenet", "resnet8", "resnet20", "resnet110"}
+    images = {"mlp", "mlp-tanh", "mlp-5m", "lenet5", "lenet", "cifarnet", "resnet8", "resnet20", "resnet110"}
     images |= {"mlp-vector", "lenet5-vector"}
     assert set(models()) | {"gpt2-tiny"} == images | set(TEXT_MODELS)
 
@@ -80,7 +82,7 @@ def test_values_in_matrices_match_the_papers_and_the_measured_payloads() -> None
 
 
 def test_image_models_read_every_image_size_the_data_sets_have() -> None:
-    for name in ["mlp", "lenet5", "lenet", "resnet8", "resnet20"]:
+    for name in ["mlp", "lenet5", "lenet", "cifarnet", "resnet8", "resnet20"]:
         for in_shape in [DIGIT, GREY, COLOUR, (1, 9, 40)]:
             net = model(name, num_classes=7, in_shape=in_shape, seed=0)
             assert net(torch.zeros(2, *in_shape)).shape == (2, 7)
@@ -129,6 +131,8 @@ def test_refusals_say_what_is_allowed() -> None:
         ("alexnet", GREY, "unknown model 'alexnet'; the models are mlp, "),
         ("lenet5", (1, 7, 28), "8×8 or more, not 7×28: use 'mlp'"),
         ("lenet", (784,), "lenet needs images"),
+        ("cifarnet", (784,), "cifarnet needs images"),
+        ("cifarnet", (3, 32, 7), "8×8 or more, not 32×7: use 'mlp'"),
         ("resnet20", (3, 4, 4), "8×8 or more"),
         ("resnet20", (64,), "needs images"),
         ("byte-transformer", GREY, "in_shape is (context,)"),

@@ -30,6 +30,7 @@ def test_measured_and_prescribed_numbers() -> None:
         ("lenet5", "fashion-mnist", "qsgd-ds", 0.1, 8, 16, 2500),
         ("resnet8", "fashion-mnist", None, 0.05, 4, 16, 4000),
         ("resnet110", "cifar10", "3lc[s=1.0]", 1.0, 10, 32, 25_600),
+        ("cifarnet", "cifar10", "terngrad[last_layer=same]", 2e-4, 2, 64, 300_000),
     ]:
         found = recipe(name, data, design=design)
         assert (found.lr, found.workers, found.batch, found.steps) == (lr, workers, batch, steps)
@@ -50,6 +51,9 @@ def test_common_settings_and_the_two_families() -> None:
         assert (text.optimizer, text.betas, text.weight_decay, text.clip) == ("AdamW", (0.9, 0.95), 0.1, 1.0)
         assert (text.workers, text.batch, text.steps, text.context) == (4, 4, 1000, 96)
         assert text.warmup * text.steps == pytest.approx(30) and text.schedule == "linear"
+    paper = recipe("cifarnet", "cifar10", design="terngrad")
+    assert (paper.optimizer, paper.weight_decay, paper.dropout) == ("Adam", 0.004, 0.0)
+    assert schedule(paper, 0.0) == schedule(paper, 1.0) == 2e-4
     assert recipe("resnet110", "cifar10").augment and not recipe("resnet8", "fashion-mnist").augment
 
 

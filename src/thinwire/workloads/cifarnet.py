@@ -46,8 +46,8 @@ def cifarnet(in_shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
     `dropout.add_dropout` puts it behind both hidden layers, where TF-slim's variant of the network has one.
 
     Args:
-        in_shape: (channels, height, width) of one image, sides of 8 or more. A pool halves a side and rounds down; where
-            it is odd, which the paper's never are, TensorFlow's padding would round up.
+        in_shape: (channels, height, width) of one image, sides of 8 or more. A pool halves a side and rounds down;
+            where it is odd, which the paper's never are, TensorFlow's padding would round up.
         num_classes: number of classes.
 
     Returns:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from thinwire.studies.reproduce import terngrad_gradients, terngrad_throughput, terngrad_training
+from thinwire.studies.reproduce import terngrad_adam, terngrad_gradients, terngrad_throughput, terngrad_training
 from thinwire.studies.reproduce.entry import Entry
 
 _IMAGENET = "needs ImageNet, which is not free to download, and days of GPUs"
@@ -14,4 +14,5 @@ ENTRIES = (
     Entry(paper="terngrad", item="table-3", shows="GoogLeNet on ImageNet", status="impossible", why=_IMAGENET),
     terngrad_throughput.ENTRY,
     *terngrad_training.ENTRIES,
+    terngrad_adam.ENTRY,
 )
