@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from thinwire.errors import ConfigError
-from thinwire.workloads.batches import Batches, crop_and_flip
+from thinwire.workloads.augment import standardise
+from thinwire.workloads.batches import Batches
+from thinwire.workloads.data import data
 from thinwire.workloads.dataset import Dataset
 from thinwire.workloads.digits import digits
 from thinwire.workloads.python_text import python_text
@@ -106,6 +107,23 @@ def test_augmented_pictures_differ_between_workers_epochs_and_steps_only() -> No
     assert not torch.equal(x, augmented_x)
 
 
+def test_a_data_set_with_a_crop_is_distorted_where_pictures_are_augmented_and_cut_in_the_middle_elsewhere() -> None:
+    dataset = data("digits[crop=6]")
+    plain, first, again = (
+        Batches(dataset, rank=0, workers=1, batch=64, seed=0, augment=augment) for augment in (False, True, True)
+    )
+    rows = Batches(digits(), rank=0, workers=1, batch=64, seed=0)._shared.rows(0, 0)
+    x, y = next(plain)
+    assert torch.equal(x, standardise(digits().train_x[rows][:, :, 1:7, 1:7]))
+    (first_x, first_y), (again_x, _) = next(first), next(again)
+    assert first_x.shape == (64, 1, 6, 6) and torch.equal(first_y, y)
+    assert torch.equal(first_x, again_x) and not torch.equal(first_x, x)
+    torch.testing.assert_close(first_x.mean((1, 2, 3)), torch.zeros(64), atol=1e-5, rtol=0)
+    second_x, _ = next(first)
+    following = next(Batches(dataset, rank=0, workers=1, batch=64, seed=0, augment=True))[0]
+    assert torch.equal(following, first_x) and not torch.equal(second_x, first_x)
+
+
 def test_text_comes_in_windows() -> None:
     inputs, targets = next(Batches(python_text(), rank=3, workers=4, batch=8, seed=0))
     assert inputs.shape == targets.shape == (8, 64)
@@ -128,49 +146,3 @@ def test_impossible_shards(numbered: Dataset) -> None:
 def test_text_cannot_be_cropped() -> None:
     with pytest.raises(ConfigError, match="python-text holds no images"):
         Batches(python_text(), rank=0, workers=1, batch=1, seed=0, augment=True)
-
-
-def _pictures(count: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(1)
-    return torch.randint(1, 256, (count, 3, 6, 7), generator=generator).to(torch.uint8)
-
-
-def test_every_picture_is_a_window_of_its_padded_self_or_its_mirror_image() -> None:
-    pictures = _pictures(200)
-    out = crop_and_flip(pictures, torch.Generator().manual_seed(0), padding=2)
-    assert out.shape == pictures.shape and out.dtype == pictures.dtype
-    found = set()
-    for picture, result in zip(pictures, out, strict=True):
-        padded = F.pad(picture, (2, 2, 2, 2))
-        matches = [
-            (top, left, flipped)
-            for top in range(5)
-            for left in range(5)
-            for flipped in (False, True)
-            if torch.equal(result, _window(padded, top, left, flipped))
-        ]
-        assert len(matches) == 1
-        found.add(matches[0])
-    assert {flipped for _, _, flipped in found} == {False, True}
-    assert {top for top, _, _ in found} == {left for _, left, _ in found} == set(range(5))
-
-
-def _window(padded: torch.Tensor, top: int, left: int, flipped: bool) -> torch.Tensor:
-    window = padded[:, top : top + 6, left : left + 7]
-    return window.flip(2) if flipped else window
-
-
-def test_chance_comes_from_the_generator_alone() -> None:
-    pictures = _pictures(8)
-    first = crop_and_flip(pictures, torch.Generator().manual_seed(5))
-    again = crop_and_flip(pictures, torch.Generator().manual_seed(5))
-    other = crop_and_flip(pictures, torch.Generator().manual_seed(6))
-    assert torch.equal(first, again) and not torch.equal(first, other)
-
-
-def test_without_padding_only_flips_remain() -> None:
-    pictures = _pictures(32)
-    out = crop_and_flip(pictures, torch.Generator().manual_seed(0), padding=0)
-    same = [bool(torch.equal(a, b)) for a, b in zip(pictures, out, strict=True)]
-    mirrored = [bool(torch.equal(a.flip(2), b)) for a, b in zip(pictures, out, strict=True)]
-    assert all(a != b for a, b in zip(same, mirrored, strict=True)) and any(same) and any(mirrored)

@@ -107,3 +107,21 @@ def test_a_part_is_always_the_same_and_pixels_may_be_0_to_1() -> None:
             data(f"digits[{wrong}]")
     with pytest.raises(ConfigError, match="unknown option 'half'"):
         data("digits[half=true]")
+
+
+def test_a_crop_is_what_a_model_sees_of_an_image() -> None:
+    whole, cropped = data("digits"), data("digits[crop=6,test=50]")
+    assert cropped.in_shape == (1, 6, 6) and cropped.train_x.shape == whole.train_x.shape
+    seen = cropped.inputs(cropped.test_x)
+    assert seen.shape == (50, 1, 6, 6)
+    middle = cropped.test_x[3, 0, 1:7, 1:7].float()
+    torch.testing.assert_close(seen[3, 0], (middle - middle.mean()) / max(float(middle.std(correction=0)), 255 / 6))
+    for name, message in {
+        "digits[crop=9]": "a crop of 9; expected a side from 1 to 8 pixels",
+        "digits[crop=0]": "a crop of 0",
+        "digits[crop=true]": "a crop of True",
+        "digits[crop=6,unit=true]": "leave out crop or unit",
+        "python-text[crop=6]": "is text: it cannot be cropped",
+    }.items():
+        with pytest.raises(ConfigError, match=message):
+            data(name)

@@ -4,7 +4,7 @@
     dataset.py     what a data set is           data.py: a data set by name, and where to get it
     digits · idx · cifar10 · python_text        one file per source of data
     download.py    fetch a data set, on request only, checksums verified
-    batches.py     whose examples come next, and random crop and flip
+    batches.py     whose examples come next     augment.py: random crops, flips and contrast
     recipe.py      a rate with its schedule, batch, steps, and the optimizer that follows from them
     recipes.py     the recipe of each model and data set, with where the numbers come from
     evaluate.py    a loss, an accuracy

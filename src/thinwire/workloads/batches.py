@@ -12,13 +12,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from thinwire.errors import ConfigError
 from thinwire.policies.sampling import Memberships, SharedEpochs, generator
+from thinwire.workloads.augment import crop_and_flip, distort
 from thinwire.workloads.dataset import Dataset
-
-PADDING = 4
 
 
 class Batches(Iterator[tuple[torch.Tensor, torch.Tensor]]):
@@ -30,7 +28,7 @@ class Batches(Iterator[tuple[torch.Tensor, torch.Tensor]]):
         workers: number of workers that share the data.
         batch: examples per batch and worker.
         seed: the same on every worker.
-        augment: random crop and flip (images only).
+        augment: random crop and flip, or what a data set with a `crop` has in its place (images only).
 
     Attributes:
         step: number of the next batch, from 0.
@@ -76,7 +74,9 @@ class Batches(Iterator[tuple[torch.Tensor, torch.Tensor]]):
         rows = self._shared.rows(self.rank, self.step)
         x = self.dataset.train_x[rows]
         if self.augment:
-            x = crop_and_flip(x, generator(self.seed, self._shared.epoch, self.rank + 1, self._shared.index))
+            chance = generator(self.seed, self._shared.epoch, self.rank + 1, self._shared.index)
+            side = self.dataset.crop
+            x = crop_and_flip(x, chance) if side is None else distort(x, side, chance)
         self.step += 1
         return self.dataset.inputs(x), self.dataset.train_y[rows].long()
 
@@ -118,33 +118,3 @@ class Batches(Iterator[tuple[torch.Tensor, torch.Tensor]]):
             self.follow(saved, state["epoch"] * self.batches_per_epoch + state["index"])
         else:
             self.step = (state["epoch"] + 1) * self.batches_per_epoch
-
-
-def crop_and_flip(images: torch.Tensor, generator: torch.Generator, padding: int = PADDING) -> torch.Tensor:
-    """Crops and flips every image of a batch on its own (He et al., "Deep residual learning", 4.2; 3LC, section 4.3).
-
-    Each is padded on every side, cut back to its size at a random place, and mirrored with probability one half.
-
-    Args:
-        images: (batch, channels, height, width), any dtype.
-        generator: source of chance, on the CPU; advanced by three draws per batch.
-        padding: pixels of zero (black) added on each side before cropping.
-
-    Returns:
-        A new tensor of the same shape and dtype.
-
-    >>> pictures = torch.arange(2 * 3 * 32 * 32).view(2, 3, 32, 32).to(torch.uint8)
-    >>> crop_and_flip(pictures, torch.Generator().manual_seed(0)).shape
-    torch.Size([2, 3, 32, 32])
-    """
-    batch, _, high, wide = images.shape
-    top = torch.randint(0, 2 * padding + 1, (batch, 1), generator=generator)
-    left = torch.randint(0, 2 * padding + 1, (batch, 1), generator=generator)
-    mirrored = torch.randint(0, 2, (batch, 1), generator=generator).bool()
-    rows = top + torch.arange(high)
-    columns = torch.arange(wide)
-    columns = left + torch.where(mirrored, columns.flip(0), columns)
-    padded = F.pad(images, (padding, padding, padding, padding))
-    index = torch.arange(batch).view(-1, 1, 1)
-    # Indexing with (batch, row, column) and all channels puts the channels last: move them back.
-    return padded.permute(0, 2, 3, 1)[index, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()

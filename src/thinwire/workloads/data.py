@@ -101,7 +101,8 @@ def data(name: str, *, root: Path | str | None = None, context: int | None = Non
     Args:
         name: one of the names that `datasets` lists, options in brackets as in `mnist[train=4000,test=1000]`: so many
             examples of each set, the same at every call; `unit=true` gives pixels from 0 to 1 in place of
-            standardised ones.
+            standardised ones; `cifar10[crop=24]` the middle of each image, in training a random window where the recipe
+            changes images (`augment.distort`).
         root: the only folder to look in: the files lie there or in its subfolder `name`. Without it: our
             cache, then /usr/share/datasets. Data sets that come with thinwire or Python are never looked for.
         context: of text, how many bytes an example holds; None is the data set's usual.
@@ -117,8 +118,10 @@ def data(name: str, *, root: Path | str | None = None, context: int | None = Non
     """
     if "[" in name:
         whole, cut = parse_name(name, "data set")
-        if unknown := cut.keys() - {"train", "test", "unit"}:
-            raise ConfigError(f"{name}: unknown option {sorted(unknown)[0]!r}; a data set has train, test and unit")
+        if unknown := cut.keys() - {"train", "test", "unit", "crop"}:
+            raise ConfigError(
+                f"{name}: unknown option {sorted(unknown)[0]!r}; a data set has train, test, unit and crop"
+            )
         return part(data(whole, root=root, context=context), name=name, **cut)
     if name not in _SOURCES:
         raise ConfigError(f"unknown data set {name!r}; the data sets are {', '.join(_SOURCES)}")

@@ -14,6 +14,7 @@ import torch
 import xxhash
 
 from thinwire.errors import ConfigError, DataError
+from thinwire.workloads.augment import centre, standardise
 
 Task = Literal["classification", "bytes"]
 
@@ -24,7 +25,7 @@ class Dataset:
 
     Attributes:
         name: the name that `thinwire.workloads.data.data` knows it by.
-        train_x: uint8, (examples, *in_shape).
+        train_x: uint8, (examples, *in_shape); with a `crop` whole images.
         train_y: uint8 labels, (examples,); for "bytes" (examples, context).
         test_x: as `train_x`.
         test_y: as `train_y`.
@@ -32,6 +33,8 @@ class Dataset:
         std: as `mean`; `inputs` divides by it.
         num_classes: number of classes, or the size of the vocabulary.
         task: "classification" (one label per example) or "bytes" (one next byte per position).
+        crop: side of the square that a model sees of an image, which `inputs` cuts from the middle and standardises by
+            itself; None shows the whole.
     """
 
     name: str
@@ -43,13 +46,15 @@ class Dataset:
     std: torch.Tensor
     num_classes: int = 10
     task: Task = "classification"
+    crop: int | None = None
 
     def __post_init__(self) -> None:
+        whole = tuple(self.train_x.shape[1:])
         for part, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
-            if len(x) == 0 or len(x) != len(y) or tuple(x.shape[1:]) != self.in_shape:
+            if len(x) == 0 or len(x) != len(y) or tuple(x.shape[1:]) != whole:
                 raise DataError(
                     f"{self.name}: {len(x)} {part} examples of shape {tuple(x.shape[1:])} with {len(y)} "
-                    f"labels; expected as many labels as examples, at least one, of shape {self.in_shape}"
+                    f"labels; expected as many labels as examples, at least one, of shape {whole}"
                 )
             if int(y.max()) >= self.num_classes:
                 raise DataError(
@@ -59,8 +64,9 @@ class Dataset:
 
     @property
     def in_shape(self) -> tuple[int, ...]:
-        """The shape of one example."""
-        return tuple(self.train_x.shape[1:])
+        """The shape of one example, as a model sees it."""
+        shape = tuple(self.train_x.shape[1:])
+        return shape if self.crop is None else (shape[0], self.crop, self.crop)
 
     def digest(self) -> str:
         """Returns a digest of the training set: workers that learn together must have the same."""
@@ -78,6 +84,8 @@ class Dataset:
         """
         if self.task == "bytes":
             return x.long()
+        if self.crop is not None:
+            return standardise(centre(x, self.crop))
         return x.float().sub_(self.mean.to(x.device)).div_(self.std.to(x.device))
 
     def __repr__(self) -> str:
@@ -85,19 +93,29 @@ class Dataset:
 
 
 def part(
-    dataset: Dataset, *, name: str, train: int | None = None, test: int | None = None, unit: bool = False
+    dataset: Dataset,
+    *,
+    name: str,
+    train: int | None = None,
+    test: int | None = None,
+    unit: bool = False,
+    crop: int | None = None,
 ) -> Dataset:
-    """Returns some examples of a data set, chosen by chance and yet always the same.
+    """Returns some examples of a data set, chosen by chance and yet always the same, or a part of each.
 
     Args:
         dataset: the whole.
         name: of the part.
         train, test: so many examples of each set; None takes all.
         unit: pixels are read as 0 … 1, not standardised: black is 0, and what is always black trains no weight.
+        crop: see `Dataset`.
 
     Raises:
-        ConfigError: more examples than there are, or fewer than one.
+        ConfigError: more examples than there are, or fewer than one; a crop of what is no image, or too large, or with
+            `unit`.
     """
+    if crop is not None:
+        _check_crop(dataset, name, crop, unit)
 
     def some(x: torch.Tensor, wanted: int | None) -> torch.Tensor:
         if wanted is None:
@@ -116,7 +134,18 @@ def part(
         test_y=dataset.test_y[tested],
         mean=torch.zeros_like(dataset.mean) if unit else dataset.mean,
         std=torch.full_like(dataset.std, float(dataset.train_x.max())) if unit else dataset.std,
+        crop=crop,
     )
+
+
+def _check_crop(dataset: Dataset, name: str, crop: object, unit: bool) -> None:
+    if dataset.task == "bytes":
+        raise ConfigError(f"{name} is text: it cannot be cropped")
+    if unit:
+        raise ConfigError(f"{name}: each crop is standardised by itself; leave out crop or unit")
+    largest = min(dataset.train_x.shape[-2:])
+    if isinstance(crop, bool) or not isinstance(crop, int) or not 0 < crop <= largest:
+        raise ConfigError(f"{name}: a crop of {crop!r}; expected a side from 1 to {largest} pixels")
 
 
 def pixel_statistics(images: torch.Tensor, *, per_channel: bool) -> tuple[torch.Tensor, torch.Tensor]:

@@ -42,7 +42,7 @@ def test_the_data_is_cifar10_or_else_fashion_mnist_or_else_the_digits(cache: Pat
     install_fashion_mnist(cache)
     assert workload("full") == workload("quick") == ("cifarnet", "fashion-mnist")
     write_cifar10(cache / "cifar10")
-    assert workload("full") == workload("quick") == ("cifarnet", "cifar10")
+    assert workload("full") == workload("quick") == ("cifarnet", "cifar10[crop=24]")
     assert workload("tiny") == ("mlp", "digits")
 
 
@@ -65,7 +65,7 @@ def test_batches_rates_and_the_ratio_of_steps_are_the_papers(cache: Path) -> Non
 def test_cifarnet_trains_on_cifar10_with_two_workers_and_ternary_gradients(cache: Path) -> None:
     write_cifar10(cache / "cifar10", records=4)
     cell = msgspec.structs.replace(study().cells("quick")[1], batch=2, steps=2)
-    assert (cell.model, cell.data, cell.design) == ("cifarnet", "cifar10", TERNARY)
+    assert (cell.model, cell.data, cell.design) == ("cifarnet", "cifar10[crop=24]", TERNARY)
     first, again = (train(cell, lambda *_: None) for _ in range(2))
     assert first.weights == again.weights and first.history.losses == again.history.losses
     assert cell.job().recipe().augment

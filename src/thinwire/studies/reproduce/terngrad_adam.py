@@ -25,8 +25,8 @@ from thinwire.studies.reproduce.trainings import TrainingFinding, train
 SCALED = (
     "The paper: CifarNet on CIFAR-10 for 300,000 and 18,750 steps, images cropped to 24×24 and mirrored at random, "
     "their brightness and contrast changed, accuracies of parameters averaged with a decay of 0.9999. Here the same "
-    "network trains for fewer steps on whole images: of CIFAR-10, shifted and mirrored at random, where that is "
-    "installed, or else of Fashion-MNIST, grey and unchanged; the trained parameters themselves are evaluated."
+    "network trains for fewer steps: on CIFAR-10 as in the paper where that is installed, or else on Fashion-MNIST, "
+    "whose images are grey, whole and unchanged; the trained parameters themselves are evaluated."
 )
 # Total batch, workers, steps, and accuracies, floating and TernGrad: the paper's.
 _PAPER = ((128, 2, 300_000, 86.56, 85.64), (2048, 16, 18_750, 83.19, 82.80))
@@ -38,8 +38,10 @@ _DECAY = 0.004
 
 def workload(scale: Scale) -> tuple[str, str]:
     """Returns the model and the data of a scale, as far as they are installed."""
-    data = next((each for each in ("cifar10", "fashion-mnist") if each in present()), None)
-    return ("cifarnet", data) if data is not None and scale != "tiny" else ("mlp", "digits")
+    if scale == "tiny":
+        return "mlp", "digits"
+    known = (("cifarnet", "cifar10[crop=24]"), ("cifarnet", "fashion-mnist"), ("mlp", "digits"))
+    return next(pair for pair in known if pair[1].partition("[")[0] in present())
 
 
 def _cells(scale: Scale) -> Sequence[RecipeCell]:

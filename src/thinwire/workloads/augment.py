@@ -1,0 +1,101 @@
+"""Images changed by chance while training, and the crop that TernGrad's CifarNet sees.
+
+Strategy: two ways, a paper's each, that draw for every image of a batch on its own, from a generator that the caller
+owns. Both cut windows by one and the same function.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+
+PADDING = 4
+CONTRAST = (0.2, 1.8)
+
+
+def crop_and_flip(images: torch.Tensor, generator: torch.Generator, padding: int = PADDING) -> torch.Tensor:
+    """Crops and flips every image of a batch on its own (He et al., "Deep residual learning", 4.2; 3LC, section 4.3).
+
+    Each is padded on every side, cut back to its size at a random place, and mirrored with probability one half.
+
+    Args:
+        images: (batch, channels, height, width), any dtype.
+        generator: source of chance, on the CPU; advanced by three draws per batch.
+        padding: pixels of zero (black) added on each side before cropping.
+
+    Returns:
+        A new tensor of the same shape and dtype.
+
+    >>> pictures = torch.arange(2 * 3 * 32 * 32).view(2, 3, 32, 32).to(torch.uint8)
+    >>> crop_and_flip(pictures, torch.Generator().manual_seed(0)).shape
+    torch.Size([2, 3, 32, 32])
+    """
+    padded = F.pad(images, (padding, padding, padding, padding))
+    return _windows(padded, (images.shape[-2], images.shape[-1]), generator)
+
+
+def distort(images: torch.Tensor, side: int, generator: torch.Generator) -> torch.Tensor:
+    """Cuts every image to `side` × `side` at a random place, mirrors it by chance and changes its contrast.
+
+    What TernGrad does with CIFAR-10 (section 4.1), by its authors' code, which follows TensorFlow's tutorial: each
+    channel's distances from its mean are multiplied by one number of 0.2 … 1.8. They change the brightness as well, by
+    a constant for all pixels; nothing is left of it when an image is standardised by itself, and none is drawn here.
+
+    Args:
+        images: (batch, channels, height, width), of any dtype.
+        side: no more than an image's sides.
+        generator: source of chance, on the CPU; advanced by four draws per batch.
+
+    Returns:
+        float32, (batch, channels, side, side); values may leave the images' range.
+    """
+    cut = _windows(images, (side, side), generator).float()
+    low, high = CONTRAST
+    contrast = low + (high - low) * torch.rand(len(images), 1, 1, 1, generator=generator)
+    mean = cut.mean(dim=(2, 3), keepdim=True)
+    return mean + contrast * (cut - mean)
+
+
+def centre(images: torch.Tensor, side: int) -> torch.Tensor:
+    """The middle `side` × `side` of images, (batch, channels, height, width).
+
+    >>> centre(torch.arange(16).view(1, 1, 4, 4), 2).tolist()
+    [[[[5, 6], [9, 10]]]]
+    """
+    top, left = ((size - side) // 2 for size in images.shape[-2:])
+    return images[..., top : top + side, left : left + side]
+
+
+def standardise(images: torch.Tensor) -> torch.Tensor:
+    """Takes each image's own mean from it and divides by its deviation, over all channels.
+
+    The deviation counts as 255/√n at least, of n values, so that noise in an even image does not grow without bound.
+
+    Args:
+        images: (batch, channels, height, width), pixels of 0 … 255.
+
+    Returns:
+        float32, of the same shape.
+    """
+    values = images.float().flatten(1)
+    values = values - values.mean(1, keepdim=True)
+    deviation = values.square().mean(1, keepdim=True).sqrt()
+    return (values / deviation.clamp(min=255 / math.sqrt(values.shape[1]))).view(images.shape)
+
+
+def _windows(images: torch.Tensor, size: tuple[int, int], generator: torch.Generator) -> torch.Tensor:
+    """A window of each image, (height, width), at a random place and with probability one half mirrored."""
+    batch, _, *whole = images.shape
+    top, left = (
+        torch.randint(0, outer - inner + 1, (batch, 1), generator=generator)
+        for outer, inner in zip(whole, size, strict=True)
+    )
+    mirrored = torch.randint(0, 2, (batch, 1), generator=generator).bool()
+    rows = top + torch.arange(size[0])
+    columns = torch.arange(size[1])
+    columns = left + torch.where(mirrored, columns.flip(0), columns)
+    index = torch.arange(batch).view(-1, 1, 1)
+    # Indexing with (batch, row, column) and all channels puts the channels last: move them back.
+    return images.permute(0, 2, 3, 1)[index, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()
