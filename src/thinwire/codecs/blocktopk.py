@@ -21,7 +21,8 @@ from thinwire.errors import ConfigError, FrameError, NonFiniteError
 from thinwire.frames import Flags, Frame
 from thinwire.frames.layout import pack_varint, parse_varint
 from thinwire.kernels.contract import Bytes
-from thinwire.kernels.numba.blocktopk import Blocks, put, round_to_bins, select_blocks, take_from
+from thinwire.kernels.numba.bins import round_to_bins
+from thinwire.kernels.numba.blocktopk import Blocks, put, select_blocks, take_from
 from thinwire.kernels.numba.dct import select_coefficients
 from thinwire.kernels.numba.inverse_dct import invert, subtract
 from thinwire.kernels.numba.positions import decode_positions, encode_positions

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from thinwire.kernels.numba.blocktopk import Blocks, Selected, room_for, room_to_select, select_largest
+from thinwire.kernels.numba.blocktopk import Blocks, Selected, room_for
 from thinwire.kernels.numba.cosines import forward_weights, padded
 from thinwire.kernels.numba.jit import frozen, jit, magnitude_bits, wide_vectors
+from thinwire.kernels.numba.largest import room_to_select, select_largest
 
 _TILES = 2  # side by side in one pass: the longer its rows, the less the loops around them count
 _PAD = 16  # values between the rows of a strip, so that a column's do not fall into one set of the cache
@@ -48,7 +49,7 @@ def select_coefficients(values: Any, blocks: Blocks, *, residual: Any = None, re
         across,
         tile,
         halves,
-        *room_to_select(blocks, values.dtype),
+        *room_to_select(blocks.tile_rows * blocks.tile_columns, values.dtype),
         *selected,
     )
     return selected.first(total)
