@@ -210,7 +210,7 @@ def test_data_that_is_missing_or_has_no_such_part_is_told_before_processes_start
     def started(*_: object, **__: object) -> None:
         pytest.fail("processes were to be started")
 
-    monkeypatch.setattr("thinwire.jobs.cluster.run_cluster", started)
+    monkeypatch.setattr("thinwire.jobs.processes.run_cluster", started)
     monkeypatch.setattr("thinwire.bench.hook_runs._Run", started)
     missing = ["--model", "resnet8", "--data", "cifar10", "--data-root", tmp_path]
     hooks = ["bench", "hooks", "--data", "cifar10", "--data-root", tmp_path, "--links", "none", "--hook", "none"]

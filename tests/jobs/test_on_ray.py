@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import thinwire as tw
-from tests.jobs.test_cluster import equal_parts
+from tests.jobs.test_processes import equal_parts
 from thinwire.cli import running
 from thinwire.engines.events import Event, Restarted
 from thinwire.engines.links import Rate

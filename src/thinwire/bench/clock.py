@@ -21,8 +21,9 @@ from thinwire.bench.sharing import measure_sharing
 from thinwire.bench.transport_costs import measure_costs
 from thinwire.engines.links import parse_rate
 from thinwire.jobs import modelled
-from thinwire.jobs.cluster import choose_links, run
+from thinwire.jobs.cluster import choose_links
 from thinwire.jobs.job import Job
+from thinwire.jobs.processes import run
 from thinwire.jobs.tables import Table
 from thinwire.jobs.virtual_time import Sharing, TransportCosts
 

@@ -11,12 +11,13 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from thinwire.cli.console import console
 from thinwire.engines.events import Event, Lost, Restarted
 from thinwire.jobs.checkpoints import RunCheckpoints
-from thinwire.jobs.cluster import FIXED, Elastic, choose_links, run
+from thinwire.jobs.cluster import choose_links
 from thinwire.jobs.events import Progress as Stepped
 from thinwire.jobs.in_process import run as run_in_process
 from thinwire.jobs.job import Job
 from thinwire.jobs.on_ray import Cluster, run_on_ray
 from thinwire.jobs.outcome import RunOutcome
+from thinwire.jobs.processes import FIXED, Elastic, run
 from thinwire.jobs.tables import Table
 from thinwire.quantities import nbytes_text
 from thinwire.workloads.models import TEXT_MODELS

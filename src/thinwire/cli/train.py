@@ -20,11 +20,11 @@ from thinwire.jobs.options import JobOptions
 
 if TYPE_CHECKING:
     from thinwire.cli import running
-    from thinwire.jobs import checkpoints, cluster, on_ray
+    from thinwire.jobs import checkpoints, on_ray, processes
     from thinwire.jobs import job as jobs
 else:
     running = lazy("thinwire.cli.running")
-    checkpoints, cluster = lazy("thinwire.jobs.checkpoints"), lazy("thinwire.jobs.cluster")
+    checkpoints, processes = lazy("thinwire.jobs.checkpoints"), lazy("thinwire.jobs.processes")
     jobs, on_ray = lazy("thinwire.jobs.job"), lazy("thinwire.jobs.on_ray")
 
 app = typer.Typer()
@@ -104,7 +104,7 @@ def train(
         *(() if metrics_port is None else ("--metrics-port", str(metrics_port))),
         *(() if tensorboard is None else ("--tensorboard", str(tensorboard))),
     ]
-    elastic = cluster.Elastic(
+    elastic = processes.Elastic(
         min_workers=min_workers, worker_grace_s=worker_grace_s, straggler_grace_s=straggler_grace_s
     )
     outcome = running.run_with_progress(

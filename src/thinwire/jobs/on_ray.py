@@ -18,13 +18,13 @@ from thinwire.engines.ray_engine import RayEngine
 from thinwire.errors import ConfigError
 from thinwire.extras import require
 from thinwire.jobs.checkpoints import RunCheckpoints
-from thinwire.jobs.cluster import FIXED, Elastic, Links, choose_links, run, run_cluster
+from thinwire.jobs.cluster import Links, OnEvent, choose_links, run_cluster
 from thinwire.jobs.events import Served
 from thinwire.jobs.job import Job
 from thinwire.jobs.outcome import RunOutcome
+from thinwire.jobs.processes import FIXED, Elastic, run
 from thinwire.security.starter import options_in
 
-OnEvent = Callable[[str, Event], None]
 T = TypeVar("T")
 
 
@@ -75,7 +75,7 @@ def run_on_ray(
     elastic: Elastic = FIXED,
     max_restarts: int = 0,
 ) -> RunOutcome:
-    """Trains once on a Ray cluster. Other arguments and errors are as `jobs.cluster.run` has them.
+    """Trains once on a Ray cluster. Other arguments and errors are as `jobs.processes.run` has them.
 
     Args:
         job: what to train.

@@ -120,7 +120,7 @@ def compare(comparison: Comparison, folder: Path, train: Train, *, on_job: OnJob
     Args:
         comparison: what to compare.
         folder: made where it is missing; the file in it is written anew after every run.
-        train: makes one run, as `jobs.cluster.run` does, and returns its outcome.
+        train: makes one run, as `jobs.processes.run` does, and returns its outcome.
         on_job: called before each run with its number, how many runs there are in all, and its job.
 
     Raises:

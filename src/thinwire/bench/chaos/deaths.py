@@ -10,7 +10,7 @@ from thinwire.bench.chaos.stage import Stage
 from thinwire.bench.chaos.trials import COLUMNS, Outcome, Scenario, Trial, with_problem
 from thinwire.bench.harness import Measured, Tell
 from thinwire.errors import ConfigError
-from thinwire.jobs.cluster import Elastic
+from thinwire.jobs.processes import Elastic
 
 
 @dataclass(kw_only=True)

@@ -19,7 +19,7 @@ from thinwire.bench.chaos.stage import SERVER, Stage
 from thinwire.bench.chaos.trials import Outcome, Sample, Scenario, Trial, with_problem
 from thinwire.bench.harness import Measured, Tell
 from thinwire.errors import ConfigError
-from thinwire.jobs.cluster import Elastic
+from thinwire.jobs.processes import Elastic
 from thinwire.jobs.tables import Table
 
 if TYPE_CHECKING:

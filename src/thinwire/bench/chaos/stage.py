@@ -29,10 +29,11 @@ from thinwire.engines.local import PORT, LocalEngine
 from thinwire.engines.namespaces import Fabric
 from thinwire.engines.starters import Starter
 from thinwire.errors import EngineError
-from thinwire.jobs.cluster import FIXED, Elastic, Links, worker_arguments
+from thinwire.jobs.cluster import Links
 from thinwire.jobs.events import KINDS, Done, Listening
 from thinwire.jobs.job import Job
 from thinwire.jobs.outcome import WorkerOutcome
+from thinwire.jobs.processes import FIXED, Elastic, worker_arguments
 from thinwire.runtime.journal import Changed, JournalReader
 from thinwire.transports.grpc.options import METHOD, SERVICE
 

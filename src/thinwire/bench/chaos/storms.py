@@ -11,8 +11,8 @@ from thinwire.bench.chaos.stage import Stage
 from thinwire.bench.chaos.trials import Outcome, Scenario, Trial, text, with_problem
 from thinwire.bench.harness import Column, Measured, Tell
 from thinwire.errors import ConfigError
-from thinwire.jobs.cluster import Elastic
 from thinwire.jobs.job import Job
+from thinwire.jobs.processes import Elastic
 from thinwire.policies.consistency import consistency
 from thinwire.policies.designs import design, designs
 from thinwire.workloads.data import data

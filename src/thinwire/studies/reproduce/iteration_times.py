@@ -15,7 +15,7 @@ import torch
 
 from thinwire.engines.events import Event
 from thinwire.engines.links import parse_rate
-from thinwire.jobs import cluster
+from thinwire.jobs import processes
 from thinwire.jobs.events import Progress
 from thinwire.jobs.forks import forks
 from thinwire.jobs.job import Job
@@ -116,7 +116,7 @@ def measure(cell: TimedCell, on_progress: OnProgress) -> TimedFinding:
         if isinstance(event, Progress):
             on_progress(event.step / cell.steps, f"step {event.step}")
 
-    outcome = cluster.run(cell.job(), on_event=on_event, starter=forks())
+    outcome = processes.run(cell.job(), on_event=on_event, starter=forks())
     return TimedFinding(
         seconds_per_step=outcome.seconds_per_step,
         wire_bytes=(outcome.wire_bytes_push + outcome.wire_bytes_pull) / outcome.steps,

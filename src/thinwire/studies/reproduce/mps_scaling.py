@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Mapping
 
 from thinwire.engines.events import Event
-from thinwire.jobs import cluster
+from thinwire.jobs import processes
 from thinwire.jobs.cluster import choose_links
 from thinwire.jobs.events import Progress
 from thinwire.jobs.forks import forks
@@ -99,7 +99,7 @@ def _run(cell: Cell, on_progress: OnProgress) -> Finding:
     links = choose_links(link)
     if links.shaping == "application":  # which gives the two processes of a machine a link each
         link, links = "none", choose_links(None)
-    outcome = cluster.run(cell.job(link), links=links, on_event=on_event, starter=forks())
+    outcome = processes.run(cell.job(link), links=links, on_event=on_event, starter=forks())
     return MeasuredFinding(
         seconds_per_step=outcome.seconds_per_step,
         single_s=statistics.median([*single, *single_steps(cell.job())]),

@@ -14,7 +14,7 @@ from itertools import pairwise
 from thinwire.engines.events import Event
 from thinwire.engines.links import parse_rate
 from thinwire.engines.utilisation import Sample, Sampler
-from thinwire.jobs import cluster
+from thinwire.jobs import processes
 from thinwire.jobs.cluster import choose_links
 from thinwire.jobs.events import Done, Progress
 from thinwire.jobs.forks import forks
@@ -111,7 +111,7 @@ def _run(cell: UtilisationCell, on_progress: OnProgress) -> UtilisationFinding:
             elif isinstance(event, Done):
                 sampling.close()
 
-        outcome = cluster.run(cell.job(link), links=links, on_event=on_event, on_start=pids.update, starter=forks())
+        outcome = processes.run(cell.job(link), links=links, on_event=on_event, on_start=pids.update, starter=forks())
     samples = samplers[0].samples if samplers else []
     return utilisation(samples, link, outcome.shaping)
 

@@ -1,0 +1,160 @@
+"""One training run whose server and workers are real processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import partial
+
+import msgspec
+
+from thinwire.engines.events import Event
+from thinwire.engines.starters import Starter
+from thinwire.errors import ConfigError, EngineError
+from thinwire.jobs.checkpoints import RunCheckpoints
+from thinwire.jobs.cluster import SERVER, Links, OnEvent, OnStart, OpenEngine, Private, choose_links, run_cluster
+from thinwire.jobs.events import KINDS, Accuracy, Done
+from thinwire.jobs.job import Job
+from thinwire.jobs.outcome import CurvePoint, RunOutcome, WorkerOutcome, summarise
+from thinwire.workloads.data import data
+
+_NOT_THE_WORKERS = ("link", "servers", "servers_on_workers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Elastic:
+    """What the servers do about workers that die or are late.
+
+    Args:
+        min_workers: the run goes on without workers that died while so many are left; None: with all of them.
+        worker_grace_s: how long one that lost its connection is waited for, in seconds; None: the server's own.
+        straggler_grace_s: how much later than usual one may be, in seconds; None: they are waited for.
+
+    Example:
+        >>> Elastic(min_workers=2, straggler_grace_s=0.5).arguments()
+        ['--min-workers', '2', '--straggler-grace-s', '0.5']
+
+    Raises:
+        ConfigError: a grace for stragglers without `min_workers`.
+    """
+
+    min_workers: int | None = None
+    worker_grace_s: float | None = None
+    straggler_grace_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.straggler_grace_s is not None and self.min_workers is None:
+            raise ConfigError("--straggler-grace-s goes on without late workers: say with how many, --min-workers M")
+
+    def arguments(self) -> list[str]:
+        """Returns the options of a server's command."""
+        given = ((each.name, getattr(self, each.name)) for each in fields(self))
+        named = (("--" + name.replace("_", "-"), value) for name, value in given if value is not None)
+        return [text for name, value in named for text in (name, str(value))]
+
+
+FIXED = Elastic()
+"""All workers take part, from the first step to the last."""
+
+
+def run(
+    job: Job,
+    *,
+    links: Links | None = None,
+    on_event: OnEvent = lambda process, event: None,
+    worker_options: Sequence[str] = (),
+    checkpoints: RunCheckpoints | None = None,
+    elastic: Elastic = FIXED,
+    max_restarts: int = 0,
+    on_start: OnStart | None = None,
+    open_engine: OpenEngine | None = None,
+    starter: Starter | None = None,
+    private: Private = lambda rank: [],
+) -> RunOutcome:
+    """Trains once.
+
+    Args:
+        job: what to train.
+        links: how the job's link is made; None takes the kernel where it may.
+        on_event: called with each process's name and event, as it is reported.
+        worker_options: further options of every worker's command: where its telemetry goes.
+        checkpoints: where and how often every process writes a checkpoint, and whether to go on from there.
+        elastic: what the servers do about workers that die or are late.
+        max_restarts: how often each worker that fails is started again, and each server that writes checkpoints.
+        on_start: called with the ids of all processes, by name, when they have been started.
+        open_engine, starter, private: as for `run_cluster`.
+
+    Raises:
+        ConfigError: there is nothing to resume, a job that cannot be resumed, or a part that the data does not have.
+        DataError: the data set is missing or damaged.
+        EngineError: a process failed; the message holds its last output. Nothing is left running.
+    """
+    # What is wrong with the data is one sentence here, and a traceback of every worker later.
+    data(job.data, root=job.data_root, context=job.recipe().context)
+    links = links or choose_links(job.link)
+    step: int | None = None
+    if checkpoints is not None:
+        checkpoints.check(job)
+        step = checkpoints.newest(job) if checkpoints.resume else None
+    curve: list[CurvePoint] = []
+    workers: list[WorkerOutcome] = []
+
+    def collect(process: str, event: Event) -> None:
+        match event:
+            case Accuracy():
+                curve.append(event.point())
+            case Done(outcome=outcome):
+                workers.append(outcome)
+        on_event(process, event)
+
+    def server_command(index: int, *, again: bool = False) -> list[str]:
+        kept = [] if checkpoints is None else checkpoints.arguments(checkpoints.server(index), step, again=again)
+        return ["server", *elastic.arguments(), *kept]
+
+    def worker_command(rank: int, addresses: list[str], *, again: bool = False) -> list[str]:
+        more = [] if checkpoints is None else checkpoints.arguments(checkpoints.worker(rank), step, again=again)
+        return [*worker_arguments(job, rank, addresses), *worker_options, *more]
+
+    try:
+        interfaces = run_cluster(
+            links,
+            job.workers,
+            worker_command,
+            KINDS,
+            collect,
+            servers=job.shards,
+            servers_on_workers=job.servers_on_workers,
+            server_command=server_command,
+            max_restarts=max_restarts,
+            server_again=None if checkpoints is None else partial(server_command, again=True),
+            worker_again=partial(worker_command, again=True),
+            min_workers=elastic.min_workers,
+            on_start=on_start,
+            open_engine=open_engine,
+            starter=starter,
+            private=private,
+        )
+    except EngineError as error:
+        if max_restarts and checkpoints is None and str(error).startswith(SERVER):
+            raise EngineError(
+                f"{error}\nA server can be started again where everybody writes checkpoints: give --checkpoint-dir"
+            ) from None
+        raise
+    outcome = summarise(job, workers, curve, rate=links.rate, shaping=links.shaping)
+    return msgspec.structs.replace(outcome, **interfaces)
+
+
+def worker_arguments(job: Job, rank: int, addresses: Sequence[str]) -> list[str]:
+    """Returns the command line of one worker, the same that a person would type.
+
+    Example:
+        >>> worker_arguments(Job(design="fp32", steps=9), 2, ["10.0.0.1:7070"])[:9]
+        ['worker', '--rank', '2', '--server', 'grpc://10.0.0.1:7070', '--design', 'fp32', '--model', 'mlp']
+    """
+    arguments = ["worker", "--rank", str(rank)]
+    for address in addresses:
+        arguments += ["--server", f"grpc://{address}"]
+    for name, value in asdict(job).items():
+        if value is not None and name not in _NOT_THE_WORKERS:
+            arguments += [f"--{name.replace('_', '-')}", str(value)]
+    return arguments
