@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from thinwire.bench.chaos.deaths import BackupDeath, ServerDeath, WorkerDeath
+from thinwire.bench.chaos.outcome import Outcome, Sample
 from thinwire.bench.chaos.soak import Soak, growth, thread_names
 from thinwire.bench.chaos.storms import Storm, Storms, exchanges
-from thinwire.bench.chaos.trials import Outcome, Sample, Scenario, Trial
+from thinwire.bench.chaos.trials import Scenario, Trial
 from thinwire.bench.harness import Bench, Measured, Tell, run
 from thinwire.errors import ConfigError
 from thinwire.jobs.job import Job

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from thinwire.bench.chaos.faults import Fault
 from thinwire.bench.chaos.options import BackupDeathOptions, ServerDeathOptions, WorkerDeathOptions
+from thinwire.bench.chaos.outcome import Outcome, with_problem
 from thinwire.bench.chaos.stage import Stage
-from thinwire.bench.chaos.trials import COLUMNS, Outcome, Scenario, Trial, with_problem
+from thinwire.bench.chaos.trials import COLUMNS, Scenario, Trial
 from thinwire.bench.harness import Measured, Tell
 from thinwire.errors import ConfigError
 from thinwire.jobs.processes import Elastic

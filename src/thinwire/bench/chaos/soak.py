@@ -15,8 +15,9 @@ import msgspec
 from thinwire.bench.chaos.charts import draw_soak
 from thinwire.bench.chaos.faults import Fault
 from thinwire.bench.chaos.options import SoakOptions
+from thinwire.bench.chaos.outcome import Outcome, Sample, with_problem
 from thinwire.bench.chaos.stage import SERVER, Stage
-from thinwire.bench.chaos.trials import Outcome, Sample, Scenario, Trial, with_problem
+from thinwire.bench.chaos.trials import Scenario, Trial
 from thinwire.bench.harness import Measured, Tell
 from thinwire.errors import ConfigError
 from thinwire.jobs.processes import Elastic

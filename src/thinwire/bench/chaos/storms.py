@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from thinwire.bench.chaos.faults import KINDS, WITHOUT_PRIVILEGES, check_kinds, draw
 from thinwire.bench.chaos.options import StormOptions, StormsOptions
+from thinwire.bench.chaos.outcome import Outcome, with_problem
 from thinwire.bench.chaos.stage import Stage
-from thinwire.bench.chaos.trials import Outcome, Scenario, Trial, text, with_problem
+from thinwire.bench.chaos.trials import Scenario, Trial, text
 from thinwire.bench.harness import Column, Measured, Tell
 from thinwire.errors import ConfigError
 from thinwire.jobs.job import Job

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from thinwire.bench.chaos.charts import draw_trials
 from thinwire.bench.chaos.options import ScenarioOptions
+from thinwire.bench.chaos.outcome import Outcome, ends, with_problem
 from thinwire.bench.chaos.stage import Stage
-from thinwire.bench.harness import Bench, Column, Figures, Measured, Tell
+from thinwire.bench.harness import Bench, Column, Measured, Tell
 from thinwire.engines.starters import Starter
 from thinwire.errors import ConfigError, EngineError
 from thinwire.jobs import in_process
@@ -23,78 +24,9 @@ from thinwire.jobs.cluster import Links, choose_links
 from thinwire.jobs.forks import forks
 from thinwire.jobs.job import Job
 from thinwire.jobs.outcome import RunOutcome
-from thinwire.policies.consistency import consistency
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture
-
-
-class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server's process takes, at a minute of a soak.
-
-    Attributes:
-        rss_mb: resident memory, in MB.
-        descriptors: open files and sockets.
-        threads: of the process.
-        version: updates so far.
-        thread_names: how many threads have each of the kernel's names for them.
-    """
-
-    minute: float
-    rss_mb: float
-    descriptors: int
-    threads: int
-    version: int
-    thread_names: dict[str, int] = {}
-
-    def __str__(self) -> str:
-        return f"minute {self.minute:.1f}: {self.rss_mb:.0f} MB, {self.descriptors} descriptors, {self.threads} threads"
-
-
-class Outcome(Figures, frozen=True, kw_only=True):
-    """What became of one training.
-
-    Attributes:
-        problems: why it did not end right; nothing where it did.
-        faults: what struck it, in words, in order.
-        steps: the last version that every table reached.
-        said_s: the latest of the other workers to say that a worker had died, in seconds after its death.
-        back_s: see `Witnesses.back`.
-        joining_s: see `Witnesses.joining`.
-        accuracy: of worker 0 on the test set, 0 … 1; None where it did not reach the end.
-        undisturbed: the accuracy of the same training without faults.
-        steps_per_second: from the first update to the last.
-        missing: gradients that updates were made without, counted in whole models.
-        late, redone: see `Audit`.
-        weights: of the workers that reached the end, as one digest; several where they differ.
-        seconds: of the whole trial, from the start of the processes on.
-        samples: of a soak.
-        lines: the last lines that processes printed, where something went wrong.
-    """
-
-    problems: list[str]
-    faults: list[str]
-    steps: int
-    said_s: float | None = None
-    back_s: tuple[float, ...] = ()
-    joining_s: tuple[float, ...] = ()
-    accuracy: float | None = None
-    undisturbed: float | None = None
-    steps_per_second: float = 0.0
-    missing: float = 0.0
-    late: float = 0.0
-    redone: int = 0
-    weights: tuple[str, ...] = ()
-    seconds: float = 0.0
-    samples: tuple[Sample, ...] = ()
-    lines: tuple[str, ...] = ()
-
-    @property
-    def points(self) -> float | None:
-        """Percentage points of accuracy above the undisturbed training."""
-        if self.accuracy is None or self.undisturbed is None:
-            return None
-        return 100 * (self.accuracy - self.undisturbed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,7 +142,7 @@ class Scenario(ScenarioOptions, Bench[Trial, Outcome]):
             problems.append(str(error))
         if stage is None:
             return Outcome(problems=problems, faults=[], steps=0, seconds=time.time() - began)
-        problems = [*stage.problems, *stage.audit.problems, *problems, *ends(stage)]
+        problems = [*stage.problems, *stage.audit.problems, *problems, *ends(job, stage.done)]
         accuracy = stage.done[0].test_accuracy if 0 in stage.done else UNSET
         audit = stage.audit
         return Outcome(
@@ -276,31 +208,6 @@ class Scenario(ScenarioOptions, Bench[Trial, Outcome]):
 
     def chart(self, measured: Measured[Trial, Outcome]) -> Picture | None:
         return draw_trials({str(cell): runs[0].back_s for cell, runs in measured.items()}, self.name)
-
-
-def ends(stage: Stage) -> list[str]:
-    """What is wrong with how a training ended: who did not reach the last step, or replicas that differ."""
-    problems = []
-    policy = consistency(stage.job.full_design().consistency)
-    steps = 0 if stage.job.seconds else stage.job.recipe().steps
-    behind = [outcome for outcome in stage.done.values() if outcome.steps < steps]
-    if policy.quorum(stage.job.workers) < stage.job.workers and len(behind) < len(stage.done):
-        behind = []  # one that was late goes on from the newest version, and takes a step less than the others
-    if not stage.done:
-        problems.append("nobody reached the end")
-    problems += [f"worker {each.rank} ended after {each.steps} of {steps} steps" for each in behind]
-    digests = {outcome.weights for outcome in stage.done.values()}
-    if len(digests) > 1 and policy.replicas_end_equal:
-        problems.append(f"the workers ended with {len(digests)} different models")
-    losses = [outcome.train_loss for outcome in stage.done.values()]
-    if not all(isinstance(loss, UnsetType) or math.isfinite(loss) for loss in losses):
-        problems.append("the loss is not finite")
-    return problems
-
-
-def with_problem(outcome: Outcome, problem: str) -> Outcome:
-    """Returns the outcome with one more problem."""
-    return msgspec.structs.replace(outcome, problems=[*outcome.problems, problem])
 
 
 def _spread(values: Sequence[float], form: str = ".1f") -> str:
