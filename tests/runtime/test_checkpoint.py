@@ -5,35 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from tests.runtime.test_nested_state import STATE, same
 from thinwire.errors import ConfigError
 from thinwire.runtime import checkpoint
 from thinwire.runtime.disk import Bytes, LocalDisk
-
-STATE: dict[str, Any] = {
-    "numbers": [1, 0.1, float("inf"), True, None, 2**60],
-    "by position": {0: {"step": torch.tensor(3.0)}, 1: {}},
-    "pair": (0.9, (1, "two")),
-    "frames": [b"", b"\x00abc"],
-    "half": torch.tensor([[1.5, -2.0]], dtype=torch.bfloat16),
-    "nothing": torch.zeros(0, 4),
-    "$tensor": "a name like ours",
-}
-
-
-def same(a: Any, b: Any) -> bool:
-    if isinstance(a, torch.Tensor):
-        return a.dtype == b.dtype and torch.equal(a, b)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, list | tuple):
-        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
-    return type(a) is type(b) and a == b
 
 
 def test_what_goes_in_comes_out(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import xxhash
 from safetensors import SafetensorError
@@ -24,6 +23,7 @@ from safetensors.torch import load
 
 from thinwire.errors import ConfigError
 from thinwire.runtime.disk import Bytes, Disk, LocalDisk
+from thinwire.runtime.nested_state import DTYPES, Tensors, put_together, take_apart
 
 FORMAT = 1
 """Raised when an older reader would misread a file."""
@@ -34,21 +34,7 @@ MAX_HEADER_NBYTES = 100_000_000
 """Of safetensors' own reader: a longer header is damage."""
 LOCAL = LocalDisk()
 
-Tensors = dict[str, torch.Tensor]
 Header = dict[str, Any]
-_DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-"""Safetensors' names."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +56,7 @@ class Snapshot:
     tensors: Tensors = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "state", _flat(self.state, self.tensors))
+        object.__setattr__(self, "state", take_apart(self.state, self.tensors))
 
     def plain(self) -> dict[str, Any]:
         """Returns what `from_plain` takes: numbers, strings, dicts, lists and tensors alone, which torch saves."""
@@ -90,7 +76,7 @@ class Snapshot:
         offset = 0
         for name, tensor in ordered:
             offsets = [offset, offset := offset + tensor.nbytes]
-            header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
+            header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)
         yield len(text).to_bytes(8, "little") + text
@@ -129,7 +115,7 @@ def from_plain(plain: Mapping[str, Any]) -> Any:
         >>> from_plain(Snapshot("example", 7, {"counts": {1: (2, 3)}, "frame": b"abc"}).plain())
         {'counts': {1: (2, 3)}, 'frame': b'abc'}
     """
-    return _deep(plain["state"], {name: tensor.clone() for name, tensor in plain["tensors"].items()})
+    return put_together(plain["state"], {name: tensor.clone() for name, tensor in plain["tensors"].items()})
 
 
 def write(path: Path, kind: str, step: int, state: Mapping[str, Any], disk: Disk = LOCAL) -> None:
@@ -283,59 +269,10 @@ def _read(file: Path, kind: str, disk: Disk) -> dict[str, Any]:
         tensors = load(disk.read(file))
         if _digest(metadata["thinwire"], tensors) != metadata["xxh3"]:
             raise ValueError("its checksum is that of something else")
-        state: dict[str, Any] = _deep(header["state"], tensors)
+        state: dict[str, Any] = put_together(header["state"], tensors)
     except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
         raise ConfigError(f"checkpoint {str(file)!r} is damaged: {error}") from error
     return state
-
-
-def _flat(value: Any, tensors: Tensors) -> Any:
-    """JSON for a value; its tensors and bytes go to `tensors`, and JSON keeps their names."""
-    match value:
-        case torch.Tensor():
-            return {"$tensor": _keep(value, tensors)}
-        case np.ndarray():
-            return {"$tensor": _keep(torch.from_numpy(value), tensors)}
-        case bytes():
-            return {"$bytes": _keep(torch.frombuffer(bytearray(value), dtype=torch.uint8), tensors) if value else ""}
-        case tuple():
-            return {"$tuple": [_flat(each, tensors) for each in value]}
-        case list():
-            return [_flat(each, tensors) for each in value]
-        case dict():
-            if all(isinstance(key, str) and not key.startswith("$") for key in value):
-                return {key: _flat(each, tensors) for key, each in value.items()}
-            return {"$map": [[_flat(key, tensors), _flat(each, tensors)] for key, each in value.items()]}
-        case None | bool() | int() | float() | str():
-            return value
-        case _:
-            raise ConfigError(f"a {type(value).__name__} cannot be in a checkpoint")
-
-
-def _keep(tensor: torch.Tensor, tensors: Tensors) -> str:
-    if tensor.dtype not in _DTYPES:
-        raise ConfigError(f"a tensor of {tensor.dtype} cannot be in a checkpoint")
-    name = str(len(tensors))
-    tensors[name] = tensor.detach().to("cpu", copy=True).contiguous()
-    return name
-
-
-def _deep(value: Any, tensors: Tensors) -> Any:
-    if isinstance(value, list):
-        return [_deep(each, tensors) for each in value]
-    if not isinstance(value, dict):
-        return value
-    match value:
-        case {"$tensor": name}:
-            return tensors[name]
-        case {"$bytes": name}:
-            return tensors[name].numpy().tobytes() if name else b""
-        case {"$tuple": each}:
-            return tuple(_deep(each, tensors))
-        case {"$map": pairs}:
-            return {_deep(key, tensors): _deep(each, tensors) for key, each in pairs}
-        case _:
-            return {key: _deep(each, tensors) for key, each in value.items()}
 
 
 def _digest(body: str, tensors: Tensors) -> str:
