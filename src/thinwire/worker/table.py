@@ -1,7 +1,7 @@
 """One table of one shard at a worker: accumulates and encodes what is pushed, and applies the updates that come.
 
 Values are encoded and decoded on the device where the tensor is. Only gradients that accumulate for a later push wait
-in the host's memory, where criteria compute.
+in the host's memory (`accumulated.py`).
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from thinwire.codecs import Codec, Context, StepOptions, open_frame
 from thinwire.codecs.tensors import FloatArray, flatten, off_host
-from thinwire.errors import NonFiniteError, ProtocolError
+from thinwire.errors import ProtocolError
 from thinwire.frames import Flags, Frame, pack
 from thinwire.packets import BatchedTensor, EncodedTensor
 from thinwire.policies.assignment import Partition
@@ -25,6 +24,7 @@ from thinwire.policies.compression import NARROW, is_batched
 from thinwire.policies.criteria import Criterion, Pending
 from thinwire.schema import TableSpec
 from thinwire.telemetry import Counters
+from thinwire.worker.accumulated import Accumulated
 from thinwire.worker.apply_buffer import Update
 
 NO_GRADIENT = b""
@@ -106,13 +106,7 @@ class WorkerTable:
         self.revocable, self.measures = revocable, measures
         self._pushed_at = now()
         self._residual_before: torch.Tensor | None = None
-        self._clear()
-
-    def _clear(self) -> None:
-        """Forgets what accumulated."""
-        self._sum: FloatArray | None = None
-        self._iterations = 0
-        self._squares = 0.0
+        self._accumulated = Accumulated(spec)
 
     @property
     def array(self) -> FloatArray:
@@ -147,17 +141,7 @@ class WorkerTable:
                 UserWarning,
                 stacklevel=2,
             )
-        flat = _on_host(gradient)
-        self._sum = self._sum_with(flat)
-        self._iterations += 1
-        self._squares += float(np.vdot(flat, flat))
-
-    def _sum_with(self, flat: FloatArray) -> FloatArray:
-        """Returns the sum with one more gradient, and keeps nothing. Raises NonFiniteError."""
-        if not np.isfinite(flat).all():
-            raise NonFiniteError(f"{self.spec.name}: holds NaN or Inf; nothing was accumulated, no state was changed")
-        total: FloatArray = flat.reshape(self.spec.shape) + (0 if self._sum is None else self._sum)
-        return total.astype(np.float32, copy=False)
+        self._accumulated.add(gradient)
 
     def encode(self, gradient: torch.Tensor | None, criterion: Criterion | None) -> EncodedTensor:
         """Returns this step's push: what accumulated, and `gradient`. Empty where there is nothing to send.
@@ -166,15 +150,16 @@ class WorkerTable:
             NonFiniteError: NaN or Inf; the residual and the accumulated gradients are unchanged.
         """
         assert self.context is not None
+        waiting = self._accumulated
         if criterion is not None and gradient is not None:
             self.accumulate(gradient)
             gradient = None
-            assert self._sum is not None
+            assert waiting.sum is not None
             seconds = self._now() - self._pushed_at
-            if not criterion.send(Pending(self._sum, self.array, self._iterations, self._squares, seconds)):
+            if not criterion.send(Pending(waiting.sum, self.array, waiting.iterations, waiting.squares, seconds)):
                 return NO_GRADIENT
-        if self._sum is not None:
-            total = torch.from_numpy(self._sum if gradient is None else self._sum_with(_on_host(gradient)))
+        if waiting.sum is not None:
+            total = torch.from_numpy(waiting.sum if gradient is None else waiting.plus(gradient))
         elif gradient is not None:
             total = gradient
         else:
@@ -219,7 +204,7 @@ class WorkerTable:
     @property
     def encodes_in_batches(self) -> bool:
         """Whether its gradients are encoded together with others': those on a GPU, where nothing accumulated."""
-        return not self._on_host and self._sum is None
+        return not self._on_host and self._accumulated.sum is None
 
     def prepare(self, total: torch.Tensor) -> torch.Tensor:
         """Notes the norm and the residual before a push is encoded; returns what to encode."""
@@ -244,7 +229,7 @@ class WorkerTable:
     def encoded(self, seconds: float) -> None:
         """Counts a push that was encoded in so many seconds; nothing is accumulated any more."""
         assert self.context is not None
-        self._clear()
+        self._accumulated.clear()
         self._pushed_at = self._now()
         self.count_push(self.context.payload_nbytes, seconds)
 
@@ -324,18 +309,14 @@ class WorkerTable:
     def state_dict(self) -> dict[str, Any]:
         """Returns a copy of the context's state and of what accumulated, if anything."""
         assert self.context is not None
-        state = self.context.state_dict()
-        if self._sum is not None:
-            state["accumulated"] = torch.from_numpy(self._sum.copy())
-            state["accumulated_iterations"] = self._iterations
-            state["accumulated_squares"] = self._squares
+        state = self.context.state_dict() | self._accumulated.state_dict()
         if self._num_observed:
             state["squares"], state["num_observed"] = self._observed_squares, self._num_observed
         return state
 
     def forget(self) -> None:
         """Drops what was not sent."""
-        self._clear()
+        self._accumulated.clear()
         if self.residual is not None:
             self.residual.zero_()
 
@@ -343,11 +324,7 @@ class WorkerTable:
         """Restores what `state_dict` returned."""
         assert self.context is not None
         self.context.load_state_dict(dict(state))
-        self._clear()
-        if "accumulated" in state:
-            self._sum = state["accumulated"].numpy().copy()
-            self._iterations = int(state["accumulated_iterations"])
-            self._squares = float(state["accumulated_squares"])
+        self._accumulated.load_state_dict(state)
         self._observed_squares = float(state.get("squares", 0.0))
         self._num_observed = int(state.get("num_observed", 0))
 
@@ -376,8 +353,3 @@ def count_decoding(tables: Sequence[WorkerTable], seconds: float) -> None:
     for table in tables:
         table.cost.decode_s = share
     tables[0].counters.add("decode_seconds", seconds)
-
-
-def _on_host(gradient: torch.Tensor) -> FloatArray:
-    values: FloatArray = gradient.detach().to(device="cpu", dtype=torch.float32).contiguous().view(-1).numpy()
-    return values
