@@ -54,7 +54,7 @@ HERE = {  # how many blocks of each page are run below
     "docs/fsdp.md": 2,
     "docs/gpu.md": 2,
     "docs/quick-start.md": 1,
-    "docs/local-updates.md": 3,
+    "docs/local-updates.md": 4,
     "docs/observability.md": 2,
     "docs/parameter-server.md": 1,
     "docs/recovery.md": 3,
@@ -165,12 +165,15 @@ def test_fsdp(names: dict[str, Any], tmp_path: Path) -> None:
 @pytest.mark.usefixtures("group")
 def test_local_updates(names: dict[str, Any], tmp_path: Path) -> None:
     run("docs/local-updates.md", 0, names)
+    several = run("docs/local-updates.md", 1, {**names, "model": net(), "dist": dist})["optimizer"]
+    several.close()
+    assert len(several.param_groups) == 2
     model = net()
     given = {**names, "model": model, "optimizer": torch.optim.AdamW(model.parameters())}
     with run("README.md", 1, given, part=1)["optimizer"] as optimizer:
-        run("docs/local-updates.md", 1, {**names, "optimizer": optimizer})
+        run("docs/local-updates.md", 2, {**names, "optimizer": optimizer})
         saving = {**names, "model": model, "optimizer": optimizer, "step": 2, "rank": 0, "dist": dist}
-        run("docs/local-updates.md", 2, saving)["optimizer"].close()
+        run("docs/local-updates.md", 3, saving)["optimizer"].close()
     with run("docs/autopilot.md", 1, {**names, "model": net()})["optimizer"] as optimizer:
         assert "auto" in str(optimizer.state_dict()["position"])
     assert (tmp_path / "shared.pt").exists()

@@ -35,7 +35,9 @@ def run_cluster(
     *,
     workers: int = 2,
     transport: str = "memory",
-    optimizer: Callable[[nn.Module], torch.optim.Optimizer] = lambda m: torch.optim.SGD(m.parameters(), lr=0.1),
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer | list[torch.optim.Optimizer]] = lambda m: torch.optim.SGD(
+        m.parameters(), lr=0.1
+    ),
     core: ServerCore | None = None,
     **options: Any,
 ) -> tuple[list[Any], ServerCore]:

@@ -16,6 +16,8 @@ from thinwire.server.core import ServerCore
 
 torch.set_num_threads(1)
 
+Optimizers = torch.optim.Optimizer | list[torch.optim.Optimizer]
+
 
 def mlp(_rank: int) -> nn.Module:
     torch.manual_seed(0)
@@ -75,6 +77,7 @@ def resume(
     those: range,
     make: Callable[[int], nn.Module] = mlp,
     train: Callable[[int, nn.Module, DistributedOptimizer], torch.Tensor] | None = None,
+    optimizer: Callable[[nn.Module], Optimizers] | None = None,
 ) -> list[torch.Tensor]:
     """Workers and a shard go on from what they saved."""
     again = ServerCore()
@@ -85,8 +88,8 @@ def resume(
         model = make(rank)
         model.load_state_dict(saved[rank]["model"])
         place: dict[str, Any] = {"server": address(), "rank": rank, "workers": len(saved), "timeout_s": 30}
-        optimizer = inner_optimizer(design)(model)
-        with tw.distribute(model, optimizer, design=design, resume=saved[rank]["opt"], **place) as opt:
+        inner = (optimizer or inner_optimizer(design))(model)
+        with tw.distribute(model, inner, design=design, resume=saved[rank]["opt"], **place) as opt:
             if train is not None:
                 return train(rank, model, opt)
             for step in those:

@@ -23,6 +23,7 @@ from thinwire.hooks.local_optimizer import LocalUpdateOptimizer
 from thinwire.hooks.optimizer import DistributedOptimizer
 from thinwire.hooks.planning import make_plan
 from thinwire.hooks.resuming import Resumable
+from thinwire.hooks.several import as_one
 from thinwire.optimizers.options import ParameterGroups
 from thinwire.policies.auto_codec import AUTO
 from thinwire.policies.compression import Compression, as_codec
@@ -47,7 +48,7 @@ __all__ = ["DistributedOptimizer", "distribute"]
 
 def distribute(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     *,
     server: str | Connection | Sequence[str | Connection] | None = None,
     group: dist.ProcessGroup | None = None,
@@ -84,7 +85,8 @@ def distribute(
 
     Args:
         model: any module; its parameters may be of any floating dtype, on any device.
-        optimizer: a stock torch optimizer over the model's parameters; with a design of local updates, any optimizer.
+        optimizer: a stock torch optimizer over the model's parameters; with a design of local updates, any optimizer,
+            or a list of several that share no parameter, as Muon for matrices and AdamW for what is left.
         server: `grpc://host:port`, or an open connection; a list of them for several shards.
         group: in place of `server`, `rank` and `workers`: every rank of this process group is a worker, and serves a
             share of the model to all of them, so that there is no server process.
@@ -142,6 +144,7 @@ def distribute(
         raise ConfigError(f"rank={rank} with workers={workers}; ranks are 0 … workers − 1")
     if state_interval < 1 or (chunk_nbytes is not None and chunk_nbytes < 1):
         raise ConfigError(f"state_interval={state_interval} and chunk_nbytes={chunk_nbytes} must be at least 1")
+    optimizer = as_one(optimizer)
     policy = None if consistency is None else find_consistency(consistency)
     chosen = find_design(
         _design(codec, codec_down, options) if design is None else design,

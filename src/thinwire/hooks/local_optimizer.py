@@ -12,6 +12,7 @@ from torch import nn
 
 from thinwire.hooks.optimizer import DistributedOptimizer, check_state
 from thinwire.hooks.report import TrainingReport
+from thinwire.hooks.several import parts
 from thinwire.hooks.steering import KINDS, Steering
 from thinwire.policies.local_updates import LocalUpdates
 from thinwire.runtime.driver import WorkerDriver
@@ -58,8 +59,9 @@ class LocalUpdateOptimizer(DistributedOptimizer):
         self.outer_groups = outer_groups
         self._inner, self._local, self._updates = optimizer, worker, updates
         self._steering: Steering | None = None
-        if updates.steer and type(optimizer) in KINDS:
-            self._steering = Steering(optimizer, updates.steer, outer_groups)
+        steered = next((each for each in parts(optimizer) if type(each) in KINDS), None)
+        if updates.steer and steered is not None:
+            self._steering = Steering(steered, updates.steer, outer_groups)
             worker.updated = self._steering.updated
         super().__init__(model, optimizer, worker, driver, **settings)
         self._follow()

@@ -14,6 +14,7 @@ from torch import nn
 
 from thinwire.codecs import Codec
 from thinwire.errors import ConfigError
+from thinwire.hooks.several import class_names, parts
 from thinwire.optimizers.options import portable_options
 from thinwire.optimizers.runner import ALLOWED
 from thinwire.policies.assignment import Assignment, Partition, Sized
@@ -69,7 +70,7 @@ def make_plan(
         ConfigError: an optimizer that servers do not run, or a parameter that it does not hold.
     """
     local = design.local
-    name = type(optimizer).__name__ if local is None else local.outer
+    name = class_names(optimizer) if local is None else local.outer
     if local is None and ALLOWED.get(name) is not type(optimizer):
         told = f"{type(optimizer).__module__}.{name}" if name in ALLOWED else name
         raise ConfigError(
@@ -77,8 +78,9 @@ def make_plan(
             "'update', runs any optimizer at the workers"
         )
     if local is not None:
-        local.check_inner(type(optimizer).__name__, optimizer.param_groups)
-        _check_devices(optimizer)
+        local.check_inner(class_names(optimizer), optimizer.param_groups)
+        for each in parts(optimizer):
+            _check_devices(each)
     parameters = _trained(model, optimizer)
     choices = select(
         {key: tuple(parameter.shape) for key, parameter in parameters},
@@ -179,7 +181,11 @@ def _trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[s
         raise ConfigError("the model has no parameter that needs a gradient")
     for key, parameter in trained:
         if id(parameter) not in known:
-            raise ConfigError(f"parameter {key!r} needs a gradient and the optimizer does not hold it")
+            raise ConfigError(
+                f"parameter {key!r} needs a gradient and the optimizer does not hold it: give it to the optimizer or "
+                "freeze it (requires_grad_(False)); with a design of local updates a list of several optimizers may "
+                "hold the model's parameters together"
+            )
         if not parameter.is_floating_point():
             raise ConfigError(f"parameter {key!r} has dtype {parameter.dtype}; only floating-point tensors are trained")
         if parameter.layout != torch.strided:

@@ -1,0 +1,136 @@
+"""Several optimizers of one model, as one, such as Muon for matrices and AdamW for what is left.
+
+Each takes its own step with its own state. Their parameter groups stand one behind the other in one list, which are the
+same dicts, so that a learning-rate scheduler of the whole or of one of them has the same effect.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from thinwire.errors import ConfigError
+
+
+class Several(torch.optim.Optimizer):
+    """One torch optimizer made of several, which share no parameter.
+
+    Args:
+        optimizers: two or more; `step` calls them in this order.
+
+    Raises:
+        ConfigError: a parameter that two of them hold, or one that needs a closure to take a step (LBFGS).
+
+    Example:
+        >>> matrix, bias = torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.ones(2))
+        >>> both = Several([torch.optim.SGD([matrix], lr=0.5), torch.optim.AdamW([bias], lr=0.1)])
+        >>> (matrix.sum() + bias.sum()).backward()
+        >>> both.step()
+        >>> len(both.param_groups), matrix[0].tolist(), len(both.state[bias])
+        (2, [0.5, 0.5], 3)
+    """
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self.optimizers = tuple(optimizers)
+        for each in self.optimizers:
+            if isinstance(each, torch.optim.LBFGS):
+                raise ConfigError("LBFGS computes the loss again within a step: it cannot be one of several optimizers")
+        held: dict[int, int] = {}
+        for index, each in enumerate(self.optimizers):
+            for parameter in _parameters(each):
+                if id(parameter) in held:
+                    raise ConfigError(
+                        f"optimizers {held[id(parameter)]} and {index} both hold a parameter of shape "
+                        f"{tuple(parameter.shape)}: give each parameter to one of them"
+                    )
+                held[id(parameter)] = index
+        super().__init__(self._groups(), {})
+        self.state = _States(self.optimizers)  # type: ignore[assignment]
+        for each in self.optimizers:
+            each.register_load_state_dict_post_hook(self._follow)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Computes the loss, where there is a closure, once, and takes everybody's step."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for each in self.optimizers:
+            each.step()
+        return loss
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"optimizers": self.optimizers}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Takes what a copy is made of, or, from torch's own `load_state_dict`, states and groups of all."""
+        if "optimizers" in state:
+            self.__init__(state["optimizers"])  # type: ignore[misc]
+            return
+        groups = iter(state["param_groups"])
+        for each in self.optimizers:
+            own = list(itertools.islice(groups, len(each.param_groups)))
+            parameters = [parameter for group in own for parameter in group["params"]]
+            each.state.clear()
+            each.state.update({p: state["state"][p] for p in parameters if p in state["state"]})
+            each.__setstate__({"state": each.state, "param_groups": own})
+        self._follow()
+
+    def _groups(self) -> list[dict[str, Any]]:
+        return [group for each in self.optimizers for group in each.param_groups]
+
+    def _follow(self, *_: Any) -> None:
+        """Has the groups that an optimizer has made anew, in the list that others may hold."""
+        self.param_groups[:] = self._groups()
+
+
+class _States(Mapping[torch.Tensor, Any]):
+    """The states that the optimizers have now, of all their parameters."""
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self._optimizers = optimizers
+
+    def __getitem__(self, parameter: torch.Tensor) -> Any:
+        for each in self._optimizers:
+            if parameter in each.state:
+                return each.state[parameter]
+        raise KeyError(parameter)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return itertools.chain(*(each.state for each in self._optimizers))
+
+    def __len__(self) -> int:
+        return sum(len(each.state) for each in self._optimizers)
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+def as_one(optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer]) -> torch.optim.Optimizer:
+    """Returns an optimizer as it is, and of a list the only one or all as one.
+
+    Raises:
+        ConfigError: an empty list, or something in it that is no torch optimizer.
+    """
+    if isinstance(optimizer, torch.optim.Optimizer) or not isinstance(optimizer, Sequence):
+        return optimizer
+    for each in optimizer:
+        if not isinstance(each, torch.optim.Optimizer):
+            raise ConfigError(f"a list of optimizers holds a {type(each).__name__}, which is no torch optimizer")
+    if not optimizer:
+        raise ConfigError("an empty list of optimizers: give the one that the model is trained with")
+    return optimizer[0] if len(optimizer) == 1 else Several(optimizer)
+
+
+def parts(optimizer: torch.optim.Optimizer) -> tuple[torch.optim.Optimizer, ...]:
+    """Returns the optimizers that one is made of: itself, unless it is made of several."""
+    return optimizer.optimizers if isinstance(optimizer, Several) else (optimizer,)
+
+
+def class_names(optimizer: torch.optim.Optimizer) -> str:
+    """Returns an optimizer's class name, or the names of those that it is made of."""
+    return " and ".join(type(each).__name__ for each in parts(optimizer))
