@@ -30,7 +30,7 @@ SCALED = (
 )
 # Total batch, workers, steps, and accuracies, floating and TernGrad: the paper's.
 _PAPER = ((128, 2, 300_000, 86.56, 85.64), (2048, 16, 18_750, 83.19, 82.80))
-_STEPS: dict[Scale, int] = {"tiny": 32, "quick": 96, "full": 800}
+_STEPS: dict[Scale, int] = {"tiny": 32, "quick": 64, "full": 800}
 """Of the small batch."""
 _DECAY = 0.004
 """Of the authors' code, and there for the hidden fully connected layers alone; here for all matrices and filters."""
