@@ -10,8 +10,9 @@ from torch import nn
 
 import thinwire as tw
 from tests.hooks.local_runs import inner_optimizer, inner_step, values, wide
-from thinwire.errors import ConfigError
+from thinwire.errors import ConfigError, SessionLostError
 from thinwire.hooks.distribute import DistributedOptimizer
+from thinwire.hooks.resuming import KeptSteps, load_agreed
 
 TOTAL = 14
 
@@ -66,6 +67,33 @@ def tell(text: str) -> None:
             print(f"rank {rank}: {each}", flush=True)
 
 
+def kept_steps(design: str, lost_at: int) -> tuple[torch.Tensor, list[int], list[int]]:
+    """Trains, loses all shards at a step, and goes on with all others from what is kept in memory.
+
+    Returns:
+        The parameters at the end; the step that each joining went on from; and the exchanges kept at the end.
+    """
+    rank, model = dist.get_rank(), wide(dist.get_rank())
+    kept = KeptSteps(model)
+    began: list[int] = []
+    while len(began) < 3:
+        inner = inner_optimizer(design)(model)
+        try:
+            with tw.distribute(model, inner, group=dist.group.WORLD, design=design, resume=kept) as opt:
+                began.append(opt.steps_done)
+                for step in range(opt.steps_done, TOTAL):
+                    inner_step(model, opt, rank, step)
+                    if (step + 1) % 3 == 0 and not (rank and len(began) == 1 and step > lost_at - 4):
+                        kept.add(opt)
+                    if step == lost_at and len(began) == 1:
+                        raise SessionLostError("as where the link was away for longer than reconnect_s")
+                opt.flush()
+                break
+        except SessionLostError:
+            pass
+    return (parameters if design == "3lc" else values)(model), began, sorted(kept.steps() or ())
+
+
 def main() -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
@@ -79,6 +107,27 @@ def main() -> None:
     tell(f"local-sgd {'equal' if torch.equal(whole, again) else 'differs'}")
     again, _ = run("local-sgd[h=4]", 9, checkpoint=kept)
     tell(f"twice {'equal' if torch.equal(whole, again) else 'differs'}")
+
+    for design in ("update", "local-sgd[h=2]", "3lc"):
+        whole, _ = run(design, 0)
+        again, began, stay = kept_steps(design, lost_at=10)
+        # One rank kept the state after step 9, and the other none newer than that after step 6.
+        tell(f"kept {'equal' if torch.equal(whole, again) else 'differs'} {began} {len(stay)}")
+    kept_alone, world = KeptSteps(wide(rank)), dist.group.WORLD
+    assert world is not None
+    if rank == 0:
+        kept_alone.steps()  # it has begun before
+    try:
+        load_agreed(kept_alone, world)
+        tell("begins")
+    except ConfigError as error:
+        tell(str(error))
+    kept_alone._states = {7 + rank: kept_alone._states[0]}
+    try:
+        load_agreed(kept_alone, world)
+        tell("nothing was refused")
+    except ConfigError as error:
+        tell(str(error))
 
     everybodys: list[Any] = [None, None]
     dist.all_gather_object(everybodys, kept)

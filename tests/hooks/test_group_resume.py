@@ -13,7 +13,10 @@ def test_ranks_go_on_bit_for_bit_from_what_each_saved_and_refuse_what_is_not_the
         mine = [line.partition(": ")[2] for line in lines if line.startswith(f"rank {rank}: ")]
         designs = ("update", "diloco[h=3]", "streaming-diloco[h=6,delay=2]", "3lc", "local-sgd", "twice")
         assert mine[:6] == [f"{design} equal" for design in designs]
-        one, unlike, begins, without, *damaged, wrapped = mine[6:]
+        assert mine[6:9] == ["kept equal [0, 6] 2"] * 3
+        assert mine[9] == "begins"
+        assert "the ranks keep no state of the same exchange: rank 0: 7, rank 1: 8. Begin anew" in mine[10]
+        one, unlike, begins, without, *damaged, wrapped = mine[11:]
         assert "the state that rank 1 of 2 resumes from is one of rank 0 of 2: every rank saves a state of" in one
         assert "resume from different states, rank 0: exchange 2, rank 1: exchange 1. Give all of them" in unlike
         assert "rank 0: exchange 2, rank 1: none" in begins

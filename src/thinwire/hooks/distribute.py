@@ -22,7 +22,7 @@ from thinwire.errors import ConfigError, SessionLostError
 from thinwire.hooks.local_optimizer import LocalUpdateOptimizer
 from thinwire.hooks.optimizer import DistributedOptimizer
 from thinwire.hooks.planning import make_plan
-from thinwire.hooks.resuming import Resumable
+from thinwire.hooks.resuming import Resumable, load_agreed
 from thinwire.hooks.several import as_one
 from thinwire.optimizers.options import ParameterGroups
 from thinwire.policies.auto_codec import AUTO
@@ -118,8 +118,7 @@ def distribute(
         resume: what `opt.state_dict()` returned after `opt.sync()`; the model has its weights of then, and the shards
             were started with their checkpoints of the same step. In a group the state holds this rank's shard, and
             every rank resumes from its own, all of one step. Or several states to go on from (`hooks.resuming`),
-            as `KeptSteps` has them: all workers and shards agree on the newest that everybody has. In a group, whose
-            shards are new, that is the beginning.
+            as `KeptSteps` has them: all workers and shards agree on the newest that everybody has.
         steps_per_epoch: how many steps every worker takes in an epoch, for designs that exchange once an epoch.
         settings: what else must be equal on all workers, by name, as in `{"batch": 32, "steps": 1000}`; a worker that
             has another value is refused, and the message names it. The seed is always compared.
@@ -172,6 +171,9 @@ def distribute(
     own = None if group is None else RankShards(group, grace_s=reconnect_s)
     if own is not None:
         rank, workers = own.rank, own.workers
+    kept = resume if own is not None and isinstance(resume, Resumable) else None
+    if kept is not None and group is not None:
+        resume = load_agreed(kept, group)
     servers = [server] if isinstance(server, str | Connection) else list(server or ())
     if own is None and not servers:
         raise ConfigError("no server was given")
@@ -207,6 +209,7 @@ def distribute(
     )
     connections: list[Connection] = []
     driver: WorkerDriver | None = None
+    joined: DistributedOptimizer
     try:
         if own is not None:
             own.resume(resume if isinstance(resume, Mapping) else None)
@@ -222,8 +225,12 @@ def distribute(
         driver = WorkerDriver(worker.conversations, connections, timeout_s=timeout_s, counters=worker.counters)
         common: dict[str, Any] = {"assignment": planned.assignment, "metrics": metrics, "resume": resume, "shards": own}
         if isinstance(worker, LocalWorker) and local is not None and outer is not None:
-            return LocalUpdateOptimizer(model, optimizer, worker, driver, updates=local, outer_groups=outer, **common)
-        return DistributedOptimizer(model, optimizer, worker, driver, **common)
+            joined = LocalUpdateOptimizer(model, optimizer, worker, driver, updates=local, outer_groups=outer, **common)
+        else:
+            joined = DistributedOptimizer(model, optimizer, worker, driver, **common)
+        if kept is not None:
+            kept.began(joined)
+        return joined
     except BaseException as error:
         if driver is not None and isinstance(error, SessionLostError):
             driver.close()  # the shards that are left know that it comes again

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
+from thinwire.errors import ConfigError
 from thinwire.policies.naming import check_count
 from thinwire.runtime.checkpoint import needed
 
@@ -130,3 +132,32 @@ class KeptSteps(Resumable):
     def _state(self, optimizer: dict[str, Any] | None, extra: dict[str, Any]) -> _State:
         weights, optimizer, extra = copy.deepcopy((self._model.state_dict(), optimizer, extra))
         return _State(weights, optimizer, extra, torch.get_rng_state())
+
+
+def load_agreed(kept: Resumable, group: dist.ProcessGroup) -> Mapping[str, Any] | None:
+    """Makes everything what it was at the newest step that all ranks of a group have, whose shards are new.
+
+    Every rank of the group calls it together.
+
+    Returns:
+        What `opt.state_dict()` returned then, which holds this rank's shard; None: the training begins.
+
+    Raises:
+        ConfigError: on all ranks, where there is no such step; the message says who has which.
+    """
+    said: list[tuple[int, ...] | None] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(said, kept.steps(), group=group)
+    if not any(said):
+        return None
+    common = set.intersection(*({*(steps or (0,))} for steps in said))  # who keeps nothing can begin
+    if not common:
+        raise ConfigError(
+            "the ranks keep no state of the same exchange: "
+            + ", ".join(
+                f"rank {rank}: {', '.join(map(str, steps)) if steps else 'none, it begins'}"
+                for rank, steps in enumerate(said)
+            )
+            + ". Begin anew on all ranks, or give all of them resume=… of files of one exchange"
+        )
+    step = max(common)
+    return kept.load(step) if said[dist.get_rank(group)] else None
