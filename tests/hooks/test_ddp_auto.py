@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from typing import Any
 
 import pytest
@@ -12,8 +13,17 @@ from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
 from tests.hooks.ddp_ranks import ddp, mlp, run_ranks, train, weights
+from thinwire.hooks import exchange_piggyback
+from thinwire.policies.autopilot.notes import NOTE_NBYTES
 
 Weights = dict[str, torch.Tensor]
+WAYS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("one bucket", {}),
+    ("many", {"bucket_cap_mb": 0.01}),
+    ("static", {"bucket_cap_mb": 0.01}),
+    ("unused", {"bucket_cap_mb": 0.01, "find_unused_parameters": True}),
+)
+"""Of DDP, to call its hook."""
 
 
 def force(state: ddp.ThinwireState, level: int) -> None:
@@ -65,7 +75,8 @@ def run_settings(rank: int) -> dict[str, Any]:
     watched = []
     for _ in range(13):
         train(alike, rank, 1, first=unchanged.step)
-        watched.append((unchanged.auto.watched, unchanged.auto._gathering is not None))
+        assert unchanged.auto.piggyback is not None and unchanged.auto._gathering is None
+        watched.append((unchanged.auto.watched, unchanged.auto.piggyback._loaded_nbytes >= NOTE_NBYTES))
     return {
         "waits": waits,
         "names": names,
@@ -90,13 +101,7 @@ def run_unwatched(rank: int) -> dict[str, Any]:
 
     ddp.ThinwireState.finish_reductions = counted  # type: ignore[method-assign, assignment]
     found = {}
-    ways: tuple[tuple[str, dict[str, Any]], ...] = (
-        ("one bucket", {}),
-        ("many", {"bucket_cap_mb": 0.01}),
-        ("static", {"bucket_cap_mb": 0.01}),
-        ("unused", {"bucket_cap_mb": 0.01, "find_unused_parameters": True}),
-    )
-    for name, options in ways:
+    for name, options in WAYS:
         models = [DistributedDataParallel(mlp(), **options) for _ in range(2)]
         state = ddp.compress(models[1], "3lc", start_step=100, measure_link=False)
         if name == "static":
@@ -105,6 +110,38 @@ def run_unwatched(rank: int) -> dict[str, Any]:
             train(model, rank, 3)
         found[name] = ([weights(model.module) for model in models], list(waited), state.step, len(state.under_way))
         waited.clear()
+    return found
+
+
+def run_noted(rank: int, most_nbytes: int) -> dict[str, Any]:
+    """Uncompressed steps that are told of, of DDP in all its ways, beside plain DDP; on gradients, or by themselves."""
+    exchange_piggyback.MOST_NBYTES = most_nbytes  # this process ends with the test
+    found = {}
+    for name, options in WAYS:
+        models = [DistributedDataParallel(mlp(), **options) for _ in range(2)]
+        state = ddp.compress(models[1], "auto", measure_link=False)
+        auto = state.auto
+        assert auto is not None and auto.piggyback is not None
+        force(state, 0)
+        for model in models if name == "static" else ():  # both, for equal buckets: of three ranks sums have an order
+            model._set_static_graph()  # type: ignore[no-untyped-call]
+        warned: list[float] = []
+        auto.pilot.hear = warned.append  # type: ignore[method-assign, assignment]
+        auto.pilot.telling_s = lambda _, rank=rank: 1.0 + rank  # type: ignore[method-assign, misc]
+        rode = []
+        for step in range(4):
+            for model in models:
+                train(model, rank, 1, first=step)
+            rode.append((auto.piggyback._loaded_nbytes, auto._gathering is not None))
+        kept = json.loads(auto.state())  # in which is what has just come
+        assert auto.piggyback.take() == [] and auto.state() == json.dumps(kept, separators=(",", ":"))
+        found[name] = {
+            "weights": [weights(model.module) for model in models],
+            "notes": auto.pilot.memory.notes,
+            "rode": rode,
+            "warned": warned,
+            "kept": (sorted(kept["arrived"]), kept["alarm"]["least_s"]),
+        }
     return found
 
 
@@ -193,6 +230,21 @@ def test_uncompressed_steps_that_nobody_measures_are_plain_ddp_and_no_thread_of_
                 assert waited == [], "DDP may wait before any callback of ours"
             else:
                 assert len(waited) == 3 and max(waited) >= (1 if name == "one bucket" else 2), (name, waited)
+
+
+@pytest.mark.parametrize("most_nbytes", [exchange_piggyback.MOST_NBYTES, 0])
+def test_what_ranks_tell_of_uncompressed_steps_changes_no_bit_of_them(most_nbytes: int) -> None:
+    ranks = run_ranks(3, run_noted, most_nbytes)
+    for found in ranks:
+        assert isinstance(found, dict), found
+        for name, way in found.items():
+            assert equal(*way["weights"]), (name, most_nbytes)
+            # The first step has nothing to tell of before it; the least of all is heard one step later.
+            assert way["rode"] == ([(2, False), *[(18, False)] * 3] if most_nbytes else [(0, False), *[(0, True)] * 3])
+            assert (way["notes"], way["warned"]) == (2, [1.0] * 3), (name, way)
+            notes, least_s = way["kept"]
+            assert least_s == 1.0 and [len(note) for note in notes] == [2 * NOTE_NBYTES] * 3
+            assert way["kept"] == ranks[0][name]["kept"], "all ranks decide with the same"
 
 
 def test_ranks_tell_nothing_of_ordinary_steps() -> None:

@@ -40,7 +40,8 @@ def waits(ranks: list[tuple[Alarm, Pilot]], seconds: list[float]) -> list[str]:
             alarm.waited(each)
     for _ in range(ranks[0][1].alarm_every):
         for alarm, pilot in ranks:
-            alarm.tell(pilot)
+            if (told_s := alarm.due(pilot)) is not None:
+                alarm.tell(told_s)
     for alarm, pilot in ranks:
         alarm.hear()
         alarm.ring(pilot, pilot.memory.level)
@@ -65,7 +66,8 @@ def test_waits_that_are_forgotten_are_not_told(ranks: list[tuple[Alarm, Pilot]])
         assert alarm.heard.waits_s == []
     for _ in range(ranks[0][1].alarm_every):
         for alarm, pilot in ranks:
-            alarm.tell(pilot)
+            if (told_s := alarm.due(pilot)) is not None:
+                alarm.tell(told_s)
     for alarm, pilot in ranks:
         alarm.hear()
         alarm.ring(pilot, pilot.memory.level)

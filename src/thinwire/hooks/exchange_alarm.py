@@ -1,11 +1,14 @@
 """How ranks hear of uncompressed steps that nobody measures: one number, the least of what all of them waited for.
 
 Every rank takes the seconds that its backward pass waited for averages, which costs it two looks at the clock. Every
-few steps a tiny all-reduce beside the gradients finds the least of what they tell, and nobody waits for it before the
-next step begins: so all ranks know at once, and the same, of a link that has become slower.
+few steps they tell each other, and the least of it counts: on a gradient's all-reduce (`hooks.exchange_piggyback`), or
+by a tiny one beside it for which nobody waits before the next step begins. So all ranks know at once, and the same, of
+a link that has become slower.
 """
 
 from __future__ import annotations
+
+import struct
 
 import msgspec
 import torch
@@ -13,6 +16,10 @@ import torch.distributed as dist
 
 from thinwire.policies.autopilot.doubts import RECENT
 from thinwire.policies.autopilot.pilot import Pilot
+
+WAIT_NBYTES = 2
+"""The upper half of a float32: 0.8 % too little at most."""
+_FLOAT = struct.Struct("<f")
 
 
 class Heard(msgspec.Struct):
@@ -30,7 +37,9 @@ class Heard(msgspec.Struct):
 
 
 class Alarm:
-    """One rank's part. Before every step call `hear` and `ring`, and `tell` where the step will be uncompressed.
+    """One rank's part. Before every step call `hear` and `ring`, and `due` where the step will be uncompressed.
+
+    What is due either goes to all ranks by `tell`, or some other way, and then the least of it to `take`.
 
     Args:
         group: all-reduces gradients on processors, by gloo.
@@ -60,17 +69,26 @@ class Alarm:
         """What steps have waited for says nothing of those to come."""
         self.heard.waits_s.clear()
 
-    def tell(self, pilot: Pilot) -> None:
-        """Begins to find the least of what all ranks tell of their last steps, where it is time for that."""
+    def due(self, pilot: Pilot) -> float | None:
+        """Returns what all are to hear of this rank's last steps; None where it is not time for that, on any rank."""
         heard = self.heard
         heard.since += 1
-        if heard.since >= pilot.alarm_every:
-            heard.since = 0
-            self._told.fill_(pilot.telling_s(heard.waits_s))
-            self._work = self._group.allreduce([self._told], self._least)
+        if heard.since < pilot.alarm_every:
+            return None
+        heard.since = 0
+        return pilot.telling_s(heard.waits_s)
+
+    def tell(self, seconds: float) -> None:
+        """Begins to find the least of what all ranks tell, by an all-reduce of its own."""
+        self._told.fill_(seconds)
+        self._work = self._group.allreduce([self._told], self._least)
+
+    def take(self, least_s: float) -> None:
+        """Takes the least of what all ranks have told."""
+        self.heard.least_s = least_s
 
     def hear(self) -> None:
-        """Ends it.
+        """Ends what `tell` began.
 
         Raises:
             RuntimeError: a rank is gone, in gloo's words.
@@ -78,10 +96,24 @@ class Alarm:
         if self._work is not None:
             self._work.wait()
             self._work = None
-            self.heard.least_s = float(self._told)
+            self.take(float(self._told))
 
     def ring(self, pilot: Pilot, level: int) -> None:
         """Gives the controller what was heard of steps at a level; it is of the past where another is in use."""
         least_s, self.heard.least_s = self.heard.least_s, 0.0
         if least_s and level == pilot.memory.level and pilot.setting.codec is None:
             pilot.hear(least_s)
+
+
+def pack_wait(seconds: float) -> bytes:
+    """Returns what `Alarm.due` says as bytes.
+
+    >>> unpack_wait(pack_wait(0.1)), len(pack_wait(0.1)) == WAIT_NBYTES
+    (0.099609375, True)
+    """
+    return _FLOAT.pack(seconds)[-WAIT_NBYTES:]
+
+
+def unpack_wait(data: bytes) -> float:
+    """Returns what `pack_wait` packed, as all ranks read it."""
+    return float(_FLOAT.unpack(data.rjust(_FLOAT.size, b"\0"))[0])

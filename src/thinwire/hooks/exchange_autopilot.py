@@ -1,9 +1,9 @@
 """`codec="auto"` in a hook: measures every step, tells the others, asks the controller, and changes the codec.
 
 Ranks tell each other of step k on the messages of step k + 1, and decide before step k + 2: all of them have the same
-numbers by then. While steps are all-reduced no message of ours travels; then notes go by themselves, the more seldom
-the longer nothing has changed, and nobody waits for them before the next step begins. A step of which nobody will be
-told is not measured.
+numbers by then. While steps are all-reduced, notes go the more seldom the longer nothing has changed: on DDP's first
+gradients where these are small, else by themselves, and nobody waits for them before the next step begins. A step of
+which nobody will be told is not measured.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import torch.distributed as dist
 from thinwire.codecs.lag import BEGIN
 from thinwire.collective.core import Bucket, Collective
 from thinwire.errors import ConfigError, ProtocolError
-from thinwire.hooks.exchange_alarm import Alarm, Heard
+from thinwire.hooks.exchange_alarm import WAIT_NBYTES, Alarm, Heard, pack_wait, unpack_wait
 from thinwire.hooks.exchange_measures import ExchangeMeter, log_norm, workload
+from thinwire.hooks.exchange_piggyback import Piggyback
 from thinwire.policies.autopilot.levels import Level, residual_codec
 from thinwire.policies.autopilot.notes import NOTE_NBYTES, StepNote, pack_note, unpack_note
 from thinwire.policies.autopilot.pilot import Pilot, Target
@@ -64,6 +65,7 @@ class ExchangeAutopilot:
         changed_at: the step since which it is in use.
         watched: whether the step under way is measured.
         unflushed: whether NaN or Inf came of the step that was to take what waits in residuals: it waits again.
+        piggyback: bytes for an uncompressed step's first gradients; None where nobody listens.
     """
 
     def __init__(
@@ -98,9 +100,12 @@ class ExchangeAutopilot:
         self._lag = 0.0
         self._looked_at = -1
         self._alarm: Alarm | None = None
+        self.piggyback: Piggyback | None = None
 
     def listen(self, group: dist.ProcessGroup, tensors: list[torch.Tensor]) -> None:
-        """Has ranks tell each other, by tiny all-reduces, what unmeasured steps wait for; on all of them or on none.
+        """Has ranks tell each other what unmeasured steps wait for; where gradients are small, on their all-reduces.
+
+        Call it on all of them or on none.
 
         Args:
             group: all-reduces uncompressed steps.
@@ -108,6 +113,7 @@ class ExchangeAutopilot:
         """
         if Alarm.possible(group, tensors):
             self._alarm = Alarm(group)
+            self.piggyback = Piggyback(group.rank(), group.size())
 
     @property
     def compressed(self) -> bool:
@@ -152,10 +158,9 @@ class ExchangeAutopilot:
             note = b"" if travels and self._ordinary(gradient) else pack_note(self._note(now, gradient))
             self._told_level, self._since_note = self.level, 0
         self._set(level, step)
-        self._send(note)
+        warned_s = self._alarm.due(self.pilot) if self._alarm is not None and not (travels or uncompressed) else None
+        self._send(note, warned_s, gradient)
         self.watched = travels or self._since_note + 1 >= self.pilot.note_every
-        if self._alarm is not None and not (travels or uncompressed):
-            self._alarm.tell(self.pilot)
         if self.watched:
             self._first_ready = time.perf_counter()
             self._busy_s = self._reduced_at = 0.0
@@ -222,6 +227,7 @@ class ExchangeAutopilot:
         self._core.notes = []
         if self._alarm is not None:
             self._alarm.hear()
+            self._unload()
 
     # ---- checkpoints and reports
 
@@ -325,13 +331,31 @@ class ExchangeAutopilot:
                 context.lag_bound.ask(setting.sparsity if setting.codec.id == "3lc" else BEGIN)
         self._core.recode(self._contexts, setting.codec)
 
-    def _send(self, note: bytes | None) -> None:
-        """Sends a note: with the step's gradients where they are compressed, else by itself."""
-        self._core.note = None
-        if note is None:
+    def _send(self, note: bytes | None, warned_s: float | None, gradient: torch.Tensor) -> None:
+        """Sends a note and a warning: with the step's gradients where these are compressed or small, else alone.
+
+        Args:
+            note: None where none is due, on any rank.
+            warned_s: of an uncompressed step; None likewise.
+            gradient: the step's first.
+        """
+        self._core.note = note if self.compressed else None
+        if self.compressed or (note is None and warned_s is None):
             return
-        if self.compressed:
-            self._core.note = note
-        else:
+        if self.piggyback is not None and self.piggyback.fits(gradient):
+            self.piggyback.put((note or b"") + (b"" if warned_s is None else pack_wait(warned_s)))
+            return
+        if note is not None:
             peers = self._driver.peers
             self._gathering = Gathering(peers, note, [NOTE_NBYTES] * peers.size)
+        if self._alarm is not None and warned_s is not None:
+            self._alarm.tell(warned_s)
+
+    def _unload(self) -> None:
+        """Takes what has come with gradients: of all ranks a note, or what they waited for, or both."""
+        if self.piggyback is None or self._alarm is None or not (came := self.piggyback.take()):
+            return
+        if len(came[0]) >= NOTE_NBYTES:
+            self._arrived = [data[:NOTE_NBYTES] for data in came]
+        if len(came[0]) % NOTE_NBYTES:
+            self._alarm.take(min(unpack_wait(data[-WAIT_NBYTES:]) for data in came))

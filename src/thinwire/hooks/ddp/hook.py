@@ -18,7 +18,7 @@ from thinwire.codecs import Codec
 from thinwire.collective.core import Collective
 from thinwire.collective.residuals import Residuals, TrainedTensor
 from thinwire.errors import ConfigError
-from thinwire.hooks.ddp.state import ThinwireState
+from thinwire.hooks.ddp.state import Reduction, ThinwireState
 from thinwire.hooks.exchange_options import automatic_levels
 from thinwire.hooks.guards import StepGuard
 from thinwire.hooks.ranks import check_floating, check_options, choose, described, measured, meet, timeout_of
@@ -219,31 +219,35 @@ def _uncompressed(state: ThinwireState, buffer: torch.Tensor, *, last: bool) -> 
     """What DDP does without a hook: the same bits, with as little as possible around it."""
     if state.core.residuals.mean:
         buffer.mul_(1 / state.world_size)
-    auto, begun = state.auto, time.perf_counter()
+    auto, piggyback, reduced = state.auto, None, buffer
+    if auto is not None and auto.piggyback is not None and auto.piggyback.waiting:
+        piggyback = auto.piggyback
+        reduced = piggyback.load(buffer)
+    begun = time.perf_counter()
     # dist.all_reduce takes as long again, for looking up and logging what is known here.
-    work = state.group.allreduce([buffer])
+    work = state.group.allreduce([reduced])
+    if piggyback is not None:
+        piggyback.begun(work)
     watched = auto is not None and (auto.watched or auto.flushing)
     if not (watched or buffer.is_cuda or state.reduces_late) and _in_backward():
         # Python in gloo's thread, in the middle of the backward pass, takes more than all else here.
         averages: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        state.under_way.append((work, buffer, averages))
+        state.under_way.append(Reduction(work, buffer, averages, piggyback))
         if last:  # DDP queues its own wait right after this
             torch.autograd.Variable._execution_engine.queue_callback(state.finish_reductions)
         return averages
-    future: torch.futures.Future[list[torch.Tensor]] = work.get_future()
-    if auto is None or not watched:
-        return future.then(_reduced)
 
     def averaged(done: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
         result = done.value()[0]
-        auto.reduced(begun, result)
+        if piggyback is not None:
+            piggyback.unload(buffer)
+            result = buffer
+        if auto is not None and watched:
+            auto.reduced(begun, result)
         return result
 
+    future: torch.futures.Future[list[torch.Tensor]] = work.get_future()
     return future.then(averaged)
-
-
-def _reduced(done: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
-    return done.value()[0]
 
 
 def _wrapped(compiled: nn.Module) -> DistributedDataParallel:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -12,7 +12,24 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.collective.core import Bucket
 from thinwire.errors import ConfigError
+from thinwire.hooks.exchange_piggyback import Piggyback
 from thinwire.hooks.exchange_state import ExchangeState
+
+
+class Reduction(NamedTuple):
+    """An all-reduce that nobody has waited for.
+
+    Args:
+        work: to wait for.
+        buffer: of the gradients, and then of their averages.
+        averages: what DDP waits for.
+        piggyback: what has the averages, where bytes travel with them.
+    """
+
+    work: dist.Work
+    buffer: torch.Tensor
+    averages: torch.futures.Future[torch.Tensor]
+    piggyback: Piggyback | None
 
 
 class ThinwireState(ExchangeState):
@@ -23,7 +40,7 @@ class ThinwireState(ExchangeState):
         resumed: how the last `load_state_dict` went, in words; empty before.
         link_bps: bits per second of the slowest link, as measured at the start; 0 where it was not.
         group: of DDP.
-        under_way: the step's all-reduces that nobody has waited for: what to wait for, its memory, its future.
+        under_way: the step's all-reduces that nobody has waited for.
     """
 
     merge_name = "ddp.merge"
@@ -34,7 +51,7 @@ class ThinwireState(ExchangeState):
         super().__init__(**kept)
         self.group: dist.ProcessGroup = model.process_group
         self._model = weakref.ref(model)  # which has this state
-        self.under_way: list[tuple[dist.Work, torch.Tensor, torch.futures.Future[torch.Tensor]]] = []
+        self.under_way: list[Reduction] = []
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._buckets: dict[tuple[int, ...], Bucket] = {}
 
@@ -51,8 +68,10 @@ class ThinwireState(ExchangeState):
             RuntimeError: a rank is gone, in gloo's words.
         """
         under_way, self.under_way = self.under_way, []
-        for work, buffer, averages in under_way:
+        for work, buffer, averages, piggyback in under_way:
             work.wait()
+            if piggyback is not None:
+                piggyback.unload(buffer)
             averages.set_result(buffer)
         if self.auto is not None and under_way:
             self.auto.waited()
