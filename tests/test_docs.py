@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import shlex
 from pathlib import Path
@@ -14,6 +15,7 @@ import thinwire as tw
 from thinwire import errors
 from thinwire.cli.lazy import LazyCommand
 from thinwire.cli.main import app
+from thinwire.hooks import ddp
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "thinwire"
@@ -135,6 +137,13 @@ def test_commands_and_their_options_exist() -> None:
 
 
 # ---- error texts
+
+
+def test_every_argument_of_the_hook_is_told_of() -> None:
+    [table] = re.findall(r"^## Arguments$(.*?)^## ", PAGES["docs/ddp.md"], re.M | re.S)
+    first = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    told = {name.strip("*") for name in re.findall(r"`([^`]+)`", " ".join(first))}
+    assert told == inspect.signature(ddp.compress).parameters.keys() - {"model"}
 
 
 def test_every_error_text_is_one_of_ours() -> None:
