@@ -88,7 +88,15 @@ def test_bytes_of_a_step_that_was_broken_off_are_waited_for(tmp_path: Path) -> N
     assert on_ranks(tmp_path, 2, work) == [[[b"\0\0", b"\1\0"], [b"\0\1", b"\1\1"]]] * 2
 
 
+def test_bytes_without_a_gradient_do_not_travel_with_a_later_one() -> None:
+    piggyback = Piggyback(0, 2)
+    piggyback.put(b"late")
+    assert piggyback.take() == []
+    assert not piggyback.waiting
+
+
 def test_large_and_other_gradients_carry_nothing() -> None:
+    assert not Piggyback.fits(torch.empty(8, 2)[:, 0])
     assert Piggyback.fits(torch.empty(MOST_NBYTES // 4))
     assert not Piggyback.fits(torch.empty(MOST_NBYTES // 4 + 1))
     assert not Piggyback.fits(torch.empty(0))

@@ -66,7 +66,8 @@ class Piggyback:
     @staticmethod
     def fits(gradient: torch.Tensor) -> bool:
         """Returns whether bytes may travel with an all-reduce of a tensor like this; the same on all ranks."""
-        return not gradient.is_cuda and gradient.dtype is torch.float32 and 0 < gradient.nbytes <= MOST_NBYTES
+        small = gradient.dtype is torch.float32 and 0 < gradient.nbytes <= MOST_NBYTES
+        return small and not gradient.is_cuda and gradient.is_contiguous()
 
     def put(self, data: bytes) -> None:
         """Has bytes travel with the next gradient."""
@@ -109,9 +110,12 @@ class Piggyback:
     def take(self) -> list[bytes]:
         """Returns what all ranks have put, in rank order, once; nothing where nothing has travelled.
 
+        What has waited for a gradient in vain waits no more: on other ranks it may have found one.
+
         Raises:
             RuntimeError: a rank is gone, in gloo's words.
         """
+        self._data = b""
         if not self._loaded_nbytes or self._carrier is None:
             return []
         if self._work is not None:
