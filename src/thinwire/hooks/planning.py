@@ -51,7 +51,7 @@ def make_plan(
     state_interval: int = 50,
     settings: Settings | None = None,
 ) -> Planned:
-    """Places the model's trained parameters on the shards, and its floating-point buffers on the first of them.
+    """Places the model's trained parameters on the shards, and its statistics (buffers) on the first of them.
 
     Args:
         model: any module.
@@ -120,9 +120,9 @@ def make_plan(
         tensors.append(PlannedTensor(key, parameter, False, choices[key].up, tuple(placed), local is not None))
     for codec in () if design.auto is None else design.auto.codecs:  # what an exchange may have in place of it
         index_of(codec)
-    plain = index_of(PLAIN)
+    plain, exchanged = index_of(PLAIN), _statistics(model)
     for key, buffer in model.named_buffers():
-        if buffer.is_floating_point():
+        if id(buffer) in exchanged:
             placed = [(Partition(0, 0, buffer.numel()), len(tables[0]))]
             # After local steps everybody's statistics count; after a common step, worker 0's are as good as any.
             state, group = (True, 0) if local is None else (False, 1)
@@ -157,6 +157,20 @@ def _agreement(design: Design) -> str:
     """What workers that push updates agree on besides."""
     said = [each.agreement() for each in (design.local, design.auto) if each is not None]
     return ",".join(said)
+
+
+def _statistics(model: nn.Module) -> set[int]:
+    """Returns the ids of the buffers that are exchanged: floating-point numbers that belong to the model's state.
+
+    A buffer that is not persistent is made anew by every process, such as a table of rotary positions. One that begins
+    with Inf, as a mask of attention does, has no mean that anybody could use.
+    """
+    constants = {id(module._buffers[name]) for module in model.modules() for name in module._non_persistent_buffers_set}
+    return {
+        id(buffer)
+        for buffer in model.buffers()
+        if buffer.is_floating_point() and id(buffer) not in constants and bool(buffer.isfinite().all())
+    }
 
 
 def _check_devices(optimizer: torch.optim.Optimizer) -> None:
