@@ -43,8 +43,6 @@ class LocalUpdateOptimizer(DistributedOptimizer):
             opt.flush()          # every worker now has the same parameters
     """
 
-    _step_supports_amp_scaling = True  # so that a GradScaler calls every step, those with overflows too
-
     def __init__(
         self,
         model: nn.Module,
@@ -73,7 +71,7 @@ class LocalUpdateOptimizer(DistributedOptimizer):
         loss = self._inner_step(closure)
         if self._updates.outer_lr is None:
             self.outer_groups[0]["lr"] = self.param_groups[0]["lr"]
-        super().step()
+        self._end_step()
         if self._steering is not None and self._updates.ends_round(self._local.iteration - 1):
             self._steering.pushed()
         if self._local.void:
@@ -126,14 +124,10 @@ class LocalUpdateOptimizer(DistributedOptimizer):
 
     def _inner_step(self, closure: Callable[[], Any] | None) -> Any:
         """The user's optimizer's step, unless a GradScaler found an overflow; gradients are unscaled where it asks."""
-        scale, overflow = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+        overflow = getattr(self, "found_inf", None)
         if overflow is not None and bool(overflow):
             return None
-        if scale is not None:
-            for group in self.param_groups:
-                for parameter in group["params"]:
-                    if parameter.grad is not None:
-                        parameter.grad.mul_(1 / float(scale))
+        self._unscale()
         loss = self._inner.step(closure) if closure is not None else self._inner.step()
         if self._steering is not None:
             self._steering.stepped()

@@ -39,6 +39,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             opt.sync()          # before evaluating or saving the model
     """
 
+    _step_supports_amp_scaling = True  # so that a GradScaler says that it is there, and calls steps with overflows too
+
     def __init__(
         self,
         model: nn.Module,
@@ -91,13 +93,31 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if getattr(self, "found_inf", None) is not None:
+            if self._worker.pushes_early:
+                raise ConfigError(
+                    "a GradScaler is in use, and gradients left during backward(), multiplied by its scale: give "
+                    "tw.distribute(…, overlap=False), or train in bfloat16, which needs no GradScaler"
+                )
+            self._unscale()
+        self._end_step()
+        return loss
+
+    def _unscale(self) -> None:
+        """Divides the gradients by a GradScaler's scale, where it asks for that."""
+        if (scale := getattr(self, "grad_scale", None)) is not None:
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        parameter.grad.mul_(1 / float(scale))
+
+    def _end_step(self) -> None:
         self._hooks.check_places()
         self._driver.run(self._worker.end_step())
         self._recorder.record(self._worker.iteration - 1, self._worker.model)
         self._driver.run(self._worker.settle())
         if not self._warm_up.over:
             self._warm_up.note(self._worker.iteration - self._first_step, self._sums())
-        return loss
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refused: the shards were told of all tensors when the training began.

@@ -57,6 +57,11 @@ class Worker(Participant):
 
     # ---- the training
 
+    @property
+    def pushes_early(self) -> bool:
+        """Whether gradients leave during the backward pass, before the step that they are of."""
+        return not self._barrier
+
     def awaits(self, tensor: WorkerTensor) -> bool:
         """Whether `pull` has anything to do for a tensor."""
         return not self.model.evaluating and (self._terms.accepts_newer or self._is_stale(tensor))

@@ -1,0 +1,46 @@
+"""A GradScaler around designs that send gradients: refused where they leave scaled, and without effect otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from tests.hooks.cluster import run_cluster
+from tests.hooks.local_runs import batch, mlp, sgd, values
+from thinwire.errors import ConfigError
+from thinwire.hooks.distribute import DistributedOptimizer
+
+
+def steps(scaled: bool, clips: bool) -> Callable[[int, nn.Module, DistributedOptimizer], torch.Tensor]:
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2, enabled=scaled)
+        for step in range(5):
+            x, y = batch(rank, step)
+            opt.zero_grad()
+            scaler.scale(nn.functional.cross_entropy(model(x), y)).backward()  # type: ignore[no-untyped-call]
+            if clips:
+                scaler.unscale_(opt)
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            scaler.step(opt)
+            scaler.update()
+        opt.sync()
+        return values(model)[:-80]  # but a batch norm's statistics
+
+    return train
+
+
+@pytest.mark.parametrize("clips", [False, True])
+def test_steps_are_those_without_a_scaler(clips: bool) -> None:
+    plain, scaled = (
+        run_cluster(mlp, steps(scaled, clips), optimizer=sgd, design="3lc", overlap=False)[0]
+        for scaled in (False, True)
+    )
+    assert torch.equal(plain[0], scaled[0]) and torch.equal(*scaled)
+
+
+def test_gradients_that_leave_scaled_are_refused_in_words() -> None:
+    with pytest.raises(ConfigError, match=r"left during backward\(\).*overlap=False\), or train in bfloat16"):
+        run_cluster(mlp, steps(True, False), optimizer=sgd, design="3lc")
