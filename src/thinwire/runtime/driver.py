@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 import warnings
+import weakref
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -193,6 +194,7 @@ class ModelHooks:
             for name, parameter in module._parameters.items()
             if id(parameter) in index
         ]
+        self._frozen = [(name, weakref.ref(p)) for name, p in model.named_parameters() if id(p) not in index]
         for module in model.modules():
             own = [index[id(parameter)] for parameter in module._parameters.values() if id(parameter) in index]
             if module is model:
@@ -229,6 +231,21 @@ class ModelHooks:
                     f"the {_place(tensor.shown)} that is exchanged. Call .to(), .half() and the like before "
                     "tw.distribute, and change values in place, as in parameter.data.copy_(values)"
                 )
+        self._warn_of_unfrozen()
+
+    def _warn_of_unfrozen(self) -> None:
+        parameters = ((name, ref()) for name, ref in self._frozen)
+        found = [name for name, p in parameters if p is not None and p.requires_grad and p.grad is not None]
+        if found:
+            self._frozen = []
+            names = ", ".join(found[:4]) + (", …" if len(found) > 4 else "")
+            warnings.warn(
+                f"{len(found)} parameters were frozen when the model was given to tw.distribute and have gradients now "
+                f"({names}): they are not exchanged, and workers will differ in them. Unfreeze them before "
+                "tw.distribute, or end this training and call it anew",
+                UserWarning,
+                stacklevel=4,
+            )
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy of the model, such as one of averaged weights, or one that is saved, takes part in nothing."""
