@@ -129,6 +129,13 @@ def main() -> None:
     except ConfigError as error:
         tell(str(error))
 
+    for first in (kept, None):
+        try:
+            load_agreed(kept_alone if rank else first, world)
+            tell("nothing was refused")
+        except ConfigError as error:
+            tell(str(error))
+
     everybodys: list[Any] = [None, None]
     dist.all_gather_object(everybodys, kept)
     tell(f"one for all: {refused('local-sgd[h=4]', everybodys[0])}")

@@ -8,6 +8,7 @@ from torch import nn
 
 from tests.hooks.cluster import run_cluster
 from tests.hooks.local_runs import adamw, inner_step, sgd
+from thinwire.errors import NonFiniteError
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.hooks.planning import make_plan
 from thinwire.policies.designs import design as find_design
@@ -59,6 +60,17 @@ def test_only_statistics_are_planned() -> None:
         "norm.running_mean",
         "norm.running_var",
     }
+
+
+def test_damaged_statistics_are_refused_by_name() -> None:
+    def damaged(rank: int) -> nn.Module:
+        model = Attends(rank)
+        assert isinstance(model.norm.running_var, torch.Tensor)
+        model.norm.running_var[3] = torch.nan
+        return model
+
+    with pytest.raises(NonFiniteError, match=r"norm\.running_var: holds NaN"):
+        run_cluster(damaged, lambda rank, model, opt: None, workers=1, optimizer=adamw, design="update")
 
 
 def _weights(model: nn.Module) -> torch.Tensor:

@@ -10,17 +10,20 @@ from torch import nn
 
 from tests.hooks.cluster import run_cluster
 from tests.hooks.local_runs import batch, mlp, sgd, values
-from thinwire.errors import ConfigError
+from thinwire.errors import ConfigError, NonFiniteError
 from thinwire.hooks.distribute import DistributedOptimizer
 
 
-def steps(scaled: bool, clips: bool) -> Callable[[int, nn.Module, DistributedOptimizer], torch.Tensor]:
+def steps(
+    scaled: bool, clips: bool, overflow_at: int = -1
+) -> Callable[[int, nn.Module, DistributedOptimizer], torch.Tensor]:
     def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2, enabled=scaled)
         for step in range(5):
             x, y = batch(rank, step)
             opt.zero_grad()
-            scaler.scale(nn.functional.cross_entropy(model(x), y)).backward()  # type: ignore[no-untyped-call]
+            loss = nn.functional.cross_entropy(model(x), y) * (torch.inf if (rank, step) == (1, overflow_at) else 1)
+            scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             if clips:
                 scaler.unscale_(opt)
                 torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
@@ -42,5 +45,14 @@ def test_steps_are_those_without_a_scaler(clips: bool) -> None:
 
 
 def test_gradients_that_leave_scaled_are_refused_in_words() -> None:
-    with pytest.raises(ConfigError, match=r"left during backward\(\).*overlap=False\), or train in bfloat16"):
+    with pytest.raises(
+        ConfigError, match=r"left during backward\(\).*nonfinite='skip'.*overlap=False.*or train in bfloat16"
+    ):
         run_cluster(mlp, steps(True, False), optimizer=sgd, design="3lc")
+
+
+def test_a_step_with_an_overflow_is_nobodys_where_the_codec_skips_it_and_refused_where_not() -> None:
+    found, _ = run_cluster(mlp, steps(True, False, 2), optimizer=sgd, design="3lc[nonfinite=skip]")
+    assert torch.isfinite(found[0]).all() and torch.equal(*found)
+    with pytest.raises(NonFiniteError, match="hold NaN or Inf; nothing was changed"):
+        run_cluster(mlp, steps(True, False, 2), optimizer=sgd, design="3lc", overlap=False)

@@ -145,6 +145,7 @@ def test_muon_and_adamw_together_keep_replicas_equal_and_resume_in_the_middle_of
     ("make", "told"),
     [
         (lambda m: [], "an empty list of optimizers"),
+        (lambda m: iter(both(m)), "a list_iterator is no torch optimizer: give one, or a list of several"),
         (lambda m: [adamw(m), adamw(m)], r"optimizers 0 and 1 both hold a parameter of shape \(40, 12\)"),
         (lambda m: [adamw(m), list(m.parameters())], "a list of optimizers holds a list, which is no torch optimizer"),
         (lambda m: [torch.optim.LBFGS([m[0].weight]), *both(m)], "LBFGS computes the loss again within a step"),

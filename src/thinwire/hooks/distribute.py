@@ -171,9 +171,9 @@ def distribute(
     own = None if group is None else RankShards(group, grace_s=reconnect_s)
     if own is not None:
         rank, workers = own.rank, own.workers
-    kept = resume if own is not None and isinstance(resume, Resumable) else None
-    if kept is not None and group is not None:
-        resume = load_agreed(kept, group)
+    kept = resume if group is not None and isinstance(resume, Resumable) else None
+    if group is not None:
+        resume = load_agreed(resume, group)
     servers = [server] if isinstance(server, str | Connection) else list(server or ())
     if own is None and not servers:
         raise ConfigError("no server was given")

@@ -97,7 +97,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             if self._worker.pushes_early:
                 raise ConfigError(
                     "a GradScaler is in use, and gradients left during backward(), multiplied by its scale: give "
-                    "tw.distribute(…, overlap=False), or train in bfloat16, which needs no GradScaler"
+                    "tw.distribute(…, nonfinite='skip'), with which a step that overflows is nobody's, or "
+                    "overlap=False, with which it ends the training, or train in bfloat16, which needs no GradScaler"
                 )
             self._unscale()
         self._end_step()

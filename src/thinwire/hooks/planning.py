@@ -163,14 +163,11 @@ def _statistics(model: nn.Module) -> set[int]:
     """Returns the ids of the buffers that are exchanged: floating-point numbers that belong to the model's state.
 
     A buffer that is not persistent is made anew by every process, such as a table of rotary positions. One that begins
-    with Inf, as a mask of attention does, has no mean that anybody could use.
+    with Inf, as a mask of attention does, has no mean that anybody could use. NaN are damage, and refused later on.
     """
     constants = {id(module._buffers[name]) for module in model.modules() for name in module._non_persistent_buffers_set}
-    return {
-        id(buffer)
-        for buffer in model.buffers()
-        if buffer.is_floating_point() and id(buffer) not in constants and bool(buffer.isfinite().all())
-    }
+    numbers = [each for each in model.buffers() if each.is_floating_point() and id(each) not in constants]
+    return {id(each) for each in numbers if each.isnan().any() or not each.isinf().any()}
 
 
 def _check_devices(optimizer: torch.optim.Optimizer) -> None:

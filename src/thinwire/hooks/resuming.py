@@ -134,30 +134,40 @@ class KeptSteps(Resumable):
         return _State(weights, optimizer, extra, torch.get_rng_state())
 
 
-def load_agreed(kept: Resumable, group: dist.ProcessGroup) -> Mapping[str, Any] | None:
+def load_agreed(resume: Mapping[str, Any] | Resumable | None, group: dist.ProcessGroup) -> Mapping[str, Any] | None:
     """Makes everything what it was at the newest step that all ranks of a group have, whose shards are new.
 
-    Every rank of the group calls it together.
+    Every rank of the group calls it together, with what it was told to resume from.
 
     Returns:
-        What `opt.state_dict()` returned then, which holds this rank's shard; None: the training begins.
+        What `opt.state_dict()` returned then, which holds this rank's shard; None: the training begins. A state is
+        returned as it is.
 
     Raises:
-        ConfigError: on all ranks, where there is no such step; the message says who has which.
+        ConfigError: on all ranks, where there is no such step, or where some rank keeps states and another does not;
+            the message says who has which.
     """
-    said: list[tuple[int, ...] | None] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(said, kept.steps(), group=group)
-    if not any(said):
+    kept = resume if isinstance(resume, Resumable) else None
+    said: list[tuple[bool, tuple[int, ...]]] = [(False, ())] * dist.get_world_size(group)
+    dist.all_gather_object(said, (kept is not None, () if kept is None else kept.steps() or ()), group=group)
+    if len({keeps for keeps, _ in said}) > 1:
+        with_, without = ([rank for rank, (keeps, _) in enumerate(said) if keeps is wanted] for wanted in (True, False))
+        raise ConfigError(
+            f"ranks {with_} keep states to go back to (resume=KeptSteps(…)) and ranks {without} do not: give all of "
+            "them the same kind of resume=…"
+        )
+    if kept is None:
+        return None if resume is None or isinstance(resume, Resumable) else resume
+    if not any(steps for _, steps in said):
         return None
-    common = set.intersection(*({*(steps or (0,))} for steps in said))  # who keeps nothing can begin
+    common = set.intersection(*({*(steps or (0,))} for _, steps in said))  # who keeps nothing can begin
     if not common:
         raise ConfigError(
             "the ranks keep no state of the same exchange: "
             + ", ".join(
                 f"rank {rank}: {', '.join(map(str, steps)) if steps else 'none, it begins'}"
-                for rank, steps in enumerate(said)
+                for rank, (_, steps) in enumerate(said)
             )
             + ". Begin anew on all ranks, or give all of them resume=… of files of one exchange"
         )
-    step = max(common)
-    return kept.load(step) if said[dist.get_rank(group)] else None
+    return kept.load(max(common)) if said[dist.get_rank(group)][1] else None

@@ -114,9 +114,11 @@ def as_one(optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer]) -
     """Returns an optimizer as it is, and of a list the only one or all as one.
 
     Raises:
-        ConfigError: an empty list, or something in it that is no torch optimizer.
+        ConfigError: an empty list, or what is no torch optimizer.
     """
-    if isinstance(optimizer, torch.optim.Optimizer) or not isinstance(optimizer, Sequence):
+    if not isinstance(optimizer, Sequence):
+        if not hasattr(optimizer, "param_groups"):
+            raise ConfigError(f"a {type(optimizer).__name__} is no torch optimizer: give one, or a list of several")
         return optimizer
     for each in optimizer:
         if not isinstance(each, torch.optim.Optimizer):

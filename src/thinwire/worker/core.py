@@ -59,8 +59,8 @@ class Worker(Participant):
 
     @property
     def pushes_early(self) -> bool:
-        """Whether gradients leave during the backward pass, before the step that they are of."""
-        return not self._barrier
+        """Whether the gradients of this step leave during its backward pass."""
+        return self._exchanging and not (self._barrier or self._skips)
 
     def awaits(self, tensor: WorkerTensor) -> bool:
         """Whether `pull` has anything to do for a tensor."""
@@ -83,7 +83,7 @@ class Worker(Participant):
                 f"{tensor.name!r} was used before its last update was applied: its module was not "
                 "called through the model. Call opt.sync() before such a forward pass"
             )
-        if self._exchanging and not (self._barrier or self._skips or self.accumulating):
+        if self.pushes_early and not self.accumulating:
             yield from self._push(tensor)
 
     def end_step(self) -> Procedure[None]:

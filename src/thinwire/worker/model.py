@@ -204,7 +204,7 @@ class WorkerModel:
     def initial_frames(self, shard: int) -> tuple[bytes, ...]:
         """The uncompressed values of a shard's tables, in the order of its plan."""
         tables = [table for tensor in self.tensors for table in tensor.tables if table.shard == shard]
-        return tuple(PLAIN.encode(table.array) for table in sorted(tables, key=lambda table: table.index))
+        return tuple(PLAIN.encode(each.array, name=each.spec.name) for each in sorted(tables, key=lambda t: t.index))
 
     def digest(self) -> str:
         """A hash of every parameter's copy."""

@@ -1,6 +1,6 @@
 """CifarNet: two 5×5 convolutions with local response normalisation, and three fully connected layers.
 
-Strategy: the network that TernGrad (section 4.1) trains on CIFAR-10, as its authors' code has it (`cifar10_alexnet` of
+The network that TernGrad (section 4.1) trains on CIFAR-10, as its authors' code has it (`cifar10_alexnet` of
 github.com/wenwei202/terngrad), which is that of TensorFlow's tutorial on CIFAR-10: overlapping pools, the first before
 its normalisation and the second behind it, and no dropout. The first weights are the authors' too.
 """
