@@ -60,7 +60,7 @@ def test_every_hook_averages() -> None:
 
 def test_a_hook_that_crashes_gives_a_row_that_says_so() -> None:
     dead = [sys.executable, "-c", "raise SystemExit('gloo: preamble mismatch')"]
-    bench = HooksBench(models=["mlp"], hooks=["powersgd-1"], links=["none"], ranks=2)
+    bench = HooksBench(models=["mlp"], data="digits", hooks=["powersgd-1"], links=["none"], ranks=2)
     [cell] = bench.cells()
     run = measure(cell, command=lambda role: dead)
     assert run.ended == "error" and run.curve == [] and run.seconds_per_step is None and bench.failed(run)

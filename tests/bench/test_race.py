@@ -62,8 +62,8 @@ def raced(monkeypatch: pytest.MonkeyPatch) -> Any:
             return [sys.executable, "-c", script, role.command()[-1]]
 
         monkeypatch.setattr(race, "measure", lambda cell, **more: measure(cell, command=command, **more))
-        given = {"models": ["mlp"], "links": ["none"], "ranks": 2, "steps": 40, "eval_every": 10, "give_up": 2.0}
-        bench = RaceBench(hooks=list(paces), **{**given, **options})
+        given = {"models": ["mlp"], "data": "digits", "links": ["none"], "ranks": 2, "steps": 40, "eval_every": 10}
+        bench = RaceBench(hooks=list(paces), **{**given, "give_up": 2.0, **options})
         measured: Runs = {}
         harness.run(bench, Results(None, bench.kinds), measured)
         return bench, measured
