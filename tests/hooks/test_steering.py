@@ -206,9 +206,8 @@ def test_moments_of_any_layout_and_type(dtype: torch.dtype, within: float) -> No
     assert not torch.equal(plain, unsteered[0])
 
 
-def test_one_pass_in_the_hosts_memory_has_the_bits_of_torchs_operations() -> None:
-    """Channels last has another order in memory, and goes by torch's."""
-    moments = []
+def test_what_leads_in_one_pass_is_what_torchs_operations_lead_by() -> None:
+    """Channels last has another order in memory, and is left to torch."""
     for memory in (torch.contiguous_format, torch.channels_last):
         torch.manual_seed(0)
         parameter = nn.Parameter(torch.randn(8, 6, 3, 3))
@@ -221,9 +220,18 @@ def test_one_pass_in_the_hosts_memory_has_the_bits_of_torchs_operations() -> Non
         steering = Steering(adam, 0.6, [{"lr": 1.0}])
         steering.stepped()
         steering.pushed()
-        before = parameter.detach().clone() + 0.01 * torch.randn_like(parameter)
+        before = parameter.detach() + 0.01 * torch.randn_like(parameter)
         partition = Partition(0, 0, parameter.numel())
-        planned = PlannedTensor("weight", parameter, False, codec("fp32"), ((partition, 0),))
-        steering.updated([WorkerTensor(planned)], [before.reshape(-1)])
-        moments.append(state["exp_avg"].clone())
-    assert torch.equal(*moments)
+        tensor = WorkerTensor(PlannedTensor("weight", parameter, False, codec("fp32"), ((partition, 0),)))
+        leads, own = steering.leads([tensor]), state["exp_avg"].clone()
+        steering.updated([tensor], [before.reshape(-1).clone()])
+        assert not torch.equal(state["exp_avg"], own)
+        if memory is torch.channels_last:
+            assert leads is None
+            continue
+        assert leads is not None
+        [lead] = leads
+        assert lead is not None
+        assert lead.first is state["exp_avg"] and lead.second is state["exp_avg_sq"]
+        moment = (lead.second.sqrt() * lead.correction + lead.eps) * (before - parameter.detach()) * lead.factor
+        torch.testing.assert_close(state["exp_avg"], own.lerp(moment, 0.6))

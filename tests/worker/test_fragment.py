@@ -16,6 +16,7 @@ from thinwire.worker.apply_buffer import Update
 from thinwire.worker.batching import Batching
 from thinwire.worker.fragment import Fragment
 from thinwire.worker.model import PlannedTensor, WorkerTensor
+from thinwire.worker.rows import Lead
 from thinwire.worker.table import WorkerTable
 
 CODECS = [codec("3lc"), NARROW, codec("fp32"), codec("int8"), codec("3lc", sparsity=1.5), NARROW]
@@ -137,10 +138,11 @@ def test_residuals_stay_in_plain_tensors_by_one_pass_as_they_do_in_others() -> N
         for tensor in plain:
             other = others[tensor.name]
             assert torch.equal(tensor.local, other.local), tensor.name
-            assert tensor.offset is not None and other.offset is not None
-            assert torch.equal(tensor.offset, other.offset), tensor.name
-            residual = tensor.tables[0].residual
-            assert residual is None or tensor.offset.any() == residual.any()
+            assert tensor.offset is None and tensor.unsent
+            offset, residual = tensor.held_back(), tensor.tables[0].residual
+            assert offset is not None and other.offset is not None
+            assert torch.equal(offset, other.offset), tensor.name
+            assert residual is None or offset.any() == residual.any()
 
 
 def test_a_graph_from_before_a_merge_is_refused_after_it() -> None:
@@ -150,3 +152,35 @@ def test_a_graph_from_before_a_merge_is_refused_after_it() -> None:
     fragment.merge(0.0, 1.0)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_updates_that_are_gone_on_from_in_one_pass_are_applied_led_by_and_merged(share: float) -> None:
+    """One update is missed, and one damaged in nothing but its options: each goes by its table's own method."""
+    once, twice = ([each for number, each in enumerate(made()) if number not in (3, 4)] for _ in range(2))
+    fragments = [Fragment(tensors, lambda: 0.0) for tensors in (once, twice)]
+    moments = [[(torch.randn(t.values.shape), torch.rand(t.values.shape)) for t in once]] * 2
+    moments[1] = [(first.clone(), second) for first, second in moments[0]]
+    leads = [None if n == 1 else Lead(*each, 1.25, 1e-8, 30.0) for n, each in enumerate(moments[0])]
+    for step in range(3):
+        pulled = []
+        for tensors, fragment in zip((once, twice), fragments, strict=True):
+            train(tensors, step)
+            assert all(fragment.look())
+            frames = dict(fragment.encode(Batching(lambda: 0.0)))
+            if step == 1:
+                frames[tensors[0].tables[0]] = codec("int8").encode(torch.ones(tensors[0].tables[0].spec.shape))
+            pulled.append([(t, [Update(step + 1, each, step == 2 and t.index == 6)]) for t, each in frames.items()])
+        fragments[0].continue_from(pulled[0], step, share, leads, 0.6)
+        before = [tensor.values.clone() for tensor in twice]
+        fragments[1].apply(pulled[1], step)
+        for number, (tensor, was, (first, second)) in enumerate(zip(twice, before, moments[1], strict=True)):
+            if number != 1:
+                first.lerp_((second.sqrt() * 1.25 + 1e-8) * (was - tensor.values) * 30.0, 0.6)
+        fragments[1].merge(0.0, share)
+        for tensor, other, (found, _), (expected, _) in zip(once, twice, *moments, strict=True):
+            assert torch.equal(tensor.values, other.values) and torch.equal(tensor.local, other.local), tensor.name
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+            [table], [single] = tensor.tables, other.tables
+            assert table.residual is None or torch.equal(table.residual, single.residual)
+            assert table.cost.payload_bytes_pull == single.cost.payload_bytes_pull > 0

@@ -44,3 +44,14 @@ def test_every_rank_begins_with_the_next_ones_shard_and_ends_with_its_own() -> N
 @pytest.mark.parametrize(("rank", "order"), [(0, [1, 0]), (1, [0, 1]), (6, [1, 0])])
 def test_with_fewer_shards_workers_share_the_first_ones_evenly(rank: int, order: list[int]) -> None:
     assert pushed(made(rank, 2)) == order
+
+
+def test_a_worker_is_idle_between_a_merge_and_the_next_push_but_not_while_it_is_evaluated() -> None:
+    worker = made(0, 1)
+    assert not worker.idle, "of the beginning everything is due"
+    for state in worker._rounds.values():
+        state.merges_at = None
+    assert list(worker.end_step()) == [] and worker.idle
+    with worker.model.shared_weights():
+        assert not worker.idle
+    assert list(worker.end_step()) != [] and not worker.idle

@@ -1,201 +1,21 @@
-"""Many 3LC tensors in the host's memory, by one kernel call each way.
-
-A small tensor's arithmetic takes a microsecond or two; the calls around it take twenty. Frames, residuals and sums are
-the same bits either way.
-"""
+"""Many 3LC tensors with their contexts, by one kernel call each way: residuals, bounds on the lag, payloads' sizes."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from copy import copy
 
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire import frames
-from thinwire.codecs.base import Codec, Context
-from thinwire.codecs.lag import LagBound
-from thinwire.codecs.threelc import TRITS_PER_BYTE, ZERO_RUN, ThreeLC
-from thinwire.codecs.zstd_frames import ZstdFrames
+from thinwire.codecs.base import Context
+from thinwire.codecs.ternary_frames import TernaryFrames, bounds_at, takes_codec
 from thinwire.kernels.numba.addresses import Addresses
-from thinwire.kernels.numba.jit import frozen
 from thinwire.kernels.numba.lag import follow_many, set_multipliers
-from thinwire.kernels.numba.many import decode_many, encode_many, scales_of_many
-
-
-def takes_codec(codec: Codec) -> bool:
-    """Whether a batch encodes as this codec does: it is 3LC, with default options but for sparsity, clip and zstd."""
-    return isinstance(codec.scheme, ThreeLC) and codec.scheme.batched
 
 
 def takes(context: Context) -> bool:
     """Whether a batch encodes tensors of this context."""
     return takes_codec(context.codec) and context.on_host and context.dtype == "fp32"
-
-
-class TernaryFrames:
-    """Frames of some float32 tensors, encoded together, or decoded together where a sender's are.
-
-    Tensors are given by their addresses: each contiguous, of its shape's size, and alive during the call.
-
-    Args:
-        codecs: of the tensors, one or more; what they are of other than 3LC counts for `encodes` alone.
-        shapes: of the tensors, none of them empty.
-        residuals: where each tensor's residual lies; 0 where it has none.
-
-    Attributes:
-        encodes: whether it encodes these: `takes_codec` says so of all of them.
-    """
-
-    def __init__(
-        self, codecs: Sequence[Codec], shapes: Sequence[tuple[int, ...]], residuals: Sequence[int] = ()
-    ) -> None:
-        self.encodes = all(map(takes_codec, codecs))
-        self._pool = codecs[0].pool
-        heads = [frames.head(frames.VERSION, ThreeLC.id, ZERO_RUN, "fp32", shape) for shape in shapes]
-        self._heads = np.frombuffer(b"".join(heads), np.uint8)
-        ends = np.cumsum([len(head) for head in heads])
-        self._head_spans = np.stack([ends - [len(head) for head in heads], ends], axis=1)
-        self._sizes = np.array([math.prod(shape) for shape in shapes])
-        self._residuals = np.array(residuals or [0] * len(shapes), np.int64)
-        self._residual_scales = np.array([codec.error_scale for codec in codecs], np.float32)
-        self._staged: list[ZstdFrames | None] = [
-            ZstdFrames.of(frames.VERSION, ThreeLC.id, ZERO_RUN, shape, -(-math.prod(shape) // TRITS_PER_BYTE))
-            if codec.entropy
-            else None
-            for codec, shape in zip(codecs, shapes, strict=True)
-        ]
-        schemes = [codec.scheme for codec in codecs]
-        self._sparsities = np.array([s.multiplier if isinstance(s, ThreeLC) else 1 for s in schemes], np.float32)
-
-    def select(self, rows: Sequence[int]) -> TernaryFrames:
-        """Returns those of some of the tensors, which keep no residual."""
-        some, which = copy(self), list(rows)
-        some._head_spans, some._sizes = self._head_spans[which], self._sizes[which]
-        some._residuals, some._residual_scales = self._residuals[which], self._residual_scales[which]
-        some._sparsities = self._sparsities[which]
-        some._staged = [self._staged[row] for row in which]
-        return some
-
-    def scales(
-        self, tensors: Addresses, others: Addresses | None = None, multipliers: NDArray[np.float32] | None = None
-    ) -> NDArray[np.float32] | None:
-        """Returns every tensor's scale; None where one of them, or what is encoded of it, holds NaN or Inf.
-
-        Args:
-            tensors: to encode.
-            others: tensors that are subtracted from them first, in float32; None: nothing is.
-            multipliers: float32[n], what each tensor's largest magnitude is multiplied by; None: what its codec says.
-        """
-        return scales_of_many(
-            tensors,
-            others,
-            self._sizes,
-            self._residuals,
-            self._residual_scales,
-            self._sparsities if multipliers is None else multipliers,
-        )
-
-    def encode(
-        self,
-        tensors: Addresses,
-        outs: Addresses | None = None,
-        multipliers: NDArray[np.float32] | None = None,
-        *,
-        others: Addresses | None = None,
-        scales: NDArray[np.float32] | None = None,
-    ) -> list[bytes] | None:
-        """Returns the tensors' frames; or None, and nothing has changed, where one of them holds NaN or Inf.
-
-        Args:
-            tensors, others, multipliers: as for `scales`.
-            outs: float32 tensors to which to add what a receiver decodes; they may be the others.
-            scales: what `scales` returned of the same.
-        """
-        scales = self.scales(tensors, others, multipliers) if scales is None else scales
-        if scales is None:
-            return None
-        with self._pool.lend() as space:
-            encoded, ends, payload_nbytes = encode_many(
-                tensors,
-                others,
-                self._sizes,
-                self._residuals,
-                self._residual_scales,
-                scales,
-                self._heads,
-                self._head_spans,
-                workspace=space.kernel,
-            )
-            data, begin, result = encoded.data, 0, []
-            for place, (end, staged) in enumerate(zip(ends, self._staged, strict=True)):
-                made: bytes | memoryview = data[begin:end]
-                if staged is not None:
-                    made, payload_nbytes[place] = staged.shrink(made, payload_nbytes[place], space.entropy_stage)
-                result.append(frames.with_checksum(made))
-                begin = end
-            if outs is not None:
-                decode_many(
-                    frozen(encoded),
-                    np.array(ends),
-                    self._heads,
-                    self._head_spans,
-                    outs,
-                    self._sizes,
-                    np.ones(len(ends), np.bool_),
-                    workspace=space.kernel,
-                )
-            self._count(payload_nbytes)
-        return result
-
-    def multipliers(self, bounds: Sequence[LagBound | None]) -> NDArray[np.float32]:
-        """Returns what each tensor's largest magnitude is multiplied by, where a bound on its lag says it."""
-        multipliers = self._sparsities.copy()
-        set_multipliers(_addresses(bounds), multipliers)
-        return multipliers
-
-    def _count(self, payload_nbytes: Sequence[int]) -> None:
-        """Notes the payloads' sizes."""
-
-    def check(self, received: Sequence[bytes | memoryview]) -> list[bool]:
-        """Says of each frame whether `decode` would take it. Args as for `decode`."""
-        nowhere = np.zeros(len(received), np.int64)
-        return [nbytes > 0 for nbytes in self.decode(received, nowhere, nowhere > 0)]
-
-    def decode(
-        self, received: Sequence[bytes | memoryview], tensors: Addresses, accumulate: Sequence[bool] | NDArray[np.bool_]
-    ) -> list[int]:
-        """Fills the tensors, or adds to them.
-
-        Args:
-            received: any bytes, one for each tensor.
-            tensors: to fill; 0 for frames that are only checked.
-            accumulate: whether to add, for each.
-
-        Returns:
-            The size of each payload in bytes; 0 for frames of other codecs, options or shapes and damaged ones, which
-            are left, and their tensors.
-        """
-        checked = [frames.without_checksum(frame) for frame in received]
-        if not any(checked):
-            return [0] * len(checked)
-        with self._pool.lend() as space:
-            travelled = [0] * len(checked)
-            for place, staged in enumerate(self._staged):
-                if staged is not None:
-                    checked[place], travelled[place] = staged.expand(checked[place], space.entropy_stage)
-            found = decode_many(
-                np.frombuffer(b"".join(checked), np.uint8),
-                np.cumsum([len(frame) for frame in checked]),
-                self._heads,
-                self._head_spans,
-                tensors,
-                self._sizes,
-                np.asarray(accumulate),
-                workspace=space.kernel,
-            )
-        return [before and (nbytes or before) for before, nbytes in zip(found, travelled, strict=True)]
 
 
 class TernaryBatch(TernaryFrames):
@@ -214,15 +34,25 @@ class TernaryBatch(TernaryFrames):
         self.encodes = all(map(takes, contexts))
         self._contexts = contexts
         bounds = [context.lag_bound for context in contexts]
-        self._bounds = _addresses(bounds) if any(bounds) else None
+        self._bounds = bounds_at(bounds) if any(bounds) else None
+
+    @property
+    def finds_unsent(self) -> bool:
+        """Whether `scales` and `encode` take a share that is unsent: a bound on the lag reads whole differences."""
+        return self._bounds is None
 
     def scales(
-        self, tensors: Addresses, others: Addresses | None = None, multipliers: NDArray[np.float32] | None = None
+        self,
+        tensors: Addresses,
+        others: Addresses | None = None,
+        multipliers: NDArray[np.float32] | None = None,
+        *,
+        unsent: float | None = None,
     ) -> NDArray[np.float32] | None:
         if self._bounds is not None:
             multipliers = self._sparsities.copy() if multipliers is None else multipliers
             set_multipliers(self._bounds, multipliers)
-        return super().scales(tensors, others, multipliers)
+        return super().scales(tensors, others, multipliers, unsent=unsent)
 
     def encode(
         self,
@@ -232,8 +62,9 @@ class TernaryBatch(TernaryFrames):
         *,
         others: Addresses | None = None,
         scales: NDArray[np.float32] | None = None,
+        unsent: float | None = None,
     ) -> list[bytes] | None:
-        made = super().encode(tensors, outs, multipliers, others=others, scales=scales)
+        made = super().encode(tensors, outs, multipliers, others=others, scales=scales, unsent=unsent)
         if made is not None and self._bounds is not None:
             assert outs is None or outs is not others  # which are not any more what was subtracted
             follow_many(self._bounds, tensors, self._residuals, self._sizes, others)
@@ -242,7 +73,3 @@ class TernaryBatch(TernaryFrames):
     def _count(self, payload_nbytes: Sequence[int]) -> None:
         for context, nbytes in zip(self._contexts, payload_nbytes, strict=True):
             context.sent(nbytes)
-
-
-def _addresses(bounds: Sequence[LagBound | None]) -> Addresses:
-    return np.array([0 if bound is None else bound.address for bound in bounds], np.int64)

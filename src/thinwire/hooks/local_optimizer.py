@@ -60,7 +60,7 @@ class LocalUpdateOptimizer(DistributedOptimizer):
         steered = next((each for each in parts(optimizer) if type(each) in KINDS), None)
         if updates.steer and steered is not None:
             self._steering = Steering(steered, updates.steer, outer_groups)
-            worker.updated = self._steering.updated
+            worker.steering = self._steering
         super().__init__(model, optimizer, worker, driver, **settings)
         self._follow()
         with suppress(AttributeError):  # one that never called torch's __init__ tells nobody

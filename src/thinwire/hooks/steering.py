@@ -9,13 +9,13 @@ moment a first moment that would have led there. A share of each worker's own is
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from thinwire.kernels.numba.local_steps import lead
 from thinwire.worker.model import WorkerTensor
+from thinwire.worker.rows import Lead
 
 KINDS: tuple[type[torch.optim.Optimizer], ...] = (torch.optim.Adam, torch.optim.AdamW)
 """Whose first moments are known; others go unsteered."""
@@ -34,13 +34,9 @@ class Steering:
         self, optimizer: torch.optim.Optimizer, share: float, outer_groups: Sequence[Mapping[str, Any]]
     ) -> None:
         self._optimizer, self._share, self._outer = optimizer, share, outer_groups
-        self._group_of = {
-            parameter: index for index, group in enumerate(optimizer.param_groups) for parameter in group["params"]
-        }
         # Of every parameter group: rates of the steps since the last push, and of those that it had.
         self._rates = [0.0] * len(optimizer.param_groups)
         self._pushed = [0.0] * len(optimizer.param_groups)
-        self._room = torch.empty(0)
 
     def stepped(self) -> None:
         """The optimizer has taken a step, with the rates that its groups have now."""
@@ -51,6 +47,28 @@ class Steering:
         """What was changed in the steps so far has been pushed."""
         self._pushed, self._rates = self._rates, [0.0] * len(self._rates)
 
+    def leads(self, tensors: Sequence[WorkerTensor]) -> list[Lead | None] | None:
+        """Returns what leads the first moments of some parameters at the update that comes next.
+
+        Args:
+            tensors: parameters, and buffers, which have no moments.
+
+        Returns:
+            Of each tensor; None of all where one's moments are not plain float32 in the host's memory.
+        """
+        found: list[Lead | None] = [None] * len(tensors)
+        for group, rates in self._groups():
+            first, second = (float(beta) for beta in group["betas"])
+            squares = "max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"
+            for place, state in self._moments(group, tensors):
+                moments, step = (state["exp_avg"], state[squares]), float(state["step"])
+                if not all(each.is_cpu and each.dtype == torch.float32 and each.is_contiguous() for each in moments):
+                    return None
+                # Adam divides by √(v / (1 − β₂ᵗ)) + ε, and its first moment by 1 − β₁ᵗ.
+                correction, factor = 1 / math.sqrt(1 - second**step), (1 - first**step) / rates
+                found[place] = Lead(*moments, correction, float(group["eps"]), factor)
+        return found
+
     def updated(self, tensors: Sequence[WorkerTensor], before: Sequence[torch.Tensor]) -> None:
         """Replaces a share of the first moments of some parameters, whose shared values have changed.
 
@@ -58,60 +76,37 @@ class Steering:
             tensors: parameters, and buffers, which have no moments.
             before: their shared values before, float32[n] each.
         """
-        outer_lr, kept = float(self._outer[0]["lr"]), self._optimizer.state
-        for index, group in enumerate(self._optimizer.param_groups):
-            rates = outer_lr * self._pushed[index]
-            of_group = [
-                (tensor, was.view(tensor.shown.shape), kept[tensor.parameter])
-                for tensor, was in zip(tensors, before, strict=True)
-                if self._group_of.get(tensor.parameter) == index
-                and "exp_avg" in kept.get(tensor.parameter, {})  # which a parameter without gradients has not
-            ]
-            if not of_group or not rates > 0:
+        for group, rates in self._groups():
+            some = list(self._moments(group, tensors))
+            if not some:
                 continue
             first, second = (float(beta) for beta in group["betas"])
             squares = "max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"
-            steps = [float(state["step"]) for _, _, state in of_group]
-            # Adam divides by √(v / (1 − β₂ᵗ)) + ε, and its first moment by 1 − β₁ᵗ.
-            moments = self._leading(
-                [was for _, was, _ in of_group],
-                [tensor.values.view(was.shape) for tensor, was, _ in of_group],
-                [state[squares] for _, _, state in of_group],
-                [1 / math.sqrt(1 - second**step) for step in steps],
-                float(group["eps"]),
-                [(1 - first**step) / rates for step in steps],
-            )
-            own = [state["exp_avg"] for _, _, state in of_group]
+            steps = [float(state["step"]) for _, state in some]
+            moments = torch._foreach_sqrt([state[squares].float() for _, state in some])
+            torch._foreach_mul_(moments, [1 / math.sqrt(1 - second**step) for step in steps])
+            torch._foreach_add_(moments, float(group["eps"]))
+            changes = [before[place].sub_(tensors[place].values).view(tensors[place].shown.shape) for place, _ in some]
+            torch._foreach_mul_(moments, changes)
+            torch._foreach_mul_(moments, [(1 - first**step) / rates for step in steps])
+            own = [state["exp_avg"] for _, state in some]
             torch._foreach_lerp_(own, [m.to(o.dtype) for m, o in zip(moments, own, strict=True)], self._share)
 
-    def _leading(
-        self,
-        before: Sequence[torch.Tensor],
-        shared: Sequence[torch.Tensor],
-        squares: Sequence[torch.Tensor],
-        corrections: Sequence[float],
-        eps: float,
-        factors: Sequence[float],
-    ) -> Sequence[torch.Tensor]:
-        """Returns ``(sqrt(squares) * correction + eps) * (before - shared) * factor``, float32; overwrites `before`.
+    def _groups(self) -> Iterator[tuple[Mapping[str, Any], float]]:
+        """Yields the parameter groups with the rates of the steps whose update comes, and the outer one's."""
+        outer_lr = float(self._outer[0]["lr"])
+        for group, pushed in zip(self._optimizer.param_groups, self._pushed, strict=True):
+            if (rates := outer_lr * pushed) > 0:
+                yield group, rates
 
-        In the host's memory one pass does it, and the bits are those of torch's operations. Roots are torch's own in
-        any case: the library that it has them from need not round all of them correctly.
-        """
-        if all(each.is_cpu and each.dtype == torch.float32 and each.is_contiguous() for each in squares):
-            most = max(each.numel() for each in squares)
-            if self._room.numel() < most:
-                self._room = torch.empty(most)  # of one tensor, so that it stays near the processor
-            for was, now, square, *scalars in zip(before, shared, squares, corrections, factors, strict=True):
-                roots = torch.sqrt(square.view(-1), out=self._room[: square.numel()])
-                lead(was.view(-1).numpy(), now.view(-1).numpy(), roots.numpy(), scalars[0], eps, scalars[1])
-            return before
-        moments = torch._foreach_sqrt([each.float() for each in squares])
-        torch._foreach_mul_(moments, corrections)
-        torch._foreach_add_(moments, eps)
-        torch._foreach_mul_(moments, [was.sub_(now) for was, now in zip(before, shared, strict=True)])
-        torch._foreach_mul_(moments, factors)
-        return moments
+    def _moments(
+        self, group: Mapping[str, Any], tensors: Sequence[WorkerTensor]
+    ) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        """Yields the places of a group's parameters, and their states: one without gradients has no moments."""
+        members, kept = set(group["params"]), self._optimizer.state
+        for place, tensor in enumerate(tensors):
+            if tensor.parameter in members and "exp_avg" in (state := kept.get(tensor.parameter, {})):
+                yield place, state
 
     def state_dict(self) -> dict[str, list[float]]:
         """Returns the rates of steps whose update has not come."""

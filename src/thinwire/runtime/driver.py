@@ -258,13 +258,19 @@ class ModelHooks:
         # which tables no call announces; from the second on, the model's own call waits for them.
         if self._worker.began and self._unreached is None:
             self._unreached = [index for index in range(len(self._tensors)) if index not in self._reached]
-        self._pull({*own, *(self._unreached or ())})
+        if not self._rests():
+            self._pull({*own, *(self._unreached or ())})
 
     def _before_layer(self, own: list[int], *_: Any) -> None:
         if self._is_copy:
             return
         self._reached.update(own)
-        self._pull(own)
+        if not self._rests():
+            self._pull(own)
+
+    def _rests(self) -> bool:
+        """Whether no layer has anything to do. A graph that torch traces holds in all steps: there each layer asks."""
+        return not torch.compiler.is_compiling() and self._worker.idle
 
     def _pull_now(self, indices: Iterable[int]) -> None:
         for index in indices:
@@ -272,7 +278,7 @@ class ModelHooks:
                 self._driver.run(self._worker.pull(self._tensors[index]))
 
     def _after_gradient(self, tensor: WorkerTensor, _parameter: torch.Tensor) -> None:
-        if self._worker.heeds(tensor):
+        if not self._worker.idle and self._worker.heeds(tensor):
             self._driver.run(self._worker.gradient_ready(tensor))
 
 

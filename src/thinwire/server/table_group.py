@@ -15,7 +15,7 @@ import numpy as np
 
 from thinwire.codecs import Codec
 from thinwire.codecs.tensors import FloatArray
-from thinwire.codecs.ternary_batch import TernaryFrames, takes_codec
+from thinwire.codecs.ternary_frames import TernaryFrames, takes_codec
 from thinwire.kernels.numba.addresses import Addresses, add_to_many, scatter
 from thinwire.packets import BatchedTensor, EncodedTensor
 from thinwire.packets.batch import rounded

@@ -248,8 +248,8 @@ class RoundAutopilot:
             return math.nan
         part = slice(0, _SAMPLE)
         changed = self._sampled.values[part] - self._sampled.local[part]
-        if self._sampled.offset is not None:
-            changed -= self._sampled.offset[part]
+        if (offset := self._sampled.held_back()) is not None:
+            changed -= offset[part]
         norm = float(changed.norm())
         return math.log2(norm) if 0 < norm < math.inf else math.nan
 

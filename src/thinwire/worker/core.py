@@ -62,6 +62,11 @@ class Worker(Participant):
         """Whether the gradients of this step leave during its backward pass."""
         return self._exchanging and not (self._barrier or self._skips)
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is to be pulled or heeded of any tensor now; False where that has to be asked for each."""
+        return False
+
     def awaits(self, tensor: WorkerTensor) -> bool:
         """Whether `pull` has anything to do for a tensor."""
         return not self.model.evaluating and (self._terms.accepts_newer or self._is_stale(tensor))

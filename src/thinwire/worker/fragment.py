@@ -17,13 +17,14 @@ from numpy.typing import NDArray
 from torch.autograd.graph import increment_version
 
 from thinwire.codecs.ternary_batch import TernaryBatch, takes
-from thinwire.kernels.numba.addresses import Addresses, add_to_many, subtract_many
-from thinwire.kernels.numba.local_steps import keep_unsent_many
+from thinwire.kernels.numba.addresses import Addresses, add_to_many
+from thinwire.kernels.numba.local_steps import continue_many
 from thinwire.packets import BatchedTensor, EncodedTensor
 from thinwire.packets.batch import rounded
 from thinwire.worker.apply_buffer import Update
 from thinwire.worker.batching import Batching
 from thinwire.worker.model import WorkerTensor
+from thinwire.worker.rows import Lead, Rows, addresses
 from thinwire.worker.table import WorkerTable, count_decoding, count_pulls, count_pushes
 
 Frames = Iterator[tuple[WorkerTable, EncodedTensor]]
@@ -38,6 +39,7 @@ class Fragment:
 
     Attributes:
         by_shard: every table with its tensor, by the shard that holds it.
+        is_plain: whether the local values are the model's own float32 memory, on the host.
     """
 
     def __init__(self, tensors: Sequence[WorkerTensor], now: Callable[[], float]) -> None:
@@ -47,7 +49,7 @@ class Fragment:
         self._shared = [tensor.values for tensor in tensors]
         self._rounds = [each.dtype != torch.float32 for each in self._shown]
         self._on_host = all(each.is_cpu for each in self._shared)
-        self._is_plain = self._on_host and all(tensor.is_plain for tensor in tensors)
+        self.is_plain = self._on_host and all(tensor.is_plain for tensor in tensors)
         self._room: list[torch.Tensor] = []
         self._shared_as_shown = [each.view_as(s) for each, s in zip(self._shared, self._shown, strict=True)]
         self._places = [(place, table) for place, tensor in enumerate(tensors) for table in tensor.tables]
@@ -60,13 +62,15 @@ class Fragment:
         together = {id(table) for _, table in self._ternary + batched}
         self._alone = [each for each in self._places if id(each[1]) not in together]
         coded = {id(table) for _, table in self._ternary}
-        self._all, self._coded = _Rows(self._places, tensors), _Rows(self._ternary, tensors)
-        self._not_coded = _Rows([each for each in self._places if id(each[1]) not in coded], tensors)
+        self._all, self._coded = Rows(self._places, tensors), Rows(self._ternary, tensors)
+        self._not_coded = Rows([each for each in self._places if id(each[1]) not in coded], tensors)
         self._addend = {id(table): table.values.data_ptr() for _, table in batched}
         contexts = [table.context for _, table in self._ternary if table.context is not None]
         self._batch = TernaryBatch(contexts) if contexts else None
-        # What `look` found: local parameters, changes that were written out, and of others where they lie and scales.
+        # What `look` found: local parameters, the share of residuals that they hold, changes that were written out, and
+        # of others where they lie and scales.
         self._local: list[torch.Tensor] = []
+        self._unsent: float | None = None
         self._changes: list[torch.Tensor] | None = None
         self._others: Addresses | None = None
         self._scales: NDArray[np.float32] | None = None
@@ -81,7 +85,7 @@ class Fragment:
         Returns:
             Of each tensor, whether that is finite.
         """
-        self._local = [tensor.local for tensor in self.tensors]
+        self._local, self._unsent = [tensor.local for tensor in self.tensors], self._unsent_share()
         self._scales, self._changes = None, None
         if not self._on_host:
             self._changes = list(torch._foreach_sub(self._shared, self._local))
@@ -89,21 +93,34 @@ class Fragment:
             if offsets:
                 torch._foreach_sub_([change for change, _ in offsets], [offset for _, offset in offsets])
             return [math.isfinite(float(each.sum())) for each in self._changes]
-        local = _addresses(self._local)
-        kept = np.array([0 if t.offset is None else t.offset.data_ptr() for t in self.tensors], np.int64)
-        if self._batch is not None and not self._written_out(kept):
+        local = addresses(self._local)
+        if self._batch is not None and not self._written_out():
             self._others = self._coded.of(local)
-            self._scales = self._batch.scales(self._coded.shared, self._others)
+            self._scales = self._batch.scales(self._coded.shared, self._others, unsent=self._unsent)
         rows = self._all if self._scales is None else self._not_coded
         self._changes = self._reused()
+        kept = rows.of(addresses([t.offset for t in self.tensors])) if self._unsent is None else rows.residuals()
+        found = rows.subtract(local, kept, addresses(self._changes), self._unsent)
         finite = [True] * len(self.tensors)
-        for place, largest in zip(rows.places, rows.subtract(local, kept, _addresses(self._changes)), strict=True):
+        for place, largest in zip(rows.places, found, strict=True):
             finite[place] &= math.isfinite(largest)
         return finite
 
-    def _written_out(self, offsets: Addresses) -> bool:
+    def _unsent_share(self) -> float | None:
+        """The share of the residuals that all local parameters began without; None where offsets say it, or nothing."""
+        shares = {tensor.unsent for tensor in self.tensors}
+        if self.is_plain and len(shares) == 1:
+            return shares.pop() or None
+        for tensor in self.tensors:
+            tensor.offset, tensor.unsent = tensor.held_back(), 0.0
+        return None
+
+    def _written_out(self) -> bool:
         """Whether something beside the encoder reads the changes of what 3LC codes; otherwise they need no memory."""
-        return bool(offsets.any()) or any(table.takes_norm for _, table in self._ternary)
+        assert self._batch is not None
+        if self._unsent is not None and not self._batch.finds_unsent:
+            return True
+        return any(t.offset is not None for t in self.tensors) or any(table.takes_norm for _, table in self._ternary)
 
     def encode(self, batching: Batching) -> Frames:
         """Yields every table with what is pushed of what `look` found, all of it finite.
@@ -133,13 +150,15 @@ class Fragment:
         if self._scales is None:
             parts = [table.prepare(self._part(place, table)) for place, table in self._ternary]
             begin = self._now()
-            frames = self._batch.encode(_addresses(parts))
+            frames = self._batch.encode(addresses(parts))
         else:
             for _, table in self._ternary:
                 if table.revocable:
                     table.keep_residual()
             begin = self._now()
-            frames = self._batch.encode(self._coded.shared, others=self._others, scales=self._scales)
+            frames = self._batch.encode(
+                self._coded.shared, others=self._others, scales=self._scales, unsent=self._unsent
+            )
         tables = [table for _, table in self._ternary]
         if frames is None:  # a scale overflows: the table's own error says whose
             for part, table in zip(parts, tables, strict=True):
@@ -198,10 +217,15 @@ class Fragment:
         """Applies what one call can; returns which tables these are."""
         if self._batch is None:
             return set()
+        begin, deltas = self._now(), self._ternary_frames(found)
+        decoded = self._batch.decode(deltas, self._coded.shared, [True] * len(deltas))
+        return self._count_ternary(decoded, begin, step)
+
+    def _ternary_frames(self, found: dict[int, Sequence[Update]]) -> list[bytes | memoryview]:
         deltas = [_only_delta(found.get(id(table), ())) for _, table in self._ternary]
-        frames = [b"" if isinstance(delta, BatchedTensor) else delta for delta in deltas]
-        begin = self._now()
-        decoded = self._batch.decode(frames, self._coded.shared, [True] * len(frames))
+        return [b"" if isinstance(delta, BatchedTensor) else delta for delta in deltas]
+
+    def _count_ternary(self, decoded: Sequence[int], begin: float, step: int) -> set[int]:
         done = [(table, nbytes) for (_, table), nbytes in zip(self._ternary, decoded, strict=True) if nbytes]
         return _applied(done, self._now() - begin, step)
 
@@ -220,6 +244,45 @@ class Fragment:
         add_to_many(values, np.array(places, np.int64), np.array(sizes, np.int64))
         return _applied([(table, len(delta)) for table, delta in fitting], self._now() - begin, step)
 
+    def continue_from(
+        self,
+        pulled: Sequence[tuple[WorkerTable, Sequence[Update]]],
+        step: int,
+        keep_unsent: float,
+        leads: Sequence[Lead | None],
+        lead_share: float,
+    ) -> None:
+        """`apply`, and `merge` without anything that is kept, and momenta that are led, each value touched once.
+
+        For a fragment that `is_plain`.
+
+        Args:
+            pulled, step: as for `apply`.
+            keep_unsent: as for `merge`.
+            leads: of each tensor, which momentum is led by what the update changes.
+            lead_share: of these momenta, which is replaced.
+        """
+        found, local = {id(table): updates for table, updates in pulled}, addresses([t.local for t in self.tensors])
+        done = set()
+        if self._batch is not None:
+            begin, deltas = self._now(), self._ternary_frames(found)
+            continued = self._coded.continued(local, keep_unsent, leads, lead_share)
+            decoded = self._batch.decode_and_continue(deltas, self._coded.shared, continued)
+            done = self._count_ternary(decoded, begin, step)
+        rest = self._not_coded
+        if len(done) < len(self._ternary):
+            rest = Rows([each for each in self._places if id(each[1]) not in done], self.tensors)
+        before = [
+            None if leads[place] is None else table.values.clone()
+            for place, table in zip(rest.places, rest.tables, strict=True)
+        ]
+        done |= self._apply_vectors(found, step)
+        for table, updates in pulled:
+            if updates and id(table) not in done:
+                table.apply(updates, None, step=step)
+        continue_many(addresses(before), rest.shared, rest.sizes, rest.continued(local, keep_unsent, leads, lead_share))
+        self._hold(keep_unsent)
+
     def merge(self, keep: float, keep_unsent: float) -> None:
         """Continues the local parameters from the shared ones.
 
@@ -231,8 +294,11 @@ class Fragment:
             keep_unsent: the share of the residuals, 0 … 1, which is taken from the shared ones: it is a change with a
                 minus sign, as updates are.
         """
-        if keep_unsent and not keep and self._is_plain:
-            self._keep_unsent(keep_unsent)
+        if keep_unsent and not keep and self.is_plain:
+            local, nothing = addresses([tensor.local for tensor in self.tensors]), [None] * len(self.tensors)
+            continued = self._all.continued(local, keep_unsent, nothing, 0.0)
+            continue_many(np.zeros_like(self._all.sizes), self._all.shared, self._all.sizes, continued)
+            self._hold(keep_unsent)
             return
         merged = self._reused() if keep or keep_unsent else self._shared
         if keep:
@@ -258,58 +324,18 @@ class Fragment:
                     kept = torch.empty_like(tensor.values) if tensor.offset is None else tensor.offset
                     tensor.offset = torch.sub(tensor.values, tensor.local, out=kept)
         for tensor, differing in zip(self.tensors, differs, strict=True):
-            tensor.offset = tensor.offset if differing else None
+            tensor.offset, tensor.unsent = tensor.offset if differing else None, 0.0
 
-    def _keep_unsent(self, share: float) -> None:
-        """`merge` where only the residuals stay, by one pass over the memory."""
+    def _hold(self, share: float) -> None:
+        """Notes that the local parameters are the shared ones less a share of the residuals, and have been changed."""
         for tensor in self.tensors:
-            if tensor.offset is None:
-                tensor.offset = torch.empty_like(tensor.values)
-        residuals = [table.residual for _, table in self._places]
-        offsets = [tensor.offset for tensor in self.tensors if tensor.offset is not None]
-        keep_unsent_many(
-            self._all.shared,
-            np.array([0 if each is None else each.data_ptr() for each in residuals], np.int64),
-            share,
-            self._all.of(_addresses([tensor.local for tensor in self.tensors])),
-            self._all.of(_addresses(offsets)),
-            self._all.sizes,
-        )
+            tensor.offset, tensor.unsent = None, share
         increment_version(self._shown)  # a graph from before the change is not to be used after it
 
     def _reused(self) -> list[torch.Tensor]:
         """Room for all tensors, float32, which every method may use."""
         self._room = self._room or [torch.empty_like(each) for each in self._shared]
         return self._room
-
-
-class _Rows:
-    """Where some tables lie in the host's memory: each at its place in its tensor's arrays, whichever these are.
-
-    Args:
-        places: the tables, each with the number of its tensor.
-        tensors: of the fragment.
-    """
-
-    def __init__(self, places: Sequence[tuple[int, WorkerTable]], tensors: Sequence[WorkerTensor]) -> None:
-        self.places = [place for place, _ in places]
-        self._places = np.array(self.places, np.int64)
-        self._begins = np.array([4 * table.span.start for _, table in places], np.int64)
-        self.sizes = np.array([table.values.numel() for _, table in places], np.int64)
-        self.shared = self.of(_addresses([tensor.values for tensor in tensors]))
-
-    def of(self, tensors: Addresses) -> Addresses:
-        """Where the tables lie, given where float32 arrays of all tensors do."""
-        return tensors[self._places] + self._begins
-
-    def subtract(self, local: Addresses, offsets: Addresses, outs: Addresses) -> list[float]:
-        """See `subtract_many`; all are given as for `of`, and no offset as 0."""
-        begins = np.where(offsets[self._places] != 0, self.of(offsets), 0)
-        return subtract_many(self.shared, self.of(local), begins, self.of(outs), self.sizes)
-
-
-def _addresses(tensors: Sequence[torch.Tensor]) -> Addresses:
-    return np.array([each.data_ptr() for each in tensors], np.int64)
 
 
 def _applied(done: Sequence[tuple[WorkerTable, int]], seconds: float, step: int) -> set[int]:

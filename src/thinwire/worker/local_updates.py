@@ -8,9 +8,9 @@ outer optimizer's step, and the local parameters continue from the new θ (see `
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -24,7 +24,18 @@ from thinwire.worker.core import Worker
 from thinwire.worker.effects import Procedure
 from thinwire.worker.fragment import Fragment
 from thinwire.worker.model import PlannedTensor, WorkerTensor
+from thinwire.worker.rows import Lead
 from thinwire.worker.table import NO_GRADIENT, WorkerTable
+
+
+class Steers(Protocol):
+    """Leads momenta of a worker's own optimizer by what an update changes."""
+
+    def leads(self, tensors: Sequence[WorkerTensor]) -> Sequence[Lead | None] | None:
+        """Returns what leads each tensor's momentum at the next update; None where `updated` is to be told of it."""
+
+    def updated(self, tensors: Sequence[WorkerTensor], before: Sequence[torch.Tensor]) -> None:
+        """Is told of an update, and what the shared values were before, float32[n] each, to be overwritten at will."""
 
 
 @dataclass(slots=True)
@@ -54,8 +65,8 @@ class LocalWorker(Worker):
     Attributes:
         auto: chooses the codec of every exchange; None where it is fixed.
         void: whether the last exchange went without this worker, whose parameters held NaN or Inf.
-        updated: is told of an update of tensors that this worker had a part in, and what their shared values were
-            before, float32[n] each, to be overwritten at will; None: nobody is.
+        steering: leads the momenta of the worker's own optimizer at updates that this worker had a part in; None: they
+            are left alone.
     """
 
     def __init__(
@@ -83,7 +94,7 @@ class LocalWorker(Worker):
                 now=self._now,
             )
         self.void = False
-        self.updated: Callable[[Sequence[WorkerTensor], Sequence[torch.Tensor]], None] | None = None
+        self.steering: Steers | None = None
         self._updates = design.local
         # Workers push at the same time. Each begins with another shard, so that no shard's link is to take everybody's
         # first message while the others' are idle. In a group a rank's own shard, which has no link, comes last.
@@ -93,6 +104,7 @@ class LocalWorker(Worker):
         fragments = self._updates.assign([tensor.values.numel() for tensor in self.model.tensors])
         self._rounds = {t.name: Round(f) for t, f in zip(self.model.tensors, fragments, strict=True)}
         self._fragments: dict[tuple[int, ...], Fragment] = {}
+        self._nothing_due = False
 
     # ---- the training
 
@@ -106,6 +118,11 @@ class LocalWorker(Worker):
             state.pushes = max(version, self.clock)
             if version < state.pushes:
                 state.merges_at, state.whole = self.iteration, True
+        self._look_what_is_due()
+
+    @property
+    def idle(self) -> bool:
+        return self._nothing_due and not self.model.evaluating
 
     def awaits(self, tensor: WorkerTensor) -> bool:
         return self._is_due(tensor) and not self.model.evaluating
@@ -135,6 +152,7 @@ class LocalWorker(Worker):
             if self._updates.ends_round(self.iteration):
                 yield from self._advance()
         self._end_iteration()
+        self._look_what_is_due()
 
     def pull(self, tensor: WorkerTensor, *, strict: bool = False) -> Procedure[None]:
         """Merges a tensor's answer into its local parameters, if it is due; `strict` waits for it in any case."""
@@ -161,11 +179,10 @@ class LocalWorker(Worker):
             for (_, table), each in zip(owned, updates, strict=True):
                 table.cost.wait_s = waited
                 pulled.append((table, each))
-        took_part = all(self._is_due(tensor) and not self._rounds[tensor.name].whole for tensor in tensors)
-        before = fragment.copy_shared() if self.updated is not None and took_part else []
-        fragment.apply(pulled, self.iteration - 1)
-        if self.updated is not None and before:
-            self.updated(tensors, before)
+        if all(self._is_due(tensor) and not self._rounds[tensor.name].whole for tensor in tensors):
+            self._continue_from(fragment, pulled)
+        else:
+            fragment.apply(pulled, self.iteration - 1)
         for whole in (False, True):
             due = [t for t in tensors if self._is_due(t) and self._rounds[t.name].whole == whole]
             if due:
@@ -174,6 +191,26 @@ class LocalWorker(Worker):
             for tensor in due:
                 state = self._rounds[tensor.name]
                 state.merges_at, state.whole = None, False
+        self._look_what_is_due()
+
+    def _continue_from(self, fragment: Fragment, pulled: Sequence[tuple[WorkerTable, Sequence[Update]]]) -> None:
+        """Applies updates that this worker had a part in, and leads momenta by them; where one pass can, merges too."""
+        step, steering, updates = self.iteration - 1, self.steering, self._updates
+        if not (steering or updates.keep_unsent) or updates.keep or not fragment.is_plain:
+            leads: Sequence[Lead | None] | None = None
+        elif steering is None:
+            leads = [None] * len(fragment.tensors)
+        else:
+            leads = steering.leads(fragment.tensors)
+        if leads is not None:
+            fragment.continue_from(pulled, step, updates.keep_unsent, leads, updates.steer)
+            for tensor in fragment.tensors:
+                self._rounds[tensor.name].merges_at = None
+            return
+        before = fragment.copy_shared() if steering is not None else []
+        fragment.apply(pulled, step)
+        if steering is not None:
+            steering.updated(fragment.tensors, before)
 
     def _fragment(self, tensors: Sequence[WorkerTensor]) -> Fragment:
         """These tensors together; what a call for all of them needs is prepared once."""
@@ -209,6 +246,9 @@ class LocalWorker(Worker):
         for state in self._rounds.values():
             state.merges_at, state.whole = self.iteration, True
         yield from self._pull(self.model.tensors)
+
+    def _look_what_is_due(self) -> None:
+        self._nothing_due = not any(map(self._is_due, self.model.tensors))
 
     def _is_due(self, tensor: WorkerTensor) -> bool:
         merges_at = self._rounds[tensor.name].merges_at
@@ -255,7 +295,9 @@ class LocalWorker(Worker):
             **super().position(),
             "local": asdict(self._updates),
             "rounds": {name: asdict(state) for name, state in self._rounds.items()},
-            "offsets": {each.name: each.offset.clone() for each in self.model.tensors if each.offset is not None},
+            "offsets": {
+                each.name: offset.clone() for each in self.model.tensors if (offset := each.held_back()) is not None
+            },
             **({} if self.auto is None else {"auto": self.auto.state()}),
         }
 
@@ -288,4 +330,4 @@ class LocalWorker(Worker):
         self._rounds = {name: Round(**each) for name, each in state["rounds"].items()}
         for tensor in self.model.tensors:
             offset = state["offsets"].get(tensor.name)
-            tensor.offset = None if offset is None else offset.clone()  # which is written to
+            tensor.offset, tensor.unsent = None if offset is None else offset.clone(), 0.0  # the offset is written to

@@ -57,7 +57,9 @@ class WorkerTensor:
     Attributes:
         values: float32[n], flat; the tensor's own memory where possible.
         tables: one for each partition, in order.
-        offset: shared − local parameters after the last merge; None where they were equal.
+        offset: shared − local parameters after the last merge; None where they were equal, or `unsent` says it.
+        unsent: the share of the residuals that the local parameters began without, 0 … 1: their offset is then
+            shared − (shared − unsent · residual), and is nowhere kept.
     """
 
     def __init__(self, planned: PlannedTensor) -> None:
@@ -65,6 +67,7 @@ class WorkerTensor:
         self.tables: list[WorkerTable] = []
         self._shown = planned.tensor.detach()
         self.offset: torch.Tensor | None = None
+        self.unsent = 0.0
         own = self._shown.dtype == torch.float32 and planned.tensor.is_contiguous()
         self._view = self._shown.view(-1) if own else None
         self._separate = planned.local or not own
@@ -89,6 +92,16 @@ class WorkerTensor:
     def local(self) -> torch.Tensor:
         """What the model's tensor holds now: float32[n], flat; its own memory where possible."""
         return self._view if self._view is not None else self._flat()
+
+    def held_back(self) -> torch.Tensor | None:
+        """Returns the offset, whichever way it is kept; None where shared and local parameters were equal."""
+        if not self.unsent:
+            return self.offset
+        began = self.values.clone()
+        for table in self.tables:
+            if table.residual is not None:
+                began[table.span] -= self.unsent * table.residual
+        return self.values - began
 
     def gradients(self) -> Iterator[tuple[WorkerTable, torch.Tensor]]:
         """Each table with its part of the gradient; nothing for a buffer, or without a gradient."""

@@ -1,43 +1,96 @@
-"""What a worker does with parameters and momenta at an exchange: equal to torch's operations bit for bit."""
+"""What goes on from shared values at an exchange: equal to NumPy's operations, one at a time, bit for bit."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
-import torch
 
+from thinwire import frames
+from thinwire.codecs import codec
+from thinwire.codecs.ternary_frames import TernaryFrames
+from thinwire.kernels.contract import Floats
 from thinwire.kernels.numba.addresses import Addresses
-from thinwire.kernels.numba.local_steps import keep_unsent_many, lead
+from thinwire.kernels.numba.local_steps import Continued, continue_many
 
 SIZES = [1, 7, 64, 1000, 65_537]
+NUMBERS = np.array([[2.32, 1e-8, 21.49], [1.5, 1e-3, 3.0], [1, 0, 1], [0, 0, 0], [1.1, 1e-8, 7.5]], np.float32)
 
 
-def arrays(seed: int, scale: float = 1.0) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return [scale * torch.randn(size, generator=generator) for size in SIZES]
+def arrays(seed: int, scale: float = 1.0) -> list[Floats]:
+    generator = np.random.default_rng(seed)
+    return [np.float32(scale) * generator.standard_normal(size).astype(np.float32) for size in SIZES]
 
 
-def addresses(tensors: list[torch.Tensor]) -> Addresses:
-    return torch.tensor([each.data_ptr() for each in tensors]).numpy()
+def addresses(given: list[Floats], without: int | None = None) -> Addresses:
+    """Where arrays lie; one of them may be left out."""
+    return np.array([0 if place == without else each.ctypes.data for place, each in enumerate(given)])
+
+
+def led(first: Floats, second: Floats, change: Floats, numbers: Floats, lead: float) -> Floats:
+    moment = (np.sqrt(second) * numbers[0] + numbers[1]) * change * numbers[2]
+    mixed: Floats = (np.float32(1) - np.float32(lead)) * first + np.float32(lead) * moment
+    return mixed
 
 
 @pytest.mark.parametrize("share", [1.0, 0.3])
-def test_local_parameters_keep_what_was_not_sent(share: float) -> None:
-    shared, unsent, local, offsets = arrays(0), arrays(1, 0.01), arrays(2), arrays(3)
-    places = addresses(unsent)
-    places[1] = 0  # keeps no residual
-    keep_unsent_many(
-        addresses(shared), places, share, addresses(local), addresses(offsets), torch.tensor(SIZES).numpy()
+def test_local_values_and_moments_go_on_from_the_shared_ones(share: float) -> None:
+    before, shared, unsent, local, firsts = (arrays(seed, 0.1) for seed in range(5))
+    seconds, were = [each * each for each in arrays(5)], [each.copy() for each in firsts]
+    goes_on = Continued(
+        addresses(local), addresses(unsent, 1), share, addresses(firsts, 3), addresses(seconds, 3), NUMBERS, 0.6
     )
-    unsent[1].zero_()
-    for ours, residual, mine, offset in zip(shared, unsent, local, offsets, strict=True):
-        assert torch.equal(mine, ours - share * residual)
-        assert torch.equal(offset, ours - mine)
+    continue_many(addresses(before), addresses(shared), np.array(SIZES), goes_on)
+    unsent[1][:] = 0
+    for place, (was, ours, residual, mine) in enumerate(zip(before, shared, unsent, local, strict=True)):
+        assert np.array_equal(mine, ours - np.float32(share) * residual)
+        moved = led(were[place], seconds[place], was - ours, NUMBERS[place], 0.6)
+        assert np.array_equal(firsts[place], were[place] if place == 3 else moved)
 
 
-@pytest.mark.parametrize("eps", [1e-8, 1e-3])
-def test_a_moment_that_leads_where_all_went(eps: float) -> None:
-    for before, shared, squares in zip(arrays(0), arrays(1), arrays(2, 1e-3), strict=True):
-        roots = squares.abs().sqrt()
-        expected = (roots * 2.32185641).add_(eps).mul_(before - shared).mul_(21.49375)
-        lead(before.numpy(), shared.numpy(), roots.numpy(), 2.32185641, eps, 21.49375)
-        assert torch.equal(before, expected)
+def test_frames_are_added_and_gone_on_from_as_if_one_after_the_other() -> None:
+    """One of them is damaged, and everything of it stays as it was."""
+    encoder = codec("3lc", entropy="zstd")
+    made = TernaryFrames([encoder] * len(SIZES), [(size,) for size in SIZES])
+    updates = arrays(0)
+    sent = made.encode(addresses(updates))
+    assert sent is not None
+    sent[2] = sent[2][:-1] + bytes([sent[2][-1] ^ 1])
+    (shared, unsent, local, firsts), seconds = [arrays(seed, 0.1) for seed in range(1, 5)], [e * e for e in arrays(5)]
+    were = [[each.copy() for each in some] for some in (shared, local, firsts)]
+    goes_on = Continued(
+        addresses(local), addresses(unsent, 1), 1.0, addresses(firsts, 3), addresses(seconds, 3), NUMBERS, 0.6
+    )
+    found = made.decode_and_continue(sent, addresses(shared), goes_on)
+    unsent[1][:] = 0
+    for place, frame in enumerate(sent):
+        if place == 2:
+            assert found[place] == 0
+            for some, old in zip((shared, local, firsts), were, strict=True):
+                assert np.array_equal(some[place], old[place])
+            continue
+        parsed = frames.parse(frame)
+        assert found[place] == len(parsed.payload)
+        change = np.zeros(SIZES[place], np.float32)
+        TernaryFrames([encoder], [(SIZES[place],)]).decode([frame], addresses([change]), [False])
+        assert np.array_equal(shared[place], were[0][place] + change)
+        assert np.array_equal(local[place], shared[place] - unsent[place])
+        moved = led(were[2][place], seconds[place], -change, NUMBERS[place], 0.6)
+        assert np.array_equal(firsts[place], were[2][place] if place == 3 else moved)
+
+
+def test_what_local_values_began_without_is_no_part_of_the_difference() -> None:
+    """An offset that is found again is the one that was kept, and frames and residuals are the same bits."""
+    encoder, share = codec("3lc", clip=0.7), 1.0
+    shared, local = arrays(0), arrays(1, 0.01)
+    kept = arrays(2, 0.01)
+    found = [each.copy() for each in kept]
+    for place, ours in enumerate(shared):
+        local[place] += ours
+    offsets = [ours - (ours - residual) for ours, residual in zip(shared, kept, strict=True)]
+    changes = [(ours - mine) - offset for ours, mine, offset in zip(shared, local, offsets, strict=True)]
+    shapes = [(size,) for size in SIZES]
+    expected = TernaryFrames([encoder] * len(SIZES), shapes, list(addresses(kept))).encode(addresses(changes))
+    batch = TernaryFrames([encoder] * len(SIZES), shapes, list(addresses(found)))
+    assert batch.encode(addresses(shared), others=addresses(local), unsent=share) == expected
+    for residual, other in zip(found, kept, strict=True):
+        assert np.array_equal(residual, other)

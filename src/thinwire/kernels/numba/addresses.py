@@ -37,11 +37,17 @@ def largest_of_many(values: Addresses, sizes: Addresses) -> list[float]:
 
 
 def subtract_many(
-    values: Addresses, others: Addresses, offsets: Addresses, outs: Addresses, sizes: Addresses
+    values: Addresses,
+    others: Addresses,
+    offsets: Addresses,
+    outs: Addresses,
+    sizes: Addresses,
+    unsent: float | None = None,
 ) -> list[float]:
     """Fills outs with ``(values - others) - offsets``, float32; returns the largest magnitude in each.
 
-    An offset of address 0 is none. The magnitudes are as `largest_of_many` returns them.
+    An offset of address 0 is none. The magnitudes are as `largest_of_many` returns them. With `unsent`, what stands at
+    the offsets' addresses are residuals r, and the offsets are ``values - (values - unsent * r)``.
 
     Example:
         >>> mine, other, out = np.array([1, 5], np.float32), np.array([2, 2], np.float32), np.empty(2, np.float32)
@@ -50,7 +56,7 @@ def subtract_many(
         ([3.0], [-1.0, 3.0])
     """
     largest = np.empty(values.size, np.float32)
-    _subtract_many(values, others, offsets, outs, sizes, largest)
+    _subtract_many(values, others, offsets, None if unsent is None else np.float32(unsent), outs, sizes, largest)
     return largest.tolist()
 
 
@@ -100,7 +106,7 @@ def _largest_of_many(values: Any, sizes: Any, largest: Any) -> None:
 
 
 @jit
-def _subtract_many(values: Any, others: Any, offsets: Any, outs: Any, sizes: Any, largest: Any) -> None:
+def _subtract_many(values: Any, others: Any, offsets: Any, unsent: Any, outs: Any, sizes: Any, largest: Any) -> None:
     for i in range(values.size):
         mine, other, out = (
             array_at(values[i], sizes[i], ONE),
@@ -108,18 +114,20 @@ def _subtract_many(values: Any, others: Any, offsets: Any, outs: Any, sizes: Any
             array_at(outs[i], sizes[i], ONE),
         )
         if offsets[i]:
-            largest[i] = _subtract(mine, other, array_at(offsets[i], sizes[i], ONE), out)
+            largest[i] = _subtract(mine, other, array_at(offsets[i], sizes[i], ONE), unsent, out)
         else:
-            largest[i] = _subtract(mine, other, None, out)
+            largest[i] = _subtract(mine, other, None, None, out)
 
 
 @jit
-def _subtract(values: Any, others: Any, offset: Any, out: Any) -> Any:
+def _subtract(values: Any, others: Any, offset: Any, unsent: Any, out: Any) -> Any:
     wide_vectors()
     largest = magnitude_bits(ONE - ONE)
     for i in range(values.size):
         difference = values[i] - others[i]
-        if offset is not None:
+        if unsent is not None:
+            difference -= values[i] - (values[i] - unsent * offset[i])
+        elif offset is not None:
             difference -= offset[i]
         out[i] = difference
         largest = max(largest, magnitude_bits(difference))

@@ -2,9 +2,7 @@
 
 A call of a kernel, and the conversion of its arguments, costs more than the arithmetic of a small tensor. So arrays are
 given by their addresses, all of them in one table. The caller keeps them alive, contiguous and of the size it states.
-
-A received frame is checked here as well, all but its checksum, against the head that is expected of it. One that is
-anything else is left to the caller: it may be right, of another codec, or damaged.
+`decode_many` is the way back.
 """
 
 from __future__ import annotations
@@ -14,24 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.kernels.contract import Bytes, num_codes_of
+from thinwire.kernels.contract import Bytes
 from thinwire.kernels.numba.addresses import ONE, Addresses, array_at
-from thinwire.kernels.numba.base243 import (
-    _TRITS,
-    Workspace,
-    _add_sparse,
-    _add_stride,
-    _fill_table,
-    _store_stride,
-    pack_trits,
-)
+from thinwire.kernels.numba.base243 import Workspace, pack_trits
 from thinwire.kernels.numba.jit import float_of_bits, jit, largest_magnitude, magnitude_bits, wide_vectors
-from thinwire.kernels.numba.ternary import SPARSE_BELOW
-from thinwire.kernels.numba.zero_run import _decode, _encode, _expanded
+from thinwire.kernels.numba.zero_run import _encode
 
 _OVERFLOW = 2.0**128 - 2.0**103  # from here on a product rounds to infinity: half a unit above the largest float32
 _MORE_NBYTES = 16  # of a frame, beside its head and its payload: a scale and two numbers
-_ADDED, _STORED = np.float32(-0.0), np.float32(0.0)  # adding -0.0 changes no bit of any number
 
 
 def scales_of_many(
@@ -41,10 +29,12 @@ def scales_of_many(
     residuals: Addresses,
     residual_scales: NDArray[np.float32],
     sparsities: NDArray[np.float32],
+    unsent: float | None = None,
 ) -> NDArray[np.float32] | None:
     """Returns the scale m of each array; None where one has no finite m. Args as for `encode_many`."""
     scales = np.empty(values.size, np.float32)
-    found = _scales(values, others, sizes, residuals, residual_scales, sparsities, scales)
+    share = None if unsent is None else np.float32(unsent)
+    found = _scales(values, others, sizes, residuals, residual_scales, share, sparsities, scales)
     return scales if found else None
 
 
@@ -58,6 +48,7 @@ def encode_many(
     heads: Bytes,
     head_spans: Addresses,
     *,
+    unsent: float | None = None,
     workspace: Workspace,
 ) -> tuple[Bytes, list[int], list[int]]:
     """`encode_ternary` of many arrays, and the frames around the payloads, all but their checksums.
@@ -71,6 +62,7 @@ def encode_many(
         scales: what `scales_of_many` returned, of the same arrays.
         heads: what frames begin with, up to their scales; read-only.
         head_spans: int64[n, 2], where each array's head begins and ends.
+        unsent: the share of their residuals that the others began without, see `local_steps`; None: none.
         workspace: scratch, and the home of the frames.
 
     Returns:
@@ -85,6 +77,7 @@ def encode_many(
         sizes,
         residuals,
         residual_scales,
+        None if unsent is None else np.float32(unsent),
         scales,
         heads,
         head_spans,
@@ -100,65 +93,25 @@ def encode_many(
     return workspace.payload.bytes, ends.tolist(), payload_nbytes.tolist()
 
 
-def decode_many(
-    frames: Bytes,
-    ends: Addresses,
-    heads: Bytes,
-    head_spans: Addresses,
-    outs: Addresses,
-    sizes: Addresses,
-    accumulate: NDArray[np.bool_],
-    *,
-    workspace: Workspace,
-) -> list[int]:
-    """Stores or adds the values of many frames whose checksums are right.
-
-    Args:
-        frames: end to end, without their checksums; read-only.
-        ends: where each ends.
-        heads, head_spans: the only head that each may have, as for `encode_many`.
-        outs: addresses of the float32 arrays to fill; 0 where a frame is only looked at.
-        sizes: of each.
-        accumulate: whether to add, for each.
-        workspace: scratch.
-
-    Returns:
-        The size of each payload in bytes; 0 for a frame that is not the one expected, and its array is untouched.
-    """
-    workspace.codes.reserve(num_codes_of(int(sizes.max())))
-    payload_nbytes = np.zeros_like(sizes)
-    _decode_many(
-        frames,
-        ends,
-        heads,
-        head_spans,
-        outs,
-        sizes,
-        accumulate,
-        workspace.codes.bytes,
-        workspace.codes.words_at,
-        workspace.digits,
-        workspace.groups,
-        workspace.found,
-        workspace.table(np.dtype(np.float32)),
-        payload_nbytes,
-    )
-    found: list[int] = payload_nbytes.tolist()
-    return found
-
-
 @jit
 def _scales(
-    values: Any, others: Any, sizes: Any, residuals: Any, residual_scales: Any, sparsities: Any, scales: Any
+    values: Any,
+    others: Any,
+    sizes: Any,
+    residuals: Any,
+    residual_scales: Any,
+    unsent: Any,
+    sparsities: Any,
+    scales: Any,
 ) -> bool:
     """Each m = max|v| * sparsity, rounded once; False where one overflows or is NaN."""
     for i in range(values.size):
         given = array_at(values[i], sizes[i], ONE)
         less = None if others is None else array_at(others[i], sizes[i], ONE)
         if residuals[i]:
-            largest = _largest(given, less, array_at(residuals[i], sizes[i], ONE), residual_scales[i])
+            largest = _largest(given, less, array_at(residuals[i], sizes[i], ONE), residual_scales[i], unsent)
         else:
-            largest = _largest(given, less, None, residual_scales[i])
+            largest = _largest(given, less, None, residual_scales[i], None)
         product = np.float64(largest) * np.float64(sparsities[i])
         if not product < _OVERFLOW:
             return False
@@ -167,7 +120,7 @@ def _scales(
 
 
 @jit
-def _largest(values: Any, others: Any, residual: Any, scale: Any) -> Any:
+def _largest(values: Any, others: Any, residual: Any, scale: Any, unsent: Any) -> Any:
     """`largest_magnitude`, of differences where there are others."""
     if others is None:
         return largest_magnitude(values, residual, scale)
@@ -175,6 +128,8 @@ def _largest(values: Any, others: Any, residual: Any, scale: Any) -> Any:
     largest = magnitude_bits(ONE - ONE)
     for i in range(values.size):
         given = values[i] - others[i]
+        if unsent is not None:
+            given -= values[i] - (values[i] - unsent * residual[i])
         largest = max(largest, magnitude_bits(given if residual is None else scale * residual[i] + given))
     return float_of_bits(largest)
 
@@ -186,6 +141,7 @@ def _encode_many(
     sizes: Any,
     residuals: Any,
     residual_scales: Any,
+    unsent: Any,
     scales: Any,
     heads: Any,
     head_spans: Any,
@@ -204,9 +160,9 @@ def _encode_many(
         own, less = codes[:num_codes], None if others is None else array_at(others[i], sizes[i], ONE)
         if residuals[i]:
             held = array_at(residuals[i], sizes[i], ONE)
-            pack_trits(given, less, held, residual_scales[i], m, own, 0, num_codes, False, 1, digits)
+            pack_trits(given, less, held, residual_scales[i], unsent, m, own, 0, num_codes, False, 1, digits)
         else:
-            pack_trits(given, less, None, residual_scales[i], m, own, 0, num_codes, False, 1, digits)
+            pack_trits(given, less, None, residual_scales[i], None, m, own, 0, num_codes, False, 1, digits)
         size = _encode(words, num_codes, words_at, scratch)
         for byte in heads[head_spans[i, 0] : head_spans[i, 1]]:
             frames[at] = byte
@@ -231,73 +187,3 @@ def _write_numbers(frames: Any, at: Any, scale: Any, size: Any) -> Any:
         at += 1
     frames[at] = size
     return at + 1
-
-
-@jit
-def _decode_many(
-    frames: Any,
-    ends: Any,
-    heads: Any,
-    head_spans: Any,
-    outs: Any,
-    sizes: Any,
-    accumulate: Any,
-    codes: Any,
-    words_at: Any,
-    digits: Any,
-    groups: Any,
-    found: Any,
-    table: Any,
-    payload_nbytes: Any,
-) -> None:
-    for i in range(outs.size):
-        head = heads[head_spans[i, 0] : head_spans[i, 1]]
-        frame = frames[ends[i - 1] if i else 0 : ends[i]]
-        begin, scale = _begin_of_payload(frame, head)
-        num_codes = (sizes[i] + 4) // 5
-        if not begin or _expanded(frame[begin:]) != num_codes:
-            continue
-        payload_nbytes[i] = frame.size - begin
-        if not outs[i]:
-            continue
-        payload, out = frame[begin:], array_at(outs[i], sizes[i], ONE)
-        if accumulate[i] and payload.size < SPARSE_BELOW * num_codes:
-            _fill_table(_TRITS, scale, _ADDED, table)
-            _add_sparse(payload, table, found, out)
-        else:
-            _decode(payload, words_at)
-            if accumulate[i]:
-                _add_stride(codes[:num_codes], scale, _ADDED, digits, groups, out)
-            else:
-                _fill_table(_TRITS, scale, _STORED, table)
-                _store_stride(codes[:num_codes], table, out)
-
-
-@jit
-def _begin_of_payload(frame: Any, head: Any) -> Any:
-    """Where a frame's payload begins, and its one scale; (0, 0) for a frame that is not the one expected."""
-    nothing = 0, np.float32(0)
-    at = head.size + 5
-    if frame.size <= at:
-        return nothing
-    for i in range(head.size):
-        if frame[i] != head[i]:
-            return nothing
-    bits = np.uint32(0)
-    for i in range(4):
-        bits |= np.uint32(frame[head.size + 1 + i]) << np.uint32(8 * i)
-    scale = float_of_bits(np.int32(bits))
-    if frame[head.size] != 1 or not 0.0 <= scale < np.inf:
-        return nothing
-    # The payload's size; none here takes more than four bytes of it.
-    length: Any = 0
-    shift = 0
-    while at < frame.size and shift < 28:
-        byte = np.int64(frame[at])
-        at += 1
-        length |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            shortest = byte > 0 or shift == 0
-            return (at, scale) if shortest and length == frame.size - at else nothing
-        shift += 7
-    return nothing

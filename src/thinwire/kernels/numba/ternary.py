@@ -112,7 +112,7 @@ def encode_ternary(
     codes = home.bytes[:size]
     if not others:  # written out, because what slices need costs half as much as a small tensor
         m = _scale_of(largest_magnitude(given, residual, r), sparsity, values.dtype)
-        pack_trits(given, None, residual, r, m, codes, 0, size, partition, pad, workspace.digits)
+        pack_trits(given, None, residual, r, None, m, codes, 0, size, partition, pad, workspace.digits)
         return float(m), zero_run_encode(codes, workspace=workspace) if zero_run else codes
     crew = (workspace, *others)
 
@@ -121,7 +121,7 @@ def encode_ternary(
         found[which] = largest_magnitude(given[begin:end], held, r)
 
     def pack(begin: int, end: int, which: int) -> None:
-        pack_trits(given, None, residual, r, m, codes, begin, end, partition, pad, crew[which].digits)
+        pack_trits(given, None, residual, r, None, m, codes, begin, end, partition, pad, crew[which].digits)
 
     found = [0.0] * len(crew)
     _each(executor, look, _equal_parts(values.size, len(crew)))
