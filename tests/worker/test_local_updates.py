@@ -48,10 +48,12 @@ def test_with_fewer_shards_workers_share_the_first_ones_evenly(rank: int, order:
 
 def test_a_worker_is_idle_between_a_merge_and_the_next_push_but_not_while_it_is_evaluated() -> None:
     worker = made(0, 1)
-    assert not worker.idle, "of the beginning everything is due"
+    found = [worker.idle]
     for state in worker._rounds.values():
         state.merges_at = None
-    assert list(worker.end_step()) == [] and worker.idle
+    assert list(worker.end_step()) == []
+    found += [worker.idle]
     with worker.model.shared_weights():
-        assert not worker.idle
-    assert list(worker.end_step()) != [] and not worker.idle
+        found += [worker.idle]
+    assert list(worker.end_step()) != []
+    assert [*found, worker.idle] == [False, True, False, False]
