@@ -60,8 +60,8 @@ def test_a_fragment_sends_and_applies_what_its_tensors_would_alone(half: bool) -
     for step, (keep, keep_unsent) in enumerate([(0, 0), (0, 0), (0, 1), (0.5, 0.25), *[(0, 0)] * 5]):
         train(together, step)
         train(alone, step)
-        assert all(fragment.look())
-        frames = dict(fragment.encode(Batching(lambda: 0.0)))
+        assert all(fragment.changes.look())
+        frames = dict(fragment.changes.encode(Batching(lambda: 0.0)))
         pulled = []
         for tensor, other in zip(together, alone, strict=True):
             [table], [single] = tensor.tables, other.tables
@@ -110,13 +110,13 @@ def test_a_tensor_with_nan_or_inf_is_told_from_the_others() -> None:
             tensors = made()
             fragment = Fragment(tensors, lambda: 0.0)
             for _ in range(step):
-                assert all(fragment.look())
-                list(fragment.encode(Batching(lambda: 0.0)))
+                assert all(fragment.changes.look())
+                list(fragment.changes.encode(Batching(lambda: 0.0)))
             residuals = [None if (r := t.tables[0].residual) is None else r.clone() for t in tensors]
             with torch.no_grad():
                 tensors[number % len(tensors)].parameter[-1] = bad
             expected = [place != number % len(tensors) for place in range(len(tensors))]
-            assert fragment.look() == expected, (step, number, bad)
+            assert fragment.changes.look() == expected, (step, number, bad)
             for tensor, residual in zip(tensors, residuals, strict=True):
                 assert residual is None or torch.equal(tensor.tables[0].residual, residual), tensor.name  # type: ignore[arg-type]
 
@@ -131,8 +131,8 @@ def test_residuals_stay_in_plain_tensors_by_one_pass_as_they_do_in_others() -> N
         for tensors, fragment in zip((plain, mixed), fragments, strict=True):
             for tensor in tensors:
                 train([tensor], 100 * step + int(tensor.name))
-            fragment.look()
-            list(fragment.encode(Batching(lambda: 0.0)))
+            fragment.changes.look()
+            list(fragment.changes.encode(Batching(lambda: 0.0)))
             fragment.merge(0.0, 0.5 if step == 1 else 1.0)
         others = {tensor.name: tensor for tensor in mixed}
         for tensor in plain:
@@ -166,8 +166,8 @@ def test_updates_that_are_gone_on_from_in_one_pass_are_applied_led_by_and_merged
         pulled = []
         for tensors, fragment in zip((once, twice), fragments, strict=True):
             train(tensors, step)
-            assert all(fragment.look())
-            frames = dict(fragment.encode(Batching(lambda: 0.0)))
+            assert all(fragment.changes.look())
+            frames = dict(fragment.changes.encode(Batching(lambda: 0.0)))
             if step == 1:
                 frames[tensors[0].tables[0]] = codec("int8").encode(torch.ones(tensors[0].tables[0].spec.shape))
             pulled.append([(t, [Update(step + 1, each, step == 2 and t.index == 6)]) for t, each in frames.items()])

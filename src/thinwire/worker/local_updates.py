@@ -22,7 +22,7 @@ from thinwire.worker.apply_buffer import Update
 from thinwire.worker.autopilot import RoundAutopilot
 from thinwire.worker.core import Worker
 from thinwire.worker.effects import Procedure
-from thinwire.worker.fragment import Fragment
+from thinwire.worker.fragment import Fragment, Pulled
 from thinwire.worker.model import PlannedTensor, WorkerTensor
 from thinwire.worker.rows import Lead
 from thinwire.worker.table import NO_GRADIENT, WorkerTable
@@ -193,7 +193,7 @@ class LocalWorker(Worker):
                 state.merges_at, state.whole = None, False
         self._look_what_is_due()
 
-    def _continue_from(self, fragment: Fragment, pulled: Sequence[tuple[WorkerTable, Sequence[Update]]]) -> None:
+    def _continue_from(self, fragment: Fragment, pulled: Pulled) -> None:
         """Applies updates that this worker had a part in, and leads momenta by them; where one pass can, merges too."""
         step, steering, updates = self.iteration - 1, self.steering, self._updates
         if not (steering or updates.keep_unsent) or updates.keep or not fragment.is_plain:
@@ -262,14 +262,14 @@ class LocalWorker(Worker):
         if self.auto is not None and (yield from self.auto.begin()):
             self._fragments.clear()  # which know the codecs that tables had
         fragment = self._fragment(tensors)
-        finite = fragment.look()
+        finite = fragment.changes.look()
         self.void = not all(finite)
         self._announce_options()
         if self.void:
             self._refuse_or_warn(tensors[finite.index(False)].name)
             yield from self._push_frames((table, NO_GRADIENT) for tensor in tensors for table in tensor.tables)
         else:
-            yield from self._push_frames(fragment.encode(self._batching))
+            yield from self._push_frames(fragment.changes.encode(self._batching))
         for tensor in tensors:
             state = self._rounds[tensor.name]
             state.pushes += 1

@@ -1,0 +1,158 @@
+"""What local steps have changed in the tensors of a fragment, found and encoded by few calls."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from thinwire.kernels.numba.addresses import Addresses
+from thinwire.packets import BatchedTensor, EncodedTensor
+from thinwire.packets.batch import rounded
+from thinwire.worker.batching import Batching
+from thinwire.worker.parts import Parts
+from thinwire.worker.rows import addresses
+from thinwire.worker.table import WorkerTable, count_pushes
+
+Frames = Iterator[tuple[WorkerTable, EncodedTensor]]
+
+
+class Changes:
+    """The way up of some tensors at one worker.
+
+    Args:
+        parts: the tensors.
+        now: returns a time in seconds.
+    """
+
+    def __init__(self, parts: Parts, now: Callable[[], float]) -> None:
+        self._parts, self._now = parts, now
+        # What `look` found: local parameters, the share of residuals that they hold, changes that were written out, and
+        # of others where they lie and scales.
+        self._local: list[torch.Tensor] = []
+        self._unsent: float | None = None
+        self._changes: list[torch.Tensor] | None = None
+        self._others: Addresses | None = None
+        self._scales: NDArray[np.float32] | None = None
+
+    def look(self) -> list[bool]:
+        """Finds what local steps have changed since the last merge: shared − local, in float32, a minus sign before it.
+
+        `encode` sends what was found, where nothing else was called in between.
+
+        Returns:
+            Of each tensor, whether that is finite.
+        """
+        self._local, self._unsent = [tensor.local for tensor in self._parts.tensors], self._unsent_share()
+        self._scales, self._changes = None, None
+        if not self._parts.on_host:
+            self._changes = list(torch._foreach_sub(self._parts.shared, self._local))
+            offsets = [
+                (c, t.offset) for c, t in zip(self._changes, self._parts.tensors, strict=True) if t.offset is not None
+            ]
+            if offsets:
+                torch._foreach_sub_([change for change, _ in offsets], [offset for _, offset in offsets])
+            return [math.isfinite(float(each.sum())) for each in self._changes]
+        local = addresses(self._local)
+        if self._parts.batch is not None and not self._written_out():
+            self._others = self._parts.coded.of(local)
+            self._scales = self._parts.batch.scales(self._parts.coded.shared, self._others, unsent=self._unsent)
+        rows = self._parts.all if self._scales is None else self._parts.not_coded
+        self._changes = self._parts.room()
+        kept = rows.of(addresses([t.offset for t in self._parts.tensors])) if self._unsent is None else rows.residuals()
+        found = rows.subtract(local, kept, addresses(self._changes), self._unsent)
+        finite = [True] * len(self._parts.tensors)
+        for place, largest in zip(rows.places, found, strict=True):
+            finite[place] &= math.isfinite(largest)
+        return finite
+
+    def _unsent_share(self) -> float | None:
+        """The share of the residuals that all local parameters began without; None where offsets say it, or nothing."""
+        shares = {tensor.unsent for tensor in self._parts.tensors}
+        if self._parts.is_plain and len(shares) == 1:
+            return shares.pop() or None
+        for tensor in self._parts.tensors:
+            tensor.offset, tensor.unsent = tensor.held_back(), 0.0
+        return None
+
+    def _written_out(self) -> bool:
+        """Whether something beside the encoder reads the changes of what 3LC codes; otherwise they need no memory."""
+        assert self._parts.batch is not None
+        if self._unsent is not None and not self._parts.batch.finds_unsent:
+            return True
+        return any(t.offset is not None for t in self._parts.tensors) or any(
+            table.takes_norm for _, table in self._parts.ternary
+        )
+
+    def encode(self, batching: Batching) -> Frames:
+        """Yields every table with what is pushed of what `look` found, all of it finite.
+
+        Args:
+            batching: takes tables on a GPU.
+        """
+        yield from self._encode_ternary()
+        for places in self._parts.vectors:
+            yield from self._encode_vectors(places)
+        for place, table in self._parts.alone:
+            part = self._part(place, table).view(table.spec.shape)
+            if table.encodes_in_batches:
+                yield from batching.add(table, part)
+            else:
+                yield table, table.encode(part, None)
+        yield from batching.finish()
+
+    def _part(self, place: int, table: WorkerTable) -> torch.Tensor:
+        assert self._changes is not None
+        return self._changes[place][table.span]
+
+    def _encode_ternary(self) -> Frames:
+        if self._parts.batch is None:
+            return
+        parts: list[torch.Tensor] = []
+        if self._scales is None:
+            parts = [table.prepare(self._part(place, table)) for place, table in self._parts.ternary]
+            begin = self._now()
+            frames = self._parts.batch.encode(addresses(parts))
+        else:
+            for _, table in self._parts.ternary:
+                if table.revocable:
+                    table.keep_residual()
+            begin = self._now()
+            frames = self._parts.batch.encode(
+                self._parts.coded.shared, others=self._others, scales=self._scales, unsent=self._unsent
+            )
+        tables = [table for _, table in self._parts.ternary]
+        if frames is None:  # a scale overflows: the table's own error says whose
+            for part, table in zip(parts, tables, strict=True):
+                yield table, table.encode(part.view(table.spec.shape), None)
+            return
+        count_pushes(tables, [table.context.payload_nbytes for table in tables if table.context], self._now() - begin)
+        yield from zip(tables, frames, strict=True)
+
+    def _encode_vectors(self, places: Sequence[tuple[int, WorkerTable]]) -> Frames:
+        if not places:
+            return
+        assert self._changes is not None
+        begin, tables, narrow = self._now(), [table for _, table in places], places[0][1].is_narrow
+        values = np.concatenate([self._changes[place].numpy()[table.span] for place, table in places])
+        for place, table in places:
+            if table.takes_norm or table.revocable:
+                table.prepare(self._part(place, table))
+        values = rounded(values) if narrow else values
+        if not np.isfinite(values).all():  # one rounds to Inf: the table's own error says whose
+            for place, table in places:
+                yield table, table.encode(self._part(place, table).view(table.spec.shape), None)
+            return
+        frames, at = [], 0
+        for table in tables:
+            frames.append(BatchedTensor(values[at : at + table.size], narrow))
+            at += table.size
+        nbytes = [table.size * (2 if narrow else 4) for table in tables]
+        for table, each in zip(tables, nbytes, strict=True):
+            if table.context is not None:
+                table.context.sent(each)
+        count_pushes(tables, nbytes, self._now() - begin)
+        yield from zip(tables, frames, strict=True)
