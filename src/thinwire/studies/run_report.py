@@ -183,7 +183,8 @@ def _how(run: RecordedRun, command: str) -> list[str]:
     if run.recorded.runs > 1:
         told += f" The records are of {run.recorded.runs} runs, one after the other; this is the last."
     if run.damaged:
-        told += f" {run.damaged} lines are no step records and were left out."
+        several = "lines are no step records and were" if run.damaged > 1 else "line is no step record and was"
+        told += f" {run.damaged:,} {several} left out."
     if (done := run.outcome) is None:
         return [told]
     asked = f"{done.design}, {done.model} on {done.data}, {done.workers} workers, {done.steps:,} steps"
