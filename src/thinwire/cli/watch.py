@@ -18,7 +18,7 @@ from rich.text import Text
 from thinwire.cli import options
 from thinwire.cli.console import console, write_json
 from thinwire.errors import ConfigError, TransportError
-from thinwire.quantities import nbytes_text, rate_text
+from thinwire.quantities import ms_text, nbytes_text, rate_text
 from thinwire.runtime.record_files import RecordEndpoint, RecordFile
 from thinwire.studies.step_figures import Figures, RecordedSteps
 
@@ -109,10 +109,10 @@ def frame(figures: Figures, source: str, tensors: int, *, damaged: int = 0, word
 
 
 def _lines(figures: Figures) -> list[tuple[str, str]]:
-    seconds = f"encode {_ms(figures.encode_s)}, decode {_ms(figures.decode_s)}, wait {_ms(figures.wait_s)}"
+    seconds = f"encode {ms_text(figures.encode_s)}, decode {ms_text(figures.decode_s)}, wait {ms_text(figures.wait_s)}"
     speed = "not recorded"
     if figures.step_s:
-        speed = f"{1 / figures.step_s:.3g} steps/s, {_ms(figures.step_s)} a step"
+        speed = f"{1 / figures.step_s:.3g} steps/s, {ms_text(figures.step_s)} a step"
         seconds += f": {figures.exchange_s / figures.step_s:.0%} of a step"
     elif figures.steps < 2:
         speed = "more steps are needed"
@@ -153,10 +153,6 @@ def _tensors(figures: Figures, most: int) -> rich.table.Table:
     if len(figures.tables) > most:
         listed.caption = f"{len(figures.tables) - most} more, which are smaller"
     return listed
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.3g} ms"
 
 
 def _counted(count: int, what: str) -> str:
