@@ -1,4 +1,4 @@
-"""Rates and sizes in words, for people."""
+"""Rates, times and sizes in words, for people."""
 
 from __future__ import annotations
 
@@ -11,6 +11,15 @@ def rate_text(bps: float, digits: int = 3) -> str:
     """
     factor, unit = (1e9, "Gbit/s") if bps >= 1e9 else (1e6, "Mbit/s") if bps >= 1e6 else (1e3, "kbit/s")
     return f"{float(f'{bps / factor:.{digits}g}'):g} {unit}"
+
+
+def ms_text(seconds: float) -> str:
+    """Returns seconds as milliseconds with three digits that count.
+
+    >>> [ms_text(each) for each in (0.0093712, 2.774, 5.5e-5)]
+    ['9.37 ms', '2770 ms', '0.055 ms']
+    """
+    return f"{float(f'{1e3 * seconds:.3g}'):g} ms"
 
 
 def nbytes_text(nbytes: float) -> str:

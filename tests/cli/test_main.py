@@ -69,6 +69,12 @@ def test_every_command_is_listed_and_its_help_has_an_example(command: Command) -
         assert (listed_as.hidden, listed_as.deprecated) == (loaded.hidden, loaded.deprecated), words
         result = command(*words, "--help")
         assert result.status == 0
+        registered = sys.modules[listed_as.module].app.registered_commands
+        written = {each.callback.__name__: str(each.epilog).split() for each in registered}[loaded.callback.__name__]
+        assert " ".join(written) in " ".join(result.out.split()), "designs in an example keep their brackets"
+        for parameter in loaded.params:
+            words_of = set(re.findall(r"\w+\\?\[\S*\]", getattr(parameter, "help", None) or ""))
+            assert all(each.replace("\\[", "[") in result.out for each in words_of), (words, words_of)
         assert re.search(rf"Examples?\b.*thinwire {' '.join(words)}", result.out), words
         assert "--json" in result.out or words == ["server"]
 

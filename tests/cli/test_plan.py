@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.cli.commands import Result
+from thinwire.planner import planning
 
 Command = Callable[..., Result]
 ASKED = ("plan", "--designs", "3lc[s=1.75]", "--link", "1mbit", "--workers", 8, "--steps", 2)
@@ -25,6 +27,23 @@ def test_what_is_printed_drawn_and_written(command: Command, tmp_path: Path) -> 
     assert written["verdict"][0] in result.out
     assert {each["workers"] for each in written["by_workers"]} >= {1, 8, 1024}
     assert written["setting"]["link"] == "1mbit" and len(written["summaries"]) == 2
+
+
+def test_a_design_that_pays_at_any_rate_is_told_in_json_without_infinity(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning.Plan, "pays_below_bps", lambda _, name: None if name == "fp32" else math.inf)
+    data = tmp_path / "plan.json"
+    result = command(*ASKED, "--json", data)
+    assert result.status == 0 and "it pays at any rate" in result.out
+    summaries = json.loads(data.read_text(), parse_constant=pytest.fail)["summaries"]
+    assert [(each["pays_below_bps"], each["pays_at_any_rate"]) for each in summaries] == [(None, False), (None, True)]
+
+
+def test_a_picture_that_cannot_be_written_is_one_line(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = command(*ASKED, "--out", tmp_path / "file" / "plan.svg")
+    assert result.status == 2 and "plan.svg cannot be written: " in result.err and result.err.count("\n") == 1
 
 
 def test_of_local_updates_it_says_which_h_is_enough(command: Command, tmp_path: Path) -> None:

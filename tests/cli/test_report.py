@@ -37,3 +37,12 @@ def test_misuse_is_one_line(command: Command, tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "steps.jsonl", tmp_path / "missing"):
         result = command("report", path)
         assert result.status == 2 and result.err.count("\n") == 1 and "--telemetry" in result.err, path
+
+
+def test_a_page_is_not_written_over_its_records(command: Command, tmp_path: Path) -> None:
+    steps = tmp_path / "steps.html"
+    steps.write_text('{"step":0,"table":"fc","numel":5}\n' * 2)
+    for out in ([], ["--out", f"{tmp_path}/./steps.html"]):
+        result = command("report", steps, *out)
+        assert result.status == 2 and "steps.html is where the step records are" in result.err
+    assert steps.read_text().startswith("{")

@@ -42,11 +42,17 @@ def test_one_frame(command: Command, steps: Path, tmp_path: Path) -> None:
         r"loss +-68\.0000",
         r"fc\.weight +│ 3lc +│ +1,000 │ 100 B",
         r"1 more, which are smaller",
-        r"1 lines are no step records",
+        r"1 line is no step record and was left out",
     ):
         assert re.search(line, result.out), (line, result.out)
     data = json.loads((tmp_path / "out.json").read_text())
-    assert (data["last_step"], data["steps"], len(data["tables"])) == (79, 50, 2)
+    assert (data["last_step"], data["steps"], len(data["tables"]), data["damaged"]) == (79, 50, 2, 1)
+
+
+def test_where_nothing_travelled_there_is_no_ratio(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "steps.jsonl").write_text('{"step":1,"table":"fc","numel":5}\n')
+    result = command("watch", tmp_path / "steps.jsonl", "--once")
+    assert "nothing travelled, of 40 B in the tensors' own dtype" in result.out
 
 
 def test_a_file_that_is_not_there_is_waited_for_and_interrupting_ends_well(
@@ -68,7 +74,8 @@ def test_a_file_that_is_not_there_is_waited_for_and_interrupting_ends_well(
             raise KeyboardInterrupt
 
     monkeypatch.setattr("thinwire.cli.watch.time.sleep", sleep)
-    result = command("watch", missing, "--interval", 0.5)
+    result = command("watch", missing, "--interval", 0.5, "--json", tmp_path / "out.json")
+    assert re.search("^wrote ", result.out, re.MULTILINE), "on a line of its own"
     assert (result.status, looks, result.err) == (0, [0.5] * 4, "")
     assert "step 2, 2 workers" in result.out
 

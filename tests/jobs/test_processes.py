@@ -150,3 +150,8 @@ def test_a_grace_for_stragglers_says_with_how_many_to_go_on() -> None:
     server = get_command(roles.app).commands["server"]  # type: ignore[attr-defined]  # a group of commands
     options = server.make_context("server", given.arguments()).params
     assert (options["min_workers"], options["worker_grace_s"], options["straggler_grace_s"]) == (2, 3.0, 1.5)
+
+
+def test_more_workers_than_there_are_cannot_be_waited_for() -> None:
+    with pytest.raises(ConfigError, match=r"--min-workers 3 of 2 workers: nothing would be updated .* give at most 2"):
+        run(Job(workers=2, steps=1), elastic=Elastic(min_workers=3))

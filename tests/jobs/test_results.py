@@ -50,6 +50,33 @@ def test_a_field_that_jobs_did_not_have_yet_counts_as_its_default(tmp_path: Path
     assert len(again.runs) == 1, "and is replaced by a newer outcome"
 
 
+def test_two_who_write_to_one_file_keep_each_others_runs(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    first = Results(path, [Loss])
+    first.add({"a": 0}, Loss(0.0))
+    first.save({})
+    second = Results(path, [Loss])
+    for number, results in enumerate((first, second, first, second), 1):
+        results.add({"a": number}, Loss(number))
+        results.save({})
+    first.add({"a": 2}, Loss(20.0))
+    first.save({})
+    second.save({})
+    assert {run.job["a"]: run.outcome.value for run in second.runs} == {0: 0, 1: 1, 2: 2, 3: 3, 4: 4}, (
+        "one's own counts"
+    )
+    assert sorted(run.job["a"] for run in Results(path, [Loss]).runs) == [0, 1, 2, 3, 4]
+    fresh = Results(path, [Loss], fresh=True)
+    fresh.add({"a": 9}, Loss(9.0))
+    fresh.save({})
+    assert [run.job for run in Results(path, [Loss]).runs] == [{"a": 9}], "who begins anew writes over the file"
+    path.write_text("{")
+    second.add({"a": 5}, Loss(5.0))
+    with pytest.raises(ConfigError, match="does not hold results of this kind"):
+        second.save({})
+    assert path.read_text() == "{"
+
+
 def test_without_a_path_nothing_is_written() -> None:
     results = Results(None, [Loss])
     results.add({}, Loss(1.0))

@@ -77,8 +77,22 @@ def test_a_profile_says_when_each_tensor_computes() -> None:
 def test_what_cannot_be_profiled_is_refused() -> None:
     with pytest.raises(ConfigError, match="no trained parameter"):
         profile(nn.ReLU(), lambda: None)
-    with pytest.raises(ConfigError, match=r"step\(\) made no gradient"):
+    with pytest.raises(ConfigError, match=r"no step made a gradient"):
         profile(nn.Linear(2, 2), lambda: None)
+
+
+def test_gradients_that_are_set_to_none_at_the_end_of_a_step_are_kept_and_those_zeroed_there_refused() -> None:
+    network = nn.Linear(30, 20)
+
+    def step(set_to_none: bool) -> None:
+        network(torch.ones(4, 30)).sum().backward()
+        network.zero_grad(set_to_none=set_to_none)
+
+    measured = profile(network, lambda: step(True), steps=2)
+    assert [set(each) for each in measured.gradients] == [{"weight", "bias"}] * 2
+    assert all((each["weight"] == 4).all() for each in measured.gradients)
+    with pytest.raises(ConfigError, match=r"every gradient is 0 at the end of its step.*zero_grad\(\) before"):
+        profile(network, lambda: step(False), steps=2)
 
 
 def test_step_time_follows_the_link_the_workers_and_the_steps_between_exchanges(known: Known) -> None:
@@ -197,8 +211,14 @@ def test_designs_and_settings_that_no_plan_can_be_of_are_refused(known: Known) -
         {"workers": 1025},
         {"mode": "ring"},
         {"servers": 0},
+        {"cores": 0},
+        {"link": 5e7},
     ]
     wrong += [{"mode": "collective", "servers": 2}, {"latency_ms": math.nan}, {"compute": 0.0}]
     for each in wrong:
         with pytest.raises(ConfigError):
             replace(Setting(), **each)
+    with pytest.raises(ConfigError, match=r"designs are 'int8'; expected a list of names, as in \['int8'\]"):
+        Plan(known(Setting()).profile, "int8", Setting())
+    with pytest.raises(ConfigError, match="'int4' is not in this plan, which is of fp32, 3lc"):
+        known(Setting()).predict("int4", 4, 1e6)

@@ -92,6 +92,21 @@ def test_a_script_that_ends_too_soon_and_a_command_that_is_none_are_refused(tmp_
         profile_script(["no-such-command"], os.environ, STARTUP)
 
 
+def test_a_script_whose_steps_cannot_be_planned_with_is_told_why_and_one_that_catches_everything_ends(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    command, _ = script(tmp_path, PLAIN.replace(".backward()", ""))
+    with pytest.raises(
+        ConfigError, match=r"train\.py' was run, but no step made a gradient: each must call loss\.back"
+    ):
+        profile_script(command, os.environ, STARTUP, steps=2, threads=1)
+    assert "Traceback" not in capfd.readouterr().err
+    caught = PLAIN.replace("optimizer.step()", "\n        try: optimizer.step()\n        except BaseException: pass")
+    command, _ = script(tmp_path, caught, steps=200)
+    found = profile_script(command, os.environ, STARTUP, steps=2, threads=1)
+    assert len(found.gradients) == 2, "steps that are made afterwards change nothing"
+
+
 def test_a_gradient_that_is_not_finite_is_named() -> None:
     model = nn.Linear(3, 2)
     with pytest.raises(ConfigError, match="gradient of weight holds NaN or Inf"):

@@ -47,7 +47,7 @@ OWN: dict[str, Any] = {
     "straggler_grace_s": Straggler,
     "min_workers": Least,
     "points": typer.Option(min=0, help="Percentage points that accuracy may be below the undisturbed training's."),
-    "spare": typer.Option(min=1, help="Backup workers, b of backup[b], and how many are killed."),
+    "spare": typer.Option(min=1, help=r"Backup workers, b of backup\[b], and how many are killed."),
     "checkpoint_every": options.CheckpointEvery,
     "deaths": typer.Option(min=1, help="Deaths in each training, one after the other."),
     "first": typer.Option(min=0, help="The number of the first trial; with --runs 1, one is played again."),
@@ -75,7 +75,7 @@ def worker_death(
 def backup_death(
     given: BackupDeathOptions, resume: Resume = False, png: options.Png = None, json: options.Json = None
 ) -> None:
-    """Kill as many workers as backup[b] has to spare, for good."""
+    r"""Kill as many workers as backup\[b] has to spare, for good."""
     measure(deaths.BackupDeath(**vars(given)), json, resume, png)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +24,7 @@ errors = Console(stderr=True)
 
 
 def write_json(path: Path | None, data: object) -> None:
-    """Writes `data` to `path`, if there is one, and says so.
+    """Writes `data` to `path`, if there is one, and says so. NaN and infinity, which JSON has not, become null.
 
     Args:
         path: of the file; its folder is made.
@@ -37,16 +36,20 @@ def write_json(path: Path | None, data: object) -> None:
     if path is not None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(msgspec.to_builtins(data, str_keys=True), indent=2) + "\n")
+            # msgspec's own JSON, for it writes null where json would write NaN, which most readers refuse.
+            path.write_bytes(msgspec.json.format(msgspec.json.encode(data), indent=2) + b"\n")
         except OSError as error:
             raise ConfigError(f"{path} cannot be written: {error.strerror}. Choose another --json file") from error
         console.print(f"wrote {path}")
 
 
 def save_picture(picture: Figure, path: Path) -> None:
-    """Writes a picture to `path` and says so."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    picture.savefig(path)
+    """Writes a picture to `path` and says so. Raises ConfigError where it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        picture.savefig(path)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}. Choose another file for the picture") from error
     console.print(f"wrote {path}")
 
 

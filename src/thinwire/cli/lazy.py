@@ -12,6 +12,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from rich.markup import escape
 from typer.core import TyperCommand
 from typer.main import get_group
 
@@ -40,7 +41,10 @@ class LazyCommand(TyperCommand):
     def load(self) -> Any:  # commands and contexts are of typer's private classes
         """Imports the module, and returns its command of this name."""
         module: ModuleType = import_module(self.module)
-        return get_group(module.app).commands[self.name or ""]
+        command = get_group(module.app).commands[self.name or ""]
+        if command.epilog:
+            command.epilog = escape(command.epilog)  # examples have designs' brackets, which markup would swallow
+        return command
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """Parses the command line with the loaded command's options; the returned context is that command's."""

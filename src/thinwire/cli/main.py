@@ -116,7 +116,7 @@ COMMANDS: list[tuple[typer.Typer, str, dict[str, str]]] = [
         "chaos",
         {
             "worker-death": "Kill a worker at a random step and start the same command again.",
-            "backup-death": "Kill as many workers as backup[b] has to spare, for good.",
+            "backup-death": r"Kill as many workers as backup\[b] has to spare, for good.",
             "server-death": "Kill the server and start it again with --resume: the weights must be those of an "
             "undisturbed training.",
             "storm": "Strike one long training after every so many rounds: goodput, accuracy, and no gradient lost or "

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from thinwire.cli import options
@@ -92,7 +94,8 @@ def plan(
         what = model
     made = planning.Plan(measured, split_names(designs), setting, exchange_share=exchange_share)
     said = verdict.verdict(made)
-    console.print(f"measured: a step of {what} computes {1e3 * measured.step_s:.3g} ms here; all else is predicted")
+    seconds = verdict.seconds_text(measured.step_s)
+    console.print(f"measured: a step of {what} computes {seconds} here; all else is predicted")
     show(verdict.designs_table(made))
     show(verdict.workers_table(made))
     for sentence in said:
@@ -107,11 +110,16 @@ def plan(
             "exchange_share": exchange_share,
             "compute_s": measured.step_s,
             "verdict": said,
-            "summaries": made.summaries(),
+            "summaries": [_as_data(each) for each in made.summaries()],
             "by_workers": made.by_workers(),
             "by_link": made.by_link(),
         },
     )
+
+
+def _as_data(summary: planning.Summary) -> dict[str, Any]:
+    """Returns a summary for JSON, which has no infinity: "at any rate" is a field of its own."""
+    return msgspec.structs.asdict(summary) | {"pays_at_any_rate": summary.pays_below_bps == math.inf}
 
 
 def _given(context: typer.Context, name: str) -> bool:

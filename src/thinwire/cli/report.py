@@ -13,6 +13,7 @@ from rich.markup import escape
 from thinwire.cli import options
 from thinwire.cli.console import console, write_json
 from thinwire.cli.lazy import lazy
+from thinwire.errors import ConfigError
 
 if TYPE_CHECKING:
     from thinwire.studies import page, run_report
@@ -38,10 +39,12 @@ def report(run: Run, out: Out = None, json: options.Json = None) -> None:
     """
     read = run_report.read_run(run)
     path = out or (run / "report.html" if run.is_dir() else run.with_suffix(".html"))
+    if any(path.resolve() == each.resolve() for each in read.files):
+        raise ConfigError(f"{path} is where the step records are; write the page to another file with --out")
     command = f"thinwire report {shlex.quote(str(run))}"
     page.write_page(path, run_report.page(read, command))
     figures = read.figures()
     sentences = run_report.verdict(figures)
     console.print(escape(" ".join(sentences)), highlight=False)
     console.print(f"wrote {escape(str(path))}", soft_wrap=True)
-    write_json(json, {"verdict": sentences, **asdict(figures)})
+    write_json(json, {"verdict": sentences, **asdict(figures), "damaged": read.damaged})

@@ -143,7 +143,7 @@ def server(
 
 @app.command(
     epilog="Example, on each of four machines, with rank 0 … 3: "
-    "thinwire worker --server grpc://10.0.0.1:7070 --rank 0 --workers 4 --design '3lc\\[s=1.75]' "
+    "thinwire worker --server grpc://10.0.0.1:7070 --rank 0 --workers 4 --design '3lc[s=1.75]' "
     "--tls-cert certs/worker-0.pem --tls-key certs/worker-0.key --tls-ca certs/ca.pem --token-file certs/worker-0.token"
 )
 @takes(JobOptions, without=("link", "servers", "servers_on_workers"))

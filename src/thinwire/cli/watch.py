@@ -18,7 +18,7 @@ from rich.text import Text
 from thinwire.cli import options
 from thinwire.cli.console import console, write_json
 from thinwire.errors import ConfigError, TransportError
-from thinwire.quantities import nbytes_text, rate_text
+from thinwire.quantities import ms_text, nbytes_text, rate_text
 from thinwire.runtime.record_files import RecordEndpoint, RecordFile
 from thinwire.studies.step_figures import Figures, RecordedSteps
 
@@ -26,6 +26,8 @@ app = typer.Typer()
 
 NEWEST_NBYTES = 1 << 25
 """Of a long file only the end is read: some 80,000 records, in less than a second."""
+
+LEFT_OUT = ("line is no step record and was left out", "lines are no step records and were left out")
 
 Source = Annotated[str, typer.Argument(metavar="FILE|URL", help="What --telemetry writes or --metrics-port serves.")]
 Once = Annotated[bool, typer.Option("--once", help="Show what is there and end.")]
@@ -77,7 +79,9 @@ def watch(
             while True:
                 time.sleep(interval)
                 live.update(look(), refresh=True)
-    write_json(json, asdict(recorded.figures(leave_out=1)))
+        if not console.is_terminal:
+            console.print()  # there the last frame comes without the end of its line
+    write_json(json, {**asdict(recorded.figures(leave_out=1)), "damaged": records.damaged})
 
 
 def frame(figures: Figures, source: str, tensors: int, *, damaged: int = 0, word: str = "") -> Group:
@@ -92,7 +96,7 @@ def frame(figures: Figures, source: str, tensors: int, *, damaged: int = 0, word
     """
     notes = [word] if word else []
     if damaged:
-        notes.append(f"{damaged} lines are no step records and were left out")
+        notes.append(f"{damaged:,} {LEFT_OUT[damaged > 1]}")
     below = [Text(note, style="yellow") for note in notes]
     if figures.last_step < 0:
         return Group(Text(f"{source}: no step yet"), *below)
@@ -105,18 +109,19 @@ def frame(figures: Figures, source: str, tensors: int, *, damaged: int = 0, word
 
 
 def _lines(figures: Figures) -> list[tuple[str, str]]:
-    seconds = f"encode {_ms(figures.encode_s)}, decode {_ms(figures.decode_s)}, wait {_ms(figures.wait_s)}"
+    seconds = f"encode {ms_text(figures.encode_s)}, decode {ms_text(figures.decode_s)}, wait {ms_text(figures.wait_s)}"
     speed = "not recorded"
     if figures.step_s:
-        speed = f"{1 / figures.step_s:.3g} steps/s, {_ms(figures.step_s)} a step"
+        speed = f"{1 / figures.step_s:.3g} steps/s, {ms_text(figures.step_s)} a step"
         seconds += f": {figures.exchange_s / figures.step_s:.0%} of a step"
     elif figures.steps < 2:
         speed = "more steps are needed"
+    plain = f"{nbytes_text(figures.plain_nbytes)} in the tensors' own dtype"
     travelled = f"{nbytes_text(figures.push_nbytes)} up, {nbytes_text(figures.pull_nbytes)} down a step"
     lines = [
         ("speed", f"{speed} (over {_counted(figures.steps, 'step')})"),
         ("bytes", travelled),
-        ("ratio", f"{figures.ratio:.1f}× less than {nbytes_text(figures.plain_nbytes)} in the tensors' own dtype"),
+        ("ratio", f"{figures.ratio:.1f}× less than {plain}" if figures.ratio else f"nothing travelled, of {plain}"),
         ("time", seconds),
     ]
     if figures.link_bps is not None:
@@ -148,10 +153,6 @@ def _tensors(figures: Figures, most: int) -> rich.table.Table:
     if len(figures.tables) > most:
         listed.caption = f"{len(figures.tables) - most} more, which are smaller"
     return listed
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.3g} ms"
 
 
 def _counted(count: int, what: str) -> str:

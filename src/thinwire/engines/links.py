@@ -91,7 +91,7 @@ def parse_rate(text: str) -> Rate:
         >>> parse_rate("10mbit"), str(parse_rate("0.5 Gbit")), parse_rate("none").bps
         (Rate(bps=10000000), '500mbit', None)
     """
-    word = text.strip().lower()
+    word = str(text).strip().lower()  # scripts give numbers too, which are told what a rate looks like
     if word in _UNLIMITED_WORDS:
         return Rate(None)
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([kmg]bit)", word, flags=re.ASCII)

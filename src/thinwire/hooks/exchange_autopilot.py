@@ -26,6 +26,7 @@ from thinwire.policies.autopilot.levels import Level, residual_codec
 from thinwire.policies.autopilot.notes import NOTE_NBYTES, StepNote, pack_note, unpack_note
 from thinwire.policies.autopilot.pilot import Pilot, Target
 from thinwire.policies.autopilot.probing import PROBE_ENOUGH_S, probe
+from thinwire.quantities import rate_text
 from thinwire.runtime.collective import CollectiveDriver
 from thinwire.runtime.peers import Gathering, gather, measure_link
 
@@ -260,8 +261,9 @@ class ExchangeAutopilot:
 
     def __str__(self) -> str:
         memory = self.pilot.memory
-        link = f"link {memory.link_bps / 1e6:.3g} Mbit/s" if memory.link_bps else "link not measured yet"
-        return f"{self.setting.name} since step {self.changed_at}, {memory.changes} changes, {link}"
+        link = f"link {rate_text(memory.link_bps)}" if memory.link_bps else "link not measured yet"
+        changes = "1 change" if memory.changes == 1 else f"{memory.changes} changes"
+        return f"{self.setting.name} since step {self.changed_at}, {changes}, {link}"
 
     # ---- a step
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from thinwire.hooks.exchange_state import ExchangeState
-from thinwire.quantities import rate_text
+from thinwire.quantities import ms_text, rate_text
 
 _SPENT = ("encode_seconds", "decode_seconds", "copy_seconds")
 
@@ -81,8 +81,8 @@ class Report:
                 f"  sent a step      {self.sent_nbytes / 1e3:,.1f} kB, uncompressed "
                 f"{self.uncompressed_nbytes / 1e3:,.1f} kB: {self.ratio:.1f}× less, "
                 f"{self.bits_per_value:.3f} bit a value",
-                f"  time a step      encode {_ms(self.encode_s)}, decode and average {_ms(self.decode_s)}, "
-                f"copies {_ms(self.copy_s)}, waiting {_ms(self.wait_s)}",
+                f"  time a step      encode {ms_text(self.encode_s)}, decode and average {ms_text(self.decode_s)}, "
+                f"copies {ms_text(self.copy_s)}, waiting {ms_text(self.wait_s)}",
                 *self._warm_up(),
                 f"  verdict          {self._verdict()}",
             ]
@@ -99,17 +99,17 @@ class Report:
         if not self.warm_up:
             return []
         which = "the first step" if self.warm_up == 1 else f"the first {self.warm_up} steps"
-        return [f"  left out         {which}, with {_ms(self.warm_up_s)} each of compressing and compiling"]
+        return [f"  left out         {which}, with {ms_text(self.warm_up_s)} each of compressing and compiling"]
 
     def _verdict(self) -> str:
         if self.pays is None:
             return "unknown: the link was not measured (measure_link=False)"
         link = f"measured link {rate_text(self.link_bps)}"
         if self.pays:
-            return f"compression pays: {link}, saved {_ms(self.saved_s)}, spent {_ms(self.spent_s)} a step"
+            return f"compression pays: {link}, saved {ms_text(self.saved_s)}, spent {ms_text(self.spent_s)} a step"
         return (
-            f"uncompressed would be faster: {link}, encode {_ms(self.encode_s)}, decode {_ms(self.decode_s)}, "
-            f"saved {_ms(self.saved_s)}"
+            f"uncompressed would be faster: {link}, encode {ms_text(self.encode_s)}, decode {ms_text(self.decode_s)}, "
+            f"saved {ms_text(self.saved_s)}"
         )
 
 
@@ -155,7 +155,3 @@ def report(state: ExchangeState) -> Report:
         auto="" if state.auto is None else str(state.auto),
         warm_up_s=sum(sums.get(name, 0) - counters.get(name, 0) for name in _SPENT) / max(1, warm_up),
     )
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.3g} ms"

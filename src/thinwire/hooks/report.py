@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from thinwire.quantities import ms_text
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingReport:
@@ -63,10 +65,11 @@ class TrainingReport:
         auto = (f"  auto             {self.auto}",) if self.auto else ()
         return "\n".join(
             (
-                f"thinwire: {self.steps} steps, {_ms(self.seconds)} each, {self.compute_share:.1%} of them computing"
+                f"thinwire: {self.steps} steps, {ms_text(self.seconds)} each, "
+                f"{self.compute_share:.1%} of them computing"
                 f"{void}".replace("%", " %"),
-                f"  exchange         encode {_ms(self.encode_s)}, decode and apply {_ms(self.decode_s)}, "
-                f"waiting {_ms(self.wait_s)} a step",
+                f"  exchange         encode {ms_text(self.encode_s)}, decode and apply {ms_text(self.decode_s)}, "
+                f"waiting {ms_text(self.wait_s)} a step",
                 f"  sent, received   {self.sent_nbytes / 1e3:,.1f} kB, {self.received_nbytes / 1e3:,.1f} kB a step: "
                 f"{self.ratio:.1f}× less than uncompressed at every step",
                 *auto,
@@ -102,7 +105,3 @@ def training_report(
         uncompressed_nbytes=uncompressed_nbytes,
         void_rounds=int(void_rounds),
     )
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.3g} ms"

@@ -46,6 +46,14 @@ class Elastic:
         if self.straggler_grace_s is not None and self.min_workers is None:
             raise ConfigError("--straggler-grace-s goes on without late workers: say with how many, --min-workers M")
 
+    def check(self, workers: int) -> None:
+        """Raises ConfigError where the servers would wait for more workers than a run of so many ever has."""
+        if self.min_workers is not None and self.min_workers > workers:
+            raise ConfigError(
+                f"--min-workers {self.min_workers} of {workers} workers: nothing would be updated before so many have "
+                f"joined; give at most {workers}"
+            )
+
     def arguments(self) -> list[str]:
         """Returns the options of a server's command."""
         given = ((each.name, getattr(self, each.name)) for each in fields(self))
@@ -85,10 +93,12 @@ def run(
         open_engine, starter, private: as for `run_cluster`.
 
     Raises:
-        ConfigError: there is nothing to resume, a job that cannot be resumed, or a part that the data does not have.
+        ConfigError: there is nothing to resume, a job that cannot be resumed, a part that the data does not have, or
+            fewer workers than the servers wait for.
         DataError: the data set is missing or damaged.
         EngineError: a process failed; the message holds its last output. Nothing is left running.
     """
+    elastic.check(job.workers)
     # What is wrong with the data is one sentence here, and a traceback of every worker later.
     data(job.data, root=job.data_root, context=job.recipe().context)
     links = links or choose_links(job.link)

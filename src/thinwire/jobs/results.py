@@ -1,15 +1,18 @@
 """Results in a JSON file: which job was run, on which machine, and what it came to.
 
 Comparisons and benchmarks write one as they go and find in it what was run before. A file is written beside its place
-and moved there, so that an end in between leaves the old one whole. Nothing here knows which runs are needed.
+and moved there, so that an end in between leaves the old one whole; several processes may write to one, and each keeps
+what the others have stored. Nothing here knows which runs are needed.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Generic, TypeVar, Union
 
@@ -56,7 +59,7 @@ class Results(Generic[R]):
         kinds: the classes of the outcomes; tagged where there are several.
         defaults: of a job's fields. A field that a stored job lacks counts as its default, so that a file stays good
             when jobs get another field.
-        fresh: begin without what the file holds.
+        fresh: begin without what the file holds, and write over it.
 
     Raises:
         ConfigError: the file cannot be read, or is none of ours.
@@ -70,10 +73,13 @@ class Results(Generic[R]):
         defaults: Mapping[str, Any] | None = None,
         fresh: bool = False,
     ) -> None:
-        self._path, self._defaults = path, dict(defaults or {})
+        self._path, self._kinds, self._defaults = path, kinds, dict(defaults or {})
+        self._shared = not fresh
+        self._own: list[Run[R]] = []
+        self._seen: tuple[int, ...] = ()
         self.runs: list[Run[R]] = []
-        if path is not None and path.exists() and not fresh:
-            self.runs = _load(path, kinds)
+        if path is not None and not fresh:
+            self._look(path)
 
     def find(self, job: Mapping[str, Any]) -> R | None:
         """Returns what a job came to, or None where no run of it is stored."""
@@ -81,28 +87,70 @@ class Results(Generic[R]):
 
     def add(self, job: Mapping[str, Any], outcome: R) -> None:
         """Stores what a job came to on this machine, in place of an earlier outcome."""
-        others = [run for run in self.runs if self._defaults | run.job != job]
-        self.runs = [*others, Run(job=dict(job), machine=machine(), outcome=outcome)]
+        run = Run(job=dict(job), machine=machine(), outcome=outcome)
+        self._own = self._instead(self._own, [run])
+        self.runs = self._instead(self.runs, [run])
 
     def save(self, sections: Mapping[str, Any]) -> None:
         """Writes the file, with further `sections` before the runs, and makes its folder.
 
+        What another process has stored there meanwhile is kept, and found from then on.
+
         Raises:
-            ConfigError: it cannot be written.
+            ConfigError: it cannot be written, or is no longer one of ours.
         """
         if self._path is None:
             return
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with _alone_in(self._path.parent):
+                if self._shared:
+                    self._look(self._path)
+                self._write(self._path, sections)
+                self._seen = _state(self._path)
+        except OSError as error:
+            raise ConfigError(f"{self._path} cannot be written: {error.strerror}. Choose another place") from error
+
+    def _look(self, path: Path) -> None:
+        """Takes what the file holds, but for the runs that were added here, if it is not as it was seen last."""
+        seen = _state(path)
+        if seen and seen != self._seen:
+            self.runs, self._seen = self._instead(_load(path, self._kinds), self._own), seen
+
+    def _instead(self, runs: Sequence[Run[R]], newer: Sequence[Run[R]]) -> list[Run[R]]:
+        """Returns runs with newer ones at their end, in place of earlier ones of the same jobs."""
+        jobs = [self._defaults | run.job for run in newer]
+        return [*(run for run in runs if self._defaults | run.job not in jobs), *newer]
+
+    def _write(self, path: Path, sections: Mapping[str, Any]) -> None:
         whole = msgspec.to_builtins({"format": FORMAT, **sections, "runs": self.runs}, str_keys=True)
         # A line for each run: json's own indentation takes thirty times as long, and a file is written after every run.
         text = ",\n".join(f"{json.dumps(name)}: {_lines(value)}" for name, value in whole.items())
-        new = self._path.with_suffix(".json.new")
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            # Not msgspec's own JSON: it writes NaN, which a diverged training reports, as null.
-            new.write_text(f"{{\n{text}\n}}\n")
-            os.replace(new, self._path)
-        except OSError as error:
-            raise ConfigError(f"{self._path} cannot be written: {error.strerror}. Choose another place") from error
+        new = path.with_suffix(".json.new")
+        # Not msgspec's own JSON: it writes NaN, which a diverged training reports, as null.
+        new.write_text(f"{{\n{text}\n}}\n")
+        os.replace(new, path)
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Within it, no other process is, where the file system has locks; the folder is locked, so no file is left."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(opened, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(opened)
+
+
+def _state(path: Path) -> tuple[int, ...]:
+    """Returns what tells one writing of a file from another; nothing where there is no file."""
+    try:
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return ()
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _lines(value: Any) -> str:

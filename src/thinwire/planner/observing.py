@@ -2,8 +2,8 @@
 
 `begin` runs before the script does (see `cli/startup/sitecustomize.py`). The steps are those of the script's optimizer,
 the model is the outermost module that is called with parameters of that optimizer. DDP's exchange is left out, for it
-is what is to be planned: every rank then trains for itself. After enough steps rank 0 writes what it found, and all
-ranks end.
+is what is to be planned: every rank then trains for itself. After enough steps rank 0 writes what it found, or why it
+found nothing, and all ranks end.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
+from thinwire.errors import ConfigError
 from thinwire.hooks.wrapping import inside_compiled
 from thinwire.planner.profile import STEPS, Profile, TensorSeconds, Watch
 
@@ -40,6 +41,7 @@ class Observer:
         self._called: dict[int, nn.Module] = {}
         self._watch: Watch | None = None
         self._optimizer: Optimizer | None = None
+        self._finished = False
         self._hooks = ExitStack()
 
     def observe(self) -> None:
@@ -53,6 +55,8 @@ class Observer:
         self._called.setdefault(id(module), module)
 
     def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
+        if self._finished:  # a script that catches SystemExit goes on: what was found stays as it is
+            raise SystemExit(0)
         if self._watch is None:
             model = self._model(optimizer)
             if model is None:
@@ -80,10 +84,16 @@ class Observer:
         return inner if isinstance(inner, nn.Module) else None
 
     def _finish(self, watch: Watch) -> None:
+        self._finished = True
         if self._path is not None:
             part = self._path.with_suffix(".part")
-            torch.save(_as_dict(watch.profile()), part)
-            part.replace(self._path)
+            try:
+                torch.save(_as_dict(watch.profile()), part)
+            except ConfigError as error:
+                part.write_text(str(error))
+                part.replace(refusal(self._path))
+            else:
+                part.replace(self._path)
         raise SystemExit(0)
 
 
@@ -92,6 +102,11 @@ def begin(environment: Mapping[str, str]) -> None:
     if found := environment.get(VARIABLE):
         path = Path(found) if environment.get("RANK", "0") == "0" else None
         Observer(path, int(environment.get(STEPS_VARIABLE, STEPS))).observe()
+
+
+def refusal(path: Path) -> Path:
+    """Returns the file that says, in place of the profile at `path`, why there can be none."""
+    return path.with_suffix(".refused")
 
 
 def load(path: Path) -> Profile:

@@ -84,6 +84,8 @@ class Setting:
             raise ConfigError(f"{self.servers} servers in mode {self.mode}; at least 1, and in collective no other")
         if not 0 <= self.latency_ms < math.inf:
             raise ConfigError(f"a latency of {self.latency_ms} ms; it is 0 or more")
+        if self.cores is not None and self.cores < 1:
+            raise ConfigError(f"{self.cores} cores; at least 1, or None where each process has its own")
         if not 0 < self.compute < math.inf:
             raise ConfigError(f"compute={self.compute}; a worker computes more than 0 times as fast as here")
 
@@ -150,7 +152,8 @@ class Plan:
         exchange_share: of the time, what exchanges of local updates may take; the plan says with which h they do.
 
     Raises:
-        ConfigError: an unknown design, or one that no plan can be made of, or a share that is not above 0 and below 1.
+        ConfigError: an unknown design, or one that no plan can be made of, one text in place of a list of designs, or
+            a share that is not above 0 and below 1.
     """
 
     def __init__(
@@ -167,6 +170,8 @@ class Plan:
         self.profile, self.setting, self._transport = profile, setting, transport
         self.exchange_share = check_share(exchange_share)
         self._peer_message_s, self._sharing = peer_message_s, sharing
+        if isinstance(designs, str):  # a sequence too, of letters
+            raise ConfigError(f"designs are {designs!r}; expected a list of names, as in [{designs!r}]")
         given = [each if isinstance(each, Design) else design(each) for each in (UNCOMPRESSED, *designs)]
         self.designs = {each.name: each for each in given}
         for each in self.designs.values():
@@ -190,14 +195,19 @@ class Plan:
         """Returns the predicted seconds of a step, the mean over steps with and without an exchange.
 
         Args:
-            name: of a design.
+            name: of a design of this plan.
             workers: how many.
             bps: bits a second of every link; infinity is no limit.
+
+        Raises:
+            ConfigError: the plan has no such design, or a number is out of its range.
         """
         return self.round_of(name, workers, bps).step_s
 
     def round_of(self, name: str, workers: int, bps: float) -> Round:
         """Returns what the steps from one exchange to the next are predicted to take; arguments as for `step_s`."""
+        if name not in self.designs:
+            raise ConfigError(f"{name!r} is not in this plan, which is of {', '.join(self.designs)}")
         made, setting, collective = self.designs[name], self.setting, self.setting.mode == "collective"
         layers = self._layers(name)
         payload = TCP_PAYLOAD_NBYTES / (TCP_PAYLOAD_NBYTES + TCP_HEADERS_NBYTES)

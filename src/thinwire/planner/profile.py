@@ -98,6 +98,7 @@ class _Step:
     begun: list[tuple[str, float]] = field(default_factory=list)
     ready: dict[str, float] = field(default_factory=dict)
     order: list[str] = field(default_factory=list)
+    accumulated: dict[str, torch.Tensor] = field(default_factory=dict)
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def forward_s(self, name: str) -> float:
@@ -146,7 +147,7 @@ class Watch:
         self._step = _Step(self._now())
 
     def end(self) -> None:
-        """Says that the step is over; gradients are there still."""
+        """Says that the step is over. Gradients may have been set to None since, as zero_grad does."""
         noted = self._step
         noted.end_s = self._now()
         if self._left_out < WARM_UP:
@@ -154,24 +155,35 @@ class Watch:
             return
         heads = dict.fromkeys([*(name for name, _ in noted.begun), *self._trained])
         noted.order = list(dict.fromkeys(name for head in heads for name in self._siblings(head)))
-        noted.gradients = {
-            name: each.grad.detach().float().cpu().clone()
-            for name, each in self._trained.items()
-            if each.grad is not None
-        }
+        there = {name: each.grad for name, each in self._trained.items() if each.grad is not None}
+        there = noted.accumulated | there
+        noted.gradients = {name: there[name].detach().float().cpu().clone() for name in self._trained if name in there}
+        noted.accumulated.clear()
         self._found.append(noted)
         if len(self._found) > self._kept:
             self._found[-self._kept - 1].gradients.clear()
 
     def profile(self) -> Profile:
-        """Returns what was measured. Raises ConfigError where no step made a gradient, or one holds NaN."""
+        """Returns what was measured.
+
+        Raises:
+            ConfigError: no step made a gradient, one holds NaN, or all were zeroed before their step was over.
+        """
         found = self._found
         silent = {name for name in self._trained if all(name not in each.ready for each in found)}
         if len(silent) == len(self._trained):
-            raise ConfigError("step() made no gradient: it must call loss.backward(), and train the model it was given")
-        for name, gradient in (each for step in found[-self._kept :] for each in step.gradients.items()):
+            raise ConfigError(
+                "no step made a gradient: each must call loss.backward(), and train the model it is given"
+            )
+        kept = [each for step in found[-self._kept :] for each in step.gradients.items()]
+        for name, gradient in kept:
             if not gradient.isfinite().all():
                 raise ConfigError(f"the gradient of {name} holds NaN or Inf; codecs are measured on it: lower the rate")
+        if not any(gradient.any() for _, gradient in kept):
+            raise ConfigError(
+                "every gradient is 0 at the end of its step, and codecs are measured on them: call zero_grad() before "
+                "loss.backward(), or without set_to_none=False"
+            )
         return Profile(
             tensors=tuple(
                 TensorSeconds(
@@ -217,8 +229,10 @@ class Watch:
         return lambda *_: self._step.begun.append((name, self._now()))
 
     def _ready(self, name: str) -> Callable[[torch.Tensor], None]:
-        def note(_: torch.Tensor) -> None:
+        def note(trained: torch.Tensor) -> None:
             self._step.ready[name] = self._now()
+            if trained.grad is not None:
+                self._step.accumulated[name] = trained.grad
 
         return note
 

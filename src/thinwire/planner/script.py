@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from thinwire.errors import ConfigError
-from thinwire.planner.observing import STEPS_VARIABLE, VARIABLE, load
+from thinwire.planner.observing import STEPS_VARIABLE, VARIABLE, load, refusal
 from thinwire.planner.profile import STEPS, WARM_UP, Profile
 
 END_WITHIN_S = 10.0
@@ -43,7 +43,8 @@ def profile_script(
         threads: of the arithmetic of every process; None: as many as it takes by itself.
 
     Raises:
-        ConfigError: the command cannot be started, fails, or ends before so many steps of an optimizer.
+        ConfigError: the command cannot be started, fails, or ends before so many steps of an optimizer; or what its
+            steps leave cannot be planned with.
     """
     with tempfile.TemporaryDirectory(prefix="thinwire-plan-") as folder:
         found = Path(folder) / "profile.pt"
@@ -55,14 +56,17 @@ def profile_script(
             process = subprocess.Popen(command, env={**environment, **given}, start_new_session=True)
         except OSError as error:
             raise ConfigError(f"{command[0]!r} cannot be started: {error.strerror or error}") from error
+        refused = refusal(found)
         try:
-            while process.poll() is None and not found.exists():
+            while process.poll() is None and not found.exists() and not refused.exists():
                 time.sleep(0.05)
-            if found.exists():
+            if found.exists() or refused.exists():
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(END_WITHIN_S)
         finally:
             _end(process)
+        if refused.exists():
+            raise ConfigError(f"{' '.join(command)!r} was run, but {refused.read_text()}")
         if not found.exists():
             raise ConfigError(
                 f"{' '.join(command)!r} ended with status {process.returncode} before a profile was there: it takes "

@@ -16,7 +16,7 @@ import msgspec
 
 from thinwire.errors import ConfigError
 from thinwire.jobs.tables import Table
-from thinwire.quantities import nbytes_text, rate_text
+from thinwire.quantities import ms_text, nbytes_text, rate_text
 from thinwire.runtime.record_files import RecordFile
 from thinwire.studies.charts import Chart, Panel, Series, smooth
 from thinwire.studies.interactive import chart_html, interactive_document
@@ -143,12 +143,14 @@ def verdict(figures: Figures) -> list[str]:
         sentences = [
             f"{less}: compression pays on links below {rate_text(8 * saved / spent)} each way.",
             f"There the link's time for {nbytes_text(saved)} is what encoding and decoding take, "
-            f"{_ms(spent)} a step, were nothing hidden behind the computation.",
+            f"{ms_text(spent)} a step, were nothing hidden behind the computation.",
         ]
     if figures.step_s:
         share, waits = figures.exchange_s / figures.step_s, figures.wait_s / figures.step_s
         held = " The link or the slowest worker holds the training up." if waits > 0.5 else ""
-        sentences.append(f"Exchanges take {share:.0%} of a step of {_ms(figures.step_s)}, {waits:.0%} waiting.{held}")
+        sentences.append(
+            f"Exchanges take {share:.0%} of a step of {ms_text(figures.step_s)}, {waits:.0%} waiting.{held}"
+        )
     if figures.lag is not None and figures.lag > LONG_LAG:
         sentences.append(
             f"{figures.lag:.0f} steps of updates wait in the residual of {figures.lag_table}: a smaller sparsity "
@@ -183,7 +185,8 @@ def _how(run: RecordedRun, command: str) -> list[str]:
     if run.recorded.runs > 1:
         told += f" The records are of {run.recorded.runs} runs, one after the other; this is the last."
     if run.damaged:
-        told += f" {run.damaged} lines are no step records and were left out."
+        several = "lines are no step records and were" if run.damaged > 1 else "line is no step record and was"
+        told += f" {run.damaged:,} {several} left out."
     if (done := run.outcome) is None:
         return [told]
     asked = f"{done.design}, {done.model} on {done.data}, {done.workers} workers, {done.steps:,} steps"
@@ -197,9 +200,9 @@ def figures_table(run: RecordedRun) -> Table:
         ("steps", lambda f: f"{f.steps:,}"),
         ("seconds a step, mean", lambda f: "not recorded" if f.step_s is None else f"{f.step_s:.4g}"),
         ("seconds a step, median", lambda f: "not recorded" if f.median_step_s is None else f"{f.median_step_s:.4g}"),
-        ("encode", lambda f: _ms(f.encode_s)),
-        ("decode and apply", lambda f: _ms(f.decode_s)),
-        ("wait", lambda f: _ms(f.wait_s)),
+        ("encode", lambda f: ms_text(f.encode_s)),
+        ("decode and apply", lambda f: ms_text(f.decode_s)),
+        ("wait", lambda f: ms_text(f.wait_s)),
         ("payload up", lambda f: nbytes_text(f.push_nbytes)),
         ("payload down", lambda f: nbytes_text(f.pull_nbytes)),
         ("in the tensors' own dtype, both ways", lambda f: nbytes_text(f.plain_nbytes)),
@@ -301,7 +304,3 @@ def _panel(title: str, unit: str, series: Sequence[Series], *, y_log: bool = Fal
 def _series(label: str, points: Sequence[tuple[Any, float]]) -> Series:
     """A curve of at most 400 points, each the mean of a window."""
     return Series(label=label, x=smooth([float(x) for x, _ in points])[1], y=smooth([y for _, y in points])[1])
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.3g} ms"
