@@ -105,6 +105,7 @@ def distribute(
         reduce: `mean` over the gradients that came, or their `sum` (not where weights or votes travel down); see
             `Design` for the means over those who sent a value. By default the design's, the mean unless it says so.
         overlap: False pushes and pulls at `step()`, which leaves room for gradient clipping between backward and step.
+            Otherwise gradients leave as backward makes them, and `step()` refuses those that were changed since.
         seed: of random codecs; each rank derives its own stream.
         chunk_nbytes: a push leaves as soon as so many bytes of frames are ready; by default 32 kB, and in a group all
             that a rank is to get of a local update travels at once.
