@@ -17,8 +17,9 @@ from thinwire.hooks.report import TrainingReport, training_report
 from thinwire.hooks.resuming import Resumable
 from thinwire.policies.assignment import Assignment
 from thinwire.policies.sampling import Memberships
-from thinwire.runtime.driver import ModelHooks, WorkerDriver
+from thinwire.runtime.driver import WorkerDriver
 from thinwire.runtime.metrics import MetricsWriter
+from thinwire.runtime.model_hooks import ModelHooks
 from thinwire.runtime.rank_shards import RankShards
 from thinwire.telemetry import WarmUp
 from thinwire.worker.core import Worker
