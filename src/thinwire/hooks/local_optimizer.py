@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from thinwire.hooks.moments import forget_what_is_not_finite
-from thinwire.hooks.optimizer import DistributedOptimizer, check_state
+from thinwire.hooks.optimizer import DistributedOptimizer
 from thinwire.hooks.report import TrainingReport
+from thinwire.hooks.resuming import check_state
 from thinwire.hooks.several import parts
 from thinwire.hooks.steering import KINDS, Steering
 from thinwire.policies.local_updates import LocalUpdates

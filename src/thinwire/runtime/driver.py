@@ -24,6 +24,9 @@ LOOK_S = 1.0
 """How long one shard is waited for before the connections to the others are looked at: a shard that was lost is noticed
 wherever its workers are."""
 
+GOODBYE_S = 0.5
+"""How long the end of a connection may take, where there is no time left to wait for its shard."""
+
 
 class WorkerDriver:
     """One worker's connections to its shards.
@@ -77,8 +80,19 @@ class WorkerDriver:
         finally:
             self._counters.add("exchange_seconds", time.perf_counter() - begin)
 
-    def close(self) -> None:
-        """Leaves every shard in good order, where one was lost to come again. A session that broke is only dropped."""
+    def close(self, within_s: float | None = None) -> None:
+        """Leaves every shard in good order, where one was lost to come again. A session that broke is only dropped.
+
+        Args:
+            within_s: where something went wrong here, for how long the shards together may take to answer, in seconds;
+                nothing is raised then. None: each as long as in a step.
+
+        Raises:
+            DeadlineError: a shard did not confirm the end; not with `within_s`.
+        """
+        if within_s is not None:
+            self._close_soon(time.perf_counter() + within_s)
+            return
         for conversation, connection in zip(self._conversations, self._connections, strict=True):
             try:
                 self.run(conversation.leave(returning=self._lost))
@@ -88,6 +102,18 @@ class WorkerDriver:
                 pass
             finally:
                 connection.close()
+
+    def _close_soon(self, until: float) -> None:
+        """Says goodbye to all shards before any answer is waited for: one that is silent keeps no other from it."""
+        for conversation in self._conversations:
+            with suppress(TransportError, ProtocolError):
+                self.run(conversation.leave(returning=self._lost))
+        for connection in self._connections:
+            with suppress(TransportError, ProtocolError):
+                while connection.receive(max(0.0, until - time.perf_counter())) is not None:
+                    pass
+            with suppress(TransportError):
+                connection.close(max(GOODBYE_S, until - time.perf_counter()))
 
     @property
     def wire_nbytes(self) -> tuple[int, int]:
