@@ -173,7 +173,8 @@ def test_local_updates(names: dict[str, Any], tmp_path: Path) -> None:
     with run("README.md", 1, given, part=1)["optimizer"] as optimizer:
         run("docs/local-updates.md", 2, {**names, "optimizer": optimizer})
         saving = {**names, "model": model, "optimizer": optimizer, "step": 2, "rank": 0, "dist": dist}
-        run("docs/local-updates.md", 3, saving)["optimizer"].close()
+        # What the page leaves out is the end of that process, and the next one's beginning.
+        run("docs/local-updates.md", 3, {**saving, "own": optimizer.close})["optimizer"].close()
     with run("docs/autopilot.md", 1, {**names, "model": net()})["optimizer"] as optimizer:
         assert "auto" in str(optimizer.state_dict()["position"])
     assert (tmp_path / "shared.pt").exists()
@@ -216,7 +217,7 @@ def test_recovery(names: dict[str, Any]) -> None:
     server, address = start_server(ServerCore(), "grpc")
     again, fresh = start_server(ServerCore(), "grpc")
     with server, again, tw.distribute(names["model"], names["optimizer"], server=address()) as opt:
-        given = {**names, "weights": names["model"].state_dict(), "opt": opt, "server": fresh()}
+        given = {**names, "weights": names["model"].state_dict(), "opt": opt, "server": fresh(), "own": opt.close}
         run("docs/recovery.md", 2, given)["opt"].close()
     assert ended["kept"].steps() == (50, 0)
 

@@ -42,6 +42,7 @@ def test_one_shard_holds_everything_in_the_models_order() -> None:
     assert names[6:] == ["norm.running_mean", "norm.running_var"], "whole numbers (num_batches_tracked) stay at home"
     assert [spec.state for spec in only.tables] == [False] * 6 + [True] * 2
     assert [tensor.name for tensor in planned.tensors] == names
+    assert {spec.dtype for spec in only.tables} == {"float32"}
     assert only.consistency == "ssp[staleness=2,mode=passive]"
     assert (only.workers, only.reduce, only.state_interval, only.optimizer) == (4, "mean", 7, "SGD")
 
@@ -98,6 +99,15 @@ def test_parameter_groups_and_their_options_travel() -> None:
     assert {spec.name: spec.group for spec in only.tables if not spec.state} == {
         name: int(parameter.ndim == 1) for name, parameter in model.named_parameters()
     }
+
+
+def test_dtypes_are_those_of_the_models_tensors() -> None:
+    model = Model()
+    model.first.bfloat16()
+    planned = plan(model, shards=2, placement=placement("uniform[min=16]"))
+    by_name = {spec.name.partition("[")[0]: spec.dtype for each in planned.plans for spec in each.tables}
+    assert {by_name["first.weight"], by_name["first.bias"]} == {"bfloat16"}
+    assert {by_name["last.weight"], by_name["norm.weight"], by_name["norm.running_mean"]} == {"float32"}
 
 
 def test_frozen_parameters_take_no_part() -> None:

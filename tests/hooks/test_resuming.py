@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 import thinwire as tw
 from tests.hooks.cluster import run_cluster
@@ -94,3 +95,15 @@ def test_where_every_push_is_an_update_nothing_is_applied_twice(at: int) -> None
     for before, after in zip(kept, residuals, strict=True):
         assert torch.equal(after, torch.zeros_like(before) if at == 3 else before)
     assert fresh.step == at + 1, "the next exchange is applied once"
+
+
+def test_torchs_own_helper_returns_no_state_that_would_not_resume() -> None:
+    """It makes a state of what torch's optimizers keep, without residuals and position: docs/recovery.md."""
+
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> None:
+        steps(2)(rank, model, opt)
+        with pytest.raises(KeyError, match="state"):
+            get_optimizer_state_dict(model, opt)
+        assert steps(2)(rank, model, opt) and opt.steps_done == 4, "the training goes on"
+
+    run(None, train, codec="3lc")

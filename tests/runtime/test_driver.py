@@ -247,3 +247,13 @@ def test_leaving_waits_for_the_server_and_a_broken_session_is_dropped() -> None:
     session.driver.close()
     assert [kind_of(packet) for packet in script.heard] == [Leave]
     session.driver.close()
+
+
+def test_whoever_fails_says_goodbye_to_all_and_waits_for_no_silent_shard() -> None:
+    silent, other = Script(), Script(None)
+    conversations = [Conversation(shard, make_plan(), rank=0) for shard in range(2)]
+    connections = [MemoryServer(script).connect() for script in (silent, other)]
+    driver = WorkerDriver(conversations, connections, timeout_s=600)
+    driver.close(within_s=0.1)
+    assert [kind_of(packet) for packet in silent.heard + other.heard] == [Leave, Leave]
+    driver.close(within_s=0.1)  # they are closed

@@ -200,7 +200,8 @@ def _training(cell: Cell, rank: int, method: Method, found: Recipe, dataset: Dat
         x, y = next(batches)
         optimizer.zero_grad()
         cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
-        clip_gradients(model, found)
+        if method.clips:
+            clip_gradients(model, found)
         method.step()
 
     return step

@@ -28,10 +28,13 @@ class Method:
     Args:
         model: to call.
         optimizer: whose rates the schedule writes.
+
+    Attributes:
+        clips: whether clipping has an effect after the backward pass; otherwise gradients have left by then.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self.model, self.optimizer = model, optimizer
+        self.model, self.optimizer, self.clips = model, optimizer, True
 
     @property
     def exchange_seconds(self) -> float | None:
@@ -90,6 +93,7 @@ class Distributed(Method):
             rank, ranks = dist.get_rank(), dist.get_world_size()
             self._opt = distribute(module, optimizer, server=server, rank=rank, workers=ranks, design=design, seed=seed)
         super().__init__(module, self._opt)
+        self.clips = not design.sends_early
 
     @property
     def exchange_seconds(self) -> float:

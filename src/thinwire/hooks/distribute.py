@@ -35,6 +35,7 @@ from thinwire.policies.placement import Placement
 from thinwire.runtime.connection import connect
 from thinwire.runtime.driver import WorkerDriver
 from thinwire.runtime.metrics import MetricsWriter
+from thinwire.runtime.model_hooks import check_free, release
 from thinwire.runtime.rank_shards import RankShards
 from thinwire.schema import Reduce, Settings
 from thinwire.security import Credentials
@@ -105,6 +106,7 @@ def distribute(
         reduce: `mean` over the gradients that came, or their `sum` (not where weights or votes travel down); see
             `Design` for the means over those who sent a value. By default the design's, the mean unless it says so.
         overlap: False pushes and pulls at `step()`, which leaves room for gradient clipping between backward and step.
+            Otherwise gradients leave as backward makes them, and `step()` refuses those that were changed since.
         seed: of random codecs; each rank derives its own stream.
         chunk_nbytes: a push leaves as soon as so many bytes of frames are ready; by default 32 kB, and in a group all
             that a rank is to get of a local update travels at once.
@@ -125,7 +127,8 @@ def distribute(
         **options: of the codec, such as `sparsity=1.75`.
 
     Raises:
-        ConfigError: arguments that cannot be; a design that exchanges once an epoch, without `steps_per_epoch`.
+        ConfigError: arguments that cannot be; a design that exchanges once an epoch, without `steps_per_epoch`; a
+            model that another optimizer of ours trains, which is not closed.
         DeadlineError: no server at that address.
         TransportError: the server does not let this worker in.
         ProtocolError: the server refuses this worker, for instance for a tensor of another shape.
@@ -143,6 +146,7 @@ def distribute(
         raise ConfigError(f"rank={rank} with workers={workers}; ranks are 0 … workers − 1")
     if state_interval < 1 or (chunk_nbytes is not None and chunk_nbytes < 1):
         raise ConfigError(f"state_interval={state_interval} and chunk_nbytes={chunk_nbytes} must be at least 1")
+    check_free(model)
     optimizer = as_one(optimizer)
     policy = None if consistency is None else find_consistency(consistency)
     chosen = find_design(
@@ -232,6 +236,7 @@ def distribute(
             kept.began(joined)
         return joined
     except BaseException as error:
+        release(model)
         if driver is not None and isinstance(error, SessionLostError):
             driver.close()  # the shards that are left know that it comes again
         for connection in connections:

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from thinwire.hooks.optimizer import DistributedOptimizer, check_state
+from thinwire.hooks.moments import forget_what_is_not_finite
+from thinwire.hooks.optimizer import DistributedOptimizer
 from thinwire.hooks.report import TrainingReport
+from thinwire.hooks.resuming import check_state
 from thinwire.hooks.several import parts
 from thinwire.hooks.steering import KINDS, Steering
 from thinwire.policies.local_updates import LocalUpdates
@@ -75,8 +77,7 @@ class LocalUpdateOptimizer(DistributedOptimizer):
         if self._steering is not None and self._updates.ends_round(self._local.iteration - 1):
             self._steering.pushed()
         if self._local.void:
-            for state in self._inner.state.values():
-                _forget_what_is_not_finite(state)
+            forget_what_is_not_finite(self._inner)
         return loss
 
     def flush(self) -> None:
@@ -132,14 +133,3 @@ class LocalUpdateOptimizer(DistributedOptimizer):
         if self._steering is not None:
             self._steering.stepped()
         return loss
-
-
-def _forget_what_is_not_finite(state: Mapping[str, Any]) -> None:
-    """Sets moments of one parameter to 0 wherever one of them is NaN or Inf: a first moment over a second one of 0 is
-    a step without bound."""
-    moments = [each for each in state.values() if isinstance(each, torch.Tensor) and each.is_floating_point()]
-    for moment in moments:
-        lost = ~moment.isfinite()
-        for each in moments:
-            if (each.shape, each.device) == (moment.shape, moment.device):
-                each.masked_fill_(lost, 0.0)

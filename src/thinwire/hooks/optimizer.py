@@ -11,17 +11,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from thinwire.errors import ConfigError
+from thinwire.errors import ConfigError, SessionLostError
 from thinwire.hooks.records import Recorder, residual_ratios
 from thinwire.hooks.report import TrainingReport, training_report
-from thinwire.hooks.resuming import Resumable
+from thinwire.hooks.resuming import Resumable, check_state
 from thinwire.policies.assignment import Assignment
 from thinwire.policies.sampling import Memberships
-from thinwire.runtime.driver import ModelHooks, WorkerDriver
+from thinwire.runtime.driver import WorkerDriver
 from thinwire.runtime.metrics import MetricsWriter
+from thinwire.runtime.model_hooks import ModelHooks
 from thinwire.runtime.rank_shards import RankShards
 from thinwire.telemetry import WarmUp
 from thinwire.worker.core import Worker
+
+FAILED_S = 5.0
+"""Where an exception ends a training here, how long shards may take to let this worker go, and then how long the ranks
+that this one serves are served, in seconds: somebody waits to read what went wrong."""
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -215,19 +220,25 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def close(self) -> None:
         """Leaves the training in good order. The model stays usable; further steps are refused."""
+        self._end(None)
+
+    def _end(self, within_s: float | None) -> None:
         if not self._worker.closed:
             self._worker.closed = True
             self._hooks.remove()
-            self._driver.close()
+            self._driver.close(within_s)
             self._recorder.close()
             if self._shards is not None:
-                self._shards.close()
+                self._shards.close(within_s)
 
     def __enter__(self) -> DistributedOptimizer:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        # One that goes back with the others must have said so; `sys.exit()` at the end of a training is no failure.
+        ends_well = error is None or isinstance(error, SessionLostError)
+        ends_well = ends_well or (isinstance(error, SystemExit) and not error.code)
+        self._end(None if ends_well else FAILED_S)
 
     # ---- its state
 
@@ -333,25 +344,3 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def residual_ratios(self) -> dict[str, float]:
         """Returns, per table, ‖residual‖ in units of a gradient's norm: how many steps are waiting."""
         return residual_ratios(self._worker.model)
-
-
-def check_state(state: Mapping[str, Any], key: str, groups: int) -> None:
-    """Raises ConfigError where a state is not of an optimizer that `distribute` returned, before anything is changed.
-
-    Args:
-        state: that is to be loaded.
-        key: what states of that kind of optimizer have.
-        groups: how many parameter groups this one has.
-    """
-    if key not in state and "state" in state:
-        raise ConfigError(
-            "the state is one that torch's own optimizer returned: load it into that one, before tw.distribute is "
-            "called. What tw.distribute returned has a state_dict() with residuals, and takes no other"
-        )
-    if key not in state:
-        raise ConfigError(
-            f"the state lacks {key!r}; it has {', '.join(map(str, state))}. States with and without local updates "
-            "cannot take each other's place: start from the model's weights"
-        )
-    if len(state["param_groups"]) != groups:
-        raise ConfigError(f"the state has {len(state['param_groups'])} parameter groups, and this optimizer {groups}")

@@ -113,6 +113,7 @@ def make_plan(
                 up=up,
                 down=down,
                 group=group_of[id(parameter)] if local is None else 0,
+                dtype=_named(parameter.dtype),
             )
             placed.append((part, len(tables[part.server])))
             tables[part.server].append(spec)
@@ -127,8 +128,9 @@ def make_plan(
             # After local steps everybody's statistics count; after a common step, worker 0's are as good as any.
             state, group = (True, 0) if local is None else (False, 1)
             tensors.append(PlannedTensor(key, buffer, state, PLAIN, tuple(placed), local is not None))
+            shape, dtype = tuple(buffer.shape), _named(buffer.dtype)
             tables[0].append(
-                TableSpec(name=key, shape=tuple(buffer.shape), up=plain, down=plain, group=group, state=state)
+                TableSpec(name=key, shape=shape, up=plain, down=plain, group=group, state=state, dtype=dtype)
             )
     given = optimizer.param_groups if local is None else local.outer_groups()
     known = optimizer.defaults if local is None else given[0]
@@ -151,6 +153,10 @@ def make_plan(
         for specs, some in zip(tables, sends_some, strict=True)
     )
     return Planned(plans, tuple(tensors), assignment)
+
+
+def _named(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _agreement(design: Design) -> str:

@@ -171,3 +171,25 @@ def load_agreed(resume: Mapping[str, Any] | Resumable | None, group: dist.Proces
             + ". Begin anew on all ranks, or give all of them resume=… of files of one exchange"
         )
     return kept.load(max(common)) if said[dist.get_rank(group)][1] else None
+
+
+def check_state(state: Mapping[str, Any], key: str, groups: int) -> None:
+    """Raises ConfigError where a state is not of an optimizer that `distribute` returned, before anything is changed.
+
+    Args:
+        state: that is to be loaded.
+        key: what states of that kind of optimizer have.
+        groups: how many parameter groups this one has.
+    """
+    if key not in state and "state" in state:
+        raise ConfigError(
+            "the state is one that torch's own optimizer returned: load it into that one, before tw.distribute is "
+            "called. What tw.distribute returned has a state_dict() with residuals, and takes no other"
+        )
+    if key not in state:
+        raise ConfigError(
+            f"the state lacks {key!r}; it has {', '.join(map(str, state))}. States with and without local updates "
+            "cannot take each other's place: start from the model's weights"
+        )
+    if len(state["param_groups"]) != groups:
+        raise ConfigError(f"the state has {len(state['param_groups'])} parameter groups, and this optimizer {groups}")

@@ -59,9 +59,7 @@ class TrainingLoop:
         self._job, self._rank, self._model, self._opt, self._dataset = job, rank, model, opt, dataset
         self._device = device(job.device)
         self._report, self._on_step, self._now = report, on_step, now
-        self._recipe, design = job.recipe(), job.full_design()
-        # Otherwise gradients have left by the end of the backward pass.
-        self._clips = design.local is not None or design.transmission == "traditional"
+        self._recipe, self._clips = job.recipe(), not job.full_design().sends_early
         self._steps = None if job.seconds is not None else self._recipe.steps
         self._losses: deque[float] = deque(maxlen=LOSS_STEPS)
         self._first = opt.steps_done

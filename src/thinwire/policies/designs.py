@@ -130,6 +130,16 @@ class Design:
         """
         return find_compression(self.compression, up=self.up, down=self.down, min_numel=self.min_numel, exclude=exclude)
 
+    @property
+    def sends_early(self) -> bool:
+        """Whether gradients leave during the backward pass, after which nobody can clip them.
+
+        Example:
+            >>> [design(name).sends_early for name in ("3lc", "3lc[transmission=traditional]", "update")]
+            [True, False, False]
+        """
+        return self.local is None and self.transmission == "wait-free"
+
     def with_epoch(self, steps: int | None) -> Design:
         """Returns the design with its exchanges counted in steps.
 

@@ -1,36 +1,31 @@
-"""Runs a worker's procedures: when torch calls a hook of the model, on connections to the shards.
+"""Runs a worker's procedures on connections to the shards: how messages are sent and waited for.
 
-`ModelHooks` knows when torch calls, `WorkerDriver` how messages are sent and waited for; what is then sent and applied
-is the worker's to decide. Messages are read by the thread that needs them, when it needs them. The transport's own
-threads move bytes meanwhile, so nothing waits on this one; and the cores need no lock.
+When, is for `model_hooks.py` to say, and what is then sent and applied for the worker. Messages are read by the thread
+that needs them, when it needs them. The transport's own threads move bytes meanwhile, so nothing waits on this one; and
+the cores need no lock.
 """
 
 from __future__ import annotations
 
 import time
 import warnings
-import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
-from typing import Any
 
-import torch
-from torch import nn
-
-from thinwire.errors import ConfigError, DeadlineError, ProtocolError, SessionLostError, TransportError
+from thinwire.errors import DeadlineError, ProtocolError, SessionLostError, TransportError
 from thinwire.packets import pack, parse
 from thinwire.schema import Members
 from thinwire.telemetry import Counters
 from thinwire.transports.base import Connection
 from thinwire.worker.conversation import Conversation
-from thinwire.worker.core import Worker
 from thinwire.worker.effects import Poll, Procedure, Receive, Send, T
-from thinwire.worker.model import WorkerTensor
 
 LOOK_S = 1.0
 """How long one shard is waited for before the connections to the others are looked at: a shard that was lost is noticed
 wherever its workers are."""
+
+GOODBYE_S = 0.5
+"""How long the end of a connection may take, where there is no time left to wait for its shard."""
 
 
 class WorkerDriver:
@@ -85,8 +80,19 @@ class WorkerDriver:
         finally:
             self._counters.add("exchange_seconds", time.perf_counter() - begin)
 
-    def close(self) -> None:
-        """Leaves every shard in good order, where one was lost to come again. A session that broke is only dropped."""
+    def close(self, within_s: float | None = None) -> None:
+        """Leaves every shard in good order, where one was lost to come again. A session that broke is only dropped.
+
+        Args:
+            within_s: where something went wrong here, for how long the shards together may take to answer, in seconds;
+                nothing is raised then. None: each as long as in a step.
+
+        Raises:
+            DeadlineError: a shard did not confirm the end; not with `within_s`.
+        """
+        if within_s is not None:
+            self._close_soon(time.perf_counter() + within_s)
+            return
         for conversation, connection in zip(self._conversations, self._connections, strict=True):
             try:
                 self.run(conversation.leave(returning=self._lost))
@@ -96,6 +102,18 @@ class WorkerDriver:
                 pass
             finally:
                 connection.close()
+
+    def _close_soon(self, until: float) -> None:
+        """Says goodbye to all shards before any answer is waited for: one that is silent keeps no other from it."""
+        for conversation in self._conversations:
+            with suppress(TransportError, ProtocolError):
+                self.run(conversation.leave(returning=self._lost))
+        for connection in self._connections:
+            with suppress(TransportError, ProtocolError):
+                while connection.receive(max(0.0, until - time.perf_counter())) is not None:
+                    pass
+            with suppress(TransportError):
+                connection.close(max(GOODBYE_S, until - time.perf_counter()))
 
     @property
     def wire_nbytes(self) -> tuple[int, int]:
@@ -163,130 +181,3 @@ class WorkerDriver:
         else:
             state = f"{here} workers are here, and the training waits until they are {notice.least}"
         warnings.warn(f"{notice.reason}; {state}", UserWarning, stacklevel=2)
-
-
-class ModelHooks:
-    """Hooks on one model, from the moment this is made until `remove`.
-
-    A layer's update is applied before its forward pass; a gradient is pushed when the backward pass has produced it.
-
-    Args:
-        model: whose parameters and buffers the worker's tensors are.
-        worker: whose procedures the hooks run.
-        driver: runs them.
-    """
-
-    def __init__(self, model: nn.Module, worker: Worker, driver: WorkerDriver) -> None:
-        self._worker, self._driver = worker, driver
-        self._is_copy = False
-        # Of a model that is compiled, torch would trace layers' hooks, and what they call, into the graph.
-        disable: Any = torch.compiler.disable  # untyped in torch
-        self._pull = disable(self._pull_now)
-        self._tensors = worker.model.tensors
-        self._reached: set[int] = set()
-        self._unreached: list[int] | None = None
-        self._handles: list[Any] = []
-        index = {id(tensor.parameter): number for number, tensor in enumerate(self._tensors)}
-        # Where the model has its parameters: a dict of modules' parameters, and the name in it.
-        self._owners = [
-            (module._parameters, name, self._tensors[index[id(parameter)]])
-            for module in model.modules()
-            for name, parameter in module._parameters.items()
-            if id(parameter) in index
-        ]
-        self._frozen = [(name, weakref.ref(p)) for name, p in model.named_parameters() if id(p) not in index]
-        for module in model.modules():
-            own = [index[id(parameter)] for parameter in module._parameters.values() if id(parameter) in index]
-            if module is model:
-                self._handles.append(model.register_forward_pre_hook(partial(self._before_model, own)))
-            elif own := own + [index[id(buffer)] for buffer in module._buffers.values() if id(buffer) in index]:
-                self._handles.append(module.register_forward_pre_hook(partial(self._before_layer, own)))
-        for tensor in self._tensors:
-            if tensor.parameter.requires_grad:
-                register: Any = tensor.parameter.register_post_accumulate_grad_hook  # untyped in torch
-                self._handles.append(register(partial(self._after_gradient, tensor)))
-
-    def remove(self) -> None:
-        """Removes every hook."""
-        for handle in self._handles:
-            handle.remove()
-
-    def check_places(self) -> None:
-        """Looks whether the model's parameters are still those that the worker exchanges.
-
-        Raises:
-            ConfigError: one has other memory, or another has taken its place: updates would not reach the model.
-        """
-        for owner, key, tensor in self._owners:
-            parameter, now = tensor.parameter, owner.get(key)
-            if now is not None and now is not parameter:
-                raise ConfigError(
-                    f"the model has another parameter in place of {tensor.name!r} than when it was given to "
-                    "tw.distribute, and neither the optimizer nor the other workers know it. Load weights by "
-                    "load_state_dict without assign=True, and change layers before the optimizer is made"
-                )
-            if parameter.data_ptr() != tensor.shown.data_ptr():
-                raise ConfigError(
-                    f"{tensor.name!r} was moved after tw.distribute: it is {_place(parameter)} in other memory than "
-                    f"the {_place(tensor.shown)} that is exchanged. Call .to(), .half() and the like before "
-                    "tw.distribute, and change values in place, as in parameter.data.copy_(values)"
-                )
-        self._warn_of_unfrozen()
-
-    def _warn_of_unfrozen(self) -> None:
-        parameters = ((name, ref()) for name, ref in self._frozen)
-        found = [name for name, p in parameters if p is not None and p.requires_grad and p.grad is not None]
-        if found:
-            self._frozen = []
-            names = ", ".join(found[:4]) + (", …" if len(found) > 4 else "")
-            warnings.warn(
-                f"{len(found)} parameters were frozen when the model was given to tw.distribute and have gradients now "
-                f"({names}): they are not exchanged, and workers will differ in them. Unfreeze them before "
-                "tw.distribute, or end this training and call it anew",
-                UserWarning,
-                stacklevel=4,
-            )
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """A copy of the model, such as one of averaged weights, or one that is saved, takes part in nothing."""
-        return _hooks_of_copy, ()
-
-    def _before_model(self, own: list[int], *_: Any) -> None:
-        if self._is_copy:
-            return
-        # Some modules use another's parameters without calling it (attention does). The first forward pass shows
-        # which tables no call announces; from the second on, the model's own call waits for them.
-        if self._worker.began and self._unreached is None:
-            self._unreached = [index for index in range(len(self._tensors)) if index not in self._reached]
-        if not self._rests():
-            self._pull({*own, *(self._unreached or ())})
-
-    def _before_layer(self, own: list[int], *_: Any) -> None:
-        if self._is_copy:
-            return
-        self._reached.update(own)
-        if not self._rests():
-            self._pull(own)
-
-    def _rests(self) -> bool:
-        """Whether no layer has anything to do. A graph that torch traces holds in all steps: there each layer asks."""
-        return not torch.compiler.is_compiling() and self._worker.idle
-
-    def _pull_now(self, indices: Iterable[int]) -> None:
-        for index in indices:
-            if self._worker.awaits(self._tensors[index]):
-                self._driver.run(self._worker.pull(self._tensors[index]))
-
-    def _after_gradient(self, tensor: WorkerTensor, _parameter: torch.Tensor) -> None:
-        if not self._worker.idle and self._worker.heeds(tensor):
-            self._driver.run(self._worker.gradient_ready(tensor))
-
-
-def _hooks_of_copy() -> ModelHooks:
-    hooks = ModelHooks.__new__(ModelHooks)
-    hooks._is_copy = True
-    return hooks
-
-
-def _place(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} on {tensor.device}"

@@ -168,9 +168,13 @@ class RankShards:
         """Opens a connection to another rank's shard, waiting so many seconds at most."""
         return sockets.connect(address, connect_timeout_s=timeout_s, options=self.transport, loop=self._loop)
 
-    def close(self) -> None:
-        """Stops serving, once every rank has left or one has died."""
-        until = time.monotonic() + _CLOSE_S
+    def close(self, within_s: float | None = None) -> None:
+        """Stops serving, once every rank has left or one has died.
+
+        Args:
+            within_s: how long that may take at most, in seconds; by default half a minute.
+        """
+        until = time.monotonic() + (_CLOSE_S if within_s is None else within_s)
         while not self._ended.wait(_LOOK_S) and time.monotonic() < until:
             if any(map(has_ended, self._others)):
                 self._ended.wait(_FAREWELL_S)

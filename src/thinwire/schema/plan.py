@@ -41,6 +41,8 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
         down: index into `Plan.codecs` for pulls of its model delta.
         group: index into `Plan.groups`: whose optimizer options apply.
         state: True for a buffer (a batch-norm statistic): one worker's values, relayed as they are.
+        dtype: of the workers' tensor, as in "bfloat16": the shards' is float32, and what the workers compute with is
+            rounded from it. Empty: not said, as by workers and checkpoints of before it was.
     """
 
     name: str
@@ -49,6 +51,7 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
     down: int = 0
     group: int = 0
     state: bool = False
+    dtype: str = ""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):

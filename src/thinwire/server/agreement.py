@@ -86,6 +86,8 @@ def usable_codecs(plan: Plan) -> list[Codec]:
 def difference(ours: Plan, theirs: Plan) -> str | None:
     """Returns in what a joining worker's plan differs from the agreed one, naming the tensor, or None."""
     ours, theirs = _without_private_options(ours), _without_private_options(theirs)
+    if not all(spec.dtype for plan in (ours, theirs) for spec in plan.tables):  # nothing to compare
+        ours, theirs = _without_dtypes(ours), _without_dtypes(theirs)
     if ours == theirs:
         return None
     if theirs.workers != ours.workers:
@@ -111,6 +113,11 @@ def _table_difference(ours: tuple[TableSpec, ...], theirs: tuple[TableSpec, ...]
         if spec.shape != here[name].shape:
             return (
                 f"tensor {name!r} has shape {spec.shape} in this worker's model and {here[name].shape} in the others'"
+            )
+        if spec.dtype != here[name].dtype:
+            return (
+                f"tensor {name!r} is {spec.dtype} in this worker's model and {here[name].dtype} in the others': "
+                "replicas would differ by rounding; give all workers' models the same dtype before tw.distribute"
             )
     for name in here:
         if name not in there:
@@ -166,3 +173,8 @@ def _without_private_options(plan: Plan) -> Plan:
         private = find_codec(codec_id).private_options if codec_id in ids() else ()
         configs.append({name: value for name, value in config.items() if name not in private})
     return msgspec.structs.replace(plan, codecs=tuple(configs))
+
+
+def _without_dtypes(plan: Plan) -> Plan:
+    tables = tuple(msgspec.structs.replace(spec, dtype="") for spec in plan.tables)
+    return msgspec.structs.replace(plan, tables=tables)

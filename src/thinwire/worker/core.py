@@ -20,6 +20,7 @@ from thinwire.policies.designs import Design
 from thinwire.schema import Plan
 from thinwire.worker.batching import Batching
 from thinwire.worker.conversation import Conversation
+from thinwire.worker.departed import Departed
 from thinwire.worker.effects import Poll, Procedure
 from thinwire.worker.model import PlannedTensor, WorkerTensor
 from thinwire.worker.participant import Participant
@@ -52,6 +53,7 @@ class Worker(Participant):
         self._criterion = self._policy.criterion()
         self._barrier = design.transmission == "traditional" or self._terms.barrier
         self._batching = Batching(self._now)
+        self._departed = Departed()
         self._batches = design.downlink != "weights" and self._criterion is None
         self._announced = -1
 
@@ -90,10 +92,16 @@ class Worker(Participant):
             )
         if self.pushes_early and not self.accumulating:
             yield from self._push(tensor)
+            self._departed.add(tensor)
 
     def end_step(self) -> Procedure[None]:
-        """Pushes what has not left yet, and moves the clock."""
+        """Pushes what has not left yet, and moves the clock.
+
+        Raises:
+            ConfigError: a gradient was changed after it had left.
+        """
         self.check_open()
+        self._departed.end_step()
         # Every layer's last update is in: each was waited for when the forward pass came to it.
         self.model.update_average()
         if self._design.downlink == "weights":  # between exchanges, every worker trains by itself

@@ -1,0 +1,54 @@
+"""What a worker's own optimizer forgets after a round that went without it, for its parameters held NaN or Inf.
+
+The parameters continue from the shared ones. What the optimizer remembers of the steps that led there would make them
+NaN again, round after round. It knows tensors in dicts, lists and tuples, and not what they mean, but for LBFGS.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from thinwire.hooks.several import parts
+
+
+def forget_what_is_not_finite(optimizer: torch.optim.Optimizer) -> None:
+    """Makes an optimizer's state finite.
+
+    Moments of one parameter become 0 wherever one of them is NaN or Inf: a first moment over a second one of 0 is a
+    step without bound. LBFGS begins anew: of the steps that it remembers each builds on the one before.
+    """
+    for each in parts(optimizer):
+        for state in each.state.values():
+            if isinstance(each, torch.optim.LBFGS):
+                if not all(bool(tensor.isfinite().all()) for tensor in _tensors(state)):
+                    state.clear()
+            else:
+                _forget(state)
+
+
+def _forget(state: Any) -> None:
+    alike: dict[tuple[torch.Size, torch.device], list[torch.Tensor]] = {}
+    for tensor in _tensors(state):
+        alike.setdefault((tensor.shape, tensor.device), []).append(tensor)
+    for moments in alike.values():
+        lost = ~moments[0].isfinite()
+        for moment in moments[1:]:
+            lost |= ~moment.isfinite()
+        for moment in moments:
+            moment.masked_fill_(lost, 0.0)
+
+
+def _tensors(state: Any) -> Iterator[torch.Tensor]:
+    """Yields a state's tensors of floating-point numbers."""
+    if isinstance(state, torch.Tensor):
+        if state.is_floating_point():
+            yield state
+    elif isinstance(state, Mapping):
+        yield from _tensors(list(state.values()))
+    elif isinstance(state, list | tuple | deque):
+        for each in state:
+            yield from _tensors(each)

@@ -1,0 +1,92 @@
+"""A model belongs to one training at a time; those that have ended, or never began, leave nothing on it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import thinwire as tw
+from tests.hooks.cluster import start_server
+from tests.hooks.local_runs import batch, mlp, sgd
+from thinwire.errors import ConfigError, DeadlineError
+from thinwire.hooks.distribute import DistributedOptimizer
+from thinwire.hooks.resuming import KeptSteps
+from thinwire.server.core import ServerCore
+from thinwire.transports.base import Server
+
+TAKEN = r"by what an earlier tw\.distribute returned, which exchanges '.*weight': call close\(\)"
+
+
+@pytest.fixture
+def servers() -> Iterator[list[Server]]:
+    started: list[Server] = []
+    yield started
+    for server in started:
+        server.stop()
+
+
+def begin(model: nn.Module, servers: list[Server], **options: Any) -> DistributedOptimizer:
+    server, address = start_server(ServerCore(), "memory")
+    servers.append(server)
+    return tw.distribute(model, sgd(model), server=address(), **options)
+
+
+def train(model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
+    opt.zero_grad()
+    model(batch(0, 0)[0]).square().mean().backward()
+    opt.step()
+    opt.sync()
+    return model.get_parameter("3.weight").detach().clone()
+
+
+@pytest.mark.parametrize("design", ["3lc", "local-sgd[h=2]"])
+def test_a_second_training_of_one_model_is_refused_until_the_first_has_ended(
+    servers: list[Server], design: str
+) -> None:
+    model = mlp(0)
+    first, optimizers = begin(model, servers, design=design), [sgd(model)]
+    whole = nn.ModuleDict({"part": model, "more": nn.Linear(3, 3)})
+    for taken in (model, model.get_submodule("0"), whole, torch.compile(model, backend="eager")):
+        with pytest.raises(ConfigError, match=TAKEN):
+            # Nothing listens there: who looked for a server would wait for it.
+            tw.distribute(taken, optimizers, server="grpc://127.0.0.1:9", design=design)  # type: ignore[arg-type]
+    before = train(model, first)  # which goes on as if nothing had been
+    first.close()
+    with begin(model, servers, design=design) as second:
+        assert not torch.equal(before, train(model, second)) and second.steps_done == 1
+    with suppress(KeyError), begin(model, servers, design=design):
+        raise KeyError
+    begin(model, servers, design=design).close()
+
+
+def test_two_models_and_copies_train_beside_each_other(servers: list[Server]) -> None:
+    first, second = mlp(0), mlp(0)
+    with begin(first, servers) as one, begin(second, servers) as two:
+        copied = copy.deepcopy(first)
+        with begin(copied, servers) as three:
+            trained = [train(*each) for each in ((first, one), (second, two), (copied, three))]
+    assert all(torch.equal(each, trained[0]) for each in trained)
+    assert not torch.equal(trained[0], mlp(0).get_parameter("3.weight"))
+
+
+class Disturbed(KeptSteps):
+    """Fails when the training has begun."""
+
+    def began(self, opt: Any) -> None:
+        raise KeyError("a disk, say")
+
+
+def test_a_training_that_did_not_begin_leaves_the_model_free(servers: list[Server]) -> None:
+    model = mlp(0)
+    with pytest.raises(KeyError, match="a disk, say"):
+        begin(model, servers, resume=Disturbed(model))
+    with pytest.raises(DeadlineError):
+        tw.distribute(model, sgd(model), server="grpc://127.0.0.1:9", connect_timeout_s=0.1)
+    with begin(model, servers) as opt:
+        train(model, opt)
