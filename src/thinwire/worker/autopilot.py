@@ -24,6 +24,7 @@ from thinwire.policies.autopilot.levels import Level
 from thinwire.policies.autopilot.notes import NOTE_NBYTES, StepNote, pack_note, unpack_note
 from thinwire.policies.autopilot.pilot import Pilot
 from thinwire.policies.designs import Design
+from thinwire.quantities import rate_text
 from thinwire.telemetry import Counters
 from thinwire.worker.conversation import Conversation
 from thinwire.worker.effects import Procedure
@@ -201,8 +202,9 @@ class RoundAutopilot:
 
     def __str__(self) -> str:
         memory = self.pilot.memory
-        link = f"link {memory.link_bps / 1e6:.3g} Mbit/s" if memory.link_bps else "link not measured yet"
-        return f"{self.setting.name} since exchange {self.changed_at}, {memory.changes} changes, {link}"
+        link = f"link {rate_text(memory.link_bps)}" if memory.link_bps else "link not measured yet"
+        changes = "1 change" if memory.changes == 1 else f"{memory.changes} changes"
+        return f"{self.setting.name} since exchange {self.changed_at}, {changes}, {link}"
 
     # ---- an exchange
 
