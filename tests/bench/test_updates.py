@@ -28,6 +28,11 @@ def test_the_table_holds_every_way_against_a_step_alone() -> None:
     assert bench.line(cell, UpdatesRun(spent=spent, weights="w")).endswith("1.250 of a step alone")
 
 
+def test_a_block_has_whole_rounds_so_that_no_exchange_is_counted_for_too_few_steps() -> None:
+    bench = UpdatesBench(designs=["update", "local-sgd[h=4]", "diloco[h=30]"], steps=6)
+    assert [(cell.warm_up, cell.steps) for cell in bench.cells()] == [(2, 6), (4, 8), (30, 30)]
+
+
 def test_a_design_without_local_updates_is_refused() -> None:
     with pytest.raises(ConfigError, match="design '3lc' is not of local updates"):
         UpdatesBench(designs=["3lc"])

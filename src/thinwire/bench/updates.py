@@ -21,6 +21,7 @@ from thinwire.bench.updates_cells import (
     EXCHANGED,
     SHARD,
     TRAINING,
+    WARM_UP_STEPS,
     BlockEnded,
     Cell,
     Counted,
@@ -55,7 +56,7 @@ class UpdatesBench(UpdatesOptions, Bench[Cell, UpdatesRun]):
         designs: of local updates.
         data, batch, seed: of the training; a batch of each rank.
         ranks: how many train on this machine.
-        steps: of a block.
+        steps: of a block, and as many more as make whole rounds of the design: each exchange belongs to its steps.
         blocks: of each way, besides a first one that is not counted.
 
     Raises:
@@ -80,7 +81,8 @@ class UpdatesBench(UpdatesOptions, Bench[Cell, UpdatesRun]):
                 data=self.data,
                 design=name,
                 ranks=self.ranks,
-                steps=self.steps,
+                steps=whole_rounds(self.steps, name),
+                warm_up=whole_rounds(WARM_UP_STEPS, name),
                 blocks=self.blocks,
                 batch=self.batch,
                 seed=self.seed,
@@ -119,6 +121,17 @@ class UpdatesBench(UpdatesOptions, Bench[Cell, UpdatesRun]):
         header = ["model", "", "CPU ms a step and rank", "of a step alone", f"{TRAINING}, beyond", SHARD]
         lines = [line for cell, runs in measured.items() for line in _lines(cell, runs)]
         return [Table(header, lines, left=2)]
+
+
+def whole_rounds(steps: int, name: str) -> int:
+    """Returns a number of steps, and as many more as make whole rounds of a design of local updates.
+
+    >>> whole_rounds(6, "local-sgd[h=4]"), whole_rounds(6, "update")
+    (8, 6)
+    """
+    local = design(name).local
+    period = 1 if local is None else local.sync_every
+    return -(-steps // period) * period
 
 
 def _lines(cell: Cell, runs: Sequence[UpdatesRun]) -> list[list[str]]:

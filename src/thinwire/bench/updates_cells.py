@@ -12,6 +12,9 @@ ALONE, DDP, EXCHANGED = "alone", "plain DDP", "design"
 """The ways to train, in the order of their turns: without any exchange, with torch's own, with the design."""
 TRAINING, SHARD, OTHERS = "training thread", "shard's thread", "others"
 
+WARM_UP_STEPS = 2
+"""At least so many before those that are counted."""
+
 Spent = dict[str, dict[str, float]]
 """CPU milliseconds of a step, by way and thread."""
 
@@ -25,6 +28,7 @@ class Cell:
         design: of local updates, by name.
         ranks: how many train.
         steps: of a block, in which all ranks train one way.
+        warm_up: before them, which are not counted.
         blocks: of each way, in turn.
     """
 
@@ -33,6 +37,7 @@ class Cell:
     design: str
     ranks: int
     steps: int
+    warm_up: int
     blocks: int
     batch: int
     seed: int

@@ -43,7 +43,6 @@ from thinwire.workloads.recipes import recipe
 TASKS = Path("/proc/self/task")
 _SETTLE_S = 0.05
 """Other ranks may still be taking the last answers when this one has."""
-_WARM_UP_STEPS = 2
 _BATCHES = 40
 
 
@@ -84,7 +83,7 @@ def train(role: UpdatesRank, stage: Stage) -> None:
     blocks: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
     for number in range(cell.blocks + 1):
         for way, steps in ways.items():
-            steps(_WARM_UP_STEPS)
+            steps(cell.warm_up)
             dist.barrier()
             time.sleep(_SETTLE_S)
             before = cpu_ms()
