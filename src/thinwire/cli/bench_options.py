@@ -22,7 +22,7 @@ Attacks = options.names("Attacks with commas between; by default all.")
 Times = Annotated[int, typer.Option(min=1, help="How often an attack does what it does many times.")]
 Seconds = Annotated[float, typer.Option(min=0, help="How long an attack holds what it holds.")]
 Steps = Annotated[int, typer.Option(min=1, help="Measured steps of each run.")]
-BlockSteps = Annotated[int, typer.Option(min=1, help="Steps of a block.")]
+BlockSteps = Annotated[int, typer.Option(min=1, help="Steps of a block; more where a design's rounds need them.")]
 Blocks = Annotated[int, typer.Option(min=1, help="Blocks of steps of each way to train, in turn.")]
 AllSteps = Annotated[int, typer.Option(min=1, help="Steps of the whole training, which the loss comes from.")]
 ThinSteps = Annotated[int, typer.Option(min=1, help="How many of them run on thin links, and are timed.")]
