@@ -359,3 +359,28 @@ def test_a_compiled_model(design: str, late: bool) -> None:
     found, _ = run_cluster(compiled, train, workers=1, optimizer=sgd, design=design)
     usual, _ = run_cluster(mlp, steps(6), workers=1, optimizer=sgd, design=design)
     assert torch.equal(found[0], usual[0])
+
+
+@pytest.mark.parametrize("design", ["local-sgd[h=4]", "local-sgd[h=2]", "update"])
+def test_parameters_of_no_values_and_of_one_are_exchanged_with_the_others(design: str) -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = mlp(0)
+            self.none, self.rows = nn.Parameter(torch.empty(0)), nn.Parameter(torch.empty(0, 7))
+            self.one = nn.Parameter(torch.tensor(1.0))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.layers(x) * self.one + self.none.sum() + self.rows.sum()
+            return out
+
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> tuple[torch.Tensor, float]:
+        for step in range(9):
+            inner_step(model, opt, rank, step)
+        opt.flush()
+        return values(model), float(model.one.detach())  # type: ignore[operator]
+
+    [(first, one), (second, _)], _ = run_cluster(
+        lambda _: Odd(), train, workers=2, optimizer=adamw, design=design, min_numel=16
+    )
+    assert torch.equal(first, second) and first.isfinite().all() and one != 1
