@@ -9,7 +9,8 @@
 
 from __future__ import annotations
 
-from thinwire.planner.planning import Plan, Prediction, Setting, Summary
+from thinwire.planner.planning import Plan
+from thinwire.planner.predictions import Prediction, Setting, Summary
 from thinwire.planner.profile import Profile, profile
 from thinwire.planner.verdict import designs_table, picture, verdict, workers_table
 

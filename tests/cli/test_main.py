@@ -129,6 +129,7 @@ MISUSE: list[tuple[list[str], str]] = [
     (["train", "--steps", "5", "--seconds", "5"], r"a run has a number of steps or a time budget, not both"),
     (["train", "--seconds", "0"], r"0.0 seconds; a time budget is positive"),
     (["train", "--lr", "-1"], r"the learning rate is -1.0; expected a positive number"),
+    (["train", "--telemetry", "/dev/null/steps.jsonl"], r"step records cannot be written to '/dev/null/steps.jsonl'.*"),
     (["train", "--link", "10mb"], r".*10mb.*10mbit.*"),
     (["train", "--shaping", "tc", "--link", "1mbit"], r"shaping 'tc'; allowed are auto, kernel and application"),
     (["demo", "--link", "fast"], r".*fast.*10mbit.*"),

@@ -42,7 +42,8 @@ def test_a_run_is_shown_and_an_interrupted_one_says_how_to_go_on(
     assert (result.status, result.err) == (0, "")
     assert "1/2 toss 0" in result.out and "</script> is text" in result.out and "report.html" in result.out
     [shown] = json.loads((tmp_path / "shown.json").read_text())["entries"]
-    assert shown["id"] == "3lc-figure-99" and shown["tables"][0]["lines"][0][:3] == ["a < b", "1", "10"]
+    assert (shown["id"], shown["title"]) == ("3lc-figure-99", entry().title)
+    assert shown["tables"][0]["lines"][0][:3] == ["a < b", "1", "10"]
 
 
 def test_an_unknown_name_is_told_near_ones(command: Command) -> None:

@@ -80,9 +80,12 @@ def test_json_lines_stay_json_where_a_norm_is_not_finite(tmp_path: Path) -> None
     assert (read["residual_norm"], read["residual_lag"], read["table"]) == (None, None, 'a "quoted"\nname')
 
 
-def test_json_lines_need_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"cannot be written to .*missing/steps.jsonl': No such file or directory"):
-        JsonLines(tmp_path / "missing" / "steps.jsonl")
+def test_json_lines_make_their_folder_where_one_can_be(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "steps.jsonl"
+    JsonLines(path).close()
+    assert path.read_bytes() == b""
+    with pytest.raises(ConfigError, match=r"cannot be written to .*steps.jsonl/more.jsonl': File exists"):
+        JsonLines(path / "more.jsonl")
 
 
 def scrape(writer: Prometheus) -> dict[tuple[str, ...], float]:

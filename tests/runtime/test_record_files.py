@@ -56,6 +56,18 @@ def test_damaged_lines_are_left_out_and_counted(tmp_path: Path) -> None:
         list(RecordFile(tmp_path).read())
 
 
+def test_what_stands_behind_the_last_line_break_counts_once_nobody_writes_any_more(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    path.write_bytes(OLD + OLD.strip())
+    file = RecordFile(path)
+    assert len(list(file.read())) == 1
+    assert [record.step for record in file.read(ended=True)] == [3] and file.damaged == 0
+    assert list(file.read(ended=True)) == [] and file.damaged == 0
+    path.write_bytes(OLD + OLD[:40])
+    cut = RecordFile(path)
+    assert len(list(cut.read(ended=True))) == 1 and cut.damaged == 1
+
+
 def test_of_a_long_file_the_end_is_read(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
     path.write_bytes(OLD * 100)

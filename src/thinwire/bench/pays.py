@@ -30,7 +30,8 @@ from thinwire.engines.starters import Forks
 from thinwire.errors import ConfigError
 from thinwire.jobs.tables import Table
 from thinwire.jobs.virtual_time import TransportCosts
-from thinwire.planner.planning import UNCOMPRESSED, Plan, Setting
+from thinwire.planner.planning import UNCOMPRESSED, Plan
+from thinwire.planner.predictions import Setting
 from thinwire.planner.workload import profile_workload, torch_threads
 from thinwire.policies.designs import Design, design
 from thinwire.workloads.models import TEXT_MODELS
@@ -48,6 +49,8 @@ LIBRARIES = (
 """What ranks and servers import, once for all of them."""
 
 TEXT = "python-text"
+WARM_EXCHANGES = 3
+"""Before the first link: whatever is compiled when it is first called has been by then."""
 AUTO_SETTLES = 10
 """Exchanges in which `auto` finds out about a link that has changed, and which are not counted."""
 STEPS = 5000
@@ -133,6 +136,7 @@ class PaysBench(PaysOptions, Bench[Method, Paid]):
                 data=cell.data,
                 ranks=cell.ranks,
                 steps=STEPS,
+                warmup=WARM_EXCHANGES * named.period,
                 seed=cell.seed,
                 eval_examples=1,
             ),
@@ -201,15 +205,12 @@ class PaysBench(PaysOptions, Bench[Method, Paid]):
 
 
 def _planned(name: str) -> Design | None:
-    """Returns the design that the planner takes for a hook: of local updates with a controller the strongest setting.
-
-    None for DDP's controller, whose strongest setting is not worth a plan.
-    """
+    """Returns the design that the planner takes for a hook; None for DDP's controller, which is no design."""
     named: Hook = hook(name)
     if named.auto is not None:
         return None
     if named.design is not None:
-        return replace(named.design, auto=None)
+        return named.design
     if named.id == "none":
         return design(UNCOMPRESSED)
     if named.codec is None:
@@ -219,8 +220,6 @@ def _planned(name: str) -> Design | None:
 
 def _predicted_s(plan: Plan, cell: Method, bps: float) -> float:
     made = _planned(cell.method)
-    if made is not None and not hook(cell.method).chooses:
+    if made is not None:
         return plan.step_s(made.name, cell.ranks, bps)
-    local = cell.kind == "local"
-    alike = (name for name, each in plan.designs.items() if (each.local is not None) == local)
-    return min(plan.step_s(name, cell.ranks, bps) for name in alike)
+    return min(plan.step_s(name, cell.ranks, bps) for name, each in plan.designs.items() if each.local is None)

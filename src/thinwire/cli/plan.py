@@ -19,9 +19,10 @@ from thinwire.jobs.virtual_time import TransportCosts
 from thinwire.planner.rounds import EXCHANGE_SHARE, check_share
 
 if TYPE_CHECKING:
-    from thinwire.planner import planning, script, verdict, workload
+    from thinwire.planner import planning, predictions, script, verdict, workload
 else:
     planning, verdict = lazy("thinwire.planner.planning"), lazy("thinwire.planner.verdict")
+    predictions = lazy("thinwire.planner.predictions")
     workload, script = lazy("thinwire.planner.workload"), lazy("thinwire.planner.script")
 
 app = typer.Typer()
@@ -74,7 +75,7 @@ def plan(
     if out is not None and out.suffix not in PICTURES:
         raise ConfigError(f"--out {out}: a picture's name ends in {' or '.join(PICTURES)}")
     check_share(exchange_share)
-    setting = planning.Setting(
+    setting = predictions.Setting(
         link=link,
         workers=workers,
         mode=mode,  # type: ignore[arg-type]  # which Setting checks, and says what there is
@@ -117,7 +118,7 @@ def plan(
     )
 
 
-def _as_data(summary: planning.Summary) -> dict[str, Any]:
+def _as_data(summary: predictions.Summary) -> dict[str, Any]:
     """Returns a summary for JSON, which has no infinity: "at any rate" is a field of its own."""
     return msgspec.structs.asdict(summary) | {"pays_at_any_rate": summary.pays_below_bps == math.inf}
 

@@ -59,7 +59,7 @@ def reproduce(
     Runs that are in results.json already are not made again: a command that was interrupted goes on where it was, and
     items that need the same runs share them.
     """
-    if what == LIST:
+    if what.lower() == LIST:
         _list(json)
         return
     chosen = catalog.entries(what)
@@ -81,7 +81,8 @@ def reproduce(
         for note in each.notes:
             console.print(escape(note), highlight=False)
     console.print(f"wrote {', '.join(escape(str(path)) for path in made.files)}", soft_wrap=True)
-    shown = [{"id": entry.id, "status": entry.status, "why": entry.why, **vars(each)} for entry, each in made.shown]
+    named = ("id", "title", "status", "why")
+    shown = [{name: getattr(entry, name) for name in named} | vars(each) for entry, each in made.shown]
     write_json(json, {"command": command, "entries": shown})
 
 

@@ -22,10 +22,12 @@ if TYPE_CHECKING:
     from thinwire.cli import running
     from thinwire.jobs import checkpoints, on_ray, processes
     from thinwire.jobs import job as jobs
+    from thinwire.runtime import metrics
 else:
     running = lazy("thinwire.cli.running")
     checkpoints, processes = lazy("thinwire.jobs.checkpoints"), lazy("thinwire.jobs.processes")
     jobs, on_ray = lazy("thinwire.jobs.job"), lazy("thinwire.jobs.on_ray")
+    metrics = lazy("thinwire.runtime.metrics")
 
 app = typer.Typer()
 
@@ -99,6 +101,8 @@ def train(
         raise ConfigError("--certs and --insecure are for --engine ray: local processes listen on loopback")
     else:
         with_privileges(job.link, shaping)
+        if telemetry is not None:
+            metrics.JsonLines(telemetry).close()  # what cannot be written is said before any process starts
     telemetry_options = [
         *(() if telemetry is None else ("--telemetry", str(telemetry))),
         *(() if metrics_port is None else ("--metrics-port", str(metrics_port))),

@@ -20,6 +20,8 @@ from thinwire.policies.compression import Compression
 from thinwire.runtime.collective import CollectiveDriver
 
 AUTO = "auto"
+FIXED = {"id": "fixed"}
+"""What ranks without a controller must have in common, in place of its `agreement`."""
 _log = logging.getLogger(__name__)
 
 
@@ -37,9 +39,10 @@ class Automatic:
         return residual_codec(self.levels)
 
     @property
-    def agreement(self) -> list[Any]:
-        """What all ranks must have in common, as JSON values."""
-        return [self.lag_limit, self.target, [level.name for level in self.levels]]
+    def agreement(self) -> dict[str, Any]:
+        """What all ranks must have in common, as JSON values; beside `FIXED`, the `id` alone is told."""
+        settings = [level.name for level in self.levels]
+        return {"id": AUTO, "lag_limit": self.lag_limit, "target": self.target, "settings": settings}
 
     def start(
         self, core: Collective, driver: CollectiveDriver, start_step: int, *, blocking: bool = False

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
-from typing import Literal
 
-import msgspec
-
-from thinwire.engines.links import parse_rate
 from thinwire.errors import ConfigError
 from thinwire.jobs.virtual_time import TCP_HEADERS_NBYTES, TCP_PAYLOAD_NBYTES, Sharing, TransportCosts
 from thinwire.planner.costs import TensorCosts, exchange_every, mean_bits, measure_costs
 from thinwire.planner.exchange_work import NONE, ExchangeWork, measure_exchange_work
 from thinwire.planner.parameter_server import SHARED_USE, Cluster, Layer, Link, step_s
+from thinwire.planner.predictions import WORKERS, Prediction, Setting, Summary
 from thinwire.planner.profile import Profile
 from thinwire.planner.rounds import EXCHANGE_SHARE, Round, check_share
+from thinwire.planner.variants import variants
 from thinwire.policies.assignment import Sized
 from thinwire.policies.designs import Design, design
 from thinwire.policies.placement import placement
@@ -32,7 +30,6 @@ MATTERS = 1.05
 """A link has stopped mattering where a step takes at most this many times as long as without a limit."""
 WORTH = 1.02
 """A design is called faster where it is by this factor: below it, noise of the measurement decides."""
-WORKERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 TRANSPORT = TransportCosts()
 PEER_MESSAGE_S = 350e-6
 """Of a rank's processor for a message to or from another: plain DDP of four ranks, 12 messages in a rank's step, adds
@@ -47,96 +44,6 @@ DRAWN_BPS, POINTS = (1e6, 1e11), 61
 """Rates that `by_link` has: twelve a decade."""
 SLOWEST_BPS, FASTEST_BPS = 1e5, 1e12
 """Between these, rates are looked for at which something changes, in bits per second."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setting:
-    """The cluster that is planned for.
-
-    Args:
-        link: rate of every process's link, each way, as in `50mbit`; `none`: no limit.
-        workers: how many.
-        mode: `server`: parameter servers; `collective`: DDP and FSDP, every rank averages its share.
-        servers: how many shards hold the model, each a process with a link of its own.
-        latency_ms: from a message's last byte on the link to the other program's hands, in milliseconds.
-        cores: processors that all processes share, where they are on one machine; None: each has its own.
-        compute: how many times as fast as here a worker computes; codecs stay as measured here.
-
-    Raises:
-        ConfigError: a number out of its range, or servers in the collective mode.
-    """
-
-    link: str = "100mbit"
-    workers: int = 4
-    mode: Literal["server", "collective"] = "server"
-    servers: int = 1
-    latency_ms: float = 1e3 * TransportCosts().latency_s
-    cores: int | None = None
-    compute: float = 1.0
-
-    def __post_init__(self) -> None:
-        parse_rate(self.link)
-        if not 1 <= self.workers <= WORKERS[-1]:
-            raise ConfigError(f"{self.workers} workers; a plan is of 1 to {WORKERS[-1]:,}")
-        if self.mode not in ("server", "collective"):
-            raise ConfigError(f"mode {self.mode!r}; there are server and collective")
-        if self.servers < 1 or (self.mode == "collective" and self.servers != 1):
-            raise ConfigError(f"{self.servers} servers in mode {self.mode}; at least 1, and in collective no other")
-        if not 0 <= self.latency_ms < math.inf:
-            raise ConfigError(f"a latency of {self.latency_ms} ms; it is 0 or more")
-        if self.cores is not None and self.cores < 1:
-            raise ConfigError(f"{self.cores} cores; at least 1, or None where each process has its own")
-        if not 0 < self.compute < math.inf:
-            raise ConfigError(f"compute={self.compute}; a worker computes more than 0 times as fast as here")
-
-    @property
-    def bps(self) -> float:
-        """Bits a second of a link; infinity is no limit."""
-        return parse_rate(self.link).bps or math.inf
-
-
-class Prediction(msgspec.Struct, frozen=True, kw_only=True):
-    """A design in a cluster.
-
-    Attributes:
-        design: its name.
-        workers: how many.
-        link_bps: bits a second of every link; None: no limit.
-        step_s: predicted seconds of a step, the mean over steps with and without an exchange.
-        speedup: over uncompressed training in the same cluster.
-    """
-
-    design: str
-    workers: int
-    link_bps: float | None
-    step_s: float
-    speedup: float
-
-
-class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """A design in the cluster that was asked about.
-
-    Attributes:
-        at: seconds and speed-up there.
-        bits_up, bits_down: of a value, frames' heads and uncompressed tensors included.
-        encode_s, decode_s: of a worker at each exchange, as measured.
-        free_above_bps: the rate above which the link stops mattering: a step takes at most 1.05 times as long as
-            without a limit; None where latency or messages alone keep it above that at any rate.
-        pays_below_bps: the rate below which it is faster than uncompressed; None: at no rate, infinity: at any.
-        exchange_share: of local updates, what exchanges add to the time, as a share of it; of other designs None.
-        enough_h: of local updates, with how many inner steps that would be at most the share that was asked about; of
-            other designs None.
-    """
-
-    at: Prediction
-    bits_up: float
-    bits_down: float
-    encode_s: float
-    decode_s: float
-    free_above_bps: float | None
-    pays_below_bps: float | None
-    exchange_share: float | None = None
-    enough_h: int | None = None
 
 
 class Plan:
@@ -176,20 +83,20 @@ class Plan:
         self.designs = {each.name: each for each in given}
         for each in self.designs.values():
             exchange_every(each)
+        self.variants = {each.name: variants(each) for each in given}
+        self._all = {each.name: each for found in self.variants.values() for each in found.values()}
 
     @cached_property
     def costs(self) -> Mapping[str, Mapping[str, TensorCosts]]:
-        """Of every design's tensors, measured when they are first asked for."""
-        return {name: measure_costs(self.profile, each) for name, each in self.designs.items()}
+        """Of the tensors of every design, and of every setting of `codec=auto`; measured when first asked for."""
+        return {name: measure_costs(self.profile, each) for name, each in self._all.items()}
 
     @cached_property
     def works(self) -> Mapping[str, ExchangeWork]:
-        """Of every design's exchange with a server, besides its codecs; measured when they are first asked for."""
+        """Of an exchange with a server, besides its codecs, likewise; measured when they are first asked for."""
         if self.setting.mode == "collective":
-            return dict.fromkeys(self.designs, NONE)
-        return {
-            name: measure_exchange_work(self.profile, each, self.costs[name]) for name, each in self.designs.items()
-        }
+            return dict.fromkeys(self._all, NONE)
+        return {name: measure_exchange_work(self.profile, each, self.costs[name]) for name, each in self._all.items()}
 
     def step_s(self, name: str, workers: int, bps: float) -> float:
         """Returns the predicted seconds of a step, the mean over steps with and without an exchange.
@@ -206,10 +113,25 @@ class Plan:
 
     def round_of(self, name: str, workers: int, bps: float) -> Round:
         """Returns what the steps from one exchange to the next are predicted to take; arguments as for `step_s`."""
+        return self._round_of(self._taken(name, workers, bps)[1], workers, bps)
+
+    def _taken(self, name: str, workers: int, bps: float) -> tuple[str | None, Design]:
+        """Returns what stands for a design there: itself, or the setting that `codec=auto` takes, with its name."""
         if name not in self.designs:
             raise ConfigError(f"{name!r} is not in this plan, which is of {', '.join(self.designs)}")
-        made, setting, collective = self.designs[name], self.setting, self.setting.mode == "collective"
-        layers = self._layers(name)
+        made = self.designs[name]
+        if made.auto is None:
+            return None, made
+        if made.auto.target == "bytes":
+            return min(self.variants[name].items(), key=lambda each: sum(self._bits(each[1])))
+        return min(self.variants[name].items(), key=lambda each: self._round_of(each[1], workers, bps).step_s)
+
+    def _bits(self, made: Design) -> tuple[float, float]:
+        return mean_bits(self.costs[made.name], self.profile)
+
+    def _round_of(self, made: Design, workers: int, bps: float) -> Round:
+        setting, collective = self.setting, self.setting.mode == "collective"
+        layers = self._layers(made)
         payload = TCP_PAYLOAD_NBYTES / (TCP_PAYLOAD_NBYTES + TCP_HEADERS_NBYTES)
         link = Link(bytes_per_s=bps / 8 * payload, latency_s=setting.latency_ms / 2e3)
         cluster = Cluster(
@@ -237,22 +159,29 @@ class Plan:
         seconds = self.step_s(name, workers, bps)
         baseline = self.step_s(UNCOMPRESSED, workers, bps)
         known = bps if math.isfinite(bps) else None
-        return Prediction(design=name, workers=workers, link_bps=known, step_s=seconds, speedup=baseline / seconds)
+        return Prediction(
+            design=name,
+            workers=workers,
+            link_bps=known,
+            step_s=seconds,
+            speedup=baseline / seconds,
+            chosen=self._taken(name, workers, bps)[0],
+        )
 
     def summaries(self) -> list[Summary]:
         """Returns every design in the cluster that was asked about, uncompressed training first."""
         found = []
         for name in self.designs:
-            bits_up, bits_down = mean_bits(self.costs[name], self.profile)
-            local = self.designs[name].local is not None
-            made = self.round_of(name, self.setting.workers, self.setting.bps) if local else None
+            taken = self._taken(name, self.setting.workers, self.setting.bps)[1]
+            bits_up, bits_down = self._bits(taken)
+            made = None if taken.local is None else self._round_of(taken, self.setting.workers, self.setting.bps)
             found.append(
                 Summary(
                     at=self.predict(name, self.setting.workers, self.setting.bps),
                     bits_up=bits_up,
                     bits_down=bits_down,
-                    encode_s=sum(each.encode_s for each in self.costs[name].values()),
-                    decode_s=sum(each.decode_s for each in self.costs[name].values()),
+                    encode_s=sum(each.encode_s for each in self.costs[taken.name].values()),
+                    decode_s=sum(each.decode_s for each in self.costs[taken.name].values()),
                     free_above_bps=self.free_above_bps(name),
                     pays_below_bps=self.pays_below_bps(name),
                     exchange_share=None if made is None else made.exchange_share,
@@ -294,15 +223,15 @@ class Plan:
         whole = sum(4 * math.prod(each.shape) for each in self.profile.tensors)
         return GATHERED_NBYTES * sum(layer.push_nbytes for layer in layers) / whole
 
-    def _layers(self, name: str) -> list[Layer]:
-        tensors, costs, setting = self.profile.tensors, self.costs[name], self.setting
+    def _layers(self, made: Design) -> list[Layer]:
+        tensors, costs, setting = self.profile.tensors, self.costs[made.name], self.setting
         sized = [Sized(t.name, math.prod(t.shape), round(costs[t.name].push_nbytes)) for t in tensors]
         shards = {}
         if setting.servers > 1:
-            placed = placement(self.designs[name].placement).place(sized, setting.servers).partitions
+            placed = placement(made.placement).place(sized, setting.servers).partitions
             shards = {t.name: parts for t, parts in zip(tensors, placed, strict=True)}
         slowdown = 1.0 if setting.cores is None else self._sharing.slowdown
-        work, portion = self.works[name], 1 / len(tensors)
+        work, portion = self.works[made.name], 1 / len(tensors)
         layers = []
         for number, tensor in enumerate(tensors):
             cost, other_s = costs[tensor.name], 0.0 if number else self.profile.other_s

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from thinwire.engines.links import Rate
 from thinwire.jobs.tables import Table
-from thinwire.planner.planning import UNCOMPRESSED, WORTH, Plan, Summary
+from thinwire.planner.planning import UNCOMPRESSED, WORTH, Plan
+from thinwire.planner.predictions import Summary
 from thinwire.quantities import rate_text
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ def verdict(plan: Plan) -> list[str]:
 
 def _sentence(summary: Summary, allowed: float) -> str:
     said = [f"{summary.at.design} {summary.at.speedup:.3g}×"]
+    if summary.at.chosen is not None:
+        said.append(f"codec=auto takes {summary.at.chosen} there, without the first exchanges that find out")
     if summary.free_above_bps is not None:
         said.append(f"the link stops mattering above {rate_text(summary.free_above_bps, 2)}")
     else:

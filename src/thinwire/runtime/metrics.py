@@ -55,7 +55,7 @@ class JsonLines:
     which JSON has not, become null.
 
     Args:
-        path: the file; made if missing, in a folder that exists.
+        path: the file; made if missing, and its folder too.
 
     Raises:
         ConfigError: the file cannot be opened for writing.
@@ -72,6 +72,7 @@ class JsonLines:
 
     def __init__(self, path: str | Path) -> None:
         try:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
             self._file = Path(path).open("ab")  # noqa: SIM115  # open until `close`
         except OSError as error:
             raise ConfigError(f"step records cannot be written to {str(path)!r}: {error.strerror or error}") from error

@@ -50,8 +50,11 @@ class RecordFile:
         self._offset: int | None = None
         self._decoder = msgspec.json.Decoder(StepRecord)
 
-    def read(self) -> Iterator[StepRecord]:
+    def read(self, *, ended: bool = False) -> Iterator[StepRecord]:
         """Yields the records whose lines were completed since the last call; none while the file is not there.
+
+        Args:
+            ended: nobody writes any more, and what stands behind the last line break is a line as well.
 
         Raises:
             ConfigError: the file cannot be read.
@@ -71,6 +74,10 @@ class RecordFile:
                     self._offset += len(lines)
                     file.seek(self._offset)
                     yield from self._records(lines)
+                if ended:
+                    file.seek(self._offset)
+                    self._offset += len(rest := file.read(MAX_LINE_NBYTES))
+                    yield from self._records(rest)
         except FileNotFoundError:
             return
         except OSError as error:

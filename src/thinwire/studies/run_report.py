@@ -95,7 +95,7 @@ def read_run(path: Path) -> RecordedRun:
     recorded, damaged, files = RecordedSteps(), 0, []
     for each in sorted(path.glob("*.jsonl")) if path.is_dir() else [path]:
         file, found = RecordFile(each), False
-        for record in file.read():
+        for record in file.read(ended=True):
             found = True
             recorded.add(record)
         if found:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from thinwire.errors import DeadlineError, ThinwireError, TransportError
 from thinwire.transports.peers import PeerGroup, ReceiveBuffer, Transfer
+from thinwire.transports.roll_call import roll_call
 
 
 class GlooPeerGroup(PeerGroup):
@@ -33,6 +34,7 @@ class GlooPeerGroup(PeerGroup):
         self.rank = list(ranks).index(dist.get_rank())
         everyone = self.size == dist.get_world_size()
         try:
+            roll_call(dist.distributed_c10d._get_default_store(), dist.get_rank(), ranks, timeout)
             self._group = dist.new_group(
                 list(ranks),
                 timeout=timeout,

@@ -202,6 +202,8 @@ def test_the_catalogue_is_whole_and_names_are_found() -> None:
     assert public <= set(ids), public - set(ids)
     assert all(each.paper == "3lc" and each.study for each in entries("3lc"))
     assert [each.id for each in entries("all")] == [each.id for paper in PAPERS for each in entries(paper)]
+    for name, meant in {"3LC": "3lc", "oland-raj": "entropy", "Modularized-Parameter-Server": "mps"}.items():
+        assert entries(name) == entries(meant)
     for wrong, told in {
         "3lc-tabel-2": "did you mean 3lc-table-2",
         "nothing": "papers are 3lc, entropy",

@@ -19,7 +19,7 @@ from thinwire.collective.core import Collective
 from thinwire.collective.residuals import Residuals, TrainedTensor
 from thinwire.errors import ConfigError
 from thinwire.hooks.ddp.state import Reduction, ThinwireState
-from thinwire.hooks.exchange_options import automatic_levels
+from thinwire.hooks.exchange_options import FIXED, automatic_levels
 from thinwire.hooks.guards import StepGuard
 from thinwire.hooks.ranks import check_floating, check_options, choose, described, measured, meet, timeout_of
 from thinwire.hooks.wrapping import inside_compiled, plain_name
@@ -135,7 +135,7 @@ def compress(
         peers,
         {
             "thinwire": thinwire.__version__,
-            "codec auto": None if automatic is None else automatic.agreement,
+            "codec": FIXED if automatic is None else automatic.agreement,
             "start_step": start_step,
             "reduce": reduce,
             "nonfinite": nonfinite,

@@ -23,7 +23,7 @@ from thinwire.collective.core import Bucket, Collective
 from thinwire.collective.cut import shards_of
 from thinwire.collective.residuals import Residuals, TrainedTensor
 from thinwire.errors import ConfigError
-from thinwire.hooks.exchange_options import automatic_levels
+from thinwire.hooks.exchange_options import FIXED, automatic_levels
 from thinwire.hooks.fsdp.gathering import CodedAllGather
 from thinwire.hooks.fsdp.parameter_groups import ParameterGroup, ReduceScatter, in_order, parameter_groups
 from thinwire.hooks.fsdp.state import Ready, ShardedState
@@ -160,7 +160,7 @@ def compress(
         everyone,
         {
             "thinwire": thinwire.__version__,
-            "codec auto": None if automatic is None else automatic.agreement,
+            "codec": FIXED if automatic is None else automatic.agreement,
             "start_step": start_step,
             "nonfinite": nonfinite,
             "gather_mb": group_nbytes / 1e6,

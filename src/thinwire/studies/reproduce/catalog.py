@@ -24,6 +24,9 @@ PAPERS = {
     "mps": "Wu: Versatile Communication Optimization for Deep Learning by Modularized Parameter Server (2018)",
 }
 
+PAGES = {"oland-raj": "entropy", "modularized-parameter-server": "mps"}
+"""Papers whose page in the documentation has another name, which is taken as well."""
+
 ALL = "all"
 """Names every paper at once."""
 
@@ -37,15 +40,16 @@ def entries(name: str) -> list[Entry]:
     """Returns one entry by its id, or those that can be run of a paper, or of all papers.
 
     Args:
-        name: as in `3lc-table-2`, `3lc` or `all`.
+        name: as in `3lc-table-2`, `3lc` or `all`, in letters of any size.
 
     Raises:
         ConfigError: there is none of this name, or none of them can be run.
 
     Example:
-        >>> [entry.id for entry in entries("3lc-table-2")]
+        >>> [entry.id for entry in entries("3LC-table-2")]
         ['3lc-table-2']
     """
+    asked, name = name, PAGES.get(name.lower(), name.lower())
     if name == ALL:
         return [entry for entry in CATALOG if entry.study is not None]
     if name in PAPERS:
@@ -62,4 +66,4 @@ def entries(name: str) -> list[Entry]:
     known = [ALL, *PAPERS, *(entry.id for entry in CATALOG)]
     near = difflib.get_close_matches(name, known, n=4)
     hint = f"did you mean {', '.join(near)}?" if near else f"papers are {', '.join(PAPERS)};"
-    raise ConfigError(f"there is no {name!r} to reproduce; {hint} `thinwire reproduce list` names all")
+    raise ConfigError(f"there is no {asked!r} to reproduce; {hint} `thinwire reproduce list` names all")

@@ -1,0 +1,109 @@
+"""What a plan is asked, the cluster, and what it answers: predictions of designs in it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from thinwire.engines.links import parse_rate
+from thinwire.errors import ConfigError
+from thinwire.jobs.virtual_time import TransportCosts
+
+WORKERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+"""Numbers of workers that every plan answers for; the last is the most that one is made of."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """The cluster that is planned for.
+
+    Args:
+        link: rate of every process's link, each way, as in `50mbit`; `none`: no limit.
+        workers: how many.
+        mode: `server`: parameter servers; `collective`: DDP and FSDP, every rank averages its share.
+        servers: how many shards hold the model, each a process with a link of its own.
+        latency_ms: from a message's last byte on the link to the other program's hands, in milliseconds.
+        cores: processors that all processes share, where they are on one machine; None: each has its own.
+        compute: how many times as fast as here a worker computes; codecs stay as measured here.
+
+    Raises:
+        ConfigError: a number out of its range, or servers in the collective mode.
+    """
+
+    link: str = "100mbit"
+    workers: int = 4
+    mode: Literal["server", "collective"] = "server"
+    servers: int = 1
+    latency_ms: float = 1e3 * TransportCosts().latency_s
+    cores: int | None = None
+    compute: float = 1.0
+
+    def __post_init__(self) -> None:
+        parse_rate(self.link)
+        if not 1 <= self.workers <= WORKERS[-1]:
+            raise ConfigError(f"{self.workers} workers; a plan is of 1 to {WORKERS[-1]:,}")
+        if self.mode not in ("server", "collective"):
+            raise ConfigError(f"mode {self.mode!r}; there are server and collective")
+        if self.servers < 1 or (self.mode == "collective" and self.servers != 1):
+            raise ConfigError(f"{self.servers} servers in mode {self.mode}; at least 1, and in collective no other")
+        if not 0 <= self.latency_ms < math.inf:
+            raise ConfigError(f"a latency of {self.latency_ms} ms; it is 0 or more")
+        if self.cores is not None and self.cores < 1:
+            raise ConfigError(f"{self.cores} cores; at least 1, or None where each process has its own")
+        if not 0 < self.compute < math.inf:
+            raise ConfigError(f"compute={self.compute}; a worker computes more than 0 times as fast as here")
+
+    @property
+    def bps(self) -> float:
+        """Bits a second of a link; infinity is no limit."""
+        return parse_rate(self.link).bps or math.inf
+
+
+class Prediction(msgspec.Struct, frozen=True, kw_only=True):
+    """A design in a cluster.
+
+    Attributes:
+        design: its name.
+        workers: how many.
+        link_bps: bits a second of every link; None: no limit.
+        step_s: predicted seconds of a step, the mean over steps with and without an exchange.
+        speedup: over uncompressed training in the same cluster.
+        chosen: of a design with `codec=auto`, the setting that is taken there; of other designs None.
+    """
+
+    design: str
+    workers: int
+    link_bps: float | None
+    step_s: float
+    speedup: float
+    chosen: str | None = None
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """A design in the cluster that was asked about.
+
+    Attributes:
+        at: seconds and speed-up there.
+        bits_up, bits_down: of a value, frames' heads and uncompressed tensors included; with `codec=auto` those of the
+            setting that is taken there, as all below.
+        encode_s, decode_s: of a worker at each exchange, as measured.
+        free_above_bps: the rate above which the link stops mattering: a step takes at most 1.05 times as long as
+            without a limit; None where latency or messages alone keep it above that at any rate.
+        pays_below_bps: the rate below which it is faster than uncompressed; None: at no rate, infinity: at any.
+        exchange_share: of local updates, what exchanges add to the time, as a share of it; of other designs None.
+        enough_h: of local updates, with how many inner steps that would be at most the share that was asked about; of
+            other designs None.
+    """
+
+    at: Prediction
+    bits_up: float
+    bits_down: float
+    encode_s: float
+    decode_s: float
+    free_above_bps: float | None
+    pays_below_bps: float | None
+    exchange_share: float | None = None
+    enough_h: int | None = None

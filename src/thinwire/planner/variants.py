@@ -1,0 +1,36 @@
+"""What is planned where a design leaves its codec open: a design for every setting that `codec=auto` may take."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from thinwire.codecs import Codec
+from thinwire.codecs.registry import codec
+from thinwire.policies.autopilot.levels import Level
+from thinwire.policies.designs import Design
+
+
+def variants(made: Design) -> dict[str | None, Design]:
+    """Returns the designs that stand for one: itself, or those of all settings of `codec=auto`, by their names.
+
+    Example:
+        >>> from thinwire.policies.designs import design
+        >>> [each.name for each in variants(design("update[codec=auto,lag_limit=1]")).values()]
+        ['update[codec=auto,lag_limit=1]: bf16', 'update[codec=auto,lag_limit=1]: int8']
+        >>> variants(design("update"))[None].name
+        'update'
+    """
+    if made.auto is None:
+        return {None: made}
+    found: dict[str | None, Design] = {}
+    for level in made.auto.levels:
+        fixed = _fixed(level)
+        found[level.name] = replace(made, name=f"{made.name}: {level.name}", auto=None, up=fixed, down=fixed)
+    return found
+
+
+def _fixed(level: Level) -> Codec:
+    """A setting as a codec by itself: what s it may reach is the setting's, where the controller tells contexts."""
+    assert level.codec is not None  # local updates have no uncompressed setting
+    config = level.codec.config()
+    return codec(**config | ({"sparsity": level.sparsity} if "sparsity" in config else {}))

@@ -1,0 +1,82 @@
+"""Who of several ranks has come: asked through the store by which torch's process groups meet, before they block there.
+
+A new process group waits for all its ranks, half an hour unless told otherwise, and says of none that it is missing.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Protocol
+
+from thinwire.errors import TransportError
+
+PATIENCE_S = 30.0
+"""After so long it is logged who is missing: a rank may still be reading its data."""
+POLL_S = (0.001, 0.25)
+"""Between two looks: the first, which grows to the last."""
+
+_log = logging.getLogger(__name__)
+_calls: Counter[tuple[int, ...]] = Counter()
+
+
+class Store(Protocol):
+    """What all ranks write to and read from, as `torch.distributed.Store`."""
+
+    def set(self, key: str, value: str, /) -> None:
+        """Writes a value."""
+
+    def check(self, keys: list[str], /) -> bool:
+        """Returns whether all of these have been written."""
+
+
+def roll_call(
+    store: Store, rank: int, ranks: Sequence[int], timeout: timedelta, *, patience_s: float = PATIENCE_S
+) -> None:
+    """Waits until all ranks have called this equally often, and logs once who keeps the others waiting for long.
+
+    Args:
+        store: of the default process group.
+        rank: this one, of all.
+        ranks: their global ranks, the same list everywhere, this one among them.
+        timeout: how long to wait.
+        patience_s: after how many seconds to log.
+
+    Raises:
+        TransportError: some did not come in time; the message names them.
+        RuntimeError: the store is gone, and with it the rank that holds it.
+    """
+    _calls[tuple(ranks)] += 1
+    meeting = f"thinwire/{','.join(map(str, ranks))}/{_calls[tuple(ranks)]}"
+    store.set(f"{meeting}/{rank}", "here")
+    begun, (pause_s, longest_s), told = time.monotonic(), POLL_S, False
+    missing = list(ranks)
+    while missing := [each for each in missing if not store.check([f"{meeting}/{each}"])]:
+        waited_s = time.monotonic() - begun
+        if waited_s >= timeout.total_seconds():
+            raise TransportError(
+                f"{_named(missing)} did not come within {timeout.total_seconds():g} s; every rank must call compress"
+            )
+        if waited_s >= patience_s and not told:
+            told = True
+            _log.warning(
+                "%s kept rank %d waiting for %.0f s: every rank must call compress; waiting for up to %g s",
+                _named(missing),
+                rank,
+                waited_s,
+                timeout.total_seconds(),
+            )
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, longest_s)
+
+
+def _named(ranks: Sequence[int]) -> str:
+    """Returns ranks for a message.
+
+    >>> _named([2]), _named([2, 3])
+    ('rank 2', 'ranks 2, 3')
+    """
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
