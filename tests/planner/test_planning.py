@@ -30,7 +30,7 @@ VALUES = (3300, 3200)
 Known = Callable[..., Plan]
 
 
-def costs_of(profile: Profile, design: Design) -> dict[str, TensorCosts]:
+def costs_of(profile: Profile, design: Design, *, workers: int, collective: bool) -> dict[str, TensorCosts]:
     """26 kB each way uncompressed; of any other design a hundredth of it, for 100 µs a tensor."""
     share, seconds = (1.0, 0.0) if design.name == UNCOMPRESSED else (0.01, 1e-4)
     return {
@@ -192,7 +192,7 @@ def test_of_an_open_codec_the_setting_that_is_fastest_there_is_planned(
 ) -> None:
     of_codecs = {"fp32": (4.0, 0.0), "bf16": (2.0, 1e-5), "int8": (1.0, 1e-3), "3lc": (0.04, 5e-3)}
 
-    def costs(profile: Profile, made: Design) -> dict[str, TensorCosts]:
+    def costs(profile: Profile, made: Design, **_: object) -> dict[str, TensorCosts]:
         nbytes, seconds = of_codecs[made.up.id]
         costs = TensorCosts(
             encode_s=seconds,

@@ -1,12 +1,12 @@
 """What a design costs for every tensor of a profiled model: frames' sizes, and seconds of encoding and decoding here.
 
-Contexts encode the gradients that were profiled, one step after the other, until residuals are as full as they get;
-what a server would publish is stood for by what it decodes of one worker.
+Contexts encode what several workers would send, step after step, until residuals are as full as they get, and what the
+mean of that would be answered with (`senders`).
 """
 
 from __future__ import annotations
 
-import itertools
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,15 +18,17 @@ import torch
 from thinwire.codecs import decode
 from thinwire.errors import ConfigError
 from thinwire.planner.profile import Profile
+from thinwire.planner.senders import Senders
 from thinwire.policies.compression import Choice, select
 from thinwire.policies.consistency import consistency
 from thinwire.policies.designs import Design
 
-Given = TypeVar("Given")
 Made = TypeVar("Made")
 
 SETTLING, MEASURED = 24, 8
-"""Encodes before the measured ones, in which residuals fill, and those that are measured."""
+"""Exchanges before the measured ones, in which residuals fill, and those that are measured."""
+MOST_SENDERS, FEW_SENDERS, LARGE_NUMEL = 4, 2, 20_000_000
+"""Workers whose frames are made, which stand for all; and of models with more values, for the sake of time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,51 +68,80 @@ def exchange_every(design: Design) -> int:
     return int(steps)
 
 
-def measure_costs(profile: Profile, design: Design) -> dict[str, TensorCosts]:
+def measure_costs(
+    profile: Profile, design: Design, *, workers: int = MOST_SENDERS, collective: bool = False
+) -> dict[str, TensorCosts]:
     """Returns the costs of every tensor, by name.
 
     Args:
         profile: of the model, with its gradients.
         design: how it is to be trained.
+        workers: how many send; four at most are made.
+        collective: workers are equals, without a server that holds an optimizer.
     """
     shapes = {each.name: each.shape for each in profile.tensors}
     last = None if design.last_layer == "same" else design.last_layer
     chosen = select(shapes, design.compress(), last_layer=last)
-    return {name: _costs(name, chosen[name], profile, design.share_scales) for name in shapes}
+    large = sum(map(math.prod, shapes.values())) > LARGE_NUMEL
+    # Scales that are shared are one more round trip, which nobody makes here: one worker's is its own.
+    senders = 1 if design.share_scales else min(workers, FEW_SENDERS if large else MOST_SENDERS)
+    return {name: _costs(name, chosen[name], profile, design, senders, collective) for name in shapes}
 
 
-def _costs(name: str, choice: Choice, profile: Profile, shares_scales: bool) -> TensorCosts:
+def _costs(name: str, choice: Choice, profile: Profile, design: Design, workers: int, collective: bool) -> TensorCosts:
     gradients = [step[name] for step in profile.gradients if name in step]
-    steps = list(itertools.islice(itertools.cycle(gradients), max(len(gradients), SETTLING + MEASURED)))
-    up, pushes = _timed(choice.up.context(gradients[0]).encode, steps)
-    values = [decode(frame) for frame in pushes]
-    if shares_scales and choice.down.id == "votes":
-        scale = max(float(each.abs().max()) for each in values) or 1.0
-        down, pulls = _timed(lambda each: choice.down.encode(each, scale=scale, workers=1), values)
-    else:
-        down, pulls = _timed(choice.down.context(gradients[0]).encode, values)
-    pushes, pulls = pushes[-MEASURED:], pulls[-MEASURED:]
+    senders = Senders(name, gradients, design, profile.trainer, workers=workers, collective=collective)
+    ups = [choice.up.context(gradients[0]) for _ in range(workers)]
+    down = choice.down.context(gradients[0])
+    encode, push, update, apply = _Timed(), _Timed(), _Timed(), _Timed()
     total = torch.zeros_like(gradients[0])
-    added, _ = _timed(lambda frame: decode(frame, out=total, accumulate=True), pushes)
-    applied, _ = _timed(lambda frame: decode(frame, out=total, accumulate=True), pulls)
+    for _ in range(max(len(gradients), SETTLING + MEASURED)):
+        pushes = [encode(up.encode, values) for up, values in zip(ups, senders.pushed(), strict=True)]
+        mean = torch.zeros_like(total)
+        for frame in pushes:
+            push.add(len(frame))
+            push(decode, frame, out=mean, accumulate=True)
+        pulled = senders.pulled(mean.div_(workers))
+        if design.share_scales and choice.down.id == "votes":
+            scale = float(pulled.abs().max()) or 1.0
+            frame = update(choice.down.encode, pulled, scale=scale, workers=1)
+        else:
+            frame = update(down.encode, pulled)
+        apply.add(len(frame))
+        apply(decode, frame, out=total, accumulate=True)
     return TensorCosts(
-        encode_s=up,
-        decode_s=applied,
-        push_nbytes=fmean(map(len, pushes)),
-        pull_nbytes=fmean(map(len, pulls)),
-        server_push_s=added,
-        server_update_s=down,
+        encode_s=encode.seconds(MEASURED * workers),
+        decode_s=apply.seconds(MEASURED),
+        push_nbytes=push.nbytes(MEASURED * workers),
+        pull_nbytes=apply.nbytes(MEASURED),
+        server_push_s=push.seconds(MEASURED * workers),
+        server_update_s=update.seconds(MEASURED),
     )
 
 
-def _timed(call: Callable[[Given], Made], given: list[Given]) -> tuple[float, list[Made]]:
-    """Calls with each; returns the median seconds of the last calls, and what all returned."""
-    seconds, results = [], []
-    for each in given:
+class _Timed:
+    """Calls, and the seconds that they took; and bytes, of frames that were told of."""
+
+    def __init__(self) -> None:
+        self._seconds, self._nbytes = list[float](), list[int]()
+
+    def __call__(self, call: Callable[..., Made], *given: object, **options: object) -> Made:
         begin = time.perf_counter()
-        results.append(call(each))
-        seconds.append(time.perf_counter() - begin)
-    return median(seconds[-MEASURED:]), results
+        made = call(*given, **options)
+        self._seconds.append(time.perf_counter() - begin)
+        return made
+
+    def add(self, nbytes: int) -> None:
+        """Notes a frame's length."""
+        self._nbytes.append(nbytes)
+
+    def seconds(self, last: int) -> float:
+        """Returns the median of the last calls."""
+        return median(self._seconds[-last:])
+
+    def nbytes(self, last: int) -> float:
+        """Returns the mean length of the last frames."""
+        return fmean(self._nbytes[-last:])
 
 
 def mean_bits(costs: Mapping[str, TensorCosts], profile: Profile) -> tuple[float, float]:

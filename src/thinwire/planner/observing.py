@@ -21,6 +21,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from thinwire.errors import ConfigError
 from thinwire.hooks.wrapping import inside_compiled
+from thinwire.planner.optimizers import Trainer
 from thinwire.planner.profile import STEPS, Profile, TensorSeconds, Watch
 
 VARIABLE = "THINWIRE_PROFILE"
@@ -113,7 +114,12 @@ def load(path: Path) -> Profile:
     """Returns the profile that a script left behind."""
     saved = torch.load(path, weights_only=True)
     tensors = tuple(TensorSeconds(**{**each, "shape": tuple(each["shape"])}) for each in saved["tensors"])
-    return Profile(tensors=tensors, step_s=saved["step_s"], gradients=tuple(saved["gradients"]))
+    return Profile(
+        tensors=tensors,
+        step_s=saved["step_s"],
+        gradients=tuple(saved["gradients"]),
+        trainer=Trainer(**saved["trainer"]),
+    )
 
 
 def _as_dict(profile: Profile) -> dict[str, Any]:
@@ -121,7 +127,13 @@ def _as_dict(profile: Profile) -> dict[str, Any]:
         {"name": each.name, "shape": list(each.shape), "forward_s": each.forward_s, "backward_s": each.backward_s}
         for each in profile.tensors
     ]
-    return {"tensors": tensors, "step_s": profile.step_s, "gradients": list(profile.gradients)}
+    trainer = {"name": profile.trainer.name, "options": profile.trainer.options}
+    return {
+        "tensors": tensors,
+        "step_s": profile.step_s,
+        "gradients": list(profile.gradients),
+        "trainer": trainer,
+    }
 
 
 def _leave_out_exchanges() -> None:

@@ -89,7 +89,11 @@ class Plan:
     @cached_property
     def costs(self) -> Mapping[str, Mapping[str, TensorCosts]]:
         """Of the tensors of every design, and of every setting of `codec=auto`; measured when first asked for."""
-        return {name: measure_costs(self.profile, each) for name, each in self._all.items()}
+        workers, collective = self.setting.workers, self.setting.mode == "collective"
+        return {
+            name: measure_costs(self.profile, each, workers=workers, collective=collective)
+            for name, each in self._all.items()
+        }
 
     @cached_property
     def works(self) -> Mapping[str, ExchangeWork]:

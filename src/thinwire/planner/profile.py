@@ -14,8 +14,10 @@ from statistics import median
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from thinwire.errors import ConfigError
+from thinwire.planner.optimizers import Trainer, trainer_of
 
 WARM_UP = 2
 """Steps before the measured ones, in which memory is taken and kernels are chosen."""
@@ -50,11 +52,13 @@ class Profile:
         tensors: in the order of the forward pass; backward seconds count from the last to the first.
         step_s: of a whole step, in seconds.
         gradients: of some steps, each by name; float32 on the host.
+        trainer: the optimizer that made the steps; where none of torch's own was seen, SGD with momentum.
     """
 
     tensors: tuple[TensorSeconds, ...]
     step_s: float
     gradients: tuple[dict[str, torch.Tensor], ...] = field(repr=False)
+    trainer: Trainer = field(default_factory=Trainer, repr=False)
 
     @property
     def other_s(self) -> float:
@@ -136,6 +140,8 @@ class Watch:
         self._kept = max(2, KEPT_NBYTES // (4 * sum(each.numel() for each in self._trained.values())))
         self._step = _Step(0.0)
         self._left_out, self._found = 0, list[_Step]()
+        self._names = {id(each): name for name, each in self._trained.items()}
+        self._trainer: Trainer | None = None
 
     @property
     def done(self) -> bool:
@@ -197,6 +203,7 @@ class Watch:
             ),
             step_s=median(each.end_s - each.begin_s for each in found),
             gradients=tuple(each.gradients for each in found[-self._kept :]),
+            trainer=self._trainer or Trainer(),
         )
 
     @contextmanager
@@ -210,6 +217,7 @@ class Watch:
             own = [f"{prefix}.{name}".lstrip(".") for name, _ in module.named_parameters(recurse=False)]
             if own := [name for name in own if name in self._trained]:
                 handles.append(module.register_forward_pre_hook(self._begins(own[0])))
+        handles.append(register_optimizer_step_pre_hook(self._steps_by))
         try:
             yield
         finally:
@@ -235,6 +243,10 @@ class Watch:
                 self._step.accumulated[name] = trained.grad
 
         return note
+
+    def _steps_by(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """Of several, the first that trains the model."""
+        self._trainer = self._trainer or trainer_of(optimizer, self._names)
 
     def _forward_ends(self) -> None:
         self._step.forward_end_s = self._now()

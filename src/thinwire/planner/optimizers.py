@@ -1,0 +1,77 @@
+"""The optimizer of a training that was watched, for one tensor at a time.
+
+What travels is often not a gradient but what an optimizer made of it: the server's, of which pulls tell, or a worker's
+own, whose steps local updates push. A plan that codes such values has to make them as the training does.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+NAMES = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "Adagrad", "Adadelta", "ASGD", "Rprop")
+"""Of `torch.optim`: one tensor's step needs nothing of the others, nor a closure."""
+_STANDS_IN: Mapping[str, Any] = {"lr": 0.01, "momentum": 0.9}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trainer:
+    """An optimizer, by its name, and its numbers for each tensor.
+
+    Args:
+        name: one of `NAMES`; by default SGD with momentum, which stands in where a training's own is not known.
+        options: of its parameter group, by tensor.
+
+    Example:
+        >>> parameter = torch.zeros(2, requires_grad=True)
+        >>> Trainer(name="AdamW", options={"fc.weight": {"lr": 0.1}}).optimizer("fc.weight", parameter).defaults["lr"]
+        0.1
+        >>> type(Trainer().optimizer("fc.weight", parameter)).__name__
+        'SGD'
+    """
+
+    name: str = "SGD"
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def optimizer(self, tensor: str, parameter: torch.Tensor) -> torch.optim.Optimizer:
+        """Returns the optimizer of one tensor, which begins with no state."""
+        made: torch.optim.Optimizer = getattr(torch.optim, self.name)(
+            [parameter], **self.options.get(tensor, _STANDS_IN if self.name == "SGD" else {})
+        )
+        return made
+
+
+def trainer_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> Trainer | None:
+    """Returns what is known of an optimizer; None for one that is not torch's own, and one that trains nothing here.
+
+    Args:
+        optimizer: whose steps were seen.
+        names: of the model's tensors, by `id` of the parameter.
+
+    Example:
+        >>> layer = torch.nn.Linear(2, 1)
+        >>> names = {id(each): name for name, each in layer.named_parameters()}
+        >>> trainer_of(torch.optim.SGD(layer.parameters(), lr=0.5), names).options["bias"]["lr"]
+        0.5
+        >>> trainer_of(torch.optim.LBFGS(layer.parameters()), names)
+    """
+    kind = type(optimizer)
+    if kind.__name__ not in NAMES or kind is not getattr(torch.optim, kind.__name__):
+        return None
+    taken = inspect.signature(kind).parameters.keys()
+    options = {}
+    for group in optimizer.param_groups:
+        own = {name: _plain(value) for name, value in group.items() if name in taken and name != "params"}
+        own.update({name: False for name in ("fused", "capturable") if name in own})  # the stand-in is on the host
+        if own.get("lr") == 0:
+            own.pop("lr")  # of a warm-up's first step; codecs do not see how large values are
+        options.update({names[id(each)]: own for each in group["params"] if id(each) in names})
+    return Trainer(name=kind.__name__, options=options) if options else None
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, torch.Tensor) else value

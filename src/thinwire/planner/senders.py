@@ -1,0 +1,96 @@
+"""What several workers would send of one tensor, and what they would be answered, made of one worker's gradients.
+
+A worker's gradients of different steps stand in for different workers' of one step. Local updates are what a worker's
+own optimizer makes of some gradients; an answer is the mean of what was sent, or what a server's optimizer makes of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+
+import torch
+
+from thinwire.planner.optimizers import Trainer
+from thinwire.policies.designs import Design
+from thinwire.policies.local_updates import LocalUpdates
+
+INNER_STEPS = 4
+"""Of local updates, at most: with more, values to be sent are hardly of another shape, and a plan takes long."""
+
+Stepping = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Senders:
+    """The workers of one tensor, and who answers them.
+
+    Args:
+        name: of the tensor.
+        gradients: of a worker's steps, in order; they come again from the first.
+        design: how the workers train.
+        trainer: the training's own optimizer.
+        workers: how many stand for all.
+        collective: workers are equals, and all of them step by the mean.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        gradients: Sequence[torch.Tensor],
+        design: Design,
+        trainer: Trainer,
+        *,
+        workers: int,
+        collective: bool,
+    ) -> None:
+        self._gradients = itertools.cycle(gradients)
+        self._inner = 1 if design.local is None else min(design.local.sync_every, INNER_STEPS)
+        like, local = gradients[0], design.local is not None
+
+        def trained() -> Stepping:
+            parameter = torch.zeros_like(like)
+            return _stepping(parameter, trainer.optimizer(name, parameter))
+
+        self._workers = [trained() if local else _unchanged for _ in range(workers)]
+        if design.local is not None:
+            self._answer = _outer(torch.zeros_like(like), design.local)
+        else:
+            self._answer = _unchanged if collective or design.downlink != "delta" else trained()
+
+    def pushed(self) -> list[torch.Tensor]:
+        """Returns what each worker sends next."""
+        return [self._pushed(step) for step in self._workers]
+
+    def _pushed(self, step: Stepping) -> torch.Tensor:
+        changes = (step(next(self._gradients)) for _ in range(self._inner))
+        return functools.reduce(torch.add, changes)
+
+    def pulled(self, mean: torch.Tensor) -> torch.Tensor:
+        """Returns what all are answered, where this is the mean of what came of them."""
+        return self._answer(mean)
+
+
+def _unchanged(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient
+
+
+def _stepping(parameter: torch.Tensor, optimizer: torch.optim.Optimizer) -> Stepping:
+    """Returns what says of each gradient by how much the optimizer changes the parameter."""
+
+    def step(gradient: torch.Tensor) -> torch.Tensor:
+        before = parameter.clone()
+        parameter.grad = gradient
+        optimizer.step()
+        return before - parameter
+
+    return step
+
+
+def _outer(parameter: torch.Tensor, updates: LocalUpdates) -> Stepping:
+    if updates.outer == "SignSGD":
+        return torch.sign
+    if not updates.outer_momentum:
+        return _unchanged
+    momentum, nesterov = updates.outer_momentum, updates.nesterov
+    return _stepping(parameter, torch.optim.SGD([parameter], lr=1.0, momentum=momentum, nesterov=nesterov))
