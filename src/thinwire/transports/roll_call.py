@@ -62,13 +62,11 @@ def roll_call(
             )
         if waited_s >= patience_s and not told:
             told = True
-            _log.warning(
-                "%s kept rank %d waiting for %.0f s: every rank must call compress; waiting for up to %g s",
-                _named(missing),
-                rank,
-                waited_s,
-                timeout.total_seconds(),
+            text = (
+                f"{_named(missing)} kept rank {rank} waiting for {waited_s:.0f} s: every rank must call compress; "
+                f"waiting for up to {timeout.total_seconds():g} s"
             )
+            _log.warning("%s", text)
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, longest_s)
 
