@@ -88,6 +88,8 @@ def test_cores_that_all_share_are_busy_with_servers_and_messages_too() -> None:
     ranks = replace(FREE, cores=2, collective=True, chunk_nbytes=4000)
     more = step_s(LAYERS, replace(ranks, worker_message_s=0.001)) - step_s(LAYERS, ranks)
     assert more == pytest.approx(8 * 4 * 7 * 0.001 / 2 / SHARED_USE, rel=0.3)
+    thin = replace(ranks, worker_link=Link(bytes_per_s=1e3))
+    assert step_s(LAYERS, replace(thin, worker_message_s=0.001)) == step_s(LAYERS, thin), "while the link carries more"
     measured = replace(FREE, cores=2, use=0.6)
     assert step_s(adding, measured) == pytest.approx(busy / 0.6, rel=0.2), "what was measured, where it was"
 

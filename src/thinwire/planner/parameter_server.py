@@ -234,8 +234,9 @@ class _Timeline:
         layers = [self._layers[index] for index in ready]
         self.exchanges += 1
         carried_s = self._cluster.carried_s(sum(layer.push_nbytes + layer.pull_nbytes for layer in layers))
-        if self._cluster.cores is not None:
-            self._worker += self._stretch * (self._cluster.exchange_s + carried_s)
+        messages_s = 0.0 if self._cluster.cores is None else self._stretch * (self._cluster.exchange_s + carried_s)
+        if not self._cluster.collective:
+            self._worker += messages_s
         chunk = Layer(
             name=layers[0].name,
             forward_s=0.0,
@@ -246,19 +247,24 @@ class _Timeline:
             server_update_s=sum(layer.server_update_s for layer in layers),
             shard=shard,
         )
-        updated = self._exchange_among_equals(chunk) if self._cluster.collective else self._exchange(chunk)
+        among_equals = self._cluster.collective
+        updated = self._exchange_among_equals(chunk, messages_s) if among_equals else self._exchange(chunk)
         for index in ready:
             self._updated[index] = updated
 
-    def _exchange_among_equals(self, layer: Layer) -> float:
-        """As `_exchange`, where every worker holds a share: it sends and takes what the others hold or sent of it."""
+    def _exchange_among_equals(self, layer: Layer, messages_s: float) -> float:
+        """As `_exchange`, where every worker holds a share: it sends and takes what the others hold or sent of it.
+
+        Processors deal with a part of a message while the link carries the next: the slower of the two counts.
+        """
         link, share = self._cluster.worker_link, 1 / self._cluster.workers
         begins = max(self._worker, self._up, self._down)
         pushed = begins + (1 - share) * layer.push_nbytes / link.bytes_per_s
         # Its own share of every other worker's gradient comes in meanwhile, and is added as it comes.
         added = max(pushed + 2 * link.latency_s, self._processor[0]) + (1 - share) * layer.server_push_s
         self._processor[0] = added + share * layer.server_update_s
-        self._up = self._down = self._processor[0] + (1 - share) * layer.pull_nbytes / link.bytes_per_s
+        pulled = self._processor[0] + (1 - share) * layer.pull_nbytes / link.bytes_per_s
+        self._up = self._down = max(pulled, begins + messages_s)
         return self._up + 2 * link.latency_s
 
     def _exchange(self, layer: Layer) -> float:

@@ -136,7 +136,8 @@ class Plan:
     def _round_of(self, made: Design, workers: int, bps: float) -> Round:
         setting, collective = self.setting, self.setting.mode == "collective"
         layers = self._layers(made)
-        payload = TCP_PAYLOAD_NBYTES / (TCP_PAYLOAD_NBYTES + TCP_HEADERS_NBYTES)
+        # Both ways are in use at once, and every other packet that comes is acknowledged by one that goes.
+        payload = TCP_PAYLOAD_NBYTES / (TCP_PAYLOAD_NBYTES + 1.5 * TCP_HEADERS_NBYTES)
         link = Link(bytes_per_s=bps / 8 * payload, latency_s=setting.latency_ms / 2e3)
         cluster = Cluster(
             workers=workers,
