@@ -222,9 +222,12 @@ def test_of_an_open_codec_the_setting_that_is_fastest_there_is_planned(
 
 def test_a_plan_of_the_digits_is_measured_shown_and_drawn() -> None:
     measured = profile_workload("mlp", "digits", steps=2)
-    made = plan.Plan(measured, ["3lc[s=1.75]", "terngrad", "local2"], plan.Setting(link="1mbit", workers=8))
+    told: list[str] = []
+    designs, setting = ["3lc[s=1.75]", "terngrad", "local2"], plan.Setting(link="1mbit", workers=8)
+    made = plan.Plan(measured, designs, setting, tell=told.append)
     found = {each.at.design: each for each in made.summaries()}
     assert list(found) == ["fp32", "3lc[s=1.75]", "terngrad", "local2"]
+    assert told == [f"{what} {name}" for what in ("codecs of", "an exchange of") for name in found]
     assert found["fp32"].bits_up == pytest.approx(32, rel=0.05) and found["3lc[s=1.75]"].bits_up < 3
     assert found["terngrad"].at.speedup > 2 and found["3lc[s=1.75]"].at.speedup > 5
     assert designs_table(made).lines[1][0] == "3lc[s=1.75]" and len(workers_table(made).header) == 12

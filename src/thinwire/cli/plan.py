@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
+from rich.markup import escape
 
 from thinwire.cli import options
 from thinwire.cli.console import console, save_picture, show, write_json
@@ -91,10 +92,18 @@ def plan(
             raise ConfigError(f"--{given[0]} is of the models that come with thinwire; give it to the script itself")
         measured, what = script.profile_script(command, os.environ, STARTUP, steps=steps, threads=threads), "the script"
     else:
-        measured = workload.profile_workload(model, data, batch=batch, seed=seed, steps=steps, threads=threads)
+        with console.status(f"making {steps} steps of {escape(model)}"):
+            measured = workload.profile_workload(model, data, batch=batch, seed=seed, steps=steps, threads=threads)
         what = model
-    made = planning.Plan(measured, split_names(designs), setting, exchange_share=exchange_share)
-    said = verdict.verdict(made)
+    with console.status("") as status:
+        made = planning.Plan(
+            measured,
+            split_names(designs),
+            setting,
+            exchange_share=exchange_share,
+            tell=lambda what: status.update(f"measuring {escape(what)}"),
+        )
+        said = verdict.verdict(made)
     seconds = verdict.seconds_text(measured.step_s)
     console.print(f"measured: a step of {what} computes {seconds} here; all else is predicted")
     show(verdict.designs_table(made))

@@ -57,6 +57,7 @@ class Plan:
         peer_message_s: of a rank's processor for a message to or from another, in seconds.
         sharing: what workers that share processors take from each other; where each has its own, it says nothing.
         exchange_share: of the time, what exchanges of local updates may take; the plan says with which h they do.
+        tell: is called with the name of what is measured next, as codecs of large models take a while.
 
     Raises:
         ConfigError: an unknown design, or one that no plan can be made of, one text in place of a list of designs, or
@@ -73,8 +74,9 @@ class Plan:
         peer_message_s: float = PEER_MESSAGE_S,
         sharing: Sharing = SHARING,
         exchange_share: float = EXCHANGE_SHARE,
+        tell: Callable[[str], object] = lambda _: None,
     ) -> None:
-        self.profile, self.setting, self._transport = profile, setting, transport
+        self.profile, self.setting, self._transport, self._tell = profile, setting, transport, tell
         self.exchange_share = check_share(exchange_share)
         self._peer_message_s, self._sharing = peer_message_s, sharing
         if isinstance(designs, str):  # a sequence too, of letters
@@ -89,18 +91,24 @@ class Plan:
     @cached_property
     def costs(self) -> Mapping[str, Mapping[str, TensorCosts]]:
         """Of the tensors of every design, and of every setting of `codec=auto`; measured when first asked for."""
-        workers, collective = self.setting.workers, self.setting.mode == "collective"
-        return {
-            name: measure_costs(self.profile, each, workers=workers, collective=collective)
-            for name, each in self._all.items()
-        }
+        found = {}
+        for name, each in self._all.items():
+            self._tell(f"codecs of {name}")
+            collective = self.setting.mode == "collective"
+            found[name] = measure_costs(self.profile, each, workers=self.setting.workers, collective=collective)
+        return found
 
     @cached_property
     def works(self) -> Mapping[str, ExchangeWork]:
         """Of an exchange with a server, besides its codecs, likewise; measured when they are first asked for."""
         if self.setting.mode == "collective":
             return dict.fromkeys(self._all, NONE)
-        return {name: measure_exchange_work(self.profile, each, self.costs[name]) for name, each in self._all.items()}
+        found = {}
+        for name, each in self._all.items():
+            costs = self.costs[name]
+            self._tell(f"an exchange of {name}")
+            found[name] = measure_exchange_work(self.profile, each, costs)
+        return found
 
     def step_s(self, name: str, workers: int, bps: float) -> float:
         """Returns the predicted seconds of a step, the mean over steps with and without an exchange.
