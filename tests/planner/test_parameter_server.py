@@ -119,3 +119,12 @@ def test_what_cannot_be_is_refused() -> None:
         step_s([], FREE)
     with pytest.raises(ConfigError, match="a rate is positive"):
         Link(bytes_per_s=0.0)
+
+
+def test_a_worker_that_begins_last_shares_the_processors_with_fewer() -> None:
+    """Where pulls leave one after the other, those that had theirs first have computed when the last one begins."""
+    one = [replace(LAYERS[0], push_nbytes=0.0, pull_nbytes=1000.0)]
+    shared = replace(FREE, workers=8, cores=2, server_link=Link(bytes_per_s=1e5), use=1.0)
+    pulls_s, alone_s = 8 * 0.01, 0.003
+    assert step_s(one, shared) == pytest.approx(pulls_s + alone_s, rel=0.01), "and not four times as long"
+    assert step_s(one, replace(shared, collective=True)) >= 4 * alone_s, "equals begin together"

@@ -53,6 +53,8 @@ WARM_EXCHANGES = 3
 """Before the first link: whatever is compiled when it is first called has been by then."""
 AUTO_SETTLES = 10
 """Exchanges in which `auto` finds out about a link that has changed, and which are not counted."""
+PROFILED_STEPS = 160
+"""Some seconds of most models: a pause of the machine is in few of them."""
 STEPS = 5000
 """More than any sweep takes."""
 
@@ -163,7 +165,9 @@ class PaysBench(PaysOptions, Bench[Method, Paid]):
         """The plan of a model in one mode; no rank is running while it is measured."""
         if cell.model not in self._plans:
             batch = BATCHES.get(cell.model, recipe(cell.model, cell.data).batch)
-            profile = profile_workload(cell.model, cell.data, batch=batch, seed=cell.seed, threads=1)
+            profile = profile_workload(
+                cell.model, cell.data, batch=batch, seed=cell.seed, steps=PROFILED_STEPS, threads=1
+            )
             cores = self.cores or os.cpu_count()
             sharing = measure_sharing(
                 cell.model, cell.data, batch=batch, ranks=cell.ranks, cores=cores, starter=self._starter()

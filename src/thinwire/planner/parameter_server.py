@@ -188,7 +188,9 @@ class _Timeline:
     def __init__(self, layers: Sequence[Layer], cluster: Cluster) -> None:
         self._layers, self._cluster = layers, cluster
         # Workers that share too few cores take turns, and each of them then seems slower.
-        self._stretch = 1.0 if cluster.cores is None else max(1.0, cluster.workers / cluster.cores)
+        self._crowded = 1.0 if cluster.cores is None else max(1.0, cluster.workers / cluster.cores)
+        self._stretch = self._crowded
+        self._alone_s = sum(each.forward_s + each.backward_s + each.encode_s + each.decode_s for each in layers)
         self._worker = self._up = self._down = 0.0
         self._in = [0.0] * cluster.shards
         self._processor = [0.0] * cluster.shards
@@ -201,6 +203,9 @@ class _Timeline:
     def step(self) -> float:
         """Follows one step; returns when its backward pass is over."""
         self._ahead = self._spread
+        # Those that had their updates first are done, or nearly so, when the last one begins: it shares with fewer.
+        if self._alone_s:
+            self._stretch = max(1.0, self._crowded - self._ahead / self._alone_s)
         overlap = self._cluster.overlap
         if not overlap or self._cluster.collective:
             self._worker = max(self._worker, *self._updated)

@@ -24,7 +24,7 @@ WARM_UP = 2
 STEPS = 32
 """Measured steps: residuals fill in two dozen of them."""
 KEPT_NBYTES = 1 << 30
-"""Gradients of the last steps are kept, as many as fit."""
+"""Gradients of the last steps are kept, as many as fit, and `STEPS` at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +137,8 @@ class Watch:
             raise ConfigError(f"{steps} steps to measure; at least 1 is needed")
         self._model, self._steps = model, steps
         self._cuda = [each.device for each in self._trained.values() if each.device.type == "cuda"][:1]
-        self._kept = max(2, KEPT_NBYTES // (4 * sum(each.numel() for each in self._trained.values())))
+        fitting = KEPT_NBYTES // (4 * sum(each.numel() for each in self._trained.values()))
+        self._kept = max(2, min(STEPS, fitting))
         self._step = _Step(0.0)
         self._left_out, self._found = 0, list[_Step]()
         self._names = {id(each): name for name, each in self._trained.items()}
