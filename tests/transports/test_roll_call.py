@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 from datetime import timedelta
 
+import pytest
 import torch.distributed as dist
 
 from tests.hooks.ddp_ranks import run_ranks
@@ -39,3 +41,14 @@ def test_who_stays_away_is_named_by_the_others_and_nobody_else_is_kept() -> None
         assert re.fullmatch(kept, told), told
         assert error == "rank 2 did not come within 2 s; every rank must call compress"
     assert absent == []
+
+
+def test_a_process_that_takes_a_lost_one_s_place_meets_those_that_have_called_before() -> None:
+    for _ in range(2):  # one process, which has called in other groups before, and a new one
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        other = threading.Thread(target=roll_call, args=(store, 1, [0, 1], timedelta(seconds=20)))
+        other.start()
+        roll_call(store, 0, [0, 1], timedelta(seconds=20))
+        other.join()
+    with pytest.raises(TransportError, match="rank 1 did not come within 0 s"):
+        roll_call(store, 0, [0, 1], timedelta(0))

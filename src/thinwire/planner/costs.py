@@ -76,7 +76,7 @@ def measure_costs(
     Args:
         profile: of the model, with its gradients.
         design: how it is to be trained.
-        workers: how many send; four at most are made.
+        workers: how many there are, which says how many levels votes have; four stand for all.
         collective: workers are equals, without a server that holds an optimizer.
     """
     shapes = {each.name: each.shape for each in profile.tensors}
@@ -84,14 +84,22 @@ def measure_costs(
     chosen = select(shapes, design.compress(), last_layer=last)
     large = sum(map(math.prod, shapes.values())) > LARGE_NUMEL
     # Scales that are shared are one more round trip, which nobody makes here: one worker's is its own.
-    senders = 1 if design.share_scales else min(workers, FEW_SENDERS if large else MOST_SENDERS)
-    return {name: _costs(name, chosen[name], profile, design, senders, collective) for name in shapes}
+    senders = 1 if design.share_scales else FEW_SENDERS if large else MOST_SENDERS
+    return {name: _costs(name, chosen[name], profile, design, senders, workers, collective) for name in shapes}
 
 
-def _costs(name: str, choice: Choice, profile: Profile, design: Design, workers: int, collective: bool) -> TensorCosts:
+def _costs(
+    name: str,
+    choice: Choice,
+    profile: Profile,
+    design: Design,
+    senders_made: int,
+    workers: int,
+    collective: bool,
+) -> TensorCosts:
     gradients = [step[name] for step in profile.gradients if name in step]
-    senders = Senders(name, gradients, design, profile.trainer, workers=workers, collective=collective)
-    ups = [choice.up.context(gradients[0]) for _ in range(workers)]
+    senders = Senders(name, gradients, design, profile.trainer, workers=senders_made, collective=collective)
+    ups = [choice.up.context(gradients[0]) for _ in range(senders_made)]
     down = choice.down.context(gradients[0])
     encode, push, update, apply = _Timed(), _Timed(), _Timed(), _Timed()
     total = torch.zeros_like(gradients[0])
@@ -101,20 +109,20 @@ def _costs(name: str, choice: Choice, profile: Profile, design: Design, workers:
         for frame in pushes:
             push.add(len(frame))
             push(decode, frame, out=mean, accumulate=True)
-        pulled = senders.pulled(mean.div_(workers))
+        pulled = senders.pulled(mean.div_(senders_made))
         if design.share_scales and choice.down.id == "votes":
             scale = float(pulled.abs().max()) or 1.0
-            frame = update(choice.down.encode, pulled, scale=scale, workers=1)
+            frame = update(choice.down.encode, pulled, scale=scale, workers=workers)
         else:
             frame = update(down.encode, pulled)
         apply.add(len(frame))
         apply(decode, frame, out=total, accumulate=True)
     return TensorCosts(
-        encode_s=encode.seconds(MEASURED * workers),
+        encode_s=encode.seconds(MEASURED * senders_made),
         decode_s=apply.seconds(MEASURED),
-        push_nbytes=push.nbytes(MEASURED * workers),
+        push_nbytes=push.nbytes(MEASURED * senders_made),
         pull_nbytes=apply.nbytes(MEASURED),
-        server_push_s=push.seconds(MEASURED * workers),
+        server_push_s=push.seconds(MEASURED * senders_made),
         server_update_s=update.seconds(MEASURED),
     )
 

@@ -70,8 +70,17 @@ def trainer_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> Tr
         if own.get("lr") == 0:
             own.pop("lr")  # of a warm-up's first step; codecs do not see how large values are
         options.update({names[id(each)]: own for each in group["params"] if id(each) in names})
-    return Trainer(name=kind.__name__, options=options) if options else None
+    found = Trainer(name=kind.__name__, options=options)
+    try:
+        for each in options:
+            found.optimizer(each, torch.zeros(1))
+    except (TypeError, ValueError):  # a schedule may set what no optimizer can be made with
+        return None
+    return found if options else None
 
 
 def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, torch.Tensor) else value
+    """A number in place of a tensor, or of NumPy's, wherever it stands."""
+    if isinstance(value, list | tuple):
+        return tuple(_plain(each) for each in value)
+    return value.item() if hasattr(value, "item") else value

@@ -86,6 +86,7 @@ class Plan:
         for each in self.designs.values():
             exchange_every(each)
         self.variants = {each.name: variants(each) for each in given}
+        self._rounds: dict[tuple[str, int, float], Round] = {}
         self._all = {each.name: each for found in self.variants.values() for each in found.values()}
 
     @cached_property
@@ -142,6 +143,12 @@ class Plan:
         return mean_bits(self.costs[made.name], self.profile)
 
     def _round_of(self, made: Design, workers: int, bps: float) -> Round:
+        asked = made.name, workers, bps
+        if asked not in self._rounds:
+            self._rounds[asked] = self._predicted_round(made, workers, bps)
+        return self._rounds[asked]
+
+    def _predicted_round(self, made: Design, workers: int, bps: float) -> Round:
         setting, collective = self.setting, self.setting.mode == "collective"
         layers = self._layers(made)
         # Both ways are in use at once, and every other packet that comes is acknowledged by one that goes.

@@ -105,9 +105,14 @@ class _Step:
     accumulated: dict[str, torch.Tensor] = field(default_factory=dict)
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)
 
+    @property
+    def forward_over_s(self) -> float:
+        """When the model's forward pass was over; where its parts are called one by one, when the last one began."""
+        return self.forward_end_s or max((when for _, when in self.begun), default=self.begin_s)
+
     def forward_s(self, name: str) -> float:
         """From the begin of each visit to the tensor's module to the next module's, or to the end."""
-        times = [*(when for _, when in self.begun), self.forward_end_s]
+        times = [*(when for _, when in self.begun), self.forward_over_s]
         return sum(max(0.0, times[at + 1] - when) for at, (who, when) in enumerate(self.begun) if who == name)
 
     def backward_s(self, name: str) -> float:
@@ -115,7 +120,7 @@ class _Step:
         if name not in self.ready:
             return 0.0
         before = [when for when in self.ready.values() if when < self.ready[name]]
-        return self.ready[name] - max(before, default=min(self.forward_end_s, self.ready[name]))
+        return self.ready[name] - max(before, default=min(self.forward_over_s, self.ready[name]))
 
 
 class Watch:
@@ -177,7 +182,8 @@ class Watch:
             ConfigError: no step made a gradient, one holds NaN, or all were zeroed before their step was over.
         """
         found = self._found
-        silent = {name for name in self._trained if all(name not in each.ready for each in found)}
+        # Of a tensor that is trained so seldom that no gradient was kept nothing could be coded.
+        silent = {name for name in self._trained if all(name not in each.gradients for each in found[-self._kept :])}
         if len(silent) == len(self._trained):
             raise ConfigError(
                 "no step made a gradient: each must call loss.backward(), and train the model it is given"

@@ -82,7 +82,8 @@ def _stepping(parameter: torch.Tensor, optimizer: torch.optim.Optimizer) -> Step
         before = parameter.clone()
         parameter.grad = gradient
         optimizer.step()
-        return before - parameter
+        changed = before - parameter
+        return changed if bool(changed.isfinite().all()) else gradient  # as with an eps of 0
 
     return step
 

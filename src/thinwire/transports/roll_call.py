@@ -5,9 +5,9 @@ A new process group waits for all its ranks, half an hour unless told otherwise,
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
-from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Protocol
@@ -20,11 +20,13 @@ POLL_S = (0.001, 0.25)
 """Between two looks: the first, which grows to the last."""
 
 _log = logging.getLogger(__name__)
-_calls: Counter[tuple[int, ...]] = Counter()
 
 
 class Store(Protocol):
     """What all ranks write to and read from, as `torch.distributed.Store`."""
+
+    def add(self, key: str, amount: int, /) -> int:
+        """Adds to a number, which begins at 0, and returns it."""
 
     def set(self, key: str, value: str, /) -> None:
         """Writes a value."""
@@ -49,21 +51,22 @@ def roll_call(
         TransportError: some did not come in time; the message names them.
         RuntimeError: the store is gone, and with it the rank that holds it.
     """
-    _calls[tuple(ranks)] += 1
-    meeting = f"thinwire/{','.join(map(str, ranks))}/{_calls[tuple(ranks)]}"
+    # Counted in the store: a process that takes a lost one's place finds a new store, as the others do.
+    who = hashlib.blake2b(repr(list(ranks)).encode(), digest_size=8).hexdigest()
+    meeting = f"thinwire/{who}/{store.add(f'thinwire/{who}/calls/{rank}', 1)}"
     store.set(f"{meeting}/{rank}", "here")
     begun, (pause_s, longest_s), told = time.monotonic(), POLL_S, False
-    missing = list(ranks)
-    while missing := [each for each in missing if not store.check([f"{meeting}/{each}"])]:
+    while not store.check([f"{meeting}/{each}" for each in ranks]):
         waited_s = time.monotonic() - begun
         if waited_s >= timeout.total_seconds():
+            missing = _missing(store, meeting, ranks)
             raise TransportError(
-                f"{_named(missing)} did not come within {timeout.total_seconds():g} s; every rank must call compress"
+                f"{missing} did not come within {timeout.total_seconds():g} s; every rank must call compress"
             )
         if waited_s >= patience_s and not told:
-            told = True
+            told, missing = True, _missing(store, meeting, ranks)
             text = (
-                f"{_named(missing)} kept rank {rank} waiting for {waited_s:.0f} s: every rank must call compress; "
+                f"{missing} kept rank {rank} waiting for {waited_s:.0f} s: every rank must call compress; "
                 f"waiting for up to {timeout.total_seconds():g} s"
             )
             _log.warning("%s", text)
@@ -71,10 +74,17 @@ def roll_call(
         pause_s = min(2 * pause_s, longest_s)
 
 
-def _named(ranks: Sequence[int]) -> str:
-    """Returns ranks for a message.
+def _missing(store: Store, meeting: str, ranks: Sequence[int]) -> str:
+    """Returns who has not come, for a message."""
+    return _named([each for each in ranks if not store.check([f"{meeting}/{each}"])])
 
-    >>> _named([2]), _named([2, 3])
-    ('rank 2', 'ranks 2, 3')
+
+def _named(ranks: Sequence[int]) -> str:
+    """Returns ranks for a message; none are left where the last one came just now.
+
+    >>> _named([2]), _named([2, 3]), _named([])
+    ('rank 2', 'ranks 2, 3', 'a rank')
     """
+    if not ranks:
+        return "a rank"
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
