@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from thinwire.errors import ConfigError
 from thinwire.planner.costs import mean_bits, measure_costs
 from thinwire.planner.optimizers import Trainer, trainer_of
 from thinwire.planner.profile import Profile, TensorSeconds, profile
@@ -67,7 +68,9 @@ def test_shards_of_local_updates_answer_what_their_outer_optimizer_changed() -> 
     nesterov = senders("diloco[outer_momentum=0.5]")
     assert torch.allclose(nesterov.pulled(one), 1.5 * one)
     assert torch.allclose(nesterov.pulled(two), two + 0.5 * (0.5 * one + two), atol=1e-6)
-    assert torch.equal(senders("demo").pulled(one), one.sign())
+    demo = senders("demo", trainer=ADAM)
+    assert torch.equal(demo.pulled(one), one.sign())
+    assert torch.equal(demo.pushed()[0], one), "its workers have plain SGD, whatever the script has"
 
 
 def test_what_an_optimizer_changes_is_denser_than_gradients() -> None:
@@ -106,6 +109,12 @@ def test_a_model_whose_parts_are_called_one_by_one_and_one_that_is_seldom_traine
     assert sum(each.forward_s + each.backward_s for each in found.tensors) <= 2 * found.step_s
     assert [each.name for each in found.tensors] == ["0.weight", "0.bias", "1.weight", "1.bias"]
     assert len(found.gradients) == 32 and measure_costs(found, design("3lc")).keys() == found.gradients[0].keys()
+
+
+def test_gradients_of_an_embedding_that_are_sparse_are_refused_by_name() -> None:
+    model = nn.Embedding(5, 3, sparse=True)
+    with pytest.raises(ConfigError, match="weight makes sparse gradients, which have no fixed values"):
+        profile(model, lambda: model(torch.tensor([1, 2])).sum().backward(), steps=2)
 
 
 def test_of_a_training_that_is_watched_the_optimizer_is_known() -> None:

@@ -84,7 +84,9 @@ def test_json_lines_make_their_folder_where_one_can_be(tmp_path: Path) -> None:
     path = tmp_path / "new" / "steps.jsonl"
     JsonLines(path).close()
     assert path.read_bytes() == b""
-    with pytest.raises(ConfigError, match=r"cannot be written to .*steps.jsonl/more.jsonl': File exists"):
+    with pytest.raises(
+        ConfigError, match=r"cannot be written to .*steps.jsonl/more.jsonl': .*steps.jsonl is not a folder"
+    ):
         JsonLines(path / "more.jsonl")
 
 

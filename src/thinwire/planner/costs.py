@@ -93,13 +93,14 @@ def _costs(
     choice: Choice,
     profile: Profile,
     design: Design,
-    senders_made: int,
+    standing: int,
     workers: int,
     collective: bool,
 ) -> TensorCosts:
+    """As `measure_costs`, of one tensor: so many workers stand for all `workers`."""
     gradients = [step[name] for step in profile.gradients if name in step]
-    senders = Senders(name, gradients, design, profile.trainer, workers=senders_made, collective=collective)
-    ups = [choice.up.context(gradients[0]) for _ in range(senders_made)]
+    senders = Senders(name, gradients, design, profile.trainer, workers=standing, collective=collective)
+    ups = [choice.up.context(gradients[0]) for _ in range(standing)]
     down = choice.down.context(gradients[0])
     encode, push, update, apply = _Timed(), _Timed(), _Timed(), _Timed()
     total = torch.zeros_like(gradients[0])
@@ -109,7 +110,7 @@ def _costs(
         for frame in pushes:
             push.add(len(frame))
             push(decode, frame, out=mean, accumulate=True)
-        pulled = senders.pulled(mean.div_(senders_made))
+        pulled = senders.pulled(mean.div_(standing))
         if design.share_scales and choice.down.id == "votes":
             scale = float(pulled.abs().max()) or 1.0
             frame = update(choice.down.encode, pulled, scale=scale, workers=workers)
@@ -118,11 +119,11 @@ def _costs(
         apply.add(len(frame))
         apply(decode, frame, out=total, accumulate=True)
     return TensorCosts(
-        encode_s=encode.seconds(MEASURED * senders_made),
+        encode_s=encode.seconds(MEASURED * standing),
         decode_s=apply.seconds(MEASURED),
-        push_nbytes=push.nbytes(MEASURED * senders_made),
+        push_nbytes=push.nbytes(MEASURED * standing),
         pull_nbytes=apply.nbytes(MEASURED),
-        server_push_s=push.seconds(MEASURED * senders_made),
+        server_push_s=push.seconds(MEASURED * standing),
         server_update_s=update.seconds(MEASURED),
     )
 

@@ -79,7 +79,7 @@ def measure_exchange_work(profile: Profile, design: Design, costs: Mapping[str, 
 
 
 def _sgd(model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer that stands in for the training's own, which a profile does not know."""
+    """The optimizer that stands in for the training's own, of which a server may have none."""
     return torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9)
 
 

@@ -260,7 +260,8 @@ class _Timeline:
     def _exchange_among_equals(self, layer: Layer, messages_s: float) -> float:
         """As `_exchange`, where every worker holds a share: it sends and takes what the others hold or sent of it.
 
-        Processors deal with a part of a message while the link carries the next: the slower of the two counts.
+        Processors deal with a part of a message, and add it, while the link carries the next: the slower of the two
+        counts.
         """
         link, share = self._cluster.worker_link, 1 / self._cluster.workers
         begins = max(self._worker, self._up, self._down)
@@ -269,7 +270,8 @@ class _Timeline:
         added = max(pushed + 2 * link.latency_s, self._processor[0]) + (1 - share) * layer.server_push_s
         self._processor[0] = added + share * layer.server_update_s
         pulled = self._processor[0] + (1 - share) * layer.pull_nbytes / link.bytes_per_s
-        self._up = self._down = max(pulled, begins + messages_s)
+        added_s = (1 - share) * layer.server_push_s + share * layer.server_update_s
+        self._up = self._down = max(pulled, begins + messages_s + added_s)
         return self._up + 2 * link.latency_s
 
     def _exchange(self, layer: Layer) -> float:

@@ -85,9 +85,9 @@ class Plan:
         self.designs = {each.name: each for each in given}
         for each in self.designs.values():
             exchange_every(each)
-        self.variants = {each.name: variants(each) for each in given}
+        self._variants = {each.name: variants(each) for each in given}
         self._rounds: dict[tuple[str, int, float], Round] = {}
-        self._all = {each.name: each for found in self.variants.values() for each in found.values()}
+        self._all = {each.name: each for found in self._variants.values() for each in found.values()}
 
     @cached_property
     def costs(self) -> Mapping[str, Mapping[str, TensorCosts]]:
@@ -136,8 +136,8 @@ class Plan:
         if made.auto is None:
             return None, made
         if made.auto.target == "bytes":
-            return min(self.variants[name].items(), key=lambda each: sum(self._bits(each[1])))
-        return min(self.variants[name].items(), key=lambda each: self._round_of(each[1], workers, bps).step_s)
+            return min(self._variants[name].items(), key=lambda each: sum(self._bits(each[1])))
+        return min(self._variants[name].items(), key=lambda each: self._round_of(each[1], workers, bps).step_s)
 
     def _bits(self, made: Design) -> tuple[float, float]:
         return mean_bits(self.costs[made.name], self.profile)

@@ -190,6 +190,11 @@ class Watch:
             )
         kept = [each for step in found[-self._kept :] for each in step.gradients.items()]
         for name, gradient in kept:
+            if gradient.layout != torch.strided:
+                raise ConfigError(
+                    f"{name} makes sparse gradients, which have no fixed values to compress; build its embedding with "
+                    "sparse=False"
+                )
             if not gradient.isfinite().all():
                 raise ConfigError(f"the gradient of {name} holds NaN or Inf; codecs are measured on it: lower the rate")
         if not any(gradient.any() for _, gradient in kept):

@@ -44,15 +44,17 @@ class Senders:
         workers: int,
         collective: bool,
     ) -> None:
-        self._gradients = itertools.cycle(gradients)
         self._inner = 1 if design.local is None else min(design.local.sync_every, INNER_STEPS)
-        like, local = gradients[0], design.local is not None
+        self._gradients = itertools.cycle(gradients)
+        like = gradients[0]
+        # Of plain SGD, which a design may demand, a step is the gradient; how large values are no codec sees.
+        steps = design.local is not None and design.local.inner == "any"
 
         def trained() -> Stepping:
             parameter = torch.zeros_like(like)
             return _stepping(parameter, trainer.optimizer(name, parameter))
 
-        self._workers = [trained() if local else _unchanged for _ in range(workers)]
+        self._workers = [trained() if steps else _unchanged for _ in range(workers)]
         if design.local is not None:
             self._answer = _outer(torch.zeros_like(like), design.local)
         else:

@@ -75,7 +75,9 @@ class JsonLines:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             self._file = Path(path).open("ab")  # noqa: SIM115  # open until `close`
         except OSError as error:
-            raise ConfigError(f"step records cannot be written to {str(path)!r}: {error.strerror or error}") from error
+            is_file = isinstance(error, FileExistsError)
+            why = f"{error.filename} is not a folder" if is_file else error.strerror or error
+            raise ConfigError(f"step records cannot be written to {str(path)!r}: {why}") from error
 
     def record(self, record: StepRecord) -> None:
         self._file.write(msgspec.json.encode(record.as_dict()) + b"\n")
