@@ -1,17 +1,20 @@
 """Seconds of an iteration against 1/bandwidth, DoubleSqueeze's figures 3 and 6: measured, and modelled beside it.
 
 Measured: real processes behind links of the kernel, a few steps each. Modelled: the planner's parameter server with the
-sizes of the codecs' frames and the rate of the link; its seconds of computing are the measured step without a limit, so
-that a rate is all it has to predict. The two never share a column.
+sizes of the codecs' frames and the rate of the link; its seconds of computing are the measured step without a limit,
+divided among the cores of the machine that shows them, so that a rate is all it has to predict. The two never share a
+column.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from statistics import fmean, linear_regression
 from typing import Any
 
 import torch
+from torch import nn
 
 from thinwire.engines.events import Event
 from thinwire.engines.links import parse_rate
@@ -25,6 +28,7 @@ from thinwire.policies.compression import select
 from thinwire.studies.charts import Chart, Panel, Series
 from thinwire.studies.reproduce.entry import Cell, Entry, Finding, OnProgress, Scale, Shown, Study
 from thinwire.studies.reproduce.plain_sgd import SGD, choices, method
+from thinwire.worker.conversation import CHUNK_NBYTES
 from thinwire.workloads.data import data, datasets
 from thinwire.workloads.models import model
 
@@ -85,7 +89,7 @@ class TimedFinding(Finding, frozen=True, kw_only=True):
 
     Attributes:
         seconds_per_step: without the first step.
-        wire_bytes: of packets, a step, at the server's link, both ways together.
+        wire_bytes: of packets, a step, at the server's link, both ways together, the first weights included.
         shaping: who made the link: `kernel`, `application`, or `none`.
     """
 
@@ -133,13 +137,31 @@ def modelled_s(cell: TimedCell, computing_s: float) -> float:
     """
     rate = parse_rate(cell.link).bps
     link = Link() if rate is None else Link(bytes_per_s=rate / 8 / _SEGMENT)
-    return step_s(_layers(cell, computing_s), Cluster(workers=cell.workers, worker_link=link, server_link=link))
+    cores = min(os.cpu_count() or 1, cell.workers)
+    cluster = Cluster(
+        workers=cell.workers,
+        worker_link=link,
+        server_link=link,
+        cores=cores,
+        use=1.0,  # what lockstep leaves idle is in the seconds of computing already
+        chunk_nbytes=CHUNK_NBYTES,
+    )
+    return step_s(_layers(cell, computing_s * cores / cell.workers), cluster)
+
+
+def _net(cell: TimedCell) -> nn.Module:
+    examples = data(cell.data)
+    return model(cell.model, num_classes=examples.num_classes, in_shape=examples.in_shape, seed=cell.seed)
+
+
+def _first_nbytes(cell: TimedCell) -> float:
+    """What of a step's bytes the first weights are, which go from one worker through the server to all others."""
+    return 4.0 * sum(each.numel() for each in _net(cell).parameters()) * cell.workers / cell.steps
 
 
 def _layers(cell: TimedCell, computing_s: float) -> list[Layer]:
-    """A layer for each tensor; its frames have the size of those of random values."""
-    examples = data(cell.data)
-    net = model(cell.model, num_classes=examples.num_classes, in_shape=examples.in_shape, seed=cell.seed)
+    """A layer for each tensor; its frames have the size of those of random values, seconds are one worker's."""
+    net = _net(cell)
     shapes = {name: tuple(each.shape) for name, each in net.named_parameters()}
     chosen = select(shapes, cell.job().full_design().compress())
     total = sum(each.numel() for each in net.parameters())
@@ -231,10 +253,11 @@ def _slopes(
     def steepness(seconds: Mapping[str, list[float]], name: str) -> float:
         return linear_regression(at, seconds[name]).slope / linear_regression(at, seconds[SGD]).slope
 
+    first = _first_nbytes(next(iter(found)))
     lines = []
     for name in measured:
         paper = "100 %" if name == SGD else "nearly flat" if name.startswith("DoubleSqueeze") else "half or more"
-        wire = fmean(each.wire_bytes for cell, each in found.items() if cell.method == name)
+        wire = fmean(each.wire_bytes for cell, each in found.items() if cell.method == name) - first
         apart = [ours / theirs - 1 for ours, theirs in zip(modelled[name][1:], measured[name][1:], strict=True)]
         lines.append(
             [
