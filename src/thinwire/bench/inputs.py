@@ -11,12 +11,10 @@ from torch import nn
 
 from thinwire.codecs import Context
 from thinwire.jobs.job import Job
+from thinwire.jobs.workload import workload
 from thinwire.policies.compression import codec_by_name
-from thinwire.workloads.batches import Batches
-from thinwire.workloads.data import data
 from thinwire.workloads.evaluate import cross_entropy
-from thinwire.workloads.models import model as make_model
-from thinwire.workloads.recipe import build_optimizer, clip_gradients
+from thinwire.workloads.recipe import clip_gradients
 
 BLOCK = 4096
 ROTATION = 3
@@ -102,17 +100,14 @@ def training(job: Job) -> tuple[nn.Module, torch.optim.Optimizer, Iterator[list[
 
     The gradients are in the parameters' order, and are applied when the next ones are asked for.
     """
-    recipe = job.recipe()
-    dataset = data(job.data, root=job.data_root, context=recipe.context)
-    network = make_model(job.model, num_classes=dataset.num_classes, in_shape=dataset.in_shape, seed=job.seed)
-    optimizer = build_optimizer(network, recipe)
-    batches = Batches(dataset, rank=0, workers=job.workers, batch=recipe.batch, seed=job.seed, augment=recipe.augment)
+    made = workload(job)
+    network, optimizer = made.model, made.optimizer
 
     def gradients() -> Iterator[list[torch.Tensor]]:
-        for inputs, targets in batches:
+        for inputs, targets in made.batches:
             optimizer.zero_grad()
             cross_entropy(network(inputs), targets).backward()  # type: ignore[no-untyped-call]
-            clip_gradients(network, recipe)
+            clip_gradients(network, made.recipe)
             yield [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
             optimizer.step()
 

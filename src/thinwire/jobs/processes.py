@@ -16,7 +16,7 @@ from thinwire.jobs.cluster import SERVER, Links, OnEvent, OnStart, OpenEngine, P
 from thinwire.jobs.events import KINDS, Accuracy, Done
 from thinwire.jobs.job import Job
 from thinwire.jobs.outcome import CurvePoint, RunOutcome, WorkerOutcome, summarise
-from thinwire.workloads.data import data
+from thinwire.jobs.workload import check
 
 _NOT_THE_WORKERS = ("link", "servers", "servers_on_workers")
 
@@ -93,14 +93,13 @@ def run(
         open_engine, starter, private: as for `run_cluster`.
 
     Raises:
-        ConfigError: there is nothing to resume, a job that cannot be resumed, a part that the data does not have, or
-            fewer workers than the servers wait for.
+        ConfigError: there is nothing to resume, a job that cannot be resumed, one that has no workload (see
+            `jobs.workload`), or fewer workers than the servers wait for.
         DataError: the data set is missing or damaged.
         EngineError: a process failed; the message holds its last output. Nothing is left running.
     """
     elastic.check(job.workers)
-    # What is wrong with the data is one sentence here, and a traceback of every worker later.
-    data(job.data, root=job.data_root, context=job.recipe().context)
+    check([job])
     links = links or choose_links(job.link)
     step: int | None = None
     if checkpoints is not None:

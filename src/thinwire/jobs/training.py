@@ -14,21 +14,17 @@ from thinwire.codecs import Codec, decode
 from thinwire.hooks.distribute import distribute
 from thinwire.hooks.resuming import Resumable
 from thinwire.jobs.checkpoints import WorkerCheckpoint
-from thinwire.jobs.devices import device
 from thinwire.jobs.events import Checkpointed, Done
 from thinwire.jobs.job import Job
 from thinwire.jobs.outcome import WorkerOutcome
 from thinwire.jobs.training_loop import OnStep, Report, TrainingLoop
+from thinwire.jobs.workload import workload
 from thinwire.policies.consistency import consistency
 from thinwire.runtime.metrics import MetricsWriter
 from thinwire.schema import Settings
 from thinwire.transports.base import Connection
 from thinwire.workloads.batches import Batches
-from thinwire.workloads.data import data
 from thinwire.workloads.dataset import Dataset
-from thinwire.workloads.dropout import add_dropout
-from thinwire.workloads.models import model as make_model
-from thinwire.workloads.recipe import build_optimizer
 
 
 def run_worker(
@@ -67,15 +63,8 @@ def run_worker(
         newest = checkpoint.read_step(job, rank, None)
     torch.set_num_threads(1)
     torch.manual_seed(job.seed)
-    recipe = job.recipe()
-    dataset = data(job.data, root=job.data_root, context=recipe.context)
-    made = make_model(job.model, num_classes=dataset.num_classes, in_shape=dataset.in_shape, seed=job.seed)
-    add_dropout(made, recipe.dropout, seed=job.seed, rank=rank)
-    model = made.to(device(job.device))
-    optimizer = build_optimizer(model, recipe)
-    batches = Batches(
-        dataset, rank=rank, workers=job.workers, batch=recipe.batch, seed=job.seed, augment=recipe.augment
-    )
+    made = workload(job, rank)
+    model, dataset, batches = made.model, made.dataset, made.batches
     behind = newest if checkpoint is not None and checkpoint.residuals else None
     goes_back = returning or (newest is not None and behind is None)
     resumable = _States(job, rank, checkpoint, newest, model, batches) if goes_back else None
@@ -87,7 +76,7 @@ def run_worker(
         writer = checkpoint.writer(nbytes, lambda step: report(Checkpointed(rank=rank, step=step)))
     opt = distribute(
         model,
-        optimizer,
+        made.optimizer,
         server=servers() if callable(servers) else servers,
         rank=rank,
         workers=job.workers,
@@ -96,7 +85,7 @@ def run_worker(
         connect_timeout_s=connect_timeout_s,
         metrics=metrics,
         resume=resumable.load_newest() if resumable is not None and apart else resumable,
-        steps_per_epoch=len(dataset.train_x) // job.workers // recipe.batch,
+        steps_per_epoch=len(dataset.train_x) // job.workers // made.recipe.batch,
         settings=_settings(job, dataset),
     )
     with nullcontext() if writer is None else closing(writer), opt:

@@ -22,6 +22,7 @@ from thinwire.errors import ConfigError, EngineError
 from thinwire.jobs.job import Job
 from thinwire.jobs.outcome import RunOutcome
 from thinwire.jobs.results import Results, Run
+from thinwire.jobs.workload import check
 from thinwire.policies.consistency import consistency
 from thinwire.studies.compare_rows import Cell, Row, tabulate
 from thinwire.studies.options import RESULTS, ComparisonOptions
@@ -124,7 +125,7 @@ def compare(comparison: Comparison, folder: Path, train: Train, *, on_job: OnJob
         on_job: called before each run with its number, how many runs there are in all, and its job.
 
     Raises:
-        ConfigError: the file cannot be read or written, or is none of ours.
+        ConfigError: the file cannot be read or written, or is none of ours; or a run has no workload (`jobs.workload`).
     """
 
     def key(job: Job) -> dict[str, Any]:
@@ -137,6 +138,7 @@ def compare(comparison: Comparison, folder: Path, train: Train, *, on_job: OnJob
     cells = comparison.cells()
     needed, timed = jobs(cells), {short for _, short in cells.values()}
     failures: list[Failure] = []
+    check(job for job in needed if results.find(key(job)) is None)
 
     def save() -> Findings:
         rows = tabulate(cells, lambda job: results.find(key(job)))
@@ -178,7 +180,7 @@ def _short_steps(full: Job, least: int) -> int:
     wanted = max(least, full.steps // SWEPT_SHARE) if shrink else least
     if design.every == "epoch":
         dataset = data(full.data, root=full.data_root, context=full.recipe().context)
-        period = len(dataset.train_x) // full.workers // full.batch
+        period = max(1, len(dataset.train_x) // full.workers // full.batch)  # one that does not fit is refused later
     else:
         policy = consistency(design.consistency)
         period = next((i + 1 for i in range(_LONGEST_PERIOD) if policy.exchanges(i)), 1)
