@@ -45,7 +45,7 @@ def exchange(made: LocalWorker, clock: Clock, bps: float, notes: dict[int, bytes
     shard.notes = notes or {}
     run(made.auto.begin(), made, clock, bps)
     shard.push(0, 0, b"frame")
-    shard.end_step()
+    shard.transmit.end_step()
     [sent] = run(shard.flush(0, (1.0,)), made, clock, bps)
     assert isinstance(sent.message, TunedPush)
     return sent.message

@@ -8,8 +8,9 @@ from thinwire.errors import ProtocolError
 from thinwire.schema import Delta, Join, Leave, Message, Plan, Push, Refused, TableSpec, Values, Welcome
 from thinwire.version import VERSION
 from thinwire.worker.apply_buffer import Update
-from thinwire.worker.conversation import CHUNK_NBYTES, Conversation
+from thinwire.worker.conversation import Conversation
 from thinwire.worker.effects import Receive, Send
+from thinwire.worker.transmit_buffer import CHUNK_NBYTES
 
 RATES = (0.5,)
 SHARD = 3
@@ -79,7 +80,7 @@ def test_a_push_leaves_when_enough_bytes_are_ready() -> None:
     assert list(one.flush(0, RATES)) == [expected]
     assert one.push(0, 1, b"x" * 99)
     last = Push(step=0, tables=(1,), rates=(0.25,), last=True, options=((0, {"momentum": 0.5}),))
-    one.announce(((0, {"momentum": 0.5}),))
+    one.transmit.announce(((0, {"momentum": 0.5}),))
     assert list(one.flush(0, (0.25,), last=True)) == [Send(SHARD, last, (b"x" * 99,))]
     assert list(one.flush(0, RATES)) == [], "nothing waits"
     digest = Push(step=0, tables=(), rates=RATES, digest="d")
@@ -100,11 +101,11 @@ def test_the_default_chunk_is_a_few_messages_a_step() -> None:
 def test_a_table_is_pushed_once_a_step() -> None:
     one = begun(make(2, state=True))
     one.push(0, 1, b"g")
-    assert [one.pushed(table) for table in (0, 1)] == [False, True]
+    assert [one.transmit.pushed(table) for table in (0, 1)] == [False, True]
     with pytest.raises(ProtocolError, match=r"'t1' was pushed twice in step 0: .*no_sync"):
         one.push(0, 1, b"g")
     list(one.flush(0, RATES))
-    one.end_step()
+    one.transmit.end_step()
     one.push(1, 1, b"h")
     assert list(one.flush(1, RATES)) == [Send(SHARD, Push(step=1, tables=(1,), rates=RATES), (b"h",))]
     assert list(one.leave()) == [Send(SHARD, Leave())]

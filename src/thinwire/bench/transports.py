@@ -93,7 +93,7 @@ class Player:
             if self._conversation.push(step, table, frame(table)):
                 self._driver.run(self._conversation.flush(step, rates))
         self._driver.run(self._conversation.flush(step, rates))
-        self._conversation.end_step()
+        self._conversation.transmit.end_step()
 
     def pull(self, clock: int) -> Iterator[tuple[int, EncodedTensor]]:
         """Waits for every table's update of a clock; yields the tables and what came down."""

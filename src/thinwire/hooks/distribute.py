@@ -40,9 +40,9 @@ from thinwire.runtime.rank_shards import RankShards
 from thinwire.schema import Reduce, Settings
 from thinwire.security import Credentials
 from thinwire.transports.base import Connection
-from thinwire.worker.conversation import CHUNK_NBYTES, WHOLE_NBYTES
 from thinwire.worker.core import Worker
 from thinwire.worker.local_updates import LocalWorker
+from thinwire.worker.transmit_buffer import CHUNK_NBYTES, WHOLE_NBYTES
 
 __all__ = ["DistributedOptimizer", "distribute"]
 

@@ -23,7 +23,7 @@ from thinwire.planner.variants import variants
 from thinwire.policies.assignment import Sized
 from thinwire.policies.designs import Design, design
 from thinwire.policies.placement import placement
-from thinwire.worker.conversation import CHUNK_NBYTES
+from thinwire.worker.transmit_buffer import CHUNK_NBYTES
 
 UNCOMPRESSED = "fp32"
 MATTERS = 1.05

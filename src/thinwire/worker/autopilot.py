@@ -280,7 +280,7 @@ class RoundAutopilot:
         told = _HEAD.pack(self.level, _packed(link)) + (b"" if note is None else pack_note(note))
         for conversation in self._conversations:
             codecs = conversation.plan.codecs
-            conversation.tune(
+            conversation.transmit.tune(
                 replaced=codecs.index(self._down.config()),
                 codec=codecs.index(setting.codec.config()),
                 sparsity=_multiplier(setting),

@@ -1,22 +1,18 @@
 """A worker's conversation with one shard: which messages go out, and which updates may be applied when.
 
-Two buffers. The transmit buffer collects encoded gradients until they are worth a message: a message per tensor
-costs more than the tensor (30 calls cost 44 ms a step, one batch 1.3 ms), and one message per step would leave a
-slow link idle during the backward pass. The apply buffer (`apply_buffer.py`) keeps updates until the model needs them.
-The clock is the worker's and comes as an argument; no tensor is touched here.
+Two buffers: the transmit buffer collects encoded gradients until they are worth a message, the apply buffer keeps
+updates until the model needs them. The clock is the worker's and comes as an argument; no tensor is touched here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from thinwire.errors import ProtocolError, SessionLostError, StepMismatchError
 from thinwire.packets import EncodedTensor
 from thinwire.policies.consistency import Consistency, consistency
 from thinwire.policies.sampling import Memberships, extended
 from thinwire.schema import (
-    Changes,
     Delta,
     Echo,
     Join,
@@ -25,24 +21,18 @@ from thinwire.schema import (
     Message,
     Offer,
     Plan,
-    Push,
     Refused,
     Resume,
     Saved,
     Scalars,
     TunedDelta,
-    TunedPush,
     Values,
     Welcome,
 )
 from thinwire.version import VERSION
 from thinwire.worker.apply_buffer import ApplyBuffer, Update
 from thinwire.worker.effects import Procedure, Receive, Send
-
-CHUNK_NBYTES = 32 * 1024
-"""A push leaves as soon as this much is ready: 3 ms at 100 Mbit/s, and a few chunks a step for small models."""
-WHOLE_NBYTES = 2**63 - 1
-"""For chunks that hold whatever there is."""
+from thinwire.worker.transmit_buffer import CHUNK_NBYTES, TransmitBuffer
 
 
 class Conversation:
@@ -56,6 +46,7 @@ class Conversation:
         chunk_nbytes: how many bytes of frames make a push worth sending.
 
     Attributes:
+        transmit: what leaves with the next push.
         last_version: with which the training ends, once the shard has said so.
         memberships: who divides the data from which clock on.
         begin: the clock from which on the shard expects this worker, which joined late, or was late.
@@ -80,7 +71,6 @@ class Conversation:
         self.notices: list[Members] = []
         self.saved: tuple[int, ...] | None = None
         self.notes: dict[int, bytes] = {}
-        self._tuned: dict[str, Any] = {}
         self._echoed = 0
         self.memberships: Memberships = ((0, tuple(range(plan.workers))),)
         self.begin, self.num_missed, self._missed = 0, 0, -1
@@ -90,11 +80,7 @@ class Conversation:
         self._terms = self._policy.terms(plan.workers)
         self._newest = 0
         self._maxima: dict[int, tuple[float, ...]] = {}
-        self._chunk_nbytes = chunk_nbytes
-        self._transmit: list[tuple[int, EncodedTensor]] = []
-        self._transmit_nbytes = 0
-        self._options: Changes = ()
-        self._pushed: set[int] = set()
+        self.transmit = TransmitBuffer(plan, chunk_nbytes)
         self._apply = ApplyBuffer(plan, rank, immediate=self._terms.immediate)
 
     @property
@@ -182,52 +168,15 @@ class Conversation:
         Raises:
             ProtocolError: the table was already pushed in this step.
         """
-        if table in self._pushed:
-            raise ProtocolError(
-                f"{self.plan.tables[table].name!r} was pushed twice in step {clock}: several backward passes "
-                "before one step() need `with opt.no_sync():` around all but the last"
-            )
-        self._pushed.add(table)
+        ready = self.transmit.add(clock, table, frame)
         if frame:
             self._apply.pushed(table, clock)
-        self._transmit.append((table, frame))
-        self._transmit_nbytes += len(frame)
-        return self._transmit_nbytes >= self._chunk_nbytes
-
-    def pushed(self, table: int) -> bool:
-        """Whether a table has a frame in this step."""
-        return table in self._pushed
-
-    def announce(self, options: Changes) -> None:
-        """These options changed: the next push carries them, before its gradients count."""
-        self._options = options
-
-    def tune(self, *, replaced: int, codec: int, sparsity: float, note: bytes) -> None:
-        """Says with the next push what codec the exchange has; see `schema.TunedPush`."""
-        self._tuned = {"replaced": replaced, "codec": codec, "sparsity": sparsity, "note": note}
+        return ready
 
     def flush(self, clock: int, rates: tuple[float, ...], *, last: bool = False, digest: str = "") -> Procedure[None]:
-        """Sends the transmit buffer as one message, unless it is empty.
-
-        Args:
-            clock: of the gradients.
-            rates: the learning rate of every parameter group.
-            last: whether the training ends with this step.
-            digest: of the worker's copy, where the design compares replicas.
-        """
-        if not self._transmit and not digest:
-            return
-        tables, frames = zip(*self._transmit, strict=True) if self._transmit else ((), ())
-        self._transmit, self._transmit_nbytes = [], 0
-        options, self._options = self._options, ()
-        tuned, self._tuned = self._tuned, {}
-        kind = TunedPush if tuned else Push
-        push = kind(step=clock, tables=tables, rates=rates, last=last, digest=digest, options=options, **tuned)
-        yield Send(self.shard, push, frames)
-
-    def end_step(self) -> None:
-        """Ends the exchange: every table may be pushed again."""
-        self._pushed.clear()
+        """Sends the transmit buffer as one message, unless it is empty. Args as for `TransmitBuffer.take`."""
+        if (taken := self.transmit.take(clock, rates, last=last, digest=digest)) is not None:
+            yield Send(self.shard, *taken)
 
     def share_maxima(self, clock: int, values: tuple[float, ...]) -> Procedure[tuple[float, ...]]:
         """Sends one number per table; returns the largest of all workers'."""

@@ -151,7 +151,9 @@ class Worker(Participant):
             yield from self._share_scales(refuse=refuse)
         yield from self._push_frames(self._batching.finish())
         for tensor in self.model.tensors:
-            if not tensor.state and not all(self.conversations[t.shard].pushed(t.index) for t in tensor.tables):
+            if not tensor.state and not all(
+                self.conversations[t.shard].transmit.pushed(t.index) for t in tensor.tables
+            ):
                 yield from self._push(tensor, accumulated_only=accumulated_only, refuse=refuse)
         yield from self._push_frames(self._batching.finish())
         yield from self._push_buffers()
@@ -177,7 +179,7 @@ class Worker(Participant):
             reached = [each.reached() for each in self.conversations]
             self.clock = max(self.clock, min(version for version in reached if version is not None))
         for conversation in self.conversations:
-            conversation.end_step()
+            conversation.transmit.end_step()
         if self._skips_late:
             for conversation in self.conversations:
                 yield from conversation.expected_again(self.clock)
@@ -226,7 +228,7 @@ class Worker(Participant):
         self._announced = self.iteration
         if self._terms.owns_hyperparameters(self.rank) and (changes := self._groups.changes()):
             for conversation in self.conversations:
-                conversation.announce(changes)
+                conversation.transmit.announce(changes)
 
     def _push_buffers(self) -> Procedure[None]:
         """Pushes the lowest rank's buffers (batch-norm statistics), every so many exchanges."""

@@ -17,10 +17,11 @@ from thinwire.policies.designs import Design
 from thinwire.policies.sampling import Memberships, extended
 from thinwire.schema import Plan, Welcome
 from thinwire.telemetry import Counters
-from thinwire.worker.conversation import CHUNK_NBYTES, Conversation
+from thinwire.worker.conversation import Conversation
 from thinwire.worker.effects import Procedure
 from thinwire.worker.model import PlannedTensor, WorkerModel, WorkerTensor
 from thinwire.worker.table import NO_GRADIENT
+from thinwire.worker.transmit_buffer import CHUNK_NBYTES
 
 
 class Participant:
@@ -219,7 +220,7 @@ class Participant:
                 for index in tables:
                     conversation.push(clock, index, NO_GRADIENT)
                 yield from conversation.flush(clock, self._groups.rates)
-                conversation.end_step()
+                conversation.transmit.end_step()
 
     def _catch_up(self, conversation: Conversation, index: int, clock: int) -> Procedure[None]:
         updates = yield from conversation.pull(index, clock, strict=True)

@@ -28,7 +28,7 @@ from thinwire.policies.compression import select
 from thinwire.studies.charts import Chart, Panel, Series
 from thinwire.studies.reproduce.entry import Cell, Entry, Finding, OnProgress, Scale, Shown, Study
 from thinwire.studies.reproduce.plain_sgd import SGD, choices, method
-from thinwire.worker.conversation import CHUNK_NBYTES
+from thinwire.worker.transmit_buffer import CHUNK_NBYTES
 from thinwire.workloads.data import data, datasets
 from thinwire.workloads.models import model
 
