@@ -73,7 +73,7 @@ def test_a_server_and_two_workers_which_go_on_when_submitted_again(tmp_path: Pat
     assert text.count("20 steps in") == 2
     assert "listening on grpc://" in text
     folder = tmp_path / "thinwire-test"
-    assert (folder / "certs").is_dir()
+    assert (folder / "certs-localhost").is_dir()
     (folder / "worker-0.ckpt.previous").rename(folder / "worker-0.ckpt")  # it died after step 10
     text = sbatch("slurm_server.sh", *options, "--steps", "20", nodes=3, folder=tmp_path)
     assert text.count("20 steps in") == 2

@@ -15,22 +15,23 @@ folder=${FOLDER:-$PWD/thinwire-$SLURM_JOB_NAME}
 port=${PORT:-7070}
 workers=$((SLURM_JOB_NUM_NODES - 1))
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-[ -d "$folder/certs" ] || thinwire certs "$folder/certs" --workers "$workers" --host "$first"
+certs=$folder/certs-$first  # they name the node; the next job may begin on another one
+[ -d "$certs" ] || thinwire certs "$certs" --workers "$workers" --host "$first"
 every=${EVERY:-100}  # exchanges between two checkpoints, the same for all
-export folder port workers first every
+export folder certs port workers first every
 
 srun --nodes=1 --ntasks=1 --nodelist="$first" bash -c '
     file=$folder/server.ckpt
     exec thinwire server --listen "0.0.0.0:$port" \
         --checkpoint "$file" --checkpoint-every "$every" $([ ! -e "$file" ] || echo --resume) \
-        --tls-cert "$folder/certs/server.pem" --tls-key "$folder/certs/server.key" \
-        --tls-ca "$folder/certs/ca.pem" --token-file "$folder/certs/server.token"' &
+        --tls-cert "$certs/server.pem" --tls-key "$certs/server.key" \
+        --tls-ca "$certs/ca.pem" --token-file "$certs/server.token"' &
 server=$!
 
 srun --nodes="$workers" --ntasks="$workers" --exclude="$first" bash -c '
     rank=$SLURM_PROCID file=$folder/worker-$SLURM_PROCID.ckpt
     exec thinwire worker --server "grpc://$first:$port" --rank "$rank" --workers "$workers" \
         --checkpoint "$file" --checkpoint-every "$every" $([ ! -e "$file" ] || echo --resume) \
-        --tls-cert "$folder/certs/worker-$rank.pem" --tls-key "$folder/certs/worker-$rank.key" \
-        --tls-ca "$folder/certs/ca.pem" --token-file "$folder/certs/worker-$rank.token" "$@"' worker "$@"
+        --tls-cert "$certs/worker-$rank.pem" --tls-key "$certs/worker-$rank.key" \
+        --tls-ca "$certs/ca.pem" --token-file "$certs/worker-$rank.token" "$@"' worker "$@"
 wait "$server"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 
 from thinwire.errors import ConfigError
@@ -82,6 +84,25 @@ def test_terms() -> None:
         assert (*found, owners) == answers, name
         assert (terms.workers, terms.immediate) == (3, name == "asp")
     assert consistency("asp").terms(1).accepts_newer and not consistency("backup[1]").terms(1).partial_quorum
+
+
+@pytest.mark.parametrize("name", ["bsp", "local[3]", "local[4,warmup=4]", "ssp[2]", "ssp[2,mode=aggressive]"])
+def test_iterations_are_those_that_exchanges_makes(name: str) -> None:
+    """A policy that says nothing of iterations has them counted; ours say the same without counting."""
+    policy = consistency(name)
+    for clock in range(12):
+        assert policy.iterations(clock) == Consistency.iterations(policy, clock), clock
+
+
+class Skips(Consistency):
+    id: ClassVar[str] = "skips"
+
+    def exchanges(self, iteration: int) -> bool:
+        return iteration % 3 == 1
+
+
+def test_a_new_policy_need_not_say_how_many_iterations_make_an_exchange() -> None:
+    assert [Skips().iterations(clock) for clock in range(4)] == [0, 2, 5, 8]
 
 
 def test_a_warm_up_exchanges_after_every_step_first() -> None:

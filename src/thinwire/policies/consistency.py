@@ -80,8 +80,17 @@ class Consistency:
         return True
 
     def iterations(self, clock: int) -> int:
-        """How many iterations a worker has taken after so many exchanges."""
-        return clock
+        """How many iterations a worker has taken after so many exchanges.
+
+        By default as `exchanges` says, one by one, which takes as long as there are iterations.
+        """
+        if type(self).exchanges is Consistency.exchanges:
+            return clock
+        iteration = exchanged = 0
+        while exchanged < clock:
+            exchanged += self.exchanges(iteration)
+            iteration += 1
+        return iteration
 
     def needs(self, clock: int) -> int:
         """Which version a table must have before the forward pass that follows `clock` exchanges."""
