@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from thinwire.errors import ProtocolError
 from thinwire.hooks.moments import forget_what_is_not_finite
 from thinwire.hooks.optimizer import DistributedOptimizer
 from thinwire.hooks.report import TrainingReport
@@ -70,6 +71,7 @@ class LocalUpdateOptimizer(DistributedOptimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Takes an inner step, and ends it: pushes what is due. The model continues from the answer at its next use."""
+        self._check_step()
         loss = self._inner_step(closure)
         if self._updates.outer_lr is None:
             self.outer_groups[0]["lr"] = self.param_groups[0]["lr"]
@@ -118,6 +120,13 @@ class LocalUpdateOptimizer(DistributedOptimizer):
         self._follow()
         if self._steering is not None and "steering" in state_dict:
             self._steering.load_state_dict(state_dict["steering"])
+
+    def _check_step(self) -> None:
+        """Raises ProtocolError or ConfigError where an inner step could not be exchanged, before it changes weights."""
+        self._local.check_open()
+        self._hooks.check_places()
+        if self._local.model.evaluating:
+            raise ProtocolError("shared weights are for evaluation; take steps outside the block")
 
     def _follow(self, *_: Any) -> None:
         """Has the inner optimizer's own dicts, of which it makes new ones when it loads a state."""

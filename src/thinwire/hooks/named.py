@@ -18,16 +18,16 @@ import torch.distributed as dist
 
 import thinwire
 from thinwire.codecs import Codec
+from thinwire.codecs.tensors import check_out
 from thinwire.collective.core import Bucket, Collective
 from thinwire.collective.residuals import Residuals, TrainedTensor
 from thinwire.errors import ConfigError
 from thinwire.hooks.exchange_report import Report, report
 from thinwire.hooks.exchange_state import ExchangeState, merge
-from thinwire.hooks.ranks import check_floating, check_options, choose, described, meet, timeout_of
+from thinwire.hooks.ranks import check_floating, check_options, choose, described, measured, meet, timeout_of
 from thinwire.policies.compression import MIN_NUMEL
 from thinwire.runtime.collective import CollectiveDriver
 from thinwire.runtime.peers import agree
-from thinwire.runtime.peers import measure_link as measure_bps
 from thinwire.security.credentials import Credentials
 
 __all__ = ["NamedState", "Report", "compress", "merge", "report"]
@@ -60,7 +60,8 @@ class NamedState(ExchangeState):
             tensors: all that `compress` was given, by the same names, in any order, with their shapes and dtypes.
 
         Raises:
-            ConfigError: other names, shapes or dtypes; nothing was sent, and no residual has changed.
+            ConfigError: other names, shapes or dtypes, or an expanded view, into which nothing can be written; nothing
+                was sent, and no residual has changed.
             NonFiniteError: NaN or Inf on some rank, with `nonfinite="raise"`.
             TransportError, ProtocolError: another rank is gone, or at another step.
         """
@@ -87,6 +88,10 @@ class NamedState(ExchangeState):
         for name, tensor in tensors.items():
             if (found := (tensor.shape, tensor.dtype, tensor.device)) != self._shapes[name]:
                 raise ConfigError(f"{name}: {_said(*found)} came, and compress was given {_said(*self._shapes[name])}")
+            try:
+                check_out(tensor, tuple(tensor.shape))
+            except ConfigError as error:
+                raise ConfigError(f"{name}: the average cannot be written: {error}") from None
 
 
 def compress(
@@ -146,11 +151,14 @@ def compress(
             gradients = grad(loss)({"w": w, "b": b}, x, y)      # torch.func
             state.average(gradients)                            # in place of dist.all_reduce on each
     """
-    check_options(nonfinite=nonfinite, scaler=scaler, start_step=0, gather_mb=gather_mb)
+    check_options(
+        nonfinite=nonfinite, scaler=scaler, start_step=0, gather_mb=gather_mb, timeout=timeout
+    )
     if reduce not in ("mean", "sum"):
         raise ConfigError(f"reduce={reduce!r}; allowed are 'mean' and 'sum'")
     if not tensors:
         raise ConfigError("there are no tensors to average")
+    tensors = dict(sorted(tensors.items()))  # in an order that ranks need not agree on
     for name, tensor in tensors.items():
         check_floating(name, tensor.dtype)
     choices = choose(
@@ -170,7 +178,12 @@ def compress(
         raise ConfigError("there is no process group: call dist.init_process_group first")
     peers = meet(dist.get_process_group_ranks(over), timeout or timeout_of(over), credentials)
     group_nbytes = int(gather_mb * 1e6)
-    said = {"reduce": reduce, "nonfinite": nonfinite, "gather_mb": group_nbytes / 1e6}
+    said = {
+        "reduce": reduce,
+        "nonfinite": nonfinite,
+        "gather_mb": group_nbytes / 1e6,
+        "measure_link": measure_link,
+    }
     agree(peers, {"thinwire": thinwire.__version__, **said, **described(trained)})
     residuals = Residuals(trained, peers.rank, peers.size, mean=reduce == "mean", seed=seed)
     core = Collective(residuals, skip=nonfinite == "skip", drop_zeros=False, group_nbytes=group_nbytes)
@@ -179,7 +192,7 @@ def compress(
         core=core,
         driver=CollectiveDriver(core, peers),
         scaler=scaler,
-        link_bps=measure_bps(peers) if measure_link else 0.0,
+        link_bps=measured(peers, measure_link),
     )
 
 

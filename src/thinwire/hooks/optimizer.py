@@ -141,11 +141,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backward passes inside only accumulate gradients; the next one outside pushes the sum."""
-        self._worker.accumulating = True
+        before, self._worker.accumulating = self._worker.accumulating, True
         try:
             yield
         finally:
-            self._worker.accumulating = False
+            self._worker.accumulating = before
 
     def sync(self) -> None:
         """Waits for, and applies, everything up to the last step: call it before evaluating or saving the model."""

@@ -67,7 +67,8 @@ def make_plan(
         settings: what else must be equal on all workers.
 
     Raises:
-        ConfigError: an optimizer that servers do not run, or a parameter that it does not hold.
+        ConfigError: an optimizer that servers do not run, or that has a state which they would lose; a parameter that
+            it does not hold, or that the model does not.
     """
     local = design.local
     name = class_names(optimizer) if local is None else local.outer
@@ -77,7 +78,9 @@ def make_plan(
             f"the server runs {', '.join(ALLOWED)}; {told} is none of them. A design of local updates, such as "
             "'update', runs any optimizer at the workers"
         )
-    if local is not None:
+    if local is None:
+        _check_fresh(optimizer)
+    else:
         local.check_inner(class_names(optimizer), optimizer.param_groups)
         for each in parts(optimizer):
             _check_devices(each)
@@ -207,4 +210,25 @@ def _trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[s
             raise ConfigError(f"parameter {key!r} has dtype {parameter.dtype}; only floating-point tensors are trained")
         if parameter.layout != torch.strided:
             raise ConfigError(f"parameter {key!r} is sparse; dense tensors alone are supported")
+    own = {id(parameter) for parameter in model.parameters()}
+    for index, group in enumerate(optimizer.param_groups):
+        for parameter in group["params"]:
+            if parameter.requires_grad and id(parameter) not in own:
+                raise ConfigError(
+                    f"the optimizer's group {index} holds a parameter of shape {tuple(parameter.shape)} that the model "
+                    "does not have: it would not be exchanged. Register it with the model, as in model.scale = "
+                    "nn.Parameter(…), give a module that holds both, or leave it to an optimizer of its own"
+                )
     return trained
+
+
+def _check_fresh(optimizer: torch.optim.Optimizer) -> None:
+    """Raises ConfigError where servers, which begin anew, would lose what an optimizer has gathered in steps so far."""
+    for state in optimizer.state.values():
+        kept = [name for name, value in state.items() if isinstance(value, torch.Tensor) and name != "step"]
+        if kept and ("step" not in state or float(state["step"]) > 0):
+            raise ConfigError(
+                f"the optimizer has a state ({', '.join(kept)}), and with this design the servers run the optimizer and "
+                "begin its state anew: give it an optimizer that has taken no step and loaded no state, or a design of "
+                "local updates, such as 'update', whose workers go on from that state"
+            )

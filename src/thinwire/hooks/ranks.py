@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import xxhash
 
 from thinwire.codecs import Codec
 from thinwire.collective.residuals import TrainedTensor
@@ -26,7 +27,9 @@ from thinwire.transports.peers import PeerGroup
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 
 
-def check_options(*, nonfinite: str, scaler: object, start_step: int, gather_mb: float) -> None:
+def check_options(
+    *, nonfinite: str, scaler: object, start_step: int, gather_mb: float, timeout: timedelta | None
+) -> None:
     """Raises ConfigError for options that cannot be."""
     if nonfinite not in ("raise", "skip"):
         raise ConfigError(f"nonfinite={nonfinite!r}; allowed are 'raise' and 'skip'")
@@ -36,6 +39,8 @@ def check_options(*, nonfinite: str, scaler: object, start_step: int, gather_mb:
         raise ConfigError(f"start_step={start_step}; it must be 0 or more")
     if not 0 <= gather_mb < float("inf"):
         raise ConfigError(f"gather_mb={gather_mb!r}; it must be 0 or more megabytes")
+    if not (timeout is None or (isinstance(timeout, timedelta) and timeout > timedelta(0))):
+        raise ConfigError(f"timeout={timeout!r}; it is a datetime.timedelta above 0, as in timedelta(seconds=60)")
 
 
 def choose(
@@ -99,11 +104,12 @@ def described(tensors: Sequence[TrainedTensor]) -> dict[str, Any]:
         described[f"parameter {tensor.name}"] = [tensor.numel, str(tensor.dtype)]
         described[f"codec of {tensor.name}"] = tensor.choice.up.config()
         described[f"codec_down of {tensor.name}"] = tensor.choice.down.config()
-    return described
+    names = "\n".join(tensor.name for tensor in tensors)
+    return described | {"the parameters' order": xxhash.xxh3_64_hexdigest(names.encode())}
 
 
 def measured(peers: PeerGroup, wanted: bool) -> float:
-    """Returns bits per second of the slowest link, if that is to be measured; else 0."""
+    """Returns bits per second of the slowest link, if that is to be measured; else 0. All ranks want the same."""
     return measure_link(peers) if wanted else 0.0
 
 

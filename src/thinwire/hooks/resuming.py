@@ -182,9 +182,15 @@ def check_state(state: Mapping[str, Any], key: str, groups: int) -> None:
         groups: how many parameter groups this one has.
     """
     if key not in state and "state" in state:
+        where = (
+            "load it into that one, before tw.distribute is called"
+            if key == "inner"
+            else "with this design the servers run the optimizer and begin its state anew; local updates, as in "
+            "design='update', go on from it where it was loaded before tw.distribute"
+        )
         raise ConfigError(
-            "the state is one that torch's own optimizer returned: load it into that one, before tw.distribute is "
-            "called. What tw.distribute returned has a state_dict() with residuals, and takes no other"
+            f"the state is one that torch's own optimizer returned: {where}. What tw.distribute returned has a "
+            "state_dict() with residuals, and takes no other"
         )
     if key not in state:
         raise ConfigError(

@@ -92,16 +92,16 @@ class Worker(Participant):
             )
         if self.pushes_early and not self.accumulating:
             yield from self._push(tensor)
-            self._departed.add(tensor)
+            self._departed.add(tensor, self._groups)
 
     def end_step(self) -> Procedure[None]:
         """Pushes what has not left yet, and moves the clock.
 
         Raises:
-            ConfigError: a gradient was changed after it had left.
+            ConfigError: a gradient, or a rate, was changed after gradients had left.
         """
         self.check_open()
-        self._departed.end_step()
+        self._departed.end_step(self._groups)
         # Every layer's last update is in: each was waited for when the forward pass came to it.
         self.model.update_average()
         if self._design.downlink == "weights":  # between exchanges, every worker trains by itself
@@ -193,6 +193,8 @@ class Worker(Participant):
 
     def _push(self, tensor: WorkerTensor, *, accumulated_only: bool = False, refuse: bool = False) -> Procedure[None]:
         self.check_open()
+        for table in tensor.tables:  # before a residual is touched
+            self.conversations[table.shard].transmit.check(self.clock, table.index)
         self._announce_options()
         yield from self._push_frames(self._encode(tensor, accumulated_only=accumulated_only, refuse=refuse))
 

@@ -40,15 +40,19 @@ class TransmitBuffer:
         Raises:
             ProtocolError: the table was already pushed in this step.
         """
+        self.check(clock, table)
+        self._pushed.add(table)
+        self._frames.append((table, frame))
+        self._nbytes += len(frame)
+        return self._nbytes >= self._chunk_nbytes
+
+    def check(self, clock: int, table: int) -> None:
+        """Raises ProtocolError where a table was already pushed in this step."""
         if table in self._pushed:
             raise ProtocolError(
                 f"{self._plan.tables[table].name!r} was pushed twice in step {clock}: several backward passes "
                 "before one step() need `with opt.no_sync():` around all but the last"
             )
-        self._pushed.add(table)
-        self._frames.append((table, frame))
-        self._nbytes += len(frame)
-        return self._nbytes >= self._chunk_nbytes
 
     def pushed(self, table: int) -> bool:
         """Whether a table has a frame in this step."""

@@ -103,7 +103,9 @@ def compress(
     wrapped = _wrapped(model)
     if reduce not in ("mean", "sum"):
         raise ConfigError(f"reduce={reduce!r}; allowed are 'mean' and 'sum'")
-    check_options(nonfinite=nonfinite, scaler=scaler, start_step=start_step, gather_mb=gather_mb)
+    check_options(
+        nonfinite=nonfinite, scaler=scaler, start_step=start_step, gather_mb=gather_mb, timeout=timeout
+    )
     parameters = _parameters(wrapped)
     automatic = automatic_levels(
         codec,
@@ -141,6 +143,7 @@ def compress(
             "nonfinite": nonfinite,
             "find_unused_parameters or static_graph": drop_zeros,
             "gather_mb": group_nbytes / 1e6,
+            "measure_link": measure_link,
             **described(tensors),
         },
     )

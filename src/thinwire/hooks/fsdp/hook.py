@@ -108,7 +108,9 @@ def compress(
         fully_shard(model, mesh=mesh)
         state = fsdp.compress(model, codec="3lc", sparsity=1.0)       # the one line
     """
-    check_options(nonfinite=nonfinite, scaler=scaler, start_step=start_step, gather_mb=gather_mb)
+    check_options(
+        nonfinite=nonfinite, scaler=scaler, start_step=start_step, gather_mb=gather_mb, timeout=timeout
+    )
     groups = parameter_groups(model)
     first, mesh = groups[0], groups[0].mesh
     if not first.replicated and codec_down is not None:
@@ -164,6 +166,7 @@ def compress(
             "start_step": start_step,
             "nonfinite": nonfinite,
             "gather_mb": group_nbytes / 1e6,
+            "measure_link": measure_link,
             "mesh": list(mesh.mesh.shape),
             "gather": None if gather_codec is None else gather_codec.config(),
             "parameter groups": [[parameter.name for parameter in group.parameters] for group in groups],
