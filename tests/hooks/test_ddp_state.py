@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import re
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
-from tests.hooks.ddp_ranks import ddp, mlp, run_ranks, train, weights
+from tests.hooks.ddp_ranks import batch, ddp, mlp, run_ranks, train, weights
 
 CODEC: dict[str, Any] = {"codec": "3lc", "sparsity": 1.75, "measure_link": False}
 
@@ -201,3 +203,54 @@ def test_four_ranks_then_three_then_five_still_have_the_same_to_add(tmp_path: Pa
             for changes, total in enumerate(totals[1:], 1):
                 error = (total[way][name] - first).abs() / first.abs().clamp_min(1e-30)
                 assert error.max() <= 2**-24 * changes, (way, name, changes, error.max())
+
+
+def run_elsewhere(rank: int) -> dict[str, Any]:
+    """A state is loaded into hooks of other settings; and the model is copied, and saved whole."""
+    model, state, optimizer = made()
+    train(model, rank, 3, optimizer=optimizer)
+    saved = state.state_dict()
+    told: dict[str, Any] = {}
+
+    def other(codec: str, **options: Any) -> tuple[DistributedDataParallel, ddp.ThinwireState]:
+        wrapped = DistributedDataParallel(mlp())
+        return wrapped, ddp.compress(wrapped, codec, measure_link=False, **options)
+
+    damaged = copy.deepcopy(saved)
+    name = list(damaged["ranks"][str(rank)]["encodes"])[-1]
+    del damaged["ranks"][str(rank)]["encodes"][name]
+    for key, (codec, options, each) in {
+        "int8": ("int8", {}, saved),
+        "sum": ("3lc", {"reduce": "sum"}, saved),
+        "damaged": ("3lc", {}, damaged),
+    }.items():
+        _, hook = other(codec, **options)
+        try:
+            hook.load_state_dict(each)
+        except tw.ConfigError as error:
+            told[key] = str(error)
+        loaded = hook.core.residuals.state_dict()["residuals"].values()
+        assert not any(residual.any() for residual in loaded) and hook.step == 0, "nothing was changed"
+
+    automatic, hook = other("auto")
+    hook.load_state_dict(saved)
+    waiting = [r.clone() for r in hook.core.residuals.state_dict()["residuals"].values()]
+    automatic.zero_grad()
+    (0 * automatic(batch(rank, 0)[0]).sum()).backward()
+    after = hook.core.residuals.state_dict()["residuals"].values()
+    moved = any(p.grad is not None and bool(p.grad.any()) for p in automatic.parameters())
+    told["auto"] = (any(r.any() for r in waiting), any(r.any() for r in after), moved)
+
+    torch.save(model, io.BytesIO())
+    copied = copy.deepcopy(model)
+    copied(batch(rank, 0)[0]).sum().backward()
+    state.close()
+    return told
+
+
+def test_states_of_other_settings_and_copies_of_the_model() -> None:
+    for told in run_ranks(2, run_elsewhere):
+        assert "and int8 here keeps no residual: load it with the codec it was saved with" in told["int8"]
+        assert "the state has reduce='mean' and this run 'sum'" in told["sum"]
+        assert "the state is damaged: it does not say how often" in told["damaged"]
+        assert told["auto"] == (True, False, True), "what waited goes into the first step, which is uncompressed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -137,3 +138,38 @@ def test_what_cannot_be_is_told_and_changes_nothing() -> None:
         assert "no tensors" in texts[4] and "'i' has dtype torch.int64" in texts[5] and "reduce='max'" in texts[6]
         assert "NaN" in texts[7]
         assert "parameter w" in texts[8]
+
+
+def unlike(rank: int) -> list[str]:
+    """Ranks give tensors in other orders, close their state, or give views into which nothing can be written."""
+    said = []
+    found = {"q": torch.full((64, 64), rank + 1.0), "k": torch.full((64, 64), 10.0 * (rank + 1))}
+    found = dict(reversed(found.items())) if rank else found
+    state = named.compress(found, codec="fp32", measure_link=False)
+    state.average(found)
+    assert (found["q"] == 1.5).all() and (found["k"] == 15).all()
+    found["k"] = torch.ones(1).expand(64, 64)
+    for _ in range(2):
+        try:
+            state.average(found)
+        except ConfigError as error:
+            said.append(str(error))
+        found["k"] = torch.ones(64, 64)
+        state.close()
+    try:
+        named.compress(found, measure_link=False, timeout=60)  # type: ignore[arg-type]
+    except ConfigError as error:
+        said.append(str(error))
+    return said
+
+
+def test_other_orders_views_and_a_closed_state() -> None:
+    for said in run_ranks(2, unlike):
+        assert [re.search(text, each) is not None for text, each in zip(UNLIKE, said, strict=True)] == [True] * 3, said
+
+
+UNLIKE = (
+    "k: the average cannot be written: .*overlap",
+    "close[(][)] was called",
+    "timeout=60",
+)

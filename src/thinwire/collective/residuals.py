@@ -209,8 +209,14 @@ class Residuals:
         return blank_state(tensors, partition(tensors, world))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes back what the same rank of an equally large run saved. Raises ConfigError where it does not fit."""
+        """Takes back what the same rank of an equally large run saved.
+
+        Raises:
+            ConfigError: it does not fit, or holds residuals of tensors whose codec keeps none here; nothing is changed.
+        """
         check_state(list(self.tensors.values()), state)
+        for name, flat in state["residuals"].items():
+            self._check_slices(name, flat, state)
         for name, flat in state["residuals"].items():
             parts, lags = self.partitions[name], state.get("lags", {}).get(name)
             for row, (part, encodes) in enumerate(zip(parts, state["encodes"][name].tolist(), strict=True)):
@@ -220,6 +226,25 @@ class Residuals:
                     context.residual.copy_(flat[part.start : part.stop])
                 if context.lag_bound is not None and lags is not None:
                     context.lag_bound.restore(lags[row])
+
+    def _check_slices(self, name: str, flat: torch.Tensor, state: Mapping[str, Any]) -> None:
+        """Raises ConfigError where a tensor's slices cannot take what a state holds of it."""
+        parts, encodes, lags = self.partitions[name], state["encodes"][name], state.get("lags", {}).get(name)
+        contexts = [self.contexts[name, part] for part in parts]
+        rows = None if lags is None else np.asarray(lags, np.float64)
+        bounds = any(context.lag_bound is not None for context in contexts)
+        if encodes.numel() != len(parts) or (
+            bounds
+            and rows is not None
+            and (rows.shape != tuple(_no_lags(len(parts)).shape) or not np.isfinite(rows).all() or rows.min() < 0)
+        ):
+            raise ConfigError(f"the state of {name!r} is damaged, or of other slices; take another file of that step")
+        for part, context in zip(parts, contexts, strict=True):
+            if context.residual is None and flat[part.start : part.stop].any():
+                raise ConfigError(
+                    f"the state holds what was not sent of {name!r} yet, and {context.codec.id} here keeps no "
+                    "residual: load it with the codec it was saved with, or begin anew from the weights"
+                )
 
     def load_resized(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Takes over from a run with another number of ranks. Raises ConfigError where a state does not fit.
@@ -277,3 +302,5 @@ def check_state(tensors: Sequence[TrainedTensor], state: Mapping[str, Any]) -> N
             f"the state does not fit: {wrong[:4]} are here {here} and in the state {there} values; load it with "
             "the model and the exclusions it was saved with"
         )
+    if lacking := sorted(own.keys() - state["encodes"].keys()):
+        raise ConfigError(f"the state is damaged: it does not say how often {lacking[0]!r} was encoded")

@@ -22,7 +22,7 @@ from thinwire.errors import ConfigError, SessionLostError
 from thinwire.hooks.local_optimizer import LocalUpdateOptimizer
 from thinwire.hooks.optimizer import DistributedOptimizer
 from thinwire.hooks.planning import make_plan
-from thinwire.hooks.resuming import Resumable, load_agreed
+from thinwire.hooks.resuming import Resumable, known_buffers, load_agreed
 from thinwire.hooks.several import as_one
 from thinwire.optimizers.options import ParameterGroups
 from thinwire.policies.auto_codec import AUTO
@@ -193,6 +193,7 @@ def distribute(
         placement=placement if isinstance(placement, Placement) else None,
         state_interval=state_interval,
         settings={"seed": seed, **(settings or {})},
+        buffers=known_buffers(resume),
     )
     local = chosen.local
     outer = None if local is None else local.outer_groups(inner_lr=optimizer.param_groups[0]["lr"])

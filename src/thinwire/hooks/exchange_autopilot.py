@@ -259,6 +259,11 @@ class ExchangeAutopilot:
         self._meter.forget()
         self._apply()
 
+    def take_residuals(self) -> None:
+        """Says that residuals of a run with a fixed codec have been loaded, which the next step is to take."""
+        self.settle()
+        self._waiting = True
+
     def __str__(self) -> str:
         memory = self.pilot.memory
         link = f"link {rate_text(memory.link_bps)}" if memory.link_bps else "link not measured yet"

@@ -155,6 +155,10 @@ class ExchangeState:
         if self._records is not None:
             self._records.close()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy of the model, such as one of averaged weights, or one that is saved whole, takes part in nothing."""
+        return _Copied, ()
+
     def follow_loss_scale(self) -> None:
         """Keeps residuals in the units of this step's gradients."""
         if self._scaler is None:
@@ -178,9 +182,14 @@ class ExchangeState:
             **self.layout(),
             "step": self.step,
             "loss_scale": self._loss_scale,
+            "reduce": self._reduce,
             **({} if self.auto is None else {"auto": self.auto.state()}),
             "ranks": {str(self.rank): self.core.residuals.state_dict()},
         }
+
+    @property
+    def _reduce(self) -> str:
+        return "mean" if self.core.residuals.mean else "sum"
 
     def layout(self) -> dict[str, int]:
         """Returns how the run is divided: a state of the same layout is loaded as it is."""
@@ -198,6 +207,7 @@ class ExchangeState:
             "world_size": world_size,
             "step": 0,
             "loss_scale": 1.0,
+            "reduce": self._reduce,
             **({} if self.auto is None else {"auto": ""}),
             "ranks": {str(rank): residuals.blank_state_dict(world_size) for rank in range(world_size)},
         }
@@ -222,6 +232,10 @@ class ExchangeState:
         """
         if state.get("format") != FORMAT:
             raise ConfigError(f"the state has format {state.get('format')!r}; this thinwire reads {FORMAT}")
+        if (reduce := state.get("reduce", self._reduce)) != self._reduce:
+            raise ConfigError(
+                f"the state has reduce={reduce!r} and this run {self._reduce!r}: residuals are in its units"
+            )
         self.driver.wait_step()
         ranks, old, layout = state["ranks"], int(state["world_size"]), self.layout()
         if all(state.get(key) == value for key, value in layout.items()):
@@ -247,12 +261,18 @@ class ExchangeState:
             _log.warning("%s", self.resumed)
         if self.auto is not None and state.get("auto"):
             self.auto.load_state(state["auto"])
+        elif self.auto is not None:
+            self.auto.take_residuals()
         self.step = int(state["step"])
         self._loss_scale = float(state["loss_scale"])
         if self._scaler is None and self._loss_scale not in (0.0, 1.0):
             self.core.residuals.scale(1 / self._loss_scale)
             self._loss_scale = 1.0
         return self.resumed
+
+
+class _Copied:
+    """What a copied model has in place of its hook's state: torch keeps it there, and gives the copy no hook."""
 
 
 def merge(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

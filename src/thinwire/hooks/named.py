@@ -66,6 +66,7 @@ class NamedState(ExchangeState):
             TransportError, ProtocolError: another rank is gone, or at another step.
         """
         self._check(tensors)
+        self.driver.check_open()
         self.driver.raise_failure()
         self.follow_loss_scale()
         flat = {name: tensors[name].detach().contiguous().view(-1) for name in self._buckets}
@@ -151,9 +152,7 @@ def compress(
             gradients = grad(loss)({"w": w, "b": b}, x, y)      # torch.func
             state.average(gradients)                            # in place of dist.all_reduce on each
     """
-    check_options(
-        nonfinite=nonfinite, scaler=scaler, start_step=0, gather_mb=gather_mb, timeout=timeout
-    )
+    check_options(nonfinite=nonfinite, scaler=scaler, start_step=0, gather_mb=gather_mb, timeout=timeout)
     if reduce not in ("mean", "sum"):
         raise ConfigError(f"reduce={reduce!r}; allowed are 'mean' and 'sum'")
     if not tensors:

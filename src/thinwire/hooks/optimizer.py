@@ -240,6 +240,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
         ends_well = ends_well or (isinstance(error, SystemExit) and not error.code)
         self._end(None if ends_well else FAILED_S)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Refused: what is copied or pickled would take part in no training.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            "what tw.distribute returned cannot be copied or pickled: it is one worker's part in a training. Save its "
+            "state_dict(), and the model's"
+        )
+
     # ---- its state
 
     def state_dict(self) -> dict[str, Any]:
@@ -258,6 +269,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             **shard,
             "step": self._worker.iteration,
             "position": self._worker.position(),
+            "buffers": [
+                each.name for each in self._worker.model.tensors if not isinstance(each.parameter, nn.Parameter)
+            ],
             **self._worker.model.state_dict(),
             "param_groups": [
                 {key: value for key, value in group.items() if key != "params"} for group in self.param_groups

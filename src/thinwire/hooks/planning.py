@@ -6,6 +6,7 @@ table of its own on one shard, with its own context and scale. A tensor in one p
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +51,7 @@ def make_plan(
     placement: Placement | None = None,
     state_interval: int = 50,
     settings: Settings | None = None,
+    buffers: Collection[str] | None = None,
 ) -> Planned:
     """Places the model's trained parameters on the shards, and its statistics (buffers) on the first of them.
 
@@ -65,6 +67,7 @@ def make_plan(
         placement: in place of the design's.
         state_interval: buffers travel after every so many exchanges.
         settings: what else must be equal on all workers.
+        buffers: names of those that travel, in a training that goes on; None: what their values say now.
 
     Raises:
         ConfigError: an optimizer that servers do not run, or that has a state which they would lose; a parameter that
@@ -126,7 +129,7 @@ def make_plan(
         index_of(codec)
     plain, exchanged = index_of(PLAIN), _statistics(model)
     for key, buffer in model.named_buffers():
-        if id(buffer) in exchanged:
+        if id(buffer) in exchanged if buffers is None else key in buffers:
             placed = [(Partition(0, 0, buffer.numel()), len(tables[0]))]
             # After local steps everybody's statistics count; after a common step, worker 0's are as good as any.
             state, group = (True, 0) if local is None else (False, 1)
@@ -200,6 +203,15 @@ def _trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[s
     if not trained:
         raise ConfigError("the model has no parameter that needs a gradient")
     for key, parameter in trained:
+        if parameter.is_meta:
+            raise ConfigError(
+                f"parameter {key!r} is on the meta device, without values: call to_empty() and fill it first"
+            )
+        if hasattr(parameter, "device_mesh"):
+            raise ConfigError(
+                f"parameter {key!r} is sharded over ranks (a DTensor), and tw.distribute exchanges whole parameters: "
+                "thinwire.fsdp.compress is for models that fully_shard has sharded"
+            )
         if id(parameter) not in known:
             raise ConfigError(
                 f"parameter {key!r} needs a gradient and the optimizer does not hold it: give it to the optimizer or "
@@ -228,7 +240,7 @@ def _check_fresh(optimizer: torch.optim.Optimizer) -> None:
         kept = [name for name, value in state.items() if isinstance(value, torch.Tensor) and name != "step"]
         if kept and ("step" not in state or float(state["step"]) > 0):
             raise ConfigError(
-                f"the optimizer has a state ({', '.join(kept)}), and with this design the servers run the optimizer and "
-                "begin its state anew: give it an optimizer that has taken no step and loaded no state, or a design of "
+                f"the optimizer has a state ({', '.join(kept)}), and with this design the servers run the optimizer "
+                "and begin its state anew: give it one that has taken no step and loaded no state, or a design of "
                 "local updates, such as 'update', whose workers go on from that state"
             )

@@ -49,6 +49,10 @@ class Resumable(ABC):
             step: the one agreed on.
         """
 
+    def buffers(self) -> Collection[str] | None:
+        """Which buffers travel, as a state's `buffers` say; None: as the model has them now."""
+        return None
+
     def began(self, opt: Optimizer) -> None:  # noqa: B027  # whoever writes files says what they are by itself
         """The training goes on, and nothing has been pushed yet: the others are to know what is kept here."""
 
@@ -115,6 +119,10 @@ class KeptSteps(Resumable):
         began, self._began = self._began, True
         return tuple(sorted(self._states, reverse=True)) if began else None
 
+    def buffers(self) -> Collection[str] | None:
+        """See `Resumable`."""
+        return next((each.optimizer["buffers"] for each in self._states.values() if each.optimizer is not None), None)
+
     def began(self, opt: Optimizer) -> None:
         """See `Resumable`."""
         opt.announce_checkpoints(self._states)
@@ -132,6 +140,17 @@ class KeptSteps(Resumable):
     def _state(self, optimizer: dict[str, Any] | None, extra: dict[str, Any]) -> _State:
         weights, optimizer, extra = copy.deepcopy((self._model.state_dict(), optimizer, extra))
         return _State(weights, optimizer, extra, torch.get_rng_state())
+
+
+def known_buffers(resume: Mapping[str, Any] | Resumable | None) -> Collection[str] | None:
+    """Returns the names of the buffers that travelled before: one that began with Inf did not, and may be finite now.
+
+    Args:
+        resume: as `distribute` takes it.
+    """
+    if isinstance(resume, Resumable):
+        return resume.buffers()
+    return None if resume is None else resume.get("buffers")
 
 
 def load_agreed(resume: Mapping[str, Any] | Resumable | None, group: dist.ProcessGroup) -> Mapping[str, Any] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import closing, nullcontext
 from typing import Any
 
@@ -149,6 +149,9 @@ class _States(Resumable):
     def load_newest(self) -> dict[str, Any] | None:
         """Loads the newest state; None where this worker begins."""
         return None if self._newest is None else self.load(self._newest["optimizer"]["position"]["clock"])
+
+    def buffers(self) -> Collection[str] | None:
+        return None if self._newest is None else self._newest["optimizer"].get("buffers")
 
     def load(self, step: int) -> dict[str, Any] | None:
         if self._checkpoint is None:

@@ -26,7 +26,7 @@ from thinwire.codecs.decoding import Values
 from thinwire.codecs.tensors import off_host, store_tensor
 from thinwire.collective.core import Bucket, Collective
 from thinwire.collective.exchange import Exchange, Group, Pass, Send, abort_packet
-from thinwire.errors import DeadlineError, TransportError
+from thinwire.errors import ConfigError, DeadlineError, TransportError
 from thinwire.runtime.peers import FAREWELL, leave
 from thinwire.telemetry import Counters
 from thinwire.transports.peers import PeerGroup, ReceiveBuffer, Transfer
@@ -102,7 +102,7 @@ class CollectiveDriver:
         self.completed = 0.0
         self._counters = {way: Counters() for way in Pass}  # one for each thread
         self._told = threading.Event()
-        self._left = False
+        self._left = self._closed = False
         self._waiting: list[BucketBuffer] = []
         self._to_push: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._to_pull: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
@@ -140,6 +140,7 @@ class CollectiveDriver:
         Returns:
             A future that completes with `buffer`, filled with the averaged gradients.
         """
+        self.check_open()
         if index == 0:
             self._waiting.clear()
         event, devices = None, list[int | str | torch.device]()
@@ -178,8 +179,16 @@ class CollectiveDriver:
             self._told.wait(2 * FAREWELL.total_seconds())
             raise self.failure
 
+    def check_open(self) -> None:
+        """Raises ConfigError once it was closed."""
+        if self._closed:
+            raise ConfigError("close() was called on this state: wrap the model, and call compress, anew")
+
     def close(self) -> None:
-        """Ends the threads. Nothing may be under way; what is, gets a moment to finish."""
+        """Ends the threads, once. Nothing may be under way; what is, gets a moment to finish."""
+        if self._closed:
+            return
+        self._closed = True
         atexit.unregister(self.close)
         for inbox in (self._to_push, self._to_pull):
             inbox.put(None)

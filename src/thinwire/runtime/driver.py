@@ -61,7 +61,9 @@ class WorkerDriver:
             ProtocolError: a shard refused this worker, or broke the conversation.
             TransportError: a connection is lost.
         """
-        if torch.is_inference_mode_enabled():  # an evaluation, in which nothing is to be made that training changes later
+        if (
+            torch.is_inference_mode_enabled()
+        ):  # an evaluation, in which nothing is to be made that training changes later
             with torch.inference_mode(False), torch.no_grad():
                 return self.run(procedure)
         begin = time.perf_counter()

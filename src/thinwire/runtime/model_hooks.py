@@ -10,7 +10,7 @@ import warnings
 import weakref
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -41,12 +41,13 @@ class ModelHooks:
         self._unreached: list[int] | None = None
         self._handles: list[Any] = []
         index = {id(tensor.parameter): number for number, tensor in enumerate(self._tensors)}
-        # Where the model has its parameters: a dict of modules' parameters, and the name in it.
-        self._owners = [
-            (module._parameters, name, self._tensors[index[id(parameter)]])
+        # Where the model has its parameters and buffers: a dict of a module's, and the name in it.
+        self._owners: list[tuple[dict[str, Any], str, WorkerTensor]] = [
+            (owner, name, self._tensors[index[id(found)]])
             for module in model.modules()
-            for name, parameter in module._parameters.items()
-            if id(parameter) in index
+            for owner in cast("tuple[dict[str, Any], ...]", (module._parameters, module._buffers))
+            for name, found in owner.items()
+            if id(found) in index
         ]
         self._frozen = [(name, weakref.ref(p)) for name, p in model.named_parameters() if id(p) not in index]
         for module in model.modules():
@@ -66,14 +67,18 @@ class ModelHooks:
             handle.remove()
 
     def check_places(self) -> None:
-        """Looks whether the model's parameters are still those that the worker exchanges.
+        """Looks whether the model's parameters are still those that the worker exchanges; takes what was assigned to
+        buffers into those.
 
         Raises:
             ConfigError: one has other memory, or another has taken its place: updates would not reach the model.
         """
         for owner, key, tensor in self._owners:
             parameter, now = tensor.parameter, owner.get(key)
-            if now is not None and now is not parameter:
+            if now is not None and now is not parameter and not isinstance(parameter, nn.Parameter):
+                _take(parameter, now, tensor.name)  # a forward pass has assigned it: self.mean = …
+                owner[key] = parameter
+            elif now is not None and now is not parameter:
                 raise ConfigError(
                     f"the model has another parameter in place of {tensor.name!r} than when it was given to "
                     "tw.distribute, and neither the optimizer nor the other workers know it. Load weights by "
@@ -165,6 +170,18 @@ def _hooks_of_copy() -> ModelHooks:
     hooks = ModelHooks.__new__(ModelHooks)
     hooks._is_copy = True
     return hooks
+
+
+def _take(buffer: torch.Tensor, assigned: torch.Tensor, name: str) -> None:
+    """Takes a value into the buffer that is exchanged."""
+    if (assigned.shape, assigned.dtype, assigned.device) != (buffer.shape, buffer.dtype, buffer.device):
+        raise ConfigError(
+            f"buffer {name!r} was assigned a tensor of shape {tuple(assigned.shape)}, {_place(assigned)}, and what is "
+            f"exchanged has {tuple(buffer.shape)}, {_place(buffer)}: shapes and dtypes stay as they were when the "
+            "model was given to tw.distribute"
+        )
+    with torch.no_grad():
+        buffer.copy_(assigned)
 
 
 def _place(tensor: torch.Tensor) -> str:

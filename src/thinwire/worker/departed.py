@@ -57,6 +57,6 @@ class Departed:
             raise ConfigError(
                 "a learning rate or another option of the optimizer was changed between backward() and step(), after "
                 "gradients had left with what it was: they would be applied with the one and the others with the "
-                "other. Change it before backward() or after step(), or give tw.distribute(…, overlap=False). Another step() "
-                "ends this one as it is"
+                "other. Change it before backward() or after step(), or give tw.distribute(…, overlap=False). Another "
+                "step() ends this one as it is"
             )

@@ -75,6 +75,7 @@ def compress(
         reduce: the mean over the ranks, as DDP has it, or their sum.
         nonfinite: what NaN or Inf on any rank does: `"raise"` ends the training on all ranks; `"skip"` gives every
             rank gradients of NaN and leaves every residual as it was, so that a GradScaler skips the step everywhere.
+            Steps before `start_step` are DDP's own, which look for neither.
         scaler: the training loop's GradScaler; residuals then follow its scale. It needs `nonfinite="skip"`.
         seed: of random codecs.
         timeout: how long a rank may keep the others waiting; by default the timeout of DDP's group.
@@ -103,9 +104,7 @@ def compress(
     wrapped = _wrapped(model)
     if reduce not in ("mean", "sum"):
         raise ConfigError(f"reduce={reduce!r}; allowed are 'mean' and 'sum'")
-    check_options(
-        nonfinite=nonfinite, scaler=scaler, start_step=start_step, gather_mb=gather_mb, timeout=timeout
-    )
+    check_options(nonfinite=nonfinite, scaler=scaler, start_step=start_step, gather_mb=gather_mb, timeout=timeout)
     parameters = _parameters(wrapped)
     automatic = automatic_levels(
         codec,
@@ -179,6 +178,7 @@ def thinwire_hook(state: ThinwireState, bucket: dist.GradBucket) -> torch.future
 
         model.register_comm_hook(state, thinwire_hook)     # what compress does
     """
+    state.driver.check_open()
     state.driver.raise_failure()
     buffer, auto = bucket.buffer(), state.auto
     step, index, last = state.step, bucket.index(), bucket.is_last()

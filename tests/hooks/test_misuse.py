@@ -1,0 +1,232 @@
+"""What scripts do around a distributed optimizer that it has to see: refused before anything changes, or done right."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import thinwire as tw
+from tests.hooks.cluster import run_cluster
+from tests.hooks.local_runs import adamw, batch, inner_step, mlp, sgd, values
+from thinwire.errors import ConfigError, ProtocolError
+from thinwire.hooks.distribute import DistributedOptimizer
+from thinwire.hooks.planning import make_plan
+from thinwire.policies.designs import design as find_design
+
+
+def backward(model: nn.Module, rank: int, step: int) -> None:
+    x, y = batch(rank, step)
+    nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("design", ["fp32", "update"])
+def test_a_parameter_that_the_model_lacks_is_refused(design: str) -> None:
+    model, scale = mlp(0), nn.Parameter(torch.ones(3))
+    held = torch.optim.SGD([*model.parameters(), scale], lr=0.1)
+    with pytest.raises(ConfigError, match=r"group 0 holds a parameter of shape \(3,\) that the model does not have"):
+        make_plan(model, held, find_design(design), workers=2)
+    scale.requires_grad_(False)
+    make_plan(model, held, find_design(design), workers=2)
+
+
+def test_parameters_without_values_or_in_shards_are_named() -> None:
+    with torch.device("meta"):
+        empty = nn.Linear(4, 4)
+    with pytest.raises(ConfigError, match="'weight' is on the meta device"):
+        make_plan(empty, sgd(empty), find_design("update"), workers=2)
+
+
+def test_a_state_that_servers_would_lose_is_refused() -> None:
+    model = mlp(0)
+    used = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    backward(model, 0, 0)
+    used.step()
+    with pytest.raises(ConfigError, match=r"the optimizer has a state \(momentum_buffer\), and .*servers run the"):
+        make_plan(model, used, find_design("3lc"), workers=2)
+    make_plan(model, used, find_design("update"), workers=2)
+    make_plan(model, torch.optim.Adagrad(model.parameters()), find_design("3lc"), workers=2)  # whose state begins full
+
+
+@pytest.mark.parametrize("option", ["lr", "momentum"])
+def test_a_rate_that_changes_after_gradients_have_left(option: str) -> None:
+    """With overlap=False they leave at step(); otherwise it is refused, and the step can be ended as it is."""
+
+    def train(overlap: bool) -> Any:
+        def work(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
+            for step in range(3):
+                opt.zero_grad()
+                backward(model, rank, step)
+                opt.param_groups[0][option] = 0.1 * (step + 1)
+                if overlap:
+                    with pytest.raises(ConfigError, match=r"between backward\(\) and step\(\).*Another step\(\) ends"):
+                        opt.step()
+                opt.step()
+            opt.sync()
+            return nn.utils.parameters_to_vector(model.parameters()).detach()
+
+        return run_cluster(mlp, work, optimizer=sgd, codec="fp32", overlap=overlap)[0]
+
+    assert torch.equal(*train(False)) and torch.equal(*train(True))
+
+
+def test_a_second_backward_pass_changes_no_residual() -> None:
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> bool:
+        def residuals() -> list[torch.Tensor]:
+            return [each["residual"] for each in opt.state_dict()["contexts"].values() if "residual" in each]
+
+        backward(model, rank, 0)
+        before = residuals()
+        with pytest.raises(ProtocolError, match="pushed twice"):
+            backward(model, rank, 1)
+        same = all(torch.equal(old, new) for old, new in zip(before, residuals(), strict=True))
+        with pytest.raises(ConfigError, match="changed after they had left"):
+            opt.step()
+        opt.step()
+        return same and len(before) > 0
+
+    assert run_cluster(lambda rank: nn.Linear(12, 30, bias=False), train, workers=1, codec="3lc")[0] == [True]
+
+
+def test_no_sync_inside_no_sync() -> None:
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> None:
+        with opt.no_sync():
+            with opt.no_sync():
+                backward(model, rank, 0)
+            backward(model, rank, 1)
+        backward(model, rank, 2)
+        opt.step()
+
+    run_cluster(mlp, train, codec="fp32")
+
+
+def test_steps_that_cannot_count_change_nothing() -> None:
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> None:
+        inner_step(model, opt, rank, 0)
+        backward(model, rank, 1)
+        with opt.shared_weights():
+            before = values(model)
+            with pytest.raises(ProtocolError, match="take steps outside the block"):
+                opt.step()
+            assert torch.equal(before, values(model)) and opt.steps_done == 1
+        opt.flush()
+        opt.close()
+        before = values(model)
+        with pytest.raises(ProtocolError, match=r"close\(\) was called"):
+            opt.step()
+        assert torch.equal(before, values(model))
+
+    run_cluster(mlp, train, optimizer=adamw, design="local-sgd[h=2]", workers=1)
+
+
+@pytest.mark.parametrize(
+    "design",
+    ["streaming-diloco[h=4,fragments=2,delay=1]", "local-sgd[h=1,keep=0.5,steer=0]", "local-sgd[h=2]", "terngrad"],
+)
+def test_evaluation_in_inference_mode(design: str) -> None:
+    """The forward pass that first takes an update may be one of an evaluation."""
+
+    def train(inference: bool) -> Any:
+        def work(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
+            for step in range(6):
+                opt.zero_grad()
+                backward(model, rank, step)
+                opt.step()
+                with torch.inference_mode(inference), torch.no_grad():
+                    model(batch(rank, step)[0])
+            opt.flush()
+            return values(model)
+
+        return run_cluster(mlp, work, optimizer=sgd if design == "terngrad" else adamw, design=design)[0]
+
+    assert torch.equal(train(True)[0], train(False)[0])
+
+
+class Averages(nn.Module):
+    """Assigns its buffer anew in every forward pass, or writes into it; and keeps the least it has seen."""
+
+    def __init__(self, rank: int, *, assigns: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.assigns = nn.Linear(12, 3), assigns
+        self.register_buffer("mean", torch.zeros(12))
+        self.register_buffer("least", torch.full((12,), torch.inf))
+        self.mean: torch.Tensor
+        self.least: torch.Tensor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        if self.assigns:
+            self.mean = mean
+        else:
+            self.mean.copy_(mean)
+        self.least.copy_(torch.minimum(self.least, x.detach().amin(0)))
+        out: torch.Tensor = self.layer(x - self.mean)
+        return out
+
+
+@pytest.mark.parametrize("design", ["update", "fp32"])
+def test_buffers_that_are_assigned_anew_travel(design: str) -> None:
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
+        for step in range(4):
+            opt.zero_grad()
+            backward(model, rank, step)
+            opt.step()
+        opt.flush()
+        with opt.shared_weights():
+            return model.get_buffer("mean").clone()
+
+    def final(assigns: bool) -> Any:
+        return run_cluster(lambda rank: Averages(rank, assigns=assigns), train, design=design, state_interval=1)[0]
+
+    assigned, written = final(True), final(False)
+    assert torch.equal(assigned[0], written[0]) and torch.equal(*assigned)
+
+
+def test_a_buffer_that_takes_another_shape_is_refused() -> None:
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> None:
+        backward(model, rank, 0)
+        model.mean = torch.zeros(5)
+        with pytest.raises(ConfigError, match=r"buffer 'mean' was assigned a tensor of shape \(5,\)"):
+            opt.step()
+
+    run_cluster(lambda rank: Averages(rank, assigns=False), train, design="update", workers=1)
+
+
+def test_a_buffer_that_began_with_inf_stays_at_home_when_it_goes_on() -> None:
+    saved: dict[str, Any] = {}
+
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> None:
+        backward(model, rank, 0)
+        opt.step()
+        opt.sync()
+        assert model.get_buffer("least").isfinite().all()
+        saved["optimizer"], saved["model"] = opt.state_dict(), copy.deepcopy(model.state_dict())
+
+    def again(rank: int) -> nn.Module:
+        model = Averages(rank, assigns=False)
+        model.load_state_dict(saved["model"])
+        return model
+
+    def go_on(rank: int, model: nn.Module, opt: DistributedOptimizer) -> int:
+        return opt.steps_done
+
+    _, core = run_cluster(lambda rank: Averages(rank, assigns=False), train, workers=1, design="update")
+    assert saved["optimizer"]["buffers"] == ["mean"]
+    fresh = type(core)()
+    fresh.load_state_dict(core.state_dict())
+    resumed, _ = run_cluster(again, go_on, workers=1, design="update", core=fresh, resume=saved["optimizer"])
+    assert resumed == [1]
+
+
+def test_a_copy_of_the_optimizer_is_refused() -> None:
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> None:
+        for copies in (copy.deepcopy, pickle.dumps):
+            with pytest.raises(tw.ConfigError, match="cannot be copied or pickled"):
+                copies(opt)
+
+    run_cluster(mlp, train, workers=1, codec="fp32")
