@@ -107,7 +107,7 @@ class Session:
         for table in (0, 1):
             assert not self.conversation.push(self.clock, table, PLAIN.encode(np.full(4, value, np.float32)))
         self.driver.run(self.conversation.flush(self.clock, (0.5,)))
-        self.conversation.end_step()
+        self.conversation.transmit.end_step()
         self.clock += 1
 
     def pull(self, table: int) -> list[Update]:

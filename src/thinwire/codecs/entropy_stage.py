@@ -54,6 +54,8 @@ class EntropyStage:
             raise FrameError("the zstd stage asks for a dictionary or a window that thinwire never writes")
         try:
             out = self._decompressor.decompress(payload, max_output_size=max_nbytes, allow_extra_data=False)
+        except MemoryError as error:
+            raise FrameError(f"the zstd stage declares {size} bytes, for which there is no memory") from error
         except zstandard.ZstdError as error:
             raise FrameError(f"the zstd stage is damaged: {error}") from error
         if len(out) != size:

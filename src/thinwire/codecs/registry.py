@@ -103,7 +103,7 @@ class Registry:
             raise ConfigError(f"unknown codec {codec_id!r}{guess}; there are {self.ids()}")
         return self._schemes[codec_id]
 
-    def codec(self, id: str, **options: Any) -> Codec:
+    def codec(self, /, id: str, **options: Any) -> Codec:
         """Returns a codec.
 
         Args:

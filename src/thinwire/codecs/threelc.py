@@ -78,7 +78,8 @@ class ThreeLC(Scheme):
 
     def __post_init__(self) -> None:
         try:
-            inside = 1.0 <= float(self.sparsity) < 2.0 and np.float32(self.sparsity) < np.float32(2.0)
+            number = isinstance(self.sparsity, int | float) and not isinstance(self.sparsity, bool)
+            inside = number and 1.0 <= self.sparsity < 2.0 and bool(np.float32(self.sparsity) < np.float32(2.0))
         except (TypeError, ValueError):
             inside = False
         if not inside:

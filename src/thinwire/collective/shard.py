@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from thinwire.codecs import Context, encode_all, open_frame
+from thinwire import frames as framing
+from thinwire.codecs import CheckedFrame, Context, encode_all, open_parsed
 from thinwire.codecs.decoding import GradientSums, Values
 from thinwire.codecs.tensors import FloatArray
 from thinwire.codecs.ternary_batch import TernaryBatch
@@ -224,6 +225,16 @@ class Shard:
             self.payload_nbytes += plain.nbytes
         return frames
 
+    def _open(self, context: Context, frame: bytes | memoryview) -> CheckedFrame:
+        """Checks a slice's frame, before any stage of it is undone. Raises FrameError."""
+        parsed, dtype = framing.parse(frame, copy=False), "fp64" if self.dtype.itemsize == 8 else "fp32"
+        if (parsed.shape, parsed.dtype) != (context.shape, dtype):
+            raise FrameError(
+                f"{context.name} has shape {context.shape} and dtype {dtype}; shape {parsed.shape} "
+                f"and dtype {parsed.dtype} came"
+            )
+        return open_parsed(parsed)
+
     def _add(self, sums: GradientSums, values: Sequence[Values], frames: Sequence[bytes | memoryview]) -> FloatArray:
         """Adds a packet's compressed slices to their sums; returns its uncompressed values. Raises FrameError."""
         coded, addresses = frames[: len(self.coded)], self.coded.addresses(values)
@@ -232,15 +243,12 @@ class Shard:
             done = self._batch.decode(coded, addresses, [count > 0 for count in sums.contributions])
             sums.contributions = [count + (nbytes > 0) for count, nbytes in zip(sums.contributions, done, strict=True)]
         if not all(done):
-            opened = [open_frame(frame) if len(frame) and not d else None for frame, d in zip(coded, done, strict=True)]
-            dtype = "fp64" if self.dtype.itemsize == 8 else "fp32"
-            for context, one in zip(self.contexts, opened, strict=True):
-                if one is not None and (one.frame.shape, one.frame.dtype) != (context.shape, dtype):
-                    raise FrameError(
-                        f"{context.name} has shape {context.shape} and dtype {dtype}; shape {one.frame.shape} "
-                        f"and dtype {one.frame.dtype} came"
-                    )
-            sums.add(opened)
+            sums.add(
+                [
+                    self._open(context, frame) if len(frame) and not d else None
+                    for context, frame, d in zip(self.contexts, coded, done, strict=True)
+                ]
+            )
         if not self.plain:
             return np.zeros(0, self.dtype)
         return split(frames[-1], [self.plain.num_values], self.dtype)[0].values

@@ -95,7 +95,7 @@ CRITERIA: dict[str, type[Norm] | type[Variance] | type[Period] | type[Time]] = {
 
 def criterion(name: str, threshold: float) -> Criterion:
     """Returns a criterion by name. Raises ConfigError where there is none, or the threshold is below 0."""
-    if name not in CRITERIA:
+    if not isinstance(name, str) or name not in CRITERIA:
         raise ConfigError(f"unknown criterion {name!r}; there are {', '.join(CRITERIA)}")
     if not isinstance(threshold, int | float) or not 0 <= threshold < float("inf"):
         raise ConfigError(f"criterion {name}: threshold={threshold!r}; it must be a finite number of at least 0")

@@ -25,6 +25,8 @@ _EXAMPLES = {
     "compression": "by-shape",
 }
 _FORM = re.compile(r"^(?P<id>[\w.-]+)(?:\[(?P<options>(?:[^\[\]]|(?<=[a-z0-9])\[[^\[\]]*\])*)\])?$")
+MAX_NAME = 2000
+"""Characters of a name. A name is written by people; what takes longer to read than this was not."""
 _COMMA = re.compile(r",(?![^\[]*\])")
 """A comma between options, not one within the brackets of an option's value, as in `diloco[codec=topk[k=2,seed=1]]`."""
 
@@ -51,6 +53,10 @@ def parse_name(
         >>> parse_name("diloco[h=30,codec=3lc[s=1.5,entropy=zstd]]", "design")
         ('diloco', {'h': 30, 'codec': '3lc[s=1.5,entropy=zstd]'})
     """
+    if isinstance(name, str) and len(name) > MAX_NAME:  # a peer may have written it
+        raise ConfigError(
+            f"{what} {name[:60]!r}…: a name of {len(name):,} characters; at most {MAX_NAME:,} are possible"
+        )
     match = _FORM.match(name) if isinstance(name, str) else None
     if match is None:
         raise ConfigError(
@@ -74,7 +80,7 @@ def _value(text: str) -> Any:
     """Numbers, true, false and null as in JSON; anything else is a string."""
     try:
         return json.loads(text.lower())
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # no JSON, or a number of too many digits
         return text
 
 

@@ -8,6 +8,7 @@ counted. Files of older versions lack fields, which then have their defaults.
 from __future__ import annotations
 
 import http.client
+import math
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -94,7 +95,7 @@ class RecordFile:
             if line.strip():
                 try:
                     yield self._decoder.decode(line)
-                except (msgspec.DecodeError, RecursionError):
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                     self.damaged += 1
 
 
@@ -137,7 +138,9 @@ class RecordEndpoint:
         now, found = time.time(), dict[tuple[str, str], dict[str, float]]()
         for sample in (sample for family in families for sample in family.samples):
             labels = sample.labels
-            if sample.name.startswith("thinwire_") and labels.get("rank", "").isdigit():
+            rank = labels.get("rank", "")
+            ours = sample.name.startswith("thinwire_") and rank.isascii() and rank.isdecimal() and len(rank) < 10
+            if ours and math.isfinite(sample.value):
                 kind = labels.get("direction") or labels.get("phase") or ""
                 sums = found.setdefault((labels.get("table", ""), labels["rank"]), {})
                 sums[f"{sample.name.removeprefix('thinwire_')}{kind and '/' + kind}"] = sample.value

@@ -19,6 +19,8 @@ from thinwire.version import VERSION
 
 MAX_VALUES = 2**36
 """256 GiB of float32: far above any shard, far below what would overflow a size."""
+MAX_PLACES = 2**22
+"""Workers times tables: a shard takes some 130 bytes for each of them."""
 MAX_SETTINGS = 64
 """Settings are a handful of numbers and short texts."""
 
@@ -40,6 +42,10 @@ def check_plan(plan: Plan) -> None:
         raise ProtocolError(f"a plan with {len(plan.settings)} settings; at most {MAX_SETTINGS} are possible")
     if len({spec.name for spec in plan.tables}) != len(plan.tables):
         raise ProtocolError("two tables have one name")
+    if plan.workers * len(plan.tables) > MAX_PLACES:  # every table remembers which version each worker was led to
+        raise ProtocolError(
+            f"{plan.workers} workers × {len(plan.tables)} tables; together at most {MAX_PLACES:,} are possible"
+        )
     values = 0
     for spec in plan.tables:
         if len(spec.shape) > MAX_RANK:

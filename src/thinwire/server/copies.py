@@ -104,8 +104,9 @@ class Copies:
         for copy in self._copies:
             copy.owners -= ranks
         self._copies = [copy for copy in self._copies if copy.owners]
+        values = np.array(values, np.float32)  # which is a copy
         seen = values.copy() if self._keep_seen else None
-        self._copies.append(Copy(values.copy(), seen, set(ranks), self._lag_bound()))
+        self._copies.append(Copy(values, seen, set(ranks), self._lag_bound()))
 
     def ask(self, sparsity: float) -> None:
         """Sets the largest multiplier of the bounds on the lag."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from thinwire.errors import ConfigError, ProtocolError
-from thinwire.schema import Join, Leave, Message, Refused, Resume, Scalars, Welcome
+from thinwire.schema import Join, Leave, Message, Plan, Refused, Resume, Scalars, Welcome
 from thinwire.server.agreement import check_plan, check_version, difference
 from thinwire.server.effects import Close, Effect, Send, refused, send_back
 from thinwire.server.rollback import Rollback, named
@@ -102,7 +102,7 @@ class Participants(Standing):
             more = "; with --min-workers the server takes more" if self._min_workers is None else ""
             raise ProtocolError(f"rank {join.rank}; this training has ranks 0 … {highest - 1}{more}")
         if self._engine is None:
-            self._engine = UpdateEngine(join.plan, self._min_workers)
+            self._engine = self._engine_of(join.plan)
             # A shard may hold nothing, where there are more of them than tables: then nobody has values to send.
             self._initialised = not self._engine.tables
         holders = (self._ranks | self._rollback.voters).items()
@@ -141,6 +141,15 @@ class Participants(Standing):
             effects += self._tell(f"worker {join.rank} is here from step {begin} on", but=peer)
             effects += self._address(self._engine.go_on())  # where it was one too few that the others waited for
         return effects
+
+    def _engine_of(self, plan: Plan) -> UpdateEngine:
+        """Begins a training. Its plan is of a peer: whatever comes of it must not end the server."""
+        try:
+            return UpdateEngine(plan, self._min_workers)
+        except (ProtocolError, ConfigError):
+            raise
+        except Exception as error:
+            raise ProtocolError(f"the plan cannot be served: {type(error).__name__}: {error}") from error
 
     def _welcome(self, peer: int, rank: int, have: Sequence[int], begin: int) -> list[Effect]:
         """Lets a worker in, and gives it what it lacks."""

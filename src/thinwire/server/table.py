@@ -129,8 +129,10 @@ class Table:
         """
         if isinstance(frame, BatchedTensor):
             raise ProtocolError(f"{self.spec.name}: whole values came in a batch; they have a frame of their own")
-        if self._open(frame, {PLAIN.id}) is None:
+        if (opened := self._open(frame, {PLAIN.id})) is None:
             raise ProtocolError(f"{self.spec.name}: whole values that are not finite")
+        if opened.frame.dtype != "fp32":  # kernels read these values as float32, wherever they lie
+            raise ProtocolError(f"{self.spec.name}: whole values came in {opened.frame.dtype}; they travel in fp32")
         try:
             values = decode(frame).numpy()
         except FrameError as error:

@@ -54,6 +54,11 @@ class Tuning:
         for table in self._replaced(push):
             if not isinstance(table.downlink, ModelDelta):
                 raise ProtocolError(f"{table.spec.name}: its codec may change where model deltas travel down alone")
+            if "senders" in table.reduce and not self._codecs[push.codec].scheme.sends_some:
+                raise ProtocolError(
+                    f"{table.spec.name}: {self._codecs[push.codec].id!r} sends all values, and its gradients' mean is "
+                    "over those who sent a value"
+                )
             table.accepted.add(self._codecs[push.codec].id)
         self._said.setdefault(push.step, {})[rank] = push
         while len(self._said) > _KEPT_CLOCKS:

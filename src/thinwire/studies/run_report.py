@@ -116,7 +116,7 @@ def _outcome(path: Path) -> _Outcome | None:
         if path.stat().st_size > MOST_OUTCOME_NBYTES:
             return None
         return msgspec.json.decode(path.read_bytes(), type=_Outcome)
-    except (msgspec.DecodeError, RecursionError, OSError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError):
         return None  # of something else
 
 

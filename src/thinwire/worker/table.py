@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from thinwire.codecs import Codec, Context, StepOptions, open_frame
+from thinwire.codecs import Codec, Context, StepOptions, open_parsed
 from thinwire.codecs.tensors import FloatArray, flatten, off_host
 from thinwire.errors import ProtocolError
-from thinwire.frames import Flags, Frame, pack
+from thinwire.frames import Flags, Frame, pack, parse
 from thinwire.packets import BatchedTensor, EncodedTensor
 from thinwire.policies.assignment import Partition
 from thinwire.policies.compression import NARROW, is_batched
@@ -295,9 +295,10 @@ class WorkerTable:
                 values = torch.from_numpy(frame.values).view(out.shape).to(out.device)
                 out.add_(values) if accumulate else out.copy_(values)
             return len(frame)
-        opened = open_frame(frame)
-        if opened.frame.shape != shape:
-            raise ProtocolError(f"{name}: a frame of shape {opened.frame.shape}, the table is {shape}")
+        parsed = parse(frame, copy=False)
+        if parsed.shape != shape:  # before any stage of it is undone
+            raise ProtocolError(f"{name}: a frame of shape {parsed.shape}, the table is {shape}")
+        opened = open_parsed(parsed)
         if self._on_host:
             opened.decode_flat(out.view(-1).numpy(), accumulate=accumulate)
         else:

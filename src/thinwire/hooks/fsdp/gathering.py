@@ -15,7 +15,8 @@ import torch.distributed as dist
 from thinwire.codecs import Codec
 from thinwire.codecs.registry import decode
 from thinwire.collective.exchange import abort_packet
-from thinwire.errors import NonFiniteError, ProtocolError
+from thinwire.errors import FrameError, NonFiniteError, ProtocolError
+from thinwire.frames import parse as parse_frame
 from thinwire.hooks.fsdp.parameter_groups import AllGather, ParameterGroup
 from thinwire.packets import HEAD_NBYTES, LENGTH_NBYTES, parse, segments
 from thinwire.policies.compression import PLAIN
@@ -63,13 +64,26 @@ class CodedAllGather(AllGather):
         if not (self._kept and torch._C._current_graph_task_id() != -1):
             self._kept = self._exchange(input_tensor)
         begin = time.perf_counter()
-        for frames, shard in zip(self._kept, output_tensor.view(self._peers.size, -1), strict=True):
+        shards = output_tensor.view(self._peers.size, -1)
+        for rank, (frames, shard) in enumerate(zip(self._kept, shards, strict=True)):
             for frame, part in zip(frames, self._group.gathered(shard), strict=True):
-                part.copy_(decode(frame))
+                self._fill(rank, frame, part)
         ring = (self._peers.size - 1) * input_tensor.nbytes
         self._counters.add("gather_uncompressed_bytes", ring)
         self._counters.add("decode_seconds", time.perf_counter() - begin)
         return None
+
+    def _fill(self, rank: int, frame: bytes | memoryview, part: torch.Tensor) -> None:
+        """Writes what a rank sent of a parameter. Raises ProtocolError where it is of another size, or damaged."""
+        try:
+            parsed = parse_frame(frame, copy=False)
+            if parsed.shape != tuple(part.shape):
+                raise ProtocolError(
+                    f"rank {rank} sent parameters of shape {parsed.shape} for {tuple(part.shape)} of {self._group}"
+                )
+            part.copy_(decode(frame))
+        except FrameError as error:
+            raise ProtocolError(f"rank {rank} sent a damaged frame of {self._group}: {error}") from error
 
     def _exchange(self, shard: torch.Tensor) -> list[Sequence[bytes | memoryview]]:
         """Sends this rank's frames to all others; returns every rank's, in rank order."""
