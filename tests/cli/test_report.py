@@ -44,5 +44,5 @@ def test_a_page_is_not_written_over_its_records(command: Command, tmp_path: Path
     steps.write_text('{"step":0,"table":"fc","numel":5}\n' * 2)
     for out in ([], ["--out", f"{tmp_path}/./steps.html"]):
         result = command("report", steps, *out)
-        assert result.status == 2 and "steps.html is where the step records are" in result.err
+        assert result.status == 2 and "steps.html is where the step records" in result.err
     assert steps.read_text().startswith("{")

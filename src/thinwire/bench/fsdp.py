@@ -7,7 +7,6 @@ loss depends on it: uncompressed steps of a large model take half a minute each 
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from thinwire.engines.events import Event
 from thinwire.engines.links import Rate, parse_rate
 from thinwire.engines.local import LocalEngine
 from thinwire.engines.namespaces import Fabric
+from thinwire.engines.starters import own_command
 from thinwire.errors import ConfigError, EngineError
 
 
@@ -119,7 +119,7 @@ class FsdpBench(FsdpOptions, Bench[Cell, FsdpRun]):
             engine = stack.enter_context(LocalEngine(kinds, fabric=fabric, environment=environment))
             for rank in range(RANKS):
                 role = FsdpRank(cell=cell, rank=rank, master=master, gate=str(gate))
-                command = [sys.executable, "-m", "thinwire", *role.command(), "--events"]
+                command = own_command(*role.command(), "--events")
                 engine.start(f"rank {rank}", command, host=hosts[rank * len(hosts) // RANKS] if fabric else None)
             waiting = 0
             for _, event in engine.events(silence_s=SILENCE_S):

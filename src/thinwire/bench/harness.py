@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 import msgspec
 
 from thinwire.engines.events import Event
+from thinwire.errors import ConfigError
 from thinwire.jobs.results import Results
 from thinwire.jobs.tables import Table
 from thinwire.transports.grpc import GrpcOptions
@@ -128,8 +129,13 @@ def run(
         on_cell: called before each measurement with its number, how many there are, and the cell.
         on_result: called after each measurement.
         tell: takes words on progress.
+
+    Raises:
+        ConfigError: the grid is empty.
     """
-    cells = bench.cells()
+    cells = list(dict.fromkeys(bench.cells()))  # what is named twice is measured once
+    if not cells:
+        raise ConfigError("there is nothing to measure: a list of names is empty")
     for number in range(len(cells) * bench.rounds):
         cell = cells[number % len(cells)]
         key = {**msgspec.to_builtins(cell), "round": number // len(cells)}

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import socket
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -30,7 +29,7 @@ from thinwire.engines.events import Event
 from thinwire.engines.links import Rate
 from thinwire.engines.local import LocalEngine
 from thinwire.engines.namespaces import Fabric, available
-from thinwire.engines.starters import Starter
+from thinwire.engines.starters import Starter, own_command
 from thinwire.errors import EngineError, ThinwireError
 from thinwire.jobs.cluster import SERVER, START_TIMEOUT_S, Links, choose_links
 from thinwire.jobs.events import Listening
@@ -85,7 +84,7 @@ def rank_command(role: HookRank) -> list[str]:
 
 def thinwire_command(*arguments: str) -> list[str]:
     """Returns the command of a process that reports to us."""
-    return [sys.executable, "-m", "thinwire", *arguments, "--events"]
+    return own_command(*arguments, "--events")
 
 
 def measure(

@@ -8,7 +8,6 @@ what the same computing takes without an exchange is left out.
 from __future__ import annotations
 
 import statistics
-import sys
 import time
 from contextlib import ExitStack
 
@@ -16,6 +15,7 @@ from thinwire.bench.harness import Role, Stage
 from thinwire.bench.hook_runs import free_port
 from thinwire.engines.events import Event
 from thinwire.engines.local import LocalEngine
+from thinwire.engines.starters import own_command
 from thinwire.errors import EngineError
 
 SILENCE_S = 60.0
@@ -92,7 +92,7 @@ def measure_peer_message_s(ranks: int = 4) -> float:
         master = f"127.0.0.1:{free_port()}"
         for rank in range(ranks):
             role = PeerRank(rank=rank, ranks=ranks, master=master)
-            engine.start(f"rank {rank}", [sys.executable, "-m", "thinwire", *role.command(), "--events"])
+            engine.start(f"rank {rank}", own_command(*role.command(), "--events"))
         for _, event in engine.events(silence_s=SILENCE_S):
             if isinstance(event, PeerMeasured):
                 found.append(event.message_s)

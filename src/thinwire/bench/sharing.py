@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from statistics import fmean, median
 from thinwire.bench.harness import Role, Stage
 from thinwire.engines.events import Event
 from thinwire.engines.local import LocalEngine
-from thinwire.engines.starters import Starter
+from thinwire.engines.starters import Starter, own_command
 from thinwire.errors import EngineError
 from thinwire.jobs.virtual_time import Sharing
 
@@ -135,7 +134,7 @@ def measure_sharing(
             role = SharingRank(
                 rank=rank, ranks=ranks, meeting=meeting.address, model=model, data=data, batch=batch, copies=copies
             )
-            engine.start(f"rank {rank}", [sys.executable, "-m", "thinwire", *role.command(), "--events"])
+            engine.start(f"rank {rank}", own_command(*role.command(), "--events"))
         found += [event for _, event in engine.events(silence_s=SILENCE_S) if isinstance(event, Trained)]
     if len(found) != ranks:
         raise EngineError(f"{len(found)} of {ranks} processes said what training side by side takes")

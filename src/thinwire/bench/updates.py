@@ -7,7 +7,6 @@ in turn meet the same machine; other work on it still shows, by the caches that 
 from __future__ import annotations
 
 import statistics
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from thinwire.bench.updates_cells import (
 )
 from thinwire.bench.updates_rank import TASKS
 from thinwire.engines.local import LocalEngine
+from thinwire.engines.starters import own_command
 from thinwire.errors import ConfigError, EngineError
 from thinwire.jobs.tables import Table
 from thinwire.policies.designs import design
@@ -99,7 +99,7 @@ class UpdatesBench(UpdatesOptions, Bench[Cell, UpdatesRun]):
             master = f"127.0.0.1:{free_port()}"
             for rank in range(cell.ranks):
                 role = UpdatesRank(cell=cell, rank=rank, master=master)
-                engine.start(f"rank {rank}", [sys.executable, "-m", "thinwire", *role.command(), "--events"])
+                engine.start(f"rank {rank}", own_command(*role.command(), "--events"))
             for _, event in engine.events(silence_s=SILENCE_S):
                 if isinstance(event, BlockEnded):
                     tell(f"block {event.number} of {cell.blocks}")

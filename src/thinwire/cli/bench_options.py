@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from thinwire.cli import options
+from thinwire.cli.outputs import writable
 
 Resume = Annotated[bool, typer.Option("--resume", help="Keep what the --json file holds, and measure the rest.")]
 Device = Annotated[str, typer.Option(help="cpu, or cuda (cuda:1, …): the GPU kernels, on the device's clock.")]
@@ -71,5 +72,7 @@ Cores = Annotated[
     int | None, typer.Option(min=1, help="Processors that the prediction has; by default this machine's.")
 ]
 Quick = Annotated[bool, typer.Option("--quick", help="Two models, three links and fewer methods, where not given.")]
-Markdown = Annotated[Path | None, typer.Option(dir_okay=False, help="Write the tables as Markdown, to this file.")]
+Markdown = Annotated[
+    Path | None, typer.Option(dir_okay=False, callback=writable, help="Write the tables as Markdown, to this file.")
+]
 Margin = Annotated[float, typer.Option(min=0, help="Of text: the target is the loss of `none` plus so many nats.")]

@@ -13,6 +13,7 @@ from thinwire.cli import options
 from thinwire.cli.console import console, show, write_json
 from thinwire.cli.lazy import lazy
 from thinwire.cli.options import takes
+from thinwire.cli.outputs import writable_folder
 from thinwire.cli.train import with_privileges
 from thinwire.engines.links import parse_rate
 from thinwire.errors import ConfigError, EngineError
@@ -46,6 +47,7 @@ def compare(given: ComparisonOptions, out: Out = Path("thinwire-compare"), json:
     that was finished can grow.
     """
     require("report.html", "matplotlib")
+    writable_folder(out)
     asked, shaping = comparing.Comparison(**vars(given)), given.shaping
     thin = next((link for link in asked.links if parse_rate(link).bps is not None), None)
     with_privileges(thin, shaping)
@@ -71,7 +73,7 @@ def compare(given: ComparisonOptions, out: Out = Path("thinwire-compare"), json:
         show(report.designs_table(rows, f"{model} on {asked.data}, {asked.workers} workers, seeds: {asked.seeds}"))
         show(report.times_table(rows))
     report.write_report(findings, out / "report.html")
-    console.print(f"wrote {out / RESULTS} and {out / 'report.html'}", soft_wrap=True)
+    console.print(f"wrote {out / RESULTS} and {out / 'report.html'}", markup=False, soft_wrap=True)
     if json is not None:
         write_json(json, json_format.loads((out / RESULTS).read_text()))
     if findings.failures:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import os
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
 console = Console(width=None if sys.stdout.isatty() else 140)
 """In a pipe or a file there is no terminal to fit."""
 errors = Console(stderr=True)
+PROGRESS_S = 10.0
+"""From one line of progress to the next, where there is no terminal."""
 
 
 def write_json(path: Path | None, data: object) -> None:
@@ -34,13 +39,50 @@ def write_json(path: Path | None, data: object) -> None:
         ConfigError: the file cannot be written.
     """
     if path is not None:
+        # msgspec's own JSON, for it writes null where json would write NaN, which most readers refuse.
+        text = msgspec.json.format(msgspec.json.encode(data), indent=2) + b"\n"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # msgspec's own JSON, for it writes null where json would write NaN, which most readers refuse.
-            path.write_bytes(msgspec.json.format(msgspec.json.encode(data), indent=2) + b"\n")
+            _replace(path, text)
         except OSError as error:
             raise ConfigError(f"{path} cannot be written: {error.strerror}. Choose another --json file") from error
-        console.print(f"wrote {path}")
+        say_wrote(path)
+
+
+def say_wrote(path: Path) -> None:
+    """Says that a file was written; its name may hold what would be markup."""
+    console.print(f"wrote {path}", markup=False, soft_wrap=True)
+
+
+def _replace(path: Path, text: bytes) -> None:
+    """Writes a whole file in place of another, which stays where there is no room for the new one."""
+    if path.exists() and not path.is_file():  # a device or a pipe
+        path.write_bytes(text)
+        return
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        new.write_bytes(text)
+        os.replace(new, path)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+class Lines:
+    """Progress in lines, where there is no terminal for a bar: the first at once, then one every so many seconds."""
+
+    def __init__(self) -> None:
+        self._said = -math.inf
+
+    def say(self, text: str, *, always: bool = False) -> None:
+        """Prints a line, if it is time for one.
+
+        Args:
+            text: of the line.
+            always: whatever the time.
+        """
+        if not console.is_terminal and (always or time.monotonic() - self._said >= PROGRESS_S):
+            self._said = time.monotonic()
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def save_picture(picture: Figure, path: Path) -> None:
@@ -50,7 +92,7 @@ def save_picture(picture: Figure, path: Path) -> None:
         picture.savefig(path)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}. Choose another file for the picture") from error
-    console.print(f"wrote {path}")
+    say_wrote(path)
 
 
 def report(event: Event) -> None:

@@ -61,6 +61,6 @@ def demo(
     runs = [running.run_with_progress(job, shaping) for job in jobs]
     speedup = runs[0].seconds_per_step / runs[1].seconds_per_step
     show(running.runs_table(runs, f"{seconds:g} seconds each"))
+    write_json(json, {"runs": runs, "speedup": speedup})
     if png is not None:
         save_picture(report.draw_curves(runs, f"{model} on {data}, {workers} workers, {link} links"), png)
-    write_json(json, {"runs": runs, "speedup": speedup})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import warnings
 from typing import Annotated, Any
@@ -169,9 +170,21 @@ def _show_warning(
     errors.print(f"[yellow]warning:[/] {escape(str(message))}{escape(place)}", highlight=False, soft_wrap=True)
 
 
+def _end_in_order() -> None:
+    """Has a signal that ends a command end it as Ctrl-C does: what it started, and wrote for a while, goes with it.
+
+    A process that another one of ours has started has nobody of its own: it goes at once.
+    """
+    if "--events" not in sys.argv:
+        for signum in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(signum) is signal.SIG_DFL:  # not what nohup lets pass
+                signal.signal(signum, lambda received, _: sys.exit(128 + received))
+
+
 def run() -> None:
     """Runs the command; an error that we raised on purpose is one line on standard error, not a traceback."""
     warnings.showwarning = _show_warning
+    _end_in_order()
     try:
         app()
     except ModuleNotFoundError as error:
@@ -185,6 +198,9 @@ def run() -> None:
     except ThinwireError as error:
         errors.print(f"[red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(1)
+    except PermissionError as error:  # of a folder that was looked into; where files are written says more
+        errors.print(f"[red]error:[/] {escape(f'{error.filename}: {error.strerror}')}", highlight=False, soft_wrap=True)
+        sys.exit(2)
     except SystemExit as end:
         if end.code == INTERRUPTED:
             errors.print("interrupted; every process was stopped")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from thinwire.cli.console import console, save_picture, show
+from thinwire.cli.console import Lines, console, save_picture, say_wrote, show
 from thinwire.cli.lazy import lazy
 from thinwire.cli.train import with_privileges
 from thinwire.errors import ConfigError, EngineError
@@ -32,11 +32,13 @@ def measure(
     """Measures a grid behind a progress bar, and shows and writes what came out, also when it is interrupted.
 
     Raises:
-        ConfigError: nothing to resume from.
+        ConfigError: nothing to resume from, or a file of results that would be replaced.
         EngineError: a measurement failed; the others were made.
     """
     if resume and json is None:
         raise ConfigError("--resume goes on from a file of results: say which with --json FILE")
+    if json is not None and json.is_file() and not resume:
+        raise ConfigError(f"{json} is there already: add to it with --resume, or give another file")
     if png is not None:
         require("the picture of --png", "matplotlib")
     with_privileges(*bench.thin_link())
@@ -44,10 +46,15 @@ def measure(
         json, bench.kinds, defaults=bench.defaults, fresh=not resume
     )
     measured: dict[Any, list[harness.Figures]] = {}
+    lines = Lines()
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"), TimeElapsedColumn()
     try:
         with Progress(*columns, console=console, transient=True) as bar:
             task = bar.add_task("measuring", total=None, text="")
+
+            def on_cell(number: int, total: int, cell: Any) -> None:
+                bar.update(task, completed=number - 1, total=total, description=escape(str(cell)), text="")
+                lines.say(f"{number}/{total}  {cell}", always=True)
 
             def on_result(cell: Any, figures: harness.Figures) -> None:
                 if (line := bench.line(cell, figures)) is not None:
@@ -57,9 +64,7 @@ def measure(
                 bench,
                 stored,
                 measured,
-                on_cell=lambda number, total, cell: bar.update(
-                    task, completed=number - 1, total=total, description=escape(str(cell)), text=""
-                ),
+                on_cell=on_cell,
                 on_result=on_result,
                 tell=lambda text: bar.update(task, text=text),
             )
@@ -69,14 +74,14 @@ def measure(
                 show(table)
             for note in bench.notes(measured):
                 console.print(escape(note), highlight=False)
-            if json is not None:
-                console.print(f"wrote {json}")
+            if json is not None and json.exists():
+                say_wrote(json)
             if png is not None and (picture := bench.chart(measured)) is not None:
                 save_picture(picture, png)
             if markdown is not None:
                 texts = [*map(as_markdown, bench.tables(measured)), *bench.notes(measured)]
                 markdown.parent.mkdir(parents=True, exist_ok=True)
                 markdown.write_text("\n\n".join(texts) + "\n")
-                console.print(f"wrote {markdown}")
+                say_wrote(markdown)
     if failed := [cell for cell, runs in measured.items() if any(map(bench.failed, runs))]:
         raise EngineError(f"{len(failed)} of {len(measured)} failed, the first of them {failed[0]}")

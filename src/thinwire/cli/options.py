@@ -12,6 +12,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 from typer.models import OptionInfo
 
+from thinwire.cli.outputs import picture, writable
 from thinwire.errors import ConfigError
 
 
@@ -53,13 +54,21 @@ def many(about: str, *declarations: str) -> Any:
 
 Json = Annotated[
     Path | None,
-    typer.Option("--json", dir_okay=False, writable=True, help="Write what was printed as data, to this file."),
+    typer.Option(
+        "--json",
+        dir_okay=False,
+        writable=True,
+        callback=writable,
+        help="Write what was printed as data, to this file.",
+    ),
 ]
 Shaping = Annotated[str, typer.Option(help="Who makes the link thin: auto, kernel (tc) or application.")]
 Shape = Annotated[str | None, typer.Option(help="Shape this process's traffic inside its transport: a rate.")]
 Events = Annotated[bool, typer.Option("--events", help="Report in JSON lines on standard output.")]
 Telemetry = Annotated[Path | None, typer.Option(help="Append a JSON line per table and step to this file.")]
-MetricsPort = Annotated[int | None, typer.Option(help="Serve Prometheus metrics of worker 0 on this port.")]
+MetricsPort = Annotated[
+    int | None, typer.Option(min=0, max=65535, help="Serve Prometheus metrics of worker 0 on this port.")
+]
 TensorBoard = Annotated[Path | None, typer.Option(help="Write TensorBoard events of worker 0 to this folder.")]
 Checkpoint = Annotated[
     Path | None, typer.Option(dir_okay=False, help="Write a checkpoint to this file; the one before stays beside it.")
@@ -115,11 +124,13 @@ TokenFile = Annotated[
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="Go without certificate and token where other machines can connect.")
 ]
-Png = Annotated[Path | None, typer.Option(dir_okay=False, help="Draw a picture into this file.")]
+Png = Annotated[Path | None, typer.Option(dir_okay=False, callback=picture, help="Draw a picture into this file.")]
 Workers = Annotated[int, typer.Option(min=1, help="How many workers train together.")]
 Model = Annotated[str, typer.Option(help="A model's name; `thinwire inspect models` lists them.")]
 Data = Annotated[str, typer.Option(help="A data set's name; `thinwire inspect data` lists them.")]
-Seed = Annotated[int, typer.Option(help="Of weights, batches and random codecs; one seed, one result.")]
+Seed = Annotated[
+    int, typer.Option(min=0, max=2**31 - 1, help="Of weights, batches and random codecs; one seed, one result.")
+]
 
 OPTIONS: dict[str, Any] = {
     "design": typer.Option(help=r"A design, options in brackets: 3lc\[s=1.75,entropy=zstd], int8, fp32."),

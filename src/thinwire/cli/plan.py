@@ -15,7 +15,9 @@ from thinwire.cli import options
 from thinwire.cli.console import console, save_picture, show, write_json
 from thinwire.cli.lazy import lazy
 from thinwire.cli.options import split_names
+from thinwire.cli.outputs import writable
 from thinwire.errors import ConfigError
+from thinwire.extras import require
 from thinwire.jobs.virtual_time import TransportCosts
 from thinwire.planner.rounds import EXCHANGE_SHARE, check_share
 
@@ -75,6 +77,9 @@ def plan(
     """
     if out is not None and out.suffix not in PICTURES:
         raise ConfigError(f"--out {out}: a picture's name ends in {' or '.join(PICTURES)}")
+    if out is not None:
+        require("the picture of --out", "matplotlib")
+        writable(out)
     check_share(exchange_share)
     setting = predictions.Setting(
         link=link,
@@ -85,6 +90,7 @@ def plan(
         cores=cores,
         compute=compute,
     )
+    planning.plannable(split_names(designs))  # what is wrong with them is said before a script has run
     threads = None if cores is None else 1  # processes that share processors have one thread each
     if command:
         given = [name for name in ("model", "data", "batch", "seed") if _given(context, name)]
@@ -110,8 +116,6 @@ def plan(
     show(verdict.workers_table(made))
     for sentence in said:
         console.print(sentence, highlight=False, soft_wrap=True, markup=False)
-    if out is not None:
-        save_picture(verdict.picture(made), out)
     write_json(
         json,
         {
@@ -125,6 +129,8 @@ def plan(
             "by_link": made.by_link(),
         },
     )
+    if out is not None:
+        save_picture(verdict.picture(made), out)
 
 
 def _as_data(summary: predictions.Summary) -> dict[str, Any]:

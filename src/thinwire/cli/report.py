@@ -11,9 +11,9 @@ import typer
 from rich.markup import escape
 
 from thinwire.cli import options
-from thinwire.cli.console import console, write_json
+from thinwire.cli.console import console, say_wrote, write_json
 from thinwire.cli.lazy import lazy
-from thinwire.errors import ConfigError
+from thinwire.cli.outputs import check_apart
 
 if TYPE_CHECKING:
     from thinwire.studies import page, run_report
@@ -39,12 +39,14 @@ def report(run: Run, out: Out = None, json: options.Json = None) -> None:
     """
     read = run_report.read_run(run)
     path = out or (run / "report.html" if run.is_dir() else run.with_suffix(".html"))
-    if any(path.resolve() == each.resolve() for each in read.files):
-        raise ConfigError(f"{path} is where the step records are; write the page to another file with --out")
+    for written in (path, json):
+        check_apart(
+            written, [*read.files, *filter(None, [read.outcome_file])], "the step records, or the training's outcome,"
+        )
     command = f"thinwire report {shlex.quote(str(run))}"
     page.write_page(path, run_report.page(read, command))
     figures = read.figures()
     sentences = run_report.verdict(figures)
     console.print(escape(" ".join(sentences)), highlight=False)
-    console.print(f"wrote {escape(str(path))}", soft_wrap=True)
+    say_wrote(path)
     write_json(json, {"verdict": sentences, **asdict(figures), "damaged": read.damaged})

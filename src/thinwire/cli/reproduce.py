@@ -12,8 +12,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from thinwire.cli import options
-from thinwire.cli.console import console, show, write_json
+from thinwire.cli.console import Lines, console, show, write_json
 from thinwire.cli.lazy import lazy
+from thinwire.cli.outputs import writable_folder
 from thinwire.cli.train import with_privileges
 from thinwire.jobs.tables import Table
 
@@ -65,6 +66,7 @@ def reproduce(
     chosen = catalog.entries(what)
     if any(entry.study is not None and entry.study.links for entry in chosen):
         with_privileges("10mbit", "auto")
+    writable_folder(out)
     fewer = "" if seeds is None else f" --seeds {seeds}"
     command = f"thinwire reproduce {what} --scale {scale.value}{fewer} --out {shlex.quote(str(out))}"
     try:
@@ -88,7 +90,8 @@ def reproduce(
 
 def _run(chosen: list[Entry], scale: Scale, seeds: int | None, out: Path, command: str) -> making.Reproduced:
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"), TimeElapsedColumn()
-    with Progress(*columns, console=console) as bar:
+    lines = Lines()
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         tasks: list[TaskID] = []
 
         def finished() -> None:
@@ -97,6 +100,7 @@ def _run(chosen: list[Entry], scale: Scale, seeds: int | None, out: Path, comman
 
         def on_cell(number: int, total: int, cell: Cell) -> None:
             finished()
+            lines.say(f"{number}/{total} {cell}", always=True)
             tasks.append(bar.add_task(escape(f"{number}/{total} {cell}"), total=1.0, text="starting"))
 
         made = making.reproduce(

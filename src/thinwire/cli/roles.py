@@ -100,6 +100,7 @@ def server(
     if worker_grace_s is None:
         worker_grace_s = ENDING_GRACE_S if min_workers is None else ELASTIC_GRACE_S
     credentials = Credentials(ca=tls_ca, cert=tls_cert, key=tls_key, token_file=token_file, insecure=insecure)
+    _check_step(resume, resume_step)
     checkpointer = None
     if checkpoint is not None:
         checkpointer = shard_checkpoints.Checkpointer(core, checkpoint, checkpoint_every, resumes=resume)
@@ -172,6 +173,7 @@ def worker(
     """Train as one worker. All workers are started with the same options but `--rank`."""
     if resume and checkpoint is None:
         raise ConfigError("--resume goes on from a checkpoint: say which with --checkpoint FILE")
+    _check_step(resume, resume_step)
     for each in server:  # before data are read and the model is made
         connection.server_address(each)
     job, mine = jobs.Job(**vars(given)), None
@@ -197,6 +199,11 @@ def worker(
 
     outcome = rejoining(train, mine)
     write_json(json, outcome)
+
+
+def _check_step(resume: bool, step: int | None) -> None:
+    if step is not None and not resume:
+        raise ConfigError(f"--resume-step {step} is of --resume, without which the training begins anew: give both")
 
 
 def rejoining(

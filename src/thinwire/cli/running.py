@@ -8,7 +8,7 @@ from functools import partial
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from thinwire.cli.console import console
+from thinwire.cli.console import Lines, console
 from thinwire.engines.events import Event, Lost, Restarted
 from thinwire.jobs.checkpoints import RunCheckpoints
 from thinwire.jobs.cluster import choose_links
@@ -49,7 +49,7 @@ def run_with_progress(
         console=console,
         transient=False,
     )
-    total = job.seconds or float(job.recipe().steps)
+    total, lines = job.seconds or float(job.recipe().steps), Lines()
     with bar:
         task = bar.add_task(escape(job.design), total=total, text="starting")
 
@@ -59,8 +59,9 @@ def run_with_progress(
             elif isinstance(event, Lost):
                 console.print(f"{process} {event.reason.partition(chr(10))[0]} … the others go on without it")
             elif isinstance(event, Stepped):
-                done = min(event.seconds, total) if job.seconds else event.step
-                bar.update(task, completed=done, text=f"step {event.step:,}, loss {event.loss:.3f}")
+                done, text = min(event.seconds, total) if job.seconds else event.step, f"step {event.step:,}"
+                bar.update(task, completed=done, text=f"{text}, loss {event.loss:.3f}")
+                lines.say(f"{job.design}  {text} of {job.recipe().steps:,}, loss {event.loss:.3f}")
 
         if in_process:
             outcome = run_in_process(job, on_event=on_event)

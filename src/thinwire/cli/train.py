@@ -14,6 +14,7 @@ from thinwire.cli.console import show, write_json
 from thinwire.cli.lazy import lazy
 from thinwire.cli.options import takes
 from thinwire.engines.links import parse_rate
+from thinwire.engines.starters import own_command
 from thinwire.engines.system_tools import can_unshare, reexec_in_user_namespace
 from thinwire.errors import ConfigError, EngineError
 from thinwire.jobs.options import JobOptions
@@ -42,7 +43,7 @@ class Engine(StrEnum):
 def with_privileges(link: str | None, shaping: str) -> None:
     """Starts this command again as root of a user namespace, where that is what kernel shaping lacks."""
     if parse_rate(link or "none").bps is not None and shaping != "application" and can_unshare():
-        reexec_in_user_namespace([sys.executable, "-m", "thinwire", *sys.argv[1:]])
+        reexec_in_user_namespace(own_command(*sys.argv[1:]))
 
 
 @app.command(

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from thinwire.cli import options
 from thinwire.cli.console import console, write_json
+from thinwire.cli.outputs import check_apart
 from thinwire.errors import ConfigError, TransportError
 from thinwire.quantities import ms_text, nbytes_text, rate_text
 from thinwire.runtime.record_files import RecordEndpoint, RecordFile
@@ -31,7 +32,7 @@ LEFT_OUT = ("line is no step record and was left out", "lines are no step record
 
 Source = Annotated[str, typer.Argument(metavar="FILE|URL", help="What --telemetry writes or --metrics-port serves.")]
 Once = Annotated[bool, typer.Option("--once", help="Show what is there and end.")]
-Interval = Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")]
+Interval = Annotated[float, typer.Option(min=0.1, max=86_400, help="Seconds between two looks.")]
 Newest = Annotated[int, typer.Option(min=2, help="So many of the newest steps are averaged.")]
 Tables = Annotated[int, typer.Option(min=0, help="So many tensors are listed, largest by bytes first.")]
 
@@ -53,6 +54,8 @@ def watch(
     not there yet is waited for; Ctrl-C ends.
     """
     is_url = source.startswith(("http://", "https://"))
+    if not is_url:
+        check_apart(json, [Path(source)], "the step records")
     records = RecordEndpoint(source) if is_url else RecordFile(Path(source), NEWEST_NBYTES)
     recorded = RecordedSteps()
 

@@ -27,6 +27,20 @@ START_S = 120.0
 """How long the imports may take."""
 
 
+def own_command(*arguments: str) -> list[str]:
+    """Returns the command line of this package's own command, as this Python runs it.
+
+    Modules are not looked for in the folder in which it is started: there may be a random.py of the user's.
+    """
+    return [sys.executable, "-P", "-m", "thinwire", *arguments]
+
+
+def _module_of(argv: Sequence[str]) -> list[str] | None:
+    """Returns the module that a command runs by this Python, and its arguments; None where it is no module."""
+    starts = ([sys.executable, *flags, "-m"] for flags in ((), ("-P",)))
+    return next((list(argv[len(start) :]) for start in starts if list(argv[: len(start)]) == start), None)
+
+
 class Process(Protocol):
     """What is asked of a process."""
 
@@ -147,7 +161,7 @@ class Forks:
 
     def start(self, argv: Sequence[str], environment: Mapping[str, str], namespaces: Sequence[str]) -> Process:
         """See `Starter`. What is no Python module is started as a program."""
-        if list(argv[:2]) != [sys.executable, "-m"]:
+        if (module := _module_of(argv)) is None:
             return self._programs.start(argv, environment, namespaces)
         pipes = [os.pipe() for _ in range(2)]
         fork = _Fork([open(end, encoding="utf-8", errors="replace") for end, _ in pipes])  # noqa: SIM115
@@ -155,7 +169,7 @@ class Forks:
         self._forks[self._number] = fork
         request = {
             "number": self._number,
-            "module": list(argv[2:]),
+            "module": module,
             "environment": dict(environment),
             "namespaces": list(namespaces),
         }

@@ -157,7 +157,7 @@ class RunCheckpoints:
         """Makes the folder, and finds out whether all processes can write their files.
 
         Raises:
-            ConfigError: there is no folder, no permission or no room.
+            ConfigError: there is no folder, no permission or no room; or what lies there is another run's.
         """
         if self.every < 1:
             raise ConfigError(f"a checkpoint every {self.every} steps; at least 1 is needed")
@@ -165,6 +165,12 @@ class RunCheckpoints:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"checkpoints cannot be in {str(self.folder)!r}: {error.strerror}") from error
+        there = [path.name for path in self._files(job) if checkpoint.files_at(path)]
+        if there and not self.resume:
+            raise ConfigError(
+                f"{str(self.folder)!r} holds checkpoints of an earlier training ({there[0]}, …), which this one would "
+                "replace: go on from them with --resume, or give another folder"
+            )
         needed = 0
         for path, nbytes in self._files(job, 4 * num_parameters(job)).items():
             try_out(path)

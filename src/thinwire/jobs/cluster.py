@@ -6,7 +6,6 @@ a token bucket inside each process's transport. An engine starts the processes: 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from thinwire.engines.events import Event, Lost, Restarted
 from thinwire.engines.links import Rate, parse_rate
 from thinwire.engines.local import LocalEngine
 from thinwire.engines.namespaces import Fabric, available
-from thinwire.engines.starters import Starter
+from thinwire.engines.starters import Starter, own_command
 from thinwire.errors import ConfigError, EngineError
 from thinwire.extras import require
 from thinwire.jobs.events import Listening
@@ -143,7 +142,7 @@ def run_cluster(
         def complete(command: Command, rank: int | None = None) -> Command:
             if callable(command):
                 return command
-            return [sys.executable, "-m", "thinwire", *command, "--events", *shape, *private(rank)]
+            return own_command(*command, "--events", *shape, *private(rank))
 
         def server_again_at(index: int) -> Command | None:
             if server_again is None or index >= len(addresses):

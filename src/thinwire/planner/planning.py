@@ -46,6 +46,20 @@ SLOWEST_BPS, FASTEST_BPS = 1e5, 1e12
 """Between these, rates are looked for at which something changes, in bits per second."""
 
 
+def plannable(designs: Sequence[str | Design]) -> dict[str, Design]:
+    """Returns what is compared, by name: uncompressed training, and these designs.
+
+    Raises:
+        ConfigError: an unknown design, or one that no plan can be made of, or one text in place of a list.
+    """
+    if isinstance(designs, str):  # a sequence too, of letters
+        raise ConfigError(f"designs are {designs!r}; expected a list of names, as in [{designs!r}]")
+    given = [each if isinstance(each, Design) else design(each) for each in (UNCOMPRESSED, *designs)]
+    for each in given:
+        exchange_every(each)
+    return {each.name: each for each in given}
+
+
 class Plan:
     """What is known of a model on this machine, and what it predicts.
 
@@ -79,13 +93,8 @@ class Plan:
         self.profile, self.setting, self._transport, self._tell = profile, setting, transport, tell
         self.exchange_share = check_share(exchange_share)
         self._peer_message_s, self._sharing = peer_message_s, sharing
-        if isinstance(designs, str):  # a sequence too, of letters
-            raise ConfigError(f"designs are {designs!r}; expected a list of names, as in [{designs!r}]")
-        given = [each if isinstance(each, Design) else design(each) for each in (UNCOMPRESSED, *designs)]
-        self.designs = {each.name: each for each in given}
-        for each in self.designs.values():
-            exchange_every(each)
-        self._variants = {each.name: variants(each) for each in given}
+        self.designs = plannable(designs)
+        self._variants = {name: variants(each) for name, each in self.designs.items()}
         self._rounds: dict[tuple[str, int, float], Round] = {}
         self._all = {each.name: each for found in self._variants.values() for each in found.values()}
 

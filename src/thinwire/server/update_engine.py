@@ -144,7 +144,7 @@ class UpdateEngine(TableUpdates):
         """
         if len(push.tables) != len(frames):
             raise ProtocolError(f"{len(push.tables)} tables and {len(frames)} frames in one push")
-        if not 0 <= push.step < MAX_STEP:
+        if (push.last or self.terms.immediate) and not 0 <= push.step < MAX_STEP:  # what is kept of it travels on
             raise ProtocolError(f"a push of step {push.step}; steps are 0 … {MAX_STEP - 1}")
         settings = self._settings_of(rank, push)
         self.tuning.take(rank, push)

@@ -58,6 +58,7 @@ class RecordedRun:
         files: that records were read from.
         damaged: lines in them that are no records.
         outcome: the run's, if it was found.
+        outcome_file: that it was read from.
     """
 
     name: str
@@ -65,6 +66,7 @@ class RecordedRun:
     files: tuple[Path, ...]
     damaged: int
     outcome: _Outcome | None = None
+    outcome_file: Path | None = None
 
     def figures(self) -> Figures:
         """Returns the figures, with the outcome's accuracy where records have none."""
@@ -104,10 +106,15 @@ def read_run(path: Path) -> RecordedRun:
     if not recorded.steps:
         looked = "no *.jsonl in it has a step record" if path.is_dir() else "it has no step record"
         raise ConfigError(f"{path}: {looked}; expected the JSON lines that --telemetry writes")
-    outcomes = [_outcome(each) for each in sorted(path.glob("*.json"))] if path.is_dir() else []
-    outcome = next((each for each in outcomes if each is not None), None)
+    outcomes = {each: _outcome(each) for each in sorted(path.glob("*.json"))} if path.is_dir() else {}
+    outcome_file = next((each for each, outcome in outcomes.items() if outcome is not None), None)
     return RecordedRun(
-        name=path.resolve().name, recorded=recorded, files=tuple(files), damaged=damaged, outcome=outcome
+        name=path.resolve().name,
+        recorded=recorded,
+        files=tuple(files),
+        outcome_file=outcome_file,
+        damaged=damaged,
+        outcome=None if outcome_file is None else outcomes[outcome_file],
     )
 
 

@@ -47,6 +47,7 @@ class WorkerDeath(WorkerDeathOptions, Scenario):
                 stage.until_back()
 
         elastic = Elastic(min_workers=self.min_workers or max(1, self.workers - 1), worker_grace_s=self.worker_grace_s)
+        elastic.check(cell.workers)
         outcome = self.staged(cell, tell, play, elastic=elastic)
         if len(outcome.back_s) != self.deaths:
             outcome = with_problem(outcome, f"{len(outcome.back_s)} of {self.deaths} that were killed took part again")

@@ -84,6 +84,7 @@ class Soak(SoakOptions, Scenario):
                         away = None
 
         elastic = Elastic(min_workers=self.min_workers or max(1, self.workers // 2), worker_grace_s=self.worker_grace_s)
+        elastic.check(cell.workers)
         outcome = self.staged(cell, tell, play, elastic=elastic)
         outcome = with_samples(outcome, samples)
         for problem in growth(samples, self.growth_mb):

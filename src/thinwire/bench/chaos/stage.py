@@ -27,7 +27,7 @@ from thinwire.engines.events import Event, Lost, Said
 from thinwire.engines.links import Rate
 from thinwire.engines.local import PORT, LocalEngine
 from thinwire.engines.namespaces import Fabric
-from thinwire.engines.starters import Starter
+from thinwire.engines.starters import Starter, own_command
 from thinwire.errors import EngineError
 from thinwire.jobs.cluster import Links
 from thinwire.jobs.events import KINDS, Done, Listening
@@ -160,7 +160,7 @@ class Stage:
         self._expected[SERVER] = None
 
     def _start(self, name: str, arguments: Sequence[str]) -> None:
-        argv = [sys.executable, "-m", "thinwire", *arguments, "--events"]
+        argv = own_command(*arguments, "--events")
         if self._links.shaping == "application":
             argv += ["--shape", str(self._links.rate)]
         if self.fabric is not None:

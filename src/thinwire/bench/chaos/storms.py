@@ -94,12 +94,14 @@ class Storm(StormOptions, Scenario):
         """The stage's options for a trial."""
         kinds = cell.faults.split(",")
         every = min(self.checkpoint_every, max(1, exchanges(cell.job()) // 6))  # where there are few, some of them, too
+        elastic = Elastic(
+            min_workers=self.min_workers or max(1, cell.workers // 2),
+            worker_grace_s=self.worker_grace_s,
+            straggler_grace_s=self.straggler_grace_s,
+        )
+        elastic.check(cell.workers)
         return {
-            "elastic": Elastic(
-                min_workers=self.min_workers or max(1, cell.workers // 2),
-                worker_grace_s=self.worker_grace_s,
-                straggler_grace_s=self.straggler_grace_s,
-            ),
+            "elastic": elastic,
             "checkpoint_every": every if {"server", "disk"} & set(kinds) else None,
             "tiny_disk": "disk" in kinds,
         }

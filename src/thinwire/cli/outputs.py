@@ -1,0 +1,60 @@
+"""Whether what a command is to write can be written: found out before it works for minutes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from thinwire.errors import ConfigError
+
+PICTURES = (".png", ".svg", ".pdf", ".jpg", ".jpeg")
+"""How the name of a picture's file may end."""
+
+
+def writable(path: Path | None) -> Path | None:
+    """Returns the path, whose folder is then there. Nothing is changed.
+
+    Raises:
+        ConfigError: no file can be written there.
+    """
+    if path is not None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            there = path.exists()
+            with path.open("ab"):
+                pass
+            if not there:
+                path.unlink()
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be written: {error.strerror}. Choose another file") from error
+    return path
+
+
+def picture(path: Path | None) -> Path | None:
+    """As `writable`, of a picture. Raises ConfigError also where its name does not say which kind."""
+    if path is not None and path.suffix.lower() not in PICTURES:
+        raise ConfigError(f"{path}: a picture's name ends in {', '.join(PICTURES[:-1])} or {PICTURES[-1]}")
+    return writable(path)
+
+
+def writable_folder(folder: Path) -> None:
+    """Raises ConfigError where a folder cannot be made, or no file can be written in it. Nothing is changed."""
+    there = folder.exists()
+    try:
+        writable(folder / ".thinwire")
+        if not there:
+            folder.rmdir()
+    except (ConfigError, OSError) as error:
+        raise ConfigError(f"nothing can be written in the folder {folder}: {error.__cause__ or error}") from error
+
+
+def check_apart(path: Path | None, read: Collection[Path], what: str) -> None:
+    """Raises ConfigError where a file that is to be written is one of those that are read.
+
+    Args:
+        path: of the file.
+        read: the others.
+        what: they are, for people.
+    """
+    if path is not None and any(path.resolve() == each.resolve() for each in read):
+        raise ConfigError(f"{path} is where {what} are; write to another file")
