@@ -137,7 +137,7 @@ def test_one_real_run_of_local_updates() -> None:
     assert run.test_loss == run.curve[-1].loss and 2 < run.test_loss < 5.5
     if run.shaping == "kernel":
         sent = [point.sent_bytes for point in run.curve]
-        assert isinstance(sent[0], float) and isinstance(sent[1], float) and 0 < sent[0] < sent[1]
+        assert isinstance(sent[0], float) and isinstance(sent[1], float) and 0 < sent[0] <= sent[1]
         # Four steps of 120,064 values in float32 would be 960 kB a rank.
         assert run.sent_bytes_per_step and 1_000 < run.sent_bytes_per_step < 40_000
 

@@ -54,7 +54,7 @@ class Arrays:
         self.gradients, self.residuals, self.works, self.outs = (
             [torch.from_numpy(np.zeros(size, np.float32)).to(device) for _ in range(rotation)] for _ in range(4)
         )
-        self._zero_fraction = -1.0
+        self._zero_fraction: float | None = None
         self._contexts: dict[str, Context] = {}
 
     def fill(self, zero_fraction: float) -> None:

@@ -31,7 +31,7 @@ def certs(
         list[str] | None,
         typer.Option(help="A name or address by which workers reach the server; this machine's are in. Repeat."),
     ] = None,
-    days: Annotated[float, typer.Option(min=1, help="For how long the certificates hold.")] = 365.0,
+    days: Annotated[float, typer.Option(min=1, max=36_500, help="For how long the certificates hold.")] = 365.0,
     json: options.Json = None,
 ) -> None:
     """Make a certificate authority, a server's and workers' certificates, and tokens. Nothing is overwritten."""
@@ -40,7 +40,9 @@ def certs(
         folder, certificates.Authority("thinwire test CA", days=days), workers=workers, hosts=hosts
     )
     console.print(
-        f"wrote {len(files)} files to {folder}: the server's certificate is for {', '.join(hosts)}", soft_wrap=True
+        f"wrote {len(files)} files to {folder}: the server's certificate is for {', '.join(hosts)}",
+        markup=False,
+        soft_wrap=True,
     )
     console.print(
         "copy to each machine its own files and ca.pem; ca.key signs certificates: keep it to yourself", soft_wrap=True
@@ -49,5 +51,5 @@ def certs(
     server = ["thinwire", "server", "--listen", "0.0.0.0:7070"]
     commands = [[*server, *starter.options_in(folder)], [*worker, *starter.options_in(folder, 0)]]
     for command in commands:
-        console.print(shlex.join(command), highlight=False, soft_wrap=True)
+        console.print(shlex.join(command), highlight=False, markup=False, soft_wrap=True)
     write_json(json, {"files": [str(file) for file in files], "hosts": hosts, "commands": commands})

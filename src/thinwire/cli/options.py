@@ -190,8 +190,8 @@ OPTIONS: dict[str, Any] = {
     "eval_examples": typer.Option(min=1, help="Evaluate on the first so many test examples."),
     "give_up": typer.Option(min=1, help="Stop a hook after so many times the best time so far."),
     "only": many("A codec, options in brackets; by default all, and raw compressors."),
-    "elements": Annotated[list[int], typer.Option(min=1, help="Number of values; repeat for several.")],
-    "zero_fraction": Annotated[list[float], typer.Option(help="Share of zeros; repeat for several.")],
+    "elements": Annotated[list[int], typer.Option(min=1, max=2**32, help="Number of values; repeat for several.")],
+    "zero_fraction": Annotated[list[float], typer.Option(min=0, max=1, help="Share of zeros; repeat for several.")],
     "turns": typer.Option(min=1, help="Timed turns of each candidate; medians are shown."),
 }
 """The options of dataclasses' fields, by the field's name; where no type is given it is the field's."""

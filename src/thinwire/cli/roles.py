@@ -155,7 +155,7 @@ def worker(
     telemetry: options.Telemetry = None,
     metrics_port: options.MetricsPort = None,
     tensorboard: options.TensorBoard = None,
-    connect_timeout: Annotated[float, typer.Option(help="Seconds to wait for the server.")] = 60.0,
+    connect_timeout: Annotated[float, typer.Option(min=0, max=1e6, help="Seconds to wait for the server.")] = 60.0,
     reconnect_s: Annotated[float, typer.Option(min=0, help="Seconds to try again when a connection breaks.")] = 60.0,
     checkpoint: options.Checkpoint = None,
     checkpoint_every: options.CheckpointEvery = 100,

@@ -32,6 +32,8 @@ Private = Callable[[int | None], list[str]]
 
 START_TIMEOUT_S = 120.0
 SERVER = "server"
+UNKNOWN = dict.fromkeys(("THINWIRE_TLS_CERT", "THINWIRE_TLS_KEY", "THINWIRE_TLS_CA", "THINWIRE_TOKEN_FILE"), "")
+"""Of the environment: whose certificate somebody has for another training is nothing to processes of this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,8 @@ def run_cluster(
             fabric = stack.enter_context(Fabric(dict.fromkeys(hosts, links.rate)))
             private = lambda rank: ["--insecure"]  # noqa: E731  # nobody else has a link to these namespaces
         if open_engine is None:
-            engine: Engine[Any] = stack.enter_context(LocalEngine([Listening, *kinds], fabric=fabric, starter=starter))
+            local = LocalEngine([Listening, *kinds], fabric=fabric, starter=starter, environment=UNKNOWN)
+            engine: Engine[Any] = stack.enter_context(local)
         else:
             engine = stack.enter_context(open_engine([Listening, *kinds], hosts))
         on_hosts = fabric is not None or open_engine is not None
