@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import warnings
 from functools import partial
+from numbers import Integral, Real
 from typing import Any, Unpack
 
 import torch
@@ -182,6 +183,13 @@ class Codec(CodecOptions):
         if options and not self.scheme.step_options.issuperset(options):
             allowed = ", ".join(sorted(self.scheme.step_options)) or "none"
             raise ConfigError(f"{self.id}: {', '.join(options)} cannot be said of a step; allowed are: {allowed}")
+        given: dict[str, Any] = {**options}
+        for name, value in given.items():
+            whole = name == "workers"
+            number = isinstance(value, Integral if whole else Real) and not isinstance(value, bool)
+            if value is not None and not (number and math.isfinite(value) and value >= whole):
+                kind = "a whole number of at least 1" if whole else "a finite number of at least 0"
+                raise ConfigError(f"{self.id}: {name}={value!r}; it must be {kind}")
         return options
 
 

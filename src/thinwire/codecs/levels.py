@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from thinwire.codecs.options import Between
 from thinwire.codecs.scheme import Explained, Payload, Scheme, Step, finite_magnitude
-from thinwire.codecs.tensors import Flat, FloatArray, Scratch
+from thinwire.codecs.tensors import Flat, FloatArray, Scratch, in_dtype
 from thinwire.errors import ConfigError, FrameError
 from thinwire.frames import Flags, Frame
 from thinwire.kernels.numba.integers import pack_integers, packed_nbytes, unpack_integers
@@ -176,8 +176,10 @@ class Votes(_Levels):
     def encode(self, flat: Flat, step: Step, space: Scratch) -> Payload:
         largest = finite_magnitude(flat)
         workers = self.workers if step.workers is None else step.workers
+        if workers > MAX_WORKERS:
+            raise ConfigError(f"votes: {workers} workers; at most {MAX_WORKERS:,} are possible")
         asked = self.scale if step.scale is None else step.scale
-        scale = largest if asked is None else float(flat.values.dtype.type(asked))
+        scale = largest if asked is None else in_dtype("votes: scale", asked, flat.values.dtype)
         if largest > scale * (1 + SLACK):
             raise ConfigError(f"votes: scale={asked!r} is below {largest:g}, the tensor's largest magnitude")
         counts = space.array("levels.counts", flat.values.size, np.int32)

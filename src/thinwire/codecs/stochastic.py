@@ -16,7 +16,7 @@ import numpy as np
 
 from thinwire.codecs.options import Between
 from thinwire.codecs.scheme import Explained, Payload, Scheme, Step, finite_magnitude
-from thinwire.codecs.tensors import Flat, FloatArray, Scratch
+from thinwire.codecs.tensors import Flat, FloatArray, Scratch, in_dtype
 from thinwire.errors import ConfigError
 from thinwire.frames import Flags, Frame
 from thinwire.kernels.contract import DIGITS_PER_CODE, require_finite_magnitude
@@ -138,7 +138,7 @@ class TernGrad(Trits):
 
     def encode(self, flat: Flat, step: Step, space: Scratch) -> Payload:
         limit, asked = self.local_scale(flat.values), self.asked_scale(step)
-        scale = limit if asked is None else float(flat.values.dtype.type(asked))
+        scale = limit if asked is None else in_dtype("terngrad: scale", asked, flat.values.dtype)
         check_covers(asked, scale, limit)
         return self._trits(flat, scale, limit, step, space)[0]
 

@@ -9,6 +9,7 @@ buffers only grow and are used again; a pool holds as many sets as threads that 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias, TypeGuard
@@ -151,6 +152,15 @@ def direct_view(out: Tensor) -> FloatArray | None:
     if out.dtype in (np.float32, np.float64) and out.flags.c_contiguous and out.flags.writeable:
         return out.reshape(-1)
     return None
+
+
+def in_dtype(what: str, value: float, dtype: np.dtype[Any]) -> float:
+    """Returns a number in the type of a tensor's values. Raises ConfigError where it overflows there."""
+    with np.errstate(over="ignore"):
+        found = float(dtype.type(value))
+    if not math.isfinite(found):
+        raise ConfigError(f"{what}={value!r} is no finite number in {dtype}")
+    return found
 
 
 def check_out(out: Tensor, shape: tuple[int, ...]) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from thinwire.codecs.options import Between
 from thinwire.codecs.scheme import Payload, Step, finite_magnitude
 from thinwire.codecs.sparse import BITMAP, SIGNS, Sparse
-from thinwire.codecs.tensors import Flat, FloatArray, Scratch
+from thinwire.codecs.tensors import Flat, FloatArray, Scratch, in_dtype
 from thinwire.kernels.contract import require_finite_magnitude
 from thinwire.kernels.numba.bits import positions_of
 from thinwire.kernels.numba.select import checked_sample_of, take
@@ -87,7 +87,7 @@ class Threshold(Sparse):
     def least(self, dtype: np.dtype[Any]) -> float:
         """The fixed threshold in the type of the values; zeros are not sent even where it rounds to zero."""
         assert self.tau is not None
-        return float(max(dtype.type(self.tau), np.finfo(dtype).smallest_subnormal))
+        return max(in_dtype("threshold: tau", self.tau, dtype), float(np.finfo(dtype).smallest_subnormal))
 
     def _sampled(self, values: FloatArray, step: Step) -> float:
         """The magnitude that the given fraction of a sample reaches; all values are checked."""
