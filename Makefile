@@ -54,6 +54,7 @@ $(FRAMEWORKS)/.installed: pyproject.toml constraints.txt
 test-frameworks: $(FRAMEWORKS)/.installed  ## Accelerate, the HF Trainer, Lightning, PEFT and Ray Train, really run
 	$(FRAMEWORKS)/bin/pytest -p no:cacheprovider -m frameworks tests/bench/test_doors.py tests/hooks/test_frameworks.py \
 		tests/engines/test_ray_engine.py tests/jobs/test_on_ray.py
+	rm -f out/doors.json
 	$(FRAMEWORKS)/bin/thinwire bench doors --json out/doors.json $(ARGS)
 
 test-versions: $(VENV)/.dev  ## hooks, FSDP2 and codecs on versions of torch: make test-versions ARGS='2.11.0 2.13.0'
