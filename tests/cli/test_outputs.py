@@ -70,3 +70,19 @@ def test_a_name_may_hold_brackets_and_a_full_disk_keeps_the_old_file(tmp_path: P
     path = tmp_path / "3lc[s=1.0]" / "[bold].json"
     write_json(path, {"a": 1})
     assert json.loads(path.read_text()) == {"a": 1} and [each.name for each in path.parent.iterdir()] == [path.name]
+
+
+def test_links_and_modes_stay(tmp_path: Path) -> None:
+    real, link, dangling = tmp_path / "real.json", tmp_path / "link.json", tmp_path / "dangling.json"
+    real.write_text("before")
+    real.chmod(0o600)
+    link.symlink_to(real)
+    dangling.symlink_to(tmp_path / "nothing")
+    for path in (link, dangling, Path("/dev/null")):
+        outputs.writable(path)
+    assert dangling.is_symlink() and not (tmp_path / "nothing").exists() and real.read_text() == "before"
+    write_json(link, {"a": 1})
+    assert link.is_symlink() and json.loads(real.read_text()) == {"a": 1}
+    write_json(real, {"a": 2})
+    assert real.stat().st_mode & 0o777 == 0o600 and json.loads(link.read_text()) == {"a": 2}
+    write_json(Path("/dev/null"), {"a": 3})

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,15 +58,22 @@ def say_wrote(path: Path) -> None:
 
 def _replace(path: Path, text: bytes) -> None:
     """Writes a whole file in place of another, which stays where there is no room for the new one."""
-    if path.exists() and not path.is_file():  # a device or a pipe
+    if path.is_symlink() or (path.exists() and not path.is_file()):  # of another place, a device or a pipe
         path.write_bytes(text)
         return
     new = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         new.write_bytes(text)
+        if path.exists():
+            shutil.copymode(path, new)
         os.replace(new, path)
+    except OSError:
+        if not path.exists() or shutil.disk_usage(path.parent).free < len(text):
+            raise
+        path.write_bytes(text)  # in a folder in which no other file may be made
     finally:
-        new.unlink(missing_ok=True)
+        with suppress(OSError):
+            new.unlink(missing_ok=True)
 
 
 class Lines:

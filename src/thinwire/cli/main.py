@@ -173,9 +173,10 @@ def _show_warning(
 def _end_in_order() -> None:
     """Has a signal that ends a command end it as Ctrl-C does: what it started, and wrote for a while, goes with it.
 
-    A process that another one of ours has started has nobody of its own: it goes at once.
+    Not so in processes with nobody of their own: a worker that goes at once is one that may come back, and one that
+    another process of ours has started is not waited for.
     """
-    if "--events" not in sys.argv:
+    if "--events" not in sys.argv and sys.argv[1:2] not in (["worker"], ["server"]):
         for signum in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(signum) is signal.SIG_DFL:  # not what nohup lets pass
                 signal.signal(signum, lambda received, _: sys.exit(128 + received))

@@ -17,14 +17,14 @@ def writable(path: Path | None) -> Path | None:
     Raises:
         ConfigError: no file can be written there.
     """
-    if path is not None:
+    if path is not None and (path.is_file() or not path.exists()):  # nobody looks into a device or a pipe
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            there = path.exists()
+            there, link = path.exists(), path.is_symlink()
             with path.open("ab"):
                 pass
             if not there:
-                path.unlink()
+                (path.resolve() if link else path).unlink()
         except OSError as error:
             raise ConfigError(f"{path} cannot be written: {error.strerror}. Choose another file") from error
     return path

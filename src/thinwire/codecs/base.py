@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import warnings
 from functools import partial
-from numbers import Integral, Real
 from typing import Any, Unpack
 
 import torch
@@ -186,7 +185,7 @@ class Codec(CodecOptions):
         given: dict[str, Any] = {**options}
         for name, value in given.items():
             whole = name == "workers"
-            number = isinstance(value, Integral if whole else Real) and not isinstance(value, bool)
+            number = hasattr(value, "__index__" if whole else "__float__") and not isinstance(value, bool)
             if value is not None and not (number and math.isfinite(value) and value >= whole):
                 kind = "a whole number of at least 1" if whole else "a finite number of at least 0"
                 raise ConfigError(f"{self.id}: {name}={value!r}; it must be {kind}")

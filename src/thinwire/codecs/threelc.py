@@ -78,7 +78,8 @@ class ThreeLC(Scheme):
 
     def __post_init__(self) -> None:
         try:
-            number = isinstance(self.sparsity, int | float) and not isinstance(self.sparsity, bool)
+            given: object = self.sparsity
+            number = isinstance(given, int | float | np.floating) and not isinstance(given, bool)
             inside = number and 1.0 <= self.sparsity < 2.0 and bool(np.float32(self.sparsity) < np.float32(2.0))
         except (TypeError, ValueError):
             inside = False

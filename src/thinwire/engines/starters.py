@@ -15,9 +15,11 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Protocol
 
+import thinwire
 from thinwire.engines import fork_server
 from thinwire.engines.parent_watch import with_parent_watch
 from thinwire.engines.system_tools import entering
@@ -30,9 +32,11 @@ START_S = 120.0
 def own_command(*arguments: str) -> list[str]:
     """Returns the command line of this package's own command, as this Python runs it.
 
-    Modules are not looked for in the folder in which it is started: there may be a random.py of the user's.
+    Modules are not looked for in the folder in which it is started, unless this package was found there: there may be a
+    random.py of the user's.
     """
-    return [sys.executable, "-P", "-m", "thinwire", *arguments]
+    here = Path(thinwire.__file__).parents[1] == Path.cwd()
+    return [sys.executable, *(() if here else ("-P",)), "-m", "thinwire", *arguments]
 
 
 def _module_of(argv: Sequence[str]) -> list[str] | None:

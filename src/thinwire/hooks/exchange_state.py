@@ -182,7 +182,7 @@ class ExchangeState:
             **self.layout(),
             "step": self.step,
             "loss_scale": self._loss_scale,
-            "reduce": self._reduce,
+            **self._reduced,
             **({} if self.auto is None else {"auto": self.auto.state()}),
             "ranks": {str(self.rank): self.core.residuals.state_dict()},
         }
@@ -190,6 +190,11 @@ class ExchangeState:
     @property
     def _reduce(self) -> str:
         return "mean" if self.core.residuals.mean else "sum"
+
+    @property
+    def _reduced(self) -> dict[str, str]:
+        """In a state, where it is not the mean: states of before have no such key, and are of it."""
+        return {} if self._reduce == "mean" else {"reduce": self._reduce}
 
     def layout(self) -> dict[str, int]:
         """Returns how the run is divided: a state of the same layout is loaded as it is."""
@@ -207,7 +212,7 @@ class ExchangeState:
             "world_size": world_size,
             "step": 0,
             "loss_scale": 1.0,
-            "reduce": self._reduce,
+            **self._reduced,
             **({} if self.auto is None else {"auto": ""}),
             "ranks": {str(rank): residuals.blank_state_dict(world_size) for rank in range(world_size)},
         }
@@ -232,7 +237,7 @@ class ExchangeState:
         """
         if state.get("format") != FORMAT:
             raise ConfigError(f"the state has format {state.get('format')!r}; this thinwire reads {FORMAT}")
-        if (reduce := state.get("reduce", self._reduce)) != self._reduce:
+        if (reduce := state.get("reduce", "mean")) != self._reduce:
             raise ConfigError(
                 f"the state has reduce={reduce!r} and this run {self._reduce!r}: residuals are in its units"
             )

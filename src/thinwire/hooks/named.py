@@ -116,7 +116,8 @@ def compress(
 ) -> NamedState:
     """Prepares tensors to be averaged over the ranks, compressed both ways with error feedback.
 
-    Call it on every rank, with the same names and shapes. Compressed bytes travel over a gloo group of their own.
+    Call it on every rank, with the same names and shapes in the same order. Compressed bytes travel over a gloo group
+    of their own.
 
     Args:
         tensors: by name; their values do not matter, their shapes, dtypes and devices do.
@@ -142,7 +143,8 @@ def compress(
 
     Raises:
         ConfigError: no tensors, one that is not of floating point, or arguments that cannot be.
-        ProtocolError: ranks with different tensors, settings or tokens; the message names rank and setting.
+        ProtocolError: ranks with different tensors, another order of them, settings or tokens; the message names rank
+            and setting.
         TransportError: not all ranks came.
 
     Example::
@@ -157,7 +159,6 @@ def compress(
         raise ConfigError(f"reduce={reduce!r}; allowed are 'mean' and 'sum'")
     if not tensors:
         raise ConfigError("there are no tensors to average")
-    tensors = dict(sorted(tensors.items()))  # in an order that ranks need not agree on
     for name, tensor in tensors.items():
         check_floating(name, tensor.dtype)
     choices = choose(

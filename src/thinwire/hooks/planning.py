@@ -237,7 +237,7 @@ def _trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[s
 def _check_fresh(optimizer: torch.optim.Optimizer) -> None:
     """Raises ConfigError where servers, which begin anew, would lose what an optimizer has gathered in steps so far."""
     for state in optimizer.state.values():
-        kept = [name for name, value in state.items() if isinstance(value, torch.Tensor) and name != "step"]
+        kept = [n for n, value in state.items() if isinstance(value, torch.Tensor) and n != "step" and value.any()]
         if kept and ("step" not in state or float(state["step"]) > 0):
             raise ConfigError(
                 f"the optimizer has a state ({', '.join(kept)}), and with this design the servers run the optimizer "

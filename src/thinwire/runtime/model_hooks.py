@@ -40,6 +40,7 @@ class ModelHooks:
         self._reached: set[int] = set()
         self._unreached: list[int] | None = None
         self._handles: list[Any] = []
+        self._untaken: set[str] = set()
         index = {id(tensor.parameter): number for number, tensor in enumerate(self._tensors)}
         # Where the model has its parameters and buffers: a dict of a module's, and the name in it.
         self._owners: list[tuple[dict[str, Any], str, WorkerTensor]] = [
@@ -75,10 +76,11 @@ class ModelHooks:
         """
         for owner, key, tensor in self._owners:
             parameter, now = tensor.parameter, owner.get(key)
-            if now is not None and now is not parameter and not isinstance(parameter, nn.Parameter):
-                _take(parameter, now, tensor.name)  # a forward pass has assigned it: self.mean = …
-                owner[key] = parameter
-            elif now is not None and now is not parameter:
+            if not isinstance(parameter, nn.Parameter):
+                if now is not None and self._take(tensor, now):
+                    owner[key] = parameter
+                continue
+            if now is not None and now is not parameter:
                 raise ConfigError(
                     f"the model has another parameter in place of {tensor.name!r} than when it was given to "
                     "tw.distribute, and neither the optimizer nor the other workers know it. Load weights by "
@@ -91,6 +93,29 @@ class ModelHooks:
                     "tw.distribute, and change values in place, as in parameter.data.copy_(values)"
                 )
         self._warn_of_unfrozen()
+
+    def _take(self, tensor: WorkerTensor, now: torch.Tensor) -> bool:
+        """Takes what a forward pass has assigned (self.mean = …) into the buffer that is exchanged, if it can be."""
+        buffer = tensor.parameter
+        if now is buffer and buffer.data_ptr() == tensor.shown.data_ptr():
+            return True
+        try:
+            if now.shape != tensor.shown.shape:
+                raise RuntimeError(f"it has shape {tuple(now.shape)} now, and had {tuple(tensor.shown.shape)}")
+            with torch.no_grad():
+                tensor.shown.copy_(now)
+        except RuntimeError as error:
+            if tensor.name not in self._untaken:
+                self._untaken.add(tensor.name)
+                warnings.warn(
+                    f"buffer {tensor.name!r} was assigned a value that cannot be exchanged, and stays each worker's "
+                    f"own from now on: {error}",
+                    UserWarning,
+                    stacklevel=4,
+                )
+            return False
+        buffer.data = tensor.shown
+        return True
 
     def _warn_of_unfrozen(self) -> None:
         parameters = ((name, ref()) for name, ref in self._frozen)
@@ -170,18 +195,6 @@ def _hooks_of_copy() -> ModelHooks:
     hooks = ModelHooks.__new__(ModelHooks)
     hooks._is_copy = True
     return hooks
-
-
-def _take(buffer: torch.Tensor, assigned: torch.Tensor, name: str) -> None:
-    """Takes a value into the buffer that is exchanged."""
-    if (assigned.shape, assigned.dtype, assigned.device) != (buffer.shape, buffer.dtype, buffer.device):
-        raise ConfigError(
-            f"buffer {name!r} was assigned a tensor of shape {tuple(assigned.shape)}, {_place(assigned)}, and what is "
-            f"exchanged has {tuple(buffer.shape)}, {_place(buffer)}: shapes and dtypes stay as they were when the "
-            "model was given to tw.distribute"
-        )
-    with torch.no_grad():
-        buffer.copy_(assigned)
 
 
 def _place(tensor: torch.Tensor) -> str:

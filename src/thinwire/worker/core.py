@@ -92,7 +92,7 @@ class Worker(Participant):
             )
         if self.pushes_early and not self.accumulating:
             yield from self._push(tensor)
-            self._departed.add(tensor, self._groups)
+            self._departed.add(tensor, self._groups if self._terms.owns_hyperparameters(self.rank) else None)
 
     def end_step(self) -> Procedure[None]:
         """Pushes what has not left yet, and moves the clock.

@@ -24,9 +24,9 @@ class Departed:
         self._left: list[tuple[WorkerTensor, torch.Tensor, int]] = []
         self._settings: Settings | None = None
 
-    def add(self, tensor: WorkerTensor, groups: ParameterGroups) -> None:
-        """A parameter's gradient has left, with the rates and options that groups have now."""
-        if self._settings is None:
+    def add(self, tensor: WorkerTensor, groups: ParameterGroups | None) -> None:
+        """A parameter's gradient has left, with the rates and options that groups have now; None: they do not count."""
+        if self._settings is None and groups is not None:
             self._settings = groups.settings
         if (gradient := tensor.parameter.grad) is not None:
             self._left.append((tensor, gradient, gradient._version))
@@ -51,12 +51,12 @@ class Departed:
                 "backward() has made it, so that clipping between backward() and step(), or what "
                 "DistributedDataParallel does around the model, has no effect. Give tw.distribute(…, overlap=False), "
                 "with which gradients leave at step(), or change none in between. Another step() ends this one with "
-                "what has left"
+                "what has left, without its closure"
             )
         if settings is not None and settings != groups.settings:
             raise ConfigError(
                 "a learning rate or another option of the optimizer was changed between backward() and step(), after "
                 "gradients had left with what it was: they would be applied with the one and the others with the "
                 "other. Change it before backward() or after step(), or give tw.distribute(…, overlap=False). Another "
-                "step() ends this one as it is"
+                "step() ends this one as it is, without its closure"
             )

@@ -186,7 +186,8 @@ class WorkerTable:
     def encode_values(self) -> EncodedTensor:
         """Returns the push of the values themselves, after any number of local steps."""
         if self._observes:
-            self.step_options = {"rms": math.sqrt(self._observed_squares / max(1, self._num_observed))}
+            rms = math.sqrt(self._observed_squares / max(1, self._num_observed))
+            self.step_options = {"rms": rms} if math.isfinite(rms) else {}  # else what is not finite is said of values
         frame = self.encode(self.values, None)
         self._observed_squares, self._num_observed = 0.0, 0
         return frame
