@@ -42,10 +42,9 @@ def workload(job: Job, rank: int = 0) -> Workload:
         DataError: the data set is missing or damaged.
 
     Example:
-        >>> workload(Job(batch=400, workers=4))
-        Traceback (most recent call last):
-        thinwire.errors.ConfigError: 4 workers × 400 examples a batch do not fit digits's 1,347 examples: use a batch of
-        1 to 336
+        >>> made = workload(Job(model="mlp", data="digits", workers=4))
+        >>> made.dataset, made.batches.batches_per_epoch
+        (<Dataset digits: 1,347 train, 450 test, (1, 8, 8)>, 42)
     """
     recipe = job.recipe()
     dataset = data(job.data, root=job.data_root, context=recipe.context)
