@@ -9,6 +9,7 @@ import torch
 
 import thinwire as tw
 from thinwire.errors import ConfigError
+from thinwire.policies.compression import codec_by_name
 
 
 @pytest.mark.parametrize(
@@ -29,8 +30,6 @@ from thinwire.errors import ConfigError
     ],
 )
 def test_numbers_that_cannot_be(name: str, options: dict[str, Any], said: str) -> None:
-    from thinwire.policies.compression import codec_by_name
-
     codec = codec_by_name(name)
     context = codec.context(torch.zeros(40))
     values = torch.randn(40, generator=torch.Generator().manual_seed(0)) * 0.1

@@ -17,12 +17,15 @@ from thinwire.bench.harness import Bench, Figures, Measured, Tell, column, media
 from thinwire.bench.hook_rank import SILENCE_S, Stepped, Stopped, Warm
 from thinwire.bench.hook_runs import PORT, free_port
 from thinwire.bench.options import FsdpOptions
+from thinwire.codecs import find
 from thinwire.engines.events import Event
 from thinwire.engines.links import Rate, parse_rate
 from thinwire.engines.local import LocalEngine
 from thinwire.engines.namespaces import Fabric
 from thinwire.engines.starters import own_command
 from thinwire.errors import ConfigError, EngineError
+from thinwire.policies.naming import parse_name
+from thinwire.workloads.recipes import recipe
 
 
 class FsdpRun(Figures, frozen=True, kw_only=True):
@@ -70,6 +73,10 @@ class FsdpBench(FsdpOptions, Bench[Cell, FsdpRun]):
         for name in self.hooks:
             if name.partition(":")[0] not in ("hsdp", "fsdp") or ":" not in name:
                 raise ConfigError(f"{name!r}; expected hsdp:METHOD or fsdp:METHOD, as in hsdp:none or fsdp:3lc[s=1.0]")
+            codec, _ = parse_name(name.partition(":")[2], "codec")
+            if codec not in ("none", "auto"):
+                find(codec)
+        recipe(self.model, self.data)
 
     def cells(self) -> list[Cell]:
         rate = None if parse_rate(self.link).bps is None else self.link

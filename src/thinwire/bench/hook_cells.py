@@ -9,6 +9,7 @@ place of DDP, among the same ranks and on the same links, and so do other people
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ from thinwire.errors import ConfigError
 from thinwire.policies.designs import Design, designs
 from thinwire.policies.designs import design as find_design
 from thinwire.policies.naming import parse_name
+from thinwire.workloads.recipes import recipe
 
 NOTES = {
     "bf16": "torch refuses its own bf16 hook on gloo; this is the same cast and all-reduce, written out",
@@ -180,6 +182,11 @@ class Cell:
     def __post_init__(self) -> None:
         hook(self.hook)
         course(self.link)
+        recipe(self.model, self.data)
+        if self.batch is not None and self.batch < 1:
+            raise ConfigError(f"a batch of {self.batch}; at least 1 is needed")
+        if self.lr is not None and not 0 < self.lr < math.inf:
+            raise ConfigError(f"a learning rate of {self.lr}; it is a finite number above 0")
         if self.warmup < 3 or self.steps < 1 or self.ranks < 2:
             raise ConfigError(
                 f"{self.ranks} ranks, {self.warmup} warm-up and {self.steps} measured steps; needed are 2, 3 and 1"

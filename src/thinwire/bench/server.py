@@ -89,6 +89,8 @@ class ServerBench(ServerOptions, Bench[Cell, Cost]):
     def __post_init__(self) -> None:
         if self.steps <= WARM:
             raise ConfigError(f"{self.steps} steps; more than {WARM} are needed, which are not counted")
+        for name in self.designs:
+            find_design(name)
 
     def cells(self) -> list[Cell]:
         return [

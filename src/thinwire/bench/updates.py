@@ -33,6 +33,7 @@ from thinwire.engines.starters import own_command
 from thinwire.errors import ConfigError, EngineError
 from thinwire.jobs.tables import Table
 from thinwire.policies.designs import design
+from thinwire.workloads.recipes import recipe
 
 
 class UpdatesRun(Figures, frozen=True, kw_only=True):
@@ -60,12 +61,15 @@ class UpdatesBench(UpdatesOptions, Bench[Cell, UpdatesRun]):
         blocks: of each way, besides a first one that is not counted.
 
     Raises:
-        ConfigError: a design of another kind, or a system that does not count threads' time as Linux does.
+        ConfigError: a model that does not train on the data, a design of another kind, or a system that does not count
+            threads' time as Linux does.
     """
 
     kinds = (UpdatesRun,)
 
     def __post_init__(self) -> None:
+        for model in self.models:
+            recipe(model, self.data)
         for name in self.designs:
             if design(name).local is None:
                 raise ConfigError(

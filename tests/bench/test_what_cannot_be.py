@@ -1,0 +1,31 @@
+"""Grids with models, methods and numbers that cannot be: refused before a process is started for any of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from thinwire.bench.fsdp import FsdpBench
+from thinwire.bench.hook_cells import Cell
+from thinwire.bench.server import ServerBench
+from thinwire.bench.updates import UpdatesBench
+from thinwire.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (lambda: Cell(hook="none", model="nosuch"), "unknown model 'nosuch'"),
+        (lambda: Cell(hook="none", model="resnet8", data="python-text"), "resnet8 does not train on python-text"),
+        (lambda: Cell(hook="none", lr=-1.0), "a learning rate of -1.0"),
+        (lambda: Cell(hook="none", batch=0), "a batch of 0"),
+        (lambda: FsdpBench(model="nosuch"), "unknown model 'nosuch'"),
+        (lambda: FsdpBench(hooks=["hsdp:nosuch"]), "unknown codec 'nosuch'"),
+        (lambda: UpdatesBench(models=["nosuch"]), "unknown model 'nosuch'"),
+        (lambda: ServerBench(designs=["nosuch"]), "unknown design 'nosuch'"),
+    ],
+)
+def test_refused_at_once(made: Callable[[], object], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        made()
