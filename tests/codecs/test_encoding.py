@@ -29,3 +29,10 @@ def test_every_tensor_has_its_own_step_options() -> None:
     contexts = [tw.codec("terngrad", clip=0).context(VALUES) for _ in range(2)]
     frames = encode_all(contexts, [VALUES, VALUES], [{"scale": 2.0}, {}])
     assert [tw.frames.parse(frame).scales for frame in frames] == [(2.0,), (1.0,)]
+
+
+def test_a_context_stands_once_in_a_call() -> None:
+    context = tw.codec("3lc").context(torch.zeros(4))
+    with pytest.raises(tw.ConfigError, match="a context is given twice"):
+        encode_all([context, context], [torch.ones(4), torch.ones(4)])
+    assert context.step == 0

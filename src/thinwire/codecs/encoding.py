@@ -33,7 +33,8 @@ def encode_all(
 
     Raises:
         NonFiniteError: NaN or Inf in one of them. On a GPU then no residual changes of a tensor encoded with it.
-        ConfigError: a tensor does not fit its context, or there are more of the one than of the other.
+        ConfigError: a tensor does not fit its context, a context stands there twice, or there are more of the one than
+            of the other.
 
     Example:
         >>> import torch, thinwire as tw
@@ -57,6 +58,10 @@ class Encoding:
     ) -> None:
         if len(contexts) != len(tensors):
             raise ConfigError(f"{len(contexts)} contexts for {len(tensors)} tensors; there must be one for each")
+        if len({*map(id, contexts)}) < len(contexts):
+            raise ConfigError(
+                "a context is given twice: what a tensor leaves unsent is for the next one, in another call"
+            )
         self._contexts, self._frames = contexts, [b""] * len(tensors)
         alike: dict[tuple[object, ...], list[tuple[int, device.Entry]]] = {}
         small = self._encode_small(contexts, tensors) if options is None or not any(options) else set[int]()

@@ -170,7 +170,7 @@ def _load(path: Path, kinds: Sequence[type[R]]) -> list[Run[R]]:
             return file.runs
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}. Choose another place") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(f"{path} does not hold results of this kind; choose another place") from error
     raise ConfigError(f"{path} has format {version!r}, expected {FORMAT}; choose another place")
 

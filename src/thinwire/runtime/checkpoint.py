@@ -270,7 +270,7 @@ def _read(file: Path, kind: str, disk: Disk) -> dict[str, Any]:
         if _digest(metadata["thinwire"], tensors) != metadata["xxh3"]:
             raise ValueError("its checksum is that of something else")
         state: dict[str, Any] = put_together(header["state"], tensors)
-    except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
+    except (OSError, SafetensorError, KeyError, ValueError, TypeError, RecursionError) as error:
         raise ConfigError(f"checkpoint {str(file)!r} is damaged: {error}") from error
     return state
 
