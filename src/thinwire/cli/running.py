@@ -61,7 +61,8 @@ def run_with_progress(
             elif isinstance(event, Stepped):
                 done, text = min(event.seconds, total) if job.seconds else event.step, f"step {event.step:,}"
                 bar.update(task, completed=done, text=f"{text}, loss {event.loss:.3f}")
-                lines.say(f"{job.design}  {text} of {job.recipe().steps:,}, loss {event.loss:.3f}")
+                of = "" if job.seconds else f" of {job.recipe().steps:,}"
+                lines.say(f"{job.design}  {text}{of}, loss {event.loss:.3f}")
 
         if in_process:
             outcome = run_in_process(job, on_event=on_event)
