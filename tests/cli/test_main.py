@@ -145,6 +145,29 @@ MISUSE: list[tuple[list[str], str]] = [
     (["server", "--resume", "--checkpoint", "no-such"], r"there is no checkpoint 'no-such' to resume from"),
     (["server", "--checkpoint", "no/such"], r"checkpoint 'no/such' cannot be written: .*Choose another place"),
     (["train", "--resume"], r"--resume goes on from checkpoints: say where they are with --checkpoint-dir DIR"),
+    (
+        ["train", "--checkpoint-every", "5"],
+        r"--checkpoint-every writes checkpoints: say where with --checkpoint-dir DIR",
+    ),
+    (["server", "--checkpoint-every", "5"], r"--checkpoint-every writes checkpoints: say where with --checkpoint FILE"),
+    (["train", "--address", "auto"], r"--address auto is of a Ray cluster: add --engine ray"),
+    (
+        ["train", "--model", "byte-transformer-1m", "--data", "python-text", "--momentum", "0.9"],
+        r"--momentum 0\.9 is of SGD; byte-transformer-1m trains with AdamW",
+    ),
+    (
+        ["bench", "race", "--models", "lenet", "--rates", "1e-3"],
+        r"--rates: of a race to a loss, whose models read text.*",
+    ),
+    (
+        ["bench", "race", "--models", "byte-transformer-1m", "--target-accuracy", "0.5"],
+        r"--target-accuracy: of a race to an accuracy, whose models read images.*",
+    ),
+    (
+        ["bench", "race", "--models", "byte-transformer-1m", "--rates", "1e-3", "--lr", "2e-3"],
+        r"--lr is one rate and --rates a grid: give one of them",
+    ),
+    (["bench", "pays", "--models", "mlp,lenet6"], r"unknown model 'lenet6'.*"),
     (["worker", "--server", "127.0.0.1:7070"], r"server='127.0.0.1:7070'; expected grpc://host:port"),
     (["worker", "--server", "grpc://127.0.0.1:1", "--rank", "9"], r".*rank=?.?9.*4.*|.*127.0.0.1:1.*"),
     (["bench", "hooks", "--hook", "zip"], r"unknown hook 'zip'; .*"),

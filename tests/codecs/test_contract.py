@@ -235,6 +235,10 @@ UNFIT_OUTS: list[tuple[Any, str]] = [
     ([0.0] * 35, "must be"),
     (torch.zeros(1, 7).expand(5, 7), "overlap"),
     (np.broadcast_to(np.float32(0), (5, 7)), "read-only"),
+    (np.lib.stride_tricks.as_strided(np.zeros(7, np.float32), (5, 7), (0, 4), writeable=True), "overlap"),
+    (np.zeros((5, 7), np.float32)[::-1], "share its memory"),
+    (np.zeros((5, 7), ">f4"), "share its memory"),
+    (np.zeros((5, 7), np.longdouble), "share its memory"),
 ]
 
 

@@ -24,7 +24,7 @@ from thinwire import frames
 from thinwire.codecs import registry
 from thinwire.codecs.entropy_stage import EntropyStage
 from thinwire.codecs.floats import FP32
-from thinwire.codecs.tensors import ScratchPool
+from thinwire.codecs.scratch import ScratchPool
 from thinwire.frames import Flags, Frame
 from thinwire.frames.layout import OPTION_MASK
 

@@ -89,6 +89,8 @@ class PaysBench(PaysOptions, Bench[Method, Paid]):
             raise ConfigError("nothing to measure: name at least one model, one method and one link, and some seconds")
         for name in self.methods:
             _planned(name)
+        for cell in self.cells():
+            recipe(cell.model, cell.data)
 
     def cells(self) -> list[Method]:
         links = ",".join(str(parse_rate(link)) for link in self.links)

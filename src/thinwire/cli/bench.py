@@ -5,12 +5,11 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
-from thinwire.bench.authors import files
 from thinwire.bench.options import (
     QUICK,
     ClockOptions,
@@ -20,9 +19,7 @@ from thinwire.bench.options import (
     FsdpOptions,
     HooksOptions,
     HostileOptions,
-    LossRaceOptions,
     PaysOptions,
-    RaceOptions,
     ServerOptions,
     TransportsOptions,
     UpdatesOptions,
@@ -33,26 +30,19 @@ from thinwire.cli.bench_options import (
     AllModels,
     AllSteps,
     Attacks,
-    Authors,
     Blocks,
     BlockSteps,
     Cores,
     Counts,
     Device,
-    EvalEvery,
-    EvalExamples,
     Examples,
     Link,
     Links,
     LinkSeconds,
     LocalDesigns,
-    Margin,
     Markdown,
-    MaxSteps,
     Methods,
     Quick,
-    Racers,
-    Rates,
     Resume,
     Seconds,
     Sharded,
@@ -60,16 +50,14 @@ from thinwire.cli.bench_options import (
     SomeModels,
     Steps,
     ThinSteps,
-    TimedSeconds,
-    TimedSteps,
     Times,
 )
 from thinwire.cli.console import console, report
 from thinwire.cli.lazy import lazy
 from thinwire.cli.measuring import measure
 from thinwire.cli.options import takes
+from thinwire.cli.race import EXAMPLES, race
 from thinwire.cli.roles import grpc_options
-from thinwire.errors import ConfigError
 
 if TYPE_CHECKING:
     from thinwire.bench import clock as clock_bench
@@ -80,13 +68,10 @@ if TYPE_CHECKING:
     from thinwire.bench import fsdp_cells, harness, hook_rank, peer_costs, sharing, transport_costs, updates_cells
     from thinwire.bench import hooks as hooks_bench
     from thinwire.bench import hostile as hostile_bench
-    from thinwire.bench import loss_race as loss_races
     from thinwire.bench import pays as pays_bench
-    from thinwire.bench import race as races
     from thinwire.bench import server as server_bench
     from thinwire.bench import transports as transports_bench
     from thinwire.bench import updates as updates_bench
-    from thinwire.workloads import models
 else:
     clock_bench = lazy("thinwire.bench.clock")
     codecs_bench = lazy("thinwire.bench.codecs")
@@ -98,14 +83,11 @@ else:
     hook_rank = lazy("thinwire.bench.hook_rank")
     hooks_bench = lazy("thinwire.bench.hooks")
     hostile_bench = lazy("thinwire.bench.hostile")
-    loss_races = lazy("thinwire.bench.loss_race")
     pays_bench = lazy("thinwire.bench.pays")
-    races = lazy("thinwire.bench.race")
     server_bench, sharing = lazy("thinwire.bench.server"), lazy("thinwire.bench.sharing")
     peer_costs, transport_costs = lazy("thinwire.bench.peer_costs"), lazy("thinwire.bench.transport_costs")
     transports_bench = lazy("thinwire.bench.transports")
     updates_bench, updates_cells = lazy("thinwire.bench.updates"), lazy("thinwire.bench.updates_cells")
-    models = lazy("thinwire.workloads.models")
 
 app = typer.Typer(help="Measure codecs, transports and hooks on this machine.", no_args_is_help=True)
 
@@ -156,62 +138,7 @@ def fsdp(given: FsdpOptions, resume: Resume = False, json: options.Json = None) 
     measure(fsdp_bench.FsdpBench(**vars(given)), json, resume)
 
 
-@app.command(
-    epilog="Example: thinwire bench race --models lenet --links 10mbit --target-accuracy 0.8 --json race.json; "
-    "thinwire bench race --models byte-transformer-1m --links 10mbit,100mbit --seeds 3 --json loss.json"
-)
-@takes(RaceOptions, without=("hooks", "eval_every", "eval_examples"), steps=MaxSteps)
-def race(
-    given: RaceOptions,
-    hook: Racers = None,
-    eval_every: EvalEvery = None,
-    eval_examples: EvalExamples = None,
-    authors: Authors = None,
-    rates: Rates = None,
-    timed_steps: TimedSteps = LossRaceOptions.timed_steps,
-    timed_seconds: TimedSeconds = LossRaceOptions.timed_seconds,
-    margin: Margin = LossRaceOptions.margin,
-    resume: Resume = False,
-    png: options.Png = Path("thinwire-race.png"),
-    json: options.Json = None,
-) -> None:
-    """Race DDP hooks to a test accuracy, or language models to a held-out loss.
-
-    To an accuracy: seconds of training, equal seeds, batches and learning rates for all. To a loss: every method, local
-    updates among them, at its best rate; full runs without a limit and short ones on each link.
-
-    Every finished run is in the JSON file at once. Ctrl-C keeps what has been measured.
-    """
-    asked = {"hooks": tuple(hook or ()), "eval_every": eval_every, "eval_examples": eval_examples}
-    changed: dict[str, Any] = {name: value for name, value in asked.items() if value}
-    text = [model in models.TEXT_MODELS for model in given.models]
-    if not any(text):
-        measure(races.RaceBench(**vars(given) | changed), json, resume, png)
-        return
-    if not all(text):
-        raise ConfigError(f"models {', '.join(given.models)}: some read text and some images; race them by themselves")
-    for name in ("models", "links", "ranks", "steps", "batch", "seeds", "seed", "bucket_cap_mb"):
-        changed[name] = getattr(given, name)
-    if rates is not None or given.lr is not None:
-        changed["rates"] = split_rates(rates) if rates is not None else (given.lr,)
-    changed["files"] = files(authors or ())
-    race = loss_races.LossRace(timed_steps=timed_steps, timed_seconds=timed_seconds, margin=margin, **changed)
-    measure(race, json, resume, png)
-
-
-def split_rates(text: str) -> tuple[float, ...]:
-    """Returns the learning rates in a list with commas.
-
-    Raises:
-        ConfigError: one is no number.
-
-    >>> split_rates("2e-3, 0.004")
-    (0.002, 0.004)
-    """
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError as error:
-        raise ConfigError(f"rates {text!r}; expected numbers with commas between, as in 2e-3,4e-3") from error
+app.command(epilog=EXAMPLES)(race)
 
 
 @app.command(epilog="Example: thinwire bench server --workers 4 --workers 8 --workers 16 --json out/server.json")

@@ -74,6 +74,7 @@ Checkpoint = Annotated[
     Path | None, typer.Option(dir_okay=False, help="Write a checkpoint to this file; the one before stays beside it.")
 ]
 CheckpointEvery = Annotated[int, typer.Option(min=1, help="Steps between two checkpoints.")]
+CHECKPOINT_EVERY = 100
 CheckpointDir = Annotated[
     Path | None, typer.Option(file_okay=False, help="Write checkpoints of every process to this folder.")
 ]

@@ -73,7 +73,7 @@ def grpc_options(
 def server(
     listen: Annotated[str, typer.Option(help="Address to listen on; port 0 takes a free one.")] = "127.0.0.1:7070",
     checkpoint: options.Checkpoint = None,
-    checkpoint_every: options.CheckpointEvery = 100,
+    checkpoint_every: options.CheckpointEvery = options.CHECKPOINT_EVERY,
     resume: options.Resume = False,
     resume_step: options.ResumeStep = None,
     rejoin: Annotated[bool, typer.Option(help="Wait for a worker whose connection broke.")] = True,
@@ -100,14 +100,12 @@ def server(
     if worker_grace_s is None:
         worker_grace_s = ENDING_GRACE_S if min_workers is None else ELASTIC_GRACE_S
     credentials = Credentials(ca=tls_ca, cert=tls_cert, key=tls_key, token_file=token_file, insecure=insecure)
-    _check_step(resume, resume_step)
+    _check_checkpoints(checkpoint, checkpoint_every, resume, resume_step)
     checkpointer = None
     if checkpoint is not None:
         checkpointer = shard_checkpoints.Checkpointer(core, checkpoint, checkpoint_every, resumes=resume)
-    if resume:
-        if checkpointer is None:
-            raise ConfigError("--resume goes on from a checkpoint: say which with --checkpoint FILE")
-        checkpointer.resume(resume_step)
+        if resume:
+            checkpointer.resume(resume_step)
     ended = threading.Event()
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, lambda *_: ended.set())
@@ -158,7 +156,7 @@ def worker(
     connect_timeout: Annotated[float, typer.Option(min=0, max=1e6, help="Seconds to wait for the server.")] = 60.0,
     reconnect_s: Annotated[float, typer.Option(min=0, help="Seconds to try again when a connection breaks.")] = 60.0,
     checkpoint: options.Checkpoint = None,
-    checkpoint_every: options.CheckpointEvery = 100,
+    checkpoint_every: options.CheckpointEvery = options.CHECKPOINT_EVERY,
     resume: options.Resume = False,
     resume_step: options.ResumeStep = None,
     tls_cert: options.TlsCert = None,
@@ -171,9 +169,7 @@ def worker(
     json: options.Json = None,
 ) -> None:
     """Train as one worker. All workers are started with the same options but `--rank`."""
-    if resume and checkpoint is None:
-        raise ConfigError("--resume goes on from a checkpoint: say which with --checkpoint FILE")
-    _check_step(resume, resume_step)
+    _check_checkpoints(checkpoint, checkpoint_every, resume, resume_step)
     for each in server:  # before data are read and the model is made
         connection.server_address(each)
     job, mine = jobs.Job(**vars(given)), None
@@ -201,9 +197,13 @@ def worker(
     write_json(json, outcome)
 
 
-def _check_step(resume: bool, step: int | None) -> None:
+def _check_checkpoints(file: Path | None, every: int, resume: bool, step: int | None) -> None:
     if step is not None and not resume:
         raise ConfigError(f"--resume-step {step} is of --resume, without which the training begins anew: give both")
+    if resume and file is None:
+        raise ConfigError("--resume goes on from a checkpoint: say which with --checkpoint FILE")
+    if every != options.CHECKPOINT_EVERY and file is None:
+        raise ConfigError("--checkpoint-every writes checkpoints: say where with --checkpoint FILE")
 
 
 def rejoining(

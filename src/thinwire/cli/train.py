@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -58,7 +59,7 @@ def train(
     tensorboard: options.TensorBoard = None,
     shaping: options.Shaping = "auto",
     checkpoint_dir: options.CheckpointDir = None,
-    checkpoint_every: options.CheckpointEvery = 100,
+    checkpoint_every: options.CheckpointEvery = options.CHECKPOINT_EVERY,
     resume: options.Resume = False,
     min_workers: options.MinWorkers = None,
     worker_grace_s: options.WorkerGrace = None,
@@ -91,7 +92,11 @@ def train(
     """Train a model with a server and N workers on this machine, over an emulated link; or on a Ray cluster."""
     if resume and checkpoint_dir is None:
         raise ConfigError("--resume goes on from checkpoints: say where they are with --checkpoint-dir DIR")
+    if checkpoint_every != options.CHECKPOINT_EVERY and checkpoint_dir is None:
+        raise ConfigError("--checkpoint-every writes checkpoints: say where with --checkpoint-dir DIR")
     job, written = jobs.Job(**vars(given)), None
+    if given.momentum is not None and (kind := job.recipe().optimizer) != "SGD":
+        raise ConfigError(f"--momentum {given.momentum:g} is of SGD; {job.model} trains with {kind}")
     if checkpoint_dir is not None:
         written = checkpoints.RunCheckpoints(folder=checkpoint_dir, every=checkpoint_every, resume=resume)
     ray = None
@@ -100,6 +105,8 @@ def train(
         ray.check()
     elif certs is not None or insecure:
         raise ConfigError("--certs and --insecure are for --engine ray: local processes listen on loopback")
+    elif address not in (None, os.environ.get("RAY_ADDRESS")):
+        raise ConfigError(f"--address {address} is of a Ray cluster: add --engine ray")
     else:
         with_privileges(job.link, shaping)
         if telemetry is not None:

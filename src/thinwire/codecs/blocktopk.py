@@ -16,7 +16,8 @@ import numpy as np
 
 from thinwire.codecs.options import Between
 from thinwire.codecs.scheme import Explained, Payload, Scheme, Sent, Step, finite_magnitude
-from thinwire.codecs.tensors import Flat, FloatArray, Scratch, compute_dtype
+from thinwire.codecs.scratch import Scratch
+from thinwire.codecs.tensors import Flat, FloatArray, compute_dtype
 from thinwire.errors import ConfigError, FrameError, NonFiniteError
 from thinwire.frames import Flags, Frame
 from thinwire.frames.layout import pack_varint, parse_varint

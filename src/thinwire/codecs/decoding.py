@@ -17,16 +17,8 @@ import torch
 
 from thinwire.codecs import device
 from thinwire.codecs.scheme import Explained, Scheme, Sent
-from thinwire.codecs.tensors import (
-    FloatArray,
-    ScratchPool,
-    Tensor,
-    check_out,
-    compute_dtype,
-    direct_view,
-    off_host,
-    store,
-)
+from thinwire.codecs.scratch import ScratchPool
+from thinwire.codecs.tensors import FloatArray, Tensor, check_out, compute_dtype, direct_view, off_host, store
 from thinwire.errors import FrameError
 from thinwire.frames import Frame
 from thinwire.frames.layout import NON_FINITE, OPTION_MASK, ZSTD

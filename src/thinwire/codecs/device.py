@@ -17,7 +17,8 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeGuard, TypeVar
 import torch
 
 from thinwire.codecs.scheme import Encoded, Payload, Scheme, Step
-from thinwire.codecs.tensors import DeviceFlat, Scratch, ScratchPool, off_host, store_tensor
+from thinwire.codecs.scratch import Scratch, ScratchPool
+from thinwire.codecs.tensors import DeviceFlat, off_host, store_tensor
 from thinwire.errors import ConfigError, NonFiniteError
 from thinwire.frames import Frame
 from thinwire.kernels import triton

@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 
 from thinwire.codecs.options import Between
 from thinwire.codecs.scheme import Explained, Payload, Scheme, Step
+from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.sparse import VALUES_PER_BYTE
-from thinwire.codecs.tensors import Flat, FloatArray, Scratch
+from thinwire.codecs.tensors import Flat, FloatArray
 from thinwire.errors import FrameError
 from thinwire.frames import Flags, Frame
 from thinwire.frames.layout import pack_varint, parse_varint

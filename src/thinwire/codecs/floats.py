@@ -16,7 +16,8 @@ import numpy as np
 
 from thinwire.codecs.options import Between
 from thinwire.codecs.scheme import Explained, Payload, Scheme, Step, finite_magnitude
-from thinwire.codecs.tensors import Flat, FloatArray, Scratch
+from thinwire.codecs.scratch import Scratch
+from thinwire.codecs.tensors import Flat, FloatArray
 from thinwire.errors import FrameError, NonFiniteError
 from thinwire.frames import Frame
 from thinwire.kernels.numba.casts import BFLOAT_MAX, to_bfloat, to_half, upper_halves, widen

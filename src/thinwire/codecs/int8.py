@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.codecs.scheme import Explained, Payload, Scheme, Step, finite_magnitude
-from thinwire.codecs.tensors import Flat, FloatArray, Scratch, compute_dtype
+from thinwire.codecs.scratch import Scratch
+from thinwire.codecs.tensors import Flat, FloatArray, compute_dtype
 from thinwire.errors import FrameError
 from thinwire.frames import Frame
 from thinwire.kernels.numba.rounding import round_to_int8, scale_levels
@@ -37,7 +38,8 @@ def levels_of(frame: Frame, dtype: np.dtype[Any]) -> tuple[NDArray[np.int8], flo
 class Int8(Scheme):
     """8 bits a value: scale = max|x| / 127, q = round(x / scale). No residual unless asked for.
 
-    Error at most scale / 2 for every value.
+    Error at most scale / 2 for every value. A subnormal scale (max|x| below 1.5e-36 in float32) is itself rounded, by
+    up to the smallest number, and a level multiplies that.
     """
 
     id: ClassVar[str] = "int8"

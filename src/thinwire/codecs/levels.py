@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from thinwire.codecs.options import Between
 from thinwire.codecs.scheme import Explained, Payload, Scheme, Step, finite_magnitude
-from thinwire.codecs.tensors import Flat, FloatArray, Scratch, in_dtype
+from thinwire.codecs.scratch import Scratch
+from thinwire.codecs.tensors import Flat, FloatArray, in_dtype
 from thinwire.errors import ConfigError, FrameError
 from thinwire.frames import Flags, Frame
 from thinwire.kernels.numba.integers import pack_integers, packed_nbytes, unpack_integers

@@ -15,7 +15,8 @@ import numpy as np
 
 from thinwire.codecs.options import Between
 from thinwire.codecs.scheme import Explained, Payload, Scheme, Step
-from thinwire.codecs.tensors import Flat, FloatArray, Scratch
+from thinwire.codecs.scratch import Scratch
+from thinwire.codecs.tensors import Flat, FloatArray
 from thinwire.errors import ConfigError, FrameError
 from thinwire.frames import Frame
 from thinwire.frames.layout import MAX_SCALES

@@ -15,7 +15,8 @@ import numpy as np
 
 from thinwire.codecs.options import Between
 from thinwire.codecs.scheme import Explained, Payload, Scheme, Step, finite_magnitude
-from thinwire.codecs.tensors import Flat, FloatArray, Scratch
+from thinwire.codecs.scratch import Scratch
+from thinwire.codecs.tensors import Flat, FloatArray
 from thinwire.errors import FrameError, NonFiniteError
 from thinwire.frames import Frame
 from thinwire.kernels.numba.jit import max_magnitude

@@ -24,9 +24,10 @@ from thinwire.codecs.levels import Dithering, Votes
 from thinwire.codecs.qsgd import QSGD
 from thinwire.codecs.randomk import RandomK
 from thinwire.codecs.scheme import WRAPPER_OPTIONS, Scheme
+from thinwire.codecs.scratch import ScratchPool
 from thinwire.codecs.signs import MQE1, OneBit
 from thinwire.codecs.stochastic import QSGDDoubleSqueeze, Stoch3, TernGrad
-from thinwire.codecs.tensors import ScratchPool, Tensor, empty
+from thinwire.codecs.tensors import Tensor, empty
 from thinwire.codecs.threelc import ThreeLC
 from thinwire.codecs.threshold import Threshold
 from thinwire.codecs.topk import TopK

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from thinwire.codecs.lag import DeltaLagBound, LagBound
 from thinwire.codecs.options import Between, check_options
-from thinwire.codecs.tensors import Flat, FloatArray, Scratch, ScratchPool
+from thinwire.codecs.scratch import Scratch, ScratchPool
+from thinwire.codecs.tensors import Flat, FloatArray
 from thinwire.errors import ConfigError
 from thinwire.frames import Frame
 from thinwire.kernels.contract import require_finite_magnitude

@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.codecs.scheme import Explained, Payload, Scheme, Sent
-from thinwire.codecs.tensors import FloatArray, Scratch, compute_dtype
+from thinwire.codecs.scratch import Scratch
+from thinwire.codecs.tensors import FloatArray, compute_dtype
 from thinwire.errors import ConfigError, FrameError
 from thinwire.frames import Flags, Frame
 from thinwire.frames.layout import pack_varint, parse_varint

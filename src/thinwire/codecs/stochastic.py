@@ -16,7 +16,8 @@ import numpy as np
 
 from thinwire.codecs.options import Between
 from thinwire.codecs.scheme import Explained, Payload, Scheme, Step, finite_magnitude
-from thinwire.codecs.tensors import Flat, FloatArray, Scratch, in_dtype
+from thinwire.codecs.scratch import Scratch
+from thinwire.codecs.tensors import Flat, FloatArray, in_dtype
 from thinwire.errors import ConfigError
 from thinwire.frames import Flags, Frame
 from thinwire.kernels.contract import DIGITS_PER_CODE, require_finite_magnitude

@@ -1,29 +1,21 @@
-"""Memory: the border between callers' tensors and the flat arrays that kernels work on, and scratch between calls.
+"""The border between callers' tensors and the flat arrays that kernels work on.
 
 Codecs compute in float32, or in float64 for float64 tensors; float16 and bfloat16 are widened, because
 max·s overflows float16 above 34,500 and bfloat16 keeps eight bits. Callers' memory is only ever read.
-
-Fresh pages cost more than the arithmetic: a new 100 MB tensor takes five times as long as decoding it. So scratch
-buffers only grow and are used again; a pool holds as many sets as threads that encode at one moment, without a lock.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 import numpy as np
 import torch
 from numpy.typing import DTypeLike, NDArray
 
-from thinwire.codecs.entropy_stage import EntropyStage
 from thinwire.errors import ConfigError
-from thinwire.executor import Executor, Threads
 from thinwire.frames.layout import MAX_RANK
-from thinwire.kernels.numba import Workspace
-from thinwire.kernels.triton.workspace import DeviceWorkspace
 
 FloatArray = NDArray[Any]
 """A flat, C-contiguous array of float32 or float64."""
@@ -172,15 +164,19 @@ def check_out(out: Tensor, shape: tuple[int, ...]) -> None:
     floating = out.is_floating_point() if isinstance(out, torch.Tensor) else out.dtype.kind == "f"
     if not floating:
         raise ConfigError(f"out has dtype {out.dtype}; decoding fills floating-point tensors")
+    if isinstance(out, torch.Tensor) and out.layout != torch.strided:
+        raise ConfigError(f"out has layout {out.layout}; decoding fills dense tensors")
     if isinstance(out, np.ndarray):
         if not out.flags.writeable:
             raise ConfigError("out is a read-only array; decoding writes into it")
-    elif out.layout != torch.strided or any(
-        n > 1 and step == 0 for n, step in zip(out.shape, out.stride(), strict=True)
-    ):
-        raise ConfigError(
-            "out is sparse or its elements overlap in memory (an expanded view?); give it memory of its own"
-        )
+        if out.dtype not in (np.float16, np.float32, np.float64) or min(out.strides, default=0) < 0:
+            raise ConfigError(
+                f"out is an array of {out.dtype.str} with strides {out.strides}; a torch tensor must be able to share "
+                "its memory: float16, float32 or float64 in this machine's byte order, no negative strides"
+            )
+    steps = out.strides if isinstance(out, np.ndarray) else out.stride()
+    if any(n > 1 and step == 0 for n, step in zip(out.shape, steps, strict=True)):
+        raise ConfigError("the elements of out overlap in memory (an expanded view?); give it memory of its own")
 
 
 def store(out: Tensor, values: FloatArray, accumulate: bool) -> None:
@@ -209,93 +205,3 @@ def store_tensor(out: torch.Tensor, values: torch.Tensor, accumulate: bool) -> N
     source = values.reshape(out.shape).to(device=out.device, dtype=out.dtype)
     with torch.no_grad():
         out.add_(source) if accumulate else out.copy_(source)
-
-
-class Scratch:
-    """What one call of a codec works with: the kernels' workspace, named arrays of any size, the zstd stage's objects.
-
-    Args:
-        pool: where it comes from, and where slices of a large tensor get theirs.
-    """
-
-    def __init__(self, pool: ScratchPool) -> None:
-        self.pool = pool
-        self.kernel = Workspace()
-        self.threads = 1
-        """How many threads the borrower lets a decoder use; 0 means one for each core."""
-        self._arrays: dict[tuple[str, np.dtype[Any]], NDArray[Any]] = {}
-
-    def array(self, name: str, size: int, dtype: DTypeLike) -> NDArray[Any]:
-        """Returns `size` values with undefined content, the same memory for the same name until it must grow."""
-        key = (name, np.dtype(dtype))
-        held = self._arrays.get(key)
-        if held is None or held.size < size:
-            held = self._arrays[key] = np.empty(size, dtype)
-        return held[:size]
-
-    @cached_property
-    def entropy_stage(self) -> EntropyStage:
-        """The zstd stage, made when first needed."""
-        return EntropyStage()
-
-
-class _Loan:
-    """A scratch while it is lent; a generator's context manager would cost as much as encoding a small tensor."""
-
-    __slots__ = ("_lent", "_pool", "_threads")
-
-    def __init__(self, pool: ScratchPool, threads: int) -> None:
-        self._pool, self._threads = pool, threads
-
-    def __enter__(self) -> Scratch:
-        try:
-            self._lent = self._pool.idle.pop()
-        except IndexError:
-            self._lent = Scratch(self._pool)
-        self._lent.threads = self._threads
-        return self._lent
-
-    def __exit__(self, *_: object) -> None:
-        self._pool.idle.append(self._lent)
-
-
-class ScratchPool:
-    """Lends scratch memory: on the host, and on each GPU. Its owner hands it to the codecs that share it.
-
-    Taking from and adding to a list is atomic, so threads never share what was lent.
-
-    Args:
-        executor: runs the slices of large tensors; by default threads, which are made when first needed.
-
-    Example:
-        >>> pool = ScratchPool()
-        >>> with pool.lend() as space:
-        ...     space.array("numbers", 3, np.int32).size
-        3
-    """
-
-    def __init__(self, executor: Executor | None = None) -> None:
-        self.executor: Executor = Threads() if executor is None else executor
-        self.idle: list[Scratch] = []
-        self._idle_on: dict[torch.device, list[DeviceWorkspace]] = {}
-
-    def __reduce__(self) -> tuple[type[ScratchPool], tuple[()]]:
-        """A copy, in this process or another, starts empty."""
-        return ScratchPool, ()
-
-    def lend(self, threads: int = 1) -> _Loan:
-        """Lends a scratch, as in `with pool.lend() as space`."""
-        return _Loan(self, threads)
-
-    def take_on(self, device: torch.device) -> DeviceWorkspace:
-        """Returns a workspace on a GPU that nothing uses any more."""
-        try:
-            workspace = self._idle_on.setdefault(device, []).pop()
-        except IndexError:
-            return DeviceWorkspace(device)
-        workspace.synchronize()  # a decode that was not waited for may still read what was uploaded
-        return workspace
-
-    def give_back_on(self, workspace: DeviceWorkspace) -> None:
-        """Lends this workspace to others again."""
-        self._idle_on[workspace.device].append(workspace)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from thinwire import frames
 from thinwire.codecs.base import Codec
 from thinwire.codecs.lag import LagBound
-from thinwire.codecs.tensors import Scratch
+from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.threelc import TRITS_PER_BYTE, ZERO_RUN, ThreeLC
 from thinwire.codecs.zstd_frames import ZstdFrames
 from thinwire.kernels.numba.addresses import Addresses

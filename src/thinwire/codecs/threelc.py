@@ -17,7 +17,8 @@ import numpy as np
 from thinwire.codecs.lag import BEGIN, DeltaLagBound, LagBound
 from thinwire.codecs.options import Between
 from thinwire.codecs.scheme import Explained, Payload, Scheme, Step
-from thinwire.codecs.tensors import Flat, FloatArray, Scratch
+from thinwire.codecs.scratch import Scratch
+from thinwire.codecs.tensors import Flat, FloatArray
 from thinwire.errors import ConfigError
 from thinwire.executor import Executor, InTurn
 from thinwire.frames import Flags, Frame

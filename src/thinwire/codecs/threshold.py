@@ -14,8 +14,9 @@ import numpy as np
 
 from thinwire.codecs.options import Between
 from thinwire.codecs.scheme import Payload, Step, finite_magnitude
+from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.sparse import BITMAP, SIGNS, Sparse
-from thinwire.codecs.tensors import Flat, FloatArray, Scratch, in_dtype
+from thinwire.codecs.tensors import Flat, FloatArray, in_dtype
 from thinwire.kernels.contract import require_finite_magnitude
 from thinwire.kernels.numba.bits import positions_of
 from thinwire.kernels.numba.select import checked_sample_of, take

@@ -13,8 +13,9 @@ import numpy as np
 
 from thinwire.codecs.options import Between
 from thinwire.codecs.scheme import Payload, Step, finite_magnitude
+from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.sparse import Positions, Sparse
-from thinwire.codecs.tensors import Flat, FloatArray, Scratch
+from thinwire.codecs.tensors import Flat, FloatArray
 from thinwire.kernels.numba.bits import set_bits
 from thinwire.kernels.numba.select import select_top
 

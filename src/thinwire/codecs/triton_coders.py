@@ -15,10 +15,10 @@ from thinwire.codecs import int8, signs, sparse, stochastic, threelc
 from thinwire.codecs.device import DeviceCoder, Entry, Pending
 from thinwire.codecs.int8 import Int8
 from thinwire.codecs.scheme import Payload, Scheme
+from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.signs import OneBit
 from thinwire.codecs.sparse import Sparse
 from thinwire.codecs.stochastic import QSGDDoubleSqueeze, Stoch3, TernGrad
-from thinwire.codecs.tensors import Scratch
 from thinwire.codecs.threelc import ThreeLC
 from thinwire.codecs.threshold import Threshold
 from thinwire.codecs.topk import TopK

@@ -1,0 +1,109 @@
+"""Scratch memory that codecs work with, kept between calls.
+
+Fresh pages cost more than the arithmetic: a new 100 MB tensor takes five times as long as decoding it. So scratch
+buffers only grow and are used again; a pool holds as many sets as threads that encode at one moment, without a lock.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import DTypeLike, NDArray
+
+from thinwire.codecs.entropy_stage import EntropyStage
+from thinwire.executor import Executor, Threads
+from thinwire.kernels.numba import Workspace
+from thinwire.kernels.triton.workspace import DeviceWorkspace
+
+
+class Scratch:
+    """What one call of a codec works with: the kernels' workspace, named arrays of any size, the zstd stage's objects.
+
+    Args:
+        pool: where it comes from, and where slices of a large tensor get theirs.
+    """
+
+    def __init__(self, pool: ScratchPool) -> None:
+        self.pool = pool
+        self.kernel = Workspace()
+        self.threads = 1
+        """How many threads the borrower lets a decoder use; 0 means one for each core."""
+        self._arrays: dict[tuple[str, np.dtype[Any]], NDArray[Any]] = {}
+
+    def array(self, name: str, size: int, dtype: DTypeLike) -> NDArray[Any]:
+        """Returns `size` values with undefined content, the same memory for the same name until it must grow."""
+        key = (name, np.dtype(dtype))
+        held = self._arrays.get(key)
+        if held is None or held.size < size:
+            held = self._arrays[key] = np.empty(size, dtype)
+        return held[:size]
+
+    @cached_property
+    def entropy_stage(self) -> EntropyStage:
+        """The zstd stage, made when first needed."""
+        return EntropyStage()
+
+
+class _Loan:
+    """A scratch while it is lent; a generator's context manager would cost as much as encoding a small tensor."""
+
+    __slots__ = ("_lent", "_pool", "_threads")
+
+    def __init__(self, pool: ScratchPool, threads: int) -> None:
+        self._pool, self._threads = pool, threads
+
+    def __enter__(self) -> Scratch:
+        try:
+            self._lent = self._pool.idle.pop()
+        except IndexError:
+            self._lent = Scratch(self._pool)
+        self._lent.threads = self._threads
+        return self._lent
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.idle.append(self._lent)
+
+
+class ScratchPool:
+    """Lends scratch memory: on the host, and on each GPU. Its owner hands it to the codecs that share it.
+
+    Taking from and adding to a list is atomic, so threads never share what was lent.
+
+    Args:
+        executor: runs the slices of large tensors; by default threads, which are made when first needed.
+
+    Example:
+        >>> pool = ScratchPool()
+        >>> with pool.lend() as space:
+        ...     space.array("numbers", 3, np.int32).size
+        3
+    """
+
+    def __init__(self, executor: Executor | None = None) -> None:
+        self.executor: Executor = Threads() if executor is None else executor
+        self.idle: list[Scratch] = []
+        self._idle_on: dict[torch.device, list[DeviceWorkspace]] = {}
+
+    def __reduce__(self) -> tuple[type[ScratchPool], tuple[()]]:
+        """A copy, in this process or another, starts empty."""
+        return ScratchPool, ()
+
+    def lend(self, threads: int = 1) -> _Loan:
+        """Lends a scratch, as in `with pool.lend() as space`."""
+        return _Loan(self, threads)
+
+    def take_on(self, device: torch.device) -> DeviceWorkspace:
+        """Returns a workspace on a GPU that nothing uses any more."""
+        try:
+            workspace = self._idle_on.setdefault(device, []).pop()
+        except IndexError:
+            return DeviceWorkspace(device)
+        workspace.synchronize()  # a decode that was not waited for may still read what was uploaded
+        return workspace
+
+    def give_back_on(self, workspace: DeviceWorkspace) -> None:
+        """Lends this workspace to others again."""
+        self._idle_on[workspace.device].append(workspace)
