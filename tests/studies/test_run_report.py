@@ -14,7 +14,8 @@ from tests.studies.browser import CHROMIUM, MISSING, open_page
 from tests.studies.test_step_figures import training
 from thinwire.errors import ConfigError
 from thinwire.runtime.metrics import JsonLines
-from thinwire.studies.run_report import RecordedRun, charts, page, read_run, tensors_table, verdict
+from thinwire.studies.recorded_run import RecordedRun, read_run
+from thinwire.studies.run_report import charts, page, tensors_table, verdict
 from thinwire.studies.step_figures import RecordedSteps
 from thinwire.telemetry import StepRecord
 

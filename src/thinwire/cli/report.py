@@ -16,9 +16,10 @@ from thinwire.cli.lazy import lazy
 from thinwire.cli.outputs import check_apart
 
 if TYPE_CHECKING:
-    from thinwire.studies import page, run_report
+    from thinwire.studies import page, recorded_run, run_report
 else:
     page, run_report = lazy("thinwire.studies.page"), lazy("thinwire.studies.run_report")
+    recorded_run = lazy("thinwire.studies.recorded_run")
 
 app = typer.Typer()
 
@@ -37,7 +38,7 @@ def report(run: Run, out: Out = None, json: options.Json = None) -> None:
 
     The page needs no other file and no network. In a folder, what `train --json` wrote there is shown too.
     """
-    read = run_report.read_run(run)
+    read = recorded_run.read_run(run)
     path = out or (run / "report.html" if run.is_dir() else run.with_suffix(".html"))
     for written in (path, json):
         check_apart(

@@ -16,70 +16,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 
-from thinwire.codecs.decoding import Values
-from thinwire.codecs.tensors import off_host, store_tensor
 from thinwire.collective.core import Bucket, Collective
 from thinwire.collective.exchange import Exchange, Group, Pass, Send, abort_packet
 from thinwire.errors import ConfigError, DeadlineError, TransportError
+from thinwire.runtime.bucket_buffers import BucketBuffer, Future, UnderWay
 from thinwire.runtime.peers import FAREWELL, leave
 from thinwire.telemetry import Counters
-from thinwire.transports.peers import PeerGroup, ReceiveBuffer, Transfer
-
-Future = torch.futures.Future[torch.Tensor]
+from thinwire.transports.peers import PeerGroup, ReceiveBuffer
 
 _CLOSE_S = 2.0
-
-
-@dataclass(slots=True)
-class BucketBuffer:
-    """The memory of one bucket in one step.
-
-    Args:
-        buffer: the gradients; filled with their averages.
-        ready: a CUDA event after which it may be read; None on the CPU.
-        future: completes with `buffer`.
-    """
-
-    buffer: torch.Tensor
-    ready: Any
-    future: Future
-
-    def values(self) -> Values:
-        """Returns the values, flat, in the compute dtype, where they lie: the buffer's own memory wherever possible."""
-        if self.ready is not None:
-            self.ready.synchronize()
-        buffer = self.buffer.detach().reshape(-1)
-        flat = buffer.to(torch.float64 if buffer.dtype == torch.float64 else torch.float32)
-        return flat if off_host(flat) else flat.numpy()
-
-    def fill(self, values: Values) -> None:
-        """Copies the values into the buffer, unless they are its own memory."""
-        tensor = values if isinstance(values, torch.Tensor) else torch.from_numpy(values)
-        if self.buffer.data_ptr() != tensor.data_ptr():
-            store_tensor(self.buffer, tensor, False)
-
-
-@dataclass(slots=True)
-class _Job:
-    """An exchange under way: its buckets, and its transfers."""
-
-    exchange: Exchange
-    buckets: list[BucketBuffer]
-    values: list[Values] = field(default_factory=list)
-    receives: dict[Pass, list[Transfer]] = field(default_factory=dict)
-    sends: list[Transfer] = field(default_factory=list)
-    done: threading.Event = field(default_factory=threading.Event)
-    failed: bool = False
-
-    def tag(self, way: Pass) -> int:
-        """One sequence of messages for each group of a step and pass."""
-        return 2 * self.exchange.bucket + way.value
 
 
 class CollectiveDriver:
@@ -104,10 +54,10 @@ class CollectiveDriver:
         self._told = threading.Event()
         self._left = self._closed = False
         self._waiting: list[BucketBuffer] = []
-        self._to_push: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._to_pull: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._to_push: queue.SimpleQueue[UnderWay | None] = queue.SimpleQueue()
+        self._to_pull: queue.SimpleQueue[UnderWay | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._last: _Job | None = None
+        self._last: UnderWay | None = None
         self._stream: Any = None
         self._buffers: WeakKeyDictionary[Group, dict[tuple[int, Pass], ReceiveBuffer]] = WeakKeyDictionary()
 
@@ -155,7 +105,7 @@ class CollectiveDriver:
             return future
         self._waiting.append(waiting)
         for exchange, count in self._core.bucket_ready(bucket, step, index, last=last):
-            job = _Job(exchange, self._waiting[:count])
+            job = UnderWay(exchange, self._waiting[:count])
             del self._waiting[:count]
             self._submit(job)
         return future
@@ -206,7 +156,7 @@ class CollectiveDriver:
         self._core.flush(bucket, values)
         buffer.fill(values)
 
-    def _submit(self, job: _Job) -> None:
+    def _submit(self, job: UnderWay) -> None:
         if not self._threads:
             for way, inbox, work in ((Pass.PUSH, self._to_push, self._push), (Pass.PULL, self._to_pull, self._pull)):
                 name = f"thinwire-{way.name.lower()}"
@@ -221,7 +171,7 @@ class CollectiveDriver:
 
     # ---- the threads
 
-    def _run(self, way: Pass, inbox: queue.SimpleQueue[_Job | None], work: Callable[[_Job], None]) -> None:
+    def _run(self, way: Pass, inbox: queue.SimpleQueue[UnderWay | None], work: Callable[[UnderWay], None]) -> None:
         pushing, stopped = way is Pass.PUSH, False
         while (job := inbox.get()) is not None:
             # When the pushing thread fails, the groups before that one are still completed: peers count on it.
@@ -253,7 +203,7 @@ class CollectiveDriver:
         finally:
             self._stream.synchronize()  # so that whoever waits for the job need not know of this stream
 
-    def _push(self, job: _Job) -> None:
+    def _push(self, job: UnderWay) -> None:
         begin = time.perf_counter()
         exchange, counters = job.exchange, self._counters[Pass.PUSH]
         self._core.started(exchange)
@@ -267,7 +217,7 @@ class CollectiveDriver:
         counters.add("copy_seconds", copied - begin)
         counters.add("encode_seconds", encoded - copied)
 
-    def _pull(self, job: _Job) -> None:
+    def _pull(self, job: UnderWay) -> None:
         exchange, counters = job.exchange, self._counters[Pass.PULL]
         begin = time.perf_counter()
         waited = self._receive(job, Pass.PUSH)
@@ -287,7 +237,7 @@ class CollectiveDriver:
         if exchange.last:
             counters.add("steps", 1)
 
-    def _receive(self, job: _Job, way: Pass) -> float:
+    def _receive(self, job: UnderWay, way: Pass) -> float:
         """Hands every peer's packet of a pass to the exchange, and returns the seconds of waiting for them."""
         waited = 0.0
         for transfer in job.receives[way]:
@@ -297,7 +247,7 @@ class CollectiveDriver:
             job.exchange.receive(transfer.peer, way, packet)
         return waited
 
-    def _send(self, job: _Job, sends: Sequence[Send], counters: Counters) -> None:
+    def _send(self, job: UnderWay, sends: Sequence[Send], counters: Counters) -> None:
         for send in sends:
             job.sends.append(self.peers.send(send.peer, send.packet, job.tag(send.way)))
             counters.add("wire_bytes", len(send.packet))
@@ -306,7 +256,7 @@ class CollectiveDriver:
             counters.add("values", send.num_values)
             counters.add("frames", send.num_frames)
 
-    def _complete(self, job: _Job) -> None:
+    def _complete(self, job: UnderWay) -> None:
         if job.failed:
             for bucket in job.buckets:
                 bucket.buffer.fill_(torch.nan)
@@ -336,7 +286,7 @@ class CollectiveDriver:
 
     # ---- failures
 
-    def _fail(self, job: _Job, error: Exception, way: Pass) -> None:
+    def _fail(self, job: UnderWay, error: Exception, way: Pass) -> None:
         """Keeps the first failure and tells the peers why; after a timeout there is nobody to tell.
 
         gloo closes every connection of a group when one wait times out.
