@@ -17,9 +17,10 @@ import torch
 import torch.distributed as dist
 
 from thinwire.codecs.lag import BEGIN
-from thinwire.collective.core import Bucket, Collective
+from thinwire.collective.core import Collective
 from thinwire.errors import ConfigError, ProtocolError
 from thinwire.hooks.exchange_alarm import WAIT_NBYTES, Alarm, Heard, pack_wait, unpack_wait
+from thinwire.hooks.exchange_flush import Flush
 from thinwire.hooks.exchange_measures import ExchangeMeter, log_norm, workload
 from thinwire.hooks.exchange_piggyback import Piggyback
 from thinwire.policies.autopilot.levels import Level, residual_codec
@@ -28,7 +29,7 @@ from thinwire.policies.autopilot.pilot import Pilot, Target
 from thinwire.policies.autopilot.probing import PROBE_ENOUGH_S, probe
 from thinwire.quantities import rate_text
 from thinwire.runtime.collective import CollectiveDriver
-from thinwire.runtime.peers import Gathering, gather, measure_link
+from thinwire.runtime.peers import Gathering, measure_link
 
 LOOK_EVERY = 4
 """Notes from one look at the lag, which changes as seldom, and at the norm where s is 1, to the next."""
@@ -50,7 +51,7 @@ class ExchangeAutopilot:
     """The settings of one rank's hook, step by step.
 
     Call `begin_step` with a step's first gradients, `bucket_ready` with each, and where a step is uncompressed
-    `flush` before and `reduced` after each all-reduce.
+    `flush.add` before and `reduced` after each all-reduce.
 
     Args:
         levels: the settings; see `policies.autopilot.levels`.
@@ -65,7 +66,7 @@ class ExchangeAutopilot:
         level: index of the setting of the step under way.
         changed_at: the step since which it is in use.
         watched: whether the step under way is measured.
-        unflushed: whether NaN or Inf came of the step that was to take what waits in residuals: it waits again.
+        flush: takes what waits in residuals into the next uncompressed step.
         piggyback: bytes for an uncompressed step's first gradients; None where nobody listens.
     """
 
@@ -91,10 +92,7 @@ class ExchangeAutopilot:
         self._since_note = 0
         self._arrived: list[bytes] = []
         self._gathering: Gathering | None = None
-        # What waits in residuals goes into the next uncompressed step.
-        self._waiting = False
-        self._flushing = False
-        self.unflushed = False
+        self.flush = Flush(core, driver)
         self.watched = False
         self._first_ready = self._last_ready = self._reduced_at = self._busy_s = 0.0
         self._meter = ExchangeMeter(driver)
@@ -166,7 +164,7 @@ class ExchangeAutopilot:
             self._first_ready = time.perf_counter()
             self._busy_s = self._reduced_at = 0.0
         if travels:
-            self._waiting = True
+            self.flush.waiting = True
             self._meter.begin()
         else:
             self._meter.forget()
@@ -178,33 +176,13 @@ class ExchangeAutopilot:
 
     # ---- uncompressed steps
 
-    def flush(self, bucket: Bucket, buffer: torch.Tensor) -> None:
-        """Adds to a gradient what waits in residuals, before it is all-reduced as an average over the ranks."""
-        if not self._waiting:
-            return
-        if not self._flushing and self._core.skip:
-            self._core.residuals.snapshot()
-        self._flushing = True
-        self._driver.flush(bucket, buffer)
-
-    @property
-    def flushing(self) -> bool:
-        """Whether the step under way has taken what waited in residuals."""
-        return self._flushing
-
-    @property
-    def waiting(self) -> bool:
-        """Whether something waits in residuals for an uncompressed step."""
-        return self._waiting
-
     def reduced(self, begun: float, averaged: torch.Tensor) -> None:
         """Takes an all-reduce that began at `begun` and has just ended."""
         now = time.perf_counter()
         if not averaged.is_cuda:  # else this is when the work was queued
             self._busy_s += max(0.0, now - max(begun, self._reduced_at))
         self._reduced_at = now
-        if self._flushing and self._core.skip:
-            self.unflushed = self.unflushed or not bool(averaged.isfinite().all())
+        self.flush.reduced(averaged)
 
     def waited(self) -> None:
         """Says that a step which nobody measures has its averages."""
@@ -213,13 +191,7 @@ class ExchangeAutopilot:
 
     def settle(self) -> None:
         """Ends what the last step has left under way; between two steps."""
-        if self._flushing:
-            if self._core.skip and not self._core.pulls:  # after a reduce-scatter every rank sees another part
-                self.unflushed = b"\1" in gather(self._driver.peers, bytes([self.unflushed]))
-            if self.unflushed:  # all ranks skip the step: what was flushed must not go with it
-                self._core.residuals.restore()
-            self._waiting = self.unflushed
-            self._flushing = self.unflushed = False
+        self.flush.settle()
         if self._gathering is not None:
             gathering, self._gathering = self._gathering, None
             self._arrived = gathering.wait()
@@ -254,7 +226,7 @@ class ExchangeAutopilot:
         self._arrived = arrived if len(arrived) == self._core.residuals.world else []
         if self._alarm is not None:
             self._alarm.heard = kept.alarm
-        self._waiting = True
+        self.flush.waiting = True
         self.watched, self._looked_at = False, -1
         self._meter.forget()
         self._apply()
@@ -262,7 +234,7 @@ class ExchangeAutopilot:
     def take_residuals(self) -> None:
         """Says that residuals of a run with a fixed codec have been loaded, which the next step is to take."""
         self.settle()
-        self._waiting = True
+        self.flush.waiting = True
 
     def __str__(self) -> str:
         memory = self.pilot.memory

@@ -197,8 +197,8 @@ def thinwire_hook(state: ThinwireState, bucket: dist.GradBucket) -> torch.future
     if auto is not None:
         auto.bucket_ready(last=last)
         if not auto.compressed:
-            if auto.waiting:
-                auto.flush(state.bucket(bucket), buffer)
+            if auto.flush.waiting:
+                auto.flush.add(state.bucket(bucket), buffer)
             return _uncompressed(state, buffer, last=last)
     future = state.driver.bucket_ready(state.bucket(bucket), buffer, step, index, last=last)
     if last:
@@ -231,7 +231,7 @@ def _uncompressed(state: ThinwireState, buffer: torch.Tensor, *, last: bool) -> 
     work = state.group.allreduce([reduced])
     if piggyback is not None:
         piggyback.begun(work)
-    watched = auto is not None and (auto.watched or auto.flushing)
+    watched = auto is not None and (auto.watched or auto.flush.under_way)
     if not (watched or buffer.is_cuda or state.reduces_late) and _in_backward():
         # Python in gloo's thread, in the middle of the backward pass, takes more than all else here.
         averages: torch.futures.Future[torch.Tensor] = torch.futures.Future()

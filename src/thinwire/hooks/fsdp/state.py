@@ -133,9 +133,9 @@ class ShardedState(ExchangeState):
 
     def flush(self, group: ParameterGroup, flat: torch.Tensor) -> None:
         """Adds what waits in residuals to gradients that are about to be reduced uncompressed."""
-        if self.auto is not None and self.auto.waiting and self._buckets[group].offsets:
+        if self.auto is not None and self.auto.flush.waiting and self._buckets[group].offsets:
             waiting = torch.zeros(flat.numel(), dtype=self.compute_dtype(group), device=flat.device)
-            self.auto.flush(self._buckets[group], waiting)
+            self.auto.flush.add(self._buckets[group], waiting)
             group.add_waiting(flat, waiting)
 
     def gradient_ready(self, ready: Ready) -> None:
@@ -167,7 +167,7 @@ class ShardedState(ExchangeState):
             self.driver.wait_step()
         except Exception as error:  # whatever it is, the ranks of the other shards must hear of it
             failure = error
-        unflushed = self.auto is not None and self.auto.unflushed
+        unflushed = self.auto is not None and self.auto.flush.undone
         own = Outcome.FAILED if failure else Outcome.TAKEN
         if failure is None and (self.steps_skipped > skipped or unflushed):
             own = Outcome.SKIPPED
@@ -180,7 +180,7 @@ class ShardedState(ExchangeState):
             if self.auto is None or self.auto.compressed:
                 self.core.skip_step()
             else:
-                self.auto.unflushed = self.auto.flushing
+                self.auto.flush.undone = self.auto.flush.under_way
             for each in ready:
                 if each.values is not None:
                     each.values.fill_(torch.nan)

@@ -1,0 +1,52 @@
+"""What a controller that stops compressing does with residuals: they go into the next uncompressed step."""
+
+from __future__ import annotations
+
+import torch
+
+from thinwire.collective.core import Bucket, Collective
+from thinwire.runtime.collective import CollectiveDriver
+from thinwire.runtime.peers import gather
+
+
+class Flush:
+    """What waits in the residuals of one rank, and the uncompressed step that takes it.
+
+    Args:
+        core: this rank's part in the exchange.
+        driver: of the same exchange.
+
+    Attributes:
+        waiting: whether something waits for an uncompressed step.
+        under_way: whether the step under way has taken it.
+        undone: whether NaN or Inf came of that step: what it took waits again.
+    """
+
+    def __init__(self, core: Collective, driver: CollectiveDriver) -> None:
+        self._core, self._driver = core, driver
+        self.waiting = self.under_way = self.undone = False
+
+    def add(self, bucket: Bucket, buffer: torch.Tensor) -> None:
+        """Adds to a gradient what waits, before it is all-reduced as an average over the ranks."""
+        if not self.waiting:
+            return
+        if not self.under_way and self._core.skip:
+            self._core.residuals.snapshot()
+        self.under_way = True
+        self._driver.flush(bucket, buffer)
+
+    def reduced(self, averaged: torch.Tensor) -> None:
+        """Takes an average of the step under way."""
+        if self.under_way and self._core.skip:
+            self.undone = self.undone or not bool(averaged.isfinite().all())
+
+    def settle(self) -> None:
+        """Ends a step that took what waited; between two steps."""
+        if not self.under_way:
+            return
+        if self._core.skip and not self._core.pulls:  # after a reduce-scatter every rank sees another part
+            self.undone = b"\1" in gather(self._driver.peers, bytes([self.undone]))
+        if self.undone:  # all ranks skip the step: what was flushed must not go with it
+            self._core.residuals.restore()
+        self.waiting = self.undone
+        self.under_way = self.undone = False
