@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.cli.commands import Result
-from tests.studies.reproduce.test_reproduce import entry
+from tests.studies.reproduce.test_reproduce import Toss, entry
 from thinwire.studies.reproduce import catalog
 from thinwire.studies.reproduce.catalog import CATALOG
+from thinwire.studies.reproduce.entry import Scale
 
 Command = Callable[..., Result]
 
@@ -44,11 +45,19 @@ def test_a_run_is_shown_and_an_interrupted_one_says_how_to_go_on(
     [shown] = json.loads((tmp_path / "shown.json").read_text())["entries"]
     assert (shown["id"], shown["title"]) == ("3lc-figure-99", entry().title)
     assert shown["tables"][0]["lines"][0][:3] == ["a < b", "1", "10"]
+    chosen[:] = [entry(), replace(entry(), item="figure-98", study=replace(toss_study, cells=_more))]
+    result = command(*asked, "3lc-figure-98", "--kept")
+    assert (result.status, result.err) == (0, "") and "not all runs are there of 3lc-figure-98" in result.out
+    assert "1/2" not in result.out
 
 
 def test_an_unknown_name_is_told_near_ones(command: Command) -> None:
     result = command("reproduce", "3lc-figur-6")
     assert result.status == 2 and "did you mean 3lc-figure-6" in result.err
+
+
+def _more(scale: Scale) -> list[Toss]:
+    return [Toss(number=7)]
 
 
 def _interrupt(*_: object) -> None:

@@ -37,7 +37,9 @@ class Scale(StrEnum):
     full = "full"
 
 
-What = Annotated[str, typer.Argument(help="`list`, `all`, a paper (3lc), or an item of one (3lc-table-2).")]
+What = Annotated[
+    list[str], typer.Argument(help="`list`, `all`, a paper (3lc), or an item of one (3lc-table-2); or several of them.")
+]
 Out = Annotated[Path, typer.Option(file_okay=False, help="Folder of results.json, report.html and pictures.")]
 Length = Annotated[Scale, typer.Option(help="quick: at most ten minutes a paper on two cores; full: for results.")]
 
@@ -45,13 +47,23 @@ Seeds = Annotated[
     int | None,
     typer.Option(min=1, help="Only so many of the scale's seeds; the rest can be added later. By default all."),
 ]
+Kept = Annotated[
+    bool,
+    typer.Option(
+        "--kept", help="Run nothing: show the items whose runs the folder holds, with as many seeds as it has of them."
+    ),
+]
 
 
-@app.command(epilog="Example: thinwire reproduce 3lc-table-2 --scale quick --out out/3lc")
+@app.command(
+    epilog="Example: thinwire reproduce 3lc-table-2 --scale quick --out out/3lc; "
+    "thinwire reproduce all --kept --out out/3lc"
+)
 def reproduce(
     what: What,
     scale: Length = Scale.quick,
     seeds: Seeds = None,
+    kept: Kept = False,
     out: Out = Path("thinwire-reproduce"),
     json: options.Json = None,
 ) -> None:
@@ -60,17 +72,17 @@ def reproduce(
     Runs that are in results.json already are not made again: a command that was interrupted goes on where it was, and
     items that need the same runs share them.
     """
-    if what.lower() == LIST:
+    if LIST in [name.lower() for name in what]:
         _list(json)
         return
-    chosen = catalog.entries(what)
-    if any(entry.study is not None and entry.study.links for entry in chosen):
+    chosen = list({entry.id: entry for name in what for entry in catalog.entries(name)}.values())
+    if not kept and any(entry.study is not None and entry.study.links for entry in chosen):
         with_privileges("10mbit", "auto")
     writable_folder(out)
-    fewer = "" if seeds is None else f" --seeds {seeds}"
-    command = f"thinwire reproduce {what} --scale {scale.value}{fewer} --out {shlex.quote(str(out))}"
+    fewer = ("" if seeds is None else f" --seeds {seeds}") + (" --kept" if kept else "")
+    command = f"thinwire reproduce {' '.join(what)} --scale {scale.value}{fewer} --out {shlex.quote(str(out))}"
     try:
-        made = _run(chosen, scale, seeds, out, command)
+        made = _run(chosen, scale, seeds, kept, out, command)
     except KeyboardInterrupt:
         console.print(f"what is done is kept; go on with: {escape(command)}", soft_wrap=True)
         raise
@@ -82,13 +94,18 @@ def reproduce(
             show(table)
         for note in each.notes:
             console.print(escape(note), highlight=False)
+    if made.left_out:
+        left = ", ".join(entry.id for entry in made.left_out)
+        console.print(f"\nnot all runs are there of {left}", soft_wrap=True, highlight=False)
     console.print(f"wrote {', '.join(escape(str(path)) for path in made.files)}", soft_wrap=True)
     named = ("id", "title", "status", "why")
     shown = [{name: getattr(entry, name) for name in named} | vars(each) for entry, each in made.shown]
-    write_json(json, {"command": command, "entries": shown})
+    write_json(json, {"command": command, "entries": shown, "left_out": [entry.id for entry in made.left_out]})
 
 
-def _run(chosen: list[Entry], scale: Scale, seeds: int | None, out: Path, command: str) -> making.Reproduced:
+def _run(
+    chosen: list[Entry], scale: Scale, seeds: int | None, kept: bool, out: Path, command: str
+) -> making.Reproduced:
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"), TimeElapsedColumn()
     lines = Lines()
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
@@ -110,6 +127,7 @@ def _run(chosen: list[Entry], scale: Scale, seeds: int | None, out: Path, comman
             kinds=catalog.finding_kinds(),
             command=command,
             seeds=seeds,
+            kept=kept,
             on_cell=on_cell,
             on_progress=lambda share, text: bar.update(tasks[-1], completed=share, text=text),
         )

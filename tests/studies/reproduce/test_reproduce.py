@@ -123,6 +123,28 @@ def test_fewer_seeds_are_a_part_of_the_runs(tmp_path: Path) -> None:
         assert values == sum(each["outcome"]["value"] for each in stored), "what is shown is what was asked for"
 
 
+def test_what_is_kept_is_shown_without_a_run(tmp_path: Path) -> None:
+    def cells(scale: Scale) -> list[Toss]:
+        return [Seeded(number=number, seed=seed) for seed in range(3) for number in (2 * seed, 2 * seed + 1)]
+
+    study = Study(cells=cells, run=toss, show=show, finding=Tossed)
+    seeded = Entry(paper="3lc", item="figure-98", shows="tosses", status="done", study=study)
+    made: list[str] = []
+    with pytest.raises(ConfigError, match="holds the runs of none of these items at this scale"):
+        reproduce([seeded], "quick", tmp_path, kinds=[Tossed], command="x", kept=True)
+    run(tmp_path, "quick", made, of=seeded)
+    stored = json.loads((tmp_path / RESULTS).read_text())
+    for dropped, values in ((1, [0, 1, 2, 3]), (2, [0, 1, 2, 3]), (3, [0, 1])):  # a seed counts when it is whole
+        kept = {**stored, "runs": stored["runs"][:-dropped]}
+        (tmp_path / RESULTS).write_text(json.dumps(kept))
+        told = [each for each in stored["runs"] if each["job"]["number"] in values]
+        found = reproduce([seeded, entry()], "quick", tmp_path, kinds=[Tossed], command="x", pictures=(), kept=True)
+        [(shown, page)] = found.shown
+        assert shown is seeded and [each.id for each in found.left_out] == ["3lc-figure-99"]
+        assert float(page.tables[0].lines[0][2]) == sum(each["outcome"]["value"] for each in told)
+        assert len(json.loads((tmp_path / RESULTS).read_text())["runs"]) == 6 - dropped, "nothing was run"
+
+
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Reproduced]:
     """Everything that can be run in one process, at the tiny scale; each chart is drawn once, in one format."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from thinwire.errors import ConfigError
 from thinwire.jobs.results import Results
 from thinwire.studies.charts import PICTURES, Picture, draw
 from thinwire.studies.interactive import require_plotly
@@ -26,9 +27,10 @@ OnCell = Callable[[int, int, Cell], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduced:
-    """What each entry has to show, and the files that hold it."""
+    """What each entry has to show, the files that hold it, and the entries whose runs are not all kept."""
 
     shown: Sequence[tuple[Entry, Shown]]
+    left_out: Sequence[Entry]
     files: Sequence[Path]
 
 
@@ -40,6 +42,7 @@ def reproduce(
     kinds: Sequence[type[Finding]],
     command: str,
     seeds: int | None = None,
+    kept: bool = False,
     pictures: Sequence[Picture] = PICTURES,
     on_cell: OnCell = lambda *_: None,
     on_progress: OnProgress = lambda *_: None,
@@ -53,24 +56,30 @@ def reproduce(
         kinds: the classes of all findings that the folder may hold.
         command: that makes the same again, for the page.
         seeds: how many of the scale's seeds; None takes all of them.
+        kept: runs nothing: shows the entries whose runs the folder holds, with as many seeds as it has of all of them.
         pictures: the formats of each chart's picture.
         on_cell: called before each run with its number, how many are asked for, and its cell.
         on_progress: called during a run.
 
     Raises:
-        ConfigError: the folder cannot be read or written, or plotly is not installed.
+        ConfigError: the folder cannot be read or written, or plotly is not installed; with `kept`, it holds the runs of
+            no entry.
         EngineError: a run failed; those before it are kept.
     """
     require_plotly()
+    results = Results(folder / RESULTS, list(dict.fromkeys(kinds)))
     studies = [(entry, entry.study) for entry in entries if entry.study is not None]
-    asked = {
-        entry.id: [cell for cell in study.cells(scale) if seeds is None or cell.seed_index() < seeds]
-        for entry, study in studies
-    }
+    asked = {entry.id: _of_seeds(study.cells(scale), seeds) for entry, study in studies}
+    left_out = []
+    if kept:
+        asked = {name: _kept(cells, results) for name, cells in asked.items()}
+        left_out = [entry for entry, _ in studies if not asked[entry.id]]
+        studies = [(entry, study) for entry, study in studies if asked[entry.id]]
+        if not studies:
+            raise ConfigError(f"{folder / RESULTS} holds the runs of none of these items at this scale")
     needed: dict[Cell, Study[Cell, Finding]] = {}
     for entry, study in studies:
         needed.update({cell: study for cell in asked[entry.id] if cell not in needed})
-    results = Results(folder / RESULTS, list(dict.fromkeys(kinds)))
     for number, (cell, study) in enumerate(needed.items(), 1):
         if results.find(cell.key()) is None:
             on_cell(number, len(needed), cell)
@@ -90,4 +99,14 @@ def reproduce(
     for _, each in shown:
         for chart in each.charts:
             files += draw(chart, folder, pictures)
-    return Reproduced(shown=shown, files=files)
+    return Reproduced(shown=shown, left_out=left_out, files=files)
+
+
+def _of_seeds(cells: Sequence[Cell], seeds: int | None) -> list[Cell]:
+    return [cell for cell in cells if seeds is None or cell.seed_index() < seeds]
+
+
+def _kept(cells: Sequence[Cell], results: Results[Finding]) -> list[Cell]:
+    """Those of the seeds before the first that lacks a run."""
+    missing = [cell.seed_index() for cell in cells if results.find(cell.key()) is None]
+    return _of_seeds(cells, min(missing, default=None))
