@@ -12,28 +12,25 @@ device; whole calls, which end with the frame on the host, are timed on the host
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 
-from thinwire.bench import codec_figures, peers, timing
+from thinwire.bench import codec_candidates, codec_figures, peers
+from thinwire.bench.codec_candidates import SLOW_TURNS
 from thinwire.bench.codec_figures import Figure
 from thinwire.bench.harness import Bench, Column, Figures, Measured, Tell, column
 from thinwire.bench.inputs import ROTATION, Arrays
 from thinwire.bench.options import CodecsOptions
-from thinwire.bench.timing import Candidate, side_by_side
-from thinwire.codecs import Codec, Step, decode, ids
+from thinwire.bench.timing import side_by_side
 from thinwire.codecs import codec as make_codec
-from thinwire.codecs.device import coders
-from thinwire.codecs.tensors import DeviceFlat
+from thinwire.codecs import ids
 from thinwire.errors import ConfigError
 from thinwire.frames import parse
 from thinwire.jobs.tables import Table
 from thinwire.kernels import triton
-from thinwire.kernels.triton.workspace import DeviceWorkspace
 from thinwire.policies.compression import codec_by_name
 
 DEVICE_SIZES, DEVICE_ZERO_FRACTIONS = (100_000_000, 25_600_000, 1_000_000), (0.8, 0.95, 0.99)
@@ -42,7 +39,6 @@ DEVICE_CODECS = ("3lc", "int8", "onebit")
 """Codecs whose launches are all queued at once."""
 INTERPRETER = "interpreter"
 """A device: Triton's interpreter on the CPU, whose times say nothing about a GPU."""
-SLOW_TURNS = 3
 
 
 @dataclass(frozen=True)
@@ -213,15 +209,19 @@ def speed(cell: Cell, arrays: Arrays) -> Speed:
     """Measures a codec or a raw compressor, beside what it is held against."""
     size, device, calls, turns = arrays.size, arrays.device, 1, cell.turns
     if (peer := peers.installed().get(cell.codec)) is not None:
-        candidates, payload_nbytes = _compressor(peer, arrays)
+        candidates, payload_nbytes = codec_candidates.compressor(peer, arrays)
         read_nbytes, turns = 4, min(turns, SLOW_TURNS)
     else:
         on_cpu = cell.device == "cpu"
         codec = codec_by_name(cell.codec) if on_cpu else make_codec(cell.codec, error_feedback=True)
         frame = codec.encode(arrays.gradients[0] + arrays.residuals[0])
         payload_nbytes = len(parse(frame, copy=False).payload)
-        candidates = (_on_cpu if on_cpu else _on_gpu)(cell, codec, frame, arrays)
-        kept = not on_cpu or arrays.context(cell.codec).residual is not None
+        if on_cpu:
+            context = arrays.context(cell.codec)
+            candidates = codec_candidates.on_cpu(codec, context, frame, arrays, turns)
+            kept = context.residual is not None
+        else:
+            candidates, kept = codec_candidates.on_gpu(codec, frame, arrays), True
         read_nbytes = 20 if kept else 8
         if on_cpu:
             calls, turns = 1 if kept else max(1, 2_000_000 // size), turns if size > 4_000_000 else 4 * turns
@@ -248,72 +248,3 @@ def speed(cell: Cell, arrays: Arrays) -> Speed:
         accumulate_vs_rmw=ratio("accumulate", "rmw"),
         seconds=seconds,
     )
-
-
-def _compressor(peer: peers.Peer, arrays: Arrays) -> tuple[list[Candidate], int]:
-    values, other = arrays.gradients[0].numpy(), arrays.outs[0].numpy()
-    packed = peer.encode(values)
-    if not np.array_equal(np.frombuffer(peer.decode(packed), np.float32), values):
-        raise AssertionError("a raw compressor is not lossless")  # a wrong call of ours would be a wrong row
-    candidates = [
-        Candidate("encode", lambda turn: peer.encode(values)),
-        Candidate("decode", lambda turn: peer.decode(packed)),
-        Candidate("memcpy", lambda turn: np.copyto(other, values)),
-    ]
-    return candidates, len(packed)
-
-
-def _on_cpu(cell: Cell, codec: Codec, frame: bytes, arrays: Arrays) -> list[Candidate]:
-    values, residual, work, out = arrays.gradients[0], arrays.residuals[0], arrays.works[0], arrays.outs[0]
-    gradient, scratch, other = values.numpy(), work.numpy(), out.numpy()
-    context, slow_turns = arrays.context(cell.codec), min(cell.turns, SLOW_TURNS)
-
-    def restore(turn: int) -> None:
-        if context.residual is not None:
-            context.residual.copy_(residual)
-
-    candidates = [
-        Candidate("encode", lambda turn: context.encode(values), restore),
-        Candidate("decode", lambda turn: decode(frame, out=out)),
-        Candidate("accumulate", lambda turn: decode(frame, out=out, accumulate=True)),
-        Candidate("memcpy", lambda turn: np.copyto(other, gradient)),
-        Candidate("floor", lambda turn: timing.two_pass_floor(gradient, scratch), arrays.restore),
-        Candidate("rmw", lambda turn: timing.read_modify_write(scratch)),
-        Candidate("quantize", lambda turn: peers.quantize_per_tensor(values), turns=slow_turns),
-    ]
-    plain = peers.plain_torch(codec, values, work)
-    if plain is not None:
-        candidates.append(Candidate("torch", lambda turn: plain(), arrays.restore, turns=slow_turns))
-    return candidates
-
-
-def _on_gpu(cell: Cell, codec: Codec, frame: bytes, arrays: Arrays) -> list[Candidate]:
-    gradients, works, outs = arrays.gradients, arrays.works, arrays.outs
-    workspace, coder = DeviceWorkspace(arrays.device), coders()[type(codec.scheme)]
-    context = codec.context(gradients[0])
-
-    def encode(turn: int) -> Any:
-        index = turn % ROTATION
-        entry = codec.entry(DeviceFlat(gradients[index], "fp32", (arrays.size,)), works[index], Step(), "the gradient")
-        given: dict[str, Any] = {"residual_scale": 1.0, "together": True, "workspace": workspace}
-        pending = coder.start(codec.scheme, [entry], [gradients[index]], residuals=[works[index]], **given)
-        workspace.join()
-        return pending.finish  # waits, so it comes after the clock was read
-
-    candidates = [
-        Candidate("memcpy", lambda turn: outs[turn % ROTATION].copy_(gradients[turn % ROTATION])),
-        Candidate("encode", encode, arrays.restore),
-        Candidate("decode", lambda turn: decode(frame, out=outs[turn % ROTATION])),
-        Candidate("accumulate", lambda turn: decode(frame, out=outs[turn % ROTATION], accumulate=True)),
-        Candidate("whole_encode", lambda turn: context.encode(gradients[turn % ROTATION]), whole=True),
-    ]
-
-    def plain(encode: Callable[..., Any]) -> Callable[[int], Any]:
-        return lambda turn: encode(gradients[turn % ROTATION], works[turn % ROTATION], 1.0)
-
-    if codec.id == "3lc":
-        candidates.append(Candidate("torch", plain(peers.encode_ternary), arrays.restore, waits=True))
-        if arrays.device.type == "cuda":
-            compiled = torch.compile(peers.encode_ternary)
-            candidates.append(Candidate("compiled", plain(compiled), arrays.restore, waits=True))
-    return candidates
