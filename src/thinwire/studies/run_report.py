@@ -16,7 +16,8 @@ from thinwire.studies.charts import Chart, Panel, Series, smooth
 from thinwire.studies.interactive import chart_html, interactive_document
 from thinwire.studies.page import table_html
 from thinwire.studies.recorded_run import RecordedRun
-from thinwire.studies.step_figures import Figures, RankStep
+from thinwire.studies.step_figures import Figures
+from thinwire.studies.step_sums import RankStep
 
 _BARS, _CURVES, _ROWS = 12, 8, 40
 LONG_LAG = 10.0

@@ -9,12 +9,11 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 
+from thinwire.studies.step_sums import RankStep, TableSums
 from thinwire.telemetry import StepRecord, warm_up_steps
-
-_MOST_POINTS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,87 +84,6 @@ class Figures:
         return self.encode_s + self.decode_s + self.wait_s
 
 
-class Thinned:
-    """A curve of any length kept in at most a thousand points: every second one goes when there are more.
-
-    >>> curve = Thinned()
-    >>> for step in range(5000): curve.add(step, 2.0 * step)
-    >>> len(curve.points) <= 1000, curve.points[1]
-    (True, (8, 16.0))
-    """
-
-    def __init__(self) -> None:
-        self.points: list[tuple[int, float]] = []
-        self._every, self._count = 1, 0
-
-    def add(self, step: int, value: float) -> None:
-        """Takes the next point."""
-        if self._count % self._every == 0:
-            self.points.append((step, value))
-            if len(self.points) > _MOST_POINTS:
-                self.points, self._every = self.points[::2], 2 * self._every
-        self._count += 1
-
-
-@dataclass(slots=True)
-class RankStep:
-    """What one rank's step cost: sums over its tables."""
-
-    time_s: float = 0.0
-    push_nbytes: int = 0
-    pull_nbytes: int = 0
-    plain_nbytes: int = 0
-    encode_s: float = 0.0
-    decode_s: float = 0.0
-    wait_s: float = 0.0
-    lag: float | None = None
-    loss: float | None = None
-    accuracy: float | None = None
-    link_bps: float | None = None
-    recorded: bool = False
-
-    def add(self, record: StepRecord) -> None:
-        """Adds one record of this rank and step."""
-        self.time_s = max(self.time_s, record.time_s)
-        self.push_nbytes += record.payload_bytes_push
-        self.pull_nbytes += record.payload_bytes_pull
-        self.plain_nbytes += record.ways * record.numel * record.itemsize
-        self.encode_s += record.encode_s
-        self.decode_s += record.decode_s
-        self.wait_s += record.wait_s
-        self.lag = _larger(self.lag, record.residual_lag)
-        self.loss = self.loss if record.loss is None else record.loss
-        self.accuracy = self.accuracy if record.accuracy is None else record.accuracy
-        self.link_bps = self.link_bps if record.link_bps is None else record.link_bps
-        self.recorded = self.recorded or bool(record.table)
-
-
-@dataclass(slots=True)
-class _TableSums:
-    codec: str = ""
-    numel: int = 0
-    records: int = 0
-    push_nbytes: int = 0
-    pull_nbytes: int = 0
-    plain_nbytes: int = 0
-    lags: dict[int, float] = field(default_factory=dict)
-    norms: dict[int, float] = field(default_factory=dict)
-    curve: Thinned = field(default_factory=Thinned)
-
-    def add(self, record: StepRecord) -> None:
-        self.codec, self.numel = record.codec, record.numel
-        self.records += 1
-        self.push_nbytes += record.payload_bytes_push
-        self.pull_nbytes += record.payload_bytes_pull
-        self.plain_nbytes += record.ways * record.numel * record.itemsize
-        if record.residual_lag is not None:
-            self.lags[record.rank] = record.residual_lag
-            if record.rank == min(self.lags):
-                self.curve.add(record.step, record.residual_lag)
-        if record.residual_norm is not None:
-            self.norms[record.rank] = record.residual_norm
-
-
 class RecordedSteps:
     """Sums of step records, by step and by table.
 
@@ -190,7 +108,7 @@ class RecordedSteps:
     def __init__(self, records: Iterable[StepRecord] = ()) -> None:
         self.runs = 1
         self._steps: defaultdict[int, dict[int, RankStep]] = defaultdict(dict)
-        self._tables: defaultdict[str, _TableSums] = defaultdict(_TableSums)
+        self._tables: defaultdict[str, TableSums] = defaultdict(TableSums)
         self._latest: dict[int, int] = {}
         for record in records:
             self.add(record)
@@ -304,7 +222,7 @@ class RecordedSteps:
         )
 
 
-def _table_figures(name: str, sums: _TableSums) -> TableFigures:
+def _table_figures(name: str, sums: TableSums) -> TableFigures:
     nbytes = sums.push_nbytes + sums.pull_nbytes
     return TableFigures(
         table=name,
@@ -316,7 +234,3 @@ def _table_figures(name: str, sums: _TableSums) -> TableFigures:
         lag=max(sums.lags.values(), default=None),
         residual_norm=max(sums.norms.values(), default=None),
     )
-
-
-def _larger(one: float | None, other: float | None) -> float | None:
-    return other if one is None else one if other is None else max(one, other)
