@@ -10,7 +10,7 @@ import torch
 from thinwire.errors import ConfigError
 from thinwire.hooks.planning import make_plan
 from thinwire.optimizers.options import ParameterGroups
-from thinwire.policies.autopilot.notes import NOTE_NBYTES
+from thinwire.policies.autopilot.notes import NOTE_NBYTES, unpack_note
 from thinwire.policies.designs import design as find_design
 from thinwire.schema import Echo, TunedPush
 from thinwire.worker.effects import Procedure, Receive, Send
@@ -79,6 +79,20 @@ def test_the_first_exchange_measures_the_link_and_the_next_one_goes_by_it() -> N
     assert (second.note[0], len(second.note)) == (made.auto.level if made.auto else 0, 3 + NOTE_NBYTES)
     assert made.auto is not None
     assert {context.codec.id for context in made.auto._contexts} == {"3lc"}
+
+
+def test_what_a_measurement_of_the_link_took_is_left_out_of_its_own_exchange_alone() -> None:
+    made, clock = worker()
+    note = exchange(made, clock, 1e6).note
+    assert made.auto is not None
+    probed_s = clock.now
+    exposed = []
+    for seconds in (probed_s + 0.05, 0.05, 0.05):
+        made.auto._counters.add("exchange_seconds", seconds)
+        clock.now += 0.3
+        note = exchange(made, clock, 1e6, dict.fromkeys(range(3), note)).note
+        exposed.append(unpack_note(note[3:]).exposed_s)
+    assert probed_s > 0.1 and exposed == pytest.approx([0.05] * 3, rel=0.01)
 
 
 def test_the_slowest_workers_link_counts() -> None:

@@ -28,12 +28,9 @@ from thinwire.quantities import rate_text
 from thinwire.telemetry import Counters
 from thinwire.worker.conversation import Conversation
 from thinwire.worker.effects import Procedure
+from thinwire.worker.link_probe import LinkProbe
 from thinwire.worker.model import WorkerTensor
 
-_SIZES = tuple(1 << power for power in range(14, 24, 2))
-_ENOUGH_S = 0.04
-"""Echoes that take so long tell the rate of a link, also where busy processors delay each by 10 ms or two."""
-_TRIES = 3
 _SAMPLE = 1 << 16
 """Values of one tensor whose change stands for all of them."""
 _HEAD = struct.Struct("<B2s")
@@ -76,6 +73,7 @@ class _Kept(msgspec.Struct):
     elapsed_s: float
     spent: dict[str, float]
     arrived: dict[int, str]
+    probed_s: float = 0.0
 
 
 class RoundAutopilot:
@@ -132,11 +130,12 @@ class RoundAutopilot:
         devices = {context.device for context in self._contexts}
         levels = [each for each in design.auto.levels if _encoded(each, devices)]
         self.pilot = Pilot(levels, self.work, lag_limit=design.auto.lag_limit, target=design.auto.target)
-        self.level = self._noted = self.changed_at = self._exchanges = self._number = 0
+        self.level = self._noted = self.changed_at = self._exchanges = 0
         self._arrived: dict[int, bytes] = {}
         self._spent: dict[str, float] = {}
         self._before: dict[str, float] = {}
-        self._probed_s = self._began = 0.0
+        self._began = 0.0
+        self._probe = LinkProbe(self._remote, now)
         self._recode()
 
     @property
@@ -154,8 +153,9 @@ class RoundAutopilot:
         if notes:
             self._take(notes)
         note, link = self._note(), 0.0
+        self._probe.taken_s = 0.0
         if self.pilot.wants_probe and self._remote:
-            link = yield from self._probe()
+            link = yield from self._probe.measure(self.pilot)
         before, self._noted = self.level, self.level
         self.level = self.pilot.memory.level
         if self.level != before:
@@ -183,6 +183,7 @@ class RoundAutopilot:
             elapsed_s=self._now() - self._began if self._exchanges else 0.0,
             spent=self._since(),
             arrived={rank: note.hex() for rank, note in (self._relay.notes or self._arrived).items()},
+            probed_s=self._probe.taken_s,
         )
         return msgspec.json.encode(kept).decode()
 
@@ -196,7 +197,7 @@ class RoundAutopilot:
         self.pilot.load_state(kept.pilot)
         self.level, self._noted = (min(each, len(self.pilot.levels) - 1) for each in (kept.level, kept.noted))
         self.changed_at, self._exchanges, self._arrived = kept.changed_at, kept.exchanges, arrived
-        self._began = self._now() - kept.elapsed_s
+        self._began, self._probe.taken_s = self._now() - kept.elapsed_s, kept.probed_s
         self._before = {name: self._counters[name] - spent for name, spent in kept.spent.items()}
         self._recode()
 
@@ -231,7 +232,7 @@ class RoundAutopilot:
         heads = self.work.nbytes(self.setting, 0.0) - 4 * self.work.passes * self.work.plain
         return StepNote(
             step_s=max(0.0, self._now() - self._began),
-            exposed_s=max(spent["wait_seconds"], spent["exchange_seconds"] - self._probed_s),
+            exposed_s=max(spent["wait_seconds"], spent["exchange_seconds"] - self._probe.taken_s),
             overlap_s=0.0,
             link_s=spent["wait_seconds"],
             codec_s=spent["encode_seconds"] + spent["decode_seconds"],
@@ -287,32 +288,6 @@ class RoundAutopilot:
                 note=told if conversation is self._relay else b"",
             )
 
-    def _probe(self) -> Procedure[float]:
-        """Measures the link. Busy processors make it look slower, never faster: what is slow is measured again."""
-        began, best = self._now(), 0.0
-        for _ in range(_TRIES):
-            best = max(best, (yield from self._echo()))
-            if best > self.pilot.memory.link_bps or not self.pilot.surprising(best):
-                break
-        self._probed_s = self._now() - began
-        return best
-
-    def _echo(self) -> Procedure[float]:
-        """Returns bits per second, both ways together, of bytes that all shards send back; they grow until it shows."""
-        rate, most = 0.0, min(_most_nbytes(each) for each in self._remote)
-        for nbytes in [each for each in _SIZES if each <= most] or [most]:
-            self._number += 1
-            began = self._now()
-            for conversation in self._remote:
-                yield from conversation.echo(self._number, nbytes)
-            for conversation in self._remote:
-                yield from conversation.echoed(self._number)
-            taken = max(1e-9, self._now() - began)
-            rate = 8 * 2 * nbytes * len(self._remote) / taken
-            if taken >= _ENOUGH_S:
-                break
-        return rate
-
 
 _MEASURED = (
     "exchange_seconds",
@@ -334,11 +309,6 @@ def _encoded(level: Level, devices: Collection[torch.device]) -> bool:
 
 def _multiplier(level: Level) -> float:
     return level.sparsity if level.codec is not None and level.codec.id == "3lc" else BEGIN
-
-
-def _most_nbytes(conversation: Conversation) -> int:
-    """The longest echo: no longer than the shard's tables uncompressed, which it takes in one packet."""
-    return 4096 + 4 * sum(math.prod(spec.shape) for spec in conversation.plan.tables)
 
 
 def _packed(number: float) -> bytes:
