@@ -5,6 +5,7 @@ Both are plain numbers and know nothing of processes or files: whoever owns them
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -116,6 +117,7 @@ class StepRecord:
         accuracy: on the test set, 0 … 1; likewise.
         ways: how many ways the values travel: 1 where averages stay with who made them, as in a reduce-scatter.
         link_bps: bits per second of the slowest link between ranks, as known at this step; likewise.
+        loss_finite: False where the loss was NaN or Inf, which a JSON line cannot hold; likewise.
 
     Example:
         >>> record = StepRecord(step=7, table="fc.weight", numel=1000, payload_bytes_push=200, payload_bytes_pull=50)
@@ -143,6 +145,21 @@ class StepRecord:
     accuracy: float | None = None
     ways: int = 2
     link_bps: float | None = None
+    loss_finite: bool = True
+
+    @classmethod
+    def of_scores(cls, step: int, rank: int, time_s: float, loss: float | None, accuracy: float | None) -> StepRecord:
+        """Returns a record of what belongs to a step as a whole."""
+        return cls(
+            step=step,
+            table="",
+            numel=0,
+            rank=rank,
+            time_s=time_s,
+            loss=loss,
+            accuracy=accuracy,
+            loss_finite=loss is None or math.isfinite(loss),
+        )
 
     @property
     def bits_per_value_push(self) -> float:

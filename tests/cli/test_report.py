@@ -24,7 +24,7 @@ def test_the_page_is_written_and_the_verdict_printed(command: Command, tmp_path:
         writer.record(record)
     writer.close()
     result = command("report", steps, "--json", tmp_path / "out.json")
-    assert result.status == 0 and "compression pays on links below 312 kbit/s each way" in result.out
+    assert result.status == 0 and "compression pays on links below 314 kbit/s each way" in result.out
     assert (tmp_path / "run" / "steps.html").read_text().startswith("<!doctype html>")
     saved = json.loads((tmp_path / "out.json").read_text())
     assert (saved["steps"], saved["warm_up"], len(saved["verdict"])) == (15, 5, 4)

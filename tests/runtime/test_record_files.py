@@ -93,6 +93,9 @@ def test_an_endpoint_tells_what_came_since_the_last_look() -> None:
         (second,) = (record for record in endpoint.read() if record.table)
         assert (second.step, second.payload_bytes_push, second.residual_lag) == (3, 8, 2.0)
         assert second.time_s >= first["fc"].time_s > 0
+        writer.record(StepRecord(step=70, table="fc", numel=10, payload_bytes_push=8))  # of every tenth step, say
+        writer.record(StepRecord(step=70, table="", numel=0, loss=1.0))
+        assert [(each.step, each.payload_bytes_push) for each in endpoint.read()] == [(70, 8), (70, 0)]
     finally:
         writer.close()
     with pytest.raises(TransportError, match=r"metrics cannot be read: .*refused.*--metrics-port serves"):

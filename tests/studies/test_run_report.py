@@ -74,15 +74,40 @@ def test_what_cannot_be_read(tmp_path: Path) -> None:
 def test_verdicts_follow_from_the_figures(run: RecordedRun) -> None:
     figures = replace(run.figures(), lag=3.0)
     said = " ".join(verdict(figures))
-    # 4,020 bytes less 120, in the 100 ms that encoding takes
-    assert "40.2× less travels" in said and "below 312 kbit/s each way" in said and "wait in the residual" not in said
+    # 8,040 bytes less 200 and half of that each way, in the 100 ms that encoding takes
+    assert "40.2× less travels" in said and "below 314 kbit/s each way" in said and "wait in the residual" not in said
     assert "Exchanges take 30% of a step of 500 ms, 10% waiting." in said
     assert "holds the training up" in " ".join(verdict(replace(figures, wait_s=0.4)))
     assert "20 steps of updates wait in the residual of fc.weight" in " ".join(verdict(replace(figures, lag=20.0)))
     assert verdict(replace(figures, ratio=1.0))[0].startswith("Nothing is saved")
     assert verdict(replace(figures, ratio=0.0))[0] == "Nothing travelled."
     assert "what it costs was not recorded" in verdict(replace(figures, encode_s=0.0))[0]
+    [*_, lost] = verdict(replace(figures, lost_at=12))
+    assert lost == "The loss is NaN or Inf since step 12: the training has diverged."
     assert not any("Exchanges take" in sentence for sentence in verdict(replace(figures, step_s=None)))
+
+
+def test_verdicts_where_one_way_is_plain_or_nothing_comes_back() -> None:
+    def said(ways: int, push: int, pull: int) -> str:
+        steps = (
+            StepRecord(
+                step=step,
+                table="fc",
+                numel=250_000,
+                payload_bytes_push=push,
+                payload_bytes_pull=pull,
+                encode_s=0.004,
+                decode_s=0.004,
+                ways=ways,
+            )
+            for step in range(9)
+        )
+        return verdict(RecordedSteps(steps).figures())[0]
+
+    assert "125.0× less travels" in said(2, 8_000, 8_000) and "below 992 Mbit/s" in said(2, 8_000, 8_000)
+    assert "62.5× less travels" in said(1, 16_000, 0) and "below 984 Mbit/s" in said(1, 16_000, 0)
+    assert "2.0× less travels" in said(1, 500_000, 0) and "below 500 Mbit/s" in said(1, 500_000, 0)
+    assert "2.0× less travels" in said(2, 8_000, 1_000_000) and "below 496 Mbit/s" in said(2, 8_000, 1_000_000)
 
 
 @pytest.mark.skipif(not CHROMIUM, reason=MISSING)

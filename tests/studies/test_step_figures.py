@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import pytest
@@ -80,6 +81,28 @@ def test_only_the_newest_steps_are_kept_where_that_is_asked_for() -> None:
     recorded = RecordedSteps(training(30))
     recorded.keep(5)
     assert recorded.steps == [25, 26, 27, 28, 29] and recorded.figures(leave_out=1).steps == 4
+
+
+def test_steps_that_hold_scores_alone_are_not_counted_and_the_latest_scores_stay() -> None:
+    recorded = RecordedSteps()
+    for step in range(1000):
+        if step % 100 == 0:
+            recorded.add(StepRecord(step=step, table="fc", numel=8, payload_bytes_push=4))
+        recorded.add(StepRecord(step=step, table="", numel=0, loss=float(step), accuracy=0.5 if step == 100 else None))
+        recorded.keep(3)
+    assert recorded.steps == [700, 800, 900]
+    figures = recorded.figures(leave_out=0)
+    assert (figures.last_step, figures.loss, figures.accuracy, figures.lost_at) == (900, 999.0, 0.5, None)
+
+
+def test_a_loss_that_is_not_finite_is_told_from_one_that_is_not_there() -> None:
+    recorded = RecordedSteps()
+    for step, loss in enumerate([2.5, math.nan, 2.25, None, math.inf, math.nan, None]):
+        recorded.add(StepRecord(step=step, table="fc", numel=8, payload_bytes_push=4))
+        recorded.add(StepRecord.of_scores(step, 0, 100.0 + step, loss, None))
+    assert (recorded.figures().loss, recorded.figures().lost_at) == (2.25, 4)
+    recorded.add(StepRecord.of_scores(7, 0, 107.0, 2.0, None))
+    assert (recorded.figures().loss, recorded.figures().lost_at) == (2.0, None)
 
 
 def test_scores_and_lags_over_time() -> None:

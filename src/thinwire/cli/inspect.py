@@ -44,7 +44,10 @@ app = typer.Typer()
 def inspect(
     what: Annotated[str, typer.Argument(help="codecs, models, data, or a file that holds one frame.")],
     root: Annotated[Path | None, typer.Option(help="data: a folder to look in first.")] = None,
-    download: Annotated[str | None, typer.Option(help="data: fetch this data set into the cache folder.")] = None,
+    download: Annotated[
+        str | None,
+        typer.Option(help="data: fetch this data set into the cache folder, or into a folder of its name in --root."),
+    ] = None,
     json: options.Json = None,
 ) -> None:
     """Explain the bytes of a frame; list codecs, models or data sets. (Designs: `thinwire designs`.)"""
@@ -142,13 +145,14 @@ def _codecs() -> list[dict[str, Any]]:
 
 def _data(root: Path | None, download: str | None) -> list[dict[str, Any]]:
     if download is not None:
-        console.print(f"{download}: {_fetch(download, root or data.cache_folder() / download)}")
+        folder = data.cache_folder() / download if root is None else root / download
+        console.print(escape(f"{download}: {_fetch(download, folder)}"))
     table = Table("data set", "here", "what it is", "how to get it")
     rows = []
     for info in data.datasets(root=root):
         where = None if info.where is None else str(info.where)
         rows.append({**asdict(info), "present": info.present, "where": where})
-        table.add_row(info.name, where or "missing", info.description, info.how)
+        table.add_row(info.name, escape(where or "missing"), info.description, escape(info.how))
     console.print(table)
     return rows
 

@@ -81,7 +81,7 @@ def measure(
             if markdown is not None:
                 texts = [*map(as_markdown, bench.tables(measured)), *bench.notes(measured)]
                 markdown.parent.mkdir(parents=True, exist_ok=True)
-                markdown.write_text("\n\n".join(texts) + "\n")
+                markdown.write_text("\n\n".join(texts) + "\n", encoding="utf-8")
                 say_wrote(markdown)
     if failed := [cell for cell, runs in measured.items() if any(map(bench.failed, runs))]:
         raise EngineError(f"{len(failed)} of {len(measured)} failed, the first of them {failed[0]}")

@@ -131,7 +131,9 @@ def _lines(figures: Figures) -> list[tuple[str, str]]:
         lines.append(("link", f"{rate_text(figures.link_bps)}, the slowest between ranks"))
     if figures.lag is not None:
         lines.append(("lag", f"{figures.lag:.1f} steps of updates wait in {figures.lag_table}, the most of any tensor"))
-    if figures.loss is not None:
+    if figures.lost_at is not None:
+        lines.append(("loss", f"NaN or Inf since step {figures.lost_at}"))
+    elif figures.loss is not None:
         lines.append(("loss", f"{figures.loss:.4f}"))
     if figures.accuracy is not None:
         lines.append(("accuracy", f"{figures.accuracy:.2%}"))

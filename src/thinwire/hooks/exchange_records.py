@@ -78,17 +78,7 @@ class ExchangeRecords:
 
     def record_scores(self, step: int, loss: float | None, accuracy: float | None) -> None:
         """Records what belongs to a step as a whole."""
-        self._write(
-            StepRecord(
-                step=step,
-                table="",
-                numel=0,
-                rank=self._state.rank,
-                time_s=time.time(),
-                loss=loss,
-                accuracy=accuracy,
-            )
-        )
+        self._write(StepRecord.of_scores(step, self._state.rank, time.time(), loss, accuracy))
 
     def close(self) -> None:
         """Records the last step and closes the writers."""

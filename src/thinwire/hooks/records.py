@@ -72,9 +72,7 @@ class Recorder:
 
     def record_scores(self, step: int, loss: float | None, accuracy: float | None) -> None:
         """Records what belongs to a step as a whole."""
-        record = StepRecord(
-            step=step, table="", numel=0, rank=self._rank, time_s=time.time(), loss=loss, accuracy=accuracy
-        )
+        record = StepRecord.of_scores(step, self._rank, time.time(), loss, accuracy)
         for writer in self._metrics:
             writer.record(record)
 

@@ -146,9 +146,9 @@ class RecordEndpoint:
                 sums[f"{sample.name.removeprefix('thinwire_')}{kind and '/' + kind}"] = sample.value
         for (table, rank), values in found.items():
             if not table:  # what belongs to the step as a whole
-                values["steps_total"] = max(
-                    (each.get("steps_total", 0) for (_, other), each in found.items() if other == rank), default=0
-                )
+                others = [each for (_, other), each in found.items() if other == rank]
+                for name in ("steps_total", "step"):
+                    values[name] = max(each.get(name, 0) for each in others)
             record = _record_of(table, int(rank), values, self._before.get((table, rank), {}), now)
             if record is not None:
                 yield record
@@ -168,7 +168,7 @@ def _record_of(
         return (values.get(name, 0) - before.get(name, 0)) / taken
 
     return StepRecord(
-        step=steps - 1,
+        step=int(values.get("step", 0)) or steps - 1,  # an endpoint of before does not name it
         table=table,
         numel=int(values.get("numel", 0)),
         rank=rank,

@@ -13,6 +13,7 @@ import msgspec
 from thinwire.engines.links import parse_rate
 from thinwire.jobs.job import Job
 from thinwire.jobs.outcome import RunOutcome
+from thinwire.studies.deviation import deviation
 
 Cell = tuple[str, str, str, int]
 """Model, design, link, seed."""
@@ -93,7 +94,7 @@ def _row(key: tuple[str, str, str], pairs: list[_Pair], base: list[_Pair]) -> Ro
         "training_seconds": [full.seconds * short.seconds_per_step / full.seconds_per_step for full, short in both],
     }
     means = {name: statistics.fmean(each) if each else None for name, each in values.items()}
-    deviations = {f"{name}_std": statistics.stdev(v) if len(v) > 1 else None for name, v in values.items()}
+    deviations = {f"{name}_std": deviation(v) if len(v) > 1 else None for name, v in values.items()}
     model, design, link = key
     return Row(
         model=model,

@@ -56,6 +56,6 @@ def write_page(path: Path, page: str) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page)
+        path.write_text(page, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}. Choose another place") from error

@@ -35,7 +35,8 @@ def verdict(figures: Figures) -> list[str]:
         '125.0× less travels than in the tensors’ own dtype: compression pays on links below 992 Mbit/s each way.'
     """
     spent = figures.encode_s + figures.decode_s
-    saved = figures.plain_nbytes / 2 - max(figures.push_nbytes, figures.pull_nbytes)
+    travelled, ways = figures.push_nbytes + figures.pull_nbytes, figures.plain_nbytes / max(1, figures.plain_way_nbytes)
+    saved = (figures.plain_nbytes - travelled) / max(1, ways)
     less = f"{figures.ratio:.1f}× less travels than in the tensors’ own dtype"
     if not figures.ratio:
         sentences = ["Nothing travelled."]
@@ -55,6 +56,8 @@ def verdict(figures: Figures) -> list[str]:
         sentences.append(
             f"Exchanges take {share:.0%} of a step of {ms_text(figures.step_s)}, {waits:.0%} waiting.{held}"
         )
+    if figures.lost_at is not None:
+        sentences.append(f"The loss is NaN or Inf since step {figures.lost_at}: the training has diverged.")
     if figures.lag is not None and figures.lag > LONG_LAG:
         sentences.append(
             f"{figures.lag:.0f} steps of updates wait in the residual of {figures.lag_table}: a smaller sparsity "
@@ -153,7 +156,7 @@ def charts(run: RecordedRun) -> list[Chart]:
     ways = [
         curve("up", lambda each: each.push_nbytes),
         curve("down", lambda each: each.pull_nbytes),
-        curve("each way in the tensors' own dtype", lambda each: each.plain_nbytes / 2),
+        curve("each way in the tensors' own dtype", lambda each: each.plain_way_nbytes),
     ]
     ratio = curve("ratio", lambda e: e.plain_nbytes / (e.push_nbytes + e.pull_nbytes) if e.push_nbytes else None)
     largest = figures.tables[:_BARS]

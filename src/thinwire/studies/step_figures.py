@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import attrgetter
 
 from thinwire.studies.step_sums import RankStep, TableSums
 from thinwire.telemetry import StepRecord, warm_up_steps
@@ -49,10 +50,12 @@ class Figures:
         ranks: that recorded.
         step_s: from the end of a step to the end of the next, pauses included; None where times were not recorded.
         median_step_s: likewise the median, which pauses for an evaluation do not move.
-        plain_nbytes: what all tables' values take in their own dtype, both ways.
+        plain_nbytes: what all tables' values take in their own dtype, all ways that they travel.
+        plain_way_nbytes: likewise one way.
         ratio: of that over what travelled; 0 where nothing did.
         lag: the largest latest lag of a table, and `lag_table` which it is; None where no residual is kept.
-        loss: the latest, mean over ranks.
+        loss: the latest that is finite, mean over ranks.
+        lost_at: the first of the latest steps whose loss was NaN or Inf; None where the latest is finite.
         accuracy: the latest.
         link_bps: the latest known rate of the slowest link, least of all ranks'; None where nobody measured one.
         tables: largest by bytes first.
@@ -67,6 +70,7 @@ class Figures:
     push_nbytes: float
     pull_nbytes: float
     plain_nbytes: float
+    plain_way_nbytes: float
     ratio: float
     encode_s: float
     decode_s: float
@@ -74,6 +78,7 @@ class Figures:
     lag: float | None
     lag_table: str
     loss: float | None
+    lost_at: int | None
     accuracy: float | None
     link_bps: float | None
     tables: tuple[TableFigures, ...]
@@ -110,6 +115,7 @@ class RecordedSteps:
         self._steps: defaultdict[int, dict[int, RankStep]] = defaultdict(dict)
         self._tables: defaultdict[str, TableSums] = defaultdict(TableSums)
         self._latest: dict[int, int] = {}
+        self._before: dict[str, float] = {}
         for record in records:
             self.add(record)
 
@@ -123,9 +129,28 @@ class RecordedSteps:
         self._steps[record.step].setdefault(record.rank, RankStep()).add(record)
 
     def keep(self, newest: int) -> None:
-        """Forgets all but so many of the newest steps; of tables, means go on."""
-        for step in sorted(self._steps)[:-newest]:
+        """Forgets all but so many of the newest steps that tables were recorded of; of tables, means go on.
+
+        What was scored or measured last stays known, however long ago.
+        """
+        recorded = self.steps
+        if not (oldest := recorded[-newest:]):
+            return
+        for step in sorted(each for each in self._steps if each < oldest[0]):
+            for name in ("loss", "accuracy", "link_bps"):
+                if (value := self.mean(step, attrgetter(name))) is not None:
+                    self._before[name] = value
             del self._steps[step]
+
+    def _lost_at(self) -> int | None:
+        found = None
+        for step in sorted(self._steps, reverse=True):
+            ranks = self._steps[step].values()
+            if any(not each.loss_finite for each in ranks):
+                found = step
+            elif any(each.loss is not None for each in ranks):
+                break
+        return found
 
     def _go_back(self, rank: int, step: int) -> None:
         if step == 0:
@@ -133,6 +158,7 @@ class RecordedSteps:
             self._steps.clear()
             self._tables.clear()
             self._latest.clear()
+            self._before.clear()
         for later in [each for each in self._steps if each >= step]:
             self._steps[later].pop(rank, None)
 
@@ -165,7 +191,7 @@ class RecordedSteps:
         begin = min(times, default=0.0)
         found = []
         for step in sorted(self._steps):
-            value = self.mean(step, lambda each: getattr(each, name))
+            value = self.mean(step, attrgetter(name))
             if value is not None:
                 time_s = max((each.time_s for each in self._steps[step].values()), default=0.0)
                 found.append((step, max(0.0, time_s - begin), value))
@@ -209,15 +235,17 @@ class RecordedSteps:
             push_nbytes=push,
             pull_nbytes=pull,
             plain_nbytes=plain,
+            plain_way_nbytes=mean(lambda each: each.plain_way_nbytes),
             ratio=plain / (push + pull) if push + pull else 0.0,
             encode_s=mean(lambda each: each.encode_s),
             decode_s=mean(lambda each: each.decode_s),
             wait_s=mean(lambda each: each.wait_s),
             lag=None if lagging is None else lagging.lag,
             lag_table="" if lagging is None else lagging.table,
-            loss=losses[-1][2] if losses else None,
-            accuracy=accuracies[-1][2] if accuracies else None,
-            link_bps=next((min(each) for each in reversed(links) if each), None),
+            loss=losses[-1][2] if losses else self._before.get("loss"),
+            lost_at=self._lost_at(),
+            accuracy=accuracies[-1][2] if accuracies else self._before.get("accuracy"),
+            link_bps=next((min(each) for each in reversed(links) if each), self._before.get("link_bps")),
             tables=tuple(tables),
         )
 

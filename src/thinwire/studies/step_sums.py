@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from thinwire.telemetry import StepRecord
@@ -39,11 +40,13 @@ class RankStep:
     push_nbytes: int = 0
     pull_nbytes: int = 0
     plain_nbytes: int = 0
+    plain_way_nbytes: int = 0
     encode_s: float = 0.0
     decode_s: float = 0.0
     wait_s: float = 0.0
     lag: float | None = None
     loss: float | None = None
+    loss_finite: bool = True
     accuracy: float | None = None
     link_bps: float | None = None
     recorded: bool = False
@@ -54,11 +57,14 @@ class RankStep:
         self.push_nbytes += record.payload_bytes_push
         self.pull_nbytes += record.payload_bytes_pull
         self.plain_nbytes += record.ways * record.numel * record.itemsize
+        self.plain_way_nbytes += record.numel * record.itemsize
         self.encode_s += record.encode_s
         self.decode_s += record.decode_s
         self.wait_s += record.wait_s
         self.lag = _larger(self.lag, record.residual_lag)
         self.loss = self.loss if record.loss is None else record.loss
+        if not record.loss_finite or (record.loss is not None and not math.isfinite(record.loss)):
+            self.loss, self.loss_finite = None, False
         self.accuracy = self.accuracy if record.accuracy is None else record.accuracy
         self.link_bps = self.link_bps if record.link_bps is None else record.link_bps
         self.recorded = self.recorded or bool(record.table)

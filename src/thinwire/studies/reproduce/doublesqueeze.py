@@ -7,10 +7,11 @@ LeNet-5 trains on Fashion-MNIST, or a small perceptron on the digits, with eight
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from statistics import fmean, stdev
+from statistics import fmean
 
 from thinwire.jobs.tables import Table
 from thinwire.studies.charts import Chart, Panel, Series, smooth
+from thinwire.studies.deviation import deviation
 from thinwire.studies.reproduce.entry import Entry, Scale, Shown, Study
 from thinwire.studies.reproduce.iteration_times import timed_entry
 from thinwire.studies.reproduce.plain_sgd import ONE_BIT, SGD, TOP_K, PlainCell
@@ -88,10 +89,6 @@ def _of(found: Found, method: str, *, vector: bool = False) -> list[tuple[PlainC
     return [(c, f) for c, f in found.items() if c.method == method and c.model.endswith("-vector") == vector]
 
 
-def _spread(values: Sequence[float]) -> float:
-    return stdev(values) if len(values) > 1 else 0.0
-
-
 def _loss_curve(found: Found, method: str) -> Series:
     runs = _of(found, method)
     epoch = _steps_per_epoch(*runs[0])
@@ -108,7 +105,7 @@ def _accuracy_curve(found: Found, method: str) -> Series:
         label=method,
         x=[step / epoch for step, _ in runs[0][1].evaluations],
         y=[fmean(each) for each in scores],
-        error=[_spread(each) for each in scores] if len(runs) > 1 else None,
+        error=[deviation(each) for each in scores] if len(runs) > 1 else None,
     )
 
 
@@ -124,7 +121,7 @@ def _show_losses(item: str, methods: Sequence[str], found: Found) -> Shown:
         ratio = fmean(losses) / base
         agrees = (ratio <= _NOISE) == (_printed(method) in (_LIKE, "the baseline"))
         remark = "" if method == SGD else "as there" if agrees else _differs(ratio)
-        spread = f" ± {_spread(losses):.4f}" if len(losses) > 1 else ""
+        spread = f" ± {deviation(losses):.4f}" if len(losses) > 1 else ""
         lines.append([method, _printed(method), f"{fmean(losses):.4f}{spread}", f"{ratio:.2f}×", remark])
     panel = Panel(
         title="",
@@ -154,7 +151,7 @@ def _show_accuracies(item: str, methods: Sequence[str], found: Found) -> Shown:
     for method in methods:
         findings = [finding for _, finding in _of(found, method)]
         scores = [100 * finding.accuracy for finding in findings]
-        spread = f" ± {_spread(scores):.2f}" if len(scores) > 1 else ""
+        spread = f" ± {deviation(scores):.2f}" if len(scores) > 1 else ""
         push, pull = (fmean(getattr(each, name) for each in findings) for name in ("bits_push", "bits_pull"))
         lag = fmean(each.lag for each in findings)
         lines.append(

@@ -9,6 +9,7 @@ import numpy as np
 
 from thinwire.jobs.tables import Table
 from thinwire.studies.charts import Chart, Panel, Series
+from thinwire.studies.deviation import deviation
 from thinwire.studies.reproduce import entropy_ratios
 from thinwire.studies.reproduce.averages import FLOATS, HISTOGRAM_BITS, SHARES, AveragesCell, AveragesFinding, train
 from thinwire.studies.reproduce.entropy_cells import (
@@ -24,7 +25,6 @@ from thinwire.studies.reproduce.entropy_cells import (
     of,
     percent,
     setting,
-    spread,
 )
 from thinwire.studies.reproduce.entry import Entry, Scale, Shown, Study
 
@@ -54,7 +54,7 @@ def _show_figure_1(found: Found) -> Shown:
         values = of(found, design, percent)
         mean, remark = statistics.fmean(values), "baseline recovered (§5.1)" if bits == 8 else ""
         median = f"{statistics.median(values):.2f}"
-        lines.append([str(bits), f"{mean:.2f} ± {spread(values):.2f}", median, f"{mean - floats:+.2f}", remark])
+        lines.append([str(bits), f"{mean:.2f} ± {deviation(values):.2f}", median, f"{mean - floats:+.2f}", remark])
     panel = Panel(title="", x_label="bits a weight", y_label="test accuracy (%)", series=series)
     return Shown(
         setting=setting(found),
@@ -164,7 +164,7 @@ def _show_figure_4(found: Found) -> Shown:
                 lines.append(
                     [
                         f"{title}, c = {c}",
-                        f"{statistics.fmean(accuracy):.2f} ± {spread(accuracy):.2f}",
+                        f"{statistics.fmean(accuracy):.2f} ± {deviation(accuracy):.2f}",
                         f"{statistics.fmean(accuracy) - floats:+.2f}",
                         *(f"{statistics.fmean(peaks):.1f}", f"{statistics.fmean(of(found, design, coded_bits)):.2f}"),
                     ]

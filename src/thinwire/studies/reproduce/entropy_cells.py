@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 from thinwire.studies.charts import Series
+from thinwire.studies.deviation import deviation
 from thinwire.studies.reproduce.averages import AveragesCell, AveragesFinding, Exchange
 from thinwire.studies.reproduce.entry import Scale
 from thinwire.workloads.data import datasets
@@ -96,17 +97,12 @@ def raw_bits(finding: AveragesFinding) -> float:
     return statistics.fmean(finding.raw)
 
 
-def spread(values: Sequence[float]) -> float:
-    """Returns the standard deviation; 0 of a single value."""
-    return statistics.stdev(values) if len(values) > 1 else 0.0
-
-
 def mean_line(
     found: Found, label: str, x: Sequence[float], designs: Sequence[str], figure: Callable[..., float]
 ) -> Series:
     """Returns means over seeds by design, with their spread."""
     each = [of(found, design, figure) for design in designs]
-    return Series(label=label, x=x, y=[statistics.fmean(v) for v in each], error=[spread(v) for v in each])
+    return Series(label=label, x=x, y=[statistics.fmean(v) for v in each], error=[deviation(v) for v in each])
 
 
 def epochs(values: Sequence[object]) -> list[float]:

@@ -76,7 +76,11 @@ def reproduce(
         left_out = [entry for entry, _ in studies if not asked[entry.id]]
         studies = [(entry, study) for entry, study in studies if asked[entry.id]]
         if not studies:
-            raise ConfigError(f"{folder / RESULTS} holds the runs of none of these items at this scale")
+            first = next(iter(study.cells(scale)[0] for entry in entries if (study := entry.study) is not None))
+            raise ConfigError(
+                f"{folder / RESULTS} holds the runs of none of these items at this scale, on the data that is here; "
+                f"the first would be of {first}"
+            )
     needed: dict[Cell, Study[Cell, Finding]] = {}
     for entry, study in studies:
         needed.update({cell: study for cell in asked[entry.id] if cell not in needed})
