@@ -143,6 +143,9 @@ def test_what_cannot_be_planned() -> None:
         (lambda m: torch.optim.SGD(m.first.parameters(), lr=0.1), "'norm.weight' needs a gradient and the optimizer"),
         (frozen, "no parameter that needs a gradient"),
     ]
+    sparse = nn.Embedding(9, 4, sparse=True)
+    with pytest.raises(ConfigError, match=r"makes sparse gradients.*build it with sparse=False"):
+        plan(sparse, torch.optim.SGD(sparse.parameters(), lr=0.1))
     for optimizer, text in refused:
         model = Model()
         with pytest.raises(ConfigError, match=text):

@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 import thinwire as tw
 from tests.hooks.cluster import run_cluster
-from tests.hooks.test_distribute import equal, mlp, steps
+from tests.hooks.test_distribute import batch, equal, mlp, steps
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.server.core import ServerCore
 
@@ -95,6 +95,40 @@ def test_where_every_push_is_an_update_nothing_is_applied_twice(at: int) -> None
     for before, after in zip(kept, residuals, strict=True):
         assert torch.equal(after, torch.zeros_like(before) if at == 3 else before)
     assert fresh.step == at + 1, "the next exchange is applied once"
+
+
+def test_a_state_with_the_model_in_it_is_of_its_shards_and_its_model() -> None:
+    (_, state), core = run(None, saved, design="doublesqueeze-1bit")
+    position = state["position"]
+    twice = {**state, "position": {**position, "versions": 2 * position["versions"]}}
+    with pytest.raises(tw.ConfigError, match=r"state is of a training with 2 shards, this one has 1"):
+        run(again(core), saved, design="doublesqueeze-1bit", resume=twice)
+    other = {**position["values"], "0.bias": torch.zeros(7)}
+    changed = {**state, "position": {**position, "values": other}}
+    with pytest.raises(tw.ConfigError, match=r"of another model: '0.bias' has 7 values in it, and 40 here"):
+        run(again(core), saved, design="doublesqueeze-1bit", resume=changed)
+
+
+@pytest.mark.parametrize("cut", [1, 3, 5])
+@pytest.mark.parametrize("options", [{"consistency": "local[steps=4]"}, {"consistency": "ssp[3]"}], ids=str)
+def test_a_round_that_nothing_was_exchanged_in_goes_on_where_it_was(options: dict[str, str], cut: int) -> None:
+    def train(until: int) -> Any:
+        def go_on(_rank: int, model: nn.Module, opt: DistributedOptimizer) -> Any:
+            began = opt.steps_done
+            while opt.steps_done < until:
+                x, y = batch(0, opt.steps_done)
+                opt.zero_grad()
+                nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+                opt.step()
+            opt.sync()
+            return began, {name: p.detach().clone() for name, p in model.named_parameters()}, opt.state_dict()
+
+        return go_on
+
+    (_, whole, _), _ = run(None, train(9), codec="3lc", **options)
+    (_, _, state), core = run(None, train(cut), codec="3lc", **options)
+    (began, resumed, _), _ = run(again(core), train(9), codec="3lc", resume=state, **options)
+    assert began == cut and equal(resumed, whole)
 
 
 def test_torchs_own_helper_returns_no_state_that_would_not_resume() -> None:

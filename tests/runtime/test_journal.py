@@ -39,5 +39,6 @@ def test_who_comes_and_goes_and_a_shard_that_goes_back(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="the journal cannot be written to"):
-        Journal(tmp_path / "missing" / "journal")
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"entries of the journal cannot be written to .*file is not a folder"):
+        Journal(tmp_path / "file" / "journal")

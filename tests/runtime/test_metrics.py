@@ -220,4 +220,4 @@ def test_all_are_metrics_writers(tmp_path: Path) -> None:
         writer.record(RECORD)
         writer.close()
         writer.close()
-    assert cast(JsonLines, writers[0])._file.closed
+    assert cast(JsonLines, writers[0])._file._file.closed

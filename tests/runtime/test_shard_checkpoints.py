@@ -66,6 +66,18 @@ def test_a_training_that_failed_is_not_kept(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_files_of_another_training_that_nobody_can_read_are_replaced(tmp_path: Path) -> None:
+    shard, path = Shard(), tmp_path / "file"
+    checkpointer = Checkpointer(shard.core, path, 1)
+    for name in ("file", "file.previous"):
+        (tmp_path / name).write_bytes(b"what is this?")
+    for step in range(2):
+        shard.step(step)
+        checkpointer.write_if_due()
+    checkpointer.close()
+    assert checkpoint.steps_in(path) == [2, 1]
+
+
 def test_what_cannot_be_kept(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="every 0 steps; at least 1"):
         Checkpointer(ServerCore(), tmp_path / "file", 0)

@@ -16,6 +16,7 @@ from torch import nn
 from thinwire.codecs import Codec
 from thinwire.errors import ConfigError
 from thinwire.hooks.several import class_names, parts
+from thinwire.hooks.sparse_modules import check_dense
 from thinwire.optimizers.options import portable_options
 from thinwire.optimizers.runner import ALLOWED
 from thinwire.policies.assignment import Assignment, Partition, Sized
@@ -71,7 +72,7 @@ def make_plan(
 
     Raises:
         ConfigError: an optimizer that servers do not run, or that has a state which they would lose; a parameter that
-            it does not hold, or that the model does not.
+            it does not hold, or that the model does not; an embedding with sparse gradients.
     """
     local = design.local
     name = class_names(optimizer) if local is None else local.outer
@@ -82,6 +83,7 @@ def make_plan(
             "'update', runs any optimizer at the workers"
         )
     if local is None:
+        check_dense(model)
         _check_fresh(optimizer)
     else:
         local.check_inner(class_names(optimizer), optimizer.param_groups)

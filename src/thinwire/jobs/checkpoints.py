@@ -215,7 +215,8 @@ class RunCheckpoints:
         """
         arguments = ["--checkpoint", str(path), "--checkpoint-every", str(self.every)]
         if again:
-            own = path.exists() and (self.resume or path.stat().st_mtime >= self.began)
+            newest = next(iter(checkpoint.files_at(path)), None)  # killed between two renames, it left an older name
+            own = newest is not None and (self.resume or newest.stat().st_mtime >= self.began)
             return [*arguments, "--resume"] if own else arguments
         if self.resume:
             arguments.append("--resume")

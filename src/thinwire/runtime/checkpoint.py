@@ -189,9 +189,13 @@ def steps_in(path: Path, disk: Disk = LOCAL) -> list[int]:
 
 
 def forget_after(path: Path, step: int, disk: Disk = LOCAL) -> None:
-    """Removes the files of later steps, once everybody goes on from this one."""
+    """Removes the files of later steps, and those that nobody can read, once everybody goes on from this one."""
     for file in files_at(path, disk):
-        if _header(file, disk)[0]["step"] > step:
+        try:
+            later = _header(file, disk)[0]["step"] > step
+        except ConfigError:
+            later = True
+        if later:
             disk.remove(file)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from thinwire.errors import ConfigError
+from thinwire.runtime.line_file import LineFile
 from thinwire.schema import Delta, Join, Members, Message, Plan, Push, Resume, Welcome
 
 
@@ -85,7 +85,7 @@ class Journal:
     """Appends to a shard's journal.
 
     Args:
-        path: the file; made if missing, in a folder that exists.
+        path: the file; made if missing, and its folder too.
         step: the version that the shard begins with.
 
     Raises:
@@ -103,10 +103,7 @@ class Journal:
     """
 
     def __init__(self, path: Path, step: int = 0) -> None:
-        try:
-            self._file = path.open("ab")  # open for as long as the process lives
-        except OSError as error:
-            raise ConfigError(f"the journal cannot be written to {str(path)!r}: {error.strerror or error}") from error
+        self._file = LineFile(path, "entries of the journal")
         self._planned = self._going_back = False
         self._write(Began(at=time.time(), step=step))
 
@@ -140,8 +137,7 @@ class Journal:
         self._file.close()
 
     def _write(self, entry: AnyEntry) -> None:
-        self._file.write(msgspec.json.encode(entry) + b"\n")
-        self._file.flush()
+        self._file.write(msgspec.json.encode(entry))
 
 
 class JournalReader:

@@ -14,6 +14,7 @@ import msgspec
 
 from thinwire.errors import ConfigError, TransportError
 from thinwire.extras import require
+from thinwire.runtime.line_file import LineFile
 from thinwire.telemetry import StepRecord
 
 _GAUGES = {
@@ -52,8 +53,8 @@ class MetricsWriter(Protocol):
 class JsonLines:
     """Appends one JSON object a line to a file, each line at once, so that the file can be followed.
 
-    Every line is one write to a file opened for appending: workers on one machine may share a file. NaN and infinity,
-    which JSON has not, become null.
+    Workers on one machine may share a file; a full disk is one warning, see `LineFile`. NaN and infinity, which JSON
+    has not, become null.
 
     Args:
         path: the file; made if missing, and its folder too.
@@ -72,17 +73,10 @@ class JsonLines:
     """
 
     def __init__(self, path: str | Path) -> None:
-        try:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-            self._file = Path(path).open("ab")  # noqa: SIM115  # open until `close`
-        except OSError as error:
-            is_file = isinstance(error, FileExistsError)
-            why = f"{error.filename} is not a folder" if is_file else error.strerror or error
-            raise ConfigError(f"step records cannot be written to {str(path)!r}: {why}") from error
+        self._file = LineFile(Path(path), "step records")
 
     def record(self, record: StepRecord) -> None:
-        self._file.write(msgspec.json.encode(record.as_dict()) + b"\n")
-        self._file.flush()
+        self._file.write(msgspec.json.encode(record.as_dict()))
 
     def close(self) -> None:
         self._file.close()

@@ -51,12 +51,13 @@ class ModelHooks:
             if id(found) in index
         ]
         self._frozen = [(name, weakref.ref(p)) for name, p in model.named_parameters() if id(p) not in index]
+        # Before all others: weight_norm and its kin compute a layer's weight in such a hook, of parameters as they are.
         for module in model.modules():
             own = [index[id(parameter)] for parameter in module._parameters.values() if id(parameter) in index]
             if module is model:
-                self._handles.append(model.register_forward_pre_hook(partial(self._before_model, own)))
+                self._handles.append(model.register_forward_pre_hook(partial(self._before_model, own), prepend=True))
             elif own := own + [index[id(buffer)] for buffer in module._buffers.values() if id(buffer) in index]:
-                self._handles.append(module.register_forward_pre_hook(partial(self._before_layer, own)))
+                self._handles.append(module.register_forward_pre_hook(partial(self._before_layer, own), prepend=True))
         for tensor in self._tensors:
             if tensor.parameter.requires_grad:
                 register: Any = tensor.parameter.register_post_accumulate_grad_hook  # untyped in torch

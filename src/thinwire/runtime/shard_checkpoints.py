@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +88,9 @@ class Checkpointer(Mapping[int, dict[str, Any]]):
             self._begin_at(step)
             self._own = {step, *(each for each in self._own if each <= step)}
         elif step > before and step % self._writer.every == 0 and self._others_there:
-            forget_after(self._writer.path, max(self._own), self._writer.disk)
-            self._others_there = False
+            with suppress(OSError):  # a disk that takes no change: what is to be written next says so
+                forget_after(self._writer.path, max(self._own), self._writer.disk)
+                self._others_there = False
         self._step = step
         self._writer.stepped(step, self._core.state_dict, lead=consistency(self._core.plan.consistency).lead())
         self._own = {*self._writer.keep_since(self._since, self._own)}

@@ -87,6 +87,8 @@ class Participants(Standing):
                 return self._fail(NOT_BACK.format(rank, CLOSED))
             self._returning.discard(rank)
             effects += self._drop(rank, f"worker {rank} has not come back at step {self.step}")
+        if gone and self._left and not (self._ranks or self._rollback.voters or self.awaited):
+            self.finished = True  # those who were here have left, and nobody else comes
         return [*effects, *self._settle()] if gone else []
 
     def _join(self, peer: int, join: Join) -> list[Effect]:

@@ -137,7 +137,8 @@ class Participant:
         if self.clock == 0 and not self._terms.immediate:  # there, everybody counts their own exchanges
             # The others may be in the middle of a step, which all shards will have had before ours.
             self.clock = max(max(welcome.step, welcome.begin) for welcome in welcomes.values())
-            if not self._terms.partial_quorum:  # there, workers are behind the clock as a rule
+            # With a quorum workers are behind the clock as a rule. At clock 0 a state may be of iterations without one.
+            if self.clock and not self._terms.partial_quorum:
                 self.iteration = self._policy.iterations(self.clock)
         self.began_late = late or own < self.clock
         for conversation in self.conversations:
@@ -259,6 +260,8 @@ class Participant:
             applied = applied or bool(updates)
         if applied:
             tensor.write()
+            if not self._terms.accepts_newer:  # there, a module that is called twice may take an update in between
+                tensor.end_graphs()
 
     def sync(self) -> Procedure[None]:
         """Waits for, and applies, everything up to the last step."""
@@ -320,7 +323,24 @@ class Participant:
         return state
 
     def restore_position(self, state: Mapping[str, Any]) -> None:
-        """Restores what `position` returned, before `start`: the shards must be at the same step."""
+        """Restores what `position` returned, before `start`: the shards must be at the same step.
+
+        Raises:
+            ConfigError: the state is of another number of shards, or of another model; nothing has changed.
+        """
+        if "values" in state:
+            sizes = {tensor.name: tensor.values.numel() for tensor in self.model.tensors if not tensor.state}
+            held = {name: values.numel() for name, values in state["values"].items()}
+            if len(state["versions"]) != len(self.conversations):
+                raise ConfigError(
+                    f"the state is of a training with {len(state['versions'])} shards, this one has "
+                    f"{len(self.conversations)}: with this design workers hold the model, and resume with as many"
+                )
+            if strangers := [name for name in {**sizes, **held} if sizes.get(name) != held.get(name)]:
+                raise ConfigError(
+                    f"the state is of another model: {strangers[0]!r} has {held.get(strangers[0], 0)} values "
+                    f"in it, and {sizes.get(strangers[0], 0)} here"
+                )
         self.clock = int(state["clock"])
         self.memberships = state.get("memberships", self.memberships)
         if "values" not in state:  # the shards send all values again, which cannot be wrong

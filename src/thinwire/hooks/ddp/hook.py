@@ -22,6 +22,7 @@ from thinwire.hooks.ddp.state import Reduction, ThinwireState
 from thinwire.hooks.exchange_options import FIXED, automatic_levels
 from thinwire.hooks.guards import StepGuard
 from thinwire.hooks.ranks import check_floating, check_options, choose, described, measured, meet, timeout_of
+from thinwire.hooks.sparse_modules import check_dense
 from thinwire.hooks.wrapping import inside_compiled, plain_name
 from thinwire.policies.autopilot.pilot import Target
 from thinwire.policies.compression import MIN_NUMEL, Compression
@@ -265,12 +266,7 @@ def _wrapped(compiled: nn.Module) -> DistributedDataParallel:
         raise ConfigError(
             f"the model has the hook {model._comm_hooks[0][0].__qualname__} already; DDP takes one: wrap the model anew"
         )
-    for name, module in model.module.named_modules():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:
-            raise ConfigError(
-                f"{name or 'the model'} makes sparse gradients, which have no fixed values to compress; build it with "
-                "sparse=False"
-            )
+    check_dense(model.module)
     return model
 
 

@@ -1,0 +1,53 @@
+"""A file of lines that a training appends to and can do without."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+from thinwire.errors import ConfigError
+
+
+class LineFile:
+    """Appends lines, each by one write, so that processes of one machine may share the file.
+
+    A disk that takes no more is one warning: the training goes on, and the file ends there.
+
+    Args:
+        path: the file; made if missing, and its folder too.
+        what: is written, for messages: a plural.
+
+    Raises:
+        ConfigError: the file cannot be opened for writing.
+    """
+
+    def __init__(self, path: Path, what: str) -> None:
+        self._path, self._what, self._ended = path, what, False
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("ab", buffering=0)  # open until `close`
+        except OSError as error:
+            is_file = isinstance(error, FileExistsError)
+            why = f"{error.filename} is not a folder" if is_file else error.strerror or error
+            raise ConfigError(f"{what} cannot be written to {str(path)!r}: {why}") from error
+
+    def write(self, line: bytes) -> None:
+        """Appends a line, whose end is added."""
+        if self._ended:
+            return
+        try:
+            whole = self._file.write(line + b"\n") == len(line) + 1
+            why = "no space is left for a whole line"
+        except OSError as error:
+            whole, why = False, error.strerror or str(error)
+        if not whole:
+            self._ended = True
+            warnings.warn(
+                f"{self._what} are no longer written to {str(self._path)!r}: {why}. The training goes on without them",
+                UserWarning,
+                stacklevel=3,
+            )
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
