@@ -109,6 +109,30 @@ def test_a_state_with_the_model_in_it_is_of_its_shards_and_its_model() -> None:
         run(again(core), saved, design="doublesqueeze-1bit", resume=changed)
 
 
+def test_a_batch_with_nan_is_accumulated_in_no_tensor() -> None:
+    def train(poisoned: bool) -> Any:
+        def go_on(_rank: int, model: nn.Module, opt: DistributedOptimizer) -> dict[str, torch.Tensor]:
+            for step in range(8 + poisoned):
+                x, y = batch(0, step - (poisoned and step > 1))
+                opt.zero_grad()
+                nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+                if poisoned and step == 1:
+                    [*_, last] = model.parameters()
+                    assert last.grad is not None
+                    last.grad[0] = torch.nan
+                    with pytest.raises(tw.NonFiniteError, match="nothing was accumulated, no state was changed"):
+                        opt.step()
+                else:
+                    opt.step()
+            opt.sync()
+            return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+        return go_on
+
+    runs = [run(None, train(poisoned), codec="3lc", consistency="local[steps=4]")[0] for poisoned in (False, True)]
+    assert equal(*runs)
+
+
 @pytest.mark.parametrize("cut", [1, 3, 5])
 @pytest.mark.parametrize("options", [{"consistency": "local[steps=4]"}, {"consistency": "ssp[3]"}], ids=str)
 def test_a_round_that_nothing_was_exchanged_in_goes_on_where_it_was(options: dict[str, str], cut: int) -> None:

@@ -109,7 +109,10 @@ class Worker(Participant):
         if self._exchanging:
             yield from self._exchange()
         elif self._design.downlink != "weights" and not (self._skips and not self.model.gradients_are_finite()):
-            for table, gradient in self.model.gradients():
+            gradients = list(self.model.gradients())
+            for table, gradient in gradients:  # all of them, before any is added
+                table.check_finite(gradient)
+            for table, gradient in gradients:
                 table.accumulate(gradient)
         self._end_iteration()
 

@@ -16,7 +16,7 @@ import torch
 
 from thinwire.codecs import Codec, Context, StepOptions, open_parsed
 from thinwire.codecs.tensors import FloatArray, flatten, off_host
-from thinwire.errors import ProtocolError
+from thinwire.errors import NonFiniteError, ProtocolError
 from thinwire.frames import Flags, Frame, pack, parse
 from thinwire.packets import BatchedTensor, EncodedTensor
 from thinwire.policies.assignment import Partition
@@ -131,6 +131,11 @@ class WorkerTable:
         return gradient.reshape(-1)[self.span].reshape(self.spec.shape)
 
     # ---- up
+
+    def check_finite(self, gradient: torch.Tensor) -> None:
+        """Raises NonFiniteError where a gradient that is to be accumulated holds NaN or Inf."""
+        if not bool(torch.isfinite(gradient).all()):
+            raise NonFiniteError(f"{self.spec.name}: holds NaN or Inf; nothing was accumulated, no state was changed")
 
     def accumulate(self, gradient: torch.Tensor) -> None:
         """Adds a gradient to a later push. Raises NonFiniteError before anything is changed."""
