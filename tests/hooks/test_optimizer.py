@@ -260,6 +260,8 @@ def test_averaged_weights_are_those_of_torchs_averaged_model() -> None:
             averaged = weights_of(model)
             with pytest.raises(tw.ProtocolError, match="averaged weights are for evaluation"):
                 model(torch.zeros(2, 12)).sum().backward()
+            with pytest.raises(tw.ConfigError, match=r"state_dict\(\) inside .* is of the averages: call it outside"):
+                opt.state_dict()
         assert equal(weights_of(model), trained)
         for name, value in expected.module.state_dict().items():
             assert torch.equal(value, averaged[name]) or name.endswith("num_batches_tracked"), name

@@ -66,6 +66,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._worker, self._driver, self._shards = worker, driver, shards
         self._recorder = Recorder(metrics, worker.rank)
         self._warm_up = WarmUp()
+        self._averaged = False
         self._first_step = worker.iteration
         agreed: int | None = None
         resumable = resume if isinstance(resume, Resumable) else None
@@ -172,7 +173,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         self.sync()
         with self._worker.model.averaged_weights():
-            yield
+            self._averaged = True
+            try:
+                yield
+            finally:
+                self._averaged = False
 
     @contextmanager
     def shared_weights(self) -> Iterator[None]:
@@ -259,7 +264,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         After `sync()`, together with the model's state and the shards' checkpoints of the same step, it is all that
         `distribute(…, resume=state)` needs to go on bit for bit. In a group it holds this rank's shard as well, and
         waits for the last exchange by itself; every rank saves its own.
+
+        Raises:
+            ConfigError: the model has its averaged weights for now, from which no training goes on.
         """
+        if self._averaged:
+            raise ConfigError("state_dict() inside `with opt.averaged_weights():` is of the averages: call it outside")
         shard: dict[str, Any] = {}
         if self._shards is not None:
             if not self._worker.closed:
