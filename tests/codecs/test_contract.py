@@ -238,6 +238,7 @@ UNFIT_OUTS: list[tuple[Any, str]] = [
     (np.lib.stride_tricks.as_strided(np.zeros(7, np.float32), (5, 7), (0, 4), writeable=True), "overlap"),
     (np.zeros((5, 7), np.float32)[::-1], "share its memory"),
     (np.zeros((5, 7), ">f4"), "share its memory"),
+    (np.zeros((5, 7), [("x", "f4"), ("y", "i1")])["x"], "share its memory"),
     (np.zeros((5, 7), np.longdouble), "share its memory"),
 ]
 

@@ -78,16 +78,6 @@ def test_weights_that_a_hook_computes_are_of_the_newest_parameters(
         assert losses(model, opt) == pytest.approx(expected, rel=1e-5) and len({*expected}) == 4
 
 
-def test_a_graph_of_before_an_update_is_not_used_after_it(servers: list[Server]) -> None:
-    model = mlp(0)
-    with begin(model, servers, design="fp32") as opt:
-        train(model, opt)
-        old = model(batch(0, 1)[0]).square().mean()
-        train(model, opt)
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            old.backward()
-
-
 @pytest.mark.parametrize("design", ["3lc", "local-sgd[h=2]"])
 def test_a_second_training_of_one_model_is_refused_until_the_first_has_ended(
     servers: list[Server], design: str

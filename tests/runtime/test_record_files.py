@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,9 @@ def test_an_endpoint_tells_what_came_since_the_last_look() -> None:
         writer.record(StepRecord(step=70, table="fc", numel=10, payload_bytes_push=8))  # of every tenth step, say
         writer.record(StepRecord(step=70, table="", numel=0, loss=1.0))
         assert [(each.step, each.payload_bytes_push) for each in endpoint.read()] == [(70, 8), (70, 0)]
+        writer.record(StepRecord(step=80, table="fc", numel=10))
+        writer.record(StepRecord.of_scores(80, 0, 1.0, math.nan, None))
+        assert [(each.loss, each.loss_finite) for each in endpoint.read()] == [(None, True), (None, False)]
     finally:
         writer.close()
     with pytest.raises(TransportError, match=r"metrics cannot be read: .*refused.*--metrics-port serves"):

@@ -101,7 +101,10 @@ def test_a_loss_that_is_not_finite_is_told_from_one_that_is_not_there() -> None:
         recorded.add(StepRecord(step=step, table="fc", numel=8, payload_bytes_push=4))
         recorded.add(StepRecord.of_scores(step, 0, 100.0 + step, loss, None))
     assert (recorded.figures().loss, recorded.figures().lost_at) == (2.25, 4)
-    recorded.add(StepRecord.of_scores(7, 0, 107.0, 2.0, None))
+    recorded.add(StepRecord(step=9, table="fc", numel=8, payload_bytes_push=4))
+    recorded.keep(1)
+    assert (recorded.figures().loss, recorded.figures().lost_at) == (2.25, 4), "however long ago it was lost"
+    recorded.add(StepRecord.of_scores(9, 0, 107.0, 2.0, None))
     assert (recorded.figures().loss, recorded.figures().lost_at) == (2.0, None)
 
 

@@ -169,10 +169,11 @@ def check_out(out: Tensor, shape: tuple[int, ...]) -> None:
     if isinstance(out, np.ndarray):
         if not out.flags.writeable:
             raise ConfigError("out is a read-only array; decoding writes into it")
-        if out.dtype not in (np.float16, np.float32, np.float64) or min(out.strides, default=0) < 0:
+        shareable = out.dtype in (np.float16, np.float32, np.float64)
+        if not shareable or any(step < 0 or step % out.itemsize for step in out.strides):
             raise ConfigError(
                 f"out is an array of {out.dtype.str} with strides {out.strides}; a torch tensor must be able to share "
-                "its memory: float16, float32 or float64 in this machine's byte order, no negative strides"
+                "its memory: float16, float32 or float64 in this machine's byte order, strides of whole values from 0 on"
             )
     steps = out.strides if isinstance(out, np.ndarray) else out.stride()
     if any(n > 1 and step == 0 for n, step in zip(out.shape, steps, strict=True)):

@@ -189,12 +189,12 @@ def steps_in(path: Path, disk: Disk = LOCAL) -> list[int]:
 
 
 def forget_after(path: Path, step: int, disk: Disk = LOCAL) -> None:
-    """Removes the files of later steps, and those that nobody can read, once everybody goes on from this one."""
+    """Removes the files of later steps, and damaged ones, once everybody goes on from this one."""
     for file in files_at(path, disk):
         try:
             later = _header(file, disk)[0]["step"] > step
-        except ConfigError:
-            later = True
+        except ConfigError as error:  # what cannot be read now, or only by another version, is not damaged
+            later = error.__cause__ is not None and not isinstance(error.__cause__, OSError)
         if later:
             disk.remove(file)
 

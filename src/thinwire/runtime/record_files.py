@@ -140,7 +140,7 @@ class RecordEndpoint:
             labels = sample.labels
             rank = labels.get("rank", "")
             ours = sample.name.startswith("thinwire_") and rank.isascii() and rank.isdecimal() and len(rank) < 10
-            if ours and math.isfinite(sample.value):
+            if ours and (math.isfinite(sample.value) or sample.name == "thinwire_loss"):
                 kind = labels.get("direction") or labels.get("phase") or ""
                 sums = found.setdefault((labels.get("table", ""), labels["rank"]), {})
                 sums[f"{sample.name.removeprefix('thinwire_')}{kind and '/' + kind}"] = sample.value
@@ -148,7 +148,8 @@ class RecordEndpoint:
             if not table:  # what belongs to the step as a whole
                 others = [each for (_, other), each in found.items() if other == rank]
                 for name in ("steps_total", "step"):
-                    values[name] = max(each.get(name, 0) for each in others)
+                    if found_there := [each[name] for each in others if name in each]:
+                        values[name] = max(found_there)
             record = _record_of(table, int(rank), values, self._before.get((table, rank), {}), now)
             if record is not None:
                 yield record
@@ -167,8 +168,10 @@ def _record_of(
     def mean(name: str) -> float:
         return (values.get(name, 0) - before.get(name, 0)) / taken
 
+    loss = values.get("loss")
+    loss_finite = loss is None or math.isfinite(loss)
     return StepRecord(
-        step=int(values.get("step", 0)) or steps - 1,  # an endpoint of before does not name it
+        step=int(values.get("step", steps - 1)),  # an endpoint of before does not name it
         table=table,
         numel=int(values.get("numel", 0)),
         rank=rank,
@@ -182,7 +185,8 @@ def _record_of(
         residual_lag=values.get("residual_lag"),
         time_s=now,
         itemsize=int(values.get("itemsize", 4)),
-        loss=values.get("loss"),
+        loss=loss if loss_finite else None,
+        loss_finite=loss_finite,
         accuracy=values.get("accuracy"),
         ways=int(values.get("ways", 2)),
         link_bps=values.get("link_bps"),

@@ -28,6 +28,7 @@ def verdict(figures: Figures) -> list[str]:
     """Returns what the measured figures mean, in sentences.
 
     Example:
+        >>> from thinwire.studies.step_figures import RecordedSteps
         >>> from thinwire.telemetry import StepRecord
         >>> records = [StepRecord(step=step, table="fc", numel=250_000, payload_bytes_push=8_000, encode_s=0.004,
         ...                       payload_bytes_pull=8_000, decode_s=0.004) for step in range(9)]

@@ -116,6 +116,7 @@ class RecordedSteps:
         self._tables: defaultdict[str, TableSums] = defaultdict(TableSums)
         self._latest: dict[int, int] = {}
         self._before: dict[str, float] = {}
+        self._lost_before: int | None = None
         for record in records:
             self.add(record)
 
@@ -137,6 +138,10 @@ class RecordedSteps:
         if not (oldest := recorded[-newest:]):
             return
         for step in sorted(each for each in self._steps if each < oldest[0]):
+            if any(not each.loss_finite for each in self._steps[step].values()):
+                self._lost_before = step if self._lost_before is None else self._lost_before
+            elif self.mean(step, attrgetter("loss")) is not None:
+                self._lost_before = None
             for name in ("loss", "accuracy", "link_bps"):
                 if (value := self.mean(step, attrgetter(name))) is not None:
                     self._before[name] = value
@@ -149,8 +154,8 @@ class RecordedSteps:
             if any(not each.loss_finite for each in ranks):
                 found = step
             elif any(each.loss is not None for each in ranks):
-                break
-        return found
+                return found
+        return found if self._lost_before is None else self._lost_before
 
     def _go_back(self, rank: int, step: int) -> None:
         if step == 0:
@@ -159,6 +164,7 @@ class RecordedSteps:
             self._tables.clear()
             self._latest.clear()
             self._before.clear()
+            self._lost_before = None
         for later in [each for each in self._steps if each >= step]:
             self._steps[later].pop(rank, None)
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 import xxhash
-from torch.autograd.graph import increment_version
 
 from thinwire.codecs import Codec
 from thinwire.errors import ConfigError
@@ -83,10 +82,6 @@ class WorkerTensor:
         """Copies the values to the tensor, where they are separate."""
         if self._separate:
             self._shown.copy_(self.values.view(self._shown.shape))
-
-    def end_graphs(self) -> None:
-        """Has autograd refuse graphs that were made with what the model's tensor held before."""
-        increment_version(self._shown)
 
     @property
     def shown(self) -> torch.Tensor:

@@ -260,8 +260,6 @@ class Participant:
             applied = applied or bool(updates)
         if applied:
             tensor.write()
-            if not self._terms.accepts_newer:  # there, a module that is called twice may take an update in between
-                tensor.end_graphs()
 
     def sync(self) -> Procedure[None]:
         """Waits for, and applies, everything up to the last step."""
