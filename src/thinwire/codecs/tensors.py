@@ -173,7 +173,7 @@ def check_out(out: Tensor, shape: tuple[int, ...]) -> None:
         if not shareable or any(step < 0 or step % out.itemsize for step in out.strides):
             raise ConfigError(
                 f"out is an array of {out.dtype.str} with strides {out.strides}; a torch tensor must be able to share "
-                "its memory: float16, float32 or float64 in this machine's byte order, strides of whole values from 0 on"
+                "its memory: float16, float32 or float64 in this machine's byte order, whole strides from 0 on"
             )
     steps = out.strides if isinstance(out, np.ndarray) else out.stride()
     if any(n > 1 and step == 0 for n, step in zip(out.shape, steps, strict=True)):
