@@ -18,6 +18,7 @@ from thinwire.policies.autopilot.estimates import ENOUGH
 from thinwire.policies.autopilot.levels import LAG_LIMIT, levels
 from thinwire.policies.autopilot.notes import StepNote
 from thinwire.policies.autopilot.pilot import Pilot
+from thinwire.policies.autopilot.probing import MOST
 
 LEVELS = levels()
 NAMES = [level.name for level in LEVELS]
@@ -198,6 +199,13 @@ def test_a_state_continues_with_the_same_decisions_and_a_foreign_one_is_refused(
 
 times = st.floats(allow_nan=True, allow_infinity=True) | st.floats(0, 10)
 any_note = st.builds(StepNote, times, times, times, times, times, times, times, times)
+
+
+def test_a_link_of_next_to_nothing_is_measured_as_seldom_as_any() -> None:
+    pilot = Pilot(levels(), WORK)
+    for _ in range(2):
+        pilot.take_link(5e-324)
+    assert pilot.memory.probe_in == MOST
 
 
 @settings(max_examples=60, deadline=None)

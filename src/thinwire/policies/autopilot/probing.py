@@ -41,7 +41,7 @@ def cost_s(bps: float) -> float:
 
 def period(bps: float, step_s: float) -> int:
     """Returns the notes from one measurement to the next, so that they take a small share of the time."""
-    return max(FEWEST, min(MOST, math.ceil(cost_s(bps) / (SHARE * step_s))))
+    return max(FEWEST, math.ceil(min(MOST, cost_s(bps) / (SHARE * step_s))))
 
 
 def probe(pilot: Controller, once: Callable[[int], float]) -> None:
