@@ -142,3 +142,14 @@ def test_a_step_whose_workers_have_all_gone_away_changes_nothing() -> None:
     assert update.ranks == (-1,)
     shard.push(LATE, 1, shard.frames(1, 1))
     assert shard.core.step == 2 and not shard.ended
+
+
+def test_one_that_never_came_does_not_keep_the_shard_of_those_who_have_left() -> None:
+    shard = Shard(make_plan(2, consistency="asp"), begin=False, min_workers=1)
+    shard.join(0)
+    shard.give_values(0)
+    shard.push(0, 0, shard.frames(0, 0))
+    shard.say(0, Leave())
+    assert (shard.core.finished, shard.core.awaited) == (False, frozenset({1}))
+    shard.carry_out(shard.core.overdue(frozenset({1})))
+    assert shard.core.finished and shard.core.failed is None

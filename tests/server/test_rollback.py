@@ -308,17 +308,6 @@ def test_after_the_end_nobody_goes_back() -> None:
     assert str(shard.ended[10]).startswith("worker 0 resumes at exchange 0, and the others go on at 5")
 
 
-def test_one_that_never_came_does_not_keep_the_shard_of_those_who_have_left() -> None:
-    shard = Shard(make_plan(2, consistency="asp"), begin=False, min_workers=1)
-    shard.join(0)
-    shard.give_values(0)
-    shard.push(0, 0, shard.frames(0, 0))
-    shard.say(0, Leave())
-    assert (shard.core.finished, shard.core.awaited) == (False, frozenset({1}))
-    shard.carry_out(shard.core.overdue(frozenset({1})))
-    assert shard.core.finished and shard.core.failed is None
-
-
 def test_with_enough_others_nobody_waits_for_ever() -> None:
     """Worker 2 died with the shard, and the one in its place was never there."""
     states = Shard(make_plan(3), min_workers=2).core.state_dict()

@@ -87,7 +87,7 @@ def race(
 
 
 def refuse(asked: Mapping[str, Any], usual: object, race: str, seen: str) -> None:
-    """Raises ConfigError where something was asked for that this kind of race does not have."""
+    """Raises ConfigError where an option belongs to the other kind of race."""
     if strangers := [name for name, value in asked.items() if value not in (None, getattr(usual, name, None))]:
         named = ", ".join(f"--{name.replace('_', '-')}" for name in strangers)
         raise ConfigError(f"{named}: of a race {race}, whose models read {seen}; these models do not")

@@ -36,7 +36,7 @@ def levels_of(frame: Frame, dtype: np.dtype[Any]) -> tuple[NDArray[np.int8], flo
 
 @dataclass(frozen=True, kw_only=True)
 class Int8(Scheme):
-    """8 bits a value: scale = max|x| / 127, q = round(x / scale). No residual unless asked for.
+    """8 bits a value: scale = max|x| / 127, q = round(x / scale). By default it keeps no residual.
 
     Error at most scale / 2 for every value. A subnormal scale (max|x| below 1.5e-36 in float32) is itself rounded, by
     up to the smallest number, and a level multiplies that.
