@@ -69,7 +69,7 @@ def test_a_tensor_in_pieces_is_as_many_tables() -> None:
 
 def test_every_value_has_one_place_and_buffers_are_on_shard_0() -> None:
     for policy in ("round-robin", "greedy", "heuristic", "uniform[min=8]"):
-        for shards in (1, 2, 5, 12):
+        for shards in (1, 2, 5, 6):
             planned = plan(Model(), shards=shards, placement=placement(policy))
             assert len(planned.plans) == shards
             seen = set()
@@ -85,6 +85,12 @@ def test_every_value_has_one_place_and_buffers_are_on_shard_0() -> None:
             assert len(seen) == sum(len(each.tables) for each in planned.plans)
             for each in planned.plans:
                 assert each.groups == planned.plans[0].groups
+
+
+def test_a_server_that_would_hold_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"1 of 7 servers would hold no parameters, as 'greedy' places .*take 6"):
+        plan(Model(), shards=7, placement=placement("greedy"))
+    assert all(each.tables for each in plan(Model(), shards=12, placement=placement("uniform[min=1]")).plans)
 
 
 def test_parameter_groups_and_their_options_travel() -> None:

@@ -27,7 +27,7 @@ from thinwire.policies.consistency import Consistency
 torch.set_num_threads(1)
 
 ITERATIONS = 5
-TABLES = 2
+TABLES = 3
 
 
 class Ledger(nn.Module):

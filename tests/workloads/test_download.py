@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import os
+import ssl
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -202,3 +204,31 @@ def test_the_table_is_well_formed() -> None:
 def test_what_cannot_be_downloaded() -> None:
     with pytest.raises(ConfigError, match="no download called 'digits'; these can be downloaded: mnist"):
         download.download("digits", Path("unused"))
+
+
+def test_two_processes_that_fetch_one_file_do_not_meet(
+    site: _Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.bodies["/file"] = BODY
+    remote, here = _remote(site.url("/file")), os.getpid()
+
+    def half_way(name: str, done: int, nbytes: int) -> None:
+        if done < nbytes and os.getpid() == here:
+            monkeypatch.setattr(os, "getpid", lambda: here + 1)
+            fetch(remote, tmp_path)
+            monkeypatch.undo()
+
+    assert fetch(remote, tmp_path, half_way).read_bytes() == BODY
+    assert _files(tmp_path) == ["file.bin"] and site.requests == ["/file"] * 2, "the second time it is there"
+
+
+def test_a_broken_tls_connection_is_tried_again(site: _Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.bodies["/file"] = BODY
+    failures = [ssl.SSLError("record layer failure")]
+
+    def progress(name: str, done: int, nbytes: int) -> None:
+        if failures:  # where reading the next part of the body would raise it
+            raise failures.pop()
+
+    assert fetch(_remote(site.url("/file")), tmp_path, progress).read_bytes() == BODY
+    assert site.requests == ["/file"] * 2

@@ -6,7 +6,7 @@ table of its own on one shard, with its own context and scale. A tensor in one p
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,7 +72,7 @@ def make_plan(
 
     Raises:
         ConfigError: an optimizer that servers do not run, or that has a state which they would lose; a parameter that
-            it does not hold, or that the model does not; an embedding with sparse gradients.
+            it does not hold, or that the model does not; an embedding with sparse gradients; a server without a table.
     """
     local = design.local
     name = class_names(optimizer) if local is None else local.outer
@@ -127,6 +127,7 @@ def make_plan(
             tables[part.server].append(spec)
             sends_some[part.server] |= choices[key].up.scheme.sends_some
         tensors.append(PlannedTensor(key, parameter, False, choices[key].up, tuple(placed), local is not None))
+    _check_none_idle(tables, placing)
     for codec in () if design.auto is None else design.auto.codecs:  # what an exchange may have in place of it
         index_of(codec)
     plain, exchanged = index_of(PLAIN), _statistics(model)
@@ -246,3 +247,12 @@ def _check_fresh(optimizer: torch.optim.Optimizer) -> None:
                 "and begin its state anew: give it one that has taken no step and loaded no state, or a design of "
                 "local updates, such as 'update', whose workers go on from that state"
             )
+
+
+def _check_none_idle(tables: Sequence[Sequence[TableSpec]], placing: Placement) -> None:
+    """Raises ConfigError for a server without parameters: no update moves it from step 0, so nothing can be resumed."""
+    if idle := sum(not specs for specs in tables):
+        raise ConfigError(
+            f"{idle} of {len(tables)} servers would hold no parameters, as {placing.id!r} places this model; take "
+            f"{len(tables) - idle} servers, or a placement that divides tensors, such as 'uniform[min=1]'"
+        )

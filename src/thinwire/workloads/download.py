@@ -1,9 +1,9 @@
 """Fetch the files of a data set, on request and never otherwise.
 
-Strategy: one table says where each file is published, how long it is and what it must hash to. A download
-goes to a neighbouring ".part" file; only when length and checksum agree does it take its real name,
-in one rename, so a file that exists is whole. A broken transfer is tried again from nothing; wrong contents
-are not, because trying again would not mend them. It refuses to know what the files mean.
+One table says where each file is published, how long it is and what it must hash to. A download goes to a neighbouring
+".part" file of its process; only when length and checksum agree does it take its real name, in one rename, so that a
+file that exists is whole. A broken transfer is tried again from nothing; wrong contents are not, because trying again
+would not mend them.
 
 Sizes and checksums are those of the published files, as package collections pin them. A library such as pooch has no
 mirrors and no limit of length, fetches wrong contents again, and brings six packages.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import http.client
 import os
+import ssl
 import tarfile
 import urllib.error
 import urllib.request
@@ -29,6 +30,7 @@ Progress = Callable[[str, int, int], None]
 CHUNK_NBYTES = 1 << 18
 ATTEMPTS = 3
 TIMEOUT_S = 30.0
+_BROKEN = (http.client.HTTPException, urllib.error.URLError, ssl.SSLError, TimeoutError, ConnectionError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,14 +109,14 @@ def fetch(remote: RemoteFile, folder: Path, progress: Progress | None = None) ->
     target = folder / remote.name
     if target.is_file() and not _difference(target, remote):
         return target
-    part = folder / f"{remote.name}.part"
+    part = folder / f"{remote.name}.{os.getpid()}.part"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for url in remote.urls * ATTEMPTS:
             try:
                 _transfer(url, part, remote, progress)
                 break
-            except (http.client.HTTPException, urllib.error.URLError, TimeoutError, ConnectionError) as error:
+            except _BROKEN as error:
                 if isinstance(error, urllib.error.HTTPError):
                     error.close()  # it holds the connection open
                 failure = error
@@ -172,7 +174,7 @@ def _unpack(archive: Path, folder: Path) -> None:
                 source = tar.extractfile(f"{cifar10.SUBFOLDER}/{name}")
                 if source is None:
                     raise DataError(f"{archive}: {name} is not a file: delete it and try again")
-                part = folder / f"{name}.part"
+                part = folder / f"{name}.{os.getpid()}.part"
                 part.write_bytes(source.read())
                 os.replace(part, folder / name)
     except (OSError, KeyError, EOFError, tarfile.TarError) as error:
