@@ -25,7 +25,14 @@ from thinwire.collective.residuals import Residuals, TrainedTensor
 from thinwire.errors import ConfigError
 from thinwire.hooks.exchange_options import FIXED, automatic_levels
 from thinwire.hooks.fsdp.gathering import CodedAllGather
-from thinwire.hooks.fsdp.parameter_groups import ParameterGroup, ReduceScatter, in_order, parameter_groups
+from thinwire.hooks.fsdp.parameter_groups import (
+    ParameterGroup,
+    ReduceScatter,
+    after_backward,
+    in_order,
+    parameter_groups,
+    ranks_of,
+)
 from thinwire.hooks.fsdp.state import Ready, ShardedState
 from thinwire.hooks.guards import StepGuard
 from thinwire.hooks.ranks import check_floating, check_options, choose, described, measured, meet, timeout_of
@@ -151,10 +158,8 @@ def compress(
     ]
 
     waiting = timeout or timeout_of(mesh.get_group(0))
-    ranks, coordinates = mesh.mesh.tolist(), mesh.get_coordinate()
-    if coordinates is None:
-        raise ConfigError(f"rank {dist.get_rank()} is not in the model's mesh of ranks {ranks}")
-    everyone = meet(mesh.mesh.flatten().tolist(), waiting, credentials)
+    ranks = ranks_of(mesh)
+    everyone = meet([rank for site in ranks for rank in site], waiting, credentials)
     group_nbytes = int(gather_mb * 1e6)
     agree(
         everyone,
@@ -173,8 +178,8 @@ def compress(
     )
     replica, replicas = 0, None
     if first.replicated:
-        replica, replicas = coordinates[0], len(ranks)
-        peers = meet([row[first.shard] for row in ranks], waiting, credentials) if first.shards > 1 else everyone
+        replica, replicas = next(i for i, site in enumerate(ranks) if dist.get_rank() in site), len(ranks)
+        peers = meet([site[first.shard] for site in ranks], waiting, credentials) if first.shards > 1 else everyone
         own = shards_of(wholes, cuts, first.shards, first.shard)
         residuals = Residuals(own, peers.rank, peers.size, mean=True, seed=seed)
     else:
@@ -204,6 +209,7 @@ def compress(
     )
     alone = dist.new_group([dist.get_rank()], use_local_synchronization=True) if first.replicated else None
     coded = {name: gather_codec for name, choice in choices.items() if gather_codec is not None and choice.up != PLAIN}
+    after_backward(model, state.end_step)
     for number, group in enumerate(groups):
         if alone is not None:
             group.replace_all_reduce(alone, _AllReduce(state))

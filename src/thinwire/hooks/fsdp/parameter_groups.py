@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -141,6 +142,7 @@ class ParameterGroup:
 
     def add_waiting(self, flat: torch.Tensor, waiting: torch.Tensor) -> None:
         """Adds values in units of the gradient, as the two above return them, to what is about to be reduced."""
+        self._check(flat, self.stride * (1 if self.replicated else self.shards))
         if self.replicated:
             _, after = self._divisors(flat, self._group._all_reduce_process_group)
             flat.add_(waiting, alpha=after)
@@ -213,10 +215,16 @@ class ParameterGroup:
         return before or 1.0, after or 1.0
 
     def _check(self, flat: torch.Tensor, numel: int) -> None:
+        # Another one, unfrozen in its place, may have as many values.
+        if frozen := [each.name for each in self.parameters if not each.param.sharded_param.requires_grad]:
+            raise ConfigError(
+                f"{frozen[0]} was trained when fsdp.compress was called, and is frozen now: what comes would be taken "
+                "for its gradients. Leave it unfrozen, with a rate of 0, or build and compress the model anew"
+            )
         if flat.numel() != numel:
             raise ConfigError(
                 f"{self} has {numel} values and {flat.numel()} came: some parameters have no gradient in this step, or "
-                "were frozen or unfrozen since fsdp.compress. Where steps leave parameters out, call "
+                "were unfrozen since fsdp.compress. Where steps leave parameters out, call "
                 "model.set_reduce_scatter_unused_params(True)"
             )
         for parameter in self.parameters:
@@ -258,6 +266,45 @@ def parameter_groups(model: nn.Module) -> list[ParameterGroup]:
             "the model's parameter groups lie on different meshes; call fully_shard with one mesh for all"
         )
     return found
+
+
+def ranks_of(mesh: DeviceMesh) -> list[list[int]]:
+    """Returns the global ranks of each site, by number of the shard that they hold; without replicas, of the one site.
+
+    FSDP numbers shards by the ranks of a process group, which ascend, whatever the order in the mesh.
+
+    Raises:
+        ConfigError: this rank is none of them, or sites number their shards differently.
+    """
+    sites: list[list[int]] = mesh.mesh.reshape(-1, mesh.mesh.shape[-1]).tolist()
+    if mesh.get_coordinate() is None:
+        raise ConfigError(f"rank {dist.get_rank()} is not in the model's mesh of ranks {mesh.mesh.tolist()}")
+    orders = [[sorted(site).index(rank) for rank in site] for site in sites]
+    if any(order != orders[0] for order in orders):
+        raise ConfigError(
+            f"the mesh {sites} has replicas of different shards side by side, as FSDP numbers the shards of each site "
+            "by ascending ranks; order the ranks of all sites alike"
+        )
+    return [sorted(site) for site in sites]
+
+
+def after_backward(model: nn.Module, hook: Callable[[], None]) -> None:
+    """Has `hook` called after each backward pass, when FSDP has ended it, and once where several roots take part.
+
+    FSDP's own end of it belongs to the whole pass, where one runs within another: activations that are checkpointed
+    reentrantly have backward passes of their own.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            state: Any = module._get_fsdp_state()
+            state._root_post_backward_final_callback = partial(
+                _end_backward, state._root_post_backward_final_callback, hook
+            )
+
+
+def _end_backward(fsdp_ends_it: Callable[[], None], hook: Callable[[], None]) -> None:
+    fsdp_ends_it()
+    torch.autograd.Variable._execution_engine.queue_callback(hook)  # after the other roots'
 
 
 def in_order(model: nn.Module, groups: Sequence[ParameterGroup]) -> dict[str, ShardedParameter]:
@@ -307,7 +354,9 @@ __all__ = [
     "ParameterGroup",
     "ReduceScatter",
     "ShardedParameter",
+    "after_backward",
     "check_backend",
     "in_order",
     "parameter_groups",
+    "ranks_of",
 ]

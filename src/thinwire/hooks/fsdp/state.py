@@ -124,7 +124,7 @@ class ShardedState(ExchangeState):
             return self.step >= self.start_step
         if self._buckets[group].offsets:
             if any(group is each.group for each in self._ready):
-                self._end_step()
+                self.end_step()
             if not self._ready:
                 self.follow_loss_scale()
                 self.auto.begin_step(self.step, flat)
@@ -143,24 +143,23 @@ class ShardedState(ExchangeState):
 
         The newest group is kept back until the next one comes: FSDP does not say which is the last of a step.
         """
-        if not self._buckets[ready.group].offsets:
-            return  # parameters with fewer rows than ranks: this one holds padding alone
         if any(ready.group is each.group for each in self._ready):
-            self._end_step()  # a group that is reduced twice in a backward pass: each time is an exchange of its own
+            self.end_step()  # a group that is reduced twice in a backward pass: each time is an exchange of its own
         if not self._ready:
             self.follow_loss_scale()
-            # FSDP queues its own end of the backward pass when that begins: this comes after it.
-            torch.autograd.Variable._execution_engine.queue_callback(self._end_step)
-        if self._ready:
-            self._exchange(len(self._ready) - 1, last=False)
+        if self._buckets[ready.group].offsets:
+            self._exchange_newest(last=False)
         self._ready.append(ready)
 
-    def _end_step(self) -> None:
-        """Exchanges what was kept back, waits for all of the step, and hands the averages to the parameters."""
+    def end_step(self) -> None:
+        """Exchanges what was kept back, waits for all of the step, and hands the averages to the parameters.
+
+        Nothing happens where no gradients were reduced since the last step.
+        """
         ready, skipped = self._ready, self.steps_skipped
         if not ready:
             return
-        self._exchange(len(ready) - 1, last=True)
+        self._exchange_newest(last=True)
         self._ready = []
         failure = None
         try:
@@ -191,10 +190,11 @@ class ShardedState(ExchangeState):
         self.note_warm_up()
         self.between_steps()
 
-    def _exchange(self, index: int, *, last: bool) -> None:
-        each = self._ready[index]
-        if each.values is not None:
-            self.driver.bucket_ready(self._buckets[each.group], each.values, self.step, index, last=last)
+    def _exchange_newest(self, *, last: bool) -> None:
+        """Exchanges the newest gradients, but of groups with fewer rows than ranks, where this one has padding alone."""
+        held = [each for each in self._ready if self._buckets[each.group].offsets]
+        if held and (values := held[-1].values) is not None:
+            self.driver.bucket_ready(self._buckets[held[-1].group], values, self.step, len(held) - 1, last=last)
 
     def _worst(self, own: Outcome, device: torch.device) -> Outcome:
         """Returns what became of the step on any shard; ranks of different shards exchange nothing else.
