@@ -122,8 +122,23 @@ def test_one_rank_alone_adds_what_an_earlier_run_left() -> None:
         context.residual.fill_(0.5)
     values = np.zeros(sum(SIZES.values()), np.float32)
     shard = core.group([bucket_of()]).shards[0]
-    shard.flush([values])
+    shard.flush([values], core.residuals.names())
     assert (values[: SIZES["w"]] == 0.5).all() and not values[SIZES["w"] :][: SIZES["bias"]].any()
     again = values.copy()
-    shard.flush([again])
+    shard.flush([again], core.residuals.names())
     assert np.array_equal(again, values)
+
+
+def test_what_waits_of_a_slice_without_a_gradient_waits_on_where_such_are_left_out() -> None:
+    [core] = collectives(tensors(CODEC), 1, drop_zeros=True)
+    for context in core.residuals.contexts.values():
+        assert context.residual is not None
+        context.residual.fill_(0.5)
+    values, waiting = np.zeros(sum(SIZES.values()), np.float32), core.residuals.names()
+    values[0] = 1.0  # of "w"
+    core.flush(bucket_of(), values, waiting)
+    assert (values[1 : SIZES["w"]] == 0.5).all() and not values[SIZES["w"] :].any()
+    assert waiting == {"small[0:900]"} and core.awaits(bucket_of(), waiting)
+    values[-1] = 1.0
+    core.flush(bucket_of(), values, waiting)
+    assert (values[1 : SIZES["w"]] == 0.5).all() and values[-1] == 1.5 and not waiting

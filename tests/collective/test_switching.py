@@ -23,7 +23,7 @@ def all_reduced(cores: list[Collective], given: list[Any]) -> list[Any]:
     """What an all-reduce makes of gradients to which what waits was added."""
     flushed = [gradient.copy() for gradient in given]
     for core, values in zip(cores, flushed, strict=True):
-        core.flush(bucket_of(), values)
+        core.flush(bucket_of(), values, core.residuals.names())
     total = np.sum(flushed, axis=0, dtype=np.float64)
     average = total / WORLD if cores[0].residuals.mean else total
     return [average.astype(np.float32)] * WORLD

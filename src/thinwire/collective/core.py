@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -132,20 +132,26 @@ class Collective:
             for shard in group.shards:
                 shard.recode()
 
-    def flush(self, bucket: Bucket, values: Values) -> None:
+    def awaits(self, bucket: Bucket, waiting: Collection[str]) -> bool:
+        """Whether some of these contexts, given by name, are of a bucket."""
+        shards = self.group([bucket]).shards
+        return any(context.name in waiting for shard in shards for context in shard.contexts)
+
+    def flush(self, bucket: Bucket, values: Values, waiting: set[str]) -> None:
         """Adds to a bucket's gradient what waits in residuals, for a step that all ranks all-reduce uncompressed.
 
-        The average over the ranks then holds all of it, and nothing waits any longer: what waits of an average counts
-        once in it, and so times the number of ranks in its owner's gradient.
+        The average over the ranks then holds all of it: what waits of an average counts once in it, and so times the
+        number of ranks in its owner's gradient.
 
         Args:
             bucket: what is about to be averaged.
             values: this rank's gradient, flat, in units of a gradient; changed in place.
+            waiting: as for `Shard.flush`.
         """
         residuals = self.residuals
         for owner, shard in enumerate(self.group([bucket]).shards):
             owned = owner == residuals.rank and residuals.mean
-            shard.flush([values], times=residuals.world if owned else 1)
+            shard.flush([values], waiting, times=residuals.world if owned else 1)
 
     def group(self, buckets: Sequence[Bucket]) -> Group:
         """Returns the shards of buckets that travel together; made when they first do."""

@@ -149,6 +149,10 @@ class Residuals:
     def _compressed(self) -> list[TrainedTensor]:
         return [tensor for tensor in self.tensors.values() if not tensor.uncompressed]
 
+    def names(self) -> set[str]:
+        """Returns the names of the contexts that keep a residual."""
+        return {context.name for context in self.contexts.values() if context.residual is not None}
+
     # ---- steps that are skipped
 
     def snapshot(self) -> None:

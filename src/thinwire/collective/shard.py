@@ -163,14 +163,26 @@ class Shard:
                 out[:] = 0
         self.plain.scatter(plain, values)
 
-    def flush(self, values: Sequence[Values], times: float = 1.0) -> None:
-        """Adds what was never sent to the values, uncompressed, and so many times: nothing waits any longer."""
+    def flush(self, values: Sequence[Values], waiting: set[str], times: float = 1.0) -> None:
+        """Adds what was never sent to the values, uncompressed, and so many times.
+
+        Where slices without any gradient are left out, what is added to one of them would be lost: it waits on.
+
+        Args:
+            values: of the buckets.
+            waiting: names of contexts that are asked; those of which nothing waits any longer are taken out.
+            times: what waits is multiplied by it.
+        """
         for context, out in zip(self.contexts, self.coded.of(values), strict=True):
             residual = context.residual
-            if residual is not None:
-                waiting = residual if times == 1 else residual * times
-                out += waiting.to(out.device) if isinstance(out, torch.Tensor) else waiting.cpu().numpy()
-                residual.zero_()
+            if residual is None or context.name not in waiting:
+                continue
+            if self.drop_zeros and not out.any() and residual.any():
+                continue
+            waiting.remove(context.name)
+            more = residual if times == 1 else residual * times
+            out += more.to(out.device) if isinstance(out, torch.Tensor) else more.cpu().numpy()
+            residual.zero_()
 
     # ---- its owner
 

@@ -164,7 +164,7 @@ class ExchangeAutopilot:
             self._first_ready = time.perf_counter()
             self._busy_s = self._reduced_at = 0.0
         if travels:
-            self.flush.waiting = True
+            self.flush.expect_all()
             self._meter.begin()
         else:
             self._meter.forget()
@@ -226,7 +226,7 @@ class ExchangeAutopilot:
         self._arrived = arrived if len(arrived) == self._core.residuals.world else []
         if self._alarm is not None:
             self._alarm.heard = kept.alarm
-        self.flush.waiting = True
+        self.flush.expect_all()
         self.watched, self._looked_at = False, -1
         self._meter.forget()
         self._apply()
@@ -234,7 +234,7 @@ class ExchangeAutopilot:
     def take_residuals(self) -> None:
         """Says that residuals of a run with a fixed codec have been loaded, which the next step is to take."""
         self.settle()
-        self.flush.waiting = True
+        self.flush.expect_all()
 
     def __str__(self) -> str:
         memory = self.pilot.memory

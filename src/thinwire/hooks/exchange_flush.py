@@ -18,22 +18,35 @@ class Flush:
 
     Attributes:
         waiting: whether something waits for an uncompressed step.
-        under_way: whether the step under way has taken it.
+        under_way: whether the step under way has taken some of it.
         undone: whether NaN or Inf came of that step: what it took waits again.
     """
 
     def __init__(self, core: Collective, driver: CollectiveDriver) -> None:
         self._core, self._driver = core, driver
         self.waiting = self.under_way = self.undone = False
+        # By name of its context, as a step does not always reduce all gradients; None where it may be all of them.
+        self._left: set[str] | None = None
+        self._left_before: set[str] = set()
+
+    def expect_all(self) -> None:
+        """Says that something may wait in every residual."""
+        self.waiting, self._left = True, None
 
     def add(self, bucket: Bucket, buffer: torch.Tensor) -> None:
         """Adds to a gradient what waits, before it is all-reduced as an average over the ranks."""
         if not self.waiting:
             return
-        if not self.under_way and self._core.skip:
-            self._core.residuals.snapshot()
+        if self._left is None:
+            self._left = self._core.residuals.names()
+        if not self._core.awaits(bucket, self._left):
+            return
+        if not self.under_way:
+            self._left_before = set(self._left)
+            if self._core.skip:
+                self._core.residuals.snapshot()
         self.under_way = True
-        self._driver.flush(bucket, buffer)
+        self._driver.flush(bucket, buffer, self._left)
 
     def reduced(self, averaged: torch.Tensor) -> None:
         """Takes an average of the step under way."""
@@ -48,5 +61,6 @@ class Flush:
             self.undone = b"\1" in gather(self._driver.peers, bytes([self.undone]))
         if self.undone:  # all ranks skip the step: what was flushed must not go with it
             self._core.residuals.restore()
-        self.waiting = self.undone
+            self._left = self._left_before
+        self.waiting = bool(self._left)
         self.under_way = self.undone = False

@@ -28,7 +28,7 @@ class _Carrier:
         length = -(-count // segments)
         self.whole = count // length
         """Segments that are full; what follows them is zeros, and stays zeros."""
-        self.tensor = torch.zeros(segments, length + places)
+        self.tensor = torch.zeros(segments, length + places, dtype=torch.float32, device="cpu")
         array = self.tensor.numpy()  # of which an operation takes a tenth of a tensor's
         self.body, self.places = array[: self.whole, :length], array[:, length:]
         self.rest = array[self.whole, : count % length] if self.whole < segments else array[0, :0]

@@ -110,12 +110,12 @@ class CollectiveDriver:
             self._submit(job)
         return future
 
-    def flush(self, bucket: Bucket, buffer: torch.Tensor) -> None:
+    def flush(self, bucket: Bucket, buffer: torch.Tensor, waiting: set[str]) -> None:
         """Adds to a bucket's gradient what waits in residuals; see `Collective.flush`. On the current stream.
 
         Of float16 and bfloat16 gradients, what rounding takes of the sum is lost.
         """
-        self._flush(bucket, BucketBuffer(buffer, None, torch.futures.Future()))
+        self._flush(bucket, BucketBuffer(buffer, None, torch.futures.Future()), waiting)
 
     def wait_step(self) -> None:
         """Waits for the step's last bucket. Raises what made it fail."""
@@ -148,12 +148,12 @@ class CollectiveDriver:
 
     def _complete_alone(self, bucket: Bucket, buffer: BucketBuffer) -> None:
         """One rank has nobody to send to: it adds what an earlier run with more ranks left unsent."""
-        self._flush(bucket, buffer)
+        self._flush(bucket, buffer, self._core.residuals.names())
         buffer.future.set_result(buffer.buffer)
 
-    def _flush(self, bucket: Bucket, buffer: BucketBuffer) -> None:
+    def _flush(self, bucket: Bucket, buffer: BucketBuffer, waiting: set[str]) -> None:
         values = buffer.values()
-        self._core.flush(bucket, values)
+        self._core.flush(bucket, values, waiting)
         buffer.fill(values)
 
     def _submit(self, job: UnderWay) -> None:

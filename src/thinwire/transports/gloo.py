@@ -34,7 +34,9 @@ class GlooPeerGroup(PeerGroup):
         self.rank = list(ranks).index(dist.get_rank())
         everyone = self.size == dist.get_world_size()
         try:
-            roll_call(dist.distributed_c10d._get_default_store(), dist.get_rank(), ranks, timeout)
+            num_groups = None if everyone else len(dist.distributed_c10d._world.pg_names)
+            store = dist.distributed_c10d._get_default_store()
+            roll_call(store, dist.get_rank(), ranks, timeout, num_groups=num_groups)
             self._group = dist.new_group(
                 list(ranks),
                 timeout=timeout,

@@ -185,6 +185,7 @@ def thinwire_hook(state: ThinwireState, bucket: dist.GradBucket) -> torch.future
     step, index, last = state.step, bucket.index(), bucket.is_last()
     if index == 0:
         state.under_way.clear()  # of a step that was broken off
+        state.check_divisor()
         state.between_steps()
     state.step += last
     if auto is None and step < state.start_step:
@@ -265,6 +266,11 @@ def _wrapped(compiled: nn.Module) -> DistributedDataParallel:
     if model._comm_hooks:
         raise ConfigError(
             f"the model has the hook {model._comm_hooks[0][0].__qualname__} already; DDP takes one: wrap the model anew"
+        )
+    if model._use_python_reducer:
+        raise ConfigError(
+            'torch._dynamo.config.optimize_ddp is "python_reducer", which calls no communication hook as DDP does; '
+            'set it to "ddp_optimizer" before the model is wrapped'
         )
     check_dense(model.module)
     return model

@@ -61,6 +61,15 @@ class ThinwireState(ExchangeState):
         model = self._model()
         return model is None or bool(model.static_graph)
 
+    def check_divisor(self) -> None:
+        """Raises ConfigError inside a `join` that wants sums divided by the ranks that are left: DDP tells no hook."""
+        model = self._model()
+        if model is not None and not getattr(model, "_divide_by_initial_world_size", True):
+            raise ConfigError(
+                "join(divide_by_initial_world_size=False) divides gradients by the ranks that still have data, and "
+                "DDP tells no communication hook of them; leave the argument out, or give every rank as many batches"
+            )
+
     def finish_reductions(self) -> None:
         """Waits for the step's all-reduces; called at the end of a backward pass, before DDP waits for their futures.
 

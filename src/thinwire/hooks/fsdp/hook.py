@@ -37,7 +37,7 @@ from thinwire.hooks.fsdp.state import Ready, ShardedState
 from thinwire.hooks.guards import StepGuard
 from thinwire.hooks.ranks import check_floating, check_options, choose, described, measured, meet, timeout_of
 from thinwire.policies.autopilot.pilot import Target
-from thinwire.policies.compression import MIN_NUMEL, PLAIN, Choice, Compression, as_codec
+from thinwire.policies.compression import MIN_NUMEL, PLAIN, ByShape, Choice, Compression, as_codec, select
 from thinwire.runtime.collective import CollectiveDriver
 from thinwire.runtime.peers import agree
 from thinwire.security.credentials import Credentials
@@ -208,7 +208,12 @@ def compress(
         shard_group=mesh.get_group(1) if first.replicated and first.shards > 1 else None,
     )
     alone = dist.new_group([dist.get_rank()], use_local_synchronization=True) if first.replicated else None
-    coded = {name: gather_codec for name, choice in choices.items() if gather_codec is not None and choice.up != PLAIN}
+    coded = {}
+    if gather_codec is not None:  # of the parameters that a codec would take, whichever the gradients have
+        gathers = compression or ByShape(up=gather_codec, down=PLAIN, min_numel=min_numel, exclude=exclude)
+        shapes = {name: cut.shape for name, cut in cuts.items()}
+        selected = select(shapes, gathers, codecs=codecs, last_layer=last_layer)
+        coded = {name: gather_codec for name, choice in selected.items() if choice.up != PLAIN}
     after_backward(model, state.end_step)
     for number, group in enumerate(groups):
         if alone is not None:

@@ -191,7 +191,7 @@ class ShardedState(ExchangeState):
         self.between_steps()
 
     def _exchange_newest(self, *, last: bool) -> None:
-        """Exchanges the newest gradients, but of groups with fewer rows than ranks, where this one has padding alone."""
+        """Exchanges the newest gradients. Of groups with fewer rows than ranks this one may hold padding alone."""
         held = [each for each in self._ready if self._buckets[each.group].offsets]
         if held and (values := held[-1].values) is not None:
             self.driver.bucket_ready(self._buckets[held[-1].group], values, self.step, len(held) - 1, last=last)

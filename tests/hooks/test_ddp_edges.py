@@ -1,0 +1,139 @@
+"""`ddp.compress` where torch is used in ways that its hooks hear nothing of: as plain DDP does, or refused."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.hooks.ddp_ranks import batch, ddp, mlp, run_ranks, train, weights
+from thinwire.errors import ConfigError
+
+
+class _Branches(nn.Module):
+    """Of two layers each step takes one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.branches = nn.ModuleList([nn.Linear(16, 40), nn.Linear(16, 40)])
+
+    def forward(self, x: torch.Tensor, branch: int) -> torch.Tensor:
+        found: torch.Tensor = self.branches[branch](x)
+        return found
+
+
+def _unused(rank: int) -> list[float]:
+    """What waits for the second branch: after two compressed steps of it, uncompressed ones of the first, and one."""
+    model = DistributedDataParallel(_Branches(), find_unused_parameters=True)
+    state = ddp.compress(model, "auto", measure_link=False)
+    assert state.auto is not None
+    state.auto.pilot._decide = lambda: None  # type: ignore[method-assign]
+    waits = []
+    for step, (level, branch) in enumerate([(4, 1), (4, 1), (0, 0), (0, 0), (0, 1)]):
+        state.auto.pilot.memory.level = level
+        model.zero_grad()
+        model(batch(rank, step)[0], branch).pow(2).mean().backward()
+        residuals = state.core.residuals.state_dict()["residuals"]
+        waits.append(float(residuals["branches.1.weight"].abs().max()))
+    return waits
+
+
+def _in_half_precision_by_default(rank: int) -> bool:
+    """Whether `auto`, which stays uncompressed on a fast link, changes no bit."""
+    plain, ours = DistributedDataParallel(mlp()), DistributedDataParallel(mlp())
+    ddp.compress(ours, "auto", measure_link=False)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        for model in (plain, ours):
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+            for step in range(3):
+                x, y = batch(rank, step, torch.float32)
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    found, wanted = weights(ours.module), weights(plain.module)
+    return all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+def _joined(rank: int) -> str:
+    model = DistributedDataParallel(mlp())
+    ddp.compress(model, "fp32", measure_link=False)
+    try:
+        with model.join(divide_by_initial_world_size=False):
+            train(model, rank, 2)
+    except ConfigError as error:
+        return str(error)
+    return "taken"
+
+
+def _python_reducer(rank: int) -> str:
+    before = torch._dynamo.config.optimize_ddp
+    torch._dynamo.config.optimize_ddp = "python_reducer"
+    try:
+        ddp.compress(DistributedDataParallel(mlp()), "fp32", measure_link=False)
+    except ConfigError as error:
+        return str(error)
+    finally:
+        torch._dynamo.config.optimize_ddp = before
+    return "taken"
+
+
+def _group_of_some(rank: int) -> str:
+    """Rank 0 is in one more process group than the others."""
+    alone = dist.new_group([0])
+    some = dist.new_group([0, 1])
+    said = "not in it"
+    if rank < 2:
+        model = DistributedDataParallel(mlp(), process_group=some)
+        try:
+            ddp.compress(model, "fp32", timeout=timedelta(seconds=15))
+        except ConfigError as error:
+            said = str(error)
+    dist.barrier()
+    del alone
+    return said
+
+
+def run_all(rank: int) -> dict[str, Any]:
+    return {
+        "unused": _unused(rank),
+        "bfloat16": _in_half_precision_by_default(rank),
+        "joined": _joined(rank),
+        "python reducer": _python_reducer(rank),
+        "some": _group_of_some(rank),
+    }
+
+
+@pytest.fixture(scope="module")
+def ranks() -> list[dict[str, Any]]:
+    """The results of every case, by rank."""
+    return run_ranks(3, run_all)
+
+
+def test_what_waits_for_a_branch_waits_until_some_step_takes_it(ranks: list[dict[str, Any]]) -> None:
+    for found in ranks:
+        _, compressed, *elsewhere, taken = found["unused"]
+        assert elsewhere == [compressed] * 2 and compressed > 0 and taken == 0
+
+
+def test_auto_runs_in_half_precision_by_default(ranks: list[dict[str, Any]]) -> None:
+    assert all(found["bfloat16"] for found in ranks)
+
+
+def test_what_ddp_tells_no_hook_is_refused(ranks: list[dict[str, Any]]) -> None:
+    assert all("divides gradients by the ranks that still have data" in found["joined"] for found in ranks)
+    assert all("python_reducer" in found["python reducer"] for found in ranks)
+
+
+def test_ranks_that_know_different_numbers_of_groups_say_so(ranks: list[dict[str, Any]]) -> None:
+    first, second, third = (found["some"] for found in ranks)
+    assert first == second and "different numbers of process groups ({0: 6, 1: 5})" in first
+    assert third == "not in it"
