@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+import weakref
 from datetime import timedelta
 from typing import Any
 
@@ -102,8 +105,20 @@ def _group_of_some(rank: int) -> str:
     return said
 
 
+def _forgotten(rank: int) -> tuple[bool, list[str]]:
+    """Whether the residuals of a model that nobody closed are still there, and which threads are."""
+    model = DistributedDataParallel(mlp())
+    state = ddp.compress(model, "3lc", measure_link=False)
+    train(model, rank, 2)
+    residuals = weakref.ref(state.core.residuals)
+    del model, state
+    gc.collect()
+    return residuals() is None, [each.name for each in threading.enumerate() if each.name.startswith("thinwire-pu")]
+
+
 def run_all(rank: int) -> dict[str, Any]:
     return {
+        "forgotten": _forgotten(rank),
         "unused": _unused(rank),
         "bfloat16": _in_half_precision_by_default(rank),
         "joined": _joined(rank),
@@ -133,7 +148,11 @@ def test_what_ddp_tells_no_hook_is_refused(ranks: list[dict[str, Any]]) -> None:
     assert all("python_reducer" in found["python reducer"] for found in ranks)
 
 
+def test_a_model_that_is_garbage_leaves_neither_residuals_nor_threads(ranks: list[dict[str, Any]]) -> None:
+    assert all(found["forgotten"] == (True, []) for found in ranks)
+
+
 def test_ranks_that_know_different_numbers_of_groups_say_so(ranks: list[dict[str, Any]]) -> None:
     first, second, third = (found["some"] for found in ranks)
-    assert first == second and "different numbers of process groups ({0: 6, 1: 5})" in first
+    assert first == second and "different numbers of process groups ({0: 7, 1: 6})" in first
     assert third == "not in it"

@@ -14,6 +14,7 @@ import atexit
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -59,7 +60,9 @@ class CollectiveDriver:
         self._threads: list[threading.Thread] = []
         self._last: UnderWay | None = None
         self._stream: Any = None
-        self._buffers: WeakKeyDictionary[Group, dict[tuple[int, Pass], ReceiveBuffer]] = WeakKeyDictionary()
+        self._buffers: WeakKeyDictionary[Group, dict[tuple[int, Pass], ReceiveBuffer]] = (
+            WeakKeyDictionary()
+        )
 
     def counters(self) -> dict[str, float]:
         """Returns the sums so far: bytes, values and messages sent, and seconds by purpose."""
@@ -134,6 +137,10 @@ class CollectiveDriver:
         if self._closed:
             raise ConfigError("close() was called on this state: wrap the model, and call compress, anew")
 
+    def close_with(self, model: object) -> None:
+        """Has `close` called when a model is garbage, whose exchanges these are."""
+        weakref.finalize(model, self.close).atexit = False
+
     def close(self) -> None:
         """Ends the threads, once. Nothing may be under way; what is, gets a moment to finish."""
         if self._closed:
@@ -143,7 +150,8 @@ class CollectiveDriver:
         for inbox in (self._to_push, self._to_pull):
             inbox.put(None)
         for thread in self._threads:
-            thread.join(_CLOSE_S)
+            if thread is not threading.current_thread():  # which may be the one that collects garbage
+                thread.join(_CLOSE_S)
         self._threads.clear()
 
     def _complete_alone(self, bucket: Bucket, buffer: BucketBuffer) -> None:

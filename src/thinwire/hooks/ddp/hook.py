@@ -150,6 +150,7 @@ def compress(
     residuals = Residuals(tensors, peers.rank, peers.size, mean=reduce == "mean", seed=seed)
     core = Collective(residuals, skip=skip, drop_zeros=drop_zeros, group_nbytes=group_nbytes)
     driver = CollectiveDriver(core, peers)
+    driver.close_with(wrapped)
     state = ThinwireState(
         core=core,
         driver=driver,

@@ -190,6 +190,7 @@ def compress(
         residuals, skip=nonfinite == "skip", drop_zeros=False, group_nbytes=group_nbytes, pulls=first.replicated
     )
     driver = CollectiveDriver(core, peers)
+    driver.close_with(model)
     state = ShardedState(
         core=core,
         driver=driver,
