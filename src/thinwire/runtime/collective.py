@@ -60,9 +60,7 @@ class CollectiveDriver:
         self._threads: list[threading.Thread] = []
         self._last: UnderWay | None = None
         self._stream: Any = None
-        self._buffers: WeakKeyDictionary[Group, dict[tuple[int, Pass], ReceiveBuffer]] = (
-            WeakKeyDictionary()
-        )
+        self._buffers: WeakKeyDictionary[Group, dict[tuple[int, Pass], ReceiveBuffer]] = WeakKeyDictionary()
 
     def counters(self) -> dict[str, float]:
         """Returns the sums so far: bytes, values and messages sent, and seconds by purpose."""
