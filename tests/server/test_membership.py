@@ -99,9 +99,10 @@ def test_more_than_the_plan_names_may_join() -> None:
     np.testing.assert_array_equal(shard.copy_of(LATE)[WEIGHT][1], shard.copy_of(0)[WEIGHT][1])
     shard = Shard(PLAINLY)
     shard.join(5, peer=LATE)
-    assert shard.ended[LATE] == "rank 5; this training has ranks 0 … 2; with --min-workers the server takes more", (
-        "not where nobody may die either"
-    )
+    assert (
+        shard.ended[LATE]
+        == "rank 5; this training has ranks 0 … 2, as workers=3 says; with --min-workers the server takes more"
+    ), "not where nobody may die either"
 
 
 def test_the_worker_whose_rates_and_buffers_count_may_die() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from dataclasses import fields
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ from thinwire.codecs.threshold import Threshold
 from thinwire.codecs.topk import TopK
 from thinwire.errors import ConfigError, FrameError
 from thinwire.frames import Frame
+from thinwire.plugins import load, load_or_warn
 
 SHIPPED: tuple[type[Scheme], ...] = (
     FP32,
@@ -57,6 +58,10 @@ SHIPPED: tuple[type[Scheme], ...] = (
 )
 
 
+_SHORT = {"s": "sparsity"}
+"""What names of designs abbreviate."""
+
+
 class Registry:
     """Makes codecs by id, and decodes the frames of all of them.
 
@@ -69,6 +74,7 @@ class Registry:
     def __init__(self, schemes: Sequence[type[Scheme]], pool: ScratchPool, group: str = "thinwire.codecs") -> None:
         self._schemes: dict[str, type[Scheme]] = {}
         self._pool, self._group, self._loaded = pool, group, False
+        self._broken: dict[str, EntryPoint] = {}
         for scheme in schemes:
             self.register(scheme)
 
@@ -100,8 +106,9 @@ class Registry:
                 f"here name one of {self.ids()}, of which `thinwire plan` says what pays"
             )
         if codec_id not in self._schemes:
-            guess = _guess(codec_id, list(self._schemes))
-            raise ConfigError(f"unknown codec {codec_id!r}{guess}; there are {self.ids()}")
+            if codec_id in self._broken:
+                load(self._broken[codec_id])  # says why it cannot be
+            raise ConfigError(f"unknown codec {codec_id!r}{self._hint(codec_id)}; there are {self.ids()}")
         return self._schemes[codec_id]
 
     def codec(self, /, id: str, **options: Any) -> Codec:
@@ -193,11 +200,24 @@ class Registry:
         if not self._loaded:
             self._loaded = True
             for point in entry_points(group=self._group):
-                self.register(point.load())
+                if (scheme := load_or_warn(point)) is None:
+                    self._broken[point.name] = point
+                else:
+                    self.register(scheme)
+
+    def _hint(self, codec_id: object) -> str:
+        """What an unknown id may have been meant for, which may hold options as names of designs do."""
+        name, bracket, options = str(codec_id).partition("[")
+        if bracket and name in self._schemes:
+            given = ", ".join(_SHORT.get(key := each.partition("=")[0], key) + "=…" for each in options.split(","))
+            return f": a codec's options are arguments, as in {name!r}, {given}"
+        return _guess(name, list(self._schemes)) if isinstance(codec_id, str) else ""
 
 
 def _guess(word: str, allowed: list[str]) -> str:
-    close = difflib.get_close_matches(str(word), allowed, n=1)
+    if _SHORT.get(word) in allowed:
+        return f" (did you mean {_SHORT[word]!r}?)"
+    close = difflib.get_close_matches(word.lower(), allowed, n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 

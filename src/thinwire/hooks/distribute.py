@@ -53,9 +53,9 @@ def distribute(
     *,
     server: str | Connection | Sequence[str | Connection] | None = None,
     group: dist.ProcessGroup | None = None,
-    rank: int = 0,
-    workers: int = 1,
-    codec: str | Codec = "3lc",
+    rank: int | None = None,
+    workers: int | None = None,
+    codec: str | Codec | None = None,
     codec_down: str | Codec | None = None,
     design: str | Design | None = None,
     consistency: str | Consistency | None = None,
@@ -92,8 +92,8 @@ def distribute(
         group: in place of `server`, `rank` and `workers`: every rank of this process group is a worker, and serves a
             share of the model to all of them, so that there is no server process.
         rank: this worker's number, 0 … workers − 1; above, where it joins an elastic server (`--min-workers`) besides.
-        workers: how many workers begin the training.
-        codec: of the pushes; an id with `**options`, or a codec.
+        workers: how many workers begin the training; without this and `rank` one trains alone.
+        codec: of the pushes; an id with `**options`, or a codec; by default `"3lc"`.
         codec_down: of the pulls; by default the same.
         design: a complete configuration in place of the codecs, as in `"terngrad"`; the arguments below override it.
             In `"update[codec=auto]"` a controller chooses the codec of every exchange.
@@ -138,19 +138,26 @@ def distribute(
             "give either server=… (addresses of shards) or group=… (a process group whose ranks serve; "
             "dist.group.WORLD is None before init_process_group())"
         )
-    if group is not None and (rank, workers) != (0, 1):
+    if group is not None and (rank is not None or workers is not None):
         raise ConfigError("group=… says which rank this is and how many workers there are: leave out rank and workers")
     if group is not None and credentials is not None:
         raise ConfigError("group=… draws certificates of its own: leave out credentials")
-    if rank < 0 or workers < 1:
-        raise ConfigError(f"rank={rank} with workers={workers}; ranks are 0 … workers − 1")
+    rank, workers = _place(rank, workers)
     if state_interval < 1 or (chunk_nbytes is not None and chunk_nbytes < 1):
         raise ConfigError(f"state_interval={state_interval} and chunk_nbytes={chunk_nbytes} must be at least 1")
     check_free(model)
     optimizer = as_one(optimizer)
     policy = None if consistency is None else find_consistency(consistency)
+    if design is not None and (options or codec is not None or codec_down is not None):
+        name = design if isinstance(design, str) else design.name
+        if codec == AUTO:
+            raise ConfigError(
+                f"design={name!r} brings its codecs; {name.partition('[')[0] + '[codec=auto]'!r} has auto"
+            )
+        would = sorted(options) or ("codec" if codec is not None else "codec_down")
+        raise ConfigError(f"design={name!r} brings its codecs; {would} would change them")
     chosen = find_design(
-        _design(codec, codec_down, options) if design is None else design,
+        _design(codec or "3lc", codec_down, options) if design is None else design,
         min_numel=min_numel,
         transmission=None if overlap is None else ("wait-free" if overlap else "traditional"),
         consistency=consistency if isinstance(consistency, str) else None,
@@ -160,11 +167,6 @@ def distribute(
     )
     if policy is None:
         chosen = chosen.with_epoch(steps_per_epoch)
-    if design is not None and (options or codec_down is not None):
-        raise ConfigError(f"design={design!r} brings its codecs; {sorted(options) or 'codec_down'} would change them")
-    if design is not None and codec == AUTO:
-        name = design if isinstance(design, str) else design.name
-        raise ConfigError(f"design={name!r} brings its codecs; {name.partition('[')[0] + '[codec=auto]'!r} has auto")
     if group is not None and isinstance(model, DistributedDataParallel):
         both = {*dist.get_process_group_ranks(group)} & {*dist.get_process_group_ranks(model.process_group)}
         if len(both) > 1:
@@ -246,6 +248,19 @@ def distribute(
         if own is not None:
             own.stop()
         raise
+
+
+def _place(rank: int | None, workers: int | None) -> tuple[int, int]:
+    """Which of how many workers this is. Raises ConfigError where one is said without the other, or cannot be."""
+    if rank is None and workers in (None, 1):
+        return 0, 1
+    whole = all(isinstance(each, int) and not isinstance(each, bool) for each in (rank, workers))
+    if rank is None or workers is None or not whole or rank < 0 or workers < 1:
+        raise ConfigError(
+            f"rank={rank!r} with workers={workers!r}: give both as whole numbers, as in rank=0, workers=4; ranks are "
+            "0 … workers − 1"
+        )
+    return rank, workers
 
 
 def _design(codec: str | Codec, codec_down: str | Codec | None, options: dict[str, Any]) -> Design:

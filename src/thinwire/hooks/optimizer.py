@@ -24,6 +24,8 @@ from thinwire.runtime.rank_shards import RankShards
 from thinwire.telemetry import WarmUp
 from thinwire.worker.core import Worker
 
+MOST_FAILURE = 500
+"""Characters of what the others are told of a failure here."""
 FAILED_S = 5.0
 """Where an exception ends a training here, how long shards may take to let this worker go, and then how long the ranks
 that this one serves are served, in seconds: somebody waits to read what went wrong."""
@@ -227,11 +229,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Leaves the training in good order. The model stays usable; further steps are refused."""
         self._end(None)
 
-    def _end(self, within_s: float | None) -> None:
+    def _end(self, within_s: float | None, failure: str = "") -> None:
         if not self._worker.closed:
             self._worker.closed = True
             self._hooks.remove()
-            self._driver.close(within_s)
+            self._driver.close(within_s, failure)
             self._recorder.close()
             if self._shards is not None:
                 self._shards.close(within_s)
@@ -243,7 +245,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         # One that goes back with the others must have said so; `sys.exit()` at the end of a training is no failure.
         ends_well = error is None or isinstance(error, SessionLostError)
         ends_well = ends_well or (isinstance(error, SystemExit) and not error.code)
-        self._end(None if ends_well else FAILED_S)
+        if ends_well:
+            self._end(None)
+        else:
+            self._end(FAILED_S, f"{type(error).__name__}: {error}"[:MOST_FAILURE].rstrip(": "))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Refused: what is copied or pickled would take part in no training.

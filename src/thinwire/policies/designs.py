@@ -15,6 +15,7 @@ from thinwire.codecs import Codec
 from thinwire.codecs.levels import Votes
 from thinwire.codecs.stochastic import TernGrad
 from thinwire.errors import ConfigError
+from thinwire.plugins import load
 from thinwire.policies.auto_codec import AutoCodec
 from thinwire.policies.compression import MIN_NUMEL, Compression, Exclude, check_pull_codec
 from thinwire.policies.compression import compression as find_compression
@@ -249,6 +250,6 @@ def _by_id(design_id: str, name: str, options: dict[str, Any]) -> Design:
             raise ConfigError(f"design {name!r}: {error}") from error
     for point in plugins("thinwire.designs"):
         if point.name == design_id:
-            found: Design = point.load()(**options)
+            found: Design = load(point)(**options)
             return found
     raise ConfigError(f"unknown design {design_id!r}; there are {', '.join(designs())}")

@@ -15,6 +15,7 @@ from inspect import signature
 from typing import Any, Generic, TypeVar
 
 from thinwire.errors import ConfigError
+from thinwire.plugins import load, load_or_warn
 
 T = TypeVar("T")
 
@@ -137,7 +138,8 @@ class Family(Generic[T]):
         """
         found = dict(self.shipped)
         for point in plugins(f"thinwire.{self.what}"):
-            kind = point.load()
+            if (kind := load_or_warn(point)) is None:
+                continue
             kind_id = getattr(kind, "id", point.name)
             if found.setdefault(kind_id, kind) is not kind:
                 raise ConfigError(f"{self.what} id {kind_id!r} of {point.value} is taken by {found[kind_id].__name__}")
@@ -156,6 +158,9 @@ class Family(Generic[T]):
         known = self.known()
         kind_id, _ = parse_name(name, self.what, bare="")
         if kind_id not in known:
+            for point in plugins(f"thinwire.{self.what}"):
+                if point.name == kind_id:
+                    load(point)  # says why it cannot be
             raise ConfigError(f"unknown {self.what} {kind_id!r}; there are {', '.join(known)}")
         _, options = parse_name(name, self.what, short=self._short, bare=self._bare.get(kind_id))
         if own := sorted(set(options) & set(given)):

@@ -87,10 +87,11 @@ class WorkerDriver:
         finally:
             self._counters.add("exchange_seconds", time.perf_counter() - begin)
 
-    def close(self, within_s: float | None = None) -> None:
+    def close(self, within_s: float | None = None, failure: str = "") -> None:
         """Leaves every shard in good order, where one was lost to come again. A session that broke is only dropped.
 
         Args:
+            failure: what went wrong here, in words, for the others; given with `within_s` alone.
             within_s: where something went wrong here, for how long the shards together may take to answer, in seconds;
                 nothing is raised then. None: each as long as in a step.
 
@@ -98,7 +99,7 @@ class WorkerDriver:
             DeadlineError: a shard did not confirm the end; not with `within_s`.
         """
         if within_s is not None:
-            self._close_soon(time.perf_counter() + within_s)
+            self._close_soon(time.perf_counter() + within_s, failure)
             return
         for conversation, connection in zip(self._conversations, self._connections, strict=True):
             try:
@@ -110,11 +111,11 @@ class WorkerDriver:
             finally:
                 connection.close()
 
-    def _close_soon(self, until: float) -> None:
+    def _close_soon(self, until: float, failure: str) -> None:
         """Says goodbye to all shards before any answer is waited for: one that is silent keeps no other from it."""
         for conversation in self._conversations:
             with suppress(TransportError, ProtocolError):
-                self.run(conversation.leave(returning=self._lost))
+                self.run(conversation.leave(returning=self._lost, failure="" if self._lost else failure))
         for connection in self._connections:
             with suppress(TransportError, ProtocolError):
                 while connection.receive(max(0.0, until - time.perf_counter())) is not None:

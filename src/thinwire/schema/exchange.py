@@ -135,9 +135,11 @@ class Leave(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     Args:
         returning: not done: this worker has lost another shard, and joins again to go back with all the others.
+        failure: not done: why this worker has failed, in words; empty where it has not.
     """
 
     returning: bool = False
+    failure: str = ""
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

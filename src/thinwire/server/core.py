@@ -136,6 +136,8 @@ class ServerCore(Participants):
             case Echo():
                 return [Send((peer,), message, frames)]
             case Leave():
+                if message.failure:
+                    return [Close(peer), *self.closed(peer, f"it failed with {message.failure}")]
                 return self._leave(peer, returning=message.returning)
             case _:
                 raise ProtocolError(f"a worker does not send {type(message).__name__}")

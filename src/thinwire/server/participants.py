@@ -101,7 +101,11 @@ class Participants(Standing):
             raise ProtocolError(reason)
         highest = join.plan.workers if self._min_workers is None else MAX_WORKERS
         if not 0 <= join.rank < highest:
-            more = "; with --min-workers the server takes more" if self._min_workers is None else ""
+            more = (
+                ""
+                if self._min_workers is not None
+                else (f", as workers={join.plan.workers} says; with --min-workers the server takes more")
+            )
             raise ProtocolError(f"rank {join.rank}; this training has ranks 0 … {highest - 1}{more}")
         if self._engine is None:
             self._engine = self._engine_of(join.plan)
@@ -278,7 +282,7 @@ class Participants(Standing):
             case Resume():
                 return [*self._rollback.choose(peer, message), *self._settle()]
             case Leave():
-                gone = None if message.returning else "it left"
+                gone = None if message.returning else message.failure or "it left"
                 return [Close(peer), *self._withdraw(peer, gone)]
             case _:
                 raise ProtocolError(f"{type(message).__name__} came from a worker that is about to go back")

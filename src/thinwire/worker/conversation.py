@@ -198,9 +198,14 @@ class Conversation:
         """Says which checkpoints this worker has, as `Saved` does."""
         yield Send(self.shard, Saved(steps=steps, safe=safe))
 
-    def leave(self, *, returning: bool = False) -> Procedure[None]:
-        """Sends the last message; `returning`: another shard was lost, and this worker joins again."""
-        yield Send(self.shard, Leave(returning=returning))
+    def leave(self, *, returning: bool = False, failure: str = "") -> Procedure[None]:
+        """Sends the last message.
+
+        Args:
+            returning: another shard was lost, and this worker joins again.
+            failure: why this worker cannot go on, if it cannot.
+        """
+        yield Send(self.shard, Leave(returning=returning, failure=failure))
 
     # ---- down
 

@@ -1,0 +1,66 @@
+"""Entry points of other packages that cannot be loaded: told of, and no harm to what others offer."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint, EntryPoints
+
+import pytest
+
+from thinwire import plugins
+from thinwire.codecs import registry
+from thinwire.codecs.floats import BF16
+from thinwire.codecs.scratch import ScratchPool
+from thinwire.errors import ConfigError
+from thinwire.policies import naming
+from thinwire.policies.consistency import POLICIES, consistency
+
+BROKEN = EntryPoint("broken", "nowhere_at_all:Thing", "thinwire.example")
+TOLD = r"'broken' \(thinwire.example\) cannot be loaded from nowhere_at_all:Thing: ModuleNotFoundError: .*uninstall it"
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As if a package that offers it were installed."""
+    point = EntryPoint("mine", "thinwire.codecs.floats:BF16", "thinwire.example")
+    found = EntryPoints([BROKEN, point])
+    monkeypatch.setattr(naming, "plugins", lambda group: found.select(name="broken"))
+    monkeypatch.setattr(registry, "entry_points", lambda group: found)
+    plugins.load_or_warn.cache_clear()
+    yield
+    plugins.load_or_warn.cache_clear()
+
+
+@pytest.mark.usefixtures("installed")
+def test_who_asks_for_it_hears_why_and_who_does_not_is_warned_once() -> None:
+    with pytest.warns(UserWarning, match=TOLD):
+        assert consistency("bsp").id == "bsp"
+    with warnings.catch_warnings(action="error"):
+        assert "bsp" in POLICIES.known()
+    with pytest.raises(ConfigError, match=TOLD):
+        consistency("broken")
+
+
+@pytest.mark.usefixtures("installed")
+def test_codecs_after_it_are_there() -> None:
+    codecs = registry.Registry([], ScratchPool(), "thinwire.example")
+    with pytest.warns(UserWarning, match=TOLD):
+        assert codecs.ids() == [BF16.id]
+    with pytest.raises(ConfigError, match=TOLD):
+        codecs.codec("broken")
+    with pytest.raises(ConfigError, match="unknown codec 'other'; there are"):
+        codecs.codec("other")
+
+
+def test_options_where_names_of_designs_have_them_are_explained() -> None:
+    with pytest.raises(
+        ConfigError, match=re.escape("'3lc[s=1.5,zstd]': a codec's options are arguments, as in '3lc', ")
+    ):
+        registry.codec("3lc[s=1.5,zstd]")
+    for name, wanted in (("3LC", "3lc"), ("int9", "int8")):
+        with pytest.raises(ConfigError, match=rf"unknown codec '{name}' \(did you mean '{wanted}'\?\)"):
+            registry.codec(name)
+    with pytest.raises(ConfigError, match=r"unknown option 's' \(did you mean 'sparsity'\?\)"):
+        registry.codec("3lc", s=1.5)
