@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -258,3 +259,37 @@ def cmdline(process: psutil.Process) -> list[str]:
         return process.cmdline()
     except psutil.Error:  # it has ended meanwhile
         return []
+
+
+def test_nobody_who_reads_what_is_printed_is_no_reason_to_end() -> None:
+    """A reader of the server's lines that goes, and a full disk under the worker's lines and records."""
+    server = start("server", "--listen", "127.0.0.1:0")
+    try:
+        assert server.stdout is not None and server.stderr is not None
+        address = server.stdout.readline().split()[2].rstrip(";")
+        server.stdout.close()
+        options = ("--workers", "1", "--steps", "20", "--telemetry", "/dev/full")
+        with Path("/dev/full").open("w") as full:
+            worker = subprocess.run(
+                [*THINWIRE, "worker", "--server", address, *options],
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                timeout=120,
+                check=False,
+            )
+        assert "standard output takes no more lines (No space left on device); all else goes on" in worker.stderr
+        assert "are no longer written to '/dev/full'" in worker.stderr and worker.returncode == 0, worker.stderr
+        assert server.wait(60) == 0 and "Broken pipe" in server.stderr.read()
+    finally:
+        server.kill()
+        server.wait()
+        assert server.stderr is not None
+        server.stderr.close()
+
+
+def test_what_a_worker_warns_of_reaches_whoever_started_it(command: Command) -> None:
+    with warnings.catch_warnings(action="always"):
+        result = command("train", "--workers", 1, "--steps", 3, "--telemetry", "/dev/full")
+    assert result.status == 0
+    assert "warning: step records are no longer written to '/dev/full': No space left on device" in result.err

@@ -12,6 +12,7 @@ class Shard:
     here: tuple[int, ...] = ()
     left: tuple[int, ...] = ()
     step: int = 0
+    missing: tuple[int, ...] = ()
 
 
 def test_joins_progress_departures_and_a_summary() -> None:
@@ -44,3 +45,16 @@ def test_joins_progress_departures_and_a_summary() -> None:
         "worker 1 has reached the end at step 120; 0 here",
     ]
     assert progress.summary(1_500_000, 250) == "120 steps with 2 workers in 10.0 s, received 1.5 MB, sent 250 B"
+
+
+def test_who_has_never_come_is_told_of_every_ten_seconds() -> None:
+    core, told, time = Shard(missing=(0, 1, 2)), list[str](), [100.0]
+    progress = ServingProgress(core, told.append, lambda: time[0])
+    for seconds, here in ((30, ()), (31, (1,)), (40, (1,)), (41, (1,)), (45, (1,)), (51, (1, 2)), (61, (1,)), (90, ())):
+        time[0], core.here = 100 + seconds, here
+        progress.look(0, 0)
+    assert [line for line in told if "waiting" in line] == [
+        "waiting for workers 0, 2, which have not come yet",
+        "waiting for worker 0, which has not come yet",
+        "waiting for worker 0, which has not come yet",
+    ]

@@ -26,27 +26,27 @@ def test_a_rank_that_fails_waits_for_no_silent_one_and_its_error_is_what_is_rais
 
 
 @pytest.mark.parametrize(
-    ("error", "within_s"),
+    ("error", "within_s", "told"),
     [
-        (KeyError("mine"), FAILED_S),
-        (KeyboardInterrupt(), FAILED_S),
-        (SystemExit(1), FAILED_S),
-        (SystemExit(), None),  # the end of a script
-        (SessionLostError("all go back"), None),  # which the shards are to have heard
-        (None, None),
+        (KeyError("mine"), FAILED_S, "KeyError: 'mine'"),
+        (KeyboardInterrupt(), FAILED_S, "KeyboardInterrupt"),
+        (SystemExit(1), FAILED_S, "SystemExit: 1"),
+        (SystemExit(), None, ""),  # the end of a script
+        (SessionLostError("all go back"), None, ""),  # which the shards are to have heard
+        (None, None, ""),
     ],
 )
 def test_only_what_fails_has_no_time(
-    error: BaseException | None, within_s: float | None, monkeypatch: pytest.MonkeyPatch
+    error: BaseException | None, within_s: float | None, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> None:
-        asked: list[float | None] = []
+        asked: list[tuple[float | None, str]] = []
         close = opt._driver.close
-        monkeypatch.setattr(opt._driver, "close", asked.append)
+        monkeypatch.setattr(opt._driver, "close", lambda within_s, failure="": asked.append((within_s, failure)))
         with suppress(KeyError, KeyboardInterrupt, SystemExit, SessionLostError), opt:
             if error is not None:
                 raise error
         close()
-        assert asked == [within_s]
+        assert asked == [(within_s, told)]
 
     run_cluster(mlp, train, workers=1, optimizer=sgd, design="3lc")

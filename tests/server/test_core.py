@@ -230,6 +230,15 @@ def test_a_training_is_over_when_all_have_left() -> None:
     assert shard.core.closed(0, None) == []
 
 
+def test_who_has_failed_ends_it_for_all_with_the_reason() -> None:
+    shard = Shard()
+    shard.step(0)
+    shard.say(1, Leave(failure="ValueError: a bug"))
+    told = "worker 1 went away at step 1: it failed with ValueError: a bug"
+    assert shard.core.failed == told and shard.ended == {0: told, 1: None}
+    assert not shard.core.finished and shard.core.missing == (0, 1), "nobody has reached the end"
+
+
 def test_who_leaves_with_its_last_gradient_in_is_not_waited_for() -> None:
     shard = Shard()
     shard.push(1, 0, shard.frames(1, 0))

@@ -172,6 +172,13 @@ def test_the_last_one_that_dies_after_others_have_left_ends_it() -> None:
     assert shard.core.failed is not None and not shard.core.finished
 
 
+def test_the_others_go_on_without_one_that_has_failed() -> None:
+    shard = Shard(PLAINLY, min_workers=1)
+    shard.step(0)
+    shard.say(2, Leave(failure="ValueError: a bug"))
+    assert shard.core.failed is None and 2 not in shard.core.left and 2 in shard.core.missing
+
+
 def test_a_minimum_is_at_least_one() -> None:
     with pytest.raises(ConfigError, match="min_workers is 0; at least 1 is needed"):
         ServerCore(0)

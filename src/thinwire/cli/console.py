@@ -23,7 +23,7 @@ from thinwire.jobs.tables import Table
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-console = Console(width=None if sys.stdout.isatty() else 140)
+console = Console(width=None if sys.stdout is not None and sys.stdout.isatty() else 140)
 """In a pipe or a file there is no terminal to fit."""
 errors = Console(stderr=True)
 PROGRESS_S = 10.0
@@ -74,6 +74,25 @@ def _replace(path: Path, text: bytes) -> None:
     finally:
         with suppress(OSError):
             new.unlink(missing_ok=True)
+
+
+class Told:
+    """Prints lines that a long run can do without: where nobody takes them any longer, it goes on, and says so once."""
+
+    def __init__(self) -> None:
+        self._ended = False
+
+    def __call__(self, line: str) -> None:
+        """Prints a line as it is."""
+        if self._ended:
+            return
+        try:
+            print(line, flush=True)  # rich ends the process where a pipe has no reader
+        except OSError as error:
+            self._ended = True
+            sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # what it still holds has no place to go
+            with suppress(OSError):
+                errors.print(f"standard output takes no more lines ({error.strerror}); all else goes on", markup=False)
 
 
 class Lines:

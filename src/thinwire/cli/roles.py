@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import closing, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +17,7 @@ import typer
 from msgspec import UnsetType
 
 from thinwire.cli import options
-from thinwire.cli.console import console, report, write_json
+from thinwire.cli.console import Told, report, write_json
 from thinwire.cli.lazy import lazy
 from thinwire.cli.options import takes
 from thinwire.cli.serving_progress import ServingProgress
@@ -115,22 +116,23 @@ def server(
     keepalive_s = None if min_workers is None else max(1.0, worker_grace_s / 2)
     transport = credentials.server(grpc_options(shape, keepalive_s=keepalive_s, health=health))
     writing = nullcontext() if checkpointer is None else closing(checkpointer)
+    tell = Told()
     telling = nullcontext() if written is None else closing(written)
     with telling, writing, grpc_server.serve(handler, listen, options=transport) as running:
         if events:
             report(told.Listening(address=running.address))
         else:
-            console.print(f"listening on grpc://{running.address}; Ctrl-C ends it")
+            tell(f"listening on grpc://{running.address}; Ctrl-C ends it")
             if insecure:
-                console.print("insecure: whoever reaches this address can take part, or read what is sent")
-        progress = ServingProgress(core, lambda line: console.print(line, highlight=False), time.monotonic)
+                tell("insecure: whoever reaches this address can take part, or read what is sent")
+        progress = ServingProgress(core, tell, time.monotonic)
         over = False
         while not over:
             over = ended.wait(0.2) or running.wait(0)
             if not events:
                 progress.look(running.bytes_received, running.bytes_sent)
     if not events:
-        console.print(progress.summary(running.bytes_received, running.bytes_sent), highlight=False)
+        tell(progress.summary(running.bytes_received, running.bytes_sent))
     if core.failed is not None:
         raise ProtocolError(core.failed)
     if events:  # whoever started all processes knows which of the workers reached the end
@@ -177,6 +179,7 @@ def worker(
         mine = checkpoints.WorkerCheckpoint(path=checkpoint, every=checkpoint_every, resume=resume, step=resume_step)
     credentials = Credentials(ca=tls_ca, cert=tls_cert, key=tls_key, token_file=token_file, insecure=insecure)
     transport = credentials.worker(rank, grpc_options(shape))
+    tell = Told()
 
     def train(kept: checkpoints.WorkerCheckpoint | None, returning: bool) -> WorkerOutcome:
         return training.run_worker(
@@ -187,7 +190,7 @@ def worker(
                 for each in server
             ],
             metrics=open_metrics(rank, telemetry, metrics_port, tensorboard),
-            report=report if events else _tell,
+            report=report if events else partial(_tell, tell),
             connect_timeout_s=connect_timeout,
             checkpoint=kept,
             returning=returning,
@@ -258,13 +261,13 @@ def open_metrics(
     return writers
 
 
-def _tell(event: Event) -> None:
+def _tell(tell: Callable[[str], None], event: Event) -> None:
     match event:
         case told.Progress():
-            console.print(f"step {event.step:,}  {event.seconds:.1f} s  loss {event.loss:.4f}")
+            tell(f"step {event.step:,}  {event.seconds:.1f} s  loss {event.loss:.4f}")
         case told.Accuracy():
-            console.print(f"step {event.step:,}  test accuracy {event.accuracy:.2%}")
+            tell(f"step {event.step:,}  test accuracy {event.accuracy:.2%}")
         case told.Done(outcome=outcome):
             late = isinstance(outcome.train_loss, UnsetType)
             loss = "the others were at the end" if late else f"loss {outcome.train_loss:.4f}"
-            console.print(f"{outcome.steps:,} steps in {outcome.seconds:.1f} s, {loss}")
+            tell(f"{outcome.steps:,} steps in {outcome.seconds:.1f} s, {loss}")

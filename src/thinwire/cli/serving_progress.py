@@ -23,6 +23,9 @@ class Served(Protocol):
     @property
     def step(self) -> int: ...
 
+    @property
+    def missing(self) -> tuple[int, ...]: ...
+
 
 class ServingProgress:
     """Looks at a shard from time to time, and says what has changed.
@@ -41,7 +44,7 @@ class ServingProgress:
         self._seen: set[int] = set()
         self._began: float | None = None
         self._first = self._step = core.step
-        self._told = now()
+        self._told = self._waited = now()
 
     def look(self, received: int, sent: int) -> None:
         """Tells who has come and gone since the last look, and every ten seconds how far the training is.
@@ -64,6 +67,20 @@ class ServingProgress:
             rate = (step - self._step) / waited
             self._tell(f"step {step:,}  {rate:.1f} steps/s  {_traffic(received, sent)}")
             self._told, self._step = self._now(), step
+        self._tell_who_is_missing(here)
+
+    def _tell_who_is_missing(self, here: set[int]) -> None:
+        """Every ten seconds in which workers are here, and others have never come."""
+        never = sorted(set(self._core.missing) - here - self._seen)
+        if not (here and never):
+            self._waited = self._now()
+        elif self._now() - self._waited >= PROGRESS_S:
+            self._waited = self._now()
+            told = ", ".join(map(str, never[:8])) + (", …" if len(never) > 8 else "")
+            self._tell(
+                f"waiting for worker{'s' * (len(never) > 1)} {told}, which {'has' if len(never) == 1 else 'have'} "
+                "not come yet"
+            )
 
     def summary(self, received: int, sent: int) -> str:
         """Returns what the training came to, in one line."""

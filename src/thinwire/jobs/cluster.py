@@ -6,6 +6,7 @@ a token bucket inside each process's transport. An engine starts the processes: 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from functools import partial
 from typing import Any, Literal
 
 from thinwire.engines.engine import Command, Engine
-from thinwire.engines.events import Event, Lost, Restarted
+from thinwire.engines.events import Event, Lost, Restarted, Said
 from thinwire.engines.links import Rate, parse_rate
 from thinwire.engines.local import LocalEngine
 from thinwire.engines.namespaces import Fabric, available
@@ -32,6 +33,8 @@ Private = Callable[[int | None], list[str]]
 
 START_TIMEOUT_S = 120.0
 SERVER = "server"
+WARNING = "warning:"
+"""So a line of a process begins that warns; see `cli.main`."""
 UNKNOWN = dict.fromkeys(("THINWIRE_TLS_CERT", "THINWIRE_TLS_KEY", "THINWIRE_TLS_CA", "THINWIRE_TOKEN_FILE"), "")
 """Of the environment: whose certificate somebody has for another training is nothing to processes of this machine."""
 
@@ -134,7 +137,7 @@ def run_cluster(
             fabric = stack.enter_context(Fabric(dict.fromkeys(hosts, links.rate)))
             private = lambda rank: ["--insecure"]  # noqa: E731  # nobody else has a link to these namespaces
         if open_engine is None:
-            local = LocalEngine([Listening, *kinds], fabric=fabric, starter=starter, environment=UNKNOWN)
+            local = LocalEngine([Listening, *kinds], fabric=fabric, starter=starter, environment=UNKNOWN, lines=True)
             engine: Engine[Any] = stack.enter_context(local)
         else:
             engine = stack.enter_context(open_engine([Listening, *kinds], hosts))
@@ -181,6 +184,10 @@ def run_cluster(
         alone: set[str] = set()
         """Servers that were started again: they know nothing of a worker that had left before, and wait for it."""
         for process, event in engine.events(besides=alone):
+            if isinstance(event, Said):
+                if event.text.startswith(WARNING):  # what it says of the run; all processes may say the same
+                    warnings.warn(event.text.removeprefix(WARNING).strip(), UserWarning, stacklevel=2)
+                continue
             on_event(process, event)
             if isinstance(event, Restarted) and process in shards:
                 alone.add(process)

@@ -156,7 +156,7 @@ class WorkerDriver:
         except DeadlineError:
             raise DeadlineError(
                 f"{connection.address}: waited {self._timeout_s:g} s for {effect.awaited}. Another worker may be stuck "
-                "or slow; `timeout_s` sets how long to wait"
+                "or slow, or has not come; `timeout_s` sets how long to wait"
             ) from None
         finally:
             self._counters.add("wait_seconds", time.perf_counter() - begin)

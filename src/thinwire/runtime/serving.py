@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 
@@ -15,11 +16,12 @@ from thinwire.runtime.journal import Journal
 from thinwire.runtime.limits import MAX_JOIN_NBYTES, Allowance, allowance, join_too_large
 from thinwire.runtime.session_server import SessionServer
 from thinwire.runtime.shard_checkpoints import Checkpointer
-from thinwire.schema import Join, Leave, Plan
+from thinwire.schema import Join, Leave, Plan, Refused
 from thinwire.server.core import ServerCore
 from thinwire.server.effects import Close, Effect, Send
 from thinwire.transports.base import HandlerFactory, Sender
 
+_log = logging.getLogger(__name__)
 TICK_S = 0.1
 """Between two looks for workers that are late."""
 
@@ -194,6 +196,9 @@ class ServerHandler:
                     for peer in peers:
                         self._sender.send(peer, packet)
                 case Close(peer, message):
+                    if isinstance(message, Refused) and self._core.failed is None:  # a failure is told once, at the end
+                        reason = "".join(each if each.isprintable() else "?" for each in message.reason)
+                        _log.warning("a worker was refused: %s", reason)
                     self._sender.close(peer, None if message is None else pack(message))
         if effects and self._checkpointer is not None:  # updates are also made as time passes, or as workers go
             self._do(self._checkpointer.write_if_due())
