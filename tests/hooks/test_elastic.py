@@ -178,7 +178,7 @@ def test_without_an_elastic_server_the_plans_workers_are_all() -> None:
     with server:
         model = mlp()
         sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-        with pytest.raises(ProtocolError, match=r"rank 3; this training has ranks 0 … 2; with --min-workers"):
+        with pytest.raises(ProtocolError, match=r"rank 3; this training has ranks 0 … 2, as workers=3 says; with"):
             tw.distribute(model, sgd, server=address(), rank=3, workers=3)
         with tw.distribute(model, sgd, server=address(), workers=1) as opt:
             examples = iter(ElasticSampler(EXAMPLES, opt, batch=4))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from thinwire.errors import ProtocolError
+from thinwire.errors import ConfigError, ProtocolError
 from thinwire.hooks.moments import forget_what_is_not_finite
 from thinwire.hooks.optimizer import DistributedOptimizer
 from thinwire.hooks.report import TrainingReport
@@ -102,7 +102,12 @@ class LocalUpdateOptimizer(DistributedOptimizer):
 
         Together with the model's own `state_dict`, taken at the same time, it resumes bit for bit, in the middle of H
         inner steps too.
+
+        Raises:
+            ConfigError: the model has its shared weights for now, from which this worker's own do not go on.
         """
+        if self._local.model.evaluating and not self._averaged:
+            raise ConfigError("state_dict() inside `with opt.shared_weights():` is of the shared ones: call it outside")
         steering = {} if self._steering is None else {"steering": self._steering.state_dict()}
         return {
             **super().state_dict(),
@@ -122,11 +127,20 @@ class LocalUpdateOptimizer(DistributedOptimizer):
             self._steering.load_state_dict(state_dict["steering"])
 
     def _check_step(self) -> None:
-        """Raises ProtocolError or ConfigError where an inner step could not be exchanged, before it changes weights."""
+        """Has the weights that a step begins from; ProtocolError or ConfigError where it could not be exchanged."""
         self._local.check_open()
         self._hooks.check_places()
         if self._local.model.evaluating:
             raise ProtocolError("shared weights are for evaluation; take steps outside the block")
+        if self._updates.outer_lr is None and len({float(group["lr"]) for group in self.param_groups}) > 1:
+            raise ConfigError(
+                "with outer_lr=null the shared parameters move by the inner optimizer's rate, and its groups have "
+                f"{[float(group['lr']) for group in self.param_groups]}: give all groups one rate, or set outer_lr"
+            )
+        # An answer that no layer's call has waited for would take this step's place.
+        for tensor in () if self._local.idle else self._local.model.tensors:
+            if self._local.awaits(tensor):
+                self._driver.run(self._local.pull(tensor))
 
     def _follow(self, *_: Any) -> None:
         """Has the inner optimizer's own dicts, of which it makes new ones when it loads a state."""

@@ -238,7 +238,12 @@ def _trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[s
 
 
 def _check_fresh(optimizer: torch.optim.Optimizer) -> None:
-    """Raises ConfigError where servers, which begin anew, would lose what an optimizer has gathered in steps so far."""
+    """Raises ConfigError where servers, which begin anew, would lose what an optimizer has: a state, or hooks."""
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        raise ConfigError(
+            "the optimizer has hooks for its steps, and with this design the servers take them: remove the hooks, or "
+            "take a design of local updates, such as 'update', whose workers call them"
+        )
     for state in optimizer.state.values():
         kept = [n for n, value in state.items() if isinstance(value, torch.Tensor) and n != "step" and value.any()]
         if kept and ("step" not in state or float(state["step"]) > 0):

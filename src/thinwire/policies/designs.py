@@ -99,6 +99,11 @@ class Design:
             raise ConfigError(
                 f"{policy.id} applies each push to the server's model, and with downlink={self.downlink} it has none"
             )
+        if self.downlink == "weights" and self.transmission == "wait-free":
+            raise ConfigError(
+                "with downlink=weights a worker sends what its step has made of its weights: it needs "
+                "transmission=traditional (overlap=False), as the backward pass comes before that"
+            )
         if self.downlink == "weights" and policy.quorum(8) < 8:
             raise ConfigError("an average of weights needs every worker's; backup workers would drop some")
         if self.downlink == "weights" and (self.up.residual_by_default or self.down.residual_by_default):

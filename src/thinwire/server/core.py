@@ -172,7 +172,8 @@ class ServerCore(Participants):
         ranks = self._engine.members.expected(message.step)
         largest = self._maxima.add(self._ranks[peer], message.step, message.values, ranks)
         if largest is None:
-            return []
+            reason = self._maxima.unreachable(self._engine.members.expected, self._left)
+            return [] if reason is None else self._fail(reason)
         return self._address([Outgoing(Scalars(step=message.step, values=largest))])
 
     def _tell_saved(self, own: Collection[int] | None = None) -> list[Effect]:

@@ -223,7 +223,8 @@ class Participants(Standing):
         if self._min_workers is not None:
             # No word of it for people: at the end everybody leaves.
             return [Close(peer), *self._drop(rank, "")]
-        if reason := self._engine.unreachable(self._left):
+        scalars = self._maxima.unreachable(self._engine.members.expected, self._left)
+        if reason := scalars or self._engine.unreachable(self._left):
             return [Close(peer), *self._fail(reason)]
         return [Close(peer)]
 

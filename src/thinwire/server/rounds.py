@@ -7,6 +7,10 @@ from collections.abc import Callable, Collection
 
 from thinwire.errors import ProtocolError
 
+LEFT_BEFORE = (
+    "worker {rank} has left before step {step}, with which the others go on; all workers must take the same number of "
+    "steps"
+)
 MAX_OPEN = 64
 """Steps of which some workers have spoken and others have not; more means that a peer breaks the conversation."""
 
@@ -49,6 +53,18 @@ class Maxima:
         """
         done = [step for step, said in self._open.items() if said and said.keys() >= set(expected(step))]
         return [(step, self._end(step)) for step in done]
+
+    def unreachable(self, expected: Callable[[int], Collection[int]], left: Collection[int]) -> str | None:
+        """Why a step that some have spoken of can never be complete without those who left, or None.
+
+        Args:
+            expected: returns the ranks that speak of a step.
+            left: who has left.
+        """
+        for step, said in self._open.items():
+            if said and (absent := set(expected(step)).intersection(left) - said.keys()):
+                return LEFT_BEFORE.format(rank=min(absent), step=step)
+        return None
 
     def _end(self, step: int) -> tuple[float, ...]:
         self.untouched = max(self.untouched, step + 1)

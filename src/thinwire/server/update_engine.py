@@ -17,6 +17,7 @@ from thinwire.optimizers.options import Options, Settings, apply_changes
 from thinwire.packets import EncodedTensor
 from thinwire.schema import Delta, Plan, Push, Welcome
 from thinwire.server.aggregation import Aggregation
+from thinwire.server.rounds import LEFT_BEFORE
 from thinwire.server.table import Table
 from thinwire.server.updates import Outgoing, TableUpdates
 
@@ -197,10 +198,7 @@ class UpdateEngine(TableUpdates):
         absent = [rank for rank in left if rank not in lane.arrived]
         if not absent or self.members.reachable(lane.clock, lane.arrived, left):
             return None
-        return (
-            f"worker {absent[0]} has left before step {lane.clock}, with which the others go on; "
-            "all workers must take the same number of steps"
-        )
+        return LEFT_BEFORE.format(rank=absent[0], step=lane.clock)
 
     # ---- one message
 

@@ -49,8 +49,10 @@ class Accumulated:
     def _sum_with(self, flat: FloatArray) -> FloatArray:
         if not np.isfinite(flat).all():
             raise NonFiniteError(f"{self._spec.name}: holds NaN or Inf; nothing was accumulated, no state was changed")
-        total: FloatArray = flat.reshape(self._spec.shape) + (0 if self.sum is None else self.sum)
-        return total.astype(np.float32, copy=False)
+        total: FloatArray = np.asarray(
+            flat.reshape(self._spec.shape) + (0 if self.sum is None else self.sum), np.float32
+        )
+        return total
 
     def state_dict(self) -> dict[str, Any]:
         """Returns a copy of what waits; nothing where nothing does."""

@@ -105,6 +105,7 @@ class LocalWorker(Worker):
         self._rounds = {t.name: Round(f) for t, f in zip(self.model.tensors, fragments, strict=True)}
         self._fragments: dict[tuple[int, ...], Fragment] = {}
         self._nothing_due = False
+        self._flushed_at = 0
 
     # ---- the training
 
@@ -230,6 +231,9 @@ class LocalWorker(Worker):
         Every worker then has the same parameters, the shared ones.
         """
         tensors = self.model.tensors
+        if self._flushed_at == self.iteration:
+            return  # no step was taken since
+        self._flushed_at = self.iteration
         if self.iteration and not self._updates.ends_round(self.iteration - 1):
             yield from self._exchange_tensors(
                 [each for each in tensors if self._rounds[each.name].pushes == self.clock]
@@ -294,6 +298,7 @@ class LocalWorker(Worker):
         return {
             **super().position(),
             "local": asdict(self._updates),
+            "flushed_at": self._flushed_at,
             "rounds": {name: asdict(state) for name, state in self._rounds.items()},
             "offsets": {
                 each.name: offset.clone() for each in self.model.tensors if (offset := each.held_back()) is not None
@@ -325,6 +330,7 @@ class LocalWorker(Worker):
                 + ": resume with the same, or start from the model's weights"
             )
         super().restore_position(state)
+        self._flushed_at = int(state.get("flushed_at", 0))
         if self.auto is not None and state.get("auto"):
             self.auto.load_state(state["auto"])
         self._rounds = {name: Round(**each) for name, each in state["rounds"].items()}
