@@ -164,6 +164,16 @@ def test_rank_and_workers_go_together(given: dict[str, Any]) -> None:
         tw.distribute(model, sgd(model), server="grpc://127.0.0.1:1", **given)
 
 
+def test_what_is_in_the_wrong_place_is_named() -> None:
+    model = mlp(0)
+    swapped: Any = sgd(model)
+    with pytest.raises(ConfigError, match="a SGD is no model: the model comes first"):
+        tw.distribute(swapped, model, server="grpc://127.0.0.1:1")  # type: ignore[arg-type]
+    excluded: Any = "0.weight"
+    with pytest.raises(ConfigError, match=r"exclude='0.weight'; it is called with every tensor's name and shape"):
+        tw.distribute(model, sgd(model), server="grpc://127.0.0.1:1", exclude=excluded)
+
+
 def test_a_design_and_a_codec_are_one_too_many() -> None:
     model = mlp(0)
     with pytest.raises(ConfigError, match="design='3lc' brings its codecs; codec would change them"):

@@ -14,6 +14,7 @@ from thinwire.cli import options
 from thinwire.cli.console import show, write_json
 from thinwire.cli.lazy import lazy
 from thinwire.cli.options import takes
+from thinwire.cli.outputs import writable_folder
 from thinwire.engines.links import parse_rate
 from thinwire.engines.starters import own_command
 from thinwire.engines.system_tools import can_unshare, reexec_in_user_namespace
@@ -111,6 +112,8 @@ def train(
         with_privileges(job.link, shaping)
         if telemetry is not None:
             metrics.JsonLines(telemetry).close()  # what cannot be written is said before any process starts
+        if tensorboard is not None:
+            writable_folder(tensorboard)
     telemetry_options = [
         *(() if telemetry is None else ("--telemetry", str(telemetry))),
         *(() if metrics_port is None else ("--metrics-port", str(metrics_port))),

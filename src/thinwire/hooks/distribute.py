@@ -143,6 +143,8 @@ def distribute(
     if group is not None and credentials is not None:
         raise ConfigError("group=… draws certificates of its own: leave out credentials")
     rank, workers = _place(rank, workers)
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"a {type(model).__name__} is no model: the model comes first, then its optimizer")
     if state_interval < 1 or (chunk_nbytes is not None and chunk_nbytes < 1):
         raise ConfigError(f"state_interval={state_interval} and chunk_nbytes={chunk_nbytes} must be at least 1")
     check_free(model)

@@ -70,7 +70,7 @@ class ByShape:
             `fp32` and `bf16` share a frame.
 
     Raises:
-        ConfigError: an unknown codec for small tensors.
+        ConfigError: an unknown codec for small tensors, or an `exclude` that cannot be called.
 
     Example:
         >>> policy = ByShape(up=make_codec("3lc"), down=make_codec("3lc"))
@@ -86,6 +86,11 @@ class ByShape:
 
     def __post_init__(self) -> None:
         codec_by_name(self.small)
+        if self.exclude is not None and not callable(self.exclude):
+            raise ConfigError(
+                f"exclude={self.exclude!r}; it is called with every tensor's name and shape, as in "
+                "exclude=lambda name, shape: name == 'head.weight'"
+            )
 
     def choose(self, name: str, shape: tuple[int, ...]) -> Choice:
         if self.exclude is not None and self.exclude(name, shape):

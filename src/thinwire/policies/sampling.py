@@ -70,9 +70,10 @@ class SharedEpochs:
     ) -> None:
         workers = len(memberships[0][1])
         if batch < 1 or num_examples < workers * batch:
+            most = num_examples // workers
             raise ConfigError(
                 f"{workers} workers × {batch} examples a batch do not fit {name}'s {num_examples:,} examples: "
-                f"use a batch of 1 to {num_examples // workers}"
+                + (f"use a batch of 1 to {most}" if most else f"there is one for each of {num_examples:,} workers")
             )
         self._num_examples, self._batch, self._seed = num_examples, batch, seed
         self._drawn: tuple[tuple[int, ...], torch.Tensor] | None = None
