@@ -29,6 +29,8 @@ def test_a_rank_that_fails_waits_for_no_silent_one_and_its_error_is_what_is_rais
     ("error", "within_s", "told"),
     [
         (KeyError("mine"), FAILED_S, "KeyError: 'mine'"),
+        (KeyError("half \ud800"), FAILED_S, r"KeyError: 'half \ud800'"),
+        (OSError("half \ud800"), FAILED_S, "OSError: half ?"),
         (KeyboardInterrupt(), FAILED_S, "KeyboardInterrupt"),
         (SystemExit(1), FAILED_S, "SystemExit: 1"),
         (SystemExit(), None, ""),  # the end of a script
@@ -43,7 +45,7 @@ def test_only_what_fails_has_no_time(
         asked: list[tuple[float | None, str]] = []
         close = opt._driver.close
         monkeypatch.setattr(opt._driver, "close", lambda within_s, failure="": asked.append((within_s, failure)))
-        with suppress(KeyError, KeyboardInterrupt, SystemExit, SessionLostError), opt:
+        with suppress(KeyError, OSError, KeyboardInterrupt, SystemExit, SessionLostError), opt:
             if error is not None:
                 raise error
         close()

@@ -248,7 +248,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if ends_well:
             self._end(None)
         else:
-            self._end(FAILED_S, f"{type(error).__name__}: {error}"[:MOST_FAILURE].rstrip(": "))
+            text = f"{type(error).__name__}: {error}"[:MOST_FAILURE].rstrip(": ")
+            self._end(FAILED_S, text.encode("utf-8", "replace").decode())  # a file's name may hold half a character
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Refused: what is copied or pickled would take part in no training.
