@@ -34,7 +34,9 @@ class Stopped(Exception):
     pass
 
 
-def run(job: Job, checkpoints: RunCheckpoints, *, stop: int | None = None) -> list[WorkerOutcome | BaseException]:
+def run(
+    job: Job, checkpoints: RunCheckpoints, *, stop: int | None = None, together: threading.Barrier | None = None
+) -> list[WorkerOutcome | BaseException]:
     """Trains in threads, with files; with `stop`, every worker dies after its checkpoint of that step."""
     checkpoints.check(job)
     step = checkpoints.newest(job) if checkpoints.resume else None
@@ -58,6 +60,8 @@ def run(job: Job, checkpoints: RunCheckpoints, *, stop: int | None = None) -> li
     def work(rank: int) -> None:
         def report(event: Event) -> None:
             if isinstance(event, Checkpointed) and event.step == stop:
+                if together is not None:
+                    together.wait(60)
                 raise Stopped
 
         mine = WorkerCheckpoint(
@@ -167,11 +171,8 @@ def test_a_run_by_the_clock_goes_on_with_the_time_that_is_left(tmp_path: Path) -
 def test_an_asynchronous_run_goes_on_from_everybodys_newest(tmp_path: Path) -> None:
     job = Job(design="3lc[s=1.75]", workers=2, servers=2, steps=STEPS, batch=16, consistency="asp")
     interrupted = RunCheckpoints(folder=tmp_path, every=EVERY)
-    with warnings.catch_warnings():  # who stops first is told of to the other, if that is still there
-        warnings.filterwarnings(
-            "ignore", r"worker . went away at step \d+: it failed with Stopped; the training goes on"
-        )
-        first = run(job, interrupted, stop=STOP)
+    # Who dies before the other has come ends the training, and later on that is told of it.
+    first = run(job, interrupted, stop=STOP, together=threading.Barrier(2))
     assert all(isinstance(each, Stopped) for each in first), first
     assert interrupted.newest(job) is None
     resumed = RunCheckpoints(folder=tmp_path, every=EVERY, resume=True)
