@@ -38,6 +38,7 @@ def samples() -> list[tuple[Message, tuple[EncodedTensor, ...]]]:
         (Delta(version=1, tables=(0,), last=True), (b"",)),
         (Delta(version=1, tables=(1, 0)), (shard.pieces(0, 0)[BIAS], b"")),
         (Leave(), ()),
+        (Leave(failure="ValueError"), ()),
         (Refused(reason="why"), ()),
         (Scalars(step=0, values=(1.0, 2.0)), ()),
     ]

@@ -198,12 +198,12 @@ class Registry:
 
     def _load_plugins(self) -> None:
         if not self._loaded:
-            self._loaded = True
             for point in entry_points(group=self._group):
                 if (scheme := load_or_warn(point)) is None:
                     self._broken[point.name] = point
                 else:
                     self.register(scheme)
+            self._loaded = True  # not where an id was taken: whoever asks next hears of it as well
 
     def _hint(self, codec_id: object) -> str:
         """What an unknown id may have been meant for, which may hold options as names of designs do."""

@@ -159,7 +159,7 @@ def distribute(
         would = sorted(options) or ("codec" if codec is not None else "codec_down")
         raise ConfigError(f"design={name!r} brings its codecs; {would} would change them")
     chosen = find_design(
-        _design(codec or "3lc", codec_down, options) if design is None else design,
+        _design("3lc" if codec is None else codec, codec_down, options) if design is None else design,
         min_numel=min_numel,
         transmission=None if overlap is None else ("wait-free" if overlap else "traditional"),
         consistency=consistency if isinstance(consistency, str) else None,
