@@ -54,6 +54,20 @@ Kept = Annotated[
     ),
 ]
 
+Jobs = Annotated[
+    int,
+    typer.Option(min=1, help="Runs at a time, a process and about 1 GB each; what measures seconds runs alone anyway."),
+]
+Join = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--join",
+        exists=True,
+        dir_okay=False,
+        help="A results.json or report.html of elsewhere, whose runs count as made. Can be given several times.",
+    ),
+]
+
 
 @app.command(
     epilog="Example: thinwire reproduce 3lc-table-2 --scale quick --out out/3lc; "
@@ -64,13 +78,15 @@ def reproduce(
     scale: Length = Scale.quick,
     seeds: Seeds = None,
     kept: Kept = False,
+    join: Join = None,
+    jobs: Jobs = 1,
     out: Out = Path("thinwire-reproduce"),
     json: options.Json = None,
 ) -> None:
     """Make tables and figures of the papers again, and show ours beside the paper's.
 
     Runs that are in results.json already are not made again: a command that was interrupted goes on where it was, and
-    items that need the same runs share them.
+    items that need the same runs share them. The page holds its runs too: with --join, another folder goes on from it.
     """
     if LIST in [name.lower() for name in what]:
         _list(json)
@@ -80,9 +96,10 @@ def reproduce(
         with_privileges("10mbit", "auto")
     writable_folder(out)
     fewer = ("" if seeds is None else f" --seeds {seeds}") + (" --kept" if kept else "")
+    fewer += "".join(f" --join {shlex.quote(str(path))}" for path in join or [])
     command = f"thinwire reproduce {' '.join(what)} --scale {scale.value}{fewer} --out {shlex.quote(str(out))}"
     try:
-        made = _run(chosen, scale, seeds, kept, out, command)
+        made = _run(chosen, scale, seeds, kept, join or [], jobs, out, command)
     except KeyboardInterrupt:
         console.print(f"what is done is kept; go on with: {escape(command)}", soft_wrap=True)
         raise
@@ -104,23 +121,25 @@ def reproduce(
 
 
 def _run(
-    chosen: list[Entry], scale: Scale, seeds: int | None, kept: bool, out: Path, command: str
+    chosen: list[Entry],
+    scale: Scale,
+    seeds: int | None,
+    kept: bool,
+    join: list[Path],
+    jobs: int,
+    out: Path,
+    command: str,
 ) -> making.Reproduced:
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"), TimeElapsedColumn()
     lines = Lines()
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        tasks: list[TaskID] = []
-
-        def finished() -> None:
-            if tasks:
-                bar.update(tasks[-1], completed=1.0, text="")
+        tasks: dict[Cell, TaskID] = {}
 
         def on_cell(number: int, total: int, cell: Cell) -> None:
-            finished()
             lines.say(f"{number}/{total} {cell}", always=True)
-            tasks.append(bar.add_task(escape(f"{number}/{total} {cell}"), total=1.0, text="starting"))
+            tasks[cell] = bar.add_task(escape(f"{number}/{total} {cell}"), total=1.0, text="starting")
 
-        made = making.reproduce(
+        return making.reproduce(
             chosen,
             scale.value,
             out,
@@ -128,11 +147,11 @@ def _run(
             command=command,
             seeds=seeds,
             kept=kept,
+            join=join,
+            jobs=jobs,
             on_cell=on_cell,
-            on_progress=lambda share, text: bar.update(tasks[-1], completed=share, text=text),
+            on_progress=lambda cell, share, text: bar.update(tasks[cell], completed=share, text=text),
         )
-        finished()
-    return made
 
 
 def _list(json: Path | None) -> None:

@@ -85,11 +85,15 @@ class Results(Generic[R]):
         """Returns what a job came to, or None where no run of it is stored."""
         return next((run.outcome for run in self.runs if self._defaults | run.job == job), None)
 
-    def add(self, job: Mapping[str, Any], outcome: R) -> None:
-        """Stores what a job came to on this machine, in place of an earlier outcome."""
-        run = Run(job=dict(job), machine=machine(), outcome=outcome)
-        self._own = self._instead(self._own, [run])
-        self.runs = self._instead(self.runs, [run])
+    def add(self, job: Mapping[str, Any], outcome: R, on: Machine | None = None) -> None:
+        """Stores what a job came to, on this machine or another, in place of an earlier outcome."""
+        self._take([Run(job=dict(job), machine=on or machine(), outcome=outcome)])
+
+    def join(self, runs: Sequence[Run[R]]) -> int:
+        """Stores runs that were made elsewhere, of jobs that no run is stored of; returns how many."""
+        lacking = [run for run in runs if self.find(self._defaults | run.job) is None]
+        self._take(lacking)
+        return len(lacking)
 
     def save(self, sections: Mapping[str, Any]) -> None:
         """Writes the file, with further `sections` before the runs, and makes its folder.
@@ -115,7 +119,11 @@ class Results(Generic[R]):
         """Takes what the file holds, but for the runs that were added here, if it is not as it was seen last."""
         seen = _state(path)
         if seen and seen != self._seen:
-            self.runs, self._seen = self._instead(_load(path, self._kinds), self._own), seen
+            self.runs, self._seen = self._instead(read_runs(path, self._kinds), self._own), seen
+
+    def _take(self, runs: Sequence[Run[R]]) -> None:
+        self._own = self._instead(self._own, runs)
+        self.runs = self._instead(self.runs, runs)
 
     def _instead(self, runs: Sequence[Run[R]], newer: Sequence[Run[R]]) -> list[Run[R]]:
         """Returns runs with newer ones at their end, in place of earlier ones of the same jobs."""
@@ -160,16 +168,30 @@ def _lines(value: Any) -> str:
     return "[\n" + ",\n".join(map(json.dumps, value)) + "\n]"
 
 
-def _load(path: Path, kinds: Sequence[type[R]]) -> list[Run[R]]:
+def read_runs(path: Path, kinds: Sequence[type[R]]) -> list[Run[R]]:
+    """Returns the runs that a file holds.
+
+    Raises:
+        ConfigError: it cannot be read, or is none of ours.
+    """
     try:
-        data = json.loads(path.read_text())
+        text = path.read_text()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}. Choose another place") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} does not hold results of this kind; choose another place") from error
+    return runs_of(text, path, kinds)
+
+
+def runs_of(text: str, path: Path, kinds: Sequence[type[R]]) -> list[Run[R]]:
+    """Returns the runs in the text of a file; see `read_runs`."""
+    try:
+        data = json.loads(text)
         version = data["format"]
         if version == FORMAT:
             kind: Any = Union[tuple(kinds)]  # noqa: UP007  # of a sequence, which X | Y cannot spell
             file: _File[R] = msgspec.convert(data, _File[kind], str_keys=True)
             return file.runs
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}. Choose another place") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(f"{path} does not hold results of this kind; choose another place") from error
     raise ConfigError(f"{path} has format {version!r}, expected {FORMAT}; choose another place")

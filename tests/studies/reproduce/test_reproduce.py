@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import html
 import json
 import re
@@ -11,6 +12,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import zstandard
 
 from tests.studies.browser import CHROMIUM, MISSING, open_page
 from thinwire.errors import ConfigError
@@ -19,6 +21,7 @@ from thinwire.jobs.tables import Table
 from thinwire.studies.charts import Chart, Panel, Series
 from thinwire.studies.reproduce.catalog import CATALOG, PAPERS, entries, finding_kinds
 from thinwire.studies.reproduce.entry import Cell, Entry, Finding, OnProgress, Scale, Shown, Study
+from thinwire.studies.reproduce.kept import read_kept
 from thinwire.studies.reproduce.run import REPORT, RESULTS, Reproduced, reproduce
 
 pytestmark = pytest.mark.timeout(900)
@@ -143,6 +146,53 @@ def test_what_is_kept_is_shown_without_a_run(tmp_path: Path) -> None:
         assert shown is seeded and [each.id for each in found.left_out] == ["3lc-figure-99"]
         assert float(page.tables[0].lines[0][2]) == sum(each["outcome"]["value"] for each in told)
         assert len(json.loads((tmp_path / RESULTS).read_text())["runs"]) == 6 - dropped, "nothing was run"
+
+
+def test_a_page_holds_its_runs_and_another_folder_goes_on_from_it(tmp_path: Path) -> None:
+    made: list[str] = []
+    first, second = tmp_path / "first", tmp_path / "second"
+    third = entry(lambda cell, _: Tossed(value=cell.number / 3))
+    run(first, "quick", made, of=third)
+    made.clear()
+    told = lambda _, __, cell: made.append(str(cell))  # noqa: E731
+    for kept in (True, False):
+        found = reproduce(
+            *([third], "quick" if kept else "full", second),
+            kinds=[Tossed],
+            command="x",
+            pictures=(),
+            kept=kept,
+            join=[first / REPORT],
+            on_cell=told,
+        )
+    assert made == ["toss 2"], "what the page holds is not run again"
+    results = Results(second / RESULTS, [Tossed])
+    assert [each.outcome.value for each in results.runs] == [0, 0.333333, 2 / 3]
+    assert found.shown[0][1].tables[0].lines[0][2] == "1"
+    # What is there already stays, and the page that is shown holds nothing else.
+    alone = reproduce([entry()], "quick", first, kinds=[Tossed], command="x", pictures=(), join=[second / RESULTS])
+    assert len(alone.files) == 2 and len(read_kept(first / REPORT, [Tossed])) == 2
+    assert Results(first / RESULTS, [Tossed]).find(Toss(number=1).key()) == Tossed(value=1 / 3)
+
+
+def test_pages_without_results_are_refused(tmp_path: Path) -> None:
+    run(tmp_path, "quick", [], of=entry())
+    page = (tmp_path / REPORT).read_text()
+    start, whole, end = re.split(r'(?<=id="results">)([^<]*)', page, maxsplit=1)
+    huge = base64.b64encode(zstandard.ZstdCompressor().compress(bytes(64))).decode()
+    wrong = {
+        "holds no results": start[:-20] + end,
+        "results in it are damaged": start + whole[:-24] + end,
+        "(Unknown frame descriptor|damaged)": start + base64.b64encode(b"no zstd").decode() + end,
+        "does not hold results of this kind": start + huge + end,
+    }
+    for message, text in wrong.items():
+        other = tmp_path / "other.html"
+        other.write_text(text)
+        with pytest.raises(ConfigError, match=message):
+            read_kept(other, [Tossed])
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_kept(tmp_path / "none.html", [Tossed])
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -30,6 +30,9 @@ OnProgress = Callable[[float, str], None]
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
     """Base class of one run's settings; `str(cell)` is shown while it runs. Every field is JSON and hashable."""
+
+    timed: ClassVar[bool] = True
+    """Whether its finding holds seconds of this machine, so that nothing may run beside it."""
 
     def key(self) -> dict[str, Any]:
         """Returns the cell as JSON, under which its finding is stored."""

@@ -12,7 +12,13 @@ from thinwire.studies.reproduce.entry import Entry, Scale, Shown
 
 
 def report(
-    shown: Sequence[tuple[Entry, Shown]], scale: Scale, machines: Sequence[Machine], *, command: str, date: str
+    shown: Sequence[tuple[Entry, Shown]],
+    scale: Scale,
+    machines: Sequence[Machine],
+    *,
+    command: str,
+    date: str,
+    kept: str = "",
 ) -> str:
     """Returns the page.
 
@@ -22,6 +28,7 @@ def report(
         machines: on which it was run.
         command: that makes the same again.
         date: of the report.
+        kept: the runs, as `kept.packed` returns them.
 
     Raises:
         ConfigError: plotly or matplotlib is not installed.
@@ -32,7 +39,7 @@ def report(
     parts = [f"<h1>{escape(title)}</h1>", f"<p>{escape(about)}</p>"]
     for entry, each in shown:
         parts += _section(entry, each)
-    return interactive_document(title, parts)
+    return interactive_document(title, [*parts, kept])
 
 
 def _section(entry: Entry, shown: Shown) -> list[str]:

@@ -6,7 +6,7 @@ can be asked for more entries or another scale, and two entries with equal cells
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,13 +16,13 @@ from thinwire.jobs.results import Results
 from thinwire.studies.charts import PICTURES, Picture, draw
 from thinwire.studies.interactive import require_plotly
 from thinwire.studies.page import write_page
-from thinwire.studies.reproduce.entry import Cell, Entry, Finding, OnProgress, Scale, Shown, Study
+from thinwire.studies.reproduce.entry import Cell, Entry, Finding, Scale, Shown, Study
 from thinwire.studies.reproduce.html import report
+from thinwire.studies.reproduce.kept import packed, read_kept
+from thinwire.studies.reproduce.making import OnCell, OnCellProgress, make
 
 RESULTS = "results.json"
 REPORT = "report.html"
-
-OnCell = Callable[[int, int, Cell], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +43,11 @@ def reproduce(
     command: str,
     seeds: int | None = None,
     kept: bool = False,
+    join: Sequence[Path] = (),
+    jobs: int = 1,
     pictures: Sequence[Picture] = PICTURES,
     on_cell: OnCell = lambda *_: None,
-    on_progress: OnProgress = lambda *_: None,
+    on_progress: OnCellProgress = lambda *_: None,
 ) -> Reproduced:
     """Makes the runs that the folder does not hold yet, then tables, pictures and the page.
 
@@ -57,17 +59,21 @@ def reproduce(
         command: that makes the same again, for the page.
         seeds: how many of the scale's seeds; None takes all of them.
         kept: runs nothing: shows the entries whose runs the folder holds, with as many seeds as it has of all of them.
+        join: pages and files of results that were made elsewhere, whose runs the folder takes where it lacks them.
+        jobs: how many runs without seconds are made beside each other.
         pictures: the formats of each chart's picture.
-        on_cell: called before each run with its number, how many are asked for, and its cell.
-        on_progress: called during a run.
+        on_cell, on_progress: told of the runs as they are made.
 
     Raises:
-        ConfigError: the folder cannot be read or written, or plotly is not installed; with `kept`, it holds the runs of
-            no entry.
+        ConfigError: the folder or what is to be joined cannot be read, the folder cannot be written, or plotly is not
+            installed; with `kept`, it holds the runs of no entry.
         EngineError: a run failed; those before it are kept.
     """
     require_plotly()
-    results = Results(folder / RESULTS, list(dict.fromkeys(kinds)))
+    kinds = list(dict.fromkeys(kinds))
+    results = Results(folder / RESULTS, kinds)
+    if sum([results.join(read_kept(path, kinds)) for path in join]):
+        results.save({})
     studies = [(entry, entry.study) for entry in entries if entry.study is not None]
     asked = {entry.id: _of_seeds(study.cells(scale), seeds) for entry, study in studies}
     left_out = []
@@ -84,11 +90,7 @@ def reproduce(
     needed: dict[Cell, Study[Cell, Finding]] = {}
     for entry, study in studies:
         needed.update({cell: study for cell in asked[entry.id] if cell not in needed})
-    for number, (cell, study) in enumerate(needed.items(), 1):
-        if results.find(cell.key()) is None:
-            on_cell(number, len(needed), cell)
-            results.add(cell.key(), study.run(cell, on_progress))
-            results.save({})
+    make(needed, results, jobs=jobs, on_cell=on_cell, on_progress=on_progress)
     found: dict[Cell, Finding] = {}
     for cell in needed:
         finding = results.find(cell.key())
@@ -96,10 +98,12 @@ def reproduce(
         found[cell] = finding
     shown = [(entry, study.show({cell: found[cell] for cell in asked[entry.id]})) for entry, study in studies]
     keys = [cell.key() for cell in needed]
-    machines = list(dict.fromkeys(run.machine for run in results.runs if run.job in keys))
+    runs = [run for run in results.runs if run.job in keys]
+    machines = list(dict.fromkeys(run.machine for run in runs))
     files = [folder / RESULTS, folder / REPORT]
     date = datetime.now(UTC).date().isoformat()
-    write_page(folder / REPORT, report(shown, scale, machines, command=command, date=date))
+    page = report(shown, scale, machines, command=command, date=date, kept=packed(runs))
+    write_page(folder / REPORT, page)
     for _, each in shown:
         for chart in each.charts:
             files += draw(chart, folder, pictures)

@@ -17,6 +17,8 @@ from thinwire.studies.reproduce.entry import Cell, Finding, OnProgress
 class TrainingCell(Cell, frozen=True, kw_only=True):
     """One training; fields are those of `jobs.job.Job`."""
 
+    timed = False
+
     design: str
     model: str
     data: str
