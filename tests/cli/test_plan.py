@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.commands import Result
-from thinwire.planner import planning
+from thinwire.planner import other_work, planning
 
 Command = Callable[..., Result]
 ASKED = ("plan", "--designs", "3lc[s=1.75]", "--link", "1mbit", "--workers", 8, "--steps", 2)
@@ -38,6 +38,14 @@ def test_a_design_that_pays_at_any_rate_is_told_in_json_without_infinity(
     assert result.status == 0 and "it pays at any rate" in result.out
     summaries = json.loads(data.read_text(), parse_constant=pytest.fail)["summaries"]
     assert [(each["pays_below_bps"], each["pays_at_any_rate"]) for each in summaries] == [(None, False), (None, True)]
+
+
+def test_other_work_on_the_machine_is_said(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(other_work.OtherWork, "share", lambda _: 0.4)
+    data = tmp_path / "plan.json"
+    result = command(*ASKED, "--json", data)
+    assert result.status == 0 and "other programs took 40 % of this machine's processors" in result.out
+    assert any("other programs" in each for each in json.loads(data.read_text())["verdict"])
 
 
 def test_a_picture_that_cannot_be_written_is_one_line(command: Command, tmp_path: Path) -> None:

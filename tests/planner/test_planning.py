@@ -259,3 +259,12 @@ def test_designs_and_settings_that_no_plan_can_be_of_are_refused(known: Known) -
         Plan(known(Setting()).profile, "int8", Setting())
     with pytest.raises(ConfigError, match="'int4' is not in this plan, which is of fp32, 3lc"):
         known(Setting()).predict("int4", 4, 1e6)
+
+
+def test_uneven_steps_are_said(known: Known) -> None:
+    made = known(Setting(link="1mbit"), "3lc")
+    assert not any("uneven" in each for each in verdict(made)), "nothing is known of single steps"
+    for steps_s, uneven in (((0.004,) * 8, False), ((0.004, 0.005) * 4, False), ((0.001, 0.1) * 4, True)):
+        made.profile = replace(made.profile, steps_s=steps_s)
+        assert ("uneven" in verdict(made)[-1]) == uneven
+    assert "the shortest took 1 ms and the longest 100 ms" in verdict(made)[-1]

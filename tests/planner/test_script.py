@@ -72,6 +72,7 @@ def test_a_plain_script_ends_after_the_steps_that_are_measured(tmp_path: Path, m
     assert {each.name: each.shape for each in found.tensors} == shapes
     assert [each.name for each in found.tensors] == list(shapes), "in the order of the forward pass"
     assert found.step_s > 0 and sum(each.backward_s for each in found.tensors) > 0
+    assert len(found.steps_s) == 4 and min(found.steps_s) <= found.step_s <= max(found.steps_s)
     assert len(found.gradients) == 4 and found.gradients[0]["1.weight"].shape == (4, 32)
     assert found.trainer.name == "AdamW" and found.trainer.options["1.bias"]["betas"] == (0.9, 0.999)
     assert out.read_text() == "6", "one step finds the model, two warm up; the last of four does not come back"

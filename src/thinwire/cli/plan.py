@@ -22,11 +22,13 @@ from thinwire.jobs.virtual_time import TransportCosts
 from thinwire.planner.rounds import EXCHANGE_SHARE, check_share
 
 if TYPE_CHECKING:
+    from thinwire.planner import other_work as other_working
     from thinwire.planner import planning, predictions, script, verdict, workload
 else:
     planning, verdict = lazy("thinwire.planner.planning"), lazy("thinwire.planner.verdict")
     predictions = lazy("thinwire.planner.predictions")
     workload, script = lazy("thinwire.planner.workload"), lazy("thinwire.planner.script")
+    other_working = lazy("thinwire.planner.other_work")
 
 app = typer.Typer()
 
@@ -91,6 +93,7 @@ def plan(
         compute=compute,
     )
     planning.plannable(split_names(designs))  # what is wrong with them is said before a script has run
+    other_work = other_working.OtherWork()
     threads = None if cores is None else 1  # processes that share processors have one thread each
     if command:
         given = [name for name in ("model", "data", "batch", "seed") if _given(context, name)]
@@ -110,6 +113,7 @@ def plan(
             tell=lambda what: status.update(f"measuring {escape(what)}"),
         )
         said = verdict.verdict(made)
+    said += filter(None, [other_work.remark()])
     seconds = verdict.seconds_text(measured.step_s)
     console.print(f"measured: a step of {what} computes {seconds} here; all else is predicted")
     show(verdict.designs_table(made))

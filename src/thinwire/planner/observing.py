@@ -119,6 +119,7 @@ def load(path: Path) -> Profile:
         step_s=saved["step_s"],
         gradients=tuple(saved["gradients"]),
         trainer=Trainer(**saved["trainer"]),
+        steps_s=tuple(saved["steps_s"]),
     )
 
 
@@ -133,6 +134,7 @@ def _as_dict(profile: Profile) -> dict[str, Any]:
         "step_s": profile.step_s,
         "gradients": list(profile.gradients),
         "trainer": trainer,
+        "steps_s": list(profile.steps_s),
     }
 
 

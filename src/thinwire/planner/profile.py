@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import median, quantiles
 
 import torch
 from torch import nn
@@ -53,17 +53,27 @@ class Profile:
         step_s: of a whole step, in seconds.
         gradients: of some steps, each by name; float32 on the host.
         trainer: the optimizer that made the steps; where none of torch's own was seen, SGD with momentum.
+        steps_s: of every measured step by itself, in seconds; `step_s` is their median.
     """
 
     tensors: tuple[TensorSeconds, ...]
     step_s: float
     gradients: tuple[dict[str, torch.Tensor], ...] = field(repr=False)
     trainer: Trainer = field(default_factory=Trainer, repr=False)
+    steps_s: tuple[float, ...] = field(default=(), repr=False)
 
     @property
     def other_s(self) -> float:
         """Seconds of a step outside the model: data, optimizer, zeroing gradients."""
         return max(0.0, self.step_s - sum(each.forward_s + each.backward_s for each in self.tensors))
+
+    @property
+    def middle_s(self) -> tuple[float, float]:
+        """From how many seconds to how many the middle half of the steps took."""
+        if len(self.steps_s) < 4:
+            return self.step_s, self.step_s
+        low, _, high = quantiles(self.steps_s, n=4)
+        return low, high
 
 
 def profile(model: nn.Module, step: Callable[[], object], *, steps: int = STEPS) -> Profile:
@@ -202,6 +212,7 @@ class Watch:
                 "every gradient is 0 at the end of its step, and codecs are measured on them: call zero_grad() before "
                 "loss.backward(), or without set_to_none=False"
             )
+        steps_s = tuple(each.end_s - each.begin_s for each in found)
         return Profile(
             tensors=tuple(
                 TensorSeconds(
@@ -213,9 +224,10 @@ class Watch:
                 for name in found[-1].order
                 if name not in silent
             ),
-            step_s=median(each.end_s - each.begin_s for each in found),
+            step_s=median(steps_s),
             gradients=tuple(each.gradients for each in found[-self._kept :]),
             trainer=self._trainer or Trainer(),
+            steps_s=steps_s,
         )
 
     @contextmanager
