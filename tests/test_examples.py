@@ -6,7 +6,9 @@ A folder with a package's metadata is put on the path, so that names are found a
 from __future__ import annotations
 
 import importlib
+import os
 import re
+import subprocess
 import sys
 import threading
 import tomllib
@@ -109,15 +111,21 @@ def train(steps: int, *, workers: int = 2, shards: int = 2, **options: Any) -> t
 
 def test_every_extension_is_short_and_the_page_tells_of_it() -> None:
     for path in EXTENSIONS:
-        assert len(path.read_text().splitlines()) < 40, path
+        assert len(path.read_text().splitlines()) < 45, path
         assert f"(../examples/{path.name})" in PAGE, path
-    [code] = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+    code, _ = re.findall(r"```python\n(.*?)```", PAGE, re.S)
     assert (ROOT / "examples" / "extending_consistency.py").read_text().endswith(code)
 
 
 @pytest.mark.usefixtures("installed")
 def test_every_entry_point_is_ours_to_find() -> None:
-    groups = {"designs": "use-case", "consistency": "post-local", "placement": "together", "compression": "large"}
+    groups = {
+        "designs": "use-case",
+        "consistency": "post-local",
+        "placement": "together",
+        "compression": "large",
+        "codecs": "nibble",
+    }
     for group, name in groups.items():
         assert name in {point.name for point in plugins(f"thinwire.{group}")}, group
 
@@ -202,3 +210,31 @@ def test_the_new_compression_is_used() -> None:
     assert halves + small < pushed < halves + small + 1.6 * 64 * 32 + 64
     by_object, _, _ = train(60, design="3lc", compression=policy)
     assert torch.equal(weights[0], by_object[0]), "a name and an object are the same"
+
+
+# ---- a codec
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_new_codec_trains() -> None:
+    weights, _, kept = train(60, codec="nibble", codec_down="nibble")
+    assert torch.equal(*weights) and sum(kept["losses"][-10:]) < 0.9 * sum(kept["losses"][:10])
+    assert 4 < 8 * kept["traffic"]["payload_bytes_push"] / kept["traffic"]["values_push"] < 6
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_new_codec_is_held_to_the_contract_as_the_page_says(tmp_path: Path) -> None:
+    _, enrolled = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+    (tmp_path / "my_module.py").write_text(enrolled)
+    files = re.findall(r"tests/codecs/test_\w+\.py", PAGE)
+    assert len(files) == 3
+    path = os.pathsep.join(map(str, (tmp_path, ROOT / "examples")))
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *files],
+        cwd=ROOT,
+        env={**os.environ, "THINWIRE_ENROLLED": "my_module", "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stdout[-4000:]
+    assert int(re.findall(r"(\d+) passed", ran.stdout)[0]) > 50

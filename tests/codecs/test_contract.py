@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import pickle
 import pkgutil
 from collections.abc import Callable
@@ -41,6 +42,7 @@ def round_trip(entry: Enrolled, tensor: torch.Tensor, dtype: str) -> torch.Tenso
 # ---- who is held to it
 
 
+@pytest.mark.skipif("THINWIRE_ENROLLED" in os.environ, reason="codecs of elsewhere are enrolled in place of ours")
 def test_every_shipped_codec_is_enrolled() -> None:
     shipped = {codec.id for codec in registry.SHIPPED}
     assert shipped == {entry.codec.id for entry in ENROLLED}, "a codec enrols with one line in tests/codecs/contract.py"

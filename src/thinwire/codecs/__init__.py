@@ -17,7 +17,9 @@ from thinwire.codecs.decoding import CheckedFrame
 from thinwire.codecs.encoding import Encoding, encode_all
 from thinwire.codecs.options import Between
 from thinwire.codecs.registry import codec, decode, find, ids, open_frame, open_parsed, register
-from thinwire.codecs.scheme import Payload, Scheme, Step, StepOptions
+from thinwire.codecs.scheme import Payload, Scheme, Step, StepOptions, finite_magnitude
+from thinwire.codecs.scratch import Scratch
+from thinwire.codecs.tensors import Flat, FloatArray
 
 __all__ = [
     "Between",
@@ -25,14 +27,18 @@ __all__ = [
     "Codec",
     "Context",
     "Encoding",
+    "Flat",
+    "FloatArray",
     "Payload",
     "Scheme",
+    "Scratch",
     "Step",
     "StepOptions",
     "codec",
     "decode",
     "encode_all",
     "find",
+    "finite_magnitude",
     "ids",
     "open_frame",
     "open_parsed",
