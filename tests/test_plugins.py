@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
@@ -14,8 +14,10 @@ from thinwire.codecs import registry
 from thinwire.codecs.floats import BF16
 from thinwire.codecs.scratch import ScratchPool
 from thinwire.errors import ConfigError
-from thinwire.policies import naming
+from thinwire.policies import designs, naming
+from thinwire.policies.compression import compression
 from thinwire.policies.consistency import POLICIES, consistency
+from thinwire.policies.placement import placement
 
 BROKEN = EntryPoint("broken", "nowhere_at_all:Thing", "thinwire.example")
 TOLD = r"'broken' \(thinwire.example\) cannot be loaded from nowhere_at_all:Thing: ModuleNotFoundError: .*uninstall it"
@@ -64,3 +66,31 @@ def test_options_where_names_of_designs_have_them_are_explained() -> None:
             registry.codec(name)
     with pytest.raises(ConfigError, match=r"unknown option 's' \(did you mean 'sparsity'\?\)"):
         registry.codec("3lc", s=1.5)
+
+
+@pytest.mark.parametrize("value", ["math:pi", "math:sqrt", "thinwire.codecs.base:Codec", "fractions:Fraction"])
+def test_what_is_no_codec_or_policy_is_told(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint("mine", value, "thinwire.example")
+    monkeypatch.setattr(naming, "plugins", lambda group: (point,))
+    monkeypatch.setattr(designs, "plugins", lambda group: (point,))
+    monkeypatch.setattr(registry, "entry_points", lambda group: (point,))
+    plugins.load_or_warn.cache_clear()
+    codecs = registry.Registry([BF16], ScratchPool(), "thinwire.example")
+    with pytest.warns(UserWarning, match="where a class derived from thinwire.codecs.scheme.Scheme is expected"):
+        assert codecs.ids() == [BF16.id]
+    with pytest.raises(ConfigError, match=r"'mine' \(thinwire.example\) is .* where a class derived from"):
+        codecs.codec("mine")
+    half = registry.codec("fp16")
+    told = r"mine.*( is no |which is no|something to call|missing|unknown|argument)"
+    makers: list[Callable[[str], object]] = [
+        consistency,
+        placement,
+        lambda name: compression(name, up=half, down=half),
+        designs.design,
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        for make in makers:
+            with pytest.raises(ConfigError, match=told):
+                make("mine")
+    plugins.load_or_warn.cache_clear()

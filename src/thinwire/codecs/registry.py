@@ -107,7 +107,7 @@ class Registry:
             )
         if codec_id not in self._schemes:
             if codec_id in self._broken:
-                load(self._broken[codec_id])  # says why it cannot be
+                load(self._broken[codec_id], Scheme)  # says why it cannot be
             raise ConfigError(f"unknown codec {codec_id!r}{self._hint(codec_id)}; there are {self.ids()}")
         return self._schemes[codec_id]
 
@@ -199,7 +199,7 @@ class Registry:
     def _load_plugins(self) -> None:
         if not self._loaded:
             for point in entry_points(group=self._group):
-                if (scheme := load_or_warn(point)) is None:
+                if (scheme := load_or_warn(point, Scheme)) is None:
                     self._broken[point.name] = point
                 else:
                     self.register(scheme)

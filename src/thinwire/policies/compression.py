@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from thinwire.codecs import Codec
 from thinwire.codecs.registry import codec as make_codec
@@ -49,6 +49,7 @@ class Choice:
     down: Codec
 
 
+@runtime_checkable
 class Compression(Protocol):
     """Decides once, before training, how each tensor travels."""
 
@@ -101,7 +102,7 @@ class ByShape:
         return Choice(self.up, self.down)
 
 
-POLICIES: Family[Compression] = Family("compression", {"by-shape": ByShape})
+POLICIES: Family[Compression] = Family("compression", {"by-shape": ByShape}, Compression)
 
 
 def compression(

@@ -256,6 +256,7 @@ class Adaptive(Consistency):
 POLICIES: Family[Consistency] = Family(
     "consistency",
     {kind.id: kind for kind in (Bsp, Asp, Ssp, Backup, Local, Adaptive)},
+    Consistency,
     short={"τ": "staleness", "b": "spare", "k": "steps"},
     bare={"ssp": "staleness", "backup": "spare", "local": "steps", "adaptive": "when"},
 )

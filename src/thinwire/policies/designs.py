@@ -255,6 +255,11 @@ def _by_id(design_id: str, name: str, options: dict[str, Any]) -> Design:
             raise ConfigError(f"design {name!r}: {error}") from error
     for point in plugins("thinwire.designs"):
         if point.name == design_id:
-            found: Design = load(point)(**options)
+            try:
+                found = load(point)(**options)
+            except TypeError as error:
+                raise ConfigError(f"design {name!r}: {error}") from error
+            if not isinstance(found, Design):
+                raise ConfigError(f"design {name!r}: {point.value} returned {found!r:.80}, which is no Design")
             return found
     raise ConfigError(f"unknown design {design_id!r}; there are {', '.join(designs())}")

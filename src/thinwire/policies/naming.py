@@ -115,6 +115,7 @@ class Family(Generic[T]):
     Args:
         what: the kind, as in `placement`.
         shipped: what makes each of ours, by id.
+        base: what a policy is.
         short: abbreviations of option names.
         bare: the option that a lone value means, by id.
     """
@@ -123,11 +124,12 @@ class Family(Generic[T]):
         self,
         what: str,
         shipped: Mapping[str, Callable[..., T]],
+        base: type,
         *,
         short: dict[str, str] | None = None,
         bare: Mapping[str, str] | None = None,
     ) -> None:
-        self.what, self.shipped = what, shipped
+        self.what, self.shipped, self._base = what, shipped, base
         self._short, self._bare = short, bare or {}
 
     def known(self) -> dict[str, Callable[..., T]]:
@@ -140,7 +142,7 @@ class Family(Generic[T]):
         for point in plugins(f"thinwire.{self.what}"):
             if (kind := load_or_warn(point)) is None:
                 continue
-            kind_id = getattr(kind, "id", point.name)
+            kind_id = own if isinstance(own := getattr(kind, "id", None), str) else point.name
             if found.setdefault(kind_id, kind) is not kind:
                 raise ConfigError(f"{self.what} id {kind_id!r} of {point.value} is taken by {found[kind_id].__name__}")
         return found
@@ -171,4 +173,7 @@ class Family(Generic[T]):
         except TypeError as error:
             allowed = [option for option in _signature(kind).parameters if option not in given]
             raise ConfigError(f"{self.what} {name!r}: {error}; the options are {allowed}") from error
-        return kind(**given, **options)
+        made = kind(**given, **options)
+        if not isinstance(made, self._base):
+            raise ConfigError(f"{self.what} {name!r}: {made!r:.80} is no {self._base.__module__}.{self._base.__name__}")
+        return made

@@ -223,6 +223,7 @@ class Balanced(Placement):
 POLICIES: Family[Placement] = Family(
     "placement",
     {kind.id: kind for kind in (Heuristic, RoundRobin, Greedy, Uniform, Sharded, Balanced)},  # the first is the default
+    Placement,
     short={"min": "min_numel"},
 )
 
