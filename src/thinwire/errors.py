@@ -18,6 +18,9 @@ A message says what came, what was expected and what to change.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class ThinwireError(Exception):
     """Anything that thinwire raises on purpose."""
@@ -72,3 +75,14 @@ class DataError(ThinwireError):
 
 class EngineError(ThinwireError, RuntimeError):
     """A process or an emulated link that could not be set up, or that ended too early."""
+
+
+def guess(word: object, known: Iterable[str]) -> str:
+    """Returns what an unknown name was probably meant for, as a part of a message; nothing where none is near.
+
+    >>> guess("LeNet6", ["mlp", "lenet5"]), guess("x", ["mlp"])
+    (" (did you mean 'lenet5'?)", '')
+    """
+    names = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(str(word)[:100].lower(), names, n=1)
+    return f" (did you mean {names[close[0]]!r}?)" if close else ""

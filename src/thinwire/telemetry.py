@@ -118,6 +118,7 @@ class StepRecord:
         ways: how many ways the values travel: 1 where averages stay with who made them, as in a reduce-scatter.
         link_bps: bits per second of the slowest link between ranks, as known at this step; likewise.
         loss_finite: False where the loss was NaN or Inf, which a JSON line cannot hold; likewise.
+        share: of the values, which part crosses a link each way: less than 1 where ranks average shares of their own.
 
     Example:
         >>> record = StepRecord(step=7, table="fc.weight", numel=1000, payload_bytes_push=200, payload_bytes_pull=50)
@@ -146,6 +147,7 @@ class StepRecord:
     ways: int = 2
     link_bps: float | None = None
     loss_finite: bool = True
+    share: float = 1.0
 
     @classmethod
     def of_scores(cls, step: int, rank: int, time_s: float, loss: float | None, accuracy: float | None) -> StepRecord:
@@ -160,6 +162,11 @@ class StepRecord:
             accuracy=accuracy,
             loss_finite=loss is None or math.isfinite(loss),
         )
+
+    @property
+    def plain_way_nbytes(self) -> int:
+        """What one way would carry of these values in the tensor's own dtype."""
+        return round(self.numel * self.itemsize * self.share)
 
     @property
     def bits_per_value_push(self) -> float:

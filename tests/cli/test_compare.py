@@ -139,7 +139,7 @@ def test_a_failed_run_is_the_commands_failure(
 def test_misuse_is_one_line(command: Command, tmp_path: Path) -> None:
     for arguments, text in (
         (["--designs", "3lc[s=1.75"], r"'3lc\[s=1.75': its brackets do not match; .*"),
-        (["--designs", "fp32,4lc"], r"unknown design '4lc'; there are .*"),
+        (["--designs", "fp32,4lc"], r"unknown design '4lc' \(did you mean '3lc'\?\); there are .*"),
         (["--links", "10mb"], r".*10mb.*10mbit.*"),
         (["--links", ","], r"no links to compare; give at least one"),
         (["--models", "lenet6"], r".*'lenet6'.*mlp.*"),

@@ -121,7 +121,7 @@ def taken() -> Iterator[str]:
 
 
 MISUSE: list[tuple[list[str], str]] = [
-    (["train", "--design", "4lc"], r"unknown design '4lc'; there are fp32, .*"),
+    (["train", "--design", "4lc"], r"unknown design '4lc' \(did you mean '3lc'\?\); there are fp32, .*"),
     (["train", "--design", "3lc[s=2]"], r".*3lc: sparsity=2; it must lie in \[1, 2\).*"),
     (["train", "--design", "3lc[sparsty=1.5]"], r".*3lc: unknown option 'sparsty' \(did you mean 'sparsity'\?\).*"),
     (["train", "--model", "lenet6"], r".*'lenet6'.*mlp.*"),

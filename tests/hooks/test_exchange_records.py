@@ -72,6 +72,11 @@ def test_what_is_recorded_is_what_was_sent() -> None:
     pushed = sum(record.payload_bytes_push for record in of_tables(own))
     averages = sum(record.payload_bytes_pull for record in of_tables(others))  # what rank 0 sent, rank 1 received
     assert pushed + averages == sent
+    coded = [each for each in of_tables(own) if each.codec == "int8" and each.numel >= 1024]
+    assert coded
+    for each in coded:  # as with every number of ranks, of what crosses a link
+        travelled = each.payload_bytes_push + each.payload_bytes_pull
+        assert each.ways * each.plain_way_nbytes == pytest.approx(4 * travelled, rel=0.01), each
     assert {record.step for record in own} == {0, 1, 2, 3}
     names = {name for name, _ in mlp().named_parameters()}
     assert {record.table for record in of_tables(own)} == names
@@ -88,6 +93,7 @@ def test_a_training_does_not_notice_and_steps_between_are_left_out() -> None:
     uncompressed, *compressed = large
     assert uncompressed.codec == "uncompressed"
     assert uncompressed.payload_bytes_push == uncompressed.payload_bytes_pull == 200 * 120 * 4 // 2
+    assert uncompressed.plain_way_nbytes == uncompressed.payload_bytes_push
     assert {record.codec for record in compressed} == {"3lc"}
     assert all(record.bits_per_value_push < 3 for record in compressed)
     assert large[0].residual_norm == 0.0

@@ -25,7 +25,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"lr": float("inf")}, "learning rate is inf"),
     ({"lr": float("nan")}, "learning rate is nan"),
     ({"eval_every": -1.0}, "evaluations every -1.0 seconds"),
-    ({"design": "4lc"}, "unknown design '4lc'; there are "),
+    ({"design": "4lc"}, "unknown design '4lc' \\(did you mean '3lc'\\?\\); there are "),
     ({"design": "3lc[s=2]"}, r"sparsity=2; it must lie in \[1, 2\)"),
     ({"model": "lenet6"}, "lenet6"),
     ({"data": "imagenet"}, "imagenet"),

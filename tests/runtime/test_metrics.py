@@ -134,6 +134,7 @@ def test_prometheus_serves_sums_and_latest_values() -> None:
         ("thinwire_numel", *weight): 1000,
         ("thinwire_itemsize", *weight): 4,
         ("thinwire_ways", *weight): 2,
+        ("thinwire_share", *weight): 1,
         ("thinwire_step", *weight): 4,
     }
     assert served["thinwire_skipped_steps_total", "fc.bias", "0"] == 1

@@ -128,7 +128,7 @@ def test_transformer_is_causal() -> None:
 
 def test_refusals_say_what_is_allowed() -> None:
     for name, in_shape, message in [
-        ("alexnet", GREY, "unknown model 'alexnet'; the models are mlp, "),
+        ("alexnet", GREY, "unknown model 'alexnet' (did you mean 'lenet'?); the models are mlp, "),
         ("lenet5", (1, 7, 28), "8×8 or more, not 7×28: use 'mlp'"),
         ("lenet", (784,), "lenet needs images"),
         ("cifarnet", (784,), "cifarnet needs images"),

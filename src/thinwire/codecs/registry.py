@@ -5,7 +5,6 @@ The package makes one registry, behind `tw.codec` and `tw.decode`; what it makes
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import fields
 from importlib.metadata import EntryPoint, entry_points
@@ -31,7 +30,7 @@ from thinwire.codecs.tensors import Tensor, empty
 from thinwire.codecs.threelc import ThreeLC
 from thinwire.codecs.threshold import Threshold
 from thinwire.codecs.topk import TopK
-from thinwire.errors import ConfigError, FrameError
+from thinwire.errors import ConfigError, FrameError, guess
 from thinwire.frames import Frame
 from thinwire.plugins import load, load_or_warn
 
@@ -215,10 +214,7 @@ class Registry:
 
 
 def _guess(word: str, allowed: list[str]) -> str:
-    if _SHORT.get(word) in allowed:
-        return f" (did you mean {_SHORT[word]!r}?)"
-    close = difflib.get_close_matches(word.lower(), allowed, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    return f" (did you mean {_SHORT[word]!r}?)" if _SHORT.get(word) in allowed else guess(word, allowed)
 
 
 _ours = Registry(SHIPPED, ScratchPool())

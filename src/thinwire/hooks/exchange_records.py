@@ -96,7 +96,10 @@ class ExchangeRecords:
         lags = {} if skipped else self._lags(tally)
         for name, tensor in core.residuals.tensors.items():
             compressed = bool(tally.pushed or tally.pulled)
-            ring = int(tensor.nbytes * (core.residuals.world - 1) / core.residuals.world)
+            parts = core.residuals.partitions[name]
+            own = sum(part.numel for part in parts if part.server == core.residuals.rank)
+            share = 1 - (own / tensor.numel if compressed else 1 / core.residuals.world)
+            ring = int(tensor.nbytes * share)
             norm = self._residual_norm(tensor)
             self._write(
                 StepRecord(
@@ -113,6 +116,7 @@ class ExchangeRecords:
                     time_s=now,
                     itemsize=tensor.dtype.itemsize,
                     ways=1 + core.pulls,
+                    share=share,
                 )
             )
         sums = state.counters()

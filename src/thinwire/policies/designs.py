@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 from thinwire.codecs import Codec
 from thinwire.codecs.levels import Votes
 from thinwire.codecs.stochastic import TernGrad
-from thinwire.errors import ConfigError
+from thinwire.errors import ConfigError, guess
 from thinwire.plugins import load
 from thinwire.policies.auto_codec import AutoCodec
 from thinwire.policies.compression import MIN_NUMEL, Compression, Exclude, check_pull_codec
@@ -262,4 +262,4 @@ def _by_id(design_id: str, name: str, options: dict[str, Any]) -> Design:
             if not isinstance(found, Design):
                 raise ConfigError(f"design {name!r}: {point.value} returned {found!r:.80}, which is no Design")
             return found
-    raise ConfigError(f"unknown design {design_id!r}; there are {', '.join(designs())}")
+    raise ConfigError(f"unknown design {design_id!r}{guess(design_id, designs())}; there are {', '.join(designs())}")

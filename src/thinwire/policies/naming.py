@@ -14,7 +14,7 @@ from importlib.metadata import EntryPoint, entry_points
 from inspect import signature
 from typing import Any, Generic, TypeVar
 
-from thinwire.errors import ConfigError
+from thinwire.errors import ConfigError, guess
 from thinwire.plugins import load, load_or_warn
 
 T = TypeVar("T")
@@ -163,7 +163,7 @@ class Family(Generic[T]):
             for point in plugins(f"thinwire.{self.what}"):
                 if point.name == kind_id:
                     load(point)  # says why it cannot be
-            raise ConfigError(f"unknown {self.what} {kind_id!r}; there are {', '.join(known)}")
+            raise ConfigError(f"unknown {self.what} {kind_id!r}{guess(kind_id, known)}; there are {', '.join(known)}")
         _, options = parse_name(name, self.what, short=self._short, bare=self._bare.get(kind_id))
         if own := sorted(set(options) & set(given)):
             raise ConfigError(f"{self.what} {name!r}: the design says {', '.join(own)}; leave it out of the brackets")

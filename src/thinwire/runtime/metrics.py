@@ -33,6 +33,7 @@ _SIZES = {
     "numel": "Values of the table",
     "itemsize": "Bytes of one value in the tensor's own dtype",
     "ways": "How many ways the values travel",
+    "share": "Part of the values that crosses a link each way, 0 to 1",
     "step": "Number of the step that was recorded last, from 0",
 }
 _SECONDS = ("encode_s", "decode_s", "wait_s")

@@ -190,4 +190,5 @@ def _record_of(
         accuracy=values.get("accuracy"),
         ways=int(values.get("ways", 2)),
         link_bps=values.get("link_bps"),
+        share=values.get("share", 1.0),
     )

@@ -56,8 +56,8 @@ class RankStep:
         self.time_s = max(self.time_s, record.time_s)
         self.push_nbytes += record.payload_bytes_push
         self.pull_nbytes += record.payload_bytes_pull
-        self.plain_nbytes += record.ways * record.numel * record.itemsize
-        self.plain_way_nbytes += record.numel * record.itemsize
+        self.plain_nbytes += record.ways * record.plain_way_nbytes
+        self.plain_way_nbytes += record.plain_way_nbytes
         self.encode_s += record.encode_s
         self.decode_s += record.decode_s
         self.wait_s += record.wait_s
@@ -87,7 +87,7 @@ class TableSums:
         self.records += 1
         self.push_nbytes += record.payload_bytes_push
         self.pull_nbytes += record.payload_bytes_pull
-        self.plain_nbytes += record.ways * record.numel * record.itemsize
+        self.plain_nbytes += record.ways * record.plain_way_nbytes
         if record.residual_lag is not None:
             self.lags[record.rank] = record.residual_lag
             if record.rank == min(self.lags):

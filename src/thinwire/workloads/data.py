@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from thinwire.errors import ConfigError, DataError
+from thinwire.errors import ConfigError, DataError, guess
 from thinwire.policies.naming import parse_name
 from thinwire.workloads import cifar10, digits, idx, python_text
 from thinwire.workloads.dataset import Dataset, part
@@ -124,7 +124,7 @@ def data(name: str, *, root: Path | str | None = None, context: int | None = Non
             )
         return part(data(whole, root=root, context=context), name=name, **cut)
     if name not in _SOURCES:
-        raise ConfigError(f"unknown data set {name!r}; the data sets are {', '.join(_SOURCES)}")
+        raise ConfigError(f"unknown data set {name!r}{guess(name, _SOURCES)}; the data sets are {', '.join(_SOURCES)}")
     source, places = _SOURCES[name], _places(name, root)
     if context is not None and not source.text:
         raise ConfigError(f"{name} is no text: it has no context to choose")

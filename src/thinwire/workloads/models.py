@@ -14,7 +14,7 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from thinwire.errors import ConfigError
+from thinwire.errors import ConfigError, guess
 from thinwire.workloads.cifarnet import cifarnet
 from thinwire.workloads.lenet import lenet, lenet5
 from thinwire.workloads.resnet import ResNet
@@ -123,7 +123,7 @@ def model(name: str, *, num_classes: int, in_shape: tuple[int, ...], seed: int) 
     torch.Size([2, 10])
     """
     if name not in _MODELS:
-        raise ConfigError(f"unknown model {name!r}; the models are {', '.join(models())}")
+        raise ConfigError(f"unknown model {name!r}{guess(name, models())}; the models are {', '.join(models())}")
     if num_classes < 2:
         raise ConfigError(f"num_classes is {num_classes}; a model needs at least 2 classes")
     with torch.random.fork_rng(devices=[]):

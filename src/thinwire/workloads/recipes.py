@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from thinwire.errors import ConfigError
+from thinwire.errors import ConfigError, guess
 from thinwire.workloads.models import TEXT_MODELS, models
 from thinwire.workloads.recipe import MEASURED, Recipe
 
@@ -150,10 +150,11 @@ def recipe(model: str, data: str, *, design: str | None = None) -> Recipe:
 
 def _for_pair(model: str, data: str) -> Recipe:
     if model not in models():
-        raise ConfigError(f"unknown model {model!r}; the models are {', '.join(models())}")
+        raise ConfigError(f"unknown model {model!r}{guess(model, models())}; the models are {', '.join(models())}")
     data = data.partition("[")[0]  # a part of a data set has the recipe of the whole
     if data not in (*_IMAGES, *_TEXTS):
-        raise ConfigError(f"unknown data set {data!r}; the data sets are {', '.join((*_IMAGES, *_TEXTS))}")
+        names = (*_IMAGES, *_TEXTS)
+        raise ConfigError(f"unknown data set {data!r}{guess(data, names)}; the data sets are {', '.join(names)}")
     fitting = _TEXTS if model in TEXT_MODELS else _IMAGES
     if data not in fitting:
         raise ConfigError(f"{model} does not train on {data}; it trains on {', '.join(fitting)}")
