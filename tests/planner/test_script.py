@@ -12,8 +12,10 @@ from torch import nn
 
 from thinwire.cli.plan import STARTUP
 from thinwire.errors import ConfigError
+from thinwire.planner.costs import mean_bits, measure_costs
 from thinwire.planner.profile import profile
 from thinwire.planner.script import profile_script
+from thinwire.policies.designs import design
 
 PLAIN = """
 import torch
@@ -83,6 +85,61 @@ def test_a_compiled_script_with_ddp_and_our_hook_is_measured_without_them(tmp_pa
     command, _ = script(tmp_path, WRAPPED)
     found = profile_script(command, os.environ, STARTUP, steps=3, threads=1)
     assert [each.name for each in found.tensors] == ["0.weight", "0.bias", "1.weight", "1.bias"]
+
+
+PARTS = """
+import torch
+from torch import nn
+
+encoder, decoder, critic = nn.Linear(8, 32), nn.Linear(32, 4), nn.Linear(4, 1)
+{compiled}
+ours = torch.optim.SGD([*encoder.parameters(), *decoder.parameters()], lr=0.1)
+other = torch.optim.SGD(critic.parameters(), lr=0.1)
+while True:
+    made = decoder(torch.relu(encoder(torch.randn(16, 8))))
+    critic(made).sum().backward()
+    ours.step()
+    other.step()
+    ours.zero_grad()
+    other.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("compiled", ["", "encoder = torch.compile(encoder, backend='eager')"])
+def test_one_optimizer_of_several_modules_is_planned_whole_and_what_another_trains_is_said(
+    compiled: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(PARTS.format(compiled=compiled))
+    found = profile_script([sys.executable, str(path)], os.environ, STARTUP, steps=3, threads=1)
+    assert [each.name for each in found.tensors] == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    assert len(found.remarks) == 1 and "another optimizer trains 5 values" in found.remarks[0]
+    assert "of the 420 values" in found.remarks[0]
+
+
+COMPILED = """
+import torch
+from torch import nn
+
+model = torch.compile(nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 4)).bfloat16(), backend="aot_eager")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while True:
+    optimizer.zero_grad()
+    model(torch.randn(16, 8).bfloat16()).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_compiled_model_in_half_precision(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(COMPILED)
+    found = profile_script([sys.executable, "-W", "error", str(path)], os.environ, STARTUP, steps=3, threads=1)
+    assert [each.name for each in found.tensors] == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    assert found.tensors[0].forward_s > 0 and sum(each.backward_s for each in found.tensors) > 0
+    assert {each.itemsize for each in found.tensors} == {2} and not found.remarks
+    for collective, bits in ((True, 16), (False, 32)):
+        up, down = mean_bits(measure_costs(found, design("fp32"), collective=collective), found)
+        assert bits < up < 1.3 * bits and bits < down < 1.3 * bits, "frames' heads are of 33 to 61 bytes"
 
 
 def test_a_script_that_ends_too_soon_and_a_command_that_is_none_are_refused(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import TypeVar
 
@@ -19,7 +19,7 @@ from thinwire.codecs import decode
 from thinwire.errors import ConfigError
 from thinwire.planner.profile import Profile
 from thinwire.planner.senders import Senders
-from thinwire.policies.compression import Choice, select
+from thinwire.policies.compression import PLAIN, Choice, select
 from thinwire.policies.consistency import consistency
 from thinwire.policies.designs import Design
 
@@ -80,12 +80,22 @@ def measure_costs(
         collective: workers are equals, without a server that holds an optimizer.
     """
     shapes = {each.name: each.shape for each in profile.tensors}
+    itemsizes = {each.name: each.itemsize for each in profile.tensors}
     last = None if design.last_layer == "same" else design.last_layer
     chosen = select(shapes, design.compress(), last_layer=last)
     large = sum(map(math.prod, shapes.values())) > LARGE_NUMEL
     # Scales that are shared are one more round trip, which nobody makes here: one worker's is its own.
     senders = 1 if design.share_scales else FEW_SENDERS if large else MOST_SENDERS
-    return {name: _costs(name, chosen[name], profile, design, senders, workers, collective) for name in shapes}
+    found = {name: _costs(name, chosen[name], profile, design, senders, workers, collective) for name in shapes}
+    return {name: _as_it_is(found[name], chosen[name], itemsizes[name], collective) for name in shapes}
+
+
+def _as_it_is(costs: TensorCosts, choice: Choice, itemsize: int, collective: bool) -> TensorCosts:
+    """Of what is not compressed, with the bytes of its own dtype: measured are gradients in float32. Equal ranks send
+    values of 2 bytes as they are, and servers are sent 4."""
+    factor = (itemsize if collective else max(4, itemsize)) / 4
+    up, down = (factor if each.id == PLAIN.id else 1.0 for each in (choice.up, choice.down))
+    return replace(costs, push_nbytes=up * costs.push_nbytes, pull_nbytes=down * costs.pull_nbytes)
 
 
 def _costs(

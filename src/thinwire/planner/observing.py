@@ -8,6 +8,7 @@ found nothing, and all ranks end.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -43,49 +44,66 @@ class Observer:
         self._watch: Watch | None = None
         self._optimizer: Optimizer | None = None
         self._finished = False
+        self._others: dict[int, int] = {}
+        """Values of parameters that other optimizers train."""
         self._hooks = ExitStack()
 
     def observe(self) -> None:
         """Begins to follow modules and optimizers, and leaves out what DDP exchanges."""
+        # Compiled models warn that such hooks are called twice, which makes no difference to this one.
+        warnings.filterwarnings("ignore", "Using `torch.compile", UserWarning)
         calls = register_module_forward_pre_hook(self._call)
         self._hooks.callback(calls.remove)
         register_optimizer_step_post_hook(self._stepped)
         _leave_out_exchanges()
 
     def _call(self, module: nn.Module, _: Any) -> None:
+        if (
+            torch.compiler.is_compiling()
+        ):  # inside a graph, which must not change what is outside; its wrapper was called
+            return
         self._called.setdefault(id(module), module)
 
     def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
         if self._finished:  # a script that catches SystemExit goes on: what was found stays as it is
             raise SystemExit(0)
         if self._watch is None:
-            model = self._model(optimizer)
-            if model is None:
+            called = self._outermost(optimizer)
+            if not called:
                 return
             self._hooks.close()
             self._called.clear()
-            self._watch, self._optimizer = Watch(model, self._steps), optimizer
+            inner = [_unwrapped(each) for each in called]
+            self._watch = Watch(inner[0] if len(inner) == 1 else nn.ModuleList(inner), self._steps, called)
+            self._optimizer = optimizer
             self._hooks.enter_context(self._watch.watching())
-        elif optimizer is self._optimizer:  # of several, the first that trains the model ends a step
+        elif optimizer is self._optimizer:  # of several, the first that trains a module ends a step
             self._watch.end()
             if self._watch.done:
                 self._finish(self._watch)
+        else:
+            self._others.update((id(each), each.numel()) for each in _parameters(optimizer))
         self._watch.begin()
 
-    def _model(self, optimizer: Optimizer) -> nn.Module | None:
-        """The outermost module that was called and holds the most of an optimizer's parameters."""
-        trained = {id(each) for group in optimizer.param_groups for each in group["params"]}
-        most, found = 0, None
+    def _outermost(self, optimizer: Optimizer) -> list[nn.Module]:
+        """The modules that were called and hold an optimizer's parameters, without those that are parts of others."""
+        trained = {id(each) for each in _parameters(optimizer)}
+        found: list[tuple[nn.Module, set[int]]] = []
         for module in self._called.values():  # outer modules are called before inner ones
-            held = sum(id(each) in trained for each in module.parameters())
-            if held > most:
-                most, found = held, module
-        inner = found if found is None else inside_compiled(found)
-        inner = inner.module if isinstance(inner, DistributedDataParallel) else inner
-        return inner if isinstance(inner, nn.Module) else None
+            held = trained.intersection(map(id, module.parameters()))
+            if held and not any(held <= more for _, more in found):
+                found = [(each, less) for each, less in found if not less <= held]
+                found.append((module, held))
+        return [module for module, _ in found]
 
     def _finish(self, watch: Watch) -> None:
         self._finished = True
+        own = {id(each): each.numel() for each in watch.parameters()}
+        if left_out := sum(numel for each, numel in self._others.items() if each not in own):
+            watch.remarks.append(
+                f"another optimizer trains {left_out:,} values: neither they nor its steps are in this plan, which is "
+                f"of the {sum(own.values()):,} values of the first optimizer that steps"
+            )
         if self._path is not None:
             part = self._path.with_suffix(".part")
             try:
@@ -96,6 +114,17 @@ class Observer:
             else:
                 part.replace(self._path)
         raise SystemExit(0)
+
+
+def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
+    return [each for group in optimizer.param_groups for each in group["params"]]
+
+
+def _unwrapped(module: nn.Module) -> nn.Module:
+    inner = inside_compiled(module)
+    inner = inner.module if isinstance(inner, DistributedDataParallel) else inner
+    inner = inside_compiled(inner) if isinstance(inner, nn.Module) else module
+    return inner if isinstance(inner, nn.Module) else module
 
 
 def begin(environment: Mapping[str, str]) -> None:
@@ -120,12 +149,19 @@ def load(path: Path) -> Profile:
         gradients=tuple(saved["gradients"]),
         trainer=Trainer(**saved["trainer"]),
         steps_s=tuple(saved["steps_s"]),
+        remarks=tuple(saved["remarks"]),
     )
 
 
 def _as_dict(profile: Profile) -> dict[str, Any]:
     tensors = [
-        {"name": each.name, "shape": list(each.shape), "forward_s": each.forward_s, "backward_s": each.backward_s}
+        {
+            "name": each.name,
+            "shape": list(each.shape),
+            "forward_s": each.forward_s,
+            "backward_s": each.backward_s,
+            "itemsize": each.itemsize,
+        }
         for each in profile.tensors
     ]
     trainer = {"name": profile.trainer.name, "options": profile.trainer.options}
@@ -135,6 +171,7 @@ def _as_dict(profile: Profile) -> dict[str, Any]:
         "gradients": list(profile.gradients),
         "trainer": trainer,
         "steps_s": list(profile.steps_s),
+        "remarks": list(profile.remarks),
     }
 
 

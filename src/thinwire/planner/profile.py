@@ -7,7 +7,7 @@ model of any kind can be profiled as it is. A module's forward seconds are those
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median, quantiles
@@ -17,6 +17,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from thinwire.errors import ConfigError
+from thinwire.hooks.wrapping import inside_compiled
 from thinwire.planner.optimizers import Trainer, trainer_of
 
 WARM_UP = 2
@@ -36,12 +37,14 @@ class TensorSeconds:
         shape: of the parameter.
         forward_s: of its module's forward pass; 0 where another tensor of the module has them.
         backward_s: from the gradient before it to its own.
+        itemsize: bytes of one value, which it takes where it is not compressed.
     """
 
     name: str
     shape: tuple[int, ...]
     forward_s: float
     backward_s: float
+    itemsize: int = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +57,7 @@ class Profile:
         gradients: of some steps, each by name; float32 on the host.
         trainer: the optimizer that made the steps; where none of torch's own was seen, SGD with momentum.
         steps_s: of every measured step by itself, in seconds; `step_s` is their median.
+        remarks: what of the training is not in here, in sentences.
     """
 
     tensors: tuple[TensorSeconds, ...]
@@ -61,6 +65,7 @@ class Profile:
     gradients: tuple[dict[str, torch.Tensor], ...] = field(repr=False)
     trainer: Trainer = field(default_factory=Trainer, repr=False)
     steps_s: tuple[float, ...] = field(default=(), repr=False)
+    remarks: tuple[str, ...] = ()
 
     @property
     def other_s(self) -> float:
@@ -139,18 +144,20 @@ class Watch:
     Args:
         model: whose parameters are trained.
         steps: that are measured, after two that are not.
+        called: the modules that the training calls, where they are not the model itself: what wraps it, or parts of it.
 
     Raises:
         ConfigError: no trained parameter, or no step to measure.
     """
 
-    def __init__(self, model: nn.Module, steps: int = STEPS) -> None:
+    def __init__(self, model: nn.Module, steps: int = STEPS, called: Sequence[nn.Module] = ()) -> None:
         self._trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
         if not self._trained:
             raise ConfigError("the model has no trained parameter; there is nothing to exchange")
         if steps < 1:
             raise ConfigError(f"{steps} steps to measure; at least 1 is needed")
-        self._model, self._steps = model, steps
+        self._model, self._steps, self._called = model, steps, list(called) or [model]
+        self.remarks: list[str] = []
         self._cuda = [each.device for each in self._trained.values() if each.device.type == "cuda"][:1]
         fitting = KEPT_NBYTES // (4 * sum(each.numel() for each in self._trained.values()))
         self._kept = max(2, min(STEPS, fitting))
@@ -158,6 +165,10 @@ class Watch:
         self._left_out, self._found = 0, list[_Step]()
         self._names = {id(each): name for name, each in self._trained.items()}
         self._trainer: Trainer | None = None
+
+    def parameters(self) -> list[nn.Parameter]:
+        """The trained ones."""
+        return list(self._trained.values())
 
     @property
     def done(self) -> bool:
@@ -220,6 +231,7 @@ class Watch:
                     shape=tuple(self._trained[name].shape),
                     forward_s=median(each.forward_s(name) for each in found),
                     backward_s=median(each.backward_s(name) for each in found),
+                    itemsize=self._trained[name].element_size(),
                 )
                 for name in found[-1].order
                 if name not in silent
@@ -228,15 +240,22 @@ class Watch:
             gradients=tuple(each.gradients for each in found[-self._kept :]),
             trainer=self._trainer or Trainer(),
             steps_s=steps_s,
+            remarks=tuple(self.remarks),
         )
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Within it, the model's modules and gradients are noted."""
-        handles = [self._model.register_forward_hook(lambda *_: self._forward_ends())]
+        handles = [each.register_forward_hook(lambda *_: self._forward_ends()) for each in self._called]
         for name, each in self._trained.items():
             handle = each.register_post_accumulate_grad_hook(self._ready(name))  # type: ignore[no-untyped-call]
             handles.append(handle)
+        for outer in self._called:
+            # Modules inside a graph are not seen to begin: the first tensor of one stands for all that are in it.
+            held = {id(parameter) for parameter in outer.parameters()}
+            first = next((name for name, mine in self._trained.items() if id(mine) in held), None)
+            if first is not None and any(inside_compiled(part) is not part for part in outer.modules()):
+                handles.append(outer.register_forward_pre_hook(self._begins(first)))
         for prefix, module in self._model.named_modules():
             own = [f"{prefix}.{name}".lstrip(".") for name, _ in module.named_parameters(recurse=False)]
             if own := [name for name in own if name in self._trained]:
@@ -258,7 +277,11 @@ class Watch:
         return time.perf_counter()
 
     def _begins(self, name: str) -> Callable[..., None]:
-        return lambda *_: self._step.begun.append((name, self._now()))
+        def note(*_: object) -> None:
+            if not torch.compiler.is_compiling():  # a graph that stops to look at the clock would be another one
+                self._step.begun.append((name, self._now()))
+
+        return note
 
     def _ready(self, name: str) -> Callable[[torch.Tensor], None]:
         def note(trained: torch.Tensor) -> None:
@@ -273,4 +296,5 @@ class Watch:
         self._trainer = self._trainer or trainer_of(optimizer, self._names)
 
     def _forward_ends(self) -> None:
-        self._step.forward_end_s = self._now()
+        if not torch.compiler.is_compiling():
+            self._step.forward_end_s = self._now()

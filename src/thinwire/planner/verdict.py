@@ -20,8 +20,8 @@ UNEVEN = 1.5
 
 
 def verdict(plan: Plan) -> list[str]:
-    """Returns sentences: what is fastest in the cluster that was asked about, then each design by itself, and a warning
-    where the measured steps differ much.
+    """Returns sentences: what is fastest in the cluster that was asked about, then each design by itself, then what of
+    the training is not planned, and a warning where the measured steps differ much.
 
     Args:
         plan: with at least one design beside uncompressed training.
@@ -30,7 +30,7 @@ def verdict(plan: Plan) -> list[str]:
     where = f"{setting.workers} workers, {link_text(setting.bps)}"
     others = [each for each in found if each.at.design != UNCOMPRESSED]
     if not others:
-        return [f"at {where} a step takes {seconds_text(found[0].at.step_s)} uncompressed", *_uneven(plan)]
+        return [f"at {where} a step takes {seconds_text(found[0].at.step_s)} uncompressed", *_remarks(plan)]
     best = max(others, key=lambda each: each.at.speedup)
     if best.at.speedup >= WORTH:
         first = f"compress: at {where} {best.at.design} is {best.at.speedup:.3g}× faster than uncompressed"
@@ -41,16 +41,18 @@ def verdict(plan: Plan) -> list[str]:
             f"do not compress: at {where} uncompressed is {1 / best.at.speedup:.3g}× faster than {best.at.design}, the "
             "best of the others"
         )
-    return [first, *(_sentence(each, plan.exchange_share) for each in others), *_uneven(plan)]
+    return [first, *(_sentence(each, plan.exchange_share) for each in others), *_remarks(plan)]
 
 
-def _uneven(plan: Plan) -> list[str]:
+def _remarks(plan: Plan) -> list[str]:
+    """Returns what is to be known of the measured steps."""
     low, high = plan.profile.middle_s
     if high <= UNEVEN * low:
-        return []
+        return [*plan.profile.remarks]
     return [
+        *plan.profile.remarks,
         f"measured steps are uneven: of the middle half, the shortest took {seconds_text(low)} and the longest "
-        f"{seconds_text(high)}. Where batches are alike, something else was running: plan again when nothing is"
+        f"{seconds_text(high)}. Where batches are alike, something else was running: plan again when nothing is",
     ]
 
 
