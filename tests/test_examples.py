@@ -23,8 +23,10 @@ from torch import nn
 
 import thinwire as tw
 from tests.hooks.cluster import start_server
+from thinwire.codecs import registry
 from thinwire.errors import ProtocolError
 from thinwire.jobs.job import Job
+from thinwire.plugins import load_or_warn
 from thinwire.policies.assignment import Sized
 from thinwire.policies.consistency import consistency
 from thinwire.policies.designs import design
@@ -50,6 +52,9 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     monkeypatch.syspath_prepend(ROOT / "examples")
     monkeypatch.syspath_prepend(tmp_path)
     plugins.cache_clear()
+    load_or_warn.cache_clear()
+    monkeypatch.setattr(registry._ours, "_schemes", dict(registry._ours._schemes))
+    monkeypatch.setattr(registry._ours, "_loaded", False)
     yield
     plugins.cache_clear()
     for name in [name for name in sys.modules if name.startswith("extending_")]:
@@ -176,7 +181,7 @@ def test_a_server_that_does_not_know_a_policy_says_so(monkeypatch: pytest.Monkey
     """An object is enough for the worker; without the entry point the server cannot know what it means."""
     monkeypatch.syspath_prepend(ROOT / "examples")
     policy = importlib.import_module("extending_consistency").PostLocal()
-    with pytest.raises(ProtocolError, match="unknown consistency 'post-local'; there are bsp, asp"):
+    with pytest.raises(ProtocolError, match=r"unknown consistency 'post-local'.*there are bsp, asp"):
         train(2, workers=1, design="fp32", consistency=policy)
 
 

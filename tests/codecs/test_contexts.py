@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import io
+import math
+import pickle
 import warnings
 from itertools import product
 
@@ -190,3 +193,40 @@ def test_residuals_begin_where_loops_are_fast(size: int, place: int) -> None:
     zeros = aligned_zeros(size, np.float32)
     assert zeros.size == size and not zeros.any()
     assert zeros.ctypes.data % place == 0
+
+
+def test_a_copy_of_a_context_goes_on_as_it_does_and_by_itself() -> None:
+    for entry in ENROLLED:
+        if not entry.codec.residual_by_default:
+            continue
+        with naming(entry.label), warnings.catch_warnings(action="ignore"):
+            values = torch.linspace(-1, 1, 200)
+            context = entry.codec.context(values, seed=3)
+            context.encode(values)
+            for made in (copy.deepcopy(context), pickle.loads(pickle.dumps(context))):
+                resumed = entry.codec.context(values, seed=3)
+                before = made.encode(values)
+                assert made.residual is not None and made.residual.data_ptr() == made.residual_address
+                resumed.load_state_dict(made.state_dict())
+                assert made.encode(values) == resumed.encode(values) and before
+            assert context.step == 1, "a copy is a context of its own"
+
+
+def test_a_damaged_state_changes_nothing() -> None:
+    context = tw.codec("3lc").context(torch.zeros(4))
+    context.encode(torch.tensor([0.9, -0.8, 0.1, 0.2]))
+    good = context.state_dict()
+    for wrong, message in (
+        ({"step": None}, "the state's step is None"),
+        ({"step": 1.7}, r"the state's step is 1\.7"),
+        ({"step": -1}, "it must be at least 0"),
+        ({"seed": "x"}, "the state's seed is 'x'"),
+        ({"residual": torch.full((4,), math.nan)}, "holds NaN or Inf"),
+        ({"residual": torch.full((4,), 1e300, dtype=torch.float64)}, "holds NaN or Inf"),
+    ):
+        with pytest.raises(tw.ConfigError, match=message):
+            context.load_state_dict({**good, "step": 9, **wrong})
+        now = context.state_dict()
+        assert now["step"] == 1 and torch.equal(now["residual"], good["residual"])
+    with pytest.raises(tw.ConfigError, match=r"seed is 1\.0; it must be a whole number"):
+        tw.codec("qsgd").context(torch.zeros(4), seed=1.0)  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ import thinwire as tw
 from tests.hooks.cluster import run_cluster
 from tests.hooks.test_distribute import batch, equal, mlp, steps
 from thinwire.hooks.distribute import DistributedOptimizer
+from thinwire.hooks.resuming import KeptSteps
 from thinwire.server.core import ServerCore
 
 torch.set_num_threads(1)
@@ -165,3 +166,70 @@ def test_torchs_own_helper_returns_no_state_that_would_not_resume() -> None:
         assert steps(2)(rank, model, opt) and opt.steps_done == 4, "the training goes on"
 
     run(None, train, codec="3lc")
+
+
+def test_a_state_of_another_rank_is_refused() -> None:
+    (_, state), core = run(None, saved, codec="3lc")
+    assert state["rank"] == 0
+    with pytest.raises(tw.ConfigError, match="the state is of rank 1, and this is rank 0: each resumes from its own"):
+        run(again(core), saved, codec="3lc", resume={**state, "rank": 1})
+    before = {name: value for name, value in state.items() if name != "rank"}  # states of before do not say
+    run(again(core), saved, codec="3lc", resume=before)
+
+
+@pytest.mark.parametrize("design", ["3lc", "fp32", "doublesqueeze-1bit", "update"])
+def test_statistics_are_the_workers_own_and_not_the_shards(design: str) -> None:
+    """A shard has buffers as they were sent last, which is once in fifty exchanges."""
+
+    def normed(rank: int) -> nn.Module:
+        return nn.Sequential(nn.BatchNorm1d(12), mlp(rank))
+
+    def whole(rank: int, model: nn.Module, opt: DistributedOptimizer) -> tuple[Any, Any, Any]:
+        steps(3)(rank, model, opt)
+        opt.sync()
+        there = {name: each.clone() for name, each in model.state_dict().items()}, opt.state_dict(), again(core)
+        steps(3)(rank, model, opt)
+        opt.sync()
+        return *there, {name: each.clone() for name, each in model.state_dict().items()}  # type: ignore[return-value]
+
+    core = ServerCore()
+    [(weights, state, then, wanted)], _ = run_cluster(normed, whole, workers=1, core=core, design=design)
+
+    def resumed(rank: int) -> nn.Module:
+        model = normed(rank)
+        model.load_state_dict(weights)
+        return model
+
+    def rest(rank: int, model: nn.Module, opt: DistributedOptimizer) -> dict[str, torch.Tensor]:
+        steps(3)(rank, model, opt)
+        opt.sync()
+        return {name: each.clone() for name, each in model.state_dict().items()}
+
+    [found], _ = run_cluster(resumed, rest, workers=1, core=then, design=design, resume=state)
+    for name, value in wanted.items():
+        assert torch.equal(found[name], value), name
+
+
+@pytest.mark.parametrize("design", ["3lc", "update"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_going_back_to_the_beginning_is_to_its_weights(design: str, dtype: torch.dtype) -> None:
+    """A shard was lost before its first checkpoint, and workers keep a copy beside the model: it goes back as well."""
+
+    def trained(losses: int) -> list[torch.Tensor]:
+        model = mlp(0).to(dtype)
+        kept = KeptSteps(model)
+
+        def train(rank: int, _: nn.Module, opt: DistributedOptimizer) -> list[torch.Tensor]:
+            for step in range(3):
+                x, y = batch(rank, step)
+                opt.zero_grad()
+                nn.functional.cross_entropy(model(x.to(dtype)).float(), y).backward()  # type: ignore[no-untyped-call]
+                opt.step()
+            opt.sync()
+            return [each.detach().clone() for each in model.parameters()]
+
+        for _ in range(1 + losses):
+            [weights], _ = run_cluster(lambda _: model, train, workers=1, design=design, resume=kept)
+        return list(weights)
+
+    assert all(map(torch.equal, trained(0), trained(2)))

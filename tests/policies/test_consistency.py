@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
 
 from thinwire.errors import ConfigError
-from thinwire.policies.consistency import Asp, Backup, Bsp, Consistency, Local, Ssp, consistency, name_of
+from thinwire.policies.consistency import POLICIES, Asp, Backup, Bsp, Consistency, Local, Ssp, consistency, name_of
 
 
 def test_the_full_name_makes_an_equal_policy() -> None:
@@ -110,3 +111,31 @@ def test_a_warm_up_exchanges_after_every_step_first() -> None:
     assert [step for step in range(12) if policy.exchanges(step)] == [0, 1, 4, 7, 10]
     for clock, step in enumerate((0, 1, 2, 5, 8, 11)):
         assert policy.iterations(clock) == step, clock
+
+
+@dataclass(frozen=True, kw_only=True)
+class Early(Consistency):
+    """Of another package: options of its own, and answers that may be nonsense."""
+
+    id: ClassVar[str] = "early"
+    stop: str | None = None
+    share: float = 1.0
+
+    def quorum(self, workers: int) -> int:
+        return workers * self.share  # type: ignore[return-value]
+
+
+def test_a_name_that_makes_another_policy_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = POLICIES.known()
+    monkeypatch.setattr(POLICIES, "known", lambda: {**known, "early": Early})
+    for policy in (Early(), Early(stop="late", share=0.5)):
+        assert consistency(name_of(policy)) == policy, "None is null, and no word"
+    for wrong in ("1", "true", "a,b"):
+        with pytest.raises(ConfigError, match=r"servers would train by that|is not option=value"):
+            name_of(Early(stop=wrong))
+
+
+def test_a_quorum_that_can_never_be_met_is_refused() -> None:
+    for share, said in ((0.5, "1.5"), (0, "0"), (2, "6")):
+        with pytest.raises(ConfigError, match=f"early: the quorum of 3 workers is {said}; it must be a whole number"):
+            Early(share=share).terms(3)

@@ -11,6 +11,7 @@ Tensors on a GPU are encoded there where their scheme has kernels (`device.py`).
 from __future__ import annotations
 
 import math
+import operator
 import warnings
 from functools import partial
 from typing import Any, Unpack
@@ -210,7 +211,7 @@ class Context:
     def __init__(self, codec: Codec, like: Flat | DeviceFlat, *, name: str, seed: int) -> None:
         self.codec = codec
         self.name = name
-        self.seed = seed
+        self.seed = _whole(f"{name}: seed", seed)
         self.step = 0
         self.payload_nbytes = 0
         """Payload size of the frame that was encoded last, in bytes."""
@@ -231,6 +232,17 @@ class Context:
             self._residual = torch.from_numpy(self._residual_array)
         elif codec.residual_by_default:
             self._residual = torch.zeros_like(values)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles: a residual in the host's memory is one thing under two names."""
+        return {**vars(self), "_residual": None if self.on_host else self._residual}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        if (held := self._residual_array) is not None:
+            self._residual_array = aligned_zeros(held.size, held.dtype)
+            self._residual_array[:] = held
+            self._residual = torch.from_numpy(self._residual_array)
 
     @property
     def residual(self) -> torch.Tensor | None:
@@ -332,8 +344,12 @@ class Context:
         """Takes the state back.
 
         Raises:
-            ConfigError: the state is of another shape, or of a codec with (or without) error feedback.
+            ConfigError: the state is of another shape, of a codec with (or without) error feedback, or damaged; the
+                context is then what it was.
         """
+        step, seed = (_whole(f"{self.name}: the state's {what}", state.get(what)) for what in ("step", "seed"))
+        if step < 0:
+            raise ConfigError(f"{self.name}: the state's step is {step}; it must be at least 0")
         residual = state.get("residual")
         if (residual is None) != (self._residual is None):
             kept = "keeps" if self._residual is not None else "does not keep"
@@ -343,8 +359,18 @@ class Context:
                 raise ConfigError(
                     f"{self.name}: the state's residual has shape {tuple(residual.shape)}, not {self.shape}"
                 )
-            self._residual.copy_(torch.as_tensor(residual).reshape(-1))
+            given = torch.as_tensor(residual).reshape(-1).to(self._residual)
+            if not given.isfinite().all():
+                raise ConfigError(f"{self.name}: the state's residual holds NaN or Inf")
         if self.lag_bound is not None and "lag" in state:  # a run may go on with a bound that it began without
             self.lag_bound.load_state_dict(state["lag"])
-        self.step = int(state["step"])
-        self.seed = int(state["seed"])
+        if residual is not None and self._residual is not None:
+            self._residual.copy_(given)
+        self.step, self.seed = step, seed
+
+
+def _whole(what: str, value: object) -> int:
+    try:
+        return operator.index(value)  # type: ignore[arg-type]  # which is what it finds out
+    except TypeError:
+        raise ConfigError(f"{what} is {value!r}; it must be a whole number") from None

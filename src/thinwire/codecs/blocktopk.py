@@ -56,6 +56,7 @@ class BlockTopK(Scheme):
     """
 
     id: ClassVar[str] = "blocktopk"
+    checks_finite: ClassVar[bool] = True
     keeps_residual: ClassVar[bool] = True
     sends_some: ClassVar[bool] = True
     fuses: ClassVar[bool] = True

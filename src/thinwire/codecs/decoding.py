@@ -8,7 +8,8 @@ allocated. `CheckedFrame.decode` fills a tensor with it; `GradientSums` adds up 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -23,6 +24,17 @@ from thinwire.errors import FrameError
 from thinwire.frames import Frame
 from thinwire.frames.layout import NON_FINITE, OPTION_MASK, ZSTD
 from thinwire.packets import BatchedTensor
+
+
+@contextmanager
+def _in_memory(frame: Frame) -> Iterator[None]:
+    """Within it, memory that a decoder lacks is a fault of the frame, which may claim more than there is."""
+    try:
+        yield
+    except MemoryError as error:
+        raise FrameError(
+            f"{frame.codec}: decoding a tensor of shape {frame.shape} does not fit this machine's memory ({error})"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +104,7 @@ class CheckedFrame:
                     stacklevel=3,  # who called tw.decode
                 )
         view = direct_view(out)
-        with self.pool.lend(threads) as space:
+        with _in_memory(frame), self.pool.lend(threads) as space:
             if view is not None and view.dtype == compute_dtype(frame.dtype):
                 scheme.decode(frame, view, accumulate, space)
             else:
@@ -109,7 +121,7 @@ class CheckedFrame:
         if self.frame.dtype == "fp64":
             self.decode(out.reshape(self.frame.shape), accumulate=accumulate)
         elif out.size:
-            with self.pool.lend() as space:
+            with _in_memory(self.frame), self.pool.lend() as space:
                 self.scheme.decode(self.frame, out, accumulate, space)
 
     def sent(self) -> Sent:
@@ -120,7 +132,7 @@ class CheckedFrame:
         """
         if self.frame.size == 0:
             return Sent(np.empty(0, np.int64), np.empty(0, compute_dtype(self.frame.dtype)))
-        with self.pool.lend() as space:
+        with _in_memory(self.frame), self.pool.lend() as space:
             return self.scheme.sent(self.frame, space)
 
     def explain(self) -> Explained:

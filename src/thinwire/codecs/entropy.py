@@ -73,6 +73,7 @@ class Entropy(Scheme):
     """
 
     id: ClassVar[str] = "entropy"
+    checks_finite: ClassVar[bool] = True
     option_flags: ClassVar[int] = HUFFMAN
 
     preset: Literal["accuracy", "size"] = "accuracy"

@@ -73,6 +73,7 @@ class FP32(_Cast):
     """32 bits a value, exact (64 for float64 tensors)."""
 
     id: ClassVar[str] = "fp32"
+    checks_finite: ClassVar[bool] = True
     width: ClassVar[int] = 8
     precision: ClassVar[str] = "exact: float32, or float64 where the tensor is"
 
@@ -90,6 +91,7 @@ class FP16(_Cast):
     """16 bits a value: 11 significant bits, at most 65,504; larger values are refused, not turned into Inf."""
 
     id: ClassVar[str] = "fp16"
+    checks_finite: ClassVar[bool] = True
     width: ClassVar[int] = 2
     precision: ClassVar[str] = "IEEE half precision: 1 sign, 5 exponent, 10 mantissa bits; at most 65,504"
 
@@ -113,6 +115,7 @@ class BF16(_Cast):
     """16 bits a value: float32's range with 8 significant bits, rounded half to even."""
 
     id: ClassVar[str] = "bf16"
+    checks_finite: ClassVar[bool] = True
     width: ClassVar[int] = 2
     precision: ClassVar[str] = "the upper half of a float32: 1 sign, 8 exponent, 7 mantissa bits"
 
@@ -139,6 +142,7 @@ class Truncate(Scheme):
     """
 
     id: ClassVar[str] = "truncate"
+    checks_finite: ClassVar[bool] = True
     num_scales: ClassVar[int] = 0
 
     bits: Annotated[int, Between(0, MANTISSA_BITS)] = 16

@@ -43,6 +43,7 @@ class Int8(Scheme):
     """
 
     id: ClassVar[str] = "int8"
+    checks_finite: ClassVar[bool] = True
     num_scales: ClassVar[int] = 1
     fuses: ClassVar[bool] = True
 

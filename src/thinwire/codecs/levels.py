@@ -96,6 +96,7 @@ class Dithering(_Levels):
     """
 
     id: ClassVar[str] = "dithering"
+    checks_finite: ClassVar[bool] = True
     random: ClassVar[bool] = True
     unbiased: ClassVar[bool] = True
     option_flags: ClassVar[int] = NATURAL
@@ -166,6 +167,7 @@ class Votes(_Levels):
     """
 
     id: ClassVar[str] = "votes"
+    checks_finite: ClassVar[bool] = True
 
     workers: Annotated[int, Between(1, MAX_WORKERS)] = 4
     scale: Annotated[float | None, Between(0)] = None

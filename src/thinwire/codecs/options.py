@@ -47,9 +47,14 @@ def _rules(kind: type[Any]) -> dict[str, tuple[tuple[object, ...], Between | Non
     """By option: the values allowed, the numbers allowed, whether only whole ones are, and whether None is."""
     rules, hints = {}, get_type_hints(kind, include_extras=True)
     for name in (field.name for field in fields(kind)):
-        between = next((one for one in getattr(hints[name], "__metadata__", ()) if isinstance(one, Between)), None)
-        hint = hints[name].__origin__ if get_origin(hints[name]) is Annotated else hints[name]
-        kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        hint = hints[name]
+        inner = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)  # Annotated[…] | None
+        said = [one for each in inner for one in getattr(each, "__metadata__", ())]
+        between = next((one for one in said if isinstance(one, Between)), None)
+        plain = [each.__origin__ if get_origin(each) is Annotated else each for each in inner]
+        kinds = [
+            one for each in plain for one in (get_args(each) if get_origin(each) in (Union, UnionType) else (each,))
+        ]
         literals = [
             (True, False) if one is bool else get_args(one)
             for one in kinds
@@ -57,3 +62,7 @@ def _rules(kind: type[Any]) -> dict[str, tuple[tuple[object, ...], Between | Non
         ]
         rules[name] = tuple(itertools.chain(*literals)), between, float not in kinds, type(None) in kinds
     return rules
+
+
+def _parts(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)

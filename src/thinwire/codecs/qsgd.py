@@ -42,6 +42,7 @@ class QSGD(Scheme):
     """
 
     id: ClassVar[str] = "qsgd"
+    checks_finite: ClassVar[bool] = True
     random: ClassVar[bool] = True
     unbiased: ClassVar[bool] = True
 

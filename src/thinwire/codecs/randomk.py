@@ -40,6 +40,7 @@ class RandomK(Scheme):
     """
 
     id: ClassVar[str] = "randomk"
+    checks_finite: ClassVar[bool] = True
     random: ClassVar[bool] = True
     num_scales: ClassVar[int] = 0
 

@@ -5,12 +5,14 @@ The package makes one registry, behind `tw.codec` and `tw.decode`; what it makes
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import fields
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 
 from thinwire import frames
 from thinwire.codecs.base import Codec
@@ -83,6 +85,8 @@ class Registry:
         Raises:
             ConfigError: the id is taken by another class, or cannot travel in a frame.
         """
+        if not isinstance(getattr(scheme, "id", None), str):
+            raise ConfigError(f"{scheme!r:.80} has no id; a scheme says what frames call it: id: ClassVar[str] = …")
         if not (0 < len(scheme.id) < 256 and scheme.id.isascii() and scheme.id.isprintable()):
             raise ConfigError(f"codec id {scheme.id!r}; it must be 1 to 255 printable ASCII characters")
         if self._schemes.setdefault(scheme.id, scheme) is not scheme:
@@ -170,7 +174,11 @@ class Registry:
         checked = self.open_frame(frame)
         if out is not None:
             checked.decode(out, accumulate=accumulate, threads=threads)
-            return out if isinstance(out, torch.Tensor) else torch.from_numpy(out)
+            if not isinstance(out, torch.Tensor):
+                return torch.from_numpy(out)
+            if not out.is_inference():  # what autograd has saved of it is no longer what it was
+                increment_version(out)
+            return out
         parsed = checked.frame
         try:
             result = empty(parsed.dtype, parsed.shape)
@@ -200,6 +208,10 @@ class Registry:
             for point in entry_points(group=self._group):
                 if (scheme := load_or_warn(point, Scheme)) is None:
                     self._broken[point.name] = point
+                elif not isinstance(getattr(scheme, "id", None), str):
+                    warnings.warn(
+                        f"{point.name!r} ({point.group}) has no id, and is left out", UserWarning, stacklevel=3
+                    )
                 else:
                     self.register(scheme)
             self._loaded = True  # not where an id was taken: whoever asks next hears of it as well

@@ -115,6 +115,8 @@ class Scheme(ABC):
     """How many scales a frame of values has, none of them negative; None: `decode` checks them."""
     sends_some: ClassVar[bool] = False
     """Whether a frame holds only some of the values, and `sent` says which."""
+    checks_finite: ClassVar[bool] = False
+    """Whether `encode` itself refuses NaN and Inf; for one that does not, values and residual are looked at before."""
     fuses: ClassVar[bool] = False
     """What `fuses_residual` says of every shape."""
 
@@ -269,18 +271,38 @@ def encode_with_residual(scheme: Scheme, flat: Flat, step: Step, space: Scratch)
     Raises NonFiniteError before anything is changed.
     """
     residual = step.residual
+    if not scheme.checks_finite:
+        finite_magnitude(flat, step)
     if residual is None or scheme.fuses_residual(flat.shape):
-        return scheme.encode(flat, step, space)
+        return _as_sent(scheme, scheme.encode(flat, step, space), flat)
     size, dtype = flat.values.size, flat.values.dtype
     total = space.array("feedback.sum", size, dtype)
     np.multiply(residual, dtype.type(step.residual_scale), out=total)
     total += flat.values
-    payload = scheme.encode(Flat(total, flat.dtype, flat.shape), step._replace(residual=None), space)
+    coded = Flat(total, flat.dtype, flat.shape)
+    payload = _as_sent(scheme, scheme.encode(coded, step._replace(residual=None), space), coded)
     data = bytes(payload.data)  # a copy, because decoding may use the memory that it lies in
     sent = space.array("feedback.sent", size, dtype)
     scheme.decode(Frame(scheme.id, flat.dtype, flat.shape, payload.scales, payload.flags, data), sent, False, space)
     np.subtract(total, sent, out=residual)
     return Payload(data, payload.scales, payload.flags)
+
+
+def _as_sent(scheme: Scheme, payload: Payload, flat: Flat) -> Payload:
+    """Returns a payload with its scales as the frame will hold them, so that a sender decodes what receivers do.
+
+    Raises TypeError where a scheme made something else than a payload: nobody could decode it.
+    """
+    if not isinstance(payload, Payload):
+        raise TypeError(f"{scheme.id}: encode returned a {type(payload).__name__}; a Payload is expected")
+    if isinstance(payload.data, np.ndarray) and payload.data.dtype != np.uint8:
+        raise TypeError(f"{scheme.id}: encode returned an array of {payload.data.dtype}; uint8 is expected")
+    if scheme.num_scales is not None and len(payload.scales) != scheme.num_scales:
+        raise TypeError(
+            f"{scheme.id}: encode returned {len(payload.scales)} scales; num_scales says {scheme.num_scales}"
+        )
+    kind = flat.values.dtype.type
+    return payload._replace(scales=tuple(float(kind(scale)) for scale in payload.scales)) if payload.scales else payload
 
 
 def finite_magnitude(flat: Flat, step: Step | None = None) -> float:

@@ -52,6 +52,7 @@ class OneBit(Scheme):
     """
 
     id: ClassVar[str] = "onebit"
+    checks_finite: ClassVar[bool] = True
     keeps_residual: ClassVar[bool] = True
     option_flags: ClassVar[int] = ZEROS_KEPT
     num_scales: ClassVar[int] = 1
@@ -132,6 +133,7 @@ class MQE1(Scheme):
     """
 
     id: ClassVar[str] = "mqe1"
+    checks_finite: ClassVar[bool] = True
     keeps_residual: ClassVar[bool] = True
     option_flags: ClassVar[int] = PER_INDEX
 

@@ -98,6 +98,7 @@ class Stoch3(Trits):
     """
 
     id: ClassVar[str] = "stoch3"
+    checks_finite: ClassVar[bool] = True
     unbiased: ClassVar[bool] = True
 
     packing: Literal["base243", "2bit"] = "base243"
@@ -121,6 +122,7 @@ class TernGrad(Trits):
     """
 
     id: ClassVar[str] = "terngrad"
+    checks_finite: ClassVar[bool] = True
     unbiased: ClassVar[bool] = True
     scale_is: ClassVar[str] = "max|v| after clipping, or the scale that the workers share"
 
@@ -170,6 +172,7 @@ class QSGDDoubleSqueeze(Trits):
     """
 
     id: ClassVar[str] = "qsgd-ds"
+    checks_finite: ClassVar[bool] = True
     scale_is: ClassVar[str] = "the 2-norm of v over that of the trits"
 
     packing: Literal["base243", "2bit"] = "base243"

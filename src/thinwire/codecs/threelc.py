@@ -62,6 +62,7 @@ class ThreeLC(Scheme):
     """
 
     id: ClassVar[str] = "3lc"
+    checks_finite: ClassVar[bool] = True
     keeps_residual: ClassVar[bool] = True
     private_options: ClassVar[frozenset[str]] = frozenset({"threads"})
     option_flags: ClassVar[int] = ZERO_RUN | PARTITION

@@ -38,6 +38,7 @@ class Threshold(Sparse):
     """
 
     id: ClassVar[str] = "threshold"
+    checks_finite: ClassVar[bool] = True
     option_flags: ClassVar[int] = BITMAP | SIGNS
     fuses: ClassVar[bool] = True
 

@@ -30,6 +30,7 @@ class TopK(Sparse):
     """
 
     id: ClassVar[str] = "topk"
+    checks_finite: ClassVar[bool] = True
     fuses: ClassVar[bool] = True
 
     fraction: Annotated[float, Between(0, 1, above=True)] = 0.01

@@ -76,10 +76,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
             if (steps := resume.steps()) is not None:
                 agreed = driver.run(worker.agree(steps))
             resume = None if agreed is None else resume.load(agreed)
+            for tensor in worker.model.tensors if agreed is not None else ():
+                tensor.read()  # the model may have gone back to its beginning, of which there is no state
         if resume is not None:
             self.load_state_dict(resume)
             worker.restore_position(resume["position"])
+        # A shard has them as rank 0 sent them last, which is many steps ago, and sends them with all else.
+        buffers = [(each, each.local.clone()) for each in worker.model.tensors if each.state and resume is not None]
         driver.run(worker.start(agreed))
+        if not worker.began_late:
+            for tensor, own in buffers:
+                tensor.values.copy_(own)
+                tensor.write()
         updates, residuals = worker.counters["updates_lost"], worker.counters["residuals_lost"]
         if resume is not None and (updates or residuals):
             warnings.warn(
@@ -283,6 +291,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             shard["shard"] = self._shards.state_dict(self._worker.clock)
         return {
             **shard,
+            "rank": self._worker.rank,
             "step": self._worker.iteration,
             "position": self._worker.position(),
             "buffers": [
@@ -298,9 +307,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Restores what `state_dict` returned, by parameter name: all but the position, which `distribute` restores.
 
         Raises:
-            ConfigError: it is of another optimizer, or a parameter of this model is missing in it.
+            ConfigError: it is of another optimizer or another rank, or a parameter of this model is missing in it.
         """
         check_state(state_dict, "contexts", len(self.param_groups))
+        if (rank := state_dict.get("rank", self._worker.rank)) != self._worker.rank:
+            raise ConfigError(
+                f"the state is of rank {rank}, and this is rank {self._worker.rank}: each resumes from its own, which "
+                "holds what its gradients have not sent yet"
+            )
         self._worker.model.load_state_dict(state_dict)
         before, self._worker.iteration = self._worker.iteration, int(state_dict["step"])  # which decides what is due
         self._first_step += self._worker.iteration - before

@@ -144,6 +144,8 @@ def make_plan(
     given = optimizer.param_groups if local is None else local.outer_groups()
     known = optimizer.defaults if local is None else given[0]
     groups = tuple(portable_options(group, known) for group in given)
+    policy = consistency or find_consistency(design.consistency)
+    policy.terms(workers)  # answers that can never be met are refused here, where they are somebody's own
     plans = tuple(
         Plan(
             workers=workers,
@@ -154,7 +156,7 @@ def make_plan(
             # Of a shard all of whose tensors are too small for a codec that sends some of the values, it is the mean.
             reduce=design.reduce if some or "senders" not in design.reduce else "mean",
             state_interval=state_interval,
-            consistency=name_of(consistency or find_consistency(design.consistency)),
+            consistency=name_of(policy),
             downlink=design.downlink,
             local=_agreement(design),
             settings=dict(settings or {}),

@@ -174,7 +174,9 @@ def _settings(job: Job, dataset: Dataset) -> Settings:
     recipe = job.recipe()
     length = {"steps": recipe.steps} if job.seconds is None else {"seconds": job.seconds}
     data = {"data": job.data, "data digest": dataset.digest()}
-    return {"model": job.model, "batch": recipe.batch, "learning rate": recipe.lr, **length, **data}
+    rates = {"learning rate": recipe.lr, "schedule": recipe.schedule, "final": recipe.final, "warmup": recipe.warmup}
+    rule = {name: getattr(recipe, name) for name in ("optimizer", "momentum", "weight_decay", "dropout")}
+    return {"model": job.model, "batch": recipe.batch, **rates, **rule, **length, **data}
 
 
 def warm_up(codec: Codec) -> None:

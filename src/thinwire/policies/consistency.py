@@ -118,7 +118,12 @@ class Consistency:
         Args:
             workers: how many.
             elastic: whether they may die and others join.
+
+        Raises:
+            ConfigError: an answer that can never be met.
         """
+        check_count(f"{self.id}: the quorum of {workers} workers", self.quorum(workers), 1, workers)
+        check_count(f"{self.id}: the lead", self.lead(), 0)
         return Terms(
             workers=workers,
             quorum=self.quorum(workers),
@@ -274,10 +279,23 @@ def consistency(name: str | Consistency) -> Consistency:
 def name_of(policy: Consistency) -> str:
     """Returns the name that makes an equal policy.
 
+    Raises:
+        ConfigError: options that no name can say, so that servers would train by others.
+
     >>> name_of(consistency("ssp[5]"))
     'ssp[staleness=5,mode=passive]'
     """
     said = [each for each in fields(policy) if each.init]
     said = [each for each in said if each.metadata != LATER or getattr(policy, each.name) != each.default]
-    options = ",".join(f"{each.name}={getattr(policy, each.name)}" for each in said)
-    return f"{policy.id}[{options}]" if options else policy.id
+    values = {each.name: getattr(policy, each.name) for each in said}
+    options = ",".join(f"{name}={'null' if value is None else value}" for name, value in values.items())
+    name = f"{policy.id}[{options}]" if options else policy.id
+    if policy.id in POLICIES.shipped or policy.id not in POLICIES.known():
+        return name  # whoever does not know it says so
+    made = consistency(name)
+    if made != policy:
+        raise ConfigError(
+            f"{policy!r} is named {name!r}, which makes {made!r}: servers would train by that. Options are numbers, "
+            "true, false, null and words that are none of these"
+        )
+    return name
