@@ -167,11 +167,11 @@ def test_a_page_holds_its_runs_and_another_folder_goes_on_from_it(tmp_path: Path
         )
     assert made == ["toss 2"], "what the page holds is not run again"
     results = Results(second / RESULTS, [Tossed])
-    assert [each.outcome.value for each in results.runs] == [0, 0.333333, 2 / 3]
-    assert found.shown[0][1].tables[0].lines[0][2] == "1"
-    # What is there already stays, and the page that is shown holds nothing else.
+    assert [each.outcome.value for each in results.runs] == [0, 0.33333, 2 / 3]
+    assert found.shown[0][1].tables[0].lines[0][2] == "0.999997"
+    # What is there already stays; the page holds all runs of its folder.
     alone = reproduce([entry()], "quick", first, kinds=[Tossed], command="x", pictures=(), join=[second / RESULTS])
-    assert len(alone.files) == 2 and len(read_kept(first / REPORT, [Tossed])) == 2
+    assert len(alone.files) == 2 and len(read_kept(first / REPORT, [Tossed])) == 3
     assert Results(first / RESULTS, [Tossed]).find(Toss(number=1).key()) == Tossed(value=1 / 3)
 
 

@@ -1,6 +1,6 @@
 """Findings that travel in a page: whoever has the page can show them again, and add runs of their own.
 
-They are packed into it, about a twelfth of what `results.json` takes. Floats of findings have six significant digits
+They are packed into it, about an eighth of what `results.json` takes. Floats of findings have five significant digits
 there, which no table or chart shows; jobs are as they are.
 """
 
@@ -20,7 +20,7 @@ from thinwire.errors import ConfigError
 from thinwire.jobs.results import FORMAT, Run, read_runs, runs_of
 from thinwire.studies.reproduce.entry import Finding
 
-DIGITS = 6
+DIGITS = 5
 MOST_NBYTES = 1 << 31
 """That a page may unpack to."""
 

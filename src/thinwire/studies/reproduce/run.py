@@ -102,7 +102,7 @@ def reproduce(
     machines = list(dict.fromkeys(run.machine for run in runs))
     files = [folder / RESULTS, folder / REPORT]
     date = datetime.now(UTC).date().isoformat()
-    page = report(shown, scale, machines, command=command, date=date, kept=packed(runs))
+    page = report(shown, scale, machines, command=command, date=date, kept=packed(results.runs))
     write_page(folder / REPORT, page)
     for _, each in shown:
         for chart in each.charts:
