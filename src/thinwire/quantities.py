@@ -25,10 +25,13 @@ def ms_text(seconds: float) -> str:
 def nbytes_text(nbytes: float) -> str:
     """Returns a number of bytes with three digits that count.
 
-    >>> nbytes_text(1234567)
-    '1.23 MB'
+    >>> nbytes_text(1234567), nbytes_text(999_700), nbytes_text(2.5)
+    ('1.23 MB', '1 MB', '2 B')
     """
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if nbytes >= scale:
-            return f"{nbytes / scale:.3g} {unit}"
-    return f"{nbytes:.0f} B"
+    if nbytes < 999.5:
+        return f"{nbytes:.0f} B"
+    nbytes = float(f"{nbytes:.3g}")  # before a unit is chosen: 999,700 bytes are 1 MB, and not 1e+03 kB
+    return next(f"{nbytes / scale:g} {unit}" for unit, scale in _SIZES if nbytes >= scale)
+
+
+_SIZES = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))

@@ -71,6 +71,7 @@ def test_of_local_updates_it_says_which_h_is_enough(command: Command, tmp_path: 
         (("--mode", "ring"), "mode 'ring'; there are server and collective"),
         (("--designs", "mps"), "a plan is of workers in lockstep"),
         (("--exchange-share", 1), "exchange_share=1.0: exchanges may take a share of the time above 0 and below 1"),
+        (("--out", "plan.svg", "--json", "plan.svg"), "plan.svg is where the picture is drawn; write to another file"),
         (("--out", "plan.pickle"), "a picture's name ends in .png or .svg"),
     ],
 )

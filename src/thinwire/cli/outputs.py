@@ -54,7 +54,7 @@ def check_apart(path: Path | None, read: Collection[Path], what: str) -> None:
     Args:
         path: of the file.
         read: the others.
-        what: they are, for people.
+        what: they are, for people, with the verb.
     """
     if path is not None and any(path.resolve() == each.resolve() for each in read):
-        raise ConfigError(f"{path} is where {what} are; write to another file")
+        raise ConfigError(f"{path} is where {what}; write to another file")

@@ -15,7 +15,7 @@ from thinwire.cli import options
 from thinwire.cli.console import console, save_picture, show, write_json
 from thinwire.cli.lazy import lazy
 from thinwire.cli.options import split_names
-from thinwire.cli.outputs import writable
+from thinwire.cli.outputs import check_apart, writable
 from thinwire.errors import ConfigError
 from thinwire.extras import require
 from thinwire.jobs.virtual_time import TransportCosts
@@ -82,6 +82,7 @@ def plan(
     if out is not None:
         require("the picture of --out", "matplotlib")
         writable(out)
+        check_apart(json, [out], "the picture is drawn")
     check_share(exchange_share)
     setting = predictions.Setting(
         link=link,

@@ -42,8 +42,11 @@ def report(run: Run, out: Out = None, json: options.Json = None) -> None:
     path = out or (run / "report.html" if run.is_dir() else run.with_suffix(".html"))
     for written in (path, json):
         check_apart(
-            written, [*read.files, *filter(None, [read.outcome_file])], "the step records, or the training's outcome,"
+            written,
+            [*read.files, *filter(None, [read.outcome_file])],
+            "the step records, or the training's outcome, are",
         )
+    check_apart(json, [path], "the page is written")
     command = f"thinwire report {shlex.quote(str(run))}"
     page.write_page(path, run_report.page(read, command))
     figures = read.figures()

@@ -55,7 +55,7 @@ def watch(
     """
     is_url = source.startswith(("http://", "https://"))
     if not is_url:
-        check_apart(json, [Path(source)], "the step records")
+        check_apart(json, [Path(source)], "the step records are")
     records = RecordEndpoint(source) if is_url else RecordFile(Path(source), NEWEST_NBYTES)
     recorded = RecordedSteps()
 

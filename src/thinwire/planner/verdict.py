@@ -64,7 +64,9 @@ def _sentence(summary: Summary, allowed: float) -> str:
         said.append(f"the link stops mattering above {rate_text(summary.free_above_bps, 2)}")
     else:
         said.append("the link matters at any rate")
-    if summary.pays_below_bps is None:
+    if summary.pays_below_bps is None and summary.at.speedup >= WORTH:
+        said.append("it pays here, and not on the thinnest links")
+    elif summary.pays_below_bps is None:
         said.append("it pays at no rate")
     elif math.isfinite(summary.pays_below_bps):
         said.append(f"it pays below {rate_text(summary.pays_below_bps, 2)}")
@@ -144,11 +146,12 @@ def picture(plan: Plan) -> Figure:
 def seconds_text(seconds: float) -> str:
     """Returns seconds in a unit that fits.
 
-    >>> [seconds_text(each) for each in (12.0, 0.0123, 4.2e-05)]
-    ['12 s', '12.3 ms', '42 µs']
+    >>> [seconds_text(each) for each in (12.0, 0.0123, 4.2e-05, 0.9997, 1234.5)]
+    ['12 s', '12.3 ms', '42 µs', '1 s', '1230 s']
     """
+    seconds = float(f"{seconds:.3g}")  # before a unit is chosen
     factor, unit = (1, "s") if seconds >= 1 else (1e3, "ms") if seconds >= 1e-3 else (1e6, "µs")
-    return f"{seconds * factor:.3g} {unit}"
+    return f"{float(f'{seconds * factor:.3g}'):g} {unit}"
 
 
 def link_text(bps: float) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import msgspec
 from thinwire.errors import ConfigError
 from thinwire.runtime.record_files import RecordFile
 from thinwire.studies.step_figures import Figures, RecordedSteps
+from thinwire.telemetry import StepRecord
 
 MOST_OUTCOME_NBYTES = 1 << 26
 
@@ -79,15 +82,12 @@ def read_run(path: Path) -> RecordedRun:
     """
     if not path.exists():
         raise ConfigError(f"{path}: there is no such file or folder; expected what --telemetry wrote")
-    recorded, damaged, files = RecordedSteps(), 0, []
-    for each in sorted(path.glob("*.jsonl")) if path.is_dir() else [path]:
-        file, found = RecordFile(each), False
-        for record in file.read(ended=True):
-            found = True
-            recorded.add(record)
-        if found:
-            files.append(each)
-            damaged += file.damaged
+    files = [RecordFile(each) for each in (sorted(path.glob("*.jsonl")) if path.is_dir() else [path])]
+    recorded, numbers = RecordedSteps(), dict.fromkeys(files, 0)
+    # By time, as in one file: ranks that began again in files of their own are then of one run, and not of one each.
+    for file, record in heapq.merge(*(_named(each) for each in files), key=lambda each: each[1].time_s):
+        numbers[file] += 1
+        recorded.add(record)
     if not recorded.steps:
         looked = "no *.jsonl in it has a step record" if path.is_dir() else "it has no step record"
         raise ConfigError(f"{path}: {looked}; expected the JSON lines that --telemetry writes")
@@ -96,11 +96,15 @@ def read_run(path: Path) -> RecordedRun:
     return RecordedRun(
         name=path.resolve().name,
         recorded=recorded,
-        files=tuple(files),
+        files=tuple(each.path for each, number in numbers.items() if number),
         outcome_file=outcome_file,
-        damaged=damaged,
+        damaged=sum(each.damaged for each, number in numbers.items() if number),
         outcome=None if outcome_file is None else outcomes[outcome_file],
     )
+
+
+def _named(file: RecordFile) -> Iterator[tuple[RecordFile, StepRecord]]:
+    return ((file, record) for record in file.read(ended=True))
 
 
 def _outcome(path: Path) -> _Outcome | None:
