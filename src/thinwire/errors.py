@@ -18,8 +18,8 @@ A message says what came, what was expected and what to change.
 
 from __future__ import annotations
 
+import collections.abc
 import difflib
-from collections.abc import Iterable
 
 
 class ThinwireError(Exception):
@@ -77,7 +77,7 @@ class EngineError(ThinwireError, RuntimeError):
     """A process or an emulated link that could not be set up, or that ended too early."""
 
 
-def guess(word: object, known: Iterable[str]) -> str:
+def guess(word: object, known: collections.abc.Iterable[str]) -> str:
     """Returns what an unknown name was probably meant for, as a part of a message; nothing where none is near.
 
     >>> guess("LeNet6", ["mlp", "lenet5"]), guess("x", ["mlp"])

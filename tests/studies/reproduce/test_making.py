@@ -17,6 +17,12 @@ from thinwire.studies.reproduce.making import make
 from thinwire.studies.reproduce.trainings import TrainingCell, TrainingFinding, train
 
 
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process of its own finds what runs by the name of this module."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[3])
+
+
 class Spot(Cell, frozen=True, kw_only=True):
     timed = False
     number: int
