@@ -14,7 +14,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from tests.hooks.cluster import run_cluster
 from tests.hooks.local_runs import adamw, batch, inner_optimizer, inner_step, mlp, resume, sgd, steps, values, wide
-from thinwire.errors import NonFiniteError
+from thinwire.errors import NonFiniteError, ProtocolError
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.hooks.local_optimizer import LocalUpdateOptimizer
 from thinwire.policies.designs import design as find_design
@@ -169,7 +169,9 @@ def test_a_worker_whose_parameters_are_not_finite_sits_out_a_round() -> None:
 
 
 def test_it_ends_the_training_where_the_design_says_so() -> None:
-    with pytest.raises(NonFiniteError, match=r"local parameters of '0.weight' hold NaN or Inf after inner step 5"):
+    with pytest.raises(
+        (NonFiniteError, ProtocolError), match=r"local parameters of '0.weight' hold NaN or Inf after inner step 5"
+    ):
         run_cluster(mlp, poisoned, workers=WORKERS, optimizer=adamw, design="local-sgd[h=3,nonfinite=raise]")
 
 
