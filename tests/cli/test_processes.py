@@ -108,7 +108,10 @@ def test_workers_find_back_to_a_server_that_was_killed_and_resumed(tmp_path: Pat
 
 
 def test_interrupting_a_training_leaves_no_process_behind() -> None:
+    # Where tests run in a shell's background, SIGINT is ignored, and so it would be by what they start.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     train = start("train", "--steps", 10**6, "--workers", 1, "--design", "fp32")
+    signal.signal(signal.SIGINT, before)
     launcher = psutil.Process(train.pid)
     children: list[psutil.Process] = []
     try:
