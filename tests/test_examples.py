@@ -181,7 +181,9 @@ def test_a_server_that_does_not_know_a_policy_says_so(monkeypatch: pytest.Monkey
     """An object is enough for the worker; without the entry point the server cannot know what it means."""
     monkeypatch.syspath_prepend(ROOT / "examples")
     policy = importlib.import_module("extending_consistency").PostLocal()
-    with pytest.raises(ProtocolError, match=r"unknown consistency 'post-local'.*there are bsp, asp"):
+    with pytest.raises(
+        ProtocolError, match=r"unknown consistency 'post-local' \(did you mean 'local'\?\); there are bsp, asp"
+    ):
         train(2, workers=1, design="fp32", consistency=policy)
 
 

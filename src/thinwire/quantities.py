@@ -25,10 +25,10 @@ def ms_text(seconds: float) -> str:
 def nbytes_text(nbytes: float) -> str:
     """Returns a number of bytes with three digits that count.
 
-    >>> nbytes_text(1234567), nbytes_text(999_700), nbytes_text(2.5)
-    ('1.23 MB', '1 MB', '2 B')
+    >>> nbytes_text(1234567), nbytes_text(999_700), nbytes_text(2.5), nbytes_text(float("nan"))
+    ('1.23 MB', '1 MB', '2 B', 'nan B')
     """
-    if nbytes < 999.5:
+    if not nbytes >= 999.5:  # NaN as well
         return f"{nbytes:.0f} B"
     nbytes = float(f"{nbytes:.3g}")  # before a unit is chosen: 999,700 bytes are 1 MB, and not 1e+03 kB
     return next(f"{nbytes / scale:g} {unit}" for unit, scale in _SIZES if nbytes >= scale)

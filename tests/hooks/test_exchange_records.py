@@ -143,6 +143,21 @@ def test_shards_are_recorded_too() -> None:
         assert all((record.payload_bytes_pull > 0) == (ways == 2) for record in large)
 
 
+def with_an_empty_one(rank: int) -> list[tuple[str, int]]:
+    given = {"w": torch.ones(64, 32), "none": torch.zeros(0)}
+    state = named.compress(given, codec="3lc", min_numel=1, measure_link=False)
+    kept = Kept()
+    state.record_to(kept, every=1)
+    state.average(given)
+    state.close()
+    return [(record.table, record.plain_way_nbytes) for record in of_tables(kept.records)]
+
+
+def test_a_tensor_without_values_is_recorded_too() -> None:
+    ranks = run_ranks(2, with_an_empty_one)
+    assert sum(dict(each)["w"] for each in ranks) == 64 * 32 * 4 and all(("none", 0) in each for each in ranks)
+
+
 def by_name(rank: int) -> tuple[list[StepRecord], list[str]]:
     state = named.compress(tensors(rank, 0), codec="3lc", min_numel=1, measure_link=False)
     kept = Kept()

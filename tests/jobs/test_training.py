@@ -196,6 +196,20 @@ def test_a_worker_that_was_started_otherwise_is_refused_by_the_settings_name() -
     assert isinstance(core.received(1, join_of(job, 1))[0], Send)
 
 
+def test_workers_whose_own_optimizers_differ_are_refused() -> None:
+    job, core = Job(design="local-sgd", workers=2, steps=40), ServerCore()
+    assert isinstance(core.received(0, join_of(job, 0))[0], Send)
+    for name, other in (
+        ("schedule", replace(job, schedule="constant")),
+        ("optimizer", replace(job, optimizer="Adam")),
+        ("weight_decay", replace(job, weight_decay=0.3)),
+        ("dropout", replace(job, dropout=0.4)),
+    ):
+        [refusal] = core.received(1, join_of(other, 1))
+        assert isinstance(refusal, Close) and isinstance(refusal.message, Refused)
+        assert refusal.message.reason.startswith(f"{name}: this worker has "), refusal
+
+
 def test_a_data_set_that_differs_by_a_byte_has_another_digest() -> None:
     digits = data("digits")
     changed = digits.train_x.clone()

@@ -45,7 +45,7 @@ def test_short_names() -> None:
 
 def test_what_is_no_policy() -> None:
     refused = {
-        "psp": "unknown consistency 'psp'.*; there are bsp, asp, ssp, backup, local, adaptive",
+        "psp": r"unknown consistency 'psp' \(did you mean 'ssp'\?\); there are bsp, asp, ssp, backup, local, adaptive",
         "ssp[-1]": r"ssp: staleness is -1; it must be a whole number of at least 0",
         "ssp[staleness=true]": "staleness is True",
         "ssp[1.5]": "staleness is 1.5",

@@ -117,7 +117,11 @@ NONSENSE: list[tuple[str, dict[str, Any], str]] = [
     ("terngrad[last_layer=none]", {}, "last_layer 'none'; there are same and fp32"),
     ("terngrad", {"transmission": "wait-free"}, "it needs bsp and transmission=traditional"),
     ("terngrad", {"consistency": "ssp[2]"}, "it needs bsp and transmission=traditional"),
-    ("fp32", {"compression": "by-hand"}, "unknown compression 'by-hand' "),
+    (
+        "fp32",
+        {"compression": "by-hand"},
+        r"unknown compression 'by-hand' \(did you mean 'by-shape'\?\); there are by-shape",
+    ),
     ("fp32", {"compression": "by-shape[colour=red]"}, "compression 'by-shape.colour=red.': .*colour"),
     ("fp32", {"compression": "by-shape[min_numel=3]"}, "the design says min_numel"),
     ("terngrad", {"consistency": "local[2]"}, "it needs bsp and transmission=traditional"),

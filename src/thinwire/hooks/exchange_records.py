@@ -95,10 +95,11 @@ class ExchangeRecords:
         pushed, pulled = total(tally.pushed), total(tally.pulled)
         lags = {} if skipped else self._lags(tally)
         for name, tensor in core.residuals.tensors.items():
-            compressed = bool(tally.pushed or tally.pulled)
+            # The owner of everything sends no gradient and receives no average, but codes the averages.
+            compressed = bool(tally.pushed or tally.pulled or tally.squares)
             parts = core.residuals.partitions[name]
             own = sum(part.numel for part in parts if part.server == core.residuals.rank)
-            share = 1 - (own / tensor.numel if compressed else 1 / core.residuals.world)
+            share = 1 - (own / max(1, tensor.numel) if compressed else 1 / core.residuals.world)
             ring = int(tensor.nbytes * share)
             norm = self._residual_norm(tensor)
             self._write(
