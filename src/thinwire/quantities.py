@@ -35,3 +35,12 @@ def nbytes_text(nbytes: float) -> str:
 
 
 _SIZES = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
+
+
+def counted(count: int, what: str) -> str:
+    """Returns a number of things as people say it.
+
+    >>> counted(1, "worker"), counted(1024, "worker")
+    ('1 worker', '1,024 workers')
+    """
+    return f"{count:,} {what}{'' if count == 1 else 's'}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import socket
@@ -110,6 +111,16 @@ for line in {asked!r}:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_where_a_sign_cannot_be_shown_the_rest_is() -> None:
+    """As in a container whose locale is none."""
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    code = "from thinwire.cli.main import run; run()"
+    asked = [sys.executable, "-c", code, "codecs"]
+    done = subprocess.run(asked, capture_output=True, timeout=120, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert b"3lc" in done.stdout and b"?" in done.stdout and done.stdout.isascii()
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -116,3 +117,19 @@ def test_memory_that_a_decoder_lacks_is_the_frames_fault(monkeypatch: pytest.Mon
     monkeypatch.setattr(Careless, "decode", lack)
     with pytest.raises(tw.FrameError, match="does not fit this machine's memory"):
         decoded(frame)
+
+
+def test_what_a_decoder_stumbles_over_is_the_frames_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = codec().encode(torch.ones(4))
+
+    def believe(*_: object) -> None:
+        raise IndexError("list index out of range")
+
+    monkeypatch.setattr(Careless, "decode", believe)
+    with pytest.raises(tw.FrameError, match=r"careless: the payload cannot be decoded \(IndexError: list index"):
+        decoded(frame)
+
+
+def test_options_of_numpy_are_numbers_as_well() -> None:
+    config = tw.codec("3lc", sparsity=np.float32(1.5)).config()
+    assert json.loads(json.dumps(config)) == config == tw.codec("3lc", sparsity=1.5).config()

@@ -58,6 +58,18 @@ def test_a_worker_and_a_shard_of_different_steps() -> None:
         run(again(core), saved, codec="3lc", resume=other)
 
 
+def test_a_worker_without_its_state_at_shards_that_have_theirs_says_so() -> None:
+    (weights, state), core = run(None, saved, codec="3lc")
+
+    def look(_rank: int, model: nn.Module, opt: DistributedOptimizer) -> float:
+        assert opt.clock == opt.steps_done == 3 and equal(dict(model.named_parameters()), weights)
+        return opt.counters["residuals_lost"]
+
+    with pytest.warns(UserWarning, match="worker 0 has no state of its own and goes on with exchange 3"):
+        lost, _ = run(again(core), look, codec="3lc")
+    assert lost == sum("residual" in context for context in state["contexts"].values()) > 0
+
+
 @pytest.mark.parametrize("at", [1, 2, 3])
 def test_where_every_push_is_an_update_nothing_is_applied_twice(at: int) -> None:
     """A worker's state of exchange 2 and a shard's of another: what the shard lacks is lost, and no more."""

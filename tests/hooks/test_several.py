@@ -60,6 +60,14 @@ def test_each_takes_its_own_step_and_a_scheduler_of_the_whole_reaches_all() -> N
     assert len(one.state) == len(list(together.parameters()))
 
 
+def test_a_scheduler_finds_the_options_that_all_have() -> None:
+    model = mlp(0)
+    one = as_one(halves(model))
+    torch.optim.lr_scheduler.OneCycleLR(one, max_lr=0.1, total_steps=10)  # cycles betas
+    assert len({group["betas"] for group in one.param_groups}) == 1 and one.defaults["betas"] == (0.9, 0.999)
+    assert "momentum" not in as_one(both(model)).defaults and "momentum" not in one.param_groups[1]
+
+
 def test_a_closure_computes_the_loss_once() -> None:
     model, calls = mlp(0), 0
     one = as_one(both(model))

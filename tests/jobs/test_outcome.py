@@ -33,13 +33,24 @@ def test_what_late_and_dead_workers_missed_is_counted() -> None:
     assert (found.missed_exchanges, found.residuals_lost, found.residuals_carried, found.late_pushes) == (4, 2, 6, 8)
 
 
-def test_with_local_updates_bits_are_per_parameter_and_step() -> None:
+@pytest.mark.parametrize(
+    ("design", "policy"),
+    [("local-sgd[h=10]", None), ("local2", None), ("fp32", "ssp[2]"), ("fp32", "adaptive[norm]")],
+)
+def test_where_steps_go_without_an_exchange_bits_are_per_parameter_and_step(design: str, policy: str | None) -> None:
     """5 steps of 2,000 parameters at each worker, of which 1,000 values have travelled."""
-    job = Job(design="local-sgd[h=10]", workers=3, steps=5)
+    job = Job(design=design, consistency=policy, workers=3, steps=5)
     workers = [worker_outcome(rank, parameters=2000) for rank in range(3)]
     found = summarise(job, workers, rate=Rate(None), shaping="none")
     assert (found.bits_per_value_push, found.bits_per_value_pull) == (0.08, 0.24)
     assert found.compression_ratio == 32 * 60_000 / (8 * 1200)
+
+
+def test_a_worker_that_came_late_has_not_saved_the_steps_of_before() -> None:
+    traffic = {**worker_outcome(1).traffic, "steps": 1}
+    workers = [worker_outcome(0, parameters=1000), worker_outcome(1, parameters=1000, traffic=traffic)]
+    found = summarise(Job(design="local2", workers=2, steps=5), workers, rate=Rate(None), shaping="none")
+    assert found.bits_per_value_push == 8 * 200 / 6000
 
 
 def test_the_order_in_which_workers_end_changes_no_digit() -> None:

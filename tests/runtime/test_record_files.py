@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,12 @@ def test_an_endpoint_tells_what_came_since_the_last_look() -> None:
         (second,) = (record for record in endpoint.read() if record.table)
         assert (second.step, second.payload_bytes_push, second.residual_lag) == (3, 8, 2.0)
         assert second.time_s >= first["fc"].time_s > 0
+        for step in (5, 7, 9, 11):  # every second step has an exchange, say
+            writer.record(StepRecord(step=step, table="fc", numel=10, payload_bytes_push=step))
+        later = [each for each in endpoint.read() if each.table]
+        assert [(each.step, each.payload_bytes_push) for each in later] == [(5, 8), (7, 8), (9, 8), (11, 8)]
+        times = [second.time_s, *(each.time_s for each in later)]
+        assert all(later >= earlier for earlier, later in pairwise(times)), "evenly, since the look before"
         writer.record(StepRecord(step=70, table="fc", numel=10, payload_bytes_push=8))  # of every tenth step, say
         writer.record(StepRecord(step=70, table="", numel=0, loss=1.0))
         assert [(each.step, each.payload_bytes_push) for each in endpoint.read()] == [(70, 8), (70, 0)]

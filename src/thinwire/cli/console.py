@@ -130,10 +130,12 @@ def report(event: Event) -> None:
 
 
 def show(table: Table) -> None:
-    """Prints a table."""
+    """Prints a table. Names in the first columns stay whole where they take a third of the width at most."""
     shown = rich.table.Table(title=table.title and escape(table.title), title_justify="left")
     for index, name in enumerate(table.header):
-        shown.add_column(escape(name), justify="left" if index < table.left else "right", overflow="fold")
+        whole = 3 * max(len(line[index]) for line in [table.header, *table.lines]) <= console.width
+        left = index < table.left
+        shown.add_column(escape(name), justify="left" if left else "right", overflow="fold", no_wrap=left and whole)
     for line in table.lines:
         shown.add_row(*map(escape, line))
     console.print(shown)

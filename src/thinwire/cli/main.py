@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import sys
 import warnings
@@ -182,9 +183,17 @@ def _end_in_order() -> None:
                 signal.signal(signum, lambda received, _: sys.exit(128 + received))
 
 
+def _print_anything() -> None:
+    """Has a terminal or a pipe that cannot show a sign, such as ×, show a question mark in its place."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
+            stream.reconfigure(errors="replace")
+
+
 def run() -> None:
     """Runs the command; an error that we raised on purpose is one line on standard error, not a traceback."""
     warnings.showwarning = _show_warning
+    _print_anything()
     _end_in_order()
     try:
         app()

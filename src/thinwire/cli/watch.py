@@ -19,7 +19,7 @@ from thinwire.cli import options
 from thinwire.cli.console import console, write_json
 from thinwire.cli.outputs import check_apart
 from thinwire.errors import ConfigError, TransportError
-from thinwire.quantities import ms_text, nbytes_text, rate_text
+from thinwire.quantities import counted, ms_text, nbytes_text, rate_text
 from thinwire.runtime.record_files import RecordEndpoint, RecordFile
 from thinwire.studies.step_figures import Figures, RecordedSteps
 
@@ -106,7 +106,7 @@ def frame(figures: Figures, source: str, tensors: int, *, damaged: int = 0, word
     grid = rich.table.Table.grid(padding=(0, 2))
     for name, value in _lines(figures):
         grid.add_row(f"[bold]{name}[/]", escape(value))
-    title = Text(f"{source}: step {figures.last_step:,}, {_counted(figures.ranks, 'worker')}", style="bold")
+    title = Text(f"{source}: step {figures.last_step:,}, {counted(figures.ranks, 'worker')}", style="bold")
     listed = _tensors(figures, tensors)
     return Group(title, grid, *([listed] if tensors else []), *below)
 
@@ -122,7 +122,7 @@ def _lines(figures: Figures) -> list[tuple[str, str]]:
     plain = f"{nbytes_text(figures.plain_nbytes)} in the tensors' own dtype"
     travelled = f"{nbytes_text(figures.push_nbytes)} up, {nbytes_text(figures.pull_nbytes)} down a step"
     lines = [
-        ("speed", f"{speed} (over {_counted(figures.steps, 'step')})"),
+        ("speed", f"{speed} (over {counted(figures.steps, 'step')})"),
         ("bytes", travelled),
         ("ratio", f"{figures.ratio:.1f}× less than {plain}" if figures.ratio else f"nothing travelled, of {plain}"),
         ("time", seconds),
@@ -158,7 +158,3 @@ def _tensors(figures: Figures, most: int) -> rich.table.Table:
     if len(figures.tables) > most:
         listed.caption = f"{len(figures.tables) - most} more, which are smaller"
     return listed
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"

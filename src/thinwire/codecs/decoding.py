@@ -7,6 +7,7 @@ allocated. `CheckedFrame.decode` fills a tensor with it; `GradientSums` adds up 
 
 from __future__ import annotations
 
+import struct
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,17 +21,24 @@ from thinwire.codecs import device
 from thinwire.codecs.scheme import Explained, Scheme, Sent
 from thinwire.codecs.scratch import ScratchPool
 from thinwire.codecs.tensors import FloatArray, Tensor, check_out, compute_dtype, direct_view, off_host, store
-from thinwire.errors import FrameError
+from thinwire.errors import FrameError, ThinwireError
 from thinwire.frames import Frame
 from thinwire.frames.layout import NON_FINITE, OPTION_MASK, ZSTD
 from thinwire.packets import BatchedTensor
 
+_STUMBLES = (ArithmeticError, LookupError, ValueError, struct.error)
+"""What a decoder of elsewhere raises that believes a damaged payload. Of ours, a type that is wrong is wrong here."""
+
 
 @contextmanager
-def _in_memory(frame: Frame) -> Iterator[None]:
-    """Within it, memory that a decoder lacks is a fault of the frame, which may claim more than there is."""
+def _faults_are(frame: Frame) -> Iterator[None]:
+    """Within it, what a decoder stumbles over is the frame's fault, which may claim more memory than there is."""
     try:
         yield
+    except ThinwireError:
+        raise
+    except _STUMBLES as error:
+        raise FrameError(f"{frame.codec}: the payload cannot be decoded ({type(error).__name__}: {error})") from error
     except MemoryError as error:
         raise FrameError(
             f"{frame.codec}: decoding a tensor of shape {frame.shape} does not fit this machine's memory ({error})"
@@ -104,7 +112,7 @@ class CheckedFrame:
                     stacklevel=3,  # who called tw.decode
                 )
         view = direct_view(out)
-        with _in_memory(frame), self.pool.lend(threads) as space:
+        with _faults_are(frame), self.pool.lend(threads) as space:
             if view is not None and view.dtype == compute_dtype(frame.dtype):
                 scheme.decode(frame, view, accumulate, space)
             else:
@@ -121,7 +129,7 @@ class CheckedFrame:
         if self.frame.dtype == "fp64":
             self.decode(out.reshape(self.frame.shape), accumulate=accumulate)
         elif out.size:
-            with _in_memory(self.frame), self.pool.lend() as space:
+            with _faults_are(self.frame), self.pool.lend() as space:
                 self.scheme.decode(self.frame, out, accumulate, space)
 
     def sent(self) -> Sent:
@@ -132,12 +140,12 @@ class CheckedFrame:
         """
         if self.frame.size == 0:
             return Sent(np.empty(0, np.int64), np.empty(0, compute_dtype(self.frame.dtype)))
-        with _in_memory(self.frame), self.pool.lend() as space:
+        with _faults_are(self.frame), self.pool.lend() as space:
             return self.scheme.sent(self.frame, space)
 
     def explain(self) -> Explained:
         """Says what the codec's own fields mean; see `Scheme.explain`. Raises FrameError where decoding would."""
-        with self.pool.lend() as space:
+        with _faults_are(self.frame), self.pool.lend() as space:
             return self.scheme.explain(self.frame, space)
 
 

@@ -11,6 +11,7 @@ from dataclasses import fields
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+import numpy as np
 import torch
 from torch.autograd.graph import increment_version
 
@@ -135,6 +136,7 @@ class Registry:
         for name in options:
             if name not in allowed:
                 raise ConfigError(f"{id}: unknown option {name!r}{_guess(name, allowed)}; there are {allowed}")
+        options = {name: value.item() if isinstance(value, np.generic) else value for name, value in options.items()}
         around = {name: options.pop(name) for name in WRAPPER_OPTIONS if name in options}
         try:
             return Codec(scheme(**options), pool=self._pool, **around)

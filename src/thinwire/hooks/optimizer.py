@@ -96,6 +96,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 UserWarning,
                 stacklevel=3,
             )
+        if worker.began_bare:
+            warnings.warn(
+                f"worker {worker.rank} has no state of its own and goes on with exchange {worker.clock}, where the "
+                "shards are: its residuals, its optimizer's state and its random streams begin anew. Give resume=… "
+                "what opt.state_dict() returned at that exchange, where it was kept",
+                UserWarning,
+                stacklevel=3,
+            )
         self._hooks = ModelHooks(model, worker, driver)
         self._first_step, self._began = worker.iteration, time.perf_counter()
         if resumable is not None:

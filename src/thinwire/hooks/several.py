@@ -48,6 +48,9 @@ class Several(torch.optim.Optimizer):
                     )
                 held[id(parameter)] = index
         super().__init__(self._groups(), {})
+        # Not before, as all groups would be given them. OneCycleLR looks here for what it is to cycle.
+        first, *others = (each.defaults for each in self.optimizers)
+        self.defaults = {name: value for name, value in first.items() if all(name in each for each in others)}
         self.state = _States(self.optimizers)  # type: ignore[assignment]
         for each in self.optimizers:
             each.register_load_state_dict_post_hook(self._follow)

@@ -14,7 +14,8 @@ from msgspec import UNSET, UnsetType
 from thinwire.engines.links import Rate
 from thinwire.errors import EngineError
 from thinwire.jobs.job import Job
-from thinwire.policies.consistency import consistency
+from thinwire.policies.consistency import Consistency, consistency
+from thinwire.policies.designs import Design
 
 _COUNTERS = (
     *("payload_bytes_push", "payload_bytes_pull", "wire_bytes_push", "wire_bytes_pull"),
@@ -89,9 +90,9 @@ class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What a run came to.
 
     Payload and wire bytes are sums over all workers; bits per value and the ratio come from the payload of everything
-    that travelled, uncompressed small tensors included. With local updates values are counted at every inner step,
-    exchanged or not, so the bits are per parameter and step, and the ratio is over float32 at every step. Interface
-    counters are the kernel's, at the workers' links.
+    that travelled, uncompressed small tensors included. Where steps go without an exchange (local updates, local steps,
+    passive and adaptive consistency), values are counted at every step, exchanged or not: bits are then per parameter
+    and step, and the ratio is over float32 at every step. Interface counters are the kernel's, at the workers' links.
 
     Of workers that were late or died: `missed_exchanges` were made without one of them, `residuals_lost` began empty
     in its new process, and `residuals_carried` came from its checkpoint.
@@ -146,6 +147,12 @@ class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
     in_process: bool | UnsetType = UNSET
 
 
+def _saves_exchanges(design: Design) -> bool:
+    policy = consistency(design.consistency)
+    at_every_step = type(policy).exchanges is Consistency.exchanges and policy.criterion() is None
+    return design.local is not None or not at_every_step
+
+
 def summarise(
     job: Job,
     workers: Sequence[WorkerOutcome],
@@ -184,8 +191,9 @@ def summarise(
         return a / b if b else 0.0
 
     values = total("values_push"), total("values_pull")
-    if design.local is not None:
-        every_step = float(sum(worker.steps * worker.parameters for worker in workers))
+    if _saves_exchanges(design):
+        # Of the process whose bytes these are: one that came late has not taken the steps of before.
+        every_step = sum(worker.traffic.get("steps", worker.steps) * worker.parameters for worker in workers)
         values = every_step, every_step
     push_bits, pull_bits = 8 * total("payload_bytes_push"), 8 * total("payload_bytes_pull")
     counted: dict[str, Any] = {name: int(total(name)) for name in _COUNTERS}

@@ -9,7 +9,7 @@ from thinwire.engines.links import Rate
 from thinwire.jobs.tables import Table
 from thinwire.planner.planning import UNCOMPRESSED, WORTH, Plan
 from thinwire.planner.predictions import Summary
-from thinwire.quantities import rate_text
+from thinwire.quantities import counted, rate_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,7 +27,7 @@ def verdict(plan: Plan) -> list[str]:
         plan: with at least one design beside uncompressed training.
     """
     setting, found = plan.setting, plan.summaries()
-    where = f"{setting.workers} workers, {link_text(setting.bps)}"
+    where = f"{counted(setting.workers, 'worker')}, {link_text(setting.bps)}"
     others = [each for each in found if each.at.design != UNCOMPRESSED]
     if not others:
         return [f"at {where} a step takes {seconds_text(found[0].at.step_s)} uncompressed", *_remarks(plan)]
@@ -108,7 +108,7 @@ def designs_table(plan: Plan) -> Table:
         )
     setting = plan.setting
     shards = "collective" if setting.mode == "collective" else f"{setting.servers} servers" * (setting.servers > 1)
-    where = ", ".join(filter(None, [f"{setting.workers} workers", link_text(setting.bps), shards]))
+    where = ", ".join(filter(None, [counted(setting.workers, "worker"), link_text(setting.bps), shards]))
     return Table(header, lines, f"Predicted: {where}", left=1)
 
 
@@ -137,7 +137,7 @@ def picture(plan: Plan) -> Figure:
     if math.isfinite(plan.setting.bps):
         axes.axvline(plan.setting.bps / 1e6, color="grey", linewidth=0.8, linestyle=":")
     axes.set(xscale="log", yscale="log", xlabel="link, Mbit/s", ylabel="predicted seconds a step")
-    axes.set_title(f"{plan.setting.workers} workers, {plan.setting.mode} mode")
+    axes.set_title(f"{counted(plan.setting.workers, 'worker')}, {plan.setting.mode} mode")
     axes.grid(visible=True, which="major", alpha=0.3)
     axes.legend()
     return figure

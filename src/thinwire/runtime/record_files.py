@@ -12,6 +12,7 @@ import math
 import time
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -24,6 +25,8 @@ _CHUNK_NBYTES = 1 << 22
 MAX_LINE_NBYTES = 1 << 20
 """A record takes some 400 bytes; a longer line than this is of some other file."""
 _TIMEOUT_S = 5.0
+_MOST_STEPS = 1000
+"""Of so many steps between two looks at an endpoint records are made."""
 
 
 class RecordFile:
@@ -102,8 +105,8 @@ class RecordFile:
 class RecordEndpoint:
     """The Prometheus endpoint of one worker, read as if it were a file: what came since the last look, as records.
 
-    An endpoint has sums and latest values: a record stands for the steps of its table since the last look, with their
-    means. The first look finds all steps so far, whose time is not known.
+    An endpoint has sums and latest values: all steps of a table since the last look have their mean, and end evenly
+    between the two looks. The first look finds all steps so far, of which one record with their mean is made.
 
     Args:
         url: of the endpoint, `http://host:port/metrics`.
@@ -115,9 +118,10 @@ class RecordEndpoint:
     def __init__(self, url: str) -> None:
         self.url, self.damaged = url, 0
         self._before: dict[tuple[str, str], dict[str, float]] = {}
+        self._last: dict[tuple[str, str], StepRecord] = {}
 
     def read(self) -> Iterator[StepRecord]:
-        """Yields a record of every table that has taken steps since, and one of the latest scores.
+        """Yields a record of every table and step since, and one of the latest scores.
 
         Raises:
             ConfigError: prometheus_client is not installed.
@@ -150,10 +154,27 @@ class RecordEndpoint:
                 for name in ("steps_total", "step"):
                     if found_there := [each[name] for each in others if name in each]:
                         values[name] = max(found_there)
-            record = _record_of(table, int(rank), values, self._before.get((table, rank), {}), now)
+            key = table, rank
+            record = _record_of(table, int(rank), values, self._before.get(key, {}), now)
             if record is not None:
-                yield record
+                taken = int(values["steps_total"] - self._before.get(key, {}).get("steps_total", 0))
+                yield from _spread(record, taken, self._last.get(key))
+                self._last[key] = record
         self._before = found
+
+
+def _spread(record: StepRecord, taken: int, last: StepRecord | None) -> Iterator[StepRecord]:
+    """Yields one record for each of so many steps, the last of which this is; of very many, for the newest."""
+    if last is None or not record.table or record.step - last.step < taken:
+        yield record
+        return
+    for left in range(min(taken, _MOST_STEPS) - 1, -1, -1):
+        part = left / taken
+        yield replace(
+            record,
+            step=record.step - round((record.step - last.step) * part),
+            time_s=record.time_s - (record.time_s - last.time_s) * part,
+        )
 
 
 def _record_of(

@@ -179,9 +179,9 @@ def _how(findings: Findings) -> str:
         f"{asked.workers} workers; servers: {servers_of(asked)}; seeds {seeds}. Accuracy, bits and "
         "ratio come from full runs on an unlimited link; seconds per step come from short runs on each link, at least "
         f"{asked.short_steps} steps. ± is one standard deviation over seeds. Difference and speed-up are against "
-        f"{asked.designs[0]}, seed by seed. Bits are payload per value, small uncompressed tensors included; with "
-        "local updates per parameter and inner step, as the ratio is over float32 at every step. The time of a full "
-        "run is extrapolated: its steps at the seconds per step of that link."
+        f"{asked.designs[0]}, seed by seed. Bits are payload per value, small uncompressed tensors included; of "
+        "designs whose steps go without an exchange, per parameter and step, as the ratio is over float32 at every "
+        "step. The time of a full run is extrapolated: its steps at the seconds per step of that link."
     )
     chosen = choices(asked)
     more = [f"Chosen for every design: {chosen}."] if chosen else []

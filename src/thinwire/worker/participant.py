@@ -44,6 +44,7 @@ class Participant:
         clock: exchanges that this worker has taken part in, or was carried past.
         began: whether a step was taken here: a resumed worker has an iteration before it has one.
         began_late: whether it began where the others were, with no state of its own: it can go back to any step.
+        began_bare: whether it began so though it was expected: the shards were resumed, and it was not.
         closed: whether this worker has left.
         counters: bytes, steps and seconds.
         conversations: one for each shard.
@@ -66,7 +67,7 @@ class Participant:
         measures: bool = False,
     ) -> None:
         self.rank, self.iteration, self.clock = rank, 0, 0
-        self.began = self.began_late = self.closed = self._skips_late = False
+        self.began = self.began_late = self.began_bare = self.closed = self._skips_late = False
         self.counters = Counters()
         self._safe = -1
         self._said_saved: tuple[tuple[int, ...] | None, int] | None = None
@@ -141,13 +142,15 @@ class Participant:
             if self.clock and not self._terms.partial_quorum:
                 self.iteration = self._policy.iterations(self.clock)
         self.began_late = late or own < self.clock
+        self.began_bare = self.began_late and not (late or self._terms.partial_quorum)
         for conversation in self.conversations:
             if welcomes[conversation.shard].send_values:
                 yield from conversation.send_values(self.model.initial_frames(conversation.shard))
-        if late:
+        if late or self.began_bare:
             kept = sum(table.residual is not None for table in self.model.trained_tables())
             # Those of the process that had this rank; one above the plan's is the first that has it.
             self.counters.add("residuals_lost", kept * (self.rank < self.conversations[0].plan.workers))
+        if late:
             # A shard that was resumed, and expects it as it did everybody, does so from its own step on.
             begins = {
                 shard: welcome.begin if welcome.begin >= 0 else welcome.step for shard, welcome in welcomes.items()
