@@ -53,7 +53,7 @@ def main() -> None:
         plain = 2 * 4 * sum(parameter.numel() for parameter in model.parameters())
         print(report)
         print(f"held-out loss {evaluate(model, dataset).loss:.3f} nats a byte")
-        print(f"{sent / 1000:.1f} kB a step at this rank, {plain / sent:.0f}x less than float32 both ways")
+        print(f"{sent / 1000:.1f} kB a step with the first values, {plain / sent:.0f}x less than float32 both ways")
     dist.destroy_process_group()
 
 

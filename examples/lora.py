@@ -84,7 +84,9 @@ def main() -> None:
         whole = sum(parameter.numel() for parameter in model.parameters())
         print(f"adapters: {adapters:,} of {whole:,} parameters")
         print(f"held-out loss {before:.3f} before, {evaluate(model, tested).loss:.3f} after, in nats a byte")
-        print(f"{sent / 1000:.2f} kB a step at this rank, {8 * adapters / sent:.0f}x less than float32 both ways")
+        print(
+            f"{sent / 1000:.2f} kB a step with the first values, {8 * adapters / sent:.0f}x less than float32 both ways"
+        )
     dist.destroy_process_group()
 
 

@@ -23,7 +23,7 @@ def test_joins_progress_departures_and_a_summary() -> None:
 
     core.here = (0, 1)
     progress.look(0, 0)
-    assert told == ["worker 0 joined at step 0; 2 here", "worker 1 joined at step 0; 2 here"]
+    assert told == ["worker 0 joined; 2 here", "worker 1 joined; 2 here"]
 
     time[0], core.step = 100 + PROGRESS_S / 2, 60
     progress.look(500_000, 10)
@@ -45,6 +45,15 @@ def test_joins_progress_departures_and_a_summary() -> None:
         "worker 1 has reached the end at step 120; 0 here",
     ]
     assert progress.summary(1_500_000, 250) == "120 steps with 2 workers in 10.0 s, received 1.5 MB, sent 250 B"
+
+
+def test_who_begins_with_the_others_between_two_looks_is_not_late() -> None:
+    core, told = Shard(here=(0,)), list[str]()
+    progress = ServingProgress(core, told.append, lambda: 0.0)
+    for step, here in ((0, (0,)), (14, (0, 1)), (20, (0, 1, 2))):
+        core.step, core.here = step, here
+        progress.look(0, 0)
+    assert told == ["worker 0 joined; 1 here", "worker 1 joined; 2 here", "worker 2 joined at step 20; 3 here"]
 
 
 def test_who_has_never_come_is_told_of_every_ten_seconds() -> None:

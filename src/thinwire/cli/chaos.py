@@ -96,7 +96,7 @@ def storm(given: StormOptions, resume: Resume = False, png: options.Png = None, 
 
 
 @app.command(epilog="Example, the 17th storm once more: thinwire chaos storms --first 17 --runs 1")
-@options.takes(StormsOptions, **OWN)
+@options.takes(StormsOptions, without=("design",), **OWN)
 def storms(given: StormsOptions, resume: Resume = False, png: options.Png = None, json: options.Json = None) -> None:
     """Strike many short trainings, of all designs, with faults of all kinds."""
     measure(many_storms.Storms(**vars(given)), json, resume, png)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import rich.table
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 
@@ -129,13 +130,31 @@ def report(event: Event) -> None:
     sys.stdout.flush()
 
 
+def _widths(table: Table, width: int) -> list[int | None]:
+    """Returns the columns' widths, none where they find themselves.
+
+    >>> _widths(Table(["a", "two words"], [["name", "1.5"]]), width=80)
+    [None, None]
+    >>> _widths(Table(["a", "two words"], [["name", "1.5"]]), width=17)
+    [4, 6]
+    """
+    cells = [max([cell_len(line[column]) for line in table.lines], default=0) for column in range(len(table.header))]
+    heads = [cell_len(name) for name in table.header]
+    words = [max(map(cell_len, name.split()), default=0) for name in table.header]
+    room = width - 1 - sum(cells) - 3 * len(cells)
+    if room < 0 or sum(max(0, head - cell) for head, cell in zip(heads, cells, strict=True)) <= room:
+        return [None] * len(cells)
+    for _ in range(room):  # whole words first, then whole heads
+        lacks = [(max(0, word - cell), head - cell) for word, head, cell in zip(words, heads, cells, strict=True)]
+        cells[lacks.index(max(lacks))] += 1
+    return list(cells)
+
+
 def show(table: Table) -> None:
-    """Prints a table. Names in the first columns stay whole where they take a third of the width at most."""
+    """Prints a table. Where there is room for all cells but not for all heads, heads alone are broken."""
     shown = rich.table.Table(title=table.title and escape(table.title), title_justify="left")
-    for index, name in enumerate(table.header):
-        whole = 3 * max(len(line[index]) for line in [table.header, *table.lines]) <= console.width
-        left = index < table.left
-        shown.add_column(escape(name), justify="left" if left else "right", overflow="fold", no_wrap=left and whole)
+    for index, (name, width) in enumerate(zip(table.header, _widths(table, console.width), strict=True)):
+        shown.add_column(escape(name), justify="left" if index < table.left else "right", overflow="fold", width=width)
     for line in table.lines:
         shown.add_row(*map(escape, line))
     console.print(shown)

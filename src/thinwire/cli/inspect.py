@@ -147,12 +147,14 @@ def _data(root: Path | None, download: str | None) -> list[dict[str, Any]]:
     if download is not None:
         folder = data.cache_folder() / download if root is None else root / download
         console.print(escape(f"{download}: {_fetch(download, folder)}"))
-    table = Table("data set", "here", "what it is", "how to get it")
+    table = Table("data set", "what it is")
+    for name in ("here", "how to get it"):
+        table.add_column(name, overflow="fold")  # to be copied
     rows = []
     for info in data.datasets(root=root):
         where = None if info.where is None else str(info.where)
         rows.append({**asdict(info), "present": info.present, "where": where})
-        table.add_row(info.name, escape(where or "missing"), info.description, escape(info.how))
+        table.add_row(info.name, info.description, escape(where or "missing"), escape(info.how))
     console.print(table)
     return rows
 

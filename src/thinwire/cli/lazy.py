@@ -44,11 +44,22 @@ class LazyCommand(TyperCommand):
         command = get_group(module.app).commands[self.name or ""]
         if command.epilog:
             command.epilog = escape(command.epilog)  # examples have designs' brackets, which markup would swallow
+        if command.help:
+            command.help = _filled(command.help)
         return command
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """Parses the command line with the loaded command's options; the returned context is that command's."""
         return self.load().make_context(info_name, args, parent, **extra)
+
+
+def _filled(text: str) -> str:
+    """Returns paragraphs without the line ends of the source, which markup would keep.
+
+    >>> _filled("one\\nline\\n\\nanother")
+    'one line\\n\\nanother'
+    """
+    return "\n\n".join(" ".join(each.split()) for each in text.split("\n\n"))
 
 
 def lazy_command(module: str) -> type[LazyCommand]:

@@ -26,7 +26,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-bench = typer.Typer(help="Measure codecs, transports and hooks on this machine.", no_args_is_help=True)
+bench = typer.Typer(
+    help="Measure codecs, transports, servers, hooks and whole trainings on this machine.", no_args_is_help=True
+)
 chaos = typer.Typer(
     help="Kill, freeze and cut off real processes, and see the training end right.", no_args_is_help=True
 )

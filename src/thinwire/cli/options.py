@@ -73,7 +73,9 @@ TensorBoard = Annotated[Path | None, typer.Option(help="Write TensorBoard events
 Checkpoint = Annotated[
     Path | None, typer.Option(dir_okay=False, help="Write a checkpoint to this file; the one before stays beside it.")
 ]
-CheckpointEvery = Annotated[int, typer.Option(min=1, help="Steps between two checkpoints.")]
+CheckpointEvery = Annotated[
+    int, typer.Option(min=1, help="Exchanges between two checkpoints: steps, where every step has one.")
+]
 CHECKPOINT_EVERY = 100
 CheckpointDir = Annotated[
     Path | None, typer.Option(file_okay=False, help="Write checkpoints of every process to this folder.")
@@ -172,7 +174,7 @@ OPTIONS: dict[str, Any] = {
     "consistency": typer.Option(
         help="bsp, asp, ssp\\[staleness=5], backup\\[1], local\\[2], adaptive\\[norm,threshold=0.01]."
     ),
-    "placement": typer.Option(help="heuristic, greedy, round-robin, uniform\\[min=1024]."),
+    "placement": typer.Option(help="heuristic, greedy, round-robin, uniform\\[min=1024], sharded or balanced."),
     "compression": typer.Option(help="Which tensor takes which codec: by-shape, or an installed policy."),
     "transmission": typer.Option(help="wait-free (layer by layer) or traditional (at once)."),
     "short_steps": typer.Option(min=2, help="Steps of a run that only measures seconds per step."),

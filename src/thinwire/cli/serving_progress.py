@@ -43,7 +43,7 @@ class ServingProgress:
         self._here: set[int] = set()
         self._seen: set[int] = set()
         self._began: float | None = None
-        self._first = self._step = core.step
+        self._first = self._step = self._looked = core.step
         self._told = self._waited = now()
 
     def look(self, received: int, sent: int) -> None:
@@ -54,11 +54,16 @@ class ServingProgress:
         """
         here, step = set(self._core.here), self._core.step
         for rank in sorted(here - self._here):
-            again = " again" if rank in self._seen else ""
-            self._tell(f"worker {rank} joined{again} at step {step:,}; {len(here)} here")
+            # A look may come many steps after the first one: only who was not there at a later one came so late.
+            again, at = (
+                " again" if rank in self._seen else "",
+                f" at step {step:,}" if self._looked > self._first else "",
+            )
+            self._tell(f"worker {rank} joined{again}{at}; {len(here)} here")
         for rank in sorted(self._here - here):
             how = "has reached the end" if rank in self._core.left else "is gone"
             self._tell(f"worker {rank} {how} at step {step:,}; {len(here)} here")
+        self._looked = step
         self._seen |= here
         self._here = here
         if here and self._began is None:

@@ -20,17 +20,19 @@ from thinwire.engines.starters import own_command
 from thinwire.engines.system_tools import can_unshare, reexec_in_user_namespace
 from thinwire.errors import ConfigError, EngineError
 from thinwire.jobs.options import JobOptions
+from thinwire.quantities import counted
 
 if TYPE_CHECKING:
     from thinwire.cli import running
     from thinwire.jobs import checkpoints, on_ray, processes
     from thinwire.jobs import job as jobs
     from thinwire.runtime import metrics
+    from thinwire.studies import report
 else:
     running = lazy("thinwire.cli.running")
     checkpoints, processes = lazy("thinwire.jobs.checkpoints"), lazy("thinwire.jobs.processes")
     jobs, on_ray = lazy("thinwire.jobs.job"), lazy("thinwire.jobs.on_ray")
-    metrics = lazy("thinwire.runtime.metrics")
+    metrics, report = lazy("thinwire.runtime.metrics"), lazy("thinwire.studies.report")
 
 app = typer.Typer()
 
@@ -125,7 +127,8 @@ def train(
     outcome = running.run_with_progress(
         job, shaping, telemetry_options, written, elastic=elastic, max_restarts=max_restarts, ray=ray
     )
-    show(running.runs_table([outcome], f"{job.model} on {job.data}, {job.workers} workers"))
+    setting = [f"{job.model} on {job.data}", counted(job.workers, "worker"), report.choices(vars(given))]
+    show(running.runs_table([outcome], ", ".join(filter(None, setting))))
     write_json(json, outcome)
     if outcome.lost_workers:
         raise EngineError(f"{outcome.lost_workers} of {job.workers} workers did not reach the end")

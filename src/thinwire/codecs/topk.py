@@ -22,7 +22,7 @@ from thinwire.kernels.numba.select import select_top
 
 @dataclass(frozen=True, kw_only=True)
 class TopK(Sparse):
-    """64 bits a value sent, or 32 and one bit a value of the tensor, with a residual.
+    """32 + ⌈log₂ n⌉ bits a value sent, or 32 and one bit a value of the tensor, with a residual.
 
     Args:
         fraction: of the values of each tensor, in (0, 1]; rounded up, so that no tensor sends nothing.

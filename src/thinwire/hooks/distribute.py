@@ -94,7 +94,7 @@ def distribute(
         rank: this worker's number, 0 … workers − 1; above, where it joins an elastic server (`--min-workers`) besides.
         workers: how many workers begin the training; without this and `rank` one trains alone.
         codec: of the pushes; an id with `**options`, or a codec; by default `"3lc"`.
-        codec_down: of the pulls; by default the same.
+        codec_down: of the pulls; by default the same. `**options` are the other's; give `tw.codec(…)` with its own.
         design: a complete configuration in place of the codecs, as in `"terngrad"`; the arguments below override it.
             In `"update[codec=auto]"` a controller chooses the codec of every exchange.
         consistency: when gradients are exchanged, as in `"ssp[staleness=5]"`; by default bulk-synchronous.
@@ -114,7 +114,7 @@ def distribute(
         timeout_s: how long the slowest worker may keep the others waiting, in seconds.
         connect_timeout_s: how long the server may take to appear, in seconds.
         reconnect_s: for how long a broken connection to an address is tried to be replaced, in seconds; 0 turns it off.
-        credentials: this worker's certificate and token, and whom it trusts; None: it shows none and trusts all. The
+        credentials: this worker's certificate and token, and whom it trusts; None: it speaks in the clear. The
             ranks of a group protect their shards by themselves.
         metrics: take a record of every table at every step; closed with the optimizer.
         resume: what `opt.state_dict()` returned after `opt.sync()`; the model has its weights of then, and the shards
@@ -267,5 +267,5 @@ def _place(rank: int | None, workers: int | None) -> tuple[int, int]:
 
 def _design(codec: str | Codec, codec_down: str | Codec | None, options: dict[str, Any]) -> Design:
     up = as_codec(codec, options)
-    down = up if codec_down is None else as_codec(codec_down, options if isinstance(codec_down, str) else {})
+    down = up if codec_down is None else as_codec(codec_down, {})
     return Design(name=up.id, up=up, down=down)

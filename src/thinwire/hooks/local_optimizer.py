@@ -29,8 +29,7 @@ class LocalUpdateOptimizer(DistributedOptimizer):
     and `torch.amp.GradScaler` work as they do without it.
 
     Args:
-        model, optimizer, worker, driver, **settings: as for `DistributedOptimizer`.
-        updates: the timetable and the outer optimizer.
+        updates: the timetable and the outer optimizer. All else as for `DistributedOptimizer`.
         outer_groups: the outer optimizer's parameter groups; a rate that is written there counts from the next push.
 
     Example::

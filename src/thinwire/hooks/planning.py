@@ -215,7 +215,7 @@ def _trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[s
         if hasattr(parameter, "device_mesh"):
             raise ConfigError(
                 f"parameter {key!r} is sharded over ranks (a DTensor), and tw.distribute exchanges whole parameters: "
-                "thinwire.fsdp.compress is for models that fully_shard has sharded"
+                "thinwire.hooks.fsdp.compress is for models that fully_shard has sharded"
             )
         if id(parameter) not in known:
             raise ConfigError(

@@ -78,7 +78,9 @@ def parse_name(
 
 
 def _value(text: str) -> Any:
-    """Numbers, true, false and null as in JSON; anything else is a string."""
+    """Numbers, true, false and null as in JSON, None as in Python; anything else is a string."""
+    if text == "None":
+        return None
     try:
         return json.loads(text.lower())
     except (ValueError, RecursionError):  # no JSON, or a number of too many digits

@@ -20,7 +20,8 @@ class Credentials:
 
     Args:
         ca: PEM file of the certificates that sign the other end's. A server with it asks workers for a certificate; a
-            worker without it trusts the system's authorities.
+            worker with a certificate and without this trusts the system's authorities; with neither it speaks in the
+            clear.
         cert: PEM file of this process's certificate. A worker of rank 3 whose certificate's name is `worker-3` can
             join as rank 3 alone.
         key: PEM file of the certificate's private key.

@@ -72,7 +72,8 @@ def compress(
         exclude: further tensors to leave uncompressed, by name and shape.
         codecs: for parameters whose name matches a pattern (as in `"fc*.weight"`), another codec; first match wins.
         last_layer: another codec for the last layer's tensors, such as `"fp32"`.
-        compression: a policy that replaces all of the above but `start_step`.
+        compression: a policy in place of `codec`, `codec_down`, `min_numel` and `exclude`; `codecs` and `last_layer`
+            go before it.
         reduce: the mean over the ranks, as DDP has it, or their sum.
         nonfinite: what NaN or Inf on any rank does: `"raise"` ends the training on all ranks; `"skip"` gives every
             rank gradients of NaN and leaves every residual as it was, so that a GradScaler skips the step everywhere.
