@@ -142,3 +142,11 @@ def test_what_waits_of_a_slice_without_a_gradient_waits_on_where_such_are_left_o
     values[-1] = 1.0
     core.flush(bucket_of(), values, waiting)
     assert (values[1 : SIZES["w"]] == 0.5).all() and values[-1] == 1.5 and not waiting
+
+
+@pytest.mark.parametrize(("world", "codec"), [(3, tw.codec("stoch3")), (1, CODEC)])
+def test_what_nobody_would_hold_is_not_dropped_in_silence(world: int, codec: tw.Codec) -> None:
+    states = [residuals.state_dict() for residuals in trained(2, down=PLAIN)]
+    fresh = Residuals(tensors(codec, down=PLAIN), 0, world, mean=True, seed=0)
+    with pytest.raises(ConfigError, match="still to be added to small, w, and no rank here keeps a residual of them"):
+        fresh.load_resized(states)

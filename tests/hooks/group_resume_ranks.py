@@ -2,6 +2,7 @@
 
 import io
 import time
+import warnings
 from typing import Any
 
 import torch
@@ -65,6 +66,35 @@ def tell(text: str) -> None:
     if dist.get_rank() == 0:
         for rank, each in enumerate(texts):
             print(f"rank {rank}: {each}", flush=True)
+
+
+def warned(design: str) -> str:
+    """Returns what is said of a state between the exchanges of two fragments."""
+    rank, model = dist.get_rank(), wide(dist.get_rank())
+    with tw.distribute(model, inner_optimizer(design)(model), group=dist.group.WORLD, design=design) as opt:
+        for step in range(3):
+            inner_step(model, opt, rank, step)
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            opt.state_dict()
+        opt.flush()
+    return " ".join(str(each.message) for each in found)
+
+
+def moved(design: str) -> tuple[float, float, float]:
+    """Returns bytes sent and received by this rank in some steps; and what a ring of two sends, and receives."""
+    rank, model = dist.get_rank(), wide(dist.get_rank())
+    with tw.distribute(model, inner_optimizer(design)(model), group=dist.group.WORLD, design=design) as opt:
+        inner_step(model, opt, rank, 0)
+        opt.sync()
+        dist.barrier()
+        before = opt.traffic()
+        for step in range(1, 21):
+            inner_step(model, opt, rank, step)
+        opt.sync()
+        after = opt.traffic()
+    sent, received = (after[name] - before[name] for name in ("wire_bytes_push", "wire_bytes_pull"))
+    return sent, received, 20 * 4.0 * sum(parameter.numel() for parameter in model.parameters())
 
 
 def kept_steps(design: str, lost_at: int) -> tuple[torch.Tensor, list[int], list[int]]:
@@ -152,6 +182,19 @@ def main() -> None:
     ):
         cut = {**kept, "opt": {**kept["opt"], "shard": damaged if rank else shard}}
         tell(f"{name}: {refused('local-sgd[h=4]', cut)}")
+
+    model = wide(rank)
+    model.load_state_dict(kept["model"])
+    inner = inner_optimizer("local-sgd")(model)
+    with tw.distribute(model, inner, group=dist.group.WORLD, design="local-sgd[h=4]", resume=kept["opt"]) as opt:
+        try:
+            opt.load_state_dict(kept["opt"])
+            tell("nothing was refused")
+        except ConfigError as error:
+            tell(str(error))
+    tell(f"early: {warned('streaming-diloco[h=6,delay=2]')}")
+    sent, received, least = moved("update[codec=fp32,codec_down=fp32,small=fp32]")
+    tell(f"moved: {sent >= least and received >= least and sent + received < 2.5 * least}")
 
     model = nn.parallel.DistributedDataParallel(wide(rank))
     try:

@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import nn
 
+from tests.hooks.ddp_ranks import run_script
+
 ADAPTERS = {"lightning": "lightning", "transformers": "huggingface"}
 
 
@@ -49,3 +51,16 @@ def test_one_rank_alone_trains_uncompressed_and_is_told(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="one rank alone has nobody to send to"):
         trainer.train()
     assert callback.state is None and (tmp_path / "checkpoint-2").exists()
+
+
+@pytest.mark.frameworks
+def test_a_trainer_goes_on_from_its_own_residuals_and_no_others(tmp_path: Path) -> None:
+    said = run_script(2, Path(__file__).with_name("framework_ranks.py"), "trainer", str(tmp_path)).splitlines()
+    found = [line for line in said if line.startswith(("twice", "again", "other"))]
+    assert found == ["twice: 10 True", "again: 6 False", "other: 1 True"], said
+
+
+@pytest.mark.frameworks
+def test_a_second_fit_goes_on_from_what_the_first_one_left(tmp_path: Path) -> None:
+    said = run_script(2, Path(__file__).with_name("framework_ranks.py"), "lightning", str(tmp_path)).splitlines()
+    assert [line for line in said if line.startswith(("resumed", "again"))] == ["resumed: True", "again: True"], said

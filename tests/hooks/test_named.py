@@ -102,6 +102,27 @@ def refused(rank: int) -> list[str]:
             named.compress(**given)
         except ConfigError as error:
             texts.append(str(error))
+    values = torch.zeros(8, 33)
+    with torch.inference_mode():
+        read_only = torch.zeros(8, 33)
+    apart = {"even": values[::2], "odd": values[1::2]}  # rows between each other's
+    named.compress(apart, measure_link=False).average(apart)
+    for pair in (
+        {"a": values, "b": values[3:4]},
+        {"a": values, "b": values},
+        {"a": read_only},
+    ):
+        like = {name: torch.zeros(value.shape) for name, value in pair.items()}
+        try:
+            named.compress(like, measure_link=False).average(pair)
+        except ConfigError as error:
+            texts.append(str(error))
+    others: list[Any] = [[values], {1: values}, {"a": [1.0]}, {"a": values.to_sparse()}, {"a": values.to("meta")}]
+    for other in others:
+        try:
+            named.compress(other, measure_link=False)
+        except ConfigError as error:
+            texts.append(str(error))
     try:
         poisoned = tensors(rank, 2)
         if rank == 1:
@@ -130,7 +151,13 @@ def test_every_name_has_its_residual_and_resumes_bit_for_bit() -> None:
 
 def test_what_cannot_be_is_told_and_changes_nothing() -> None:
     for texts in run_ranks(WORLD, refused):
+        *texts, nan, shape = texts
+        texts, more = [*texts[:7], nan, shape], texts[7:]
         assert len(texts) == 9, texts
+        assert ["share memory (tied weights?)" in each for each in more[:2]] == [True, True], more
+        assert "inference_mode" in more[2] and "list came" in more[3]
+        assert ["expected tensors by name" in each for each in more[4:6]] == [True, True], more
+        assert "a is torch.sparse_coo on cpu" in more[6] and "on meta" in more[7]
         assert "b, half, t missing, none unknown" in texts[0]
         assert "none missing, new unknown" in texts[1]
         assert "w: (33, 40) of torch.float32 on cpu came, and compress was given (40, 33) of" in texts[2]

@@ -52,6 +52,7 @@ class Collective:
         drop_zeros: whether a slice without any gradient is left out, as DDP leaves out unused parameters.
         group_nbytes: buckets travel together until their gradients have so many bytes.
         pulls: whether every rank gets the averages of all shards; otherwise of its own alone, as in a reduce-scatter.
+        names: what people call the ranks, as in `PeerGroup.names`; by default their numbers here.
 
     Attributes:
         steps_skipped: steps that no rank took because some rank's gradient held NaN or Inf.
@@ -62,7 +63,14 @@ class Collective:
     """
 
     def __init__(
-        self, residuals: Residuals, *, skip: bool, drop_zeros: bool, group_nbytes: int, pulls: bool = True
+        self,
+        residuals: Residuals,
+        *,
+        skip: bool,
+        drop_zeros: bool,
+        group_nbytes: int,
+        pulls: bool = True,
+        names: Sequence[int] | None = None,
     ) -> None:
         self.residuals = residuals
         self.skip = skip
@@ -76,6 +84,7 @@ class Collective:
         self._gathered: list[Bucket] = []
         self._groups: dict[tuple[Bucket, ...], Group] = {}
         self._skipped = False
+        self._names = names or range(residuals.world)
 
     def bucket_ready(self, bucket: Bucket, step: int, index: int, *, last: bool) -> list[tuple[Exchange, int]]:
         """Takes a bucket whose gradients are ready.
@@ -114,9 +123,14 @@ class Collective:
             self.steps_skipped += 1
             self._skipped = False
 
-    def skip_step(self) -> None:
-        """Skips the step that has just been exchanged after all, as others do that this rank had no exchange with."""
-        self.residuals.restore()
+    def skip_step(self, *, exchanged: bool) -> None:
+        """Skips the step that has just been exchanged after all, as others do that this rank had no exchange with.
+
+        Args:
+            exchanged: whether this rank had one with anybody: else nothing has changed since the step before.
+        """
+        if exchanged:
+            self.residuals.restore()
         self.steps_skipped += 1
 
     def recode(self, contexts: Iterable[Context], codec: Codec) -> None:
@@ -170,7 +184,16 @@ class Collective:
         first, mean = end - count, self.residuals.mean
         note = None if first else self.note
         exchange = Exchange(
-            group, step, first, last=last, mean=mean, skip=self.skip, pulls=self.pulls, note=note, tally=self.tally
+            group,
+            step,
+            first,
+            last=last,
+            mean=mean,
+            skip=self.skip,
+            pulls=self.pulls,
+            note=note,
+            tally=self.tally,
+            names=self._names,
         )
         return exchange, count
 

@@ -106,7 +106,9 @@ class Exchange:
         pulls: bool = True,
         note: bytes | None = None,
         tally: Tally | None = None,
+        names: Sequence[int] | None = None,
     ) -> None:
+        self._names = names or range(len(group.shards))
         self.group = group
         self.step = step
         self.bucket = bucket
@@ -210,7 +212,7 @@ class Exchange:
         else:
             self._to_apply.discard(peer)
             if not self.skipped:
-                with _blamed_on(peer):
+                with _blamed_on(self._names[peer]):
                     self.group.shards[peer].apply(self._values, frames)
                     if self._tally is not None:
                         self._tally.received(self.group.shards[peer], frames)
@@ -232,7 +234,7 @@ class Exchange:
             peer = self._to_add.pop(0)
             frames = self._pushes.pop(peer)
             if not self.skipped:
-                with _blamed_on(peer):
+                with _blamed_on(self._names[peer]):
                     self.own.add(self._values, frames)
         if not self._to_add and not self.skipped:
             self.own.average(self._values, self._over)
@@ -252,34 +254,35 @@ class Exchange:
 
     def _read(self, peer: int, way: Pass, packet: memoryview) -> Sequence[memoryview]:
         """Returns a packet's frames: none where its sender skips the step."""
+        name = self._names[peer]
         try:
             message, frames = parse(packet, exact=False)
         except ProtocolError as error:
-            raise ProtocolError(f"rank {peer}: {error}") from error
+            raise ProtocolError(f"rank {name}: {error}") from error
         if isinstance(message, Abort):
             kind, _, reason = message.reason.partition(": ")
-            raise _PASSED_ON.get(kind, ProtocolError)(f"rank {peer} gave up: {reason}")
+            raise _PASSED_ON.get(kind, ProtocolError)(f"rank {name} gave up: {reason}")
         if not isinstance(message, ShardMessage | Skip):
-            raise ProtocolError(f"rank {peer} sent {type(message).__name__}; it belongs to another conversation")
+            raise ProtocolError(f"rank {name} sent {type(message).__name__}; it belongs to another conversation")
         if (message.step, message.bucket) != (self.step, self.bucket):
             raise ProtocolError(
-                f"rank {peer} is at step {message.step}, bucket {message.bucket}; this rank is at step {self.step}, "
+                f"rank {name} is at step {message.step}, bucket {message.bucket}; this rank is at step {self.step}, "
                 f"bucket {self.bucket}"
             )
         if self.notes and way is Pass.PUSH:
             if not frames:
-                raise ProtocolError(f"rank {peer} sent no note, not even an empty one")
+                raise ProtocolError(f"rank {name} sent no note, not even an empty one")
             note = bytes(cast("memoryview", frames[-1]))
             for other in self.notes.values():
                 if note and other and len(note) != len(other):
-                    raise ProtocolError(f"rank {peer} sent a note of {len(note)} bytes; {len(other)} were expected")
+                    raise ProtocolError(f"rank {name} sent a note of {len(note)} bytes; {len(other)} were expected")
             self.notes[peer], frames = note, frames[:-1]
         if isinstance(message, Skip):
             self.skipped = True
             return ()
         due = self.group.shards[self.group.rank if way is Pass.PUSH else peer].num_frames
         if len(frames) != due:
-            raise ProtocolError(f"rank {peer} sent {len(frames)} frames for bucket {self.bucket}; {due} were expected")
+            raise ProtocolError(f"rank {name} sent {len(frames)} frames for bucket {self.bucket}; {due} were expected")
         return cast("Sequence[memoryview]", frames)  # batched tensors come in other messages alone
 
 
@@ -289,8 +292,8 @@ def abort_packet(error: Exception) -> bytearray:
 
 
 @contextmanager
-def _blamed_on(peer: int) -> Iterator[None]:
+def _blamed_on(name: int) -> Iterator[None]:
     try:
         yield
     except FrameError as error:
-        raise ProtocolError(f"rank {peer} sent a frame that cannot be read: {error}") from error
+        raise ProtocolError(f"rank {name} sent a frame that cannot be read: {error}") from error

@@ -264,11 +264,21 @@ class Residuals:
 
         Every holder gets T/holders: δ' = T/holders, r'_i = N·T/holders. One of them, the owner where averages keep
         residuals, takes what rounding leaves of T as well.
+
+        Raises:
+            ConfigError: something is still to be added, and no rank here would hold it; nothing has changed.
         """
+        held = {tensor.name: self._holders(tensor) for tensor in self._compressed()}
+        if lost := sorted(name for name, total in totals.items() if not held.get(name) and total.any()):
+            raise ConfigError(
+                f"the state holds gradients that are still to be added to {', '.join(lost[:4])}"
+                f"{', …' if len(lost) > 4 else ''}, and no rank here keeps a residual of them: take the codec that "
+                "they were saved with or another that keeps residuals, on two ranks at least"
+            )
         for tensor in self._compressed():
             total = totals[tensor.name]
-            up, down = tensor.choice.up.residual_by_default, tensor.choice.down.residual_by_default
-            holders = (self.world - 1) * up + down
+            down = tensor.choice.down.residual_by_default
+            holders = self._holders(tensor)
             counts = 1 / self.world if self.mean else 1.0  # of a rank's residual, in the average
             for part in self.partitions[tensor.name]:
                 residual = self.contexts[tensor.name, part].residual
@@ -278,6 +288,10 @@ class Residuals:
                     last = part.server if down else max(set(range(self.world)) - {part.server})
                     left = whole - (holders - 1) * counts * equal.double()
                     residual.copy_(equal if self.rank != last else left / (1.0 if down else counts))
+
+    def _holders(self, tensor: TrainedTensor) -> int:
+        """How many ranks keep a residual of each value."""
+        return (self.world - 1) * tensor.choice.up.residual_by_default + tensor.choice.down.residual_by_default
 
 
 def blank_state(tensors: Sequence[TrainedTensor], partitions: Partitions) -> dict[str, dict[str, torch.Tensor]]:

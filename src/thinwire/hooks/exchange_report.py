@@ -126,7 +126,7 @@ def report(state: ExchangeState) -> Report:
     per = 1 / max(1, taken - warm_up)
     tensors = state.core.residuals.tensors.values()
     sent = counters.get("wire_bytes", 0) * per
-    uncompressed = state.uncompressed_nbytes
+    uncompressed = state.uncompressed_nbytes + counters.get("gather_uncompressed_bytes", 0) * per
     codecs = {
         str(tensor.choice.up)
         if tensor.choice.up == tensor.choice.down

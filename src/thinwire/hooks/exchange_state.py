@@ -235,8 +235,14 @@ class ExchangeState:
         Raises:
             ConfigError: another model, other exclusions, or not all ranks that are needed.
         """
-        if state.get("format") != FORMAT:
-            raise ConfigError(f"the state has format {state.get('format')!r}; this thinwire reads {FORMAT}")
+        if not isinstance(state, Mapping) or state.get("format") != FORMAT:
+            found = repr(state.get("format")) if isinstance(state, Mapping) else f"none: it is a {type(state).__name__}"
+            raise ConfigError(f"the state has format {found}; this thinwire reads {FORMAT}")
+        if lacking := [key for key in ("world_size", "step", "loss_scale", "ranks") if key not in state]:
+            raise ConfigError(f"the state is damaged: it has no {' and no '.join(lacking)}")
+        if ("replicas" in state) != ("replicas" in self.layout()):
+            was, here = ("FSDP", "DDP") if "replicas" in state else ("DDP", "FSDP")
+            raise ConfigError(f"the state is of a model under {was}, and this one is under {here}: shards are others")
         if (reduce := state.get("reduce", "mean")) != self._reduce:
             raise ConfigError(
                 f"the state has reduce={reduce!r} and this run {self._reduce!r}: residuals are in its units"
@@ -298,7 +304,8 @@ def merge(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         raise ConfigError("merge needs at least one state")
     first = states[0]
     for state in states:
-        for key in ("format", "world_size", "step", "loss_scale"):
-            if state[key] != first[key]:
-                raise ConfigError(f"states of different runs or steps: {key} is {first[key]!r} and {state[key]!r}")
+        for key in ("format", "world_size", "replicas", "step", "loss_scale"):
+            if state.get(key) != first.get(key):
+                there, here = first.get(key), state.get(key)
+                raise ConfigError(f"states of different runs or steps: {key} is {there!r} and {here!r}")
     return {**first, "ranks": {rank: part for state in states for rank, part in state["ranks"].items()}}

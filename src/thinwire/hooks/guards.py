@@ -36,13 +36,12 @@ class StepGuard:
         compressed: Collection[torch.Tensor],
         ignored: Collection[str] = (),
     ) -> None:
-        ours = {id(parameter) for parameter in reduced}
-        self._compressed = [weakref.ref(parameter) for parameter in compressed]
-        self._left_out: list[tuple[str, weakref.ref[torch.Tensor]]] = [
-            (name, weakref.ref(parameter))
-            for name, parameter in model.named_parameters()
-            if id(parameter) not in ours and name not in ignored
-        ]
+        ours, coded = ({id(parameter) for parameter in each} for each in (reduced, compressed))
+        named = dict(model.named_parameters())
+        # By name: a reference to a parameter, even a weak one, keeps `model.to(…)` from replacing it.
+        self._model = weakref.ref(model)
+        self._compressed = [name for name, parameter in named.items() if id(parameter) in coded]
+        self._left_out = [name for name, each in named.items() if id(each) not in ours and name not in ignored]
         self._handle = register_optimizer_step_pre_hook(self._before_step)
 
     def close(self) -> None:
@@ -59,10 +58,15 @@ class StepGuard:
         if self._left_out:
             self._warn_of_unfrozen(optimizer)
 
+    def _parameters(self, names: Collection[str]) -> dict[str, torch.Tensor]:
+        model = self._model()
+        named = {} if model is None else dict(model.named_parameters())
+        return {name: named[name] for name in names if name in named}
+
     def _warn_of_unfrozen(self, optimizer: torch.optim.Optimizer) -> None:
-        found = [(name, ref) for name, ref in self._left_out if (p := ref()) is not None and p.grad is not None]
-        if found and self._holds(optimizer, [ref for _, ref in found]):
-            names = ", ".join(name for name, _ in found[:4]) + (", …" if len(found) > 4 else "")
+        found = [name for name, each in self._parameters(self._left_out).items() if each.grad is not None]
+        if found and self._holds(optimizer, found):
+            names = ", ".join(found[:4]) + (", …" if len(found) > 4 else "")
             self._left_out = []
             warnings.warn(
                 f"{len(found)} parameters were frozen when DistributedDataParallel wrapped the model and are trained "
@@ -72,7 +76,6 @@ class StepGuard:
                 stacklevel=4,
             )
 
-    @staticmethod
-    def _holds(optimizer: torch.optim.Optimizer, parameters: Collection[weakref.ref[torch.Tensor]]) -> bool:
+    def _holds(self, optimizer: torch.optim.Optimizer, names: Collection[str]) -> bool:
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        return any(id(parameter) in held for ref in parameters if (parameter := ref()) is not None)
+        return any(id(parameter) in held for parameter in self._parameters(names).values())

@@ -7,6 +7,7 @@ model is wrapped.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -44,6 +45,7 @@ class ThinwireCallback(Callback):
         self.state: ddp.ThinwireState | None = None
         self._codec, self._options = codec, options
         self._saved: Mapping[str, Any] | None = None
+        self._left: tuple[weakref.ref[LightningModule] | None, dict[str, Any] | None] = None, None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Puts the hook on the model that the strategy has wrapped, and takes the residuals of a checkpoint."""
@@ -51,8 +53,12 @@ class ThinwireCallback(Callback):
         if not is_distributed(wrapped, trainer.world_size):
             return
         self.state = ddp.compress(wrapped, self._codec, **self._options)
-        if self._saved is not None:
-            ddp.AllRanks(self.state).load_state_dict(self._saved)
+        saved, self._saved = self._saved, None  # once: a later fit goes on from what this one leaves
+        module, left = self._left
+        if saved is not None:
+            ddp.AllRanks(self.state).load_state_dict(saved)
+        elif left is not None and module is not None and module() is pl_module:
+            self.state.load_state_dict(left)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the residuals of all ranks on rank 0, which writes them; Lightning calls it on every rank."""
@@ -65,4 +71,6 @@ class ThinwireCallback(Callback):
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Ends the hook's threads with the training."""
         if stage == "fit" and self.state is not None:
+            if self.state.driver.failure is None:
+                self._left = weakref.ref(pl_module), self.state.state_dict()
             self.state.close()

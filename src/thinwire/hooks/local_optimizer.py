@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
 import torch
+import xxhash
 from torch import nn
 
 from thinwire.errors import ConfigError, ProtocolError
@@ -59,14 +61,19 @@ class LocalUpdateOptimizer(DistributedOptimizer):
         self.outer_groups = outer_groups
         self._inner, self._local, self._updates = optimizer, worker, updates
         self._steering: Steering | None = None
+        self._held, self._stepping = _held(optimizer), False
+        self._began_with: str | None = None
         steered = next((each for each in parts(optimizer) if type(each) in KINDS), None)
         if updates.steer and steered is not None:
             self._steering = Steering(steered, updates.steer, outer_groups)
             worker.steering = self._steering
         super().__init__(model, optimizer, worker, driver, **settings)
+        if worker.began_late or worker.pending:  # the first forward pass changes the parameters
+            self._began_with = None
         self._follow()
         with suppress(AttributeError):  # one that never called torch's __init__ tells nobody
             optimizer.register_load_state_dict_post_hook(self._follow)
+            optimizer.register_step_post_hook(self._look_who_steps)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Takes an inner step, and ends it: pushes what is due. The model continues from the answer at its next use."""
@@ -112,12 +119,15 @@ class LocalUpdateOptimizer(DistributedOptimizer):
             **super().state_dict(),
             "inner": self._inner.state_dict(),
             "outer_groups": self.outer_groups,
+            "weights": self._weights_digest(),
             **steering,
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         check_state(state_dict, "inner", len(self.param_groups))
         super().load_state_dict(state_dict)
+        if not self._joined:
+            self._began_with = state_dict.get("weights")
         self._inner.load_state_dict(state_dict["inner"])
         for group, saved in zip(self.outer_groups, state_dict["outer_groups"], strict=True):
             group.update(saved)
@@ -129,8 +139,19 @@ class LocalUpdateOptimizer(DistributedOptimizer):
         """Has the weights that a step begins from; ProtocolError or ConfigError where it could not be exchanged."""
         self._local.check_open()
         self._hooks.check_places()
+        if self._held != (held := _held(self._inner)):
+            raise ConfigError(
+                f"the inner optimizer holds {held} parameters and tw.distribute was given {self._held}: what has been "
+                "added is exchanged by nobody. Close this one, and distribute model and optimizer anew"
+            )
         if self._local.model.evaluating:
             raise ProtocolError("shared weights are for evaluation; take steps outside the block")
+        began_with, self._began_with = self._began_with, None
+        if began_with is not None and began_with != self._weights_digest():
+            raise ConfigError(
+                "the model's parameters are not those that the state was saved with, and would be pushed as what this "
+                "round has changed: give the model the state_dict() that was saved with it, before the first step"
+            )
         if self._updates.outer_lr is None and len({float(group["lr"]) for group in self.param_groups}) > 1:
             raise ConfigError(
                 "with outer_lr=null the shared parameters move by the inner optimizer's rate, and its groups have "
@@ -141,9 +162,27 @@ class LocalUpdateOptimizer(DistributedOptimizer):
             if self._local.awaits(tensor):
                 self._driver.run(self._local.pull(tensor))
 
+    def _weights_digest(self) -> str:
+        """Of this worker's own parameters, which are in the model's state and not in this one's."""
+        found = xxhash.xxh3_64()
+        for tensor in self._local.model.tensors:
+            if isinstance(tensor.parameter, nn.Parameter):
+                values = tensor.shown.detach().cpu().contiguous().reshape(-1)
+                found.update(values.view(torch.uint8).numpy().data)
+        return found.hexdigest()
+
     def _follow(self, *_: Any) -> None:
         """Has the inner optimizer's own dicts, of which it makes new ones when it loads a state."""
         self.param_groups, self.state = self._inner.param_groups, self._inner.state
+
+    def _look_who_steps(self, *_: Any) -> None:
+        if not (self._stepping or self._local.closed):
+            warnings.warn(
+                "the inner optimizer has taken a step by itself, which counts for no exchange: call step() of what "
+                "tw.distribute returned (with a GradScaler, scaler.step of that)",
+                UserWarning,
+                stacklevel=3,
+            )
 
     def _inner_step(self, closure: Callable[[], Any] | None) -> Any:
         """The user's optimizer's step, unless a GradScaler found an overflow; gradients are unscaled where it asks."""
@@ -151,7 +190,15 @@ class LocalUpdateOptimizer(DistributedOptimizer):
         if overflow is not None and bool(overflow):
             return None
         self._unscale()
-        loss = self._inner.step(closure) if closure is not None else self._inner.step()
+        self._stepping = True
+        try:
+            loss = self._inner.step(closure) if closure is not None else self._inner.step()
+        finally:
+            self._stepping = False
         if self._steering is not None:
             self._steering.stepped()
         return loss
+
+
+def _held(optimizer: torch.optim.Optimizer) -> int:
+    return sum(len(group["params"]) for group in optimizer.param_groups)

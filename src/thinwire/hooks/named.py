@@ -80,6 +80,8 @@ class NamedState(ExchangeState):
         self.between_steps()
 
     def _check(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        if not isinstance(tensors, Mapping) or not all(isinstance(each, torch.Tensor) for each in tensors.values()):
+            raise ConfigError(f"average takes tensors by name, as compress was given; {type(tensors).__name__} came")
         if tensors.keys() != self._shapes.keys():
             missing, more = self._shapes.keys() - tensors.keys(), tensors.keys() - self._shapes.keys()
             raise ConfigError(
@@ -93,6 +95,12 @@ class NamedState(ExchangeState):
                 check_out(tensor, tuple(tensor.shape))
             except ConfigError as error:
                 raise ConfigError(f"{name}: the average cannot be written: {error}") from None
+            if tensor.is_inference():
+                raise ConfigError(
+                    f"{name}: a tensor of torch.inference_mode(), into which no average can be written; take "
+                    "torch.no_grad() in its place"
+                )
+        _check_apart(tensors)
 
 
 def compress(
@@ -157,10 +165,12 @@ def compress(
     check_options(nonfinite=nonfinite, scaler=scaler, start_step=0, gather_mb=gather_mb, timeout=timeout)
     if reduce not in ("mean", "sum"):
         raise ConfigError(f"reduce={reduce!r}; allowed are 'mean' and 'sum'")
+    if not isinstance(tensors, Mapping):
+        raise ConfigError(f"expected tensors by name, as in {{'w': w}}; {type(tensors).__name__} came")
     if not tensors:
         raise ConfigError("there are no tensors to average")
     for name, tensor in tensors.items():
-        check_floating(name, tensor.dtype)
+        _check_kind(name, tensor)
     choices = choose(
         {name: tuple(tensor.shape) for name, tensor in tensors.items()},
         codec,
@@ -176,6 +186,8 @@ def compress(
     over = group or dist.group.WORLD
     if over is None:
         raise ConfigError("there is no process group: call dist.init_process_group first")
+    if dist.get_rank() not in dist.get_process_group_ranks(over):
+        raise ConfigError(f"rank {dist.get_rank()} is not in the group: only its ranks call named.compress")
     peers = meet(dist.get_process_group_ranks(over), timeout or timeout_of(over), credentials)
     group_nbytes = int(gather_mb * 1e6)
     said = {
@@ -186,7 +198,9 @@ def compress(
     }
     agree(peers, {"thinwire": thinwire.__version__, **said, **described(trained)})
     residuals = Residuals(trained, peers.rank, peers.size, mean=reduce == "mean", seed=seed)
-    core = Collective(residuals, skip=nonfinite == "skip", drop_zeros=False, group_nbytes=group_nbytes)
+    core = Collective(
+        residuals, skip=nonfinite == "skip", drop_zeros=False, group_nbytes=group_nbytes, names=peers.names
+    )
     return NamedState(
         tensors=tensors,
         core=core,
@@ -194,6 +208,43 @@ def compress(
         scaler=scaler,
         link_bps=measured(peers, measure_link),
     )
+
+
+def _check_kind(name: object, tensor: object) -> None:
+    """Raises ConfigError for what cannot be averaged."""
+    if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
+        raise ConfigError(f"expected tensors by name; {name!r}: {type(tensor).__name__} came")
+    check_floating(name, tensor.dtype)
+    if tensor.layout != torch.strided or tensor.is_meta or hasattr(tensor, "device_mesh"):
+        kind = "a DTensor" if hasattr(tensor, "device_mesh") else f"{tensor.layout} on {tensor.device}"
+        raise ConfigError(f"{name} is {kind}; dense tensors with values are averaged, of a DTensor its to_local()")
+
+
+def _check_apart(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raises ConfigError where two tensors share values, which each would replace by another average."""
+    by_storage: dict[int, list[str]] = {}
+    for name, tensor in tensors.items():
+        if tensor.numel():
+            by_storage.setdefault(tensor.untyped_storage().data_ptr(), []).append(name)
+    for names in by_storage.values():
+        ends, ordered = 0, sorted(names, key=lambda name: tensors[name].data_ptr())
+        for place, name in enumerate(ordered):
+            tensor = tensors[name]
+            if tensor.data_ptr() < ends:
+                for earlier in ordered[:place]:
+                    if _share(tensors[earlier], tensor):
+                        raise ConfigError(f"{earlier} and {name} share memory (tied weights?): give it one name")
+            extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+            ends = max(ends, tensor.data_ptr() + extent * tensor.itemsize)
+
+
+def _share(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two views of one memory have values in common, and not only rows between each other's."""
+    if one.dtype != other.dtype:
+        return True
+    taken = torch.zeros(one.untyped_storage().nbytes() // one.itemsize, dtype=torch.bool)
+    taken.as_strided(one.shape, one.stride(), one.storage_offset()).fill_(True)
+    return bool(taken.as_strided(other.shape, other.stride(), other.storage_offset()).any())
 
 
 def _said(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> str:

@@ -68,7 +68,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._worker, self._driver, self._shards = worker, driver, shards
         self._recorder = Recorder(metrics, worker.rank)
         self._warm_up = WarmUp()
-        self._averaged = False
+        self._averaged = self._joined = False
         self._first_step = worker.iteration
         agreed: int | None = None
         resumable = resume if isinstance(resume, Resumable) else None
@@ -104,7 +104,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 UserWarning,
                 stacklevel=3,
             )
-        self._hooks = ModelHooks(model, worker, driver)
+        self._hooks, self._joined = ModelHooks(model, worker, driver), True
         self._first_step, self._began = worker.iteration, time.perf_counter()
         if resumable is not None:
             resumable.began(self)
@@ -297,6 +297,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
             if not self._worker.closed:
                 self.sync()
             shard["shard"] = self._shards.state_dict(self._worker.clock)
+            if shard["shard"] is None:
+                warnings.warn(
+                    "no training can go on from this state_dict(): with fragments some parameters have had an exchange "
+                    "more than others. Save it after a step that ends a round, which is every h-th",
+                    UserWarning,
+                    stacklevel=2,
+                )
         return {
             **shard,
             "rank": self._worker.rank,
@@ -318,6 +325,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
             ConfigError: it is of another optimizer or another rank, or a parameter of this model is missing in it.
         """
         check_state(state_dict, "contexts", len(self.param_groups))
+        if self._shards is not None and self._joined and state_dict.get("shard"):
+            raise ConfigError(
+                "the state holds this rank's shard, which is taken back before ranks meet: give it as "
+                "tw.distribute(…, resume=state), on every rank its own"
+            )
         if (rank := state_dict.get("rank", self._worker.rank)) != self._worker.rank:
             raise ConfigError(
                 f"the state is of rank {rank}, and this is rank {self._worker.rank}: each resumes from its own, which "
@@ -366,11 +378,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def traffic(self) -> dict[str, float]:
         """Returns this worker's sums so far: payload and wire bytes and values each way, and seconds by purpose."""
         sent, received = self._driver.wire_nbytes
+        if self._shards is not None:
+            sent, received = self._shards.wire_nbytes(self._driver.connections)
         return {**self.counters.snapshot(), "wire_bytes_push": sent, "wire_bytes_pull": received}
 
     def report(self) -> TrainingReport:
         """Returns what the exchanges cost so far, and the share of the time that was left for computing; print it."""
         nbytes = sum(tensor.shown.nbytes for tensor in self._worker.model.tensors if not tensor.state)
+        if self._shards is not None:  # what a rank sends and serves, as in a ring
+            nbytes = 2 * nbytes * (self._shards.workers - 1) // self._shards.workers
         taken, sums = self._worker.iteration - self._first_step, self._sums()
         warm_up, since = self._warm_up.split(taken, sums)
         void = sums.get("void_rounds", 0)

@@ -7,10 +7,12 @@ without its wrapper, so this one asks the Trainer for `model_wrapped`.
 from __future__ import annotations
 
 import warnings
+import weakref
 from pathlib import Path
 from typing import Any
 
 import torch
+import xxhash
 
 from thinwire.codecs import Codec
 from thinwire.hooks import ddp
@@ -26,6 +28,8 @@ except ImportError as error:
 
 FILE = "thinwire.pt"
 """In every checkpoint's folder: the residuals of all ranks."""
+WEIGHTS = "weights"
+"""In that file: the digest of the weights that they belong to."""
 
 
 class ThinwireCallback(TrainerCallback):
@@ -49,6 +53,7 @@ class ThinwireCallback(TrainerCallback):
     def __init__(self, trainer: Trainer, codec: str | Codec = "3lc", **options: Any) -> None:
         self.state: ddp.ThinwireState | None = None
         self._trainer, self._codec, self._options = trainer, codec, options
+        self._model: weakref.ref[torch.nn.Module] | None = None
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -56,9 +61,12 @@ class ThinwireCallback(TrainerCallback):
         """Puts the hook on the wrapped model, and takes the residuals of the checkpoint that the Trainer resumed."""
         if not is_distributed(self._trainer.model_wrapped, args.world_size):
             return
-        self.state = ddp.compress(self._trainer.model_wrapped, self._codec, **self._options)
+        wrapped = self._trainer.model_wrapped
+        if self.state is None or self._model is None or self._model() is not wrapped:
+            self.state = ddp.compress(wrapped, self._codec, **self._options)
+            self._model = weakref.ref(wrapped)
         if state.global_step > 0:
-            self._load(self.state, args, state.global_step)
+            self._load(self.state, args, state)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Writes the residuals of all ranks beside the Trainer's own files; the Trainer calls it on every rank."""
@@ -66,28 +74,34 @@ class ThinwireCallback(TrainerCallback):
             return
         whole = ddp.AllRanks(self.state).state_dict()
         if state.is_world_process_zero:
-            torch.save(whole, _folder(args, state.global_step) / FILE)
+            torch.save({**whole, WEIGHTS: _digest(self._trainer.model)}, _folder(args, state.global_step) / FILE)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Ends the hook's threads with the training."""
-        if self.state is not None:
-            self.state.close()
-
-    def _load(self, state: ddp.ThinwireState, args: TrainingArguments, step: int) -> None:
-        given = args.resume_from_checkpoint
+    def _load(self, state: ddp.ThinwireState, args: TrainingArguments, trained: TrainerState) -> None:
+        step, given = trained.global_step, args.resume_from_checkpoint
         folders = [Path(given), _folder(args, step)] if isinstance(given, str) else [_folder(args, step)]
-        found = next((folder / FILE for folder in folders if (folder / FILE).exists()), None)
-        if found is None:
-            warnings.warn(
-                f"the Trainer goes on from step {step}, and {folders[0] / FILE} is not there: residuals begin at zero. "
-                "For a checkpoint in another place give TrainingArguments(resume_from_checkpoint=FOLDER)",
-                UserWarning,
-                stacklevel=3,
-            )
-            return
-        ddp.AllRanks(state).load_state_dict(torch.load(found, weights_only=True, map_location="cpu"))
+        own = _digest(self._trainer.model)
+        for file in (folder / FILE for folder in folders):
+            if file.exists():
+                kept = torch.load(file, weights_only=True, map_location="cpu")
+                if kept.pop(WEIGHTS, own) == own:
+                    ddp.AllRanks(state).load_state_dict(kept)
+                    return
+        warnings.warn(
+            f"the Trainer goes on from step {step}, and {folders[0] / FILE} is not there, or is of other weights: "
+            "residuals begin at zero. For a checkpoint in another place give "
+            "TrainingArguments(resume_from_checkpoint=FOLDER)",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def _digest(model: torch.nn.Module) -> str:
+    """Of the trained weights: residuals belong to them, and a folder may be of another run or step."""
+    found = xxhash.xxh3_64()
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            found.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def _folder(args: TrainingArguments, step: int) -> Path:

@@ -175,6 +175,11 @@ class Design:
             raise ConfigError(
                 "reduce='sum' with downlink=weights: the sum of the workers' weights is no model; use reduce='mean'"
             )
+        if self.reduce == "sum" and self.local is not None and self.local.steer:
+            raise ConfigError(
+                "reduce='sum' with steer: momenta are led by the mean of what all workers did; use reduce='mean', or "
+                "steer=0"
+            )
         if self.reduce == "sum" and isinstance(self.down.scheme, Votes):
             raise ConfigError(
                 "reduce='sum' with votes: votes are counted and their mean is what travels; use reduce='mean', and a "

@@ -89,7 +89,7 @@ def _local(kind: Kind) -> Callable[..., dict[str, Any]]:
     ) -> dict[str, Any]:
         timetable, own = split_options(options)
         local = replace(kind.updates, **{"steer": 0.0, **timetable})
-        if "steer" not in timetable and local.sends_means and local.sync_every >= STEERS_FROM:
+        if "steer" not in timetable and reduce != "sum" and local.sends_means and local.sync_every >= STEERS_FROM:
             local = replace(local, steer=kind.updates.steer)
         if codec == AUTO:
             if local.fragments > 1 or local.delay:

@@ -263,9 +263,12 @@ class CollectiveDriver:
             counters.add("frames", send.num_frames)
 
     def _complete(self, job: UnderWay) -> None:
-        if job.failed:
-            for bucket in job.buckets:
-                bucket.buffer.fill_(torch.nan)
+        try:
+            if job.failed:
+                for bucket in job.buckets:
+                    bucket.buffer.fill_(torch.nan)
+        except Exception as error:  # a tensor that cannot be written: somebody waits all the same
+            self.failure = self.failure or error
         if job.exchange.last:
             self.completed = time.perf_counter()
         job.done.set()

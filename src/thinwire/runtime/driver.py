@@ -124,6 +124,11 @@ class WorkerDriver:
                 connection.close(max(GOODBYE_S, until - time.perf_counter()))
 
     @property
+    def connections(self) -> Sequence[Connection]:
+        """One for each shard."""
+        return self._connections
+
+    @property
     def wire_nbytes(self) -> tuple[int, int]:
         """Bytes sent and received so far, frames and messages included."""
         sent = sum(connection.bytes_sent for connection in self._connections)

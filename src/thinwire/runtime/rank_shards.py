@@ -14,7 +14,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -167,6 +167,20 @@ class RankShards:
     def dial(self, address: str, timeout_s: float) -> Connection:
         """Opens a connection to another rank's shard, waiting so many seconds at most."""
         return sockets.connect(address, connect_timeout_s=timeout_s, options=self.transport, loop=self._loop)
+
+    def wire_nbytes(self, connections: Sequence[Connection]) -> tuple[int, int]:
+        """Returns the bytes that this rank has sent to the others and had from them, as a worker and as a shard.
+
+        Args:
+            connections: of its worker, one for each shard; that to its own is none of the wire's.
+        """
+        own = connections[self.rank]
+        sent = sum(each.bytes_sent for each in connections if each is not own)
+        received = sum(each.bytes_received for each in connections if each is not own)
+        if (server := self._server) is not None:
+            sent += server.bytes_sent - own.bytes_received
+            received += server.bytes_received - own.bytes_sent
+        return sent, received
 
     def close(self, within_s: float | None = None) -> None:
         """Stops serving, once every rank has left or one has died.

@@ -14,6 +14,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -68,6 +69,10 @@ class SealedPeerGroup(PeerGroup):
         except ProtocolError:
             leave(group, FAREWELL)  # the others have to find out the same before this rank's connections go
             raise
+
+    @property
+    def names(self) -> Sequence[int]:
+        return self._group.names
 
     def receive(self, peer: int, buffer: ReceiveBuffer, tag: int) -> Transfer:
         room = ReceiveBuffer(LENGTH_NBYTES + len(buffer.data) + SEAL_NBYTES)

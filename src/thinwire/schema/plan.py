@@ -83,3 +83,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     downlink: Literal["delta", "gradient", "weights"] = "delta"
     local: str = ""
     settings: dict[str, str | int | float | bool] = {}
+
+    def reduce_of(self, table: TableSpec) -> Reduce:
+        """Returns how one table's pushes are aggregated: with local updates buffers (group 1) are averaged anyway."""
+        return "mean" if self.local and table.group else self.reduce

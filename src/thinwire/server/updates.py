@@ -53,7 +53,7 @@ class TableUpdates:
         self.members = Membership(plan.workers, self.terms.quorum, least)
         try:
             self.tables = [
-                Table(spec, codecs[spec.up], codecs[spec.down], self.terms, plan.downlink, plan.reduce)
+                Table(spec, codecs[spec.up], codecs[spec.down], self.terms, plan.downlink, plan.reduce_of(spec))
                 for spec in plan.tables
             ]
         except (MemoryError, RuntimeError) as error:  # NumPy's and torch's ways to say so

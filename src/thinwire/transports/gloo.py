@@ -31,7 +31,8 @@ class GlooPeerGroup(PeerGroup):
     def __init__(self, ranks: Sequence[int], timeout: timedelta) -> None:
         self.timeout = timeout
         self.size = len(ranks)
-        self.rank = list(ranks).index(dist.get_rank())
+        self._ranks = list(ranks)
+        self.rank = self._ranks.index(dist.get_rank())
         everyone = self.size == dist.get_world_size()
         try:
             num_groups = None if everyone else len(dist.distributed_c10d._world.pg_names)
@@ -46,10 +47,14 @@ class GlooPeerGroup(PeerGroup):
             )
         except (RuntimeError, dist.DistError) as error:
             raise TransportError(
-                f"rank {self.rank} could not meet the others within {timeout.total_seconds():g} s; every rank must "
-                f"call compress: {error}"
+                f"rank {dist.get_rank()} could not meet the others within {timeout.total_seconds():g} s; every rank "
+                f"must call compress: {error}"
             ) from error
         self._places = [dist.get_group_rank(self._group, rank) for rank in ranks]
+
+    @property
+    def names(self) -> Sequence[int]:
+        return self._ranks
 
     # dist.irecv and dist.isend look the group and the rank up for every message; that costs as much as the message.
 
@@ -75,10 +80,10 @@ class GlooPeerGroup(PeerGroup):
         return transfer.data
 
     def _lost(self, peer: int, error: RuntimeError) -> ThinwireError:
-        text = str(error).splitlines()[0][:300]
+        text, they, we = str(error).splitlines()[0][:300], self.names[peer], self.names[self.rank]
         if "timed out" in text.lower():
             return DeadlineError(
-                f"rank {peer} kept rank {self.rank} waiting for more than {self.timeout.total_seconds():g} s: it has "
+                f"rank {they} kept rank {we} waiting for more than {self.timeout.total_seconds():g} s: it has "
                 f"stopped, or runs another training loop ({text})"
             )
-        return TransportError(f"rank {peer} is gone, as rank {self.rank} sees it; start all ranks again ({text})")
+        return TransportError(f"rank {they} is gone, as rank {we} sees it; start all ranks again ({text})")

@@ -8,6 +8,7 @@ it is.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol
@@ -54,6 +55,11 @@ class PeerGroup(ABC):
     rank: int
     size: int
     timeout: timedelta
+
+    @property
+    def names(self) -> Sequence[int]:
+        """What people call each of them: its rank in the whole program."""
+        return range(self.size)
 
     @property
     def peers(self) -> list[int]:

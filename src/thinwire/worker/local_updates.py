@@ -122,6 +122,11 @@ class LocalWorker(Worker):
         self._look_what_is_due()
 
     @property
+    def pending(self) -> bool:
+        """Whether answers are still to be merged into the local parameters."""
+        return any(state.merges_at is not None for state in self._rounds.values())
+
+    @property
     def idle(self) -> bool:
         return self._nothing_due and not self.model.evaluating
 
@@ -145,12 +150,13 @@ class LocalWorker(Worker):
         """Ends an inner step, which the worker's own optimizer has taken; pushes the fragment that is due."""
         self.check_open()
         self.model.update_average()
-        fragment = self._updates.fragment_due(self.iteration)
+        fragment, ends = self._updates.fragment_due(self.iteration), self._updates.ends_round(self.iteration)
         if fragment is not None:
-            yield from self._exchange_tensors(
-                [tensor for tensor in self.model.tensors if self._rounds[tensor.name].fragment == fragment]
-            )
-            if self._updates.ends_round(self.iteration):
+            rounds = [(tensor, self._rounds[tensor.name]) for tensor in self.model.tensors]
+            # Where a flush came within the round, its first fragments had been pushed then, and are due at its end.
+            due = [t for t, state in rounds if state.fragment == fragment or (ends and state.pushes == self.clock)]
+            yield from self._exchange_tensors(due)
+            if ends:
                 yield from self._advance()
         self._end_iteration()
         self._look_what_is_due()
@@ -230,6 +236,8 @@ class LocalWorker(Worker):
 
         Every worker then has the same parameters, the shared ones.
         """
+        if self.model.evaluating:
+            raise ProtocolError("shared weights are for evaluation; call flush() outside the block")
         tensors = self.model.tensors
         if self._flushed_at == self.iteration:
             return  # no step was taken since
@@ -277,9 +285,21 @@ class LocalWorker(Worker):
         for tensor in tensors:
             state = self._rounds[tensor.name]
             state.pushes += 1
-            state.merges_at, state.whole = self._updates.merges_at(self.iteration), self.void
+            state.merges_at, state.whole = self._updates.merges_at(self.iteration), False
+        if self.void:
+            self._sit_out_round()
         for conversation in self._ring:
             yield from self._flush(conversation)
+
+    def _sit_out_round(self) -> None:
+        """Drops what local steps have changed anywhere in the model: NaN in one fragment is soon in all of them."""
+        for tensor in self.model.tensors:
+            state = self._rounds[tensor.name]
+            if state.merges_at is not None:
+                state.merges_at, state.whole = self.iteration + 1, True  # no step before the answer
+        rest = [tensor for tensor in self.model.tensors if self._rounds[tensor.name].merges_at is None]
+        if rest:
+            self._fragment(rest).merge(0.0, 0.0)
 
     def _refuse_or_warn(self, name: str) -> None:
         if not self._voids:

@@ -7,6 +7,7 @@ from typing import Any
 
 from safetensors.torch import load, save
 
+from thinwire.errors import ConfigError
 from thinwire.hooks.ddp.state import ThinwireState
 from thinwire.hooks.exchange_state import merge
 from thinwire.runtime.peers import gather_at_first
@@ -35,8 +36,15 @@ class AllRanks:
         Rank 0 takes up 4 bytes for every rank and compressed parameter.
 
         Raises:
+            ConfigError: the state of a model with replicas (HSDP).
             TransportError: not every rank called it in time.
         """
+        if (together := self.state.driver.peers.size) != self.state.world_size:
+            raise ConfigError(
+                f"AllRanks brings the states of ranks together that exchange gradients, here {together} of "
+                f"{self.state.world_size}: with replicas every rank saves a file of its own, or "
+                "torch.distributed.checkpoint writes one folder"
+            )
         own = self.state.state_dict()
         if self.state.world_size == 1:
             return own

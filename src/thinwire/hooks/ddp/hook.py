@@ -149,7 +149,7 @@ def compress(
         },
     )
     residuals = Residuals(tensors, peers.rank, peers.size, mean=reduce == "mean", seed=seed)
-    core = Collective(residuals, skip=skip, drop_zeros=drop_zeros, group_nbytes=group_nbytes)
+    core = Collective(residuals, skip=skip, drop_zeros=drop_zeros, group_nbytes=group_nbytes, names=peers.names)
     driver = CollectiveDriver(core, peers)
     driver.close_with(wrapped)
     state = ThinwireState(

@@ -18,6 +18,7 @@ from thinwire.collective.exchange import abort_packet
 from thinwire.errors import FrameError, NonFiniteError, ProtocolError
 from thinwire.frames import parse as parse_frame
 from thinwire.hooks.fsdp.parameter_groups import AllGather, ParameterGroup
+from thinwire.hooks.fsdp.passes import Passes
 from thinwire.packets import HEAD_NBYTES, LENGTH_NBYTES, parse, segments
 from thinwire.policies.compression import PLAIN
 from thinwire.schema import Abort
@@ -39,11 +40,19 @@ class CodedAllGather(AllGather):
         codecs: of the parameters that are coded, by name; the others travel as they are.
         peers: the way to the other ranks.
         counters: where bytes and seconds are added up.
+        passes: knows what is a step's.
     """
 
     def __init__(
-        self, group: ParameterGroup, number: int, codecs: Mapping[str, Codec], peers: PeerGroup, counters: Counters
+        self,
+        group: ParameterGroup,
+        number: int,
+        codecs: Mapping[str, Codec],
+        peers: PeerGroup,
+        counters: Counters,
+        passes: Passes,
     ) -> None:
+        self._passes = passes
         self._codecs = [codecs.get(name, PLAIN) for name in group.gathered_names]
         self._group = group
         self._number = number
@@ -59,7 +68,9 @@ class CodedAllGather(AllGather):
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> dist.Work | None:
-        if not input_tensor.dtype.is_floating_point:  # parameters of several dtypes, as bytes
+        # Parameters of several dtypes come as bytes. Where they are resharded to fewer ranks after the forward pass,
+        # those gather what the forward pass was sent, which is coded already.
+        if not input_tensor.dtype.is_floating_point or group.size() != self._peers.size:
             return self._uncompressed(output_tensor, input_tensor, group, async_op)
         if not (self._kept and torch._C._current_graph_task_id() != -1):
             self._kept = self._exchange(input_tensor)
@@ -68,10 +79,14 @@ class CodedAllGather(AllGather):
         for rank, (frames, shard) in enumerate(zip(self._kept, shards, strict=True)):
             for frame, part in zip(frames, self._group.gathered(shard), strict=True):
                 self._fill(rank, frame, part)
-        ring = (self._peers.size - 1) * input_tensor.nbytes
-        self._counters.add("gather_uncompressed_bytes", ring)
-        self._counters.add("decode_seconds", time.perf_counter() - begin)
+        self._count("gather_uncompressed_bytes", (self._peers.size - 1) * input_tensor.nbytes)
+        self._count("decode_seconds", time.perf_counter() - begin)
         return None
+
+    def _count(self, name: str, value: float) -> None:
+        """Adds to a sum of the steps; what an evaluation gathers belongs to none, and has sums of its own."""
+        of_step = self._passes.takes_gradients or torch._C._current_graph_task_id() != -1
+        self._counters.add(name if of_step else f"evaluation_{name}", value)
 
     def _fill(self, rank: int, frame: bytes | memoryview, part: torch.Tensor) -> None:
         """Writes what a rank sent of a parameter. Raises ProtocolError where it is of another size, or damaged."""
@@ -79,11 +94,14 @@ class CodedAllGather(AllGather):
             parsed = parse_frame(frame, copy=False)
             if parsed.shape != tuple(part.shape):
                 raise ProtocolError(
-                    f"rank {rank} sent parameters of shape {parsed.shape} for {tuple(part.shape)} of {self._group}"
+                    f"rank {self._peers.names[rank]} sent parameters of shape {parsed.shape} for {tuple(part.shape)} "
+                    f"of {self._group}"
                 )
             part.copy_(decode(frame))
         except FrameError as error:
-            raise ProtocolError(f"rank {rank} sent a damaged frame of {self._group}: {error}") from error
+            raise ProtocolError(
+                f"rank {self._peers.names[rank]} sent a damaged frame of {self._group}: {error}"
+            ) from error
 
     def _exchange(self, shard: torch.Tensor) -> list[Sequence[bytes | memoryview]]:
         """Sends this rank's frames to all others; returns every rank's, in rank order."""
@@ -103,7 +121,7 @@ class CodedAllGather(AllGather):
             buffer = self._buffers.setdefault(peer, ReceiveBuffer(most))
             receives.append(peers.receive(peer, buffer, _TAG + self._number))
         sends = [peers.send(peer, bytearray(packet), _TAG + self._number) for peer in peers.peers]
-        self._counters.add("wire_bytes", len(packet) * len(sends))
+        self._count("wire_bytes", len(packet) * len(sends))
         found: list[Sequence[bytes | memoryview]] = [frames] * peers.size
         for transfer in receives:
             received = peers.wait(transfer)
@@ -113,17 +131,17 @@ class CodedAllGather(AllGather):
             peers.wait(transfer)
         if failure is not None:
             raise failure
-        self._counters.add("encode_seconds", encoded - begin)
-        self._counters.add("wait_seconds", time.perf_counter() - encoded)
+        self._count("encode_seconds", encoded - begin)
+        self._count("wait_seconds", time.perf_counter() - encoded)
         return found
 
     def _read(self, peer: int, packet: memoryview) -> list[bytes]:
         message, frames = parse(packet, exact=False)
         if isinstance(message, Abort):
-            raise NonFiniteError(f"rank {peer} gave up: {message.reason}")
+            raise NonFiniteError(f"rank {self._peers.names[peer]} gave up: {message.reason}")
         if not isinstance(message, ShardMessage) or message.bucket != self._number or len(frames) != len(self._codecs):
             raise ProtocolError(
-                f"rank {peer} sent {type(message).__name__} with {len(frames)} frames; {len(self._codecs)} frames of "
-                f"{self._group} were expected"
+                f"rank {self._peers.names[peer]} sent {type(message).__name__} with {len(frames)} frames; "
+                f"{len(self._codecs)} frames of {self._group} were expected"
             )
         return [bytes(frame) for frame in frames if isinstance(frame, (bytes, memoryview))]

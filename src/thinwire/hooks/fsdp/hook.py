@@ -28,11 +28,11 @@ from thinwire.hooks.fsdp.gathering import CodedAllGather
 from thinwire.hooks.fsdp.parameter_groups import (
     ParameterGroup,
     ReduceScatter,
-    after_backward,
     in_order,
     parameter_groups,
     ranks_of,
 )
+from thinwire.hooks.fsdp.passes import Passes
 from thinwire.hooks.fsdp.state import Ready, ShardedState
 from thinwire.hooks.guards import StepGuard
 from thinwire.hooks.ranks import check_floating, check_options, choose, described, measured, meet, timeout_of
@@ -188,7 +188,12 @@ def compress(
         partitions = {name: cut.partitions(first.shards) for name, cut in cuts.items()}
         residuals = Residuals(wholes, peers.rank, peers.size, mean=True, seed=seed, partitions=partitions)
     core = Collective(
-        residuals, skip=nonfinite == "skip", drop_zeros=False, group_nbytes=group_nbytes, pulls=first.replicated
+        residuals,
+        skip=nonfinite == "skip",
+        drop_zeros=False,
+        group_nbytes=group_nbytes,
+        pulls=first.replicated,
+        names=peers.names,
     )
     driver = CollectiveDriver(core, peers)
     driver.close_with(model)
@@ -216,14 +221,14 @@ def compress(
         shapes = {name: cut.shape for name, cut in cuts.items()}
         selected = select(shapes, gathers, codecs=codecs, last_layer=last_layer)
         coded = {name: gather_codec for name, choice in selected.items() if choice.up != PLAIN}
-    after_backward(model, state.end_step)
+    passes = Passes(model, state.begin_forward, state.end_step)
     for number, group in enumerate(groups):
         if alone is not None:
             group.replace_all_reduce(alone, _AllReduce(state))
             continue
         group.replace_reduce_scatter(_CodedReduceScatter(state, group))
         if coded:
-            group.replace_all_gather(CodedAllGather(group, number, coded, peers, state.gathers))
+            group.replace_all_gather(CodedAllGather(group, number, coded, peers, state.gathers, passes))
     return state
 
 

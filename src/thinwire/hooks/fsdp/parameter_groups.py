@@ -1,4 +1,4 @@
-"""FSDP2's parameter groups, and the only file that touches FSDP2's private names.
+"""FSDP2's parameter groups; only this file and `passes.py` touch FSDP2's private names.
 
 A parameter group is what one `fully_shard` call reduces together: its gradients come as one flat tensor, the shards of
 its parameters end to end. torch lets a reduce-scatter be replaced, but calls `dist.all_reduce` itself where a mesh has
@@ -13,7 +13,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -78,6 +77,10 @@ class ParameterGroup:
 
     def __init__(self, group: Any, names: list[str]) -> None:
         self._group = group
+        self._hook: Callable[[torch.Tensor], None] | None = None
+        self._scatters: ReduceScatter = group._reduce_scatter_comm
+        self._gathers: AllGather = group._all_gather_comm
+        self._trained = [param.sharded_param.requires_grad for param in group.fsdp_params]
         self.gathered_names = names
         self.parameters = [
             ShardedParameter(
@@ -107,6 +110,20 @@ class ParameterGroup:
         gathers = not isinstance(self._group._all_gather_comm, DefaultAllGather)
         return custom or gathers or self._group._all_reduce_hook is not None
 
+    def check_hooks(self) -> None:
+        """Raises ConfigError where somebody has put something else in the place of what was put there."""
+        group = self._group
+        for what, there, ours in (
+            ("set_all_reduce_hook", group._all_reduce_hook, self._hook),
+            ("set_custom_reduce_scatter", group._reduce_scatter_comm, self._scatters),
+            ("set_custom_all_gather", group._all_gather_comm, self._gathers),
+        ):
+            if there is not ours:
+                raise ConfigError(
+                    f"{what} was called after fsdp.compress, whose place it takes in {self}: ranks would no longer "
+                    "average their gradients as they do now. Leave it out, or train without compression"
+                )
+
     def replace_all_reduce(
         self, alone: dist.ProcessGroup, hook: Callable[[ParameterGroup, torch.Tensor], None]
     ) -> None:
@@ -120,7 +137,7 @@ class ParameterGroup:
         info = copy.copy(self._group.mesh_info)
         info.replicate_process_group = alone
         self._group.mesh_info = info
-        self._group._all_reduce_hook = lambda flat: hook(self, flat)
+        self._group._all_reduce_hook = self._hook = lambda flat: hook(self, flat)
 
     def all_reduce(self, flat: torch.Tensor) -> None:
         """Averages a flat gradient shard over the replicas as FSDP does."""
@@ -152,7 +169,7 @@ class ParameterGroup:
 
     def replace_reduce_scatter(self, comm: ReduceScatter) -> None:
         """Has `comm` called in place of the reduce-scatter."""
-        self._group._reduce_scatter_comm = comm
+        self._group._reduce_scatter_comm = self._scatters = comm
 
     def default_reduce_scatter(self) -> ReduceScatter:
         """Returns FSDP's own reduce-scatter."""
@@ -176,7 +193,7 @@ class ParameterGroup:
 
     def replace_all_gather(self, comm: AllGather) -> None:
         """Has `comm` called in place of the all-gather of parameters."""
-        self._group._all_gather_comm = comm
+        self._group._all_gather_comm = self._gathers = comm
 
     def default_all_gather(self) -> AllGather:
         """Returns FSDP's own all-gather."""
@@ -220,6 +237,14 @@ class ParameterGroup:
             raise ConfigError(
                 f"{frozen[0]} was trained when fsdp.compress was called, and is frozen now: what comes would be taken "
                 "for its gradients. Leave it unfrozen, with a rate of 0, or build and compress the model anew"
+            )
+        trained = [param.sharded_param.requires_grad for param in self._group.fsdp_params]
+        if unfrozen := [
+            n for n, now, then in zip(self.gathered_names, trained, self._trained, strict=True) if now > then
+        ]:
+            raise ConfigError(
+                f"{unfrozen[0]} was frozen when fsdp.compress was called, and is trained now: what comes may be its "
+                "gradient or another's. Build and compress the model anew after unfreezing"
             )
         if flat.numel() != numel:
             raise ConfigError(
@@ -288,25 +313,6 @@ def ranks_of(mesh: DeviceMesh) -> list[list[int]]:
     return [sorted(site) for site in sites]
 
 
-def after_backward(model: nn.Module, hook: Callable[[], None]) -> None:
-    """Has `hook` called after each backward pass, when FSDP has ended it, and once where several roots take part.
-
-    FSDP's own end of it belongs to the whole pass, where one runs within another: activations that are checkpointed
-    reentrantly have backward passes of their own.
-    """
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            state: Any = module._get_fsdp_state()
-            state._root_post_backward_final_callback = partial(
-                _end_backward, state._root_post_backward_final_callback, hook
-            )
-
-
-def _end_backward(fsdp_ends_it: Callable[[], None], hook: Callable[[], None]) -> None:
-    fsdp_ends_it()
-    torch.autograd.Variable._execution_engine.queue_callback(hook)  # after the other roots'
-
-
 def in_order(model: nn.Module, groups: Sequence[ParameterGroup]) -> dict[str, ShardedParameter]:
     """Returns the groups' parameters by name, in the model's order, which says what its last layer is."""
     order = {plain_name(name): number for number, (name, _) in enumerate(model.named_parameters())}
@@ -354,7 +360,6 @@ __all__ = [
     "ParameterGroup",
     "ReduceScatter",
     "ShardedParameter",
-    "after_backward",
     "check_backend",
     "in_order",
     "parameter_groups",

@@ -100,13 +100,6 @@ class ShardedState(ExchangeState):
         """Number of ranks of the mesh."""
         return (self._replicas or 1) * self._shards
 
-    @property
-    def uncompressed_nbytes(self) -> float:
-        """Bytes that this rank would send a step uncompressed: its gradients in their parameters' dtypes, and the
-        parameters that are coded."""
-        gathered = self.gathers["gather_uncompressed_bytes"] / max(1, self.driver.counters().get("steps", 0))
-        return super().uncompressed_nbytes + gathered
-
     def counters(self) -> dict[str, float]:
         """Returns the sums so far: bytes, values and messages sent, and seconds by purpose."""
         driven, gathered = self.driver.counters(), self.gathers.snapshot()
@@ -118,6 +111,17 @@ class ShardedState(ExchangeState):
         """Returns the dtype in which a parameter group's gradients are exchanged."""
         return torch.float64 if group.parameters[0].dtype == torch.float64 else torch.float32
 
+    @property
+    def _exchanging(self) -> bool:
+        """Whether something of this step is exchanged already; a group may hold padding alone on this rank."""
+        return any(self._buckets[each.group].offsets for each in self._ready)
+
+    def begin_forward(self) -> None:
+        """Forgets a backward pass that was broken off: FSDP's own `reset_iter_state` discards its gradients."""
+        self._ready = []
+        for group in self._buckets:
+            group.check_hooks()
+
     def begin(self, group: ParameterGroup, flat: torch.Tensor) -> bool:
         """Begins a step where a parameter group's gradients are its first; returns whether they are compressed."""
         if self.auto is None:
@@ -125,7 +129,7 @@ class ShardedState(ExchangeState):
         if self._buckets[group].offsets:
             if any(group is each.group for each in self._ready):
                 self.end_step()
-            if not self._ready:
+            if not self._exchanging:
                 self.follow_loss_scale()
                 self.auto.begin_step(self.step, flat)
             self.auto.bucket_ready(last=True)
@@ -160,6 +164,7 @@ class ShardedState(ExchangeState):
         if not ready:
             return
         self._exchange_newest(last=True)
+        exchanged = self._exchanging
         self._ready = []
         failure = None
         try:
@@ -177,7 +182,7 @@ class ShardedState(ExchangeState):
             raise TransportError("a rank of another shard has given up, and says why; start all ranks again")
         if worst is Outcome.SKIPPED and own is Outcome.TAKEN:
             if self.auto is None or self.auto.compressed:
-                self.core.skip_step()
+                self.core.skip_step(exchanged=exchanged)
             else:
                 self.auto.flush.undone = self.auto.flush.under_way
             for each in ready:
@@ -213,6 +218,22 @@ class ShardedState(ExchangeState):
     def layout(self) -> dict[str, int]:
         """Returns how the run is divided; 0 replicas: every shard's only holder averages it."""
         return {"world_size": self.world_size, "replicas": self._replicas or 0}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns a copy of this rank's state; see `ExchangeState.state_dict`."""
+        state = super().state_dict()
+        if "auto" in state:  # those who hold other shards decide by themselves
+            state["ranks"][str(self.rank)]["auto"] = state.pop("auto")
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> str:
+        """Takes a state back, on every rank; see `ExchangeState.load_state_dict`."""
+        given: Any = state
+        if not isinstance(given, Mapping):
+            return super().load_state_dict(given)  # which says so
+        ranks, alike = state.get("ranks", {}), all(state.get(key) == value for key, value in self.layout().items())
+        kept = ranks.get(str(self.rank) if alike else "0", {})
+        return super().load_state_dict({**state, "auto": kept["auto"]} if "auto" in kept else state)
 
     def blank_state_dict(self, world_size: int, *, replicas: int | None = None) -> dict[str, Any]:
         """Returns a state of all ranks of another run, filled with zeros.

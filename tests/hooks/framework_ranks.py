@@ -1,0 +1,141 @@
+"""What `test_frameworks` runs on two ranks: trainings that go on, again and from checkpoints, their own or not."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+class Net(nn.Module):
+    """A classifier, of a seed."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.layers = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 4))
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": nn.functional.cross_entropy(self.layers(x), labels)}
+
+
+def examples() -> list[dict[str, torch.Tensor]]:
+    drawn = torch.Generator().manual_seed(3)
+    return [{"x": torch.randn(16, generator=drawn), "labels": torch.tensor(i % 4)} for i in range(64)]
+
+
+def left(state: Any) -> float:
+    """How much waits in this rank's residuals."""
+    residuals = state.state_dict()["ranks"][str(state.rank)]["residuals"]
+    return sum(float(each.abs().sum()) for each in residuals.values())
+
+
+def tell(text: object) -> None:
+    if dist.get_rank() == 0:
+        print(text, flush=True)
+
+
+def trainer(folder: Path) -> None:
+    """The Trainer twice, from its checkpoint, and from another run's checkpoint of the same number."""
+    transformers: Any = importlib.import_module("transformers")
+    adapter: Any = importlib.import_module("thinwire.hooks.transformers")
+
+    def made(name: str, steps: int, seed: int = 0) -> tuple[Any, Any]:
+        settings = transformers.TrainingArguments(
+            output_dir=str(folder / name),
+            max_steps=steps,
+            per_device_train_batch_size=8,
+            save_steps=5,
+            use_cpu=True,
+            ddp_backend="gloo",
+            ddp_find_unused_parameters=False,
+            report_to=[],
+            disable_tqdm=True,
+        )
+        made = transformers.Trainer(Net(seed), settings, train_dataset=examples())
+        callback = adapter.ThinwireCallback(made, "3lc", sparsity=1.75, measure_link=False)
+        made.add_callback(callback)
+        return made, callback
+
+    for name, seed in (("one", 0), ("other", 1)):
+        training, callback = made(name, 5, seed)
+        training.train()
+        dist.barrier()
+    waited = left(callback.state)
+    training.train()  # once more
+    tell(f"twice: {callback.state.step} {left(callback.state) != waited}")
+    for name, where in (("again", "one"), ("other", "one")):
+        training, callback = made(name, 6)
+        given = str(folder / where / "checkpoint-5")
+        training.args.resume_from_checkpoint = given if name == "again" else None
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            training.train(resume_from_checkpoint=given)
+        refused = any("or is of other weights: residuals begin at zero" in str(each.message) for each in found)
+        tell(f"{name}: {callback.state.step} {refused}")
+        dist.barrier()
+
+
+def lightning(folder: Path) -> None:
+    """A fit that resumes, and a second one after it."""
+    pytorch: Any = importlib.import_module("lightning.pytorch")
+    adapter: Any = importlib.import_module("thinwire.hooks.lightning")
+
+    class Module(pytorch.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Net()
+
+        def training_step(self, batch: dict[str, torch.Tensor], _index: int) -> torch.Tensor:
+            loss: torch.Tensor = self.net(**batch)["loss"]
+            return loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    class Callback(adapter.ThinwireCallback):  # type: ignore[misc]
+        began: float = -1
+
+        def on_train_start(self, *_: Any) -> None:
+            self.began = left(self.state)
+
+    def made(epochs: int) -> tuple[Any, Any]:
+        callback = Callback("3lc", sparsity=1.75, measure_link=False)
+        saves = pytorch.callbacks.ModelCheckpoint(str(folder), save_last=True)
+        quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+        made = pytorch.Trainer(
+            accelerator="cpu", devices=2, strategy="ddp", max_epochs=epochs, callbacks=[callback, saves], **quiet
+        )
+        return made, callback
+
+    rows: Any = examples()
+    data: Any = torch.utils.data.DataLoader(rows, batch_size=8)
+    module = Module()
+    first, callback = made(1)
+    first.fit(module, data)
+    saved = left(callback.state)
+    second, callback = made(2)
+    second.fit(module, data, ckpt_path=str(folder / "last.ckpt"))
+    tell(f"resumed: {callback.began == saved}")
+    saved = left(callback.state)
+    second.fit_loop.max_epochs = 3
+    second.fit(module, data)
+    tell(f"again: {callback.began == saved}")
+
+
+def main() -> None:
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    {"trainer": trainer, "lightning": lightning}[sys.argv[1]](Path(sys.argv[2]))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""Local updates where something goes wrong on the way: NaN in one step, a flush too early, steps of the wrong one."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.hooks.cluster import run_cluster
+from tests.hooks.local_runs import adamw, batch, inner_step, mlp, resume, steps, values
+from thinwire.errors import ConfigError, ProtocolError
+from thinwire.hooks.distribute import DistributedOptimizer
+from thinwire.policies.designs import design as find_design
+
+WORKERS = 2
+
+
+@pytest.mark.parametrize(
+    "design",
+    ["streaming-diloco[h=6,fragments=3,delay=1]", "streaming-diloco[h=6,fragments=2,delay=0]", "diloco[h=6,delay=2]"],
+)
+def test_one_step_of_nan_costs_one_exchange_in_whatever_fragment(design: str) -> None:
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> tuple[torch.Tensor, float, int]:
+        lost = 0
+        for step in range(36):
+            x, y = batch(rank, step)
+            opt.zero_grad()
+            loss = nn.functional.cross_entropy(model(x), y)
+            lost += not bool(loss.isfinite())
+            (loss * (torch.nan if (rank, step) == (1, 7) else 1.0)).backward()  # type: ignore[no-untyped-call]
+            opt.step()
+        opt.flush()
+        return values(model), opt.traffic().get("void_rounds", 0), lost
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "worker 1: .* holds NaN or Inf", UserWarning)
+        [one, other], _ = run_cluster(mlp, train, workers=WORKERS, optimizer=adamw, design=design)
+    assert torch.equal(one[0], other[0]) and bool(one[0].isfinite().all())
+    assert (one[1], other[1]) == (0, 1) and one[2] == 0 and other[2] <= 4, "until the next fragment is due"
+
+
+@pytest.mark.parametrize("design", ["streaming-diloco[h=6,fragments=3,delay=1]", "local-sgd[h=4]"])
+@pytest.mark.parametrize("at", [8, 9, 11])
+def test_a_flush_in_the_middle_of_a_training_ends_a_round_early(design: str, at: int) -> None:
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> tuple[torch.Tensor, torch.Tensor]:
+        early = torch.empty(0)
+        for step in range(20):
+            inner_step(model, opt, rank, step)
+            if step == at:
+                opt.flush()
+                early = values(model)
+        opt.flush()
+        return early, values(model)
+
+    [one, other], _ = run_cluster(mlp, train, workers=WORKERS, optimizer=adamw, design=design)
+    assert torch.equal(one[0], other[0]) and torch.equal(one[1], other[1]) and not torch.equal(one[0], one[1])
+
+
+def test_sums_are_of_changes_and_statistics_are_averaged_all_the_same() -> None:
+    found = {}
+    for reduce in ("mean", "sum"):
+        rate = 1.0 if reduce == "mean" else 1 / WORKERS
+        design = f"local-sgd[h=4,codec=fp32,codec_down=fp32,small=fp32,steer=0,reduce={reduce},outer_lr={rate}]"
+        found[reduce], _ = run_cluster(mlp, steps(8), workers=WORKERS, optimizer=adamw, design=design)
+    torch.testing.assert_close(found["sum"][0], found["mean"][0], rtol=1e-4, atol=1e-5)
+
+
+def test_momenta_are_led_by_means_alone() -> None:
+    local = find_design("local-sgd[h=4,reduce=sum]").local
+    assert local is not None and local.steer == 0
+    with pytest.raises(ConfigError, match=r"reduce='sum' with steer: momenta are led by the mean"):
+        find_design("local-sgd[h=4,reduce=sum,steer=0.5]")
+
+
+def test_shared_weights_are_not_flushed_in_place_of_this_workers() -> None:
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
+        for step in range(6):
+            inner_step(model, opt, rank, step)
+        with opt.shared_weights(), pytest.raises(ProtocolError, match=r"call flush\(\) outside the block"):
+            opt.flush()
+        opt.flush()
+        return values(model)
+
+    found, _ = run_cluster(mlp, train, workers=WORKERS, optimizer=adamw, design="local-sgd[h=4]")
+    undisturbed, _ = run_cluster(mlp, steps(6), workers=WORKERS, optimizer=adamw, design="local-sgd[h=4]")
+    assert all(torch.equal(*pair) for pair in zip(found, undisturbed, strict=True))
+
+
+def test_who_steps_the_inner_optimizer_is_told_that_nothing_is_exchanged() -> None:
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> None:
+        inner = opt._inner  # type: ignore[attr-defined]
+        inner_step(model, opt, rank, 0)
+        with pytest.warns(UserWarning, match="has taken a step by itself, which counts for no exchange"):
+            inner.step()
+        inner.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
+        with pytest.raises(ConfigError, match=r"holds 6 parameters and tw\.distribute was given 5"):
+            inner_step(model, opt, rank, 1)
+
+    run_cluster(mlp, train, workers=1, optimizer=adamw, design="local-sgd[h=4]")
+
+
+def test_a_state_without_its_models_weights_is_not_gone_on_from() -> None:
+    design = "diloco[h=4]"
+
+    def first(rank: int, model: nn.Module, opt: DistributedOptimizer) -> dict[str, Any]:
+        for step in range(6):
+            inner_step(model, opt, rank, step)
+        opt.sync()
+        return {"model": copy.deepcopy(model.state_dict()), "opt": opt.state_dict()}
+
+    def load(saved: dict[str, Any], *, late: bool) -> str:
+        def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
+            if late:
+                model.load_state_dict(saved["model"])
+            inner_step(model, opt, rank, 6)
+            opt.flush()
+            return values(model)
+
+        fresh = {**saved, "model": mlp(0).state_dict()}
+        try:
+            resume([fresh], core, design, range(6, 7), train=train)
+        except ConfigError as error:
+            return str(error)
+        return "went on"
+
+    [saved], core = run_cluster(mlp, first, workers=1, optimizer=adamw, design=design)
+    assert "the model's parameters are not those that the state was saved with" in load(saved, late=False)
+    assert load(saved, late=True) == "went on"
