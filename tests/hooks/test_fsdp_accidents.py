@@ -195,6 +195,11 @@ def run_all(rank: int) -> dict[str, Any]:
         found[f"{kind}, unfrozen"] = _unfrozen(rank, mesh)
     found["automatic"] = _automatic(rank, sites)
     found["counted"] = _counted(rank, flat)
+    plain = _sharded(flat)
+    state = fsdp.compress(plain, **LOSSLESS)
+    for step in range(3):
+        _norms(plain, rank, step, to_none=True)
+    found["report"] = str(fsdp.report(state))
     both = fsdp.compress(_sharded(sites), **LOSSLESS)
     found["all ranks"] = _refused(ddp.AllRanks(both).state_dict)  # type: ignore[arg-type]
     of_ddp = {key: value for key, value in both.state_dict().items() if key != "replicas"}
@@ -241,8 +246,9 @@ def test_a_rank_that_holds_padding_of_the_first_group_decides_all_the_same(ranks
     assert [found["automatic"] for found in ranks] == [(STEPS, 3)] * 4
 
 
-def test_what_evaluations_gather_is_no_steps(ranks: list[dict[str, Any]]) -> None:
+def test_what_evaluations_gather_is_no_steps_and_what_fsdp_gathers_is_said(ranks: list[dict[str, Any]]) -> None:
     for found in ranks:
+        assert "beside it FSDP gathers parameters uncompressed" in found["report"]
         without, with_some = found["counted"]
         assert 0.9 * without < with_some < 1.1 * without
 

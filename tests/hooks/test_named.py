@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import re
+import threading
 from typing import Any
 
 import torch
@@ -204,3 +206,17 @@ UNLIKE = (
     "close[(][)] was called",
     "timeout=60",
 )
+
+
+def forgotten(rank: int) -> int:
+    """How many of thinwire's threads are left of a state that nobody closed."""
+    found = {"w": torch.zeros(64, 64)}
+    state = named.compress(found, measure_link=False)
+    state.average(found)
+    del state
+    gc.collect()
+    return sum(thread.name.startswith("thinwire-pu") for thread in threading.enumerate())
+
+
+def test_a_state_that_is_forgotten_leaves_no_threads() -> None:
+    assert run_ranks(WORLD, forgotten) == [0] * WORLD

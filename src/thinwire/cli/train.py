@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from enum import StrEnum
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from thinwire.cli import options
-from thinwire.cli.console import show, write_json
+from thinwire.cli.console import errors, show, write_json
 from thinwire.cli.lazy import lazy
 from thinwire.cli.options import takes
 from thinwire.cli.outputs import writable_folder
@@ -129,6 +130,8 @@ def train(
     )
     setting = [f"{job.model} on {job.data}", counted(job.workers, "worker"), report.choices(vars(given))]
     show(running.runs_table([outcome], ", ".join(filter(None, setting))))
+    if not math.isfinite(outcome.train_loss):
+        errors.print("[yellow]warning:[/] the training has diverged: its last losses hold NaN or Inf")
     write_json(json, outcome)
     if outcome.lost_workers:
         raise EngineError(f"{outcome.lost_workers} of {job.workers} workers did not reach the end")

@@ -34,6 +34,7 @@ class Report:
         warm_up: how many first steps are in no mean; see `telemetry.warm_up_steps`.
         warm_up_s: seconds a step that compression took in those.
         auto: with `codec="auto"` the setting in use, in words.
+        beside: what else travels, of which nothing here is counted, in words.
     """
 
     steps: int
@@ -54,6 +55,7 @@ class Report:
     warm_up: int = 0
     warm_up_s: float = 0.0
     auto: str = ""
+    beside: str = ""
 
     @property
     def saved_s(self) -> float:
@@ -80,7 +82,7 @@ class Report:
                 f"thinwire: {self.steps} compressed steps, {self.steps_skipped} skipped, {self.codecs}",
                 f"  sent a step      {self.sent_nbytes / 1e3:,.1f} kB, uncompressed "
                 f"{self.uncompressed_nbytes / 1e3:,.1f} kB: {self.ratio:.1f}× less, "
-                f"{self.bits_per_value:.3f} bit a value",
+                f"{self.bits_per_value:.3f} bit a value{self.beside and f'; beside it {self.beside}'}",
                 f"  time a step      encode {ms_text(self.encode_s)}, decode and average {ms_text(self.decode_s)}, "
                 f"copies {ms_text(self.copy_s)}, waiting {ms_text(self.wait_s)}",
                 *self._warm_up(),
@@ -153,5 +155,6 @@ def report(state: ExchangeState) -> Report:
         sparsity=(min(multipliers), max(multipliers)) if multipliers else None,
         warm_up=warm_up,
         auto="" if state.auto is None else str(state.auto),
+        beside=state.beside,
         warm_up_s=sum(sums.get(name, 0) - counters.get(name, 0) for name in _SPENT) / max(1, warm_up),
     )

@@ -94,6 +94,11 @@ class ExchangeState:
         return (2 if self.core.pulls else 1) * (world - 1) / world * sum(tensor.nbytes for tensor in tensors)
 
     @property
+    def beside(self) -> str:
+        """What else travels, of which nothing is counted here, in words."""
+        return ""
+
+    @property
     def known_link_bps(self) -> float:
         """Bits per second of the slowest link, as measured last: at the start, or by the controller since."""
         return self.link_bps if self.auto is None else self.auto.pilot.memory.link_bps

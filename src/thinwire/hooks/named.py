@@ -46,7 +46,7 @@ class NamedState(ExchangeState):
 
     merge_name = "named.merge"
 
-    __slots__ = ("_buckets", "_shapes")
+    __slots__ = ("__weakref__", "_buckets", "_shapes")
 
     def __init__(self, *, tensors: Mapping[str, torch.Tensor], **kept: Any) -> None:
         super().__init__(start_step=0, **kept)
@@ -201,13 +201,16 @@ def compress(
     core = Collective(
         residuals, skip=nonfinite == "skip", drop_zeros=False, group_nbytes=group_nbytes, names=peers.names
     )
-    return NamedState(
+    driver = CollectiveDriver(core, peers)
+    state = NamedState(
         tensors=tensors,
         core=core,
-        driver=CollectiveDriver(core, peers),
+        driver=driver,
         scaler=scaler,
         link_bps=measured(peers, measure_link),
     )
+    driver.close_with(state)
+    return state
 
 
 def _check_kind(name: object, tensor: object) -> None:

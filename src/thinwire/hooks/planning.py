@@ -26,6 +26,7 @@ from thinwire.policies.consistency import consistency as find_consistency
 from thinwire.policies.designs import Design
 from thinwire.policies.placement import Placement
 from thinwire.policies.placement import placement as find_placement
+from thinwire.quantities import counted
 from thinwire.schema import Plan, Settings, TableSpec
 from thinwire.worker.model import PlannedTensor
 
@@ -261,5 +262,6 @@ def _check_none_idle(tables: Sequence[Sequence[TableSpec]], placing: Placement) 
     if idle := sum(not specs for specs in tables):
         raise ConfigError(
             f"{idle} of {len(tables)} servers would hold no parameters, as {placing.id!r} places this model; take "
-            f"{len(tables) - idle} servers, or a placement that divides tensors, such as 'uniform[min=1]'"
+            f"{counted(len(tables) - idle, 'server')} (with group=…, ranks), or a placement that divides tensors, such "
+            "as 'uniform[min=1]'"
         )

@@ -100,6 +100,11 @@ class ShardedState(ExchangeState):
         """Number of ranks of the mesh."""
         return (self._replicas or 1) * self._shards
 
+    @property
+    def beside(self) -> str:
+        gathers = self._replicas is None and not self.gathers["gather_uncompressed_bytes"]
+        return "FSDP gathers parameters uncompressed" if gathers else ""
+
     def counters(self) -> dict[str, float]:
         """Returns the sums so far: bytes, values and messages sent, and seconds by purpose."""
         driven, gathered = self.driver.counters(), self.gathers.snapshot()
