@@ -78,8 +78,8 @@ class ParameterGroup:
     def __init__(self, group: Any, names: list[str]) -> None:
         self._group = group
         self._hook: Callable[[torch.Tensor], None] | None = None
-        self._scatters: ReduceScatter = group._reduce_scatter_comm
-        self._gathers: AllGather = group._all_gather_comm
+        self._scatters: ReduceScatter | None = None
+        self._gathers: AllGather | None = None
         self._trained = [param.sharded_param.requires_grad for param in group.fsdp_params]
         self.gathered_names = names
         self.parameters = [
@@ -118,7 +118,7 @@ class ParameterGroup:
             ("set_custom_reduce_scatter", group._reduce_scatter_comm, self._scatters),
             ("set_custom_all_gather", group._all_gather_comm, self._gathers),
         ):
-            if there is not ours:
+            if ours is not None and there is not ours:
                 raise ConfigError(
                     f"{what} was called after fsdp.compress, whose place it takes in {self}: ranks would no longer "
                     "average their gradients as they do now. Leave it out, or train without compression"

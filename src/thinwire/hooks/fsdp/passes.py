@@ -25,7 +25,7 @@ class Passes:
 
     Args:
         model: some of whose modules are sharded.
-        begins: called before forward passes, once for every module that is sharded.
+        begins: called before forward passes, of a part of a model once for every module of it that is sharded.
         ends: called after backward passes, when FSDP has ended them.
 
     Attributes:
@@ -53,8 +53,9 @@ class Passes:
 
     def _before_forward(self, state: Any, lazy_init: Callable[[], None]) -> None:
         lazy_init()
-        if (root := state._state_ctx.iter_forward_root) is None or root not in self._ours:
-            self.takes_gradients = torch.is_grad_enabled()
+        if (root := state._state_ctx.iter_forward_root) is not None and root in self._ours:
+            return  # the pass has begun already
+        self.takes_gradients = torch.is_grad_enabled()
         for each in state._state_ctx.all_states:  # those of a root around this model, too
             if each not in self._followed:
                 self._follow(each)
