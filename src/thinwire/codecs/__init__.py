@@ -12,8 +12,7 @@ from __future__ import annotations
 import sys
 from types import ModuleType
 
-from thinwire.codecs.base import Codec
-from thinwire.codecs.contexts import Context
+from thinwire.codecs.base import Codec, Context
 from thinwire.codecs.decoding import CheckedFrame
 from thinwire.codecs.encoding import Encoding, encode_all
 from thinwire.codecs.options import Between

@@ -1,9 +1,9 @@
-"""Codec: tensor ↔ frame.
+"""Codec and Context: tensor ↔ frame.
 
 A codec is a scheme (`scheme.py`) with three things around it that any scheme takes: error feedback, the zstd stage
 (`entropy_stage.py`), and what becomes of NaN and Inf. It is a frozen value: `config()` is all of it as JSON and
 `tw.codec(**config)` an equal codec. What one tensor needs between steps (the residual, how far its random numbers have
-come) lives in a `Context` (`contexts.py`).
+come) lives in a `Context`.
 
 Tensors on a GPU are encoded there where their scheme has kernels (`device.py`).
 """
@@ -11,6 +11,8 @@ Tensors on a GPU are encoded there where their scheme has kernels (`device.py`).
 from __future__ import annotations
 
 import math
+import operator
+import warnings
 from functools import partial
 from typing import Any, Unpack
 
@@ -18,7 +20,7 @@ import torch
 
 from thinwire import frames
 from thinwire.codecs import device
-from thinwire.codecs.contexts import Context
+from thinwire.codecs.lag import follow_tensors
 from thinwire.codecs.scheme import (
     CodecOptions,
     Encoded,
@@ -34,8 +36,10 @@ from thinwire.codecs.tensors import (
     Flat,
     FloatArray,
     Tensor,
+    aligned_zeros,
     flatten,
     flatten_on_device,
+    off_host,
 )
 from thinwire.errors import ConfigError, NonFiniteError
 from thinwire.frames import Frame
@@ -72,7 +76,7 @@ class Codec(CodecOptions):
             TypeError: not a floating-point tensor.
             ConfigError: step options that this codec does not take.
         """
-        step = Step(key=key or self.key(0, "", 0), **self.checked(options))
+        step = Step(key=key or self.key(0, "", 0), **self._checked(options))
         if device.encodes(tensor, self.scheme):
             entry = self.entry(flatten_on_device(tensor, name), None, step, name)
             return device.Batch([entry], self.pool).finish()[0].frame
@@ -174,8 +178,8 @@ class Codec(CodecOptions):
                 flags, data = flags | ZSTD, shrunk
         return Encoded(frames.write(self.id, flat.dtype, flat.shape, made.scales, flags, data), len(data))
 
-    def checked(self, options: StepOptions) -> StepOptions:
-        """Returns the options of one step. Raises ConfigError for one that the scheme does not take."""
+    def _checked(self, options: StepOptions) -> StepOptions:
+        """The options of one step. Raises ConfigError for one that the scheme does not take."""
         if options and not self.scheme.step_options.issuperset(options):
             allowed = ", ".join(sorted(self.scheme.step_options)) or "none"
             raise ConfigError(f"{self.id}: {', '.join(options)} cannot be said of a step; allowed are: {allowed}")
@@ -187,3 +191,186 @@ class Codec(CodecOptions):
                 kind = "a whole number of at least 1" if whole else "a finite number of at least 0"
                 raise ConfigError(f"{self.id}: {name}={value!r}; it must be {kind}")
         return options
+
+
+class Context:
+    """What one tensor needs between steps: the residual, and how many steps it has come (3LC §3, figure 1).
+
+    Made for a tensor on a GPU, by a codec with kernels for it, a context keeps the residual there and encodes there
+    (`thinwire.codecs.encoding` encodes many tensors at once); else in the host's memory.
+
+    Example:
+        >>> import torch, thinwire as tw
+        >>> codec = tw.codec("3lc", sparsity=1.0)
+        >>> context = codec.context(torch.zeros(3))
+        >>> sent = tw.decode(context.encode(torch.tensor([1.0, 0.25, -0.125])))
+        >>> sent + context.residual
+        tensor([ 1.0000,  0.2500, -0.1250])
+    """
+
+    def __init__(self, codec: Codec, like: Flat | DeviceFlat, *, name: str, seed: int) -> None:
+        self.codec = codec
+        self.name = name
+        self.seed = _whole(f"{name}: seed", seed)
+        self.step = 0
+        self.payload_nbytes = 0
+        """Payload size of the frame that was encoded last, in bytes."""
+        self.lag_bound = codec.scheme.lag_bound() if codec.residual_by_default else None
+        """Chooses the sparsity multiplier; None where the codec's options alone say it."""
+        values = like.values if isinstance(like, DeviceFlat) else torch.from_numpy(like.values)
+        self.device = values.device
+        """Where the residual is, and where tensors are encoded."""
+        self.on_host = isinstance(like, Flat)
+        self.dtype = like.dtype
+        self.size = math.prod(like.shape)
+        self._wide = values.dtype
+        self.shape = like.shape
+        self._residual: torch.Tensor | None = None
+        self._residual_array: FloatArray | None = None
+        if codec.residual_by_default and isinstance(like, Flat):
+            self._residual_array = aligned_zeros(like.values.size, like.values.dtype)
+            self._residual = torch.from_numpy(self._residual_array)
+        elif codec.residual_by_default:
+            self._residual = torch.zeros_like(values)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles: a residual in the host's memory is one thing under two names."""
+        return {**vars(self), "_residual": None if self.on_host else self._residual}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        if (held := self._residual_array) is not None:
+            self._residual_array = aligned_zeros(held.size, held.dtype)
+            self._residual_array[:] = held
+            self._residual = torch.from_numpy(self._residual_array)
+
+    @property
+    def residual(self) -> torch.Tensor | None:
+        """What was not sent yet, shape of the tensor, float32 (float64 for float64 tensors); a view, not a copy.
+
+        None where the codec runs without error feedback.
+        """
+        return None if self._residual is None else self._residual.view(self.shape)
+
+    @property
+    def residual_address(self) -> int:
+        """Where a residual in the host's memory lies, for as long as the context does; 0 where there is none."""
+        return 0 if self._residual_array is None else self._residual_array.ctypes.data
+
+    def encode(self, tensor: Tensor, **options: Unpack[StepOptions]) -> bytes:
+        """Encodes residual + tensor into a frame; what was not sent stays in `residual`.
+
+        Args:
+            tensor: of the shape that the context was made for.
+            **options: what is known of this tensor at this step; see `StepOptions`.
+
+        Raises:
+            NonFiniteError: NaN or Inf; the residual is then bit for bit what it was.
+            ConfigError: another shape or dtype class than the context was made for, or step options that the codec
+                does not take.
+        """
+        if not self.on_host:
+            entry = self.entry(tensor, options)
+            [encoded] = device.Batch([entry], self.codec.pool).finish()
+            self.sent(encoded.payload_nbytes)
+            follow_tensors([(self.lag_bound, entry.flat.values, entry.residual)])
+            return encoded.frame
+        if off_host(tensor) and device.why_not_encoded(self.codec.scheme, tensor.device) is None:
+            warnings.warn(
+                f"a context of {self.codec.id} was made for a tensor on the CPU and gets one on {tensor.device.type}: "
+                "every encode copies the whole tensor to the host and waits for it. Make contexts from tensors on the "
+                "GPU",
+                UserWarning,
+                stacklevel=2,
+            )
+        flat = self.flat(tensor)
+        residual, scale = self._residual_array, self.codec.error_scale
+        step = Step(residual, scale, self._key(), sparsity=self._sparsity, **self.codec._checked(options))
+        encoded = self.codec.encode_flat(flat, step, self.name)
+        self.sent(encoded.payload_nbytes)
+        if self.lag_bound is not None and residual is not None:
+            self.lag_bound.follow(flat.values, residual)
+        return encoded.frame
+
+    def flat(self, tensor: Tensor) -> Flat:
+        """Returns the tensor's values in the host's memory. Raises ConfigError as `encode`."""
+        flat = flatten(tensor, self.name)
+        self.check(flat)
+        return flat
+
+    def entry(self, tensor: Tensor, options: StepOptions) -> device.Entry:
+        """Returns what a batch on the context's device needs of this tensor. Raises ConfigError as `encode`."""
+        if isinstance(tensor, torch.Tensor):
+            flat = flatten_on_device(tensor.to(self.device), self.name)
+        else:
+            on_host = flatten(tensor, self.name)
+            flat = DeviceFlat(torch.from_numpy(on_host.values).to(self.device), on_host.dtype, on_host.shape)
+        self.check(flat)
+        step = Step(key=self._key(), sparsity=self._sparsity, **self.codec._checked(options))
+        return self.codec.entry(flat, self._residual, step, self.name)
+
+    def check(self, flat: Flat | DeviceFlat) -> None:
+        """Raises ConfigError where a tensor is not of the shape and dtype class that the context was made for."""
+        if flat.shape != self.shape:
+            raise ConfigError(f"{self.name} has shape {flat.shape}; this context is for {self.shape}")
+        if self._residual is not None and (flat.dtype == "fp64") != (self.dtype == "fp64"):
+            raise ConfigError(
+                f"{self.name} has dtype {flat.dtype}; this context was made for {self.dtype} "
+                f"and keeps its residual as {str(self._wide).removeprefix('torch.')}"
+            )
+
+    def sent(self, payload_nbytes: int) -> None:
+        """Counts a tensor that was encoded."""
+        self.payload_nbytes = payload_nbytes
+        self.step += 1
+
+    def _key(self) -> Key:
+        return self.codec.key(self.seed, self.name, self.step)
+
+    @property
+    def _sparsity(self) -> float | None:
+        return None if self.lag_bound is None else self.lag_bound.sparsity
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns a copy of the state, for an exact resume: `step`, `seed`, and where it has them `residual`, `lag`."""
+        state: dict[str, Any] = {"step": self.step, "seed": self.seed}
+        if self.residual is not None:
+            state["residual"] = self.residual.clone()
+        if self.lag_bound is not None:
+            state["lag"] = self.lag_bound.state_dict()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes the state back.
+
+        Raises:
+            ConfigError: the state is of another shape, of a codec with (or without) error feedback, or damaged; the
+                context is then what it was.
+        """
+        step, seed = (_whole(f"{self.name}: the state's {what}", state.get(what)) for what in ("step", "seed"))
+        if step < 0:
+            raise ConfigError(f"{self.name}: the state's step is {step}; it must be at least 0")
+        residual = state.get("residual")
+        if (residual is None) != (self._residual is None):
+            kept = "keeps" if self._residual is not None else "does not keep"
+            raise ConfigError(f"{self.name}: this context {kept} a residual and the state says otherwise")
+        if residual is not None and self._residual is not None:
+            if tuple(residual.shape) != self.shape:
+                raise ConfigError(
+                    f"{self.name}: the state's residual has shape {tuple(residual.shape)}, not {self.shape}"
+                )
+            given = torch.as_tensor(residual).reshape(-1).to(self._residual)
+            if not given.isfinite().all():
+                raise ConfigError(f"{self.name}: the state's residual holds NaN or Inf")
+        if self.lag_bound is not None and "lag" in state:  # a run may go on with a bound that it began without
+            self.lag_bound.load_state_dict(state["lag"])
+        if residual is not None and self._residual is not None:
+            self._residual.copy_(given)
+        self.step, self.seed = step, seed
+
+
+def _whole(what: str, value: object) -> int:
+    try:
+        return operator.index(value)  # type: ignore[arg-type]  # which is what it finds out
+    except TypeError:
+        raise ConfigError(f"{what} is {value!r}; it must be a whole number") from None

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from thinwire.codecs import device, ternary_batch
-from thinwire.codecs.contexts import Context
+from thinwire.codecs.base import Context
 from thinwire.codecs.lag import follow_tensors
 from thinwire.codecs.scheme import StepOptions
 from thinwire.codecs.tensors import Tensor, off_host

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.codecs.contexts import Context
+from thinwire.codecs.base import Context
 from thinwire.codecs.ternary_frames import TernaryFrames, bounds_at, takes_codec
 from thinwire.kernels.numba.addresses import Addresses
 from thinwire.kernels.numba.lag import follow_many, set_multipliers
