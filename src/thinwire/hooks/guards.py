@@ -9,13 +9,16 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Collection
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from thinwire.errors import ConfigError
+
+Place: TypeAlias = "tuple[weakref.ref[nn.Module], str]"
+"""Of a parameter: a reference to itself, even a weak one, would keep `model.to(…)` from replacing it."""
 
 
 class StepGuard:
@@ -37,11 +40,16 @@ class StepGuard:
         ignored: Collection[str] = (),
     ) -> None:
         ours, coded = ({id(parameter) for parameter in each} for each in (reduced, compressed))
-        named = dict(model.named_parameters())
-        # By name: a reference to a parameter, even a weak one, keeps `model.to(…)` from replacing it.
-        self._model = weakref.ref(model)
-        self._compressed = [name for name, parameter in named.items() if id(parameter) in coded]
-        self._left_out = [name for name, each in named.items() if id(each) not in ours and name not in ignored]
+        places = {
+            id(each): (weakref.ref(m), n) for m in model.modules() for n, each in m.named_parameters(recurse=False)
+        }
+        self._compressed: list[Place] = []
+        self._left_out: list[tuple[str, Place]] = []
+        for name, parameter in model.named_parameters():
+            if id(parameter) in coded:
+                self._compressed.append(places[id(parameter)])
+            if id(parameter) not in ours and name not in ignored:
+                self._left_out.append((name, places[id(parameter)]))
         self._handle = register_optimizer_step_pre_hook(self._before_step)
 
     def close(self) -> None:
@@ -58,15 +66,10 @@ class StepGuard:
         if self._left_out:
             self._warn_of_unfrozen(optimizer)
 
-    def _parameters(self, names: Collection[str]) -> dict[str, torch.Tensor]:
-        model = self._model()
-        named = {} if model is None else dict(model.named_parameters())
-        return {name: named[name] for name in names if name in named}
-
     def _warn_of_unfrozen(self, optimizer: torch.optim.Optimizer) -> None:
-        found = [name for name, each in self._parameters(self._left_out).items() if each.grad is not None]
-        if found and self._holds(optimizer, found):
-            names = ", ".join(found[:4]) + (", …" if len(found) > 4 else "")
+        found = [(name, at) for name, at in self._left_out if (p := _parameter(at)) is not None and p.grad is not None]
+        if found and self._holds(optimizer, [at for _, at in found]):
+            names = ", ".join(name for name, _ in found[:4]) + (", …" if len(found) > 4 else "")
             self._left_out = []
             warnings.warn(
                 f"{len(found)} parameters were frozen when DistributedDataParallel wrapped the model and are trained "
@@ -76,6 +79,13 @@ class StepGuard:
                 stacklevel=4,
             )
 
-    def _holds(self, optimizer: torch.optim.Optimizer, names: Collection[str]) -> bool:
+    @staticmethod
+    def _holds(optimizer: torch.optim.Optimizer, places: Collection[Place]) -> bool:
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        return any(id(parameter) in held for parameter in self._parameters(names).values())
+        return any(id(parameter) in held for at in places if (parameter := _parameter(at)) is not None)
+
+
+def _parameter(place: Place) -> torch.Tensor | None:
+    module, name = place
+    found: torch.Tensor | None = getattr(module(), name, None)
+    return found
