@@ -130,6 +130,33 @@ def report(event: Event) -> None:
     sys.stdout.flush()
 
 
+def _word(text: str) -> int:
+    return max(map(cell_len, text.split()), default=0)
+
+
+def _least(table: Table) -> list[int]:
+    """Returns how wide columns are at least: figures stay whole, names are broken between words."""
+    return [
+        max([(_word if at < table.left else cell_len)(line[at]) for line in table.lines], default=0)
+        for at in range(len(table.header))
+    ]
+
+
+def _turned(table: Table, width: int) -> Table:
+    """Returns a table as it is, or with lines as columns where only so all figures fit and no word is broken.
+
+    >>> table = Table(["design", "1", "2", "4"], [["3lc", "10.5 ms", "11.5 ms", "12.5 ms"]])
+    >>> _turned(table, width=80) is table, _turned(table, width=24).lines[0]
+    (True, ['1', '10.5 ms'])
+    """
+    if table.left != 1 or sum(_least(table)) + 3 * len(table.header) < width:
+        return table
+    lines = [[name, *(line[at] for line in table.lines)] for at, name in enumerate(table.header) if at]
+    turned = Table(["", *(line[0] for line in table.lines)], lines, table.title)
+    needed = map(max, _least(turned), map(_word, turned.header))
+    return turned if sum(needed) + 3 * len(turned.header) < width else table
+
+
 def _widths(table: Table, width: int) -> list[int | None]:
     """Returns the columns' widths, none where they find themselves.
 
@@ -138,20 +165,23 @@ def _widths(table: Table, width: int) -> list[int | None]:
     >>> _widths(Table(["a", "two words"], [["name", "1.5"]]), width=17)
     [4, 6]
     """
-    cells = [max([cell_len(line[column]) for line in table.lines], default=0) for column in range(len(table.header))]
-    heads = [cell_len(name) for name in table.header]
-    words = [max(map(cell_len, name.split()), default=0) for name in table.header]
-    room = width - 1 - sum(cells) - 3 * len(cells)
-    if room < 0 or sum(max(0, head - cell) for head, cell in zip(heads, cells, strict=True)) <= room:
-        return [None] * len(cells)
-    for _ in range(room):  # whole words first, then whole heads
-        lacks = [(max(0, word - cell), head - cell) for word, head, cell in zip(words, heads, cells, strict=True)]
-        cells[lacks.index(max(lacks))] += 1
-    return list(cells)
+    found, words = _least(table), [_word(name) for name in table.header]
+    whole = [max(map(cell_len, [name, *(line[at] for line in table.lines)])) for at, name in enumerate(table.header)]
+    room = width - 1 - sum(found) - 3 * len(found)
+    if room < 0 or sum(whole) - sum(found) <= room:
+        return [None] * len(found)
+    for _ in range(room):  # whole words first, then all in one line
+        lacks = [(max(0, word - now), most - now) for word, most, now in zip(words, whole, found, strict=True)]
+        found[lacks.index(max(lacks))] += 1
+    return list(found)
 
 
 def show(table: Table) -> None:
-    """Prints a table. Where there is room for all cells but not for all heads, heads alone are broken."""
+    """Prints a table. Where there is room for all cells but not for all heads, heads alone are broken.
+
+    Where there is room for the cells only with lines as columns, it is turned.
+    """
+    table = _turned(table, console.width)
     shown = rich.table.Table(title=table.title and escape(table.title), title_justify="left")
     for index, (name, width) in enumerate(zip(table.header, _widths(table, console.width), strict=True)):
         shown.add_column(escape(name), justify="left" if index < table.left else "right", overflow="fold", width=width)
