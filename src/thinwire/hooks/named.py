@@ -162,7 +162,16 @@ def compress(
             gradients = grad(loss)({"w": w, "b": b}, x, y)      # torch.func
             state.average(gradients)                            # in place of dist.all_reduce on each
     """
-    check_options(nonfinite=nonfinite, scaler=scaler, start_step=0, gather_mb=gather_mb, timeout=timeout)
+    check_options(
+        nonfinite=nonfinite,
+        scaler=scaler,
+        gather_mb=gather_mb,
+        timeout=timeout,
+        seed=seed,
+        min_numel=min_numel,
+        measure_link=measure_link,
+        credentials=credentials,
+    )
     if reduce not in ("mean", "sum"):
         raise ConfigError(f"reduce={reduce!r}; allowed are 'mean' and 'sum'")
     if not isinstance(tensors, Mapping):

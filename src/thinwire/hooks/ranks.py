@@ -9,6 +9,7 @@ from datetime import timedelta
 from math import prod
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import xxhash
@@ -28,16 +29,33 @@ DEFAULT_TIMEOUT = timedelta(minutes=30)
 
 
 def check_options(
-    *, nonfinite: str, scaler: object, start_step: int, gather_mb: float, timeout: timedelta | None
+    *,
+    nonfinite: object,
+    scaler: object,
+    gather_mb: object,
+    timeout: object,
+    seed: object,
+    min_numel: object,
+    measure_link: object,
+    credentials: object,
+    compression: object = None,
+    start_step: object = 0,
 ) -> None:
     """Raises ConfigError for options that cannot be."""
     if nonfinite not in ("raise", "skip"):
         raise ConfigError(f"nonfinite={nonfinite!r}; allowed are 'raise' and 'skip'")
     if scaler is not None and nonfinite != "skip":
         raise ConfigError("a GradScaler finds its scale by steps that overflow; with scaler, set nonfinite='skip'")
-    if start_step < 0:
-        raise ConfigError(f"start_step={start_step}; it must be 0 or more")
-    if not 0 <= gather_mb < float("inf"):
+    for name, number in (("start_step", start_step), ("min_numel", min_numel)):
+        if not isinstance(number, int | np.integer) or isinstance(number, bool) or number < 0:
+            raise ConfigError(f"{name}={number!r}; it must be 0 or more, a whole number")
+    if not isinstance(seed, int | np.integer) or not isinstance(measure_link, bool):
+        raise ConfigError(f"seed={seed!r}, measure_link={measure_link!r}; they are a whole number, and True or False")
+    if compression is not None and not hasattr(compression, "choose"):
+        raise ConfigError(f"compression={compression!r}; it is a policy, such as thinwire.policies.compression.ByShape")
+    if not (credentials is None or isinstance(credentials, Credentials)):
+        raise ConfigError(f"credentials={credentials!r}; they are tw.Credentials(token_file=…)")
+    if not isinstance(gather_mb, int | float) or not 0 <= gather_mb < float("inf"):
         raise ConfigError(f"gather_mb={gather_mb!r}; it must be 0 or more megabytes")
     if not (timeout is None or (isinstance(timeout, timedelta) and timeout > timedelta(0))):
         raise ConfigError(f"timeout={timeout!r}; it is a datetime.timedelta above 0, as in timedelta(seconds=60)")

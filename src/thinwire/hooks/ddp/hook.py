@@ -106,7 +106,18 @@ def compress(
     wrapped = _wrapped(model)
     if reduce not in ("mean", "sum"):
         raise ConfigError(f"reduce={reduce!r}; allowed are 'mean' and 'sum'")
-    check_options(nonfinite=nonfinite, scaler=scaler, start_step=start_step, gather_mb=gather_mb, timeout=timeout)
+    check_options(
+        nonfinite=nonfinite,
+        scaler=scaler,
+        start_step=start_step,
+        gather_mb=gather_mb,
+        timeout=timeout,
+        seed=seed,
+        min_numel=min_numel,
+        measure_link=measure_link,
+        credentials=credentials,
+        compression=compression,
+    )
     parameters = _parameters(wrapped)
     automatic = automatic_levels(
         codec,

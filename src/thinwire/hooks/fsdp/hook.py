@@ -116,7 +116,18 @@ def compress(
         fully_shard(model, mesh=mesh)
         state = fsdp.compress(model, codec="3lc", sparsity=1.0)       # the one line
     """
-    check_options(nonfinite=nonfinite, scaler=scaler, start_step=start_step, gather_mb=gather_mb, timeout=timeout)
+    check_options(
+        nonfinite=nonfinite,
+        scaler=scaler,
+        start_step=start_step,
+        gather_mb=gather_mb,
+        timeout=timeout,
+        seed=seed,
+        min_numel=min_numel,
+        measure_link=measure_link,
+        credentials=credentials,
+        compression=compression,
+    )
     groups = parameter_groups(model)
     first, mesh = groups[0], groups[0].mesh
     if not first.replicated and codec_down is not None:

@@ -270,6 +270,8 @@ def parameter_groups(model: nn.Module) -> list[ParameterGroup]:
     Raises:
         ConfigError: not an FSDP2 model, or not one that can be compressed.
     """
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"fsdp.compress takes a model that fully_shard has sharded; a {type(model).__name__} came")
     if isinstance(model, DistributedDataParallel):
         raise ConfigError("fsdp.compress takes FSDP2, and this model is DistributedDataParallel: use ddp.compress")
     modules = dict(model.named_modules())
