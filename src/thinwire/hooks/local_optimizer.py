@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import xxhash
 from torch import nn
 
 from thinwire.errors import ConfigError, ProtocolError
@@ -20,6 +19,7 @@ from thinwire.hooks.resuming import check_state
 from thinwire.hooks.several import parts
 from thinwire.hooks.steering import KINDS, Steering
 from thinwire.policies.local_updates import LocalUpdates
+from thinwire.runtime.digests import bits_digest
 from thinwire.runtime.driver import WorkerDriver
 from thinwire.worker.local_updates import LocalWorker
 
@@ -164,12 +164,8 @@ class LocalUpdateOptimizer(DistributedOptimizer):
 
     def _weights_digest(self) -> str:
         """Of this worker's own parameters, which are in the model's state and not in this one's."""
-        found = xxhash.xxh3_64()
-        for tensor in self._local.model.tensors:
-            if isinstance(tensor.parameter, nn.Parameter):
-                values = tensor.shown.detach().cpu().contiguous().reshape(-1)
-                found.update(values.view(torch.uint8).numpy().data)
-        return found.hexdigest()
+        tensors = self._local.model.tensors
+        return bits_digest(each.shown for each in tensors if isinstance(each.parameter, nn.Parameter))
 
     def _follow(self, *_: Any) -> None:
         """Has the inner optimizer's own dicts, of which it makes new ones when it loads a state."""

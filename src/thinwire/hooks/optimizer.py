@@ -14,7 +14,7 @@ from torch import nn
 from thinwire.errors import ConfigError, SessionLostError
 from thinwire.hooks.records import Recorder, residual_ratios
 from thinwire.hooks.report import TrainingReport, training_report
-from thinwire.hooks.resuming import Resumable, check_state
+from thinwire.hooks.resuming import Resumable, check_state, warn_of_what_is_lost
 from thinwire.policies.assignment import Assignment
 from thinwire.policies.sampling import Memberships
 from thinwire.runtime.driver import WorkerDriver
@@ -88,22 +88,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             for tensor, own in buffers:
                 tensor.values.copy_(own)
                 tensor.write()
-        updates, residuals = worker.counters["updates_lost"], worker.counters["residuals_lost"]
-        if resume is not None and (updates or residuals):
-            warnings.warn(
-                f"worker {worker.rank} goes on with exchange {worker.clock}: the shards lack {updates:g} of its "
-                f"gradients, and {residuals:g} residuals, of which they have had a part, are dropped",
-                UserWarning,
-                stacklevel=3,
-            )
-        if worker.began_bare:
-            warnings.warn(
-                f"worker {worker.rank} has no state of its own and goes on with exchange {worker.clock}, where the "
-                "shards are: its residuals, its optimizer's state and its random streams begin anew. Give resume=… "
-                "what opt.state_dict() returned at that exchange, where it was kept",
-                UserWarning,
-                stacklevel=3,
-            )
+        warn_of_what_is_lost(worker, resumed=resume is not None)
         self._hooks, self._joined = ModelHooks(model, worker, driver), True
         self._first_step, self._began = worker.iteration, time.perf_counter()
         if resumable is not None:

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import xxhash
 
 from thinwire.codecs import Codec
 from thinwire.hooks import ddp
 from thinwire.hooks.wrapping import is_distributed
+from thinwire.runtime.digests import bits_digest
 
 try:
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -97,11 +97,7 @@ class ThinwireCallback(TrainerCallback):
 
 def _digest(model: torch.nn.Module) -> str:
     """Of the trained weights: residuals belong to them, and a folder may be of another run or step."""
-    found = xxhash.xxh3_64()
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            found.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()
+    return bits_digest(parameter for parameter in model.parameters() if parameter.requires_grad)
 
 
 def _folder(args: TrainingArguments, step: int) -> Path:

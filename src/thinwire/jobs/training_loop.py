@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 import torch
-import xxhash
 from msgspec import UNSET, UnsetType
 from torch import nn
 
@@ -22,6 +21,7 @@ from thinwire.jobs.devices import device
 from thinwire.jobs.events import Accuracy, Progress
 from thinwire.jobs.job import Job
 from thinwire.jobs.outcome import PlacementSummary, WorkerOutcome
+from thinwire.runtime.digests import bits_digest
 from thinwire.workloads.batches import Batches
 from thinwire.workloads.dataset import Dataset
 from thinwire.workloads.evaluate import evaluate
@@ -179,7 +179,4 @@ class TrainingLoop:
 
 def weights_digest(model: nn.Module) -> str:
     """Returns a digest of every parameter's bits: two runs with one seed must agree on it."""
-    digest = xxhash.xxh3_64()
-    for _, parameter in sorted(model.named_parameters()):
-        digest.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+    return bits_digest(parameter for _, parameter in sorted(model.named_parameters()))
