@@ -86,3 +86,13 @@ def test_links_and_modes_stay(tmp_path: Path) -> None:
     write_json(real, {"a": 2})
     assert real.stat().st_mode & 0o777 == 0o600 and json.loads(link.read_text()) == {"a": 2}
     write_json(Path("/dev/null"), {"a": 3})
+
+
+def test_data_go_to_standard_output_alone(command: Command, tmp_path: Path) -> None:
+    result = command("inspect", "models", "--json", "-")
+    assert result.status == 0 and "lenet5" in result.err and not Path("-").exists()
+    assert "lenet5" in json.loads(result.out)
+    result = command("inspect", "models", "--json", str(tmp_path / "models.json"))
+    assert "lenet5" in result.out and result.err == ""
+    result = command("bench", "designs", "--designs", "fp32", "--json", "-")
+    assert result.status == 2 and "is a file" in result.err and result.out == ""

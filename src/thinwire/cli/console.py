@@ -17,6 +17,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 
+from thinwire.cli.outputs import STANDARD_OUTPUT
 from thinwire.engines.events import Event
 from thinwire.errors import ConfigError
 from thinwire.jobs.tables import Table
@@ -35,7 +36,7 @@ def write_json(path: Path | None, data: object) -> None:
     """Writes `data` to `path`, if there is one, and says so. NaN and infinity, which JSON has not, become null.
 
     Args:
-        path: of the file; its folder is made.
+        path: of the file, whose folder is made; or standard output.
         data: JSON values, dataclasses and structs.
 
     Raises:
@@ -44,6 +45,9 @@ def write_json(path: Path | None, data: object) -> None:
     if path is not None:
         # msgspec's own JSON, for it writes null where json would write NaN, which most readers refuse.
         text = msgspec.json.format(msgspec.json.encode(data), indent=2) + b"\n"
+        if path == STANDARD_OUTPUT:
+            sys.stdout.write(text.decode())
+            return
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             _replace(path, text)

@@ -10,6 +10,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from thinwire.cli.console import Lines, console, save_picture, say_wrote, show
 from thinwire.cli.lazy import lazy
+from thinwire.cli.outputs import STANDARD_OUTPUT
 from thinwire.cli.train import with_privileges
 from thinwire.errors import ConfigError, EngineError
 from thinwire.extras import require
@@ -37,6 +38,8 @@ def measure(
     """
     if resume and json is None:
         raise ConfigError("--resume goes on from a file of results: say which with --json FILE")
+    if json == STANDARD_OUTPUT:
+        raise ConfigError("a measurement's --json is a file, to which every run that is finished is added: name one")
     if json is not None and json.is_file() and not resume:
         raise ConfigError(f"{json} is there already: add to it with --resume, or give another file")
     if png is not None:

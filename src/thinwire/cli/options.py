@@ -12,7 +12,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 from typer.models import OptionInfo
 
-from thinwire.cli.outputs import picture, writable
+from thinwire.cli.outputs import data_place, picture
 from thinwire.errors import ConfigError
 
 
@@ -58,8 +58,9 @@ Json = Annotated[
         "--json",
         dir_okay=False,
         writable=True,
-        callback=writable,
-        help="Write what was printed as data, to this file.",
+        callback=data_place,
+        help="Write what was printed as data, to this file; - is standard output, and all else is then printed on "
+        "standard error.",
     ),
 ]
 Shaping = Annotated[str, typer.Option(help="Who makes the link thin: auto, kernel (tc) or application.")]

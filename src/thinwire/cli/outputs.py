@@ -10,6 +10,9 @@ from thinwire.errors import ConfigError
 PICTURES = (".png", ".svg", ".pdf", ".jpg", ".jpeg")
 """How the name of a picture's file may end."""
 
+STANDARD_OUTPUT = Path("-")
+"""What stands for it in the place of a file's name."""
+
 
 def writable(path: Path | None) -> Path | None:
     """Returns the path, whose folder is then there. Nothing is changed.
@@ -28,6 +31,14 @@ def writable(path: Path | None) -> Path | None:
         except OSError as error:
             raise ConfigError(f"{path} cannot be written: {error.strerror}. Choose another file") from error
     return path
+
+
+def data_place(path: Path | None) -> Path | None:
+    """As `writable`; where data go to standard output, what people read goes to standard error from here on."""
+    from thinwire.cli.console import console  # takes rich, which most of --help does without
+
+    console.stderr = path == STANDARD_OUTPUT
+    return path if console.stderr else writable(path)
 
 
 def picture(path: Path | None) -> Path | None:
