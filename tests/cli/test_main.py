@@ -285,3 +285,7 @@ def test_certificates_are_made_once_and_the_next_commands_shown(command: Command
     assert loads(json.read_text())["commands"] == commands and len(list(folder.iterdir())) == 14
     again = command("certs", folder)
     assert again.status == 2 and "nothing is overwritten" in again.err
+    result = command("certs", tmp_path / "six", "--workers", 1, "--host", "fd00::1")
+    assert "--server 'grpc://[fd00::1]:7070'" in result.out
+    result = command("certs", tmp_path / "port", "--workers", 1, "--host", "10.0.0.1:7070")
+    assert result.status == 2 and "'10.0.0.1:7070' has a port, a path or a space in it" in result.err

@@ -94,6 +94,14 @@ def test_memory_follows_what_came_and_not_what_is_claimed() -> None:
 # ---- header and payload that disagree
 
 
+def test_a_stage_is_not_undone_for_an_out_of_another_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = tw.codec("fp32", entropy="zstd").encode(torch.zeros(1 << 16))
+    assert len(frame) < 1 << 10
+    monkeypatch.setattr(EntropyStage, "decompress", None)
+    with pytest.raises(tw.ConfigError, match=r"out has shape \(10,\); the frame holds \(65536,\)"):
+        tw.decode(frame, out=torch.zeros(10))
+
+
 def test_a_payload_cut_by_a_byte() -> None:
     for entry in ENROLLED:
         with naming(entry.label):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -110,7 +111,15 @@ def test_tensors_on_a_device_are_followed_as_arrays_are() -> None:
             other.residual.copy_(context.residual)
         follow_tensors([(c.lag_bound, torch.from_numpy(u), c.residual) for c, u in zip(theirs, updates, strict=True)])
     for context, other in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(lag_bound(context).changing(), lag_bound(other).changing(), rtol=1e-5)
+        np.testing.assert_array_equal(lag_bound(context).changing(), lag_bound(other).changing())
+
+
+def test_a_copy_has_a_bound_of_its_own() -> None:
+    context = bounded(size=300)
+    other, before = copy(context), lag_bound(context).changing()
+    for _ in range(5):
+        other.encode(np.ones(300, np.float32))
+    np.testing.assert_array_equal(lag_bound(context).changing(), before)
 
 
 def test_a_step_that_is_skipped_is_not_measured() -> None:

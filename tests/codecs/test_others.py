@@ -32,6 +32,8 @@ class Careless(Scheme):
             return b"12"  # type: ignore[return-value]
         if self.wrong == "floats":
             return Payload(flat.values, (0.1,))
+        if self.wrong == "huge":
+            return Payload(bytes(flat.values.size), (float(np.abs(flat.values).sum(dtype=np.float64)),))
         if self.wrong == "scales":
             return Payload(bytes(flat.values.size), (0.1, 0.2))
         with np.errstate(invalid="ignore"):
@@ -90,6 +92,14 @@ def test_a_sender_decodes_what_its_receivers_do() -> None:
 def test_what_nobody_could_decode_is_not_sent(wrong: str, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         codec(wrong=wrong).encode(torch.ones(4))
+
+
+def test_a_scale_that_is_not_finite_in_the_frame_is_refused_before_anything_has_changed() -> None:
+    context = codec(wrong="huge").context(torch.zeros(400))
+    with pytest.raises(tw.NonFiniteError, match=r"careless: a scale of 4e\+38 is more than float32 holds"):
+        context.encode(torch.full((400,), 1e36))
+    assert context.residual is not None and not context.residual.any()
+    assert parse(codec(wrong="huge", nonfinite="skip").encode(torch.full((400,), 1e36))).non_finite
 
 
 def test_limits_hold_however_none_is_allowed() -> None:

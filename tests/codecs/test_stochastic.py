@@ -100,6 +100,18 @@ def test_a_scale_may_be_said_of_a_step() -> None:
     assert said == tw.codec("votes", scale=1.0, workers=7).encode(mean)
 
 
+def test_a_context_asks_for_a_scale_that_covers_its_residual() -> None:
+    with pytest.warns(UserWarning, match="terngrad is unbiased"):
+        made = tw.codec("terngrad", clip=0, error_feedback=True, error_scale=0.5)
+    context = made.context(torch.zeros(3))
+    for step in range(20):
+        gradient = torch.tensor([0.5, -2.0 + step / 8, 0.25])
+        assert context.residual is not None
+        expected = float((0.5 * context.residual + gradient).abs().max())
+        assert context.local_scale(gradient) == expected
+        context.encode(gradient, scale=expected)
+
+
 def test_what_a_codec_cannot_be_told_of_a_step_is_refused() -> None:
     values = torch.ones(3)
     with pytest.raises(tw.ConfigError, match="3lc: scale cannot be said of a step; allowed are: none"):

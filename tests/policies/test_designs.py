@@ -43,12 +43,18 @@ def test_options_go_to_the_codec_both_ways() -> None:
         "3lc[ s = 1.5 , entropy = zstd ]": {"sparsity": 1.5, "entropy": "zstd"},
         "3lc[zero_run=False,layout=partition]": {"zero_run": False, "layout": "partition"},
         "3lc[error_feedback=null]": {"error_feedback": None},
-        "3lc[error_scale=1e-1]": {"error_scale": 0.1},
     }
     for name, options in named.items():
         made = design(name)
         assert made.up == codec("3lc", **options) == made.down, name
         assert made.name == name
+
+
+def test_the_servers_copy_of_a_model_has_no_residual_to_scale() -> None:
+    made = design("3lc[error_scale=0.5]")
+    assert (made.up.error_scale, made.down.error_scale) == (0.5, 1.0)
+    averaged = design("mem-sgd-1bit[error_scale=0.5]")
+    assert averaged.up.error_scale == 0.5
 
 
 def test_policies_in_a_name_replace_the_designs_own() -> None:
@@ -125,6 +131,9 @@ NONSENSE: list[tuple[str, dict[str, Any], str]] = [
     ("fp32", {"compression": "by-shape[colour=red]"}, "compression 'by-shape.colour=red.': .*colour"),
     ("fp32", {"compression": "by-shape[min_numel=3]"}, "the design says min_numel"),
     ("terngrad", {"consistency": "local[2]"}, "it needs bsp and transmission=traditional"),
+    ("terngrad[scale=5.0]", {}, "scale=5: workers share the largest of theirs"),
+    ("terngrad", {"down": codec("votes", workers=9)}, "neither can be given in a design"),
+    ("3lc", {"down": codec("3lc", error_scale=0.5)}, "the pulls' error_scale is 0.5, and with downlink=delta"),
 ]
 
 

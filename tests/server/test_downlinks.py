@@ -236,7 +236,8 @@ def test_votes_arrive_exactly(workers: int) -> None:
         frame = shared.context(noise(0), name="w", seed=rank).encode(noise(rank))
         trits += np.rint(decode(frame).numpy() / np.float32(scale)).astype(np.int64)
         given(table, rank, frame)
-    [(_, down)] = table.publish(mean(table), senders=workers)
+    table.downlink.senders = workers
+    [(_, down)] = table.publish(mean(table))
     np.testing.assert_allclose(decode(as_frame(down, SHAPE)).numpy(), scale * trits / workers, rtol=1e-6, atol=1e-7)
     assert len(np.unique(trits)) > 3
     bits = int(np.ceil(np.log2(2 * workers + 1)))

@@ -20,6 +20,7 @@ from thinwire.schema import (
     Welcome,
 )
 from thinwire.server import updates
+from thinwire.server.agreement import usable_codecs
 
 STRANGER = 9
 
@@ -97,6 +98,12 @@ def test_a_plan_that_cannot_be_served(case: str) -> None:
     shard.ended.clear()
     shard.join(0)
     assert (shard.core.plan, shard.ended) == (shard.plan, {})
+
+
+def test_scales_that_options_fix_are_no_reason_to_refuse_a_codec() -> None:
+    fixed = {"id": "terngrad", "scale": 0.001}
+    [made] = usable_codecs(changed(make_plan(), codecs=(fixed,), tables=()))
+    assert made.config()["scale"] == 0.001
 
 
 def test_a_reduction_that_nobody_knows_does_not_get_past_the_packet() -> None:

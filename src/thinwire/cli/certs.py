@@ -47,7 +47,8 @@ def certs(
     console.print(
         "copy to each machine its own files and ca.pem; ca.key signs certificates: keep it to yourself", soft_wrap=True
     )
-    worker = ["thinwire", "worker", "--server", f"grpc://{hosts[0]}:7070", "--rank", "0", "--workers", str(workers)]
+    place = f"[{hosts[0]}]" if ":" in hosts[0] else hosts[0]
+    worker = ["thinwire", "worker", "--server", f"grpc://{place}:7070", "--rank", "0", "--workers", str(workers)]
     server = ["thinwire", "server", "--listen", "0.0.0.0:7070"]
     commands = [[*server, *starter.options_in(folder)], [*worker, *starter.options_in(folder, 0)]]
     for command in commands:

@@ -134,11 +134,11 @@ def _codecs() -> list[dict[str, Any]]:
     table = Table("codec", "what it is", "options")
     rows = []
     for codec_id in registered.ids():
-        about = (registered.find(codec_id).__doc__ or "").strip().splitlines()[0]
+        about = next(iter((registered.find(codec_id).__doc__ or "").strip().splitlines()), "")
         defaults = registered.codec(codec_id).config()
         del defaults["id"]
         rows.append({"id": codec_id, "about": about, "options": defaults})
-        table.add_row(codec_id, about, ", ".join(f"{name}={value}" for name, value in defaults.items()))
+        table.add_row(*map(escape, (codec_id, about, ", ".join(f"{name}={value}" for name, value in defaults.items()))))
     console.print(table)
     return rows
 

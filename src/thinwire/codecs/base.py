@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import operator
 import warnings
+from copy import deepcopy
 from functools import partial
 from typing import Any, Unpack
 
@@ -239,6 +240,7 @@ class Context:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
+        self.lag_bound = deepcopy(self.lag_bound)
         if (held := self._residual_array) is not None:
             self._residual_array = aligned_zeros(held.size, held.dtype)
             self._residual_array[:] = held
@@ -291,6 +293,13 @@ class Context:
         if self.lag_bound is not None and residual is not None:
             self.lag_bound.follow(flat.values, residual)
         return encoded.frame
+
+    def local_scale(self, tensor: Tensor) -> float:
+        """As `Codec.local_scale`, of what `encode` would encode now: the residual is part of it."""
+        if self.residual is None:
+            return self.codec.local_scale(tensor)
+        values = torch.as_tensor(tensor).to(self.residual)
+        return self.codec.local_scale(self.codec.error_scale * self.residual + values)
 
     def flat(self, tensor: Tensor) -> Flat:
         """Returns the tensor's values in the host's memory. Raises ConfigError as `encode`."""

@@ -29,7 +29,7 @@ from thinwire.codecs.scheme import WRAPPER_OPTIONS, Scheme
 from thinwire.codecs.scratch import ScratchPool
 from thinwire.codecs.signs import MQE1, OneBit
 from thinwire.codecs.stochastic import QSGDDoubleSqueeze, Stoch3, TernGrad
-from thinwire.codecs.tensors import Tensor, empty
+from thinwire.codecs.tensors import Tensor, check_out, empty
 from thinwire.codecs.threelc import ThreeLC
 from thinwire.codecs.threshold import Threshold
 from thinwire.codecs.topk import TopK
@@ -173,7 +173,10 @@ class Registry:
         """
         if out is None and accumulate:
             raise ConfigError("accumulate=True adds into `out`, and no `out` was given")
-        checked = self.open_frame(frame)
+        head = frames.parse(frame, copy=False)
+        if out is not None:
+            check_out(out, head.shape)  # before a zstd stage is undone: nobody makes room for another shape
+        checked = self.open_parsed(head)
         if out is not None:
             checked.decode(out, accumulate=accumulate, threads=threads)
             if not isinstance(out, torch.Tensor):

@@ -22,7 +22,7 @@ from thinwire.codecs.lag import DeltaLagBound, LagBound
 from thinwire.codecs.options import Between, check_options
 from thinwire.codecs.scratch import Scratch, ScratchPool
 from thinwire.codecs.tensors import Flat, FloatArray
-from thinwire.errors import ConfigError
+from thinwire.errors import ConfigError, NonFiniteError
 from thinwire.frames import Frame
 from thinwire.kernels.contract import require_finite_magnitude
 from thinwire.kernels.numba.jit import max_magnitude
@@ -291,7 +291,8 @@ def encode_with_residual(scheme: Scheme, flat: Flat, step: Step, space: Scratch)
 def _as_sent(scheme: Scheme, payload: Payload, flat: Flat) -> Payload:
     """Returns a payload with its scales as the frame will hold them, so that a sender decodes what receivers do.
 
-    Raises TypeError where a scheme made something else than a payload: nobody could decode it.
+    Raises TypeError where a scheme made something else than a payload, and NonFiniteError where its scales are not
+    finite there: nobody could decode it.
     """
     if not isinstance(payload, Payload):
         raise TypeError(f"{scheme.id}: encode returned a {type(payload).__name__}; a Payload is expected")
@@ -301,8 +302,15 @@ def _as_sent(scheme: Scheme, payload: Payload, flat: Flat) -> Payload:
         raise TypeError(
             f"{scheme.id}: encode returned {len(payload.scales)} scales; num_scales says {scheme.num_scales}"
         )
-    kind = flat.values.dtype.type
-    return payload._replace(scales=tuple(float(kind(scale)) for scale in payload.scales)) if payload.scales else payload
+    if not payload.scales:
+        return payload
+    kind, most = flat.values.dtype.type, float(np.finfo(flat.values.dtype).max)
+    if not all(abs(scale) <= most for scale in payload.scales):
+        raise NonFiniteError(
+            f"{scheme.id}: a scale of {max(payload.scales, key=abs):g} is more than {flat.values.dtype} holds: "
+            "the values are too large for this codec"
+        )
+    return payload._replace(scales=tuple(float(kind(scale)) for scale in payload.scales))
 
 
 def finite_magnitude(flat: Flat, step: Step | None = None) -> float:

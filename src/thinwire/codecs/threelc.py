@@ -46,7 +46,7 @@ class ThreeLC(Scheme):
     Args:
         sparsity: the sparsity multiplier s, 1 ≤ s < 2: more zeros, larger survivors, a longer lag (3LC §3.1).
         clip: the share of the largest magnitude that m is taken from, 0.5 … 1 (not in the paper): with less than 1,
-            larger values are sent in part, fewer become zero, and less waits in the residual all in all. From 0.5 on no
+            larger values are sent in part, fewer become zero, and less waits in the residual all in all. With s = 1 no
             value leaves more than half of the largest magnitude there.
         lag: the most steps that may wait in a residual (not in the paper): contexts then choose s from 1 to `sparsity`
             by what they measure, see `LagBound`; without a residual s is 1. None: s is `sparsity`.

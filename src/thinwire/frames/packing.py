@@ -123,7 +123,7 @@ def parse(data: bytes | bytearray | memoryview, *, copy: bool = True) -> Frame:
         raise FrameError(f"frame version {view[2]}; this thinwire reads version {VERSION}")
     at = _end_of_head(view, end)
     codec, flags, dtype, shape = _read_head(bytes(view[:at]))
-    scales, at = _read_scales(view, at, dtype)
+    num_scales, scales_at, at = _find_scales(view, at, dtype)
     length, at = parse_varint(view, at, "the payload length")
     if length != end - at:
         raise FrameError(f"the payload is declared as {length} bytes and {end - at} came")
@@ -131,6 +131,7 @@ def parse(data: bytes | bytearray | memoryview, *, copy: bool = True) -> Frame:
     stated, found = int.from_bytes(view[end:], "little"), xxhash.xxh3_64_intdigest(view[:end])
     if stated != found:
         raise FrameError(f"checksum {found:#018x} found, {stated:#018x} stated: the frame was damaged on its way")
+    scales = _read_scales(view, scales_at, num_scales, dtype)  # not before: as objects they take eight times the bytes
     return Frame(codec, dtype, shape, scales, flags, bytes(payload) if copy else payload, VERSION)
 
 
@@ -191,17 +192,24 @@ def _read_codec(head: memoryview) -> tuple[str, int]:
     return name, 5 + length
 
 
-def _read_scales(view: memoryview, at: int, dtype: str) -> tuple[tuple[float, ...], int]:
+def _find_scales(view: memoryview, at: int, dtype: str) -> tuple[int, int, int]:
+    """Returns how many scales there are, where they begin, and where they end."""
     count, at = parse_varint(view, at, "the number of scales")
     if count == 0:
-        return (), at
-    width, letter = (8, "d") if dtype == "fp64" else (4, "f")
+        return 0, at, at
+    width = 8 if dtype == "fp64" else 4
     if count > MAX_SCALES:
         raise FrameError(f"{count} scales are more than {MAX_SCALES}")
     left = len(view) - CHECKSUM_NBYTES - at
     if count * width > left:
         raise FrameError(f"the frame ends inside {count} scales: {count * width} bytes needed, {max(0, left)} left")
-    scales = struct.unpack_from(f"<{count}{letter}", view, at)
+    return count, at, at + count * width
+
+
+def _read_scales(view: memoryview, at: int, count: int, dtype: str) -> tuple[float, ...]:
+    if count == 0:
+        return ()
+    scales = struct.unpack_from(f"<{count}{'d' if dtype == 'fp64' else 'f'}", view, at)
     if not all(map(math.isfinite, scales)):
         raise FrameError("a scale is NaN or Inf")
-    return scales, at + count * width
+    return scales

@@ -108,6 +108,17 @@ class Design:
             raise ConfigError("an average of weights needs every worker's; backup workers would drop some")
         if self.downlink == "weights" and (self.up.residual_by_default or self.down.residual_by_default):
             raise ConfigError("whole weights carry no residual; use error_feedback=false with downlink=weights")
+        if self.downlink == "delta" and self.down.error_scale != 1:
+            raise ConfigError(
+                f"the pulls' error_scale is {self.down.error_scale:g}, and with downlink=delta nothing is multiplied "
+                "by it: what a pull leaves out is what the model is ahead of the workers' copy; leave it at 1"
+            )
+        if isinstance(self.down.scheme, Votes) and self.down.scheme != Votes():
+            raise ConfigError(
+                "votes are counted with the workers' shared scale and their number: neither can be given in a design"
+            )
+        if self.share_scales and isinstance(self.up.scheme, TernGrad) and self.up.scheme.scale is not None:
+            raise ConfigError(f"scale={self.up.scheme.scale:g}: workers share the largest of theirs; leave it out")
         if isinstance(self.down.scheme, Votes) and not (self.downlink == "gradient" and self.share_scales):
             raise ConfigError("votes are counted trits of one scale: they need downlink=gradient and share_scales")
         if self.share_scales and not isinstance(self.up.scheme, TernGrad):

@@ -17,11 +17,11 @@ from thinwire.schema import Reduce
 
 
 def _both(codec_id: str, **fixed: Any) -> Callable[..., dict[str, Any]]:
-    """The same codec both ways; options go to it."""
+    """The same codec both ways; options go to it, but `error_scale` to the pushes alone."""
 
     def make(**options: Any) -> dict[str, Any]:
         made = codec(codec_id, **{**fixed, **options})
-        return {"up": made, "down": made}
+        return {"up": made, "down": replace(made, error_scale=1.0)}
 
     return make
 

@@ -144,6 +144,8 @@ def _general_name(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ip_address(host))
     except ValueError:
+        if not set(":/ ").isdisjoint(host):
+            raise ValueError(f"{host!r} has a port, a path or a space in it") from None
         return x509.DNSName(host)
 
 

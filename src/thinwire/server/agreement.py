@@ -23,6 +23,8 @@ MAX_PLACES = 2**22
 """Workers times tables: a shard takes some 130 bytes for each of them."""
 MAX_SETTINGS = 64
 """Settings are a handful of numbers and short texts."""
+TRIAL = 2.0**-60
+"""What a plan's codecs are tried out with: a value below every scale that their options may fix."""
 
 
 def check_plan(plan: Plan) -> None:
@@ -77,7 +79,7 @@ def usable_codecs(plan: Plan) -> list[Codec]:
             raise ProtocolError(f"a codec's configuration has an id; {sorted(config)} came")
         codec = make_codec(codec_id, **options)
         try:
-            decode(codec.encode(np.ones(16, np.float32)))
+            decode(codec.encode(np.full(16, TRIAL, np.float32)))
         except Exception as error:  # whatever comes of an option that is no number
             raise ProtocolError(f"codec {config} cannot be used: {error}") from error
         codecs.append(codec)

@@ -39,7 +39,7 @@ class Downlink(ABC):
     def __init__(self, name: str, shape: tuple[int, ...], codec: Codec, workers: int) -> None:
         self.name, self.shape, self.codec = name, shape, codec
         self.senders = workers
-        """How many workers' gradients are in the update that is published next."""
+        """How many workers' gradients are in the update that is published next; not all that took part have one."""
         self.values: FloatArray = np.zeros(shape, np.float32)
         """The server's copy, as far as it keeps one."""
 

@@ -146,7 +146,6 @@ class Table:
         aggregate: FloatArray | None,
         ranks: set[int] | None = None,
         *,
-        senders: int | None = None,
         made: EncodedTensor | None = None,
     ) -> list[tuple[set[int], EncodedTensor]]:
         """Encodes what leads workers (by default all) to the next version, once for each group with the same copy.
@@ -156,7 +155,6 @@ class Table:
         Args:
             aggregate: of the gradients.
             ranks: whom it leads.
-            senders: how many workers' gradients are in it; by default as many as last time.
             made: the frame for all of them, where it was encoded together with other tables'.
 
         Raises:
@@ -169,7 +167,6 @@ class Table:
         elif made is not None:
             sent = [(targets, made)]
         else:
-            self.downlink.senders = senders or self.downlink.senders
             try:
                 sent = self.downlink.publish(aggregate, self.version, targets, self._scale)
             except NonFiniteError as error:

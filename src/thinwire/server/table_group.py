@@ -181,6 +181,7 @@ class TableGroup:
         found: list[FloatArray | None] = []
         for table in self.tables:
             given, table.aggregate.contributions[0] = table.aggregate.contributions[0], 0
+            table.downlink.senders = given or table.downlink.senders
             if given and table.reduce != "sum":
                 table.aggregate.average(given)
             found.append(table.sum if given else None)

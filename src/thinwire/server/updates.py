@@ -214,7 +214,7 @@ class TableUpdates:
                 lane.group.indices, lane.group.tables, taken, made, strict=True
             ):
                 base, some = (-1, ranks) if rank is None else (table.given[rank], (rank,))
-                [(_, sent)] = table.publish(aggregate, targets, senders=len(ranks), made=frame)
+                [(_, sent)] = table.publish(aggregate, targets, made=frame)
                 messages.setdefault((table.version, base, some), []).append((index, sent))
             lane.resume()
         everybody = tuple(range(self.plan.workers)) if self.members.highest < self.plan.workers else None

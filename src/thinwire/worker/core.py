@@ -254,9 +254,9 @@ class Worker(Participant):
             mine = [0.0] * len(conversation.plan.tables)
             shared = []
             for table, gradient in self.model.gradients():
-                codec = None if table.context is None else table.context.codec
-                if table.shard == conversation.shard and codec and isinstance(codec.scheme, TernGrad) and not refuse:
-                    mine[table.index] = codec.local_scale(gradient)
+                scaled = table.context is not None and isinstance(table.context.codec.scheme, TernGrad)
+                if table.shard == conversation.shard and scaled and not refuse:
+                    mine[table.index] = table.local_scale(gradient)
                     shared.append(table)
             largest = yield from conversation.share_maxima(self.clock, tuple(mine))
             for table in shared:

@@ -218,7 +218,12 @@ class WorkerTable:
             norm = float(total.float().norm())
             self.gradient_norm = norm if not self.gradient_norm else 0.9 * self.gradient_norm + 0.1 * norm
         self.keep_residual()
-        return total.float() if total.dtype == torch.float64 else total  # tables are float32
+        return _narrowed(total)
+
+    def local_scale(self, gradient: torch.Tensor) -> float:
+        """Returns the scale that a push of `gradient` asks for by itself."""
+        assert self.context is not None
+        return self.context.local_scale(_narrowed(gradient))
 
     @property
     def takes_norm(self) -> bool:
@@ -360,3 +365,8 @@ def count_decoding(tables: Sequence[WorkerTable], seconds: float) -> None:
     for table in tables:
         table.cost.decode_s = share
     tables[0].counters.add("decode_seconds", seconds)
+
+
+def _narrowed(gradient: torch.Tensor) -> torch.Tensor:
+    """A gradient as it is encoded: tables are float32."""
+    return gradient.float() if gradient.dtype == torch.float64 else gradient
