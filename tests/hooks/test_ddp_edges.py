@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import threading
 import weakref
 from datetime import timedelta
@@ -154,5 +155,6 @@ def test_a_model_that_is_garbage_leaves_neither_residuals_nor_threads(ranks: lis
 
 def test_ranks_that_know_different_numbers_of_groups_say_so(ranks: list[dict[str, Any]]) -> None:
     first, second, third = (found["some"] for found in ranks)
-    assert first == second and "different numbers of process groups ({0: 7, 1: 6})" in first
+    known = re.search(r"different numbers of process groups \(\{0: (\d), 1: (\d)\}\)", first)
+    assert first == second and known and int(known[1]) == int(known[2]) + 1, first
     assert third == "not in it"

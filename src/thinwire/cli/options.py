@@ -12,7 +12,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 from typer.models import OptionInfo
 
-from thinwire.cli.outputs import data_place, picture
+from thinwire.cli.outputs import STANDARD_OUTPUT, picture, writable
 from thinwire.errors import ConfigError
 
 
@@ -50,6 +50,14 @@ def names(about: str, *declarations: str) -> Any:
 def many(about: str, *declarations: str) -> Any:
     """Returns the option of one text that may be repeated."""
     return Annotated[list[str], typer.Option(*declarations, help=f"{about} Repeat for several.")]
+
+
+def data_place(path: Path | None) -> Path | None:
+    """As `writable`; where data go to standard output, what people read goes to standard error from here on."""
+    from thinwire.cli.console import console  # takes rich, which most of --help does without
+
+    console.stderr = path == STANDARD_OUTPUT
+    return path if console.stderr else writable(path)
 
 
 Json = Annotated[

@@ -33,14 +33,6 @@ def writable(path: Path | None) -> Path | None:
     return path
 
 
-def data_place(path: Path | None) -> Path | None:
-    """As `writable`; where data go to standard output, what people read goes to standard error from here on."""
-    from thinwire.cli.console import console  # takes rich, which most of --help does without
-
-    console.stderr = path == STANDARD_OUTPUT
-    return path if console.stderr else writable(path)
-
-
 def picture(path: Path | None) -> Path | None:
     """As `writable`, of a picture. Raises ConfigError also where its name does not say which kind."""
     if path is not None and path.suffix.lower() not in PICTURES:
