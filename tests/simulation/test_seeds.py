@@ -1,4 +1,4 @@
-"""Seeds that hold: the first thousand. The next is in `test_more_seeds.py`, so that two processes share them."""
+"""Seeds that hold: half of a thousand. The rest is in `test_more_seeds.py`, so that two processes share them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.simulation.__main__ import run
 SEEDS = 250
 
 
-@pytest.mark.parametrize("first", [0, 250, 500, 750])
+@pytest.mark.parametrize("first", [0, 250])
 def test_no_rule_is_broken(first: int) -> None:
     tally = run(first, first + SEEDS)
     assert not tally.failures, tally.said
@@ -18,5 +18,5 @@ def test_no_rule_is_broken(first: int) -> None:
 
 @pytest.mark.long
 def test_no_rule_is_broken_by_many_seeds() -> None:
-    tally = run(2000, 10_000)
+    tally = run(1000, 10_000)
     assert not tally.failures, tally.said
