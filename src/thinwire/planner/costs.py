@@ -25,8 +25,9 @@ from thinwire.policies.designs import Design
 
 Made = TypeVar("Made")
 
-SETTLING, MEASURED = 24, 8
-"""Exchanges before the measured ones, in which residuals fill, and those that are measured."""
+SETTLING, FEW_SETTLING, MEASURED = 56, 24, 8
+"""Exchanges before the measured ones, in which residuals fill, the ranks' own last of all; as many of models with more
+values, for the sake of time; and those that are measured."""
 MOST_SENDERS, FEW_SENDERS, LARGE_NUMEL = 4, 2, 20_000_000
 """Workers whose frames are made, which stand for all; and of models with more values, for the sake of time."""
 
@@ -86,7 +87,10 @@ def measure_costs(
     large = sum(map(math.prod, shapes.values())) > LARGE_NUMEL
     # Scales that are shared are one more round trip, which nobody makes here: one worker's is its own.
     senders = 1 if design.share_scales else FEW_SENDERS if large else MOST_SENDERS
-    found = {name: _costs(name, chosen[name], profile, design, senders, workers, collective) for name in shapes}
+    settling = FEW_SETTLING if large else SETTLING
+    found = {
+        name: _costs(name, chosen[name], profile, design, senders, workers, collective, settling) for name in shapes
+    }
     return {name: _as_it_is(found[name], chosen[name], itemsizes[name], collective) for name in shapes}
 
 
@@ -106,6 +110,7 @@ def _costs(
     standing: int,
     workers: int,
     collective: bool,
+    settling: int,
 ) -> TensorCosts:
     """As `measure_costs`, of one tensor: so many workers stand for all `workers`."""
     gradients = [step[name] for step in profile.gradients if name in step]
@@ -114,7 +119,7 @@ def _costs(
     down = choice.down.context(gradients[0])
     encode, push, update, apply = _Timed(), _Timed(), _Timed(), _Timed()
     total = torch.zeros_like(gradients[0])
-    for _ in range(max(len(gradients), SETTLING + MEASURED)):
+    for _ in range(max(len(gradients), settling + MEASURED)):
         pushes = [encode(up.encode, values) for up, values in zip(ups, senders.pushed(), strict=True)]
         mean = torch.zeros_like(total)
         for frame in pushes:
