@@ -12,7 +12,7 @@ import pytest
 
 from thinwire.cli.roles import rejoining
 from thinwire.engines.events import Event
-from thinwire.errors import StepMismatchError
+from thinwire.errors import SessionLostError, StepMismatchError
 from thinwire.jobs import in_process
 from thinwire.jobs.checkpoints import RunCheckpoints, WorkerCheckpoint
 from thinwire.jobs.events import Checkpointed
@@ -134,3 +134,24 @@ def test_one_that_resumes_where_the_others_have_gone_on_takes_the_residuals_alon
     with pytest.warns(UserWarning, match="with the residuals of its newest checkpoint"):
         rejoining(train, mine)
     assert tries == [(True, False), (True, True)]
+
+
+def test_one_that_took_residuals_alone_goes_back_with_its_whole_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the residuals of its newest file are loaded over those of the step that all go back to."""
+    path, tries = tmp_path / "worker.checkpoint", list[tuple[bool, bool]]()
+    path.touch()
+    errors = [SessionLostError("frozen"), StepMismatchError("the others go on at 9", 9), SessionLostError("a shard")]
+
+    def train(kept: WorkerCheckpoint | None, returning: bool) -> Any:
+        assert kept is not None
+        tries.append((returning, kept.residuals))
+        if errors:
+            raise errors.pop(0)
+        return "done"
+
+    monkeypatch.setattr(WorkerCheckpoint, "own", lambda self: (4,))
+    with pytest.warns(UserWarning, match="This worker"):
+        rejoining(train, WorkerCheckpoint(path=path, every=2))
+    assert tries == [(False, False), (True, False), (False, True), (True, False)]

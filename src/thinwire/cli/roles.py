@@ -233,8 +233,9 @@ def rejoining(
             return train(kept, returning)
         except SessionLostError as error:
             returning = True
-            # Where it is to go back to is agreed on; the step of the command line was that of the first time.
-            kept = None if kept is None else replace(kept, step=None)
+            # Where it is to go back to is agreed on; the step of the command line was that of the first time. There it
+            # has the residuals of then, also where it went on with later ones meanwhile.
+            kept = None if kept is None else replace(kept, step=None, residuals=False)
             warnings.warn(f"{error}. This worker joins again", UserWarning, stacklevel=2)
         except StepMismatchError as error:
             if not returning and (kept is None or not kept.resume or kept.step is not None):
