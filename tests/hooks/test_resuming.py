@@ -12,8 +12,10 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 import thinwire as tw
 from tests.hooks.cluster import run_cluster
 from tests.hooks.test_distribute import batch, equal, mlp, steps
+from thinwire.errors import StepMismatchError
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.hooks.resuming import KeptSteps
+from thinwire.runtime.metrics import Prometheus
 from thinwire.server.core import ServerCore
 
 torch.set_num_threads(1)
@@ -56,6 +58,15 @@ def test_a_worker_and_a_shard_of_different_steps() -> None:
     other = {**state, "position": {**state["position"], "clock": 2}}
     with pytest.raises(tw.ConfigError, match="resumes at exchange 2, and shard 0 is at 3"):
         run(again(core), saved, codec="3lc", resume=other)
+
+
+def test_the_ports_and_files_of_one_that_cannot_join_are_free_for_its_next_try() -> None:
+    """As where it was away, the others went on, and it joins them by its state of before."""
+    (_, state), _ = run(None, saved, codec="3lc")
+    writer = Prometheus(0)
+    with pytest.raises(StepMismatchError):
+        run(None, saved, codec="3lc", resume=state, metrics=[writer])
+    Prometheus(writer.port).close()
 
 
 def test_a_worker_without_its_state_at_shards_that_have_theirs_says_so() -> None:

@@ -116,7 +116,8 @@ def distribute(
         reconnect_s: for how long a broken connection to an address is tried to be replaced, in seconds; 0 turns it off.
         credentials: this worker's certificate and token, and whom it trusts; None: it speaks in the clear. The
             ranks of a group protect their shards by themselves.
-        metrics: take a record of every table at every step; closed with the optimizer.
+        metrics: take a record of every table at every step; closed with the optimizer, and where this worker
+            cannot join, so that their files and ports are free when it joins again.
         resume: what `opt.state_dict()` returned after `opt.sync()`; the model has its weights of then, and the shards
             were started with their checkpoints of the same step. In a group the state holds this rank's shard, and
             every rank resumes from its own, all of one step. Or several states to go on from (`hooks.resuming`),
@@ -247,6 +248,9 @@ def distribute(
         for connection in connections:
             with suppress(Exception):
                 connection.close()
+        for each in metrics:  # there is no optimizer to be closed, and who joins again opens them anew
+            with suppress(Exception):
+                each.close()
         if own is not None:
             own.stop()
         raise
