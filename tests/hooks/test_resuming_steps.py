@@ -14,9 +14,10 @@ from tests.hooks.cluster import run_cluster
 from thinwire.hooks.resuming import KeptSteps
 
 
-def at(clock: int, *, needed_since: int | None = None) -> Any:
+def at(clock: int, *, needed_since: int | None = None, late: bool = False) -> Any:
     return SimpleNamespace(
         clock=clock,
+        began_late=late,
         sync=lambda: None,
         state_dict=lambda: {"clock": clock},
         announce_checkpoints=lambda steps: needed_since,
@@ -68,6 +69,25 @@ def test_going_back_gives_what_was_there_and_forgets_what_came_later() -> None:
     kept.add(at(9), position=90)
     assert kept.load(6) == {"clock": 6}
     assert (model.weight.flatten().tolist(), kept.extra, kept.steps()) == ([6.0, 6.0], {"position": 60}, (6,))
+
+
+def test_one_that_began_late_takes_any_step_until_it_goes_back_to_one_of_its_own() -> None:
+    """Else its vote is for the beginning, of which it has a copy, and nobody else has: all end."""
+    model = nn.Linear(2, 1)
+    kept = KeptSteps(model)
+    assert kept.steps() is None
+    kept.began(at(45, late=True))
+    assert kept.steps() == ()
+    kept.add(at(60, late=True), position=600)
+    assert kept.steps() == ()
+    with torch.no_grad():
+        model.weight.fill_(7.0)
+    assert kept.load(40) is None and kept.extra == {}, "the parameters come from the shards"
+    kept.began(at(40, late=True))
+    kept.add(at(60, late=True), position=601)
+    assert kept.steps() == () and kept.load(60) == {"clock": 60} and kept.extra == {"position": 601}
+    kept.began(at(60))
+    assert kept.steps() == (60, 0)
 
 
 @pytest.mark.parametrize("keep", [0, -1, 1.5])

@@ -26,6 +26,10 @@ class Optimizer(Protocol):
     def clock(self) -> int:
         """Exchanges so far."""
 
+    @property
+    def began_late(self) -> bool:
+        """Whether it began where the others were, with no state of its own."""
+
     def sync(self) -> None:
         """Waits for the last step's update."""
 
@@ -75,7 +79,8 @@ class KeptSteps(Resumable):
         keep: how many states at least; two, and older ones while another process has no newer one, are kept anyway.
 
     Attributes:
-        extra: what was kept with the step that this worker went back to; empty at the beginning.
+        extra: what was kept with the step that this worker went back to; empty at the beginning, and where it has no
+            state of that step, as it began where the others were and takes any that they go back to.
 
     Raises:
         ConfigError: `keep` is below 1.
@@ -101,7 +106,7 @@ class KeptSteps(Resumable):
         check_count("keep", keep, 1)
         self._model, self._keep = model, keep
         self.extra: dict[str, Any] = {}
-        self._began = False
+        self._began = self._takes_any = False
         self._states = {0: self._state(None, {})}
 
     def add(self, opt: Optimizer, **extra: Any) -> None:
@@ -119,7 +124,9 @@ class KeptSteps(Resumable):
     def steps(self) -> tuple[int, ...] | None:
         """See `Resumable`: None at the first time, when the training begins."""
         began, self._began = self._began, True
-        return tuple(sorted(self._states, reverse=True)) if began else None
+        if not began:
+            return None
+        return () if self._takes_any else tuple(sorted(self._states, reverse=True))
 
     def buffers(self) -> Collection[str] | None:
         """See `Resumable`."""
@@ -127,13 +134,17 @@ class KeptSteps(Resumable):
 
     def began(self, opt: Optimizer) -> None:
         """See `Resumable`."""
+        self._takes_any = opt.began_late
         opt.announce_checkpoints(self._states)
 
     def load(self, step: int) -> Mapping[str, Any] | None:
-        """Makes the model what it was, and torch's chance; returns the optimizer's state of then."""
+        """Makes the model what it was, and torch's chance; returns the optimizer's state of then, or None."""
         for newer in [each for each in self._states if each > step]:
             del self._states[newer]
-        state = self._states[step]
+        state = self._states.get(step)
+        if state is None:  # it takes any: the parameters are the shards'
+            self.extra = {}
+            return None
         self._model.load_state_dict(state.weights)  # which copies
         torch.set_rng_state(state.chance)
         self.extra = copy.deepcopy(state.extra)
