@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +20,7 @@ from thinwire.jobs.events import Accuracy, Done
 from thinwire.jobs.job import Job
 from thinwire.jobs.outcome import WorkerOutcome, summarise
 from thinwire.jobs.training import run_worker
-from thinwire.jobs.training_loop import weights_digest
+from thinwire.jobs.training_loop import TrainingLoop, weights_digest
 from thinwire.packets import parse
 from thinwire.runtime.serving import serving
 from thinwire.schema import Join, Refused
@@ -129,6 +132,73 @@ def test_a_time_budget_ends_all_workers_with_one_step() -> None:
     outcomes, _ = train(Job(design="3lc[s=1.75]", workers=2, seconds=0.3))
     assert outcomes[0].seconds >= 0.3
     assert len({(each.steps, each.weights) for each in outcomes}) == 1
+
+
+class Clock:
+    """Goes on by a second whenever somebody looks; once it has stopped it stands still."""
+
+    def __init__(self, *, stopped: bool = False) -> None:
+        self.seconds, self._stopped = 0.0, stopped
+
+    def __call__(self) -> float:
+        self.seconds += not self._stopped
+        return self.seconds
+
+
+def test_a_time_budget_ends_without_worker_zero_and_does_not_begin_anew_with_one_that_comes_late() -> None:
+    job, core = Job(design="fp32", workers=2, seconds=150.0, batch=4), ServerCore(min_workers=1)
+    came = threading.Event()
+    outcomes: list[Any] = [None, None, None]
+    server = MemoryServer(serving(core, grace_s=0.0))
+
+    def dies_or_waits(rank: int, step: int, _loss: float, _model: torch.nn.Module) -> None:
+        if rank == 0 and step == 2:
+            raise RuntimeError("worker 0 dies")
+        if rank == 1 and step == 6:
+            assert came.wait(30)
+
+    def work(life: int, rank: int, now: Clock) -> None:
+        def comes(_rank: int, _step: int, _loss: float, _model: torch.nn.Module) -> None:
+            came.set()
+
+        try:
+            outcomes[life] = run_worker(
+                job,
+                rank=rank,
+                servers=[server.connect()],
+                report=lambda event: None,
+                on_step=comes if life == 2 else dies_or_waits,
+                now=now,
+            )
+        except RuntimeError as error:
+            outcomes[life] = error
+
+    threads = [threading.Thread(target=work, args=(rank, rank, Clock()), daemon=True) for rank in range(2)]
+    with server, warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for thread in threads:
+            thread.start()
+        threads[0].join(30)
+        threads[0] = threading.Thread(target=work, args=(2, 0, Clock(stopped=True)), daemon=True)
+        threads[0].start()
+        for thread in threads:
+            thread.join(30)
+            assert not thread.is_alive(), "it never ends"
+    died, survivor, late = outcomes
+    assert isinstance(died, RuntimeError) and survivor.seconds >= 150
+    assert (late.steps, late.weights) == (survivor.steps, survivor.weights)
+    assert any("does not know how long they took" in str(each.message) for each in said)
+
+
+def test_the_rate_of_one_that_comes_late_follows_the_time_that_earlier_steps_would_have_taken() -> None:
+    opt, now = SimpleNamespace(steps_done=40, began_late=True), Clock(stopped=True)
+    job, none = Job(design="fp32", workers=2, seconds=200.0), torch.nn.Linear(1, 1)
+    loop = TrainingLoop(job, 0, none, opt, data("digits"), lambda event: None, None, now)  # type: ignore[arg-type]
+    assert loop._progress() == 1, "nothing was timed yet: a rate that is too small does no harm"
+    opt.steps_done, now.seconds = 51, 20.0  # the first of its steps is not timed
+    assert loop._progress() == 20 / 10 * 50 / 200
+    loop.load_state_dict({"random": torch.get_rng_state(), "losses": [], "seconds": 60.0})
+    assert loop._progress() == 60 / 200, "of a state of its own the time is known"
 
 
 def test_a_digest_is_of_every_bit() -> None:

@@ -171,20 +171,19 @@ def test_an_answer_goes_round_from_the_first_rank_whoever_joined_first() -> None
         assert answer.peers == order
 
 
-def test_the_rate_and_the_end_are_worker_zeros_word() -> None:
+def test_the_rate_is_worker_zeros_word_and_the_end_that_of_whoever_is_first() -> None:
     shard = Shard(make_plan(up=PLAIN, down=PLAIN, groups=({},)))
     before = shard.core.tables[BIAS].values.clone().numpy()
     grads = [gradient(rank, 0, BIAS) for rank in (0, 1)]
-    shard.push(1, 0, {BIAS: PLAIN.encode(grads[1])}, rate=100.0, last=True)
+    shard.push(1, 0, {BIAS: PLAIN.encode(grads[1])}, rate=100.0)
     shard.push(0, 0, {BIAS: PLAIN.encode(grads[0])}, rate=0.25)
     np.testing.assert_allclose(
         shard.core.tables[BIAS].values.numpy(), before - 0.25 * (grads[0] + grads[1]) / 2, rtol=1e-5, atol=1e-6
     )
-    assert not any(message.last for message, _ in shard.told[1] if isinstance(message, Delta))
     for rank in (1, 0):
         shard.push(rank, 0, {WEIGHT: PLAIN.encode(gradient(rank, 0, WEIGHT))})
     for rank in (0, 1):
-        shard.push(rank, 1, {BIAS: b"", WEIGHT: b""}, last=rank == 0)
+        shard.push(rank, 1, {BIAS: b"", WEIGHT: b""}, last=rank == 1)
     deltas = [message for message, _ in shard.told[1] if isinstance(message, Delta)]
     assert [(message.version, message.last) for message in deltas] == [(1, False), (1, False), (2, True)]
 

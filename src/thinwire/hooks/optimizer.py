@@ -198,12 +198,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         yield
 
     def stop_after_this_step(self) -> None:
-        """Makes this step the last for everyone; worker 0 calls it before the step's backward pass."""
+        """Makes this step the last for everyone, where nobody has before; to be called before its backward pass."""
         self._worker.last = True
 
     @property
     def finished(self) -> bool:
-        """Whether worker 0 ended the training with the last step. Waits for the server's word on that step."""
+        """Whether a worker ended the training with the last step. Waits for the server's word on that step."""
         return self._driver.run(self._worker.finished())
 
     @property

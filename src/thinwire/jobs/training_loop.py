@@ -1,11 +1,14 @@
 """One worker's steps: batch, backward pass, exchange; progress and accuracy on the way, and the outcome at the end.
 
 The clock starts when the first step is complete on every worker, so that neither start-up nor the broadcast of the
-initial weights is counted; it stops when the last step's update has been applied.
+initial weights is counted; it stops when the last step's update has been applied. A run of some seconds is ended for
+all by the first worker whose clock says so, for any may die. One that comes late does not know how long the others have
+trained: it leaves the end to them, and its rate follows an estimate.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -63,17 +66,16 @@ class TrainingLoop:
         self._steps = None if job.seconds is not None else self._recipe.steps
         self._losses: deque[float] = deque(maxlen=LOSS_STEPS)
         self._first = opt.steps_done
+        self._late = opt.began_late and self._first > 0
         self._before = 0.0  # seconds that processes before this one have trained
         self._began = self._now()
         self._reported = self._evaluated = self._began
-        self._ending = False
 
     def over(self) -> bool:
         """Whether the last step has been taken."""
         if self._steps is not None:
             return max(self._opt.steps_done, self._opt.clock) >= self._steps
-        # Worker 0 goes on with the others where they were ahead of its word.
-        return (self._ending or self._rank != 0) and self._opt.finished
+        return self._opt.finished
 
     def step(self, batches: Batches) -> None:
         """Trains on the next batch; worker 0 reports and evaluates where that is due."""
@@ -84,9 +86,8 @@ class TrainingLoop:
             self._began = self._evaluated - self._before
         for group in self._opt.param_groups:
             group["lr"] = schedule(self._recipe, self._progress())
-        if self._rank == 0 and self._job.seconds is not None and done > 0 and self._progress() >= 1.0:
-            self._ending = True
-            self._opt.stop_after_this_step()
+        if self._job.seconds is not None and done > 0:
+            self._end_in_time(self._job.seconds)
         batches.follow(self._opt.memberships, done)
         inputs, targets = (each.to(self._device) for each in next(batches))
         self._opt.zero_grad()
@@ -142,22 +143,42 @@ class TrainingLoop:
 
     def state_dict(self) -> dict[str, Any]:
         """What the loop itself keeps between steps: chance, recent losses, and the time, which a rate may follow."""
-        seconds = self._now() - self._began
-        losses = list(self._losses)
-        return {"random": torch.get_rng_state(), "losses": losses, "seconds": seconds, "ending": self._ending}
+        losses, seconds = list(self._losses), self._trained_s()
+        return {"random": torch.get_rng_state(), "losses": losses, "seconds": seconds}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes back what `state_dict` gave."""
         torch.set_rng_state(state["random"])
         self._losses.extend(state["losses"])
-        self._before, self._ending = state.get("seconds", 0.0), state.get("ending", False)
-        self._began = self._now() - self._before
+        self._before = state.get("seconds", 0.0)
+        self._began, self._late = self._now() - self._before, False
 
     def _progress(self) -> float:
         """Share of the run that is over, by steps or by the clock."""
         if self._job.seconds is None:
             return self._opt.steps_done / self._recipe.steps
-        return (self._now() - self._began) / self._job.seconds if self._opt.steps_done else 0.0
+        return self._trained_s() / self._job.seconds if self._opt.steps_done else 0.0
+
+    def _trained_s(self) -> float:
+        """Seconds of the run so far; of one that came late, what all steps take at the speed of its own."""
+        seconds, steps = self._now() - self._began, self._opt.steps_done
+        if not self._late:
+            return seconds
+        timed = steps - self._first - 1
+        # Until a step was timed the end is near, for all it knows: a rate that is too large would do harm.
+        return seconds * (steps - 1) / timed if timed > 0 else self._job.seconds or 0.0
+
+    def _end_in_time(self, seconds: float) -> None:
+        """Makes this step the last where the time is over by this worker's own clock."""
+        if self._late and self._opt.steps_done == self._first:
+            warnings.warn(
+                f"worker {self._rank} came after {self._first} steps, and does not know how long they took: its rate "
+                "follows the time that they take here, and the run ends by the clocks of those who were there before",
+                UserWarning,
+                stacklevel=2,
+            )
+        if self._now() - self._began >= seconds:
+            self._opt.stop_after_this_step()
 
     def _tell(self) -> None:
         now, steps = self._now(), self._opt.steps_done

@@ -46,7 +46,7 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     Args:
         send_values: whether it does.
         step: updates that every table has had.
-        final: the version with which the training ends, where worker 0 has said so; else −1.
+        final: the version with which the training ends, where a worker has said so; else −1.
         begin: the first clock that this worker is expected at, where it joins a training that went on without it;
             else −1.
         elastic: whether the training goes on without workers that die.
@@ -83,7 +83,7 @@ class Push(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     Args:
         rates: the learning rate of every parameter group at this step, so that any scheduler on the worker works.
-        last: rank 0 ends the training with this step.
+        last: this worker ends the training with this step, unless another has ended it.
         digest: of this worker's replica before this step, where the workers compare theirs; else empty.
         options: of the optimizer, where they differ from what this worker said last (at first: from the plan).
         batch: see `BatchSizes`.

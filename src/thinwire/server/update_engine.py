@@ -149,8 +149,8 @@ class UpdateEngine(TableUpdates):
             raise ProtocolError(f"a push of step {push.step}; steps are 0 … {MAX_STEP - 1}")
         settings = self._settings_of(rank, push)
         self.tuning.take(rank, push)
-        if push.last and self.final is None and (rank == 0 or self.terms.elastic):
-            # Where updates are made without worker 0, they may be ahead of it.
+        if push.last and self.final is None:  # of whoever is first: worker 0 may have died, or have come late
+            # Where updates are made without this worker, they may be ahead of it.
             self.final = max(push.step, *(lane.clock for lane in self.lanes), 0) + 1
         frame_of = dict(zip(push.tables, frames, strict=True))
         lanes = self.lanes.of(self._trained(push, frame_of))

@@ -36,7 +36,7 @@ class Worker(Participant):
         plans, tensors, design, groups, **settings: as for `Participant`.
 
     Attributes:
-        last: whether the step under way is the last for everyone; worker 0 may set it.
+        last: whether the step under way is the last for everyone; whoever is to end the training sets it.
         accumulating: whether gradients that are ready stay with their parameters for now.
     """
 
@@ -131,7 +131,7 @@ class Worker(Participant):
         yield from self.sync()
 
     def finished(self) -> Procedure[bool]:
-        """Whether worker 0 ended the training with the last exchange. Waits for the shard's answer to it."""
+        """Whether somebody ended the training with the last exchange. Waits for the shard's answer to it."""
         if not self.began:  # this worker has pushed nothing that the shard would answer
             return self.conversations[0].is_over(self.clock)
         return self.clock > 0 and (yield from self.conversations[0].ended(self.clock))
