@@ -14,11 +14,12 @@ from thinwire.cli.roles import rejoining
 from thinwire.engines.events import Event
 from thinwire.errors import SessionLostError, StepMismatchError
 from thinwire.jobs import in_process
-from thinwire.jobs.checkpoints import RunCheckpoints, WorkerCheckpoint
+from thinwire.jobs.checkpoints import KIND, RunCheckpoints, WorkerCheckpoint
 from thinwire.jobs.events import Checkpointed
 from thinwire.jobs.job import Job
 from thinwire.jobs.outcome import WorkerOutcome
 from thinwire.jobs.training import run_worker
+from thinwire.runtime import checkpoint
 from thinwire.runtime.connection import ReconnectingConnection
 from thinwire.runtime.serving import serving
 from thinwire.runtime.shard_checkpoints import Checkpointer
@@ -155,3 +156,32 @@ def test_one_that_took_residuals_alone_goes_back_with_its_whole_state(
     with pytest.warns(UserWarning, match="This worker"):
         rejoining(train, WorkerCheckpoint(path=path, every=2))
     assert tries == [(False, False), (True, False), (False, True), (True, False)]
+
+
+@pytest.mark.parametrize("wrote", [False, True])
+def test_residuals_of_another_run_that_wrote_to_the_same_file_are_nobodys(wrote: bool, tmp_path: Path) -> None:
+    job, path = Job(design="3lc", workers=2, steps=50), tmp_path / "worker.checkpoint"
+    for step in (30, 40):
+        checkpoint.write(path, KIND, step, WorkerCheckpoint.state(job, 0, {"whose": "another run's"}))
+    errors = [SessionLostError("frozen"), StepMismatchError("the others go on at 19", 19)]
+    found: list[Any] = []
+
+    def train(kept: WorkerCheckpoint | None, returning: bool) -> Any:
+        assert kept is not None
+        if len(errors) == 2:  # this run begins anew
+            kept.began(0, late=False)
+            if wrote:
+                checkpoint.write(path, KIND, 10, WorkerCheckpoint.state(job, 0, {"whose": "this run's"}))
+                kept.written.add(10)
+        found[:] = [kept.residuals, kept.own(), kept.read(job, 0)]
+        if errors:
+            raise errors.pop(0)
+        return "done"
+
+    with pytest.warns(UserWarning, match="This worker") as said:
+        rejoining(train, WorkerCheckpoint(path=path, every=10))
+    whose = "with the residuals of its newest checkpoint" if wrote else "with empty residuals"
+    assert whose in str(said[-1].message)
+    residuals, own, state = found
+    assert (residuals, own) == ((True, (10, 0)) if wrote else (False, (0,)))
+    assert state["whose"] == "this run's" if wrote else state is None

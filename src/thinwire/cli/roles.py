@@ -235,15 +235,17 @@ def rejoining(
             returning = True
             # Where it is to go back to is agreed on; the step of the command line was that of the first time. There it
             # has the residuals of then, also where it went on with later ones meanwhile.
-            kept = None if kept is None else replace(kept, step=None, residuals=False)
+            if kept is not None:
+                kept = replace(kept, step=None, residuals=False, resume=kept.resume and bool(kept.own()))
             warnings.warn(f"{error}. This worker joins again", UserWarning, stacklevel=2)
         except StepMismatchError as error:
             if not returning and (kept is None or not kept.resume or kept.step is not None):
                 raise
             returning = False
-            there = kept is not None and kept.path.exists()
+            own = () if kept is None else kept.own()  # where it began anew, other files are of a run before
+            there = any(step > 0 for step in own)
             if kept is not None:
-                kept = replace(kept, resume=there, residuals=there, written=set(kept.own()))
+                kept = replace(kept, resume=kept.resume and there, residuals=there, written=set(own))
             whose = "the residuals of its newest checkpoint" if there else "empty residuals"
             warnings.warn(f"{error}. This worker goes on where they are, with {whose}", UserWarning, stacklevel=2)
 

@@ -34,7 +34,7 @@ class WorkerCheckpoint:
         resume: whether to go on from one.
         step: from that of this step; None takes the newest that all workers and shards have.
         written: the steps of the states that are this worker's own, 0 for the beginning. With `resume` all files are.
-        residuals: what is taken from it are the residuals alone: the others have gone on.
+        residuals: what is taken, from its newest state, are the residuals alone: the others have gone on.
         takes_any: this worker began where the others were: it can go back to any step, where it has no state of its
             own with the shards' parameters.
         disk: the file system.
@@ -104,11 +104,16 @@ class WorkerCheckpoint:
         return {"job": asdict(job), "rank": rank, **state}
 
     def read(self, job: Job, rank: int) -> dict[str, Any] | None:
-        """Returns the state to go on from, so far as this worker alone can say, or None to begin.
+        """Returns the state to go on from, or to take residuals from, so far as this worker alone can say.
+
+        Returns:
+            None, where it begins.
 
         Raises:
             ConfigError: no such file, a damaged one, or one of another job or worker.
         """
+        if self.residuals:
+            return self.read_step(job, rank, max(self.own()))
         return self.read_step(job, rank, self.step) if self.resume else None
 
     def read_step(self, job: Job, rank: int, step: int | None) -> dict[str, Any]:
