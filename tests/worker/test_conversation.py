@@ -192,6 +192,18 @@ def test_the_end_is_noted() -> None:
     assert end.value.value is True and one.last_version == 2
 
 
+def test_the_end_is_in_an_update_and_not_in_statistics_that_are_relayed_before_it() -> None:
+    one = begun(make(1, state=True))
+    asking = one.ended(1)
+    assert next(asking) == Receive(SHARD, "step 1")
+    one.received(Delta(version=1, tables=(1,)), (b"s",))
+    assert next(asking) == Receive(SHARD, "step 1"), "another worker's statistics; this one's gradients are under way"
+    one.received(Delta(version=1, tables=(0,), last=True), (b"",))
+    with pytest.raises(StopIteration) as end:
+        next(asking)
+    assert end.value.value is True
+
+
 def test_what_a_server_may_not_say() -> None:
     refused: list[tuple[Message, tuple[bytes, ...], str]] = [
         (Refused(reason="rank 1 is taken"), (), "the server ended the session: rank 1 is taken"),

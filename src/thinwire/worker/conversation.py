@@ -78,7 +78,7 @@ class Conversation:
         self._offer: Offer | None = None
         self._policy = policy or consistency(plan.consistency)
         self._terms = self._policy.terms(plan.workers)
-        self._newest = 0
+        self._newest, self._buffers_alone = 0, all(spec.state for spec in plan.tables)
         self._maxima: dict[int, tuple[float, ...]] = {}
         self.transmit = TransmitBuffer(plan, chunk_nbytes)
         self._apply = ApplyBuffer(plan, rank, immediate=self._terms.immediate)
@@ -232,7 +232,9 @@ class Conversation:
                     self._apply.replace(table, Update(version, frame, True))
             case Delta():
                 self._apply.check(message.tables, frames)
-                self._newest = max(self._newest, message.version)
+                # Statistics are relayed when they come, before anybody knows whether the exchange is the last.
+                if self._buffers_alone or not all(self.plan.tables[table].state for table in message.tables):
+                    self._newest = max(self._newest, message.version)
                 if isinstance(message, TunedDelta):
                     self.notes = dict(message.notes)
                 if message.last and self.last_version is None:
