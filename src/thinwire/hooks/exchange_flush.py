@@ -19,7 +19,7 @@ class Flush:
     Attributes:
         waiting: whether something waits for an uncompressed step.
         under_way: whether the step under way has taken some of it.
-        undone: whether NaN or Inf came of that step: what it took waits again.
+        undone: whether NaN or Inf came of that step: what it took, if anything, waits again.
     """
 
     def __init__(self, core: Collective, driver: CollectiveDriver) -> None:
@@ -49,13 +49,14 @@ class Flush:
         self._driver.flush(bucket, buffer, self._left)
 
     def reduced(self, averaged: torch.Tensor) -> None:
-        """Takes an average of the step under way."""
-        if self.under_way and self._core.skip:
+        """Takes an average of the step under way: of every gradient, as nobody knows yet whether a later one waits."""
+        if self.waiting and self._core.skip:
             self.undone = self.undone or not bool(averaged.isfinite().all())
 
     def settle(self) -> None:
-        """Ends a step that took what waited; between two steps."""
+        """Ends a step that may have taken what waited; between two steps."""
         if not self.under_way:
+            self.undone = False
             return
         if self._core.skip and not self._core.pulls:  # after a reduce-scatter every rank sees another part
             self.undone = b"\1" in gather(self._driver.peers, bytes([self.undone]))

@@ -247,12 +247,14 @@ def _uncompressed(state: ThinwireState, buffer: torch.Tensor, *, last: bool) -> 
     if piggyback is not None:
         piggyback.begun(work)
     watched = auto is not None and (auto.watched or auto.flush.under_way)
+    averages: torch.futures.Future[torch.Tensor] | None = None
     if not (watched or buffer.is_cuda or state.reduces_late) and _in_backward():
         # Python in gloo's thread, in the middle of the backward pass, takes more than all else here.
-        averages: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        averages = torch.futures.Future()
         state.under_way.append(Reduction(work, buffer, averages, piggyback))
-        if last:  # DDP queues its own wait right after this
-            torch.autograd.Variable._execution_engine.queue_callback(state.finish_reductions)
+    if last and state.under_way:  # earlier buckets, where not this one; DDP queues its own wait right after this
+        torch.autograd.Variable._execution_engine.queue_callback(state.finish_reductions)
+    if averages is not None:
         return averages
 
     def averaged(done: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:

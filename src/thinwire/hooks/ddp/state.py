@@ -81,8 +81,10 @@ class ThinwireState(ExchangeState):
             work.wait()
             if piggyback is not None:
                 piggyback.unload(buffer)
+            if self.auto is not None:
+                self.auto.flush.reduced(buffer)
             averages.set_result(buffer)
-        if self.auto is not None and under_way:
+        if self.auto is not None and under_way and not self.auto.flush.under_way:
             self.auto.waited()
 
     def bucket(self, shown: dist.GradBucket) -> Bucket:  # type: ignore[name-defined]
