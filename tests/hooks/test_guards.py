@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import warnings
 from functools import partial
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 import thinwire as tw
 from tests.hooks.ddp_ranks import batch, ddp, mlp, run_ranks, train, weights
@@ -105,6 +107,34 @@ def run_told(rank: int) -> dict[str, list[str]]:
             same = all(torch.equal(old, new) for old, new in zip(before, net.parameters(), strict=True))
             assert same, name
     return told
+
+
+def run_wrapped_anew(rank: int) -> tuple[int, list[str]]:
+    """Unfreezes, and wraps and compresses anew; then two wrappers share a layer, which is frozen in one of them."""
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        module = Frozen()
+        ddp.compress(DistributedDataParallel(module), min_numel=64, **CODEC)
+        module.body.requires_grad_(True)
+        gc.collect()
+        left = len(_global_optimizer_pre_hooks)
+        again = DistributedDataParallel(module)
+        ddp.compress(again, min_numel=64, **CODEC)
+        module.body.requires_grad_(False)
+        other = DistributedDataParallel(nn.Sequential(module.body, nn.Linear(16, 4)))
+        ddp.compress(other, min_numel=64, **CODEC)
+        module.body.requires_grad_(True)
+        train(again, rank, 2, optimizer=torch.optim.SGD(module.parameters(), lr=0.05))
+        shared = [str(each.message) for each in heard]
+        heard.clear()
+        del again, other
+        gc.collect()
+        torch.optim.LBFGS(module.parameters(), max_iter=1).step(partial(nn_loss, module, 0))  # type: ignore[no-untyped-call]
+    return left, shared
+
+
+def test_a_watch_ends_with_its_wrapper_and_counts_what_other_wrappers_average() -> None:
+    assert run_ranks(1, run_wrapped_anew) == [(0, [])]
 
 
 def nn_loss(model: nn.Module, rank: int) -> float:

@@ -21,11 +21,15 @@ Place: TypeAlias = "tuple[weakref.ref[nn.Module], str]"
 """Of a parameter: a reference to itself, even a weak one, would keep `model.to(…)` from replacing it."""
 
 
+_watching: weakref.WeakSet[StepGuard] = weakref.WeakSet()
+
+
 class StepGuard:
     """Looks at every optimizer of a model's parameters before it steps. It keeps nothing alive.
 
     Args:
         model: the wrapped model.
+        wrapper: what averages its gradients; the watch ends with it, as the model may go on in another.
         reduced: the parameters whose gradients are averaged over the ranks.
         compressed: those of them whose gradients are compressed.
         ignored: names of parameters that the script leaves to each rank on purpose.
@@ -35,6 +39,7 @@ class StepGuard:
         self,
         model: nn.Module,
         *,
+        wrapper: nn.Module,
         reduced: Collection[torch.Tensor],
         compressed: Collection[torch.Tensor],
         ignored: Collection[str] = (),
@@ -44,17 +49,23 @@ class StepGuard:
             id(each): (weakref.ref(m), n) for m in model.modules() for n, each in m.named_parameters(recurse=False)
         }
         self._compressed: list[Place] = []
+        self._reduced: list[Place] = []
         self._left_out: list[tuple[str, Place]] = []
         for name, parameter in model.named_parameters():
             if id(parameter) in coded:
                 self._compressed.append(places[id(parameter)])
-            if id(parameter) not in ours and name not in ignored:
+            if id(parameter) in ours:
+                self._reduced.append(places[id(parameter)])
+            elif name not in ignored:
                 self._left_out.append((name, places[id(parameter)]))
         self._handle = register_optimizer_step_pre_hook(self._before_step)
+        _watching.add(self)
+        weakref.finalize(wrapper, self.close).atexit = False
 
     def close(self) -> None:
         """Ends the watch."""
         self._handle.remove()
+        _watching.discard(self)
 
     def _before_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         if isinstance(optimizer, torch.optim.LBFGS) and self._holds(optimizer, self._compressed):
@@ -68,6 +79,9 @@ class StepGuard:
 
     def _warn_of_unfrozen(self, optimizer: torch.optim.Optimizer) -> None:
         found = [(name, at) for name, at in self._left_out if (p := _parameter(at)) is not None and p.grad is not None]
+        if found:  # of modules that several wrappers share, each parameter is for one of them to average
+            others = {id(_parameter(at)) for guard in _watching if guard is not self for at in guard._reduced}
+            found = [(name, at) for name, at in found if id(_parameter(at)) not in others]
         if found and self._holds(optimizer, [at for _, at in found]):
             names = ", ".join(name for name, _ in found[:4]) + (", …" if len(found) > 4 else "")
             self._left_out = []

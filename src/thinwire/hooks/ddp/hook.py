@@ -174,6 +174,7 @@ def compress(
         link_bps=measured(peers, measure_link),
         guard=StepGuard(
             wrapped.module,
+            wrapper=wrapped,
             reduced=parameters.values(),
             compressed=[parameters[tensor.name] for tensor in tensors if not tensor.uncompressed],
             ignored=wrapped.parameters_to_ignore,

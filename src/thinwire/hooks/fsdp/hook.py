@@ -215,7 +215,7 @@ def compress(
         start_step=start_step,
         scaler=scaler,
         link_bps=measured(peers, measure_link),
-        guard=StepGuard(model, reduced=list(model.parameters()), compressed=list(model.parameters())),
+        guard=StepGuard(model, wrapper=model, reduced=list(model.parameters()), compressed=list(model.parameters())),
         buckets={group: _bucket(group, residuals) for group in groups},
         wholes=wholes,
         cuts=cuts,
