@@ -46,9 +46,34 @@ def test_the_state_is_exact_on_as_many_ranks() -> None:
         fresh.load_state_dict(state)
         again = fresh.state_dict()
         assert all(again[kind][name].equal(state[kind][name]) for kind in state for name in state[kind])
-        assert state["encodes"]["w"].tolist() == [3, 3] and set(state["residuals"]) == {"w", "small"}
+        assert state["encodes"]["w"].tolist() == [(1 << 40) + 3, (2 << 40) + 3] and set(state["residuals"]) == {
+            "w",
+            "small",
+        }
         blank = fresh.blank_state_dict(2)
         assert all(blank[kind][name].shape == state[kind][name].shape for kind in state for name in state[kind])
+
+
+def test_a_state_says_who_owned_what_and_goes_on_where_others_own_it() -> None:
+    """A tensor that is frozen since was uncompressed, and its weight has moved another."""
+    ranks = trained(2)
+    before, states = unsent(ranks), [residuals.state_dict() for residuals in ranks]
+    fewer = [tensor for tensor in tensors(CODEC) if tensor.name != "bias"]
+    fresh = [Residuals(fewer, rank, 2, mean=True, seed=0) for rank in range(2)]
+    assert [each.partitions["small"][0].server for each in (ranks[0], fresh[0])] == [1, 0]
+    assert ranks[0].owned_alike(states[0]) and not fresh[0].owned_alike(states[0])
+    old = {**states[0], "encodes": {name: value % (1 << 40) for name, value in states[0]["encodes"].items()}}
+    assert fresh[0].owned_alike(old), "states of before say nothing of owners"
+    ranks[0].load_state_dict(old)
+    assert ranks[0].state_dict()["encodes"]["w"].equal(states[0]["encodes"]["w"])
+    for residuals in fresh:
+        residuals.load_resized(states)
+    after = unsent(fresh)
+    for name, value in before.items():
+        np.testing.assert_allclose(after[name], value, rtol=2**-23)
+    states[1]["encodes"]["w"] = torch.zeros(3, dtype=torch.int64)
+    with pytest.raises(ConfigError, match="3 slices of a tensor that was in 2"):
+        fresh[0].load_resized(states)
 
 
 def test_another_number_of_ranks_inherits_what_was_not_sent() -> None:

@@ -121,16 +121,41 @@ def test_the_format_of_a_state_and_what_does_not_merge(tmp_path: Path) -> None:
             "2.weight": (24000,),
             "5.weight": (480,),
         }
+        # In the upper bits the owner of a slice, from 1 on.
         assert {name: value.tolist() for name, value in kept["encodes"].items()} == {
-            "0.weight": [4],
-            "2.weight": [4, 4],
-            "5.weight": [4],
+            "0.weight": [(1 << 40) + 4],
+            "2.weight": [(1 << 40) + 4, (2 << 40) + 4],
+            "5.weight": [(2 << 40) + 4],
         }
     assert sorted(ddp.merge(states)["ranks"]) == ["0", "1"]
     with pytest.raises(tw.ConfigError, match="step is 4 and 9"):
         ddp.merge([states[0], {**states[1], "step": 9}])
     with pytest.raises(tw.ConfigError, match="at least one"):
         ddp.merge([])
+
+
+def run_other_owners(rank: int) -> list[str]:
+    """Goes on where a bias is frozen, from this rank's state and from all ranks'."""
+    model, state, optimizer = made()
+    train(model, rank, 2, optimizer=optimizer)
+    own, whole = state.state_dict(), ddp.AllRanks(state).state_dict()
+    told: list[Any] = [whole]
+    dist.broadcast_object_list(told)
+    module = mlp()
+    module.get_parameter("3.bias").requires_grad_(False)
+    state = ddp.compress(DistributedDataParallel(module), **CODEC)
+    with pytest.raises(tw.ConfigError) as refused:
+        state.load_state_dict(own)
+    assert not any(residual.any() for residual in state.core.residuals.state_dict()["residuals"].values())
+    return [str(refused.value), state.load_state_dict(told[0])]
+
+
+def test_a_state_of_a_run_where_ranks_owned_other_slices_is_not_taken_as_it_is() -> None:
+    for rank, (refused, said) in enumerate(run_ranks(2, run_other_owners)):
+        assert re.search(f"other tensors were trained .* the states of ranks .{1 - rank}. are missing", refused), (
+            refused
+        )
+        assert "resumed at step 2 with other owners of slices: residuals were summed" in said
 
 
 def run_all_ranks(rank: int) -> tuple[dict[str, Any], dict[str, Any], str, bool]:

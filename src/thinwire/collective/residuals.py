@@ -18,6 +18,7 @@ import torch
 
 from thinwire.codecs import Context
 from thinwire.codecs.lag import LagBound
+from thinwire.collective.owners import counts_of, owned, with_owners
 from thinwire.errors import ConfigError
 from thinwire.policies.assignment import Partition, Sized
 from thinwire.policies.compression import PLAIN, Choice
@@ -67,8 +68,8 @@ class TrainedTensor:
 def partition(tensors: Sequence[TrainedTensor], world: int) -> dict[str, tuple[Partition, ...]]:
     """Returns which rank owns which slice of every tensor: `server` is the rank that averages it.
 
-    It depends on names, sizes and the number of ranks alone, never on DDP's buckets: those are rebuilt after the first
-    step, and residuals must find their slices again.
+    It depends on all tensors' names, sizes and choices and the number of ranks alone, never on DDP's buckets: those are
+    rebuilt after the first step, and residuals must find their slices again.
 
     Args:
         tensors: in an order that all ranks share.
@@ -95,16 +96,19 @@ def outstanding(
         tensors: in an order that all ranks share.
         states: the `state_dict` of every rank's residuals, in rank order.
         mean: whether ranks averaged or summed.
-        partitions: who owned what, if not as `partition` says.
+        partitions: who owned what, if not as `partition` says, for states that do not say it themselves.
+
+    Raises:
+        ConfigError: a state of other slices.
     """
-    owned, totals = partitions or partition(tensors, len(states)), {}
+    placed, totals = partitions or partition(tensors, len(states)), {}
     for tensor in tensors:
         if tensor.uncompressed:
             continue
         total = totals[tensor.name] = np.zeros(tensor.numel, np.float64)
         for rank, state in enumerate(states):
             flat = state["residuals"][tensor.name].numpy().astype(np.float64)
-            for part in owned[tensor.name]:
+            for part in owned(placed[tensor.name], state["encodes"][tensor.name]):
                 weight = 1.0 if part.server == rank or not mean else 1 / len(states)
                 total[part.start : part.stop] += weight * flat[part.start : part.stop]
     return totals
@@ -186,7 +190,7 @@ class Residuals:
     # ---- checkpoints
 
     def state_dict(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Returns copies: by tensor the residual (flat), and how often each of its slices was encoded.
+        """Returns copies: by tensor the residual (flat), and how often each of its slices was encoded, with its owner.
 
         Where codecs bound the lag also each slice's `LagBound.changing`, and zeros for slices without one.
         """
@@ -199,7 +203,7 @@ class Residuals:
                 if context.residual is not None:
                     flat[part.start : part.stop] = context.residual
             residuals[tensor.name] = flat
-            encodes[tensor.name] = torch.tensor([context.step for context in contexts])
+            encodes[tensor.name] = with_owners([context.step for context in contexts], parts)
             if tensor.bounds_lag:
                 lags[tensor.name] = _no_lags(len(parts))
                 for row, context in zip(lags[tensor.name], contexts, strict=True):
@@ -212,8 +216,17 @@ class Residuals:
         tensors = list(self.tensors.values())
         return blank_state(tensors, partition(tensors, world))
 
+    def owned_alike(self, state: Mapping[str, Any]) -> bool:
+        """Returns whether ranks owned what they own here, as far as an equally large run's state says so."""
+        saved = state.get("encodes", {})
+        return all(
+            owned(parts, saved[name]) == parts
+            for name, parts in self.partitions.items()
+            if name in saved and saved[name].numel() == len(parts)
+        )
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes back what the same rank of an equally large run saved.
+        """Takes back what the same rank of an equally large run saved, which had the same owners.
 
         Raises:
             ConfigError: it does not fit, or holds residuals of tensors whose codec keeps none here; nothing is changed.
@@ -223,7 +236,7 @@ class Residuals:
             self._check_slices(name, flat, state)
         for name, flat in state["residuals"].items():
             parts, lags = self.partitions[name], state.get("lags", {}).get(name)
-            for row, (part, encodes) in enumerate(zip(parts, state["encodes"][name].tolist(), strict=True)):
+            for row, (part, encodes) in enumerate(zip(parts, counts_of(state["encodes"][name]), strict=True)):
                 context = self.contexts[name, part]
                 context.step = encodes
                 if context.residual is not None:

@@ -231,14 +231,15 @@ class ExchangeState:
 
         Args:
             state: this rank's own `state_dict()`, or a `merge` of all ranks'. From a run with another number of
-                ranks all are needed: by parameter name, what was still to be sent is summed over the old ranks and
-                divided over the new ones.
+                ranks all are needed, and from one that trained or compressed other tensors, as ranks owned other
+                slices: by parameter name, what was still to be sent is summed over the old ranks and divided over the
+                new ones.
 
         Returns:
             What was done, in words; also in `resumed` and in the report.
 
         Raises:
-            ConfigError: another model, other exclusions, or not all ranks that are needed.
+            ConfigError: another model, other tensors compressed, or not all ranks that are needed.
         """
         if not isinstance(state, Mapping) or state.get("format") != FORMAT:
             found = repr(state.get("format")) if isinstance(state, Mapping) else f"none: it is a {type(state).__name__}"
@@ -254,24 +255,29 @@ class ExchangeState:
             )
         self.driver.wait_step()
         ranks, old, layout = state["ranks"], int(state["world_size"]), self.layout()
-        if all(state.get(key) == value for key, value in layout.items()):
-            if str(self.rank) not in ranks:
-                raise ConfigError(
-                    f"the state is of rank {', '.join(ranks)} and this is rank {self.rank}: every rank has residuals "
-                    "of its own; save state_dict() on every rank and load each one's"
-                )
+        alike = all(state.get(key) == value for key, value in layout.items())
+        if alike and str(self.rank) not in ranks:
+            raise ConfigError(
+                f"the state is of rank {', '.join(ranks)} and this is rank {self.rank}: every rank has residuals "
+                "of its own; save state_dict() on every rank and load each one's"
+            )
+        if alike and self.core.residuals.owned_alike(ranks[str(self.rank)]):
             self.core.residuals.load_state_dict(ranks[str(self.rank)])
             self.resumed = f"resumed at step {state['step']} with this rank's own residuals, bit for bit"
         else:
-            missing = [other for other in range(old) if str(other) not in ranks]
-            if missing:
+            if missing := [other for other in range(old) if str(other) not in ranks]:
+                why = (
+                    "the state was saved where other tensors were trained or compressed, and ranks owned other slices"
+                    if alike
+                    else f"the state was saved by {old} ranks and this run has {self.world_size}"
+                )
                 raise ConfigError(
-                    f"the state was saved by {old} ranks and this run has {self.world_size}; the states of ranks "
-                    f"{missing} are missing: pass {self.merge_name} of all of them"
+                    f"{why}; the states of ranks {missing} are missing: pass {self.merge_name} of all of them"
                 )
             self.load_resized(state, [ranks[str(other)] for other in range(old)])
+            how = "with other owners of slices" if alike else f"from {old} ranks on {self.world_size}"
             self.resumed = (
-                f"resumed at step {state['step']} from {old} ranks on {self.world_size}: residuals were summed over "
+                f"resumed at step {state['step']} {how}: residuals were summed over "
                 "the old ranks by parameter name and divided over the new ones"
             )
             _log.warning("%s", self.resumed)
