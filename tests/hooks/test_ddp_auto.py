@@ -91,6 +91,27 @@ def run_settings(rank: int) -> dict[str, Any]:
     }
 
 
+def run_rolled_back(rank: int) -> list[Any]:
+    """Bounds on the lag as they were saved, and as they are loaded while a setting with the least s is in use."""
+    model = DistributedDataParallel(mlp())
+    state = ddp.compress(model, "auto", measure_link=False)
+    force(state, 5)
+    train(model, rank, 3)
+    bounds = [each.lag_bound for each in state.core.residuals.contexts.values() if each.lag_bound is not None]
+    for bound in bounds:
+        bound.restore([1.2, *bound.changing()[1:]])  # type: ignore[arg-type]
+    saved = copy.deepcopy(state.state_dict())
+    was = [bound.changing().tolist() for bound in bounds]
+    force(state, 3)
+    train(model, rank, 1, first=3)
+    low = [bound.sparsity for bound in bounds]
+    with pytest.raises(tw.ConfigError, match="does not fit"):
+        state.load_state_dict({**saved, "ranks": {str(rank): {"residuals": {}, "encodes": {}}}})
+    state.load_state_dict(saved)
+    assert state.auto is not None
+    return [low, was, [bound.changing().tolist() for bound in bounds], state.auto.setting.name]
+
+
 def run_unwatched(rank: int) -> dict[str, Any]:
     """Steps that nobody measures, of DDP in all its ways, beside plain DDP; and how many waited for in the callback."""
     waited: list[int] = []
@@ -216,6 +237,12 @@ def test_every_setting_trains_all_ranks_alike_and_an_uncompressed_step_leaves_no
     assert sorted(first["watched"]) == sorted(3 * kinds)
     at = first["watched"].index(kinds[0])
     assert (first["watched"] * 2)[at : at + 4] == kinds
+
+
+def test_going_back_to_a_setting_with_a_larger_s_takes_its_bounds_back_as_they_were() -> None:
+    for low, was, now, name in run_ranks(2, run_rolled_back):
+        assert name == "3lc[s=1.25,zstd]" and {each[0] for each in was} == {1.2} and set(low) == {1.0}
+        assert now == was
 
 
 def test_one_rank_without_auto_is_refused_by_the_setting_s_name() -> None:

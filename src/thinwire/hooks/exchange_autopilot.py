@@ -11,6 +11,8 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import msgspec
 import torch
@@ -213,28 +215,45 @@ class ExchangeAutopilot:
             kept.alarm = self._alarm.heard
         return msgspec.json.encode(kept).decode()
 
-    def load_state(self, text: str) -> None:
-        """Takes it back, on all ranks. Residuals have been loaded. Raises ConfigError where it cannot be that."""
+    @contextmanager
+    def loading(self, text: str) -> Iterator[None]:
+        """Takes `state()` back, on all ranks, once what is inside has loaded residuals.
+
+        Before them, bounds on the lag are asked for as much as any setting asks: they are cut to that as they are
+        loaded, and the setting in use may be another than the state's.
+
+        Args:
+            text: empty where residuals are of a run with a fixed codec.
+
+        Raises:
+            ConfigError: it cannot be that.
+        """
+        self.settle()
+        largest = max(setting.sparsity for setting in self.pilot.levels)
+        for context in self._contexts:
+            if context.lag_bound is not None:
+                context.lag_bound.ask(largest)
+        try:
+            yield
+            if text:
+                self._load(text)
+            self.flush.expect_all()
+        finally:
+            self._apply()
+
+    def _load(self, text: str) -> None:
         try:
             kept = msgspec.json.decode(text, type=_Kept)
             arrived = [bytes.fromhex(note) for note in kept.arrived]
         except (msgspec.DecodeError, ValueError) as error:
             raise ConfigError(f"the state of codec='auto' cannot be read: {error}") from error
-        self.settle()
         self.pilot.load_state(kept.pilot)
         self.level, self._told_level, self._since_note = kept.level, kept.told_level, kept.since_note
         self._arrived = arrived if len(arrived) == self._core.residuals.world else []
         if self._alarm is not None:
             self._alarm.heard = kept.alarm
-        self.flush.expect_all()
         self.watched, self._looked_at = False, -1
         self._meter.forget()
-        self._apply()
-
-    def take_residuals(self) -> None:
-        """Says that residuals of a run with a fixed codec have been loaded, which the next step is to take."""
-        self.settle()
-        self.flush.expect_all()
 
     def __str__(self) -> str:
         memory = self.pilot.memory

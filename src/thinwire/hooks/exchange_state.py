@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from thinwire.collective.core import Collective
@@ -254,6 +255,16 @@ class ExchangeState:
                 f"the state has reduce={reduce!r} and this run {self._reduce!r}: residuals are in its units"
             )
         self.driver.wait_step()
+        with nullcontext() if self.auto is None else self.auto.loading(state.get("auto") or ""):
+            self._load_residuals(state)
+        self.step = int(state["step"])
+        self._loss_scale = float(state["loss_scale"])
+        if self._scaler is None and self._loss_scale not in (0.0, 1.0):
+            self.core.residuals.scale(1 / self._loss_scale)
+            self._loss_scale = 1.0
+        return self.resumed
+
+    def _load_residuals(self, state: Mapping[str, Any]) -> None:
         ranks, old, layout = state["ranks"], int(state["world_size"]), self.layout()
         alike = all(state.get(key) == value for key, value in layout.items())
         if alike and str(self.rank) not in ranks:
@@ -281,16 +292,6 @@ class ExchangeState:
                 "the old ranks by parameter name and divided over the new ones"
             )
             _log.warning("%s", self.resumed)
-        if self.auto is not None and state.get("auto"):
-            self.auto.load_state(state["auto"])
-        elif self.auto is not None:
-            self.auto.take_residuals()
-        self.step = int(state["step"])
-        self._loss_scale = float(state["loss_scale"])
-        if self._scaler is None and self._loss_scale not in (0.0, 1.0):
-            self.core.residuals.scale(1 / self._loss_scale)
-            self._loss_scale = 1.0
-        return self.resumed
 
 
 class _Copied:
