@@ -158,6 +158,29 @@ def test_a_tensor_without_values_is_recorded_too() -> None:
     assert sum(dict(each)["w"] for each in ranks) == 64 * 32 * 4 and all(("none", 0) in each for each in ranks)
 
 
+def resumed(rank: int) -> dict[str, list[int]]:
+    """Steps that are recorded where writers are given before a state is loaded, and the state then once more."""
+    found = {}
+    for kind in ("by name", "DDP"):
+        given, model = {"w": torch.ones(64, 32)}, DistributedDataParallel(mlp())
+        by_name = kind == "by name"
+        state: Any = named.compress(given, measure_link=False) if by_name else ddp.compress(model, measure_link=False)
+        saved, kept = {**state.state_dict(), "step": 3}, Kept()
+        state.record_to(kept, every=2)
+        for steps in (2, 1):
+            state.load_state_dict(saved)
+            for _ in range(steps):
+                state.average(given) if by_name else train(model, rank, 1)
+        state.close()
+        found[kind] = [record.step for record in kept.records if not record.table]
+    return found
+
+
+def test_a_state_that_is_loaded_leaves_no_record_of_a_step_that_nobody_took() -> None:
+    for found in run_ranks(2, resumed):
+        assert found == {"by name": [4], "DDP": [4]}
+
+
 def by_name(rank: int) -> tuple[list[StepRecord], list[str]]:
     state = named.compress(tensors(rank, 0), codec="3lc", min_numel=1, measure_link=False)
     kept = Kept()

@@ -80,11 +80,18 @@ class ExchangeRecords:
         """Records what belongs to a step as a whole."""
         self._write(StepRecord.of_scores(step, self._state.rank, time.time(), loss, accuracy))
 
-    def close(self) -> None:
-        """Records the last step and closes the writers."""
+    def end_step(self) -> None:
+        """Records the step that is over, if it was measured; the one to come, which has not begun, is forgotten.
+
+        Call it before a state is loaded, and `next_step` afterwards.
+        """
         if self._tally is not None and self._state.step > self._step:
             self._record(self._tally)
         self._tally = self._state.core.tally = None
+
+    def close(self) -> None:
+        """Records the last step and closes the writers."""
+        self.end_step()
         for writer in self._writers:
             writer.close()
 

@@ -255,6 +255,8 @@ class ExchangeState:
                 f"the state has reduce={reduce!r} and this run {self._reduce!r}: residuals are in its units"
             )
         self.driver.wait_step()
+        if self._records is not None:
+            self._records.end_step()
         with nullcontext() if self.auto is None else self.auto.loading(state.get("auto") or ""):
             self._load_residuals(state)
         self.step = int(state["step"])
@@ -262,6 +264,7 @@ class ExchangeState:
         if self._scaler is None and self._loss_scale not in (0.0, 1.0):
             self.core.residuals.scale(1 / self._loss_scale)
             self._loss_scale = 1.0
+        self.between_steps()
         return self.resumed
 
     def _load_residuals(self, state: Mapping[str, Any]) -> None:
