@@ -208,6 +208,19 @@ UNLIKE = (
 )
 
 
+def reported(rank: int) -> int:
+    """How many first steps a report leaves out, where nobody has asked for one before."""
+    found = {"w": torch.zeros(64, 64)}
+    state = named.compress(found, measure_link=False)
+    for _ in range(4):
+        state.average(found)
+    return named.report(state).warm_up
+
+
+def test_a_report_leaves_out_the_first_steps() -> None:
+    assert run_ranks(2, reported) == [2, 2]
+
+
 def forgotten(rank: int) -> int:
     """How many of thinwire's threads are left of a state that nobody closed."""
     found = {"w": torch.zeros(64, 64)}

@@ -77,6 +77,7 @@ class NamedState(ExchangeState):
             if averaged.data_ptr() != tensors[name].data_ptr():
                 tensors[name].detach().copy_(averaged.view(tensors[name].shape))
         self.step += 1
+        self.note_warm_up()
         self.between_steps()
 
     def _check(self, tensors: Mapping[str, torch.Tensor]) -> None:
