@@ -112,6 +112,17 @@ def run_rolled_back(rank: int) -> list[Any]:
     return [low, was, [bound.changing().tolist() for bound in bounds], state.auto.setting.name]
 
 
+def run_linked(rank: int) -> list[float]:
+    """The link that reports reckon with: at first, once the controller has another, and where it knows of none."""
+    state = ddp.compress(DistributedDataParallel(mlp()), "auto")
+    assert state.auto is not None
+    found = []
+    for known in (state.link_bps, 2e6, 0.0):
+        state.auto.pilot.memory.link_bps = known
+        found.append(ddp.report(state).link_bps)
+    return [*found, state.link_bps]
+
+
 def run_unwatched(rank: int) -> dict[str, Any]:
     """Steps that nobody measures, of DDP in all its ways, beside plain DDP; and how many waited for in the callback."""
     waited: list[int] = []
@@ -243,6 +254,11 @@ def test_going_back_to_a_setting_with_a_larger_s_takes_its_bounds_back_as_they_w
     for low, was, now, name in run_ranks(2, run_rolled_back):
         assert name == "3lc[s=1.25,zstd]" and {each[0] for each in was} == {1.2} and set(low) == {1.0}
         assert now == was
+
+
+def test_a_report_reckons_with_the_link_that_was_measured_last() -> None:
+    for first, later, unknown, measured in run_ranks(2, run_linked):
+        assert first == unknown == measured > 0 and later == 2e6
 
 
 def test_one_rank_without_auto_is_refused_by_the_setting_s_name() -> None:

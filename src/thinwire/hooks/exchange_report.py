@@ -27,7 +27,7 @@ class Report:
         decode_s: seconds a step of decoding, averaging and encoding the averages.
         copy_s: seconds a step of copies to and from the host.
         wait_s: seconds a step that the pulling thread waited for others.
-        link_bps: measured bits per second of the slowest link; 0 where it was not measured.
+        link_bps: bits per second of the slowest link, as measured last; 0 where it was not measured.
         resumed: how the state was loaded, if it was.
         lag: where codecs bound it, the longest of any slice in steps, as measured last; else None.
         sparsity: likewise the least and the largest sparsity multiplier of the next step.
@@ -149,7 +149,7 @@ def report(state: ExchangeState) -> Report:
         decode_s=counters.get("decode_seconds", 0) * per,
         copy_s=counters.get("copy_seconds", 0) * per,
         wait_s=counters.get("wait_seconds", 0) * per,
-        link_bps=state.link_bps,
+        link_bps=state.known_link_bps,
         resumed=state.resumed,
         lag=max((bound.lag for bound in bounds), default=None),
         sparsity=(min(multipliers), max(multipliers)) if multipliers else None,

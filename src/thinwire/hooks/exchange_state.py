@@ -102,7 +102,7 @@ class ExchangeState:
     @property
     def known_link_bps(self) -> float:
         """Bits per second of the slowest link, as measured last: at the start, or by the controller since."""
-        return self.link_bps if self.auto is None else self.auto.pilot.memory.link_bps
+        return (0.0 if self.auto is None else self.auto.pilot.memory.link_bps) or self.link_bps
 
     def counters(self) -> dict[str, float]:
         """Returns the sums so far: bytes, values and messages sent, and seconds by purpose."""
