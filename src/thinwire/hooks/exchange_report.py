@@ -106,13 +106,9 @@ class Report:
     def _verdict(self) -> str:
         if self.pays is None:
             return "unknown: the link was not measured (measure_link=False)"
-        link = f"measured link {rate_text(self.link_bps)}"
-        if self.pays:
-            return f"compression pays: {link}, saved {ms_text(self.saved_s)}, spent {ms_text(self.spent_s)} a step"
-        return (
-            f"uncompressed would be faster: {link}, encode {ms_text(self.encode_s)}, decode {ms_text(self.decode_s)}, "
-            f"saved {ms_text(self.saved_s)}"
-        )
+        found = "compression pays" if self.pays else "uncompressed would be faster"
+        seconds = f"saved {ms_text(self.saved_s)}, spent {ms_text(self.spent_s)} a step"
+        return f"{found}: measured link {rate_text(self.link_bps)}, {seconds}"
 
 
 def report(state: ExchangeState) -> Report:
