@@ -115,7 +115,8 @@ def run_rolled_back(rank: int) -> list[Any]:
 def run_linked(rank: int) -> list[float]:
     """The link that reports reckon with: at first, once the controller has another, and where it knows of none."""
     state = ddp.compress(DistributedDataParallel(mlp()), "auto")
-    assert state.auto is not None
+    assert state.auto is not None and not state.auto.pilot.wants_probe, "it is not measured once more"
+    assert state.auto.pilot.memory.link_bps == state.link_bps
     found = []
     for known in (state.link_bps, 2e6, 0.0):
         state.auto.pilot.memory.link_bps = known

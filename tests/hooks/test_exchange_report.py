@@ -33,4 +33,6 @@ def test_a_verdict_names_all_that_it_weighs() -> None:
     copying = replace(REPORT, link_bps=1e8, copy_s=0.01)
     line = "measured link 100 Mbit/s, saved 7.92 ms, spent 12 ms a step"
     assert f"uncompressed would be faster: {line}" in str(copying)
-    assert "compression pays: measured link 50 Mbit/s, saved 15.8 ms, spent 12 ms" in str(replace(copying, link_bps=5e7))
+    assert "compression pays: measured link 50 Mbit/s, saved 15.8 ms, spent 12 ms" in str(
+        replace(copying, link_bps=5e7)
+    )

@@ -126,9 +126,10 @@ class ExchangeAutopilot:
         """Of the step under way."""
         return self.pilot.levels[self.level]
 
-    def take_link(self, bps: float) -> None:
-        """Takes a measurement of the link, the same on all ranks, before the first step."""
-        self.pilot.take_link(bps)
+    def measure(self) -> float:
+        """Measures the link at once, on all ranks, in place of before the first step; returns bits per second."""
+        probe(self.pilot, self._measure_link)
+        return self.pilot.memory.link_bps
 
     def begin_step(self, step: int, gradient: torch.Tensor) -> None:
         """Decides the step's setting, on all ranks alike.

@@ -163,15 +163,16 @@ def compress(
     core = Collective(residuals, skip=skip, drop_zeros=drop_zeros, group_nbytes=group_nbytes, names=peers.names)
     driver = CollectiveDriver(core, peers)
     driver.close_with(wrapped)
+    auto = None if automatic is None else automatic.start(core, driver, start_step)
     state = ThinwireState(
         core=core,
         driver=driver,
-        auto=None if automatic is None else automatic.start(core, driver, start_step),
+        auto=auto,
         parameters=parameters,
         model=wrapped,
         start_step=start_step,
         scaler=scaler,
-        link_bps=measured(peers, measure_link),
+        link_bps=auto.measure() if auto is not None and measure_link else measured(peers, measure_link),
         guard=StepGuard(
             wrapped.module,
             wrapper=wrapped,

@@ -208,13 +208,14 @@ def compress(
     )
     driver = CollectiveDriver(core, peers)
     driver.close_with(model)
+    auto = None if automatic is None else automatic.start(core, driver, start_step, blocking=True)
     state = ShardedState(
         core=core,
         driver=driver,
-        auto=None if automatic is None else automatic.start(core, driver, start_step, blocking=True),
+        auto=auto,
         start_step=start_step,
         scaler=scaler,
-        link_bps=measured(peers, measure_link),
+        link_bps=auto.measure() if auto is not None and measure_link else measured(peers, measure_link),
         guard=StepGuard(model, wrapper=model, reduced=list(model.parameters()), compressed=list(model.parameters())),
         buckets={group: _bucket(group, residuals) for group in groups},
         wholes=wholes,
