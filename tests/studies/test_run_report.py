@@ -103,7 +103,7 @@ def test_verdicts_follow_from_the_figures(run: RecordedRun) -> None:
 
 
 def test_verdicts_where_one_way_is_plain_or_nothing_comes_back() -> None:
-    def said(ways: int, push: int, pull: int) -> str:
+    def said(ways: int, push: int, pull: int, share: float = 1.0) -> str:
         steps = (
             StepRecord(
                 step=step,
@@ -114,6 +114,7 @@ def test_verdicts_where_one_way_is_plain_or_nothing_comes_back() -> None:
                 encode_s=0.004,
                 decode_s=0.004,
                 ways=ways,
+                share=share,
             )
             for step in range(9)
         )
@@ -123,6 +124,8 @@ def test_verdicts_where_one_way_is_plain_or_nothing_comes_back() -> None:
     assert "62.5× less travels" in said(1, 16_000, 0) and "below 984 Mbit/s" in said(1, 16_000, 0)
     assert "2.0× less travels" in said(1, 500_000, 0) and "below 500 Mbit/s" in said(1, 500_000, 0)
     assert "2.0× less travels" in said(2, 8_000, 1_000_000) and "below 496 Mbit/s" in said(2, 8_000, 1_000_000)
+    # Of four ranks each sends and receives three quarters of gradients, and as much of averages.
+    assert "125.0× less travels" in said(2, 6_000, 6_000, 0.75) and "below 1.49 Gbit/s" in said(2, 6_000, 6_000, 0.75)
 
 
 @pytest.mark.skipif(not CHROMIUM, reason=MISSING)

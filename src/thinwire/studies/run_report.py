@@ -36,8 +36,9 @@ def verdict(figures: Figures) -> list[str]:
         '125.0× less travels than in the tensors’ own dtype: compression pays on links below 992 Mbit/s each way.'
     """
     spent = figures.encode_s + figures.decode_s
-    travelled, ways = figures.push_nbytes + figures.pull_nbytes, figures.plain_nbytes / max(1, figures.plain_way_nbytes)
-    saved = (figures.plain_nbytes - travelled) / max(1, ways)
+    # A worker sends gradients and receives updates; ranks that average shares of their own send and receive both.
+    ways = 1.0 if figures.shared else max(1.0, figures.plain_nbytes / max(1, figures.plain_way_nbytes))
+    saved = (figures.plain_nbytes - figures.push_nbytes - figures.pull_nbytes) / ways
     less = f"{figures.ratio:.1f}× less travels than in the tensors’ own dtype"
     if not figures.ratio:
         sentences = ["Nothing travelled."]

@@ -52,6 +52,7 @@ class Figures:
         median_step_s: likewise the median, which pauses for an evaluation do not move.
         plain_nbytes: what all tables' values take in their own dtype, all ways that they travel.
         plain_way_nbytes: likewise one way.
+        shared: whether ranks average shares of their own, and so send and receive both gradients and averages.
         ratio: of that over what travelled; 0 where nothing did.
         lag: the largest latest lag of a table, and `lag_table` which it is; None where no residual is kept.
         loss: the latest that is finite, mean over ranks.
@@ -82,6 +83,7 @@ class Figures:
     accuracy: float | None
     link_bps: float | None
     tables: tuple[TableFigures, ...]
+    shared: bool = False
 
     @property
     def exchange_s(self) -> float:
@@ -253,6 +255,7 @@ class RecordedSteps:
             accuracy=accuracies[-1][2] if accuracies else self._before.get("accuracy"),
             link_bps=next((min(each) for each in reversed(links) if each), self._before.get("link_bps")),
             tables=tuple(tables),
+            shared=any(each.shared for each in chosen),
         )
 
 

@@ -41,6 +41,7 @@ class RankStep:
     pull_nbytes: int = 0
     plain_nbytes: int = 0
     plain_way_nbytes: int = 0
+    shared: bool = False
     encode_s: float = 0.0
     decode_s: float = 0.0
     wait_s: float = 0.0
@@ -58,6 +59,7 @@ class RankStep:
         self.pull_nbytes += record.payload_bytes_pull
         self.plain_nbytes += record.ways * record.plain_way_nbytes
         self.plain_way_nbytes += record.plain_way_nbytes
+        self.shared = self.shared or record.share < 1
         self.encode_s += record.encode_s
         self.decode_s += record.decode_s
         self.wait_s += record.wait_s
