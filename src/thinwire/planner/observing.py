@@ -185,7 +185,7 @@ def _leave_out_exchanges() -> None:
         self._comm_hooks.clear()  # the script may ask for one of its own
 
     DistributedDataParallel.__init__ = init  # type: ignore[method-assign]
-    DistributedDataParallel.register_comm_hook = lambda *_: None  # type: ignore[method-assign]
+    DistributedDataParallel.register_comm_hook = lambda *_, **__: None  # type: ignore[method-assign]
 
 
 def _kept(_: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
