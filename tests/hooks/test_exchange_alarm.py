@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import torch
 import torch.distributed as dist
 
+from tests.hooks.ddp_ranks import run_ranks
 from tests.policies.autopilot.links import WORK, train
 from thinwire.hooks.exchange_alarm import Alarm
 from thinwire.policies.autopilot.doubts import RECENT
@@ -72,3 +74,19 @@ def test_waits_that_are_forgotten_are_not_told(ranks: list[tuple[Alarm, Pilot]])
         alarm.hear()
         alarm.ring(pilot, pilot.memory.level)
         assert alarm.heard.least_s == 0 and pilot.setting.name == "uncompressed"
+
+
+def run_possible(_rank: int, folder: str) -> list[bool]:
+    """Whether ranks hear of waits in groups that were made with a backend's name, and without."""
+    found = []
+    for backend in ("gloo", "cpu:gloo", None):
+        dist.destroy_process_group()
+        dist.init_process_group(backend, init_method=f"file://{folder}/{backend}", rank=0, world_size=1)
+        group = dist.group.WORLD
+        assert group is not None
+        found.append(Alarm.possible(group, [torch.zeros(1)]))
+    return found
+
+
+def test_a_group_without_a_backend_s_name_reduces_on_the_host_by_gloo_too(tmp_path: Path) -> None:
+    assert run_ranks(1, run_possible, str(tmp_path)) == [[True, True, True]]

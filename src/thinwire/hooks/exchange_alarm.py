@@ -56,7 +56,11 @@ class Alarm:
     @staticmethod
     def possible(group: dist.ProcessGroup, tensors: list[torch.Tensor]) -> bool:
         """Returns whether the host sees what all-reduces of gradients like these take."""
-        return dist.get_backend(group) == dist.Backend.GLOO and not any(tensor.is_cuda for tensor in tensors)
+        host = torch.device("cpu")
+        if any(tensor.is_cuda for tensor in tensors) or host not in group._device_types:
+            return False
+        # A group may have a backend for each kind of device, and its own name then says neither.
+        return bool(group._get_backend(host).name() == dist.Backend.GLOO)
 
     def waited(self, seconds: float) -> None:
         """Takes what a step has waited for."""
