@@ -196,12 +196,13 @@ def main() -> None:
     sent, received, least = moved("update[codec=fp32,codec_down=fp32,small=fp32]")
     tell(f"moved: {sent >= least and received >= least and sent + received < 2.5 * least}")
 
-    model = nn.parallel.DistributedDataParallel(wide(rank))
-    try:
-        tw.distribute(model, inner_optimizer("update")(model), group=dist.group.WORLD, design="update")
-        tell("nothing was refused")
-    except ConfigError as error:
-        tell(str(error))
+    wrapped: Any = nn.parallel.DistributedDataParallel(wide(rank))
+    for model in [wrapped, torch.compile(wrapped, backend="eager")]:
+        try:
+            tw.distribute(model, inner_optimizer("update")(model), group=dist.group.WORLD, design="update")
+            tell("nothing was refused")
+        except ConfigError as error:
+            tell(str(error))
     dist.destroy_process_group()
 
 

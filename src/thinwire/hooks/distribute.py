@@ -24,6 +24,7 @@ from thinwire.hooks.optimizer import DistributedOptimizer
 from thinwire.hooks.planning import make_plan
 from thinwire.hooks.resuming import Resumable, known_buffers, load_agreed
 from thinwire.hooks.several import as_one
+from thinwire.hooks.wrapping import inside_compiled
 from thinwire.optimizers.options import ParameterGroups
 from thinwire.policies.auto_codec import AUTO
 from thinwire.policies.compression import Compression, as_codec
@@ -170,8 +171,9 @@ def distribute(
     )
     if policy is None:
         chosen = chosen.with_epoch(steps_per_epoch)
-    if group is not None and isinstance(model, DistributedDataParallel):
-        both = {*dist.get_process_group_ranks(group)} & {*dist.get_process_group_ranks(model.process_group)}
+    inner = inside_compiled(model)
+    if group is not None and isinstance(inner, DistributedDataParallel):
+        both = {*dist.get_process_group_ranks(group)} & {*dist.get_process_group_ranks(inner.process_group)}
         if len(both) > 1:
             raise ConfigError(
                 "the model is wrapped in DistributedDataParallel, which sends every gradient uncompressed between the "
