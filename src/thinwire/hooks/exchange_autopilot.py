@@ -47,6 +47,7 @@ class _Kept(msgspec.Struct):
     since_note: int
     arrived: list[str]
     alarm: Heard = msgspec.field(default_factory=Heard)
+    changed_at: int = 0
 
 
 class ExchangeAutopilot:
@@ -211,7 +212,9 @@ class ExchangeAutopilot:
         """Returns the controller's state, for an exact resume; call it between two steps."""
         self.settle()
         arrived = [note.hex() for note in self._arrived]
-        kept = _Kept(self.pilot.state(), self.level, self._told_level, self._since_note, arrived)
+        kept = _Kept(
+            self.pilot.state(), self.level, self._told_level, self._since_note, arrived, changed_at=self.changed_at
+        )
         if self._alarm is not None:
             kept.alarm = self._alarm.heard
         return msgspec.json.encode(kept).decode()
@@ -249,7 +252,8 @@ class ExchangeAutopilot:
         except (msgspec.DecodeError, ValueError) as error:
             raise ConfigError(f"the state of codec='auto' cannot be read: {error}") from error
         self.pilot.load_state(kept.pilot)
-        self.level, self._told_level, self._since_note = kept.level, kept.told_level, kept.since_note
+        self.level, self.changed_at = kept.level, kept.changed_at
+        self._told_level, self._since_note = kept.told_level, kept.since_note
         self._arrived = arrived if len(arrived) == self._core.residuals.world else []
         if self._alarm is not None:
             self._alarm.heard = kept.alarm
