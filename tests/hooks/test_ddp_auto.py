@@ -209,9 +209,14 @@ def run_quiet(rank: int) -> dict[str, Any]:
 
 
 def run_refusals(rank: int) -> list[str]:
-    """One rank without auto, and with another limit; what contradicts itself."""
+    """One rank without auto, with another limit, and with a scaler; what contradicts itself."""
     said = []
-    for mine in ({"codec": "auto"} if rank else {"codec": "3lc"}, {"codec": "auto", "lag_limit": 3 + rank}):
+    options: tuple[dict[str, Any], ...] = (
+        {"codec": "auto"} if rank else {"codec": "3lc"},
+        {"codec": "auto", "lag_limit": 3 + rank},
+        {"codec": "auto", "nonfinite": "skip", "scaler": torch.amp.GradScaler("cpu") if rank else None},
+    )
+    for mine in options:
         with pytest.raises(tw.ProtocolError) as refused:
             ddp.compress(DistributedDataParallel(mlp()), measure_link=False, **mine)
         said.append(str(refused.value))
@@ -269,9 +274,10 @@ def test_a_report_reckons_with_the_link_that_was_measured_last() -> None:
 
 
 def test_one_rank_without_auto_is_refused_by_the_setting_s_name() -> None:
-    for first, second in run_ranks(2, run_refusals):
+    for first, second, third in run_ranks(2, run_refusals):
         assert "rank 1 has codec.id = 'auto' and rank 0 has 'fixed'; every rank" in first
         assert "rank 1 has codec.lag_limit = 4.0 and rank 0 has 3.0; every rank" in second
+        assert "rank 1 has scaler = 'given' and rank 0 has None; every rank" in third
 
 
 def test_uncompressed_steps_that_nobody_measures_are_plain_ddp_and_no_thread_of_gloo_runs_python() -> None:

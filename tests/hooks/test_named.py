@@ -170,11 +170,16 @@ def test_what_cannot_be_is_told_and_changes_nothing() -> None:
 
 
 def unlike(rank: int) -> list[str]:
-    """Ranks give tensors in other orders, close their state, or give views into which nothing can be written."""
+    """Ranks disagree about orders or a scaler, close their state, or give views into which nothing can be written."""
     said = []
     found = {"q": torch.full((64, 64), rank + 1.0), "k": torch.full((64, 64), 10.0 * (rank + 1))}
     try:  # in the other order on rank 1
         named.compress(dict(reversed(found.items())) if rank else found, measure_link=False)
+    except ProtocolError as error:
+        said.append(str(error))
+    scaler = torch.amp.GradScaler("cpu") if rank else None
+    try:
+        named.compress(found, nonfinite="skip", scaler=scaler, measure_link=False)
     except ProtocolError as error:
         said.append(str(error))
     state = named.compress(found, codec="fp32", measure_link=False)
@@ -197,11 +202,12 @@ def unlike(rank: int) -> list[str]:
 
 def test_other_orders_views_and_a_closed_state() -> None:
     for said in run_ranks(2, unlike):
-        assert [re.search(text, each) is not None for text, each in zip(UNLIKE, said, strict=True)] == [True] * 4, said
+        assert [re.search(text, each) is not None for text, each in zip(UNLIKE, said, strict=True)] == [True] * 5, said
 
 
 UNLIKE = (
     "rank 1 has the parameters' order = ",
+    "rank 1 has scaler = 'given' and rank 0 has None",
     "k: the average cannot be written: .*overlap",
     "close[(][)] was called",
     "timeout=60",

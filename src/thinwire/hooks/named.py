@@ -203,6 +203,7 @@ def compress(
     said = {
         "reduce": reduce,
         "nonfinite": nonfinite,
+        "scaler": None if scaler is None else "given",
         "gather_mb": group_nbytes / 1e6,
         "measure_link": measure_link,
     }

@@ -153,6 +153,7 @@ def compress(
             "start_step": start_step,
             "reduce": reduce,
             "nonfinite": nonfinite,
+            "scaler": None if scaler is None else "given",
             "find_unused_parameters or static_graph": drop_zeros,
             "gather_mb": group_nbytes / 1e6,
             "measure_link": measure_link,

@@ -180,6 +180,7 @@ def compress(
             "codec": FIXED if automatic is None else automatic.agreement,
             "start_step": start_step,
             "nonfinite": nonfinite,
+            "scaler": None if scaler is None else "given",
             "gather_mb": group_nbytes / 1e6,
             "measure_link": measure_link,
             "mesh": list(mesh.mesh.shape),
