@@ -54,6 +54,14 @@ def test_what_is_printed_and_written(command: Command, monkeypatch: pytest.Monke
     assert again.status == 0 and "seed 0, 5 steps" not in again.out and "5.0×" in again.out
 
 
+@pytest.mark.parametrize("name", ["results.json", "report.html"])
+def test_json_is_not_written_over_what_the_folder_keeps(
+    name: str, command: Command, made: list[Job], tmp_path: Path
+) -> None:
+    result = command(*ASKED, "--out", tmp_path, "--json", tmp_path / "x" / ".." / name)
+    assert result.status == 2 and "is where the runs are kept" in result.err and made == []
+
+
 def test_what_is_chosen_for_all_reaches_every_run(command: Command, made: list[Job], tmp_path: Path) -> None:
     result = command(*ASKED, "--compression", "by-shape", "--servers-on-workers", "--out", tmp_path)
     assert (result.status, result.err) == (0, "")

@@ -51,6 +51,17 @@ def test_a_run_is_shown_and_an_interrupted_one_says_how_to_go_on(
     assert "1/2" not in result.out
 
 
+@pytest.mark.parametrize("name", ["results.json", "report.html"])
+def test_json_is_not_written_over_what_the_folder_keeps(
+    name: str, command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(catalog, "entries", lambda what: [entry()])
+    (tmp_path / name).write_text("kept")
+    result = command("reproduce", "3lc-figure-99", "--out", tmp_path, "--json", tmp_path / name)
+    assert result.status == 2 and "is where the runs are kept" in result.err
+    assert (tmp_path / name).read_text() == "kept"
+
+
 def test_an_unknown_name_is_told_near_ones(command: Command) -> None:
     result = command("reproduce", "3lc-figur-6")
     assert result.status == 2 and "did you mean 3lc-figure-6" in result.err

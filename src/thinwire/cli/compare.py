@@ -13,12 +13,12 @@ from thinwire.cli import options
 from thinwire.cli.console import console, show, write_json
 from thinwire.cli.lazy import lazy
 from thinwire.cli.options import takes
-from thinwire.cli.outputs import writable_folder
+from thinwire.cli.outputs import check_apart, writable_folder
 from thinwire.cli.train import with_privileges
 from thinwire.engines.links import parse_rate
 from thinwire.errors import ConfigError, EngineError
 from thinwire.extras import require
-from thinwire.studies.options import RESULTS, ComparisonOptions
+from thinwire.studies.options import REPORT, RESULTS, ComparisonOptions
 
 if TYPE_CHECKING:
     from thinwire.cli import running
@@ -48,6 +48,7 @@ def compare(given: ComparisonOptions, out: Out = Path("thinwire-compare"), json:
     """
     require("report.html", "matplotlib")
     writable_folder(out)
+    check_apart(json, [out / RESULTS, out / REPORT], "the runs are kept, or the page is written")
     asked, shaping = comparing.Comparison(**vars(given)), given.shaping
     thin = next((link for link in asked.links if parse_rate(link).bps is not None), None)
     with_privileges(thin, shaping)
@@ -72,7 +73,7 @@ def compare(given: ComparisonOptions, out: Out = Path("thinwire-compare"), json:
         rows = [row for row in findings.rows if row.model == model]
         show(report.designs_table(rows, f"{model} on {asked.data}, {asked.workers} workers, seeds: {asked.seeds}"))
         show(report.times_table(rows))
-    report.write_report(findings, out / "report.html")
+    report.write_report(findings, out / REPORT)
     console.print(f"wrote {out / RESULTS} and {out / 'report.html'}", markup=False, soft_wrap=True)
     if json is not None:
         write_json(json, json_format.loads((out / RESULTS).read_text()))

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from thinwire.cli import options
 from thinwire.cli.console import Lines, console, show, write_json
 from thinwire.cli.lazy import lazy
-from thinwire.cli.outputs import writable_folder
+from thinwire.cli.outputs import check_apart, writable_folder
 from thinwire.cli.train import with_privileges
 from thinwire.jobs.tables import Table
 
@@ -95,6 +95,7 @@ def reproduce(
     if not kept and any(entry.study is not None and entry.study.links for entry in chosen):
         with_privileges("10mbit", "auto")
     writable_folder(out)
+    check_apart(json, [out / making.RESULTS, out / making.REPORT], "the runs are kept, or the page is written")
     fewer = ("" if seeds is None else f" --seeds {seeds}") + (" --kept" if kept else "")
     fewer += "".join(f" --join {shlex.quote(str(path))}" for path in join or [])
     command = f"thinwire reproduce {' '.join(what)} --scale {scale.value}{fewer} --out {shlex.quote(str(out))}"
