@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from thinwire.bench import harness
 from thinwire.bench.doors import DOORS, Door, DoorRun, DoorsBench, Ended, marked, train, unmarked
 from thinwire.errors import ConfigError, EngineError
+from thinwire.jobs.results import Results
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "doors"
 
@@ -51,6 +53,30 @@ def test_a_door_that_is_not_installed_says_which_command_is_missing() -> None:
     measured = {door: [run]}
     assert bench().notes(measured) == ["Horovod: pip install 'thinwire[horovod]'"]
     assert bench().tables(measured)[0].lines == [["Horovod", "not installed", *["–"] * 5]]
+
+
+def test_what_is_stored_is_not_run_again_unless_it_failed_or_was_not_installed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    good = DoorRun(replicas_equal=True, residuals_survive=True, changed_lines=2, loss=0.5, plain_loss=0.25)
+    doors = [Door(name, "with_ddp.py", arguments=("--backend", "x")) for name in ("good", "absent", "broken")]
+    first = {"good": good, "absent": DoorRun(missing="pip install it"), "broken": DoorRun(error="died")}
+    opened: list[str] = []
+
+    def again(found: dict[str, DoorRun]) -> list[str]:
+        def measure(self: DoorsBench, cell: Door, *_: object) -> DoorRun:
+            opened.append(cell.name)
+            return found[cell.name]
+
+        monkeypatch.setattr(DoorsBench, "measure", measure)
+        opened.clear()
+        harness.run(bench(), Results(tmp_path / "doors.json", [DoorRun]), {})
+        return list(opened)
+
+    monkeypatch.setattr(DoorsBench, "cells", lambda self: doors)
+    assert again(first) == ["good", "absent", "broken"]
+    assert again(dict.fromkeys(first, good)) == ["absent", "broken"], "it is installed now"
+    assert again({}) == []
 
 
 def test_a_table_says_what_went_wrong() -> None:

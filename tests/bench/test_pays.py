@@ -1,8 +1,5 @@
 """Does it pay: what is said of measured and predicted steps, and what can be asked for."""
 
-import json
-
-import msgspec
 import pytest
 
 from thinwire.bench.pay_rows import AtLink, Method, Paid, compare
@@ -82,12 +79,6 @@ def test_a_sweep_that_failed_is_told_and_tried_again() -> None:
     assert bench.failed(broken) and bench.line(method("none"), broken) == "mlp, none: failed: it was full"
     [whole] = paid((10.0, 12.0))
     assert bench.line(method("none"), whole).endswith("error: none 10 (+20%)")
-
-
-def test_a_stored_sweep_is_found_again() -> None:
-    for cell in PaysBench(models=["mlp"]).cells():
-        key = msgspec.to_builtins(cell)
-        assert json.loads(json.dumps(key)) == key, cell
 
 
 def test_what_cannot_be_measured_is_refused() -> None:

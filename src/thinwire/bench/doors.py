@@ -179,6 +179,10 @@ class DoorsBench(DoorsOptions, Bench[Door, DoorRun]):
     def failed(self, figures: DoorRun) -> bool:
         return figures.error != "" or False in (figures.replicas_equal, figures.residuals_survive)
 
+    def outdated(self, cell: Door, figures: DoorRun, before: Measured[Door, DoorRun]) -> bool:
+        """What was not installed then may be now."""
+        return self.failed(figures) or (figures.missing != "" and not cell.missing)
+
     def line(self, cell: Door, figures: DoorRun) -> str | None:
         return f"{cell}: {figures.error}" if figures.error else None
 

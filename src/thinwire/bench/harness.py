@@ -6,6 +6,7 @@ measured one after the other, in rounds, and each result is stored as soon as it
 
 from __future__ import annotations
 
+import json
 import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -95,8 +96,23 @@ class Bench(ABC, Generic[C, F]):
         return None, "auto"
 
     def failed(self, figures: F) -> bool:
-        """Whether a stored result is of a measurement that failed, to be tried again."""
+        """Whether a result is of a measurement that failed."""
         return False
+
+    def outdated(self, cell: C, figures: F, before: Measured[C, F]) -> bool:
+        """Whether a stored result is to be measured again.
+
+        Args:
+            cell: of the grid.
+            figures: what is stored of it.
+            before: what was measured, or found, of the cells before.
+        """
+        return self.failed(figures)
+
+    def key(self, cell: C, number: int) -> dict[str, Any]:
+        """Returns what a cell's result of one round is stored by, as it comes back from the file."""
+        key: dict[str, Any] = json.loads(json.dumps({**msgspec.to_builtins(cell), "round": number}))
+        return key
 
     def line(self, cell: C, figures: F) -> str | None:
         """Returns a line about one result, to be shown at once; None where tables are enough."""
@@ -138,9 +154,9 @@ def run(
         raise ConfigError("there is nothing to measure: a list of names is empty")
     for number in range(len(cells) * bench.rounds):
         cell = cells[number % len(cells)]
-        key = {**msgspec.to_builtins(cell), "round": number // len(cells)}
+        key = bench.key(cell, number // len(cells))
         figures = results.find(key)
-        if figures is None or bench.failed(figures):
+        if figures is None or bench.outdated(cell, figures, measured):
             on_cell(number + 1, len(cells) * bench.rounds, cell)
             figures = bench.measure(cell, measured, tell)
             results.add(key, figures)
