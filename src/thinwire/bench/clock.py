@@ -71,6 +71,7 @@ class ClockBench(ClockOptions, Bench[Job, Clocked]):
     """
 
     kinds = (Clocked,)
+    key_options = ("shaping",)
     left = 3
     columns = (
         ("workers", lambda job, runs: str(job.workers)),

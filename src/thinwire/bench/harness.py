@@ -10,7 +10,7 @@ import json
 import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import msgspec
@@ -48,6 +48,8 @@ class Bench(ABC, Generic[C, F]):
     Attributes:
         kinds: the classes of what is measured.
         defaults: of fields that cells got later, so that older files of results stay good.
+        key_options: options that no cell holds, and with which something else is measured. What a file holds without
+            one of them counts as measured with its default.
         columns: of its table.
         left: how many of them are text.
         rounds: how often the grid is gone through.
@@ -55,6 +57,7 @@ class Bench(ABC, Generic[C, F]):
 
     kinds: ClassVar[Sequence[type[Figures]]]
     defaults: ClassVar[Mapping[str, Any]] = {}
+    key_options: ClassVar[Sequence[str]] = ()
     columns: Sequence[Column[Any, Any]] = ()
     left: ClassVar[int] = 1
     rounds: int = 1
@@ -111,8 +114,15 @@ class Bench(ABC, Generic[C, F]):
 
     def key(self, cell: C, number: int) -> dict[str, Any]:
         """Returns what a cell's result of one round is stored by, as it comes back from the file."""
-        key: dict[str, Any] = json.loads(json.dumps({**msgspec.to_builtins(cell), "round": number}))
+        options = {name: getattr(self, name) for name in self.key_options}
+        key: dict[str, Any] = json.loads(json.dumps({**msgspec.to_builtins(cell), **options, "round": number}))
         return key
+
+    @classmethod
+    def stored_defaults(cls) -> dict[str, Any]:
+        """Returns what fields of a stored key count as where a file lacks them."""
+        usual = {each.name: each.default for each in fields(cls)}  # type: ignore[arg-type]
+        return {**cls.defaults, **{name: usual[name] for name in cls.key_options}}
 
     def line(self, cell: C, figures: F) -> str | None:
         """Returns a line about one result, to be shown at once; None where tables are enough."""

@@ -51,6 +51,8 @@ class LossRace(LossRaceOptions, HooksBench):
         ConfigError: nothing to measure, or a rate that cannot be.
     """
 
+    key_options = ("timed_seconds",)
+
     def __post_init__(self) -> None:
         if not self.rates or not all(math.isfinite(rate) and rate > 0 for rate in self.rates):
             raise ConfigError(f"rates {list(self.rates)}; a race needs one or more, all of them positive")
@@ -77,6 +79,11 @@ class LossRace(LossRaceOptions, HooksBench):
             *(replace(full, lr=None, seed=seed) for seed in seeds),
             *(replace(timed, lr=None, link=link) for link in dict.fromkeys(links)),
         ]
+
+    def key(self, cell: Cell, number: int) -> dict[str, Any]:
+        """As of any benchmark; a full run is the same whatever the limit of those on links is."""
+        key = super().key(cell, number)
+        return key if is_timed(cell) else key | {"timed_seconds": LossRaceOptions.timed_seconds}
 
     def authors(self, name: str) -> str | None:
         return identify(hook(name).id, self.files)

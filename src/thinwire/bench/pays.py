@@ -82,6 +82,7 @@ class PaysBench(PaysOptions, Bench[Method, Paid]):
     _plans: dict[str, dict[str, Plan]] = field(default_factory=dict, init=False, repr=False)
 
     kinds = (Paid,)
+    key_options = ("cores",)
     left: ClassVar[int] = 3
 
     def __post_init__(self) -> None:

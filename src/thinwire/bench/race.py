@@ -63,6 +63,8 @@ class RaceBench(RaceOptions, HooksBench):
         give_up: a runner is stopped after so many times the best time of its seed so far.
     """
 
+    key_options = ("give_up",)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.give_up >= 1:

@@ -46,7 +46,7 @@ def measure(
         require("the picture of --png", "matplotlib")
     with_privileges(*bench.thin_link())
     stored: results.Results[harness.Figures] = results.Results(
-        json, bench.kinds, defaults=bench.defaults, fresh=not resume
+        json, bench.kinds, defaults=bench.stored_defaults(), fresh=not resume
     )
     measured: dict[Any, list[harness.Figures]] = {}
     lines = Lines()

@@ -29,6 +29,7 @@ class WorkerDeath(WorkerDeathOptions, Scenario):
     """
 
     name = "worker-death"
+    key_options = (*Scenario.key_options, "deaths", "min_workers", "worker_grace_s", "points")
     columns = COLUMNS
 
     def measure(self, cell: Trial, before: Measured[Trial, Outcome], tell: Tell) -> Outcome:
@@ -67,6 +68,7 @@ class BackupDeath(BackupDeathOptions, Scenario):
     """
 
     name = "backup-death"
+    key_options = (*Scenario.key_options, "worker_grace_s")
     columns = COLUMNS
 
     def __post_init__(self) -> None:
@@ -105,6 +107,7 @@ class ServerDeath(ServerDeathOptions, Scenario):
     """
 
     name = "server-death"
+    key_options = (*Scenario.key_options, "deaths", "checkpoint_every")
     columns = COLUMNS
 
     def __post_init__(self) -> None:

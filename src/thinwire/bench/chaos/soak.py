@@ -46,6 +46,7 @@ class Soak(SoakOptions, Scenario):
     """
 
     name = "soak"
+    key_options = (*Scenario.key_options, "churn_s", "min_workers", "worker_grace_s", "growth_mb")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -52,6 +52,10 @@ class Storm(StormOptions, Scenario):
     """
 
     name = "storm"
+    key_options = (
+        *Scenario.key_options,
+        *("every", "min_workers", "worker_grace_s", "straggler_grace_s", "checkpoint_every", "points"),
+    )
     left = 3
     columns = STORM_COLUMNS
 

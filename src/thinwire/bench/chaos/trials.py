@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 from msgspec import UNSET
@@ -76,6 +76,7 @@ class Scenario(ScenarioOptions, Bench[Trial, Outcome]):
     """
 
     kinds = (Outcome,)
+    key_options: ClassVar[Sequence[str]] = ("shaping", "fork")
     left = 2
     name = ""
 
