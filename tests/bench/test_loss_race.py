@@ -121,6 +121,26 @@ def test_what_diverges_is_a_row_and_the_file_goes_on(raced: Any, tmp_path: Path)
     assert written["standings"][0]["method"] == "none" and written["rows"][0]["test_loss"] == pytest.approx(2.1)
 
 
+def test_runs_at_the_best_rate_are_made_again_where_a_better_one_is_found(raced: Any, tmp_path: Path) -> None:
+    file, first = tmp_path / "race.json", {"none": 2.0}
+    _, _, ran = raced(first, file, rates=(0.002,))
+    assert [(cell.lr, cell.seed, cell.link) for cell in ran] == [
+        (0.002, 0, None),
+        (0.002, 1, None),
+        (0.002, 0, "10mbit"),
+    ]
+    race, measured, ran = raced(first, file, rates=(0.002, 0.004))
+    assert [(cell.lr, cell.seed, cell.link) for cell in ran] == [
+        (0.004, 0, None),
+        (0.004, 1, None),
+        (0.004, 0, "10mbit"),
+    ]
+    [row] = standings(measured, race.margin)
+    assert row.rate == 0.004 and list(row.losses) == [0, 1]
+    _, _, ran = raced(first, file, rates=(0.002, 0.004, 0.008))
+    assert [cell.lr for cell in ran] == [0.008], "no better, so the others stand"
+
+
 def test_one_real_run_of_local_updates() -> None:
     cell = Cell(
         hook="local-sgd[h=2]",

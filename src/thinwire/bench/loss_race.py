@@ -104,6 +104,11 @@ class LossRace(LossRaceOptions, HooksBench):
         """A rate at which training diverges is an outcome."""
         return figures.error is not None and NonFiniteError.__name__ not in figures.error
 
+    def outdated(self, cell: Cell, figures: HookRun, before: Measured[Cell, HookRun]) -> bool:
+        """A run at the best rate is to be made again where another rate is the best one now."""
+        best = best_rate(grid_of(cell.model, cell.hook, before))
+        return self.failed(figures) or (cell.lr is None and figures.lr != best)
+
     def line(self, cell: Cell, figures: HookRun) -> str:
         rate = f"rate {cell.lr or figures.lr or 0:g}"
         if figures.error is not None:
