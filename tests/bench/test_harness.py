@@ -84,3 +84,14 @@ def test_what_was_measured_is_not_measured_again_but_what_failed_is(tmp_path: Pa
     measured = measured_by(Letters(names=("a", "b", "c"), rounds=1), path, made)
     assert made == ["2/3 b", "3/3 c"], "b, at 0.002 s, counts as failed"
     assert [len(runs) for runs in measured.values()] == [1, 1, 1]
+
+
+@dataclass(frozen=True)
+class Sized:
+    size: int | None
+
+
+def test_a_figure_that_was_not_measured_leaves_what_was_asked_in_the_row() -> None:
+    assert harness._row(Sized(5), [Took(seconds=1.0)]) == {"size": 5, "seconds": 1.0, "by": "clock"}
+    assert harness._row(Sized(None), [Took(seconds=1.0, size=4)])["size"] == 4
+    assert harness._row(Sized(None), [Took(seconds=1.0)])["size"] is None

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from thinwire.bench.chaos.deaths import BackupDeath, ServerDeath, WorkerDeath
+from thinwire.bench.chaos.outcome import Outcome
 from thinwire.bench.chaos.soak import Soak
 from thinwire.bench.chaos.storms import Storm, Storms
 from thinwire.bench.clock import ClockBench
@@ -126,3 +127,14 @@ def test_what_is_measured_with_other_options_is_stored_beside(kind: type[Bench[A
             other = not value if isinstance(value, bool) else value + 1
         assert other != value, by_kind
         assert keys(kind(**{**GIVEN[kind], option.name: other})) != first, by_kind
+
+
+@every_bench
+def test_rows_keep_what_was_asked_beside_what_was_measured(kind: type[Bench[Any, Any]]) -> None:
+    """A rate alone has one name for both: the best of the grid, where none was asked for."""
+    asked = {name for cell in kind(**GIVEN[kind]).cells() for name in msgspec.to_builtins(cell)}
+    for figures in kind.kinds:
+        names = {each.name for each in msgspec.structs.fields(figures)}
+        if figures is Outcome:
+            names = set(Outcome(problems=[], faults=[], steps=1).row())
+        assert asked & names <= {"lr"}, figures

@@ -211,7 +211,9 @@ def _row(cell: Any, runs: Sequence[Figures]) -> dict[str, Any]:
         name: statistics.median(each[name] for each in every) if type(value) in (int, float) else value
         for name, value in every[0].items()
     }
-    return {**msgspec.to_builtins(cell), **middle}
+    asked = msgspec.to_builtins(cell)
+    # A figure that was not measured says nothing of what was asked under the same name, as of a learning rate.
+    return {**asked, **{name: value for name, value in middle.items() if value is not None or name not in asked}}
 
 
 @dataclass(frozen=True, slots=True)

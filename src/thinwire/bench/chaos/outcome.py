@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 from msgspec import UnsetType
@@ -34,6 +35,10 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         return f"minute {self.minute:.1f}: {self.rss_mb:.0f} MB, {self.descriptors} descriptors, {self.threads} threads"
+
+
+_OWN_NAMES = {"faults": "struck", "steps": "steps_done", "seconds": "seconds_taken"}
+"""What figures are called in a row, beside the trial's faults, steps and seconds."""
 
 
 class Outcome(Figures, frozen=True, kw_only=True):
@@ -73,6 +78,10 @@ class Outcome(Figures, frozen=True, kw_only=True):
     seconds: float = 0.0
     samples: tuple[Sample, ...] = ()
     lines: tuple[str, ...] = ()
+
+    def row(self) -> dict[str, Any]:
+        """As of any figures; what a trial was asked to be has some of their names."""
+        return {_OWN_NAMES.get(name, name): value for name, value in super().row().items()}
 
     @property
     def points(self) -> float | None:
