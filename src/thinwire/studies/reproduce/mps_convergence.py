@@ -7,7 +7,6 @@ by the modelled clock so that no machine runs ahead of others, and seconds of an
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from statistics import fmean
 
 from thinwire.engines.events import Event
@@ -40,6 +39,7 @@ _POINTS = 14
 _COMPARED = (TENSORFLOW, SYNC_TOP, STALE, STALE_TOP)
 _NETWORK = "resnet8"
 _SHARES = (0.25, 0.5, 0.75, 1.0)
+"""Of the iterations. Evaluations do not fall on all of them: what is shown is of the last one up to each."""
 _THESIS = 0.43
 SCALED = (
     "The thesis: ResNet-110 on CIFAR-10, 20,000 iterations of 64 images on each of four machines with a GPU. Here a "
@@ -130,15 +130,17 @@ def _by_iteration_cells(scale: Scale) -> list[Cell]:
 
 def _show_iterations(found: Found) -> Shown:
     series, lines = [], []
-    for (design, _), curve in _curves(found).items():
+    curves = _curves(found)
+    for (design, _), curve in curves.items():
         accuracies = [100 * accuracy for _, accuracy in curve]
         series.append(Series(label=LABELS[design], x=[step for step, _ in curve], y=accuracies))
-        lines.append([LABELS[design], *(f"{_at(accuracies, share):.2f}" for share in _SHARES)])
-    header = ["", *(f"accuracy % at {share:.0%}" for share in _SHARES)]
+        lines.append([LABELS[design], *(f"{100 * _at(curve, share)[1]:.2f}" for share in _SHARES)])
+    evaluated = next(iter(curves.values()))
+    header = ["", *(f"accuracy % after {_at(evaluated, share)[0]:,}" for share in _SHARES)]
     panel = Panel(title="", x_label="iterations of each machine", y_label="test accuracy (%)", series=series)
     return Shown(
         setting=_setting(found),
-        tables=[Table(header, lines, "Test accuracy by share of the iterations")],
+        tables=[Table(header, lines, "Test accuracy after so many iterations")],
         charts=[Chart(name="mps-figure-5.7", caption="Accuracy by iteration.", panels=[panel])],
         notes=[
             "The thesis draws curves without numbers, and says that staleness and the information that top 1 % leaves "
@@ -156,8 +158,8 @@ def _by_time_cells(scale: Scale) -> list[Cell]:
 def _show_times(found: Found) -> Shown:
     timed = {c.design: f for c, f in found.items() if isinstance(c, NodesCell) and isinstance(f, NodesFinding)}
     single_s = fmean(finding.single_s for finding in timed.values())
-    curves = {}
-    for (design, machines), curve in _curves(found).items():
+    curves, accuracies = {}, _curves(found)
+    for (design, machines), curve in accuracies.items():
         label = "single machine" if machines == 1 else LABELS[design]
         seconds = single_s if machines == 1 else timed[design].seconds_per_step
         curves[label] = [(step * seconds, accuracy) for step, accuracy in curve]
@@ -167,8 +169,9 @@ def _show_times(found: Found) -> Shown:
     ]
     base, ours = curves[LABELS[TENSORFLOW]], curves[LABELS[STALE_TOP]]
     lines = []
-    for share in _SHARES:
-        target = _at([accuracy for _, accuracy in base], share)
+    [synchronous] = [curve for (design, _), curve in accuracies.items() if design == TENSORFLOW]
+    targets = [_at(synchronous, share) for share in _SHARES]
+    for _, target in targets:
         times = {label: _time_to(curve, target) for label, curve in curves.items()}
         theirs, mine = _time_to(base, target), _time_to(ours, target)
         part = "not reached" if mine is None or theirs is None else f"{mine / theirs:.0%}"
@@ -183,22 +186,23 @@ def _show_times(found: Found) -> Shown:
         ],
         charts=[Chart(name="mps-figure-5.8", caption="Accuracy by time.", panels=[panel])],
         notes=[
-            f"Accuracies are those that {LABELS[TENSORFLOW]} has reached after a quarter, a half, three quarters and "
-            "all of its iterations. It stands for TensorFlow. A time is that of the first evaluation that reaches the "
-            "accuracy.",
+            f"Accuracies are those that {LABELS[TENSORFLOW]} has after "
+            f"{', '.join(f'{step:,}' for step, _ in targets[:-1])} and {targets[-1][0]:,} iterations. It stands for "
+            "TensorFlow. A time is that of the first evaluation that reaches the accuracy.",
             MODELLED,
         ],
     )
 
 
-def _at(accuracies: Sequence[float], share: float) -> float:
-    """Returns the best accuracy up to a share of the evaluations.
+def _at(curve: Curve, share: float) -> tuple[int, float]:
+    """Returns the last evaluation up to a share of the iterations, or the first one of all.
 
-    >>> _at([0.5, 0.75, 0.625, 0.875], 0.75)
-    0.75
+    >>> curve = [(30, 0.5), (60, 0.75), (90, 0.625), (100, 0.875)]
+    >>> _at(curve, 0.75), _at(curve, 0.25)
+    ((60, 0.75), (30, 0.5))
     """
-    best = list(accumulate(accuracies, max))
-    return best[max(1, round(share * len(best))) - 1]
+    most = share * curve[-1][0]
+    return next((point for point in reversed(curve) if point[0] <= most), curve[0])
 
 
 def _time_to(curve: Sequence[tuple[float, float]], accuracy: float) -> float | None:
