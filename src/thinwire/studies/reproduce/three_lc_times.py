@@ -25,8 +25,7 @@ from thinwire.studies.reproduce.trainings import TrainingCell, TrainingFinding, 
 
 Found = Mapping[Cell, Finding]
 
-# Of table 1, by design: speed-up at 10 Mbit/s, 100 Mbit/s and 1 Gbit/s, and accuracy in percent.
-_PRINTED: dict[str, tuple[float, float, float, float]] = {
+PRINTED: dict[str, tuple[float, float, float, float]] = {
     "fp32": (1, 1, 1, 93.37),
     "int8": (3.62, 3.47, 1.51, 93.33),
     "stoch3": (12.3, 7.51, 1.53, 92.06),
@@ -38,6 +37,7 @@ _PRINTED: dict[str, tuple[float, float, float, float]] = {
     "3lc[s=1.75]": (22.8, 9.04, 1.53, 93.51),
     "3lc[s=1.9]": (22.8, 9.22, 1.55, 93.10),
 }
+"""Of table 1, by design: speed-up at 10 Mbit/s, 100 Mbit/s and 1 Gbit/s, and accuracy in percent."""
 SHARES = (0.25, 0.5, 0.75, 1.0)
 _DRAWN = ("fp32", "int8", "stoch3", "sparse5", "3lc[s=1.0]", "3lc[s=1.75]")
 _MODELLED = (
@@ -70,7 +70,7 @@ def _show_table_1(found: Found) -> Shown:
     runs, seconds = _split(found)
     base = mean(runs, "fp32", _accuracy)
     lines, ours = [], {}
-    for design, (*speedups, printed) in _PRINTED.items():
+    for design, (*speedups, printed) in PRINTED.items():
         accuracy = mean(runs, design, _accuracy)
         cells = []
         for link, speedup in zip(LINKS, speedups, strict=True):
@@ -83,11 +83,11 @@ def _show_table_1(found: Found) -> Shown:
         header += [f"× at {link}, paper", "ours, modelled"]
     header += ["accuracy %, paper", "ours, measured", "difference, paper", "ours"]
     bars = [
-        Series(label="paper", x=list(_PRINTED), y=[row[0] for row in _PRINTED.values()], paper=True),
-        Series(label="ours, modelled", x=list(_PRINTED), y=[ours[design, LINKS[0]] for design in _PRINTED]),
+        Series(label="paper", x=list(PRINTED), y=[row[0] for row in PRINTED.values()], paper=True),
+        Series(label="ours, modelled", x=list(PRINTED), y=[ours[design, LINKS[0]] for design in PRINTED]),
     ]
     panel = Panel(title="10 Mbit/s", x_label="", y_label="speed-up over float", series=bars, kind="bars")
-    order = sorted(_PRINTED, key=lambda design: _PRINTED[design][0])
+    order = sorted(PRINTED, key=lambda design: PRINTED[design][0])
     turned = [f"{a} and {b}" for a, b in pairwise(order) if ours[a, LINKS[0]] > ours[b, LINKS[0]]]
     same = "is the paper's" if not turned else f"is the paper's but for {', '.join(turned)}"
     return Shown(
@@ -136,7 +136,7 @@ def _study(cells: Callable[[Scale], Sequence[Cell]], show: Callable[[Found], Sho
 
 def table_1() -> Study[Cell, Finding]:
     """Returns how table 1 is made."""
-    designs = list(_PRINTED)
+    designs = list(PRINTED)
     return _study(lambda scale: [*trainings(designs, scale), *timings(designs, scale)], _show_table_1)
 
 

@@ -1,0 +1,38 @@
+"""3LC's items, from trainings that are told."""
+
+from __future__ import annotations
+
+import pytest
+
+from thinwire.jobs.history import StepHistory
+from thinwire.studies.reproduce.three_lc_riddles import LAG
+from thinwire.studies.reproduce.trainings import TrainingFinding
+
+
+def trained(evaluations: list[tuple[int, float]]) -> TrainingFinding:
+    history = StepHistory(
+        losses=[1.0], bits_push=[1.0], bits_pull=[1.0], payload_bytes_push=[1], payload_bytes_pull=[1], lags=[1.0]
+    )
+    return TrainingFinding(
+        evaluations=evaluations,
+        test_loss=1.0,
+        bits_push=1.0,
+        bits_pull=1.0,
+        compression_ratio=1.0,
+        lag=1.0,
+        lr=0.01,
+        batch=16,
+        weights="",
+        history=history,
+    )
+
+
+def test_the_papers_line_is_of_what_the_axis_says() -> None:
+    """By table 1 s = 1.75 ends at 93.51 %, s = 1.0 at 93.32 % and float at 93.37 %."""
+    study = LAG.study
+    assert study is not None
+    shown = study.show({cell: trained([(1, 0.9)]) for cell in study.cells("quick")})
+    [panel] = shown.charts[0].panels
+    [paper] = [series for series in panel.series if series.paper]
+    assert panel.y_label == "s = 1.75 minus s = 1.0, points"
+    assert list(paper.y) == pytest.approx([0.19, 0.19]) and "+0.19 points" in shown.notes[0]
