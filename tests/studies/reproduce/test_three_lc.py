@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from thinwire.jobs.history import StepHistory
+from thinwire.studies.reproduce.three_lc import ENTRIES
 from thinwire.studies.reproduce.three_lc_riddles import LAG
 from thinwire.studies.reproduce.trainings import TrainingFinding
 
@@ -36,3 +37,12 @@ def test_the_papers_line_is_of_what_the_axis_says() -> None:
     [paper] = [series for series in panel.series if series.paper]
     assert panel.y_label == "s = 1.75 minus s = 1.0, points"
     assert list(paper.y) == pytest.approx([0.19, 0.19]) and "+0.19 points" in shown.notes[0]
+
+
+def test_half_way_is_at_half_of_the_steps() -> None:
+    [study] = [entry.study for entry in ENTRIES if entry.item == "figure-4"]
+    assert study is not None
+    curve = [(step, step / 1000) for step in range(50, 501, 50)]
+    shown = study.show({cell: trained(curve) for cell in study.cells("quick")})
+    assert shown.tables[0].header[-2:] == ["accuracy % half-way", "at the end"]
+    assert {tuple(line[-2:]) for line in shown.tables[0].lines} == {("25.00", "50.00")}

@@ -110,7 +110,8 @@ def _show_figure_4(found: Found) -> Shown:
         steps = [step for step, _ in mine[0].evaluations]
         points = [100 * over_run([each.evaluations[i][1] for each in mine]) for i in range(len(steps))]
         accuracies.append(Series(label=design, x=steps, y=points))
-        lines.append([design, f"{y[-1]:.3f}", f"{points[len(points) // 2]:.2f}", f"{points[-1]:.2f}"])
+        half = next(i for i, step in enumerate(steps) if 2 * step >= steps[-1])
+        lines.append([design, f"{y[-1]:.3f}", f"{points[half]:.2f}", f"{points[-1]:.2f}"])
     panels = [
         Panel(title="training loss", x_label="step", y_label="loss (nats)", series=losses),
         Panel(title="test accuracy", x_label="step", y_label="accuracy (%)", series=accuracies),
