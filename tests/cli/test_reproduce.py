@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from tests.cli.commands import Result
 from tests.studies.reproduce.test_reproduce import Toss, entry
+from thinwire.cli import reproduce
 from thinwire.studies.reproduce import catalog
 from thinwire.studies.reproduce.catalog import CATALOG
 from thinwire.studies.reproduce.entry import Scale
@@ -60,6 +63,21 @@ def test_json_is_not_written_over_what_the_folder_keeps(
     result = command("reproduce", "3lc-figure-99", "--out", tmp_path, "--json", tmp_path / name)
     assert result.status == 2 and "is where the runs are kept" in result.err
     assert (tmp_path / name).read_text() == "kept"
+
+
+def test_on_a_terminal_runs_that_are_over_leave_the_bars_to_those_that_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = StringIO()
+    monkeypatch.setattr(reproduce, "console", Console(file=screen, force_terminal=True, height=10, width=100))
+    bars = reproduce.RunBars()
+    for number in range(1, 31):
+        cell = Toss(number=number)
+        bars.began(number, 30, cell)
+        bars.told(cell, 1.0, "drawing")
+        [task] = bars.progress.tasks
+        assert (task.description, task.fields["text"]) == (f"{number}/30 toss {number}", "drawing")
+        bars.told(cell, 1.0, "")
+        assert bars.progress.tasks == []
+    assert screen.getvalue().splitlines()[-1] == "30/30 toss 30: 0:00:00"
 
 
 def test_an_unknown_name_is_told_near_ones(command: Command) -> None:

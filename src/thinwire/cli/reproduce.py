@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -131,15 +132,8 @@ def _run(
     out: Path,
     command: str,
 ) -> making.Reproduced:
-    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"), TimeElapsedColumn()
-    lines = Lines()
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        tasks: dict[Cell, TaskID] = {}
-
-        def on_cell(number: int, total: int, cell: Cell) -> None:
-            lines.say(f"{number}/{total} {cell}", always=True)
-            tasks[cell] = bar.add_task(escape(f"{number}/{total} {cell}"), total=1.0, text="starting")
-
+    bars = RunBars()
+    with bars.progress:
         return making.reproduce(
             chosen,
             scale.value,
@@ -150,9 +144,36 @@ def _run(
             kept=kept,
             join=join,
             jobs=jobs,
-            on_cell=on_cell,
-            on_progress=lambda cell, share, text: bar.update(tasks[cell], completed=share, text=text),
+            on_cell=bars.began,
+            on_progress=bars.told,
         )
+
+
+class RunBars:
+    """A bar for each run that is going on; runs that are over are lines above, so that they do not fill the screen."""
+
+    def __init__(self) -> None:
+        columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"), TimeElapsedColumn()
+        self.progress = Progress(*columns, console=console, disable=not console.is_terminal)
+        self._lines = Lines()
+        self._tasks: dict[Cell, TaskID] = {}
+
+    def began(self, number: int, total: int, cell: Cell) -> None:
+        """Shows a run; see `making.OnCell`."""
+        self._lines.say(f"{number}/{total} {cell}", always=True)
+        self._tasks[cell] = self.progress.add_task(escape(f"{number}/{total} {cell}"), total=1.0, text="starting")
+
+    def told(self, cell: Cell, share: float, text: str) -> None:
+        """Moves a run's bar, or ends it; see `making.OnCellProgress`."""
+        if share < 1 or text:
+            self.progress.update(self._tasks[cell], completed=share, text=text)
+            return
+        task = self._tasks.pop(cell)
+        [over] = [each for each in self.progress.tasks if each.id == task]
+        self.progress.remove_task(task)
+        if console.is_terminal:
+            took = timedelta(seconds=int(over.elapsed or 0))
+            console.print(f"{over.description}: {took}", highlight=False, soft_wrap=True)
 
 
 def _list(json: Path | None) -> None:
