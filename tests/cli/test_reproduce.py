@@ -40,7 +40,10 @@ def test_a_run_is_shown_and_an_interrupted_one_says_how_to_go_on(
     asked = ("reproduce", "3lc-figure-99", "--out", tmp_path / "my out")
     result = command(*asked)
     assert result.status == 130
-    assert f"go on with: thinwire reproduce 3lc-figure-99 --scale quick --out '{tmp_path}/my out'" in result.out
+    again = f"go on with: thinwire reproduce 3lc-figure-99 --scale quick --out '{tmp_path}/my out'"
+    assert f"{again}\n" in result.out
+    result = command(*asked, "--jobs", 4, "--json", tmp_path / "my shown.json")
+    assert f"{again} --jobs 4 --json '{tmp_path}/my shown.json'\n" in result.out
     chosen[:] = [entry()]
     result = command(*asked, "--json", tmp_path / "shown.json")
     assert (result.status, result.err) == (0, "")

@@ -103,7 +103,8 @@ def reproduce(
     try:
         made = _run(chosen, scale, seeds, kept, join or [], jobs, out, command)
     except KeyboardInterrupt:
-        console.print(f"what is done is kept; go on with: {escape(command)}", soft_wrap=True)
+        more = ("" if jobs == 1 else f" --jobs {jobs}") + ("" if json is None else f" --json {shlex.quote(str(json))}")
+        console.print(f"what is done is kept; go on with: {escape(command + more)}", soft_wrap=True)
         raise
     for entry, each in made.shown:
         console.print(f"\n[bold]{entry.id}[/] {escape(entry.title)}", soft_wrap=True)
