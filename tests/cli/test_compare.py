@@ -156,6 +156,10 @@ def test_misuse_is_one_line(command: Command, tmp_path: Path) -> None:
             ["--models", "resnet8", "--data", "cifar10", "--dropout", "0.5"],
             r"dropout 0.5: resnet8 has no place for it.*",
         ),
+        (
+            ["--models", "byte-transformer-1m", "--data", "python-text", "--momentum", "0.5"],
+            r"momentum 0\.5 is of SGD; byte-transformer-1m trains with AdamW",
+        ),
         (["--compression", "by-colour"], r"unknown compression 'by-colour'; there are by-shape"),
         (
             ["--servers", "2", "--servers-on-workers"],

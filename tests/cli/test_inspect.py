@@ -38,6 +38,12 @@ def test_designs_are_listed_by_one_command_and_this_one_says_which(command: Comm
     assert result.status == 2 and "thinwire designs" in result.err
 
 
+def test_data_options_are_of_data_alone(command: Command, tmp_path: Path) -> None:
+    for what, option in (("codecs", "--download"), ("models", "--download"), ("codecs", "--root")):
+        result = command("inspect", what, option, "no-such-set")
+        assert result.status == 2 and f"thinwire inspect data {option} no-such-set" in result.err
+
+
 def test_models(command: Command, tmp_path: Path) -> None:
     facts, out = inspected(command, tmp_path, "models")
     assert facts == list(models()) and {"mlp", "lenet", "lenet5", "resnet20"} <= set(facts)

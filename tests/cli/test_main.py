@@ -164,7 +164,7 @@ MISUSE: list[tuple[list[str], str]] = [
     (["train", "--address", "auto"], r"--address auto is of a Ray cluster: add --engine ray"),
     (
         ["train", "--model", "byte-transformer-1m", "--data", "python-text", "--momentum", "0.9"],
-        r"--momentum 0\.9 is of SGD; byte-transformer-1m trains with AdamW",
+        r"momentum 0\.9 is of SGD; byte-transformer-1m trains with AdamW",
     ),
     (
         ["bench", "race", "--models", "lenet", "--rates", "1e-3"],

@@ -32,6 +32,12 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"schedule": "stairs"}, "unknown schedule 'stairs'; allowed are cosine"),
     ({"optimizer": "LAMB"}, "unknown optimizer 'LAMB'"),
     ({"momentum": 1.0}, "momentum is 1.0"),
+    (
+        {"momentum": 0.5, "model": "byte-transformer", "data": "python-text"},
+        "momentum 0.5 is of SGD; byte-transformer trains with Adam",
+    ),
+    ({"momentum": 0.0, "optimizer": "Adam"}, "momentum 0 is of SGD; mlp trains with Adam"),
+    ({"schedule": "exponential", "final": 0.0}, "final is 0, to which no rate falls exponentially"),
     ({"dropout": 1.0}, "dropout is 1.0; expected 0 or more and below 1"),
     ({"dropout": 0.2, "model": "resnet8"}, "dropout 0.2: resnet8 has no place for it; mlp, "),
     ({"device": "meta"}, "device 'meta'; allowed are cpu, cuda, and one of several as in cuda:1"),
@@ -56,8 +62,9 @@ def test_the_recipe_fills_in_what_was_not_given() -> None:
     assert Job(model="resnet110", data="cifar10", workers=5, lr=0.2).recipe().lr == 0.2
     paper: dict[str, Any] = {"schedule": "polynomial", "final": 0.0, "momentum": 0.0, "weight_decay": 5e-4}
     paper |= {"dropout": 0.2}
-    found = Job(**paper, optimizer="Adam").recipe()
-    assert {name: getattr(found, name) for name in paper} == paper and found.optimizer == "Adam"
+    found = Job(**paper).recipe()
+    assert {name: getattr(found, name) for name in paper} == paper
+    assert Job(optimizer="Adam", weight_decay=0.0).recipe().optimizer == "Adam"
 
 
 def test_the_design_is_spelled_out() -> None:

@@ -51,6 +51,9 @@ def inspect(
     json: options.Json = None,
 ) -> None:
     """Explain the bytes of a frame; list codecs, models or data sets. (Designs: `thinwire designs`.)"""
+    for name, value in (("--download", download), ("--root", root)):
+        if value is not None and what != "data":
+            raise ConfigError(f"{name} {value} is of data sets: thinwire inspect data {name} {value}")
     match what:
         case "codecs":
             facts: Any = _codecs()

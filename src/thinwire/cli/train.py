@@ -99,8 +99,6 @@ def train(
     if checkpoint_every != options.CHECKPOINT_EVERY and checkpoint_dir is None:
         raise ConfigError("--checkpoint-every writes checkpoints: say where with --checkpoint-dir DIR")
     job, written = jobs.Job(**vars(given)), None
-    if given.momentum is not None and (kind := job.recipe().optimizer) != "SGD":
-        raise ConfigError(f"--momentum {given.momentum:g} is of SGD; {job.model} trains with {kind}")
     if checkpoint_dir is not None:
         written = checkpoints.RunCheckpoints(folder=checkpoint_dir, every=checkpoint_every, resume=resume)
     ray = None

@@ -41,7 +41,10 @@ class Job(JobOptions):
             raise ConfigError(f"evaluations every {self.eval_steps} steps; 0 means only at the end")
         device(self.device)
         self.full_design()
-        check_dropout(self.model, self.recipe().dropout)
+        recipe = self.recipe()
+        check_dropout(self.model, recipe.dropout)
+        if self.momentum is not None and recipe.optimizer != "SGD":
+            raise ConfigError(f"momentum {self.momentum:g} is of SGD; {self.model} trains with {recipe.optimizer}")
 
     @property
     def shards(self) -> int:

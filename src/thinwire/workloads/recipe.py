@@ -84,6 +84,8 @@ class Recipe:
                 raise ConfigError(f"{name} is {getattr(self, name)}; expected 1 or more")
         if not 0 <= self.final <= 1:
             raise ConfigError(f"final is {self.final}; expected a share from 0 to 1")
+        if self.schedule == "exponential" and self.final == 0:
+            raise ConfigError("final is 0, to which no rate falls exponentially: it would be 0 from the second step on")
         shares = ("warmup", "momentum", "dropout")
         for name, below in (*((each, 1.0) for each in shares), ("weight_decay", math.inf), ("l1", math.inf)):
             if not 0 <= getattr(self, name) < below:

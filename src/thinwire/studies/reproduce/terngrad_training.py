@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from thinwire.codecs import codec, decode
+from thinwire.jobs.job import Job
 from thinwire.jobs.tables import Table
 from thinwire.studies.charts import Chart, Panel, Series, smooth
 from thinwire.studies.reproduce.entry import Entry, OnProgress, Scale, Shown, Study
@@ -46,6 +47,11 @@ class RecipeCell(TrainingCell, frozen=True, kw_only=True):
     weight_decay: float = 5e-4
     schedule: str = "polynomial"
     final: float = 0.0
+
+    def job(self) -> Job:
+        """Returns the run; momentum is of SGD alone."""
+        given = {name: getattr(self, name) for name in self.__struct_fields__}
+        return Job(**given | ({} if self.optimizer == "SGD" else {"momentum": None}))
 
     def __str__(self) -> str:
         how = self.optimizer if self.optimizer != "SGD" else f"momentum {self.momentum:g}"
