@@ -135,10 +135,19 @@ def entropy(weights: np.ndarray[tuple[int, ...], np.dtype[np.float32]], num_bits
     >>> entropy(np.linspace(-1, 1, 4096, dtype=np.float32), 2, 1.0)
     2.0
     """
-    sample = sample_of(weights, max(MIN_SAMPLE, int(np.ceil(share * weights.size))))
+    sample = sample_of(weights, sample_size(weights.size, share))
     bins = np.empty(sample.size, np.int32)
     bin_values(sample, low=float(weights.min()), high=float(weights.max()), num_bits=num_bits, out=bins)
     return entropy_of(bins)
+
+
+def sample_size(numel: int, share: float) -> int:
+    """Returns how many of a layer's weights a share of them is taken to be.
+
+    >>> [sample_size(19_600, share) for share in (0.1, 0.03, 0.01)], sample_size(500, 0.1)
+    ([1960, 1000, 1000], 500)
+    """
+    return min(numel, max(MIN_SAMPLE, int(np.ceil(share * numel))))
 
 
 def train(cell: AveragesCell, on_progress: OnProgress) -> AveragesFinding:

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import numpy as np
 
+from thinwire.codecs.entropy import MIN_SAMPLE
 from thinwire.jobs.tables import Table
 from thinwire.studies.charts import Chart, Panel, Series
 from thinwire.studies.deviation import deviation
 from thinwire.studies.reproduce import entropy_ratios
-from thinwire.studies.reproduce.averages import FLOATS, HISTOGRAM_BITS, SHARES, AveragesCell, AveragesFinding, train
+from thinwire.studies.reproduce.averages import (
+    FLOATS,
+    HISTOGRAM_BITS,
+    SHARES,
+    AveragesCell,
+    AveragesFinding,
+    sample_size,
+    train,
+)
 from thinwire.studies.reproduce.entropy_cells import (
     HISTOGRAM,
     SCALED,
@@ -25,6 +35,7 @@ from thinwire.studies.reproduce.entropy_cells import (
     of,
     percent,
     setting,
+    widths,
 )
 from thinwire.studies.reproduce.entry import Entry, Scale, Shown, Study
 
@@ -36,7 +47,6 @@ _BITS: dict[Scale, Sequence[int]] = {
 _CEILING = 10
 _FLOORS: dict[Scale, Sequence[int]] = {"tiny": (6, 10), "quick": (2, 4, 5, 6, 7, 8, 10), "full": range(2, 11)}
 _OF_FOUR: dict[Scale, Sequence[int]] = {"tiny": (5, 6), "quick": range(3, 9), "full": range(1, 11)}
-_LAYERS = ("784 × 392", "392 × 50", "50 × 10")
 
 
 def _show_figure_1(found: Found) -> Shown:
@@ -64,18 +74,21 @@ def _show_figure_1(found: Found) -> Shown:
     )
 
 
+def _layers(found: Found) -> dict[str, int]:
+    """Returns the layers' names, and how many weights each has."""
+    return {f"{wide} × {narrow}": wide * narrow for wide, narrow in pairwise(widths(found))}
+
+
 def _probed(found: Found) -> AveragesFinding:
     return next(finding for cell, finding in found.items() if cell.probes)
 
 
 def _show_figure_2(found: Found) -> Shown:
-    rms = _probed(found).rms
-    series = [
-        Series(label=name, x=epochs(rms), y=[epoch[layer] for epoch in rms]) for layer, name in enumerate(_LAYERS)
-    ]
+    rms, layers = _probed(found).rms, _layers(found)
+    series = [Series(label=name, x=epochs(rms), y=[epoch[layer] for epoch in rms]) for layer, name in enumerate(layers)]
     panel = Panel(title="", x_label="epoch", y_label="RMS of the derivative", series=series, y_log=True)
-    lines = [[name, *(f"{epoch[layer]:.2e}" for epoch in (rms[0], rms[-1]))] for layer, name in enumerate(_LAYERS)]
-    falling = [name for layer, name in enumerate(_LAYERS) if rms[-1][layer] < rms[0][layer]]
+    lines = [[name, *(f"{epoch[layer]:.2e}" for epoch in (rms[0], rms[-1]))] for layer, name in enumerate(layers)]
+    falling = [name for layer, name in enumerate(layers) if rms[-1][layer] < rms[0][layer]]
     return Shown(
         setting=setting(found),
         tables=[Table(["layer", "first epoch", "last epoch"], lines)],
@@ -92,28 +105,34 @@ def _show_figure_2(found: Found) -> Shown:
 def _show_figure_3(found: Found) -> Shown:
     probed = _probed(found)
     entropies = np.array(probed.entropies)  # epoch, layer, bits, share
-    x = epochs(probed.entropies)
+    x, layers = epochs(probed.entropies), _layers(found)
     panels = [
         Panel(
             title=f"{bits} bits",
             x_label="epoch",
             y_label="entropy (bits)",
             series=[
-                Series(label=f"{name}, {share:g}", x=x, y=entropies[:, layer, index, SHARES.index(share)].tolist())
-                for layer, name in enumerate(_LAYERS)
+                Series(
+                    label=f"{name}, {_sampled(numel, share):.2g}",
+                    x=x,
+                    y=entropies[:, layer, index, SHARES.index(share)].tolist(),
+                )
+                for layer, (name, numel) in enumerate(layers.items())
                 for share in (1.0, 0.03)
+                if share == 1 or _sampled(numel, share) < 1
             ],
         )
         for index, bits in enumerate(HISTOGRAM_BITS)
     ]
     lines = []
-    for layer, name in enumerate(_LAYERS):
+    for layer, (name, numel) in enumerate(layers.items()):
         four = HISTOGRAM_BITS.index(HISTOGRAM)
         off = np.abs(entropies[:, layer, four, 1:] - entropies[:, layer, four, :1]).mean(0)
         target = np.log2(np.array(probed.rms)[:, layer] + 1)
         whole = entropies[:, layer, four, 0]
         related = np.corrcoef(target, whole)[0, 1] if len(x) > 2 and target.std() > 0 and whole.std() > 0 else np.nan
-        lines.append([name, *(f"{each:.3f}" for each in off), f"{related:.2f}", "> 0.75, often > 0.95"])
+        offs = [f"{each:.3f}{_instead(numel, share)}" for each, share in zip(off, SHARES[1:], strict=True)]
+        lines.append([name, *offs, f"{related:.2f}", "> 0.75, often > 0.95"])
     shares = [f"{share:g}" for share in SHARES[1:]]
     return Shown(
         setting=setting(found),
@@ -132,10 +151,20 @@ def _show_figure_3(found: Found) -> Shown:
             )
         ],
         notes=[
-            "A layer of fewer than 1,000 weights is always taken whole: 3 % of 500 weights are 15, which cannot show "
-            "more than 3.9 bits."
+            f"At least {MIN_SAMPLE:,} weights are taken, or a layer whole: 3 % of 500 weights are 15, which cannot "
+            "show more than 3.9 bits. In brackets is the share that was taken where it is another one."
         ],
     )
+
+
+def _sampled(numel: int, share: float) -> float:
+    """Returns the share of a layer's weights that is taken for a share of them."""
+    return sample_size(numel, share) / numel
+
+
+def _instead(numel: int, share: float) -> str:
+    taken = _sampled(numel, share)
+    return f" ({taken:.1%})" if taken > 1.01 * share else ""
 
 
 def _show_figure_4(found: Found) -> Shown:

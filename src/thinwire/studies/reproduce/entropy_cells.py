@@ -63,14 +63,20 @@ def adaptive(floor: int, histogram_bits: int = HISTOGRAM, rounding: str = "ceil"
     return f"entropy[c={floor},histogram_bits={histogram_bits},rounding={rounding}]"
 
 
+def widths(found: Found) -> list[int]:
+    """Returns how many inputs the network has, and how many units each layer."""
+    digits = next(iter(found)).data.startswith("digits")
+    return [64 if digits else 784, 392, 50, 10]
+
+
 def setting(found: Found) -> str:
     """Returns in a sentence what was run."""
     first = next(iter(found))
     seeds = len({cell.seed for cell in found})
     return (
-        f"784-392-50-10 with tanh on {first.data}, {first.workers} workers of {first.batch} examples, {first.epochs} "
-        f"epochs, weights averaged after each, half the squared error, ℓ1 of {first.job().recipe().l1:g}, exponential "
-        f"decay of the rate, "
+        f"{'-'.join(map(str, widths(found)))} with tanh on {first.data}, {first.workers} workers of {first.batch} "
+        f"examples, {first.epochs} epochs, weights averaged after each, half the squared error, ℓ1 of "
+        f"{first.job().recipe().l1:g}, exponential decay of the rate, "
         f"{seeds} {'seed' if seeds == 1 else 'seeds'}. Accuracy is the mean of the last tenth of the epochs."
     )
 
