@@ -2,6 +2,7 @@
 
 Kept by epoch: test accuracy, bits a weight before and after Huffman's code, and where a cell asks for it the root mean
 square of the loss's derivative and the weights' entropy, layer by layer. Biases travel as floats and are not counted.
+Worker 0 is looked at just after the exchange that ends an epoch: its weights are the average then, as it was decoded.
 """
 
 from __future__ import annotations
@@ -74,9 +75,9 @@ class AveragesFinding(Finding, frozen=True, kw_only=True):
     Attributes:
         accuracies: on the test set, 0 … 1.
         coded: bits a weight as they were sent, Huffman's table included, mean over workers.
-        raw: bits of a bin's number, mean over the weights of worker 0; 32 of floats.
-        rms: of the derivative of the loss, over an epoch's batches, by layer.
-        entropies: of worker 0's weights, by layer, by `HISTOGRAM_BITS`, by `SHARES`.
+        raw: bits of a bin's number, mean over the weights of the average; 32 of floats.
+        rms: of the derivative of the loss, ℓ1's included, over an epoch's batches, by layer.
+        entropies: of the average's weights, by layer, by `HISTOGRAM_BITS`, by `SHARES`.
     """
 
     accuracies: list[float]

@@ -96,8 +96,8 @@ def _show_figure_2(found: Found) -> Shown:
         notes=[
             "The paper: derivatives are larger at higher layers and fall with the epochs. Here those of "
             f"{', '.join(falling) or 'no layer'} have fallen by the last epoch; they are of batches of "
-            f"{next(iter(found)).batch}, whose noise does not fall. The paper scales the third layer by 20 to fit; "
-            "here the axis is logarithmic."
+            f"{next(iter(found)).batch}, whose noise does not fall, and hold that of the ℓ1 penalty. The paper scales "
+            "the third layer by 20 to fit; here the axis is logarithmic."
         ],
     )
 
@@ -152,7 +152,8 @@ def _show_figure_3(found: Found) -> Shown:
         ],
         notes=[
             f"At least {MIN_SAMPLE:,} weights are taken, or a layer whole: 3 % of 500 weights are 15, which cannot "
-            "show more than 3.9 bits. In brackets is the share that was taken where it is another one."
+            "show more than 3.9 bits. In brackets is the share that was taken where it is another one.",
+            "Weights are those of the average that worker 0 has after an epoch's exchange, and not what it sent.",
         ],
     )
 

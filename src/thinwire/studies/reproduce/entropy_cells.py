@@ -99,7 +99,7 @@ def coded_bits(finding: AveragesFinding) -> float:
 
 
 def raw_bits(finding: AveragesFinding) -> float:
-    """Returns the bits of a bin's number, mean over the epochs."""
+    """Returns the bits of a bin's number in the average, mean over the epochs."""
     return statistics.fmean(finding.raw)
 
 

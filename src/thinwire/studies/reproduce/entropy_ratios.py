@@ -65,7 +65,11 @@ def _show(found: Found) -> Shown:
         setting=setting(found),
         tables=[Table(header, lines, "Bits a weight, mean over all epochs", left=2)],
         charts=[
-            Chart(name="entropy-figure-5", caption="Bits a weight by epoch, before and after coding.", panels=panels)
+            Chart(
+                name="entropy-figure-5",
+                caption="Bits a weight by epoch: raw, of the average, and coded, as sent.",
+                panels=panels,
+            )
         ],
         notes=[
             "N = H + c is a real number and the paper does not say how it is rounded; 6.8 raw bits at c = 5 are a mean "
@@ -73,8 +77,9 @@ def _show(found: Found) -> Shown:
             "its bits are nearly the floor.",
             "The paper leaves open who averages (section 2). Through a server, an average is coded a second time, and "
             "what an epoch changes by less than half a bin is lost. Among peers every worker sends its weights to all "
-            "others and averages what it decodes: five roundings that differ, and no second one. Bits are those of "
-            "what a worker sends, beside 32 either way.",
+            "others and averages what it decodes: five roundings that differ, and no second one. Coded bits are those "
+            "of what a worker sends, beside 32 either way; raw bits are those of a bin's number in the average that "
+            "worker 0 has after an epoch's exchange.",
         ],
     )
 
