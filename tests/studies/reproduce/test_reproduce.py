@@ -8,6 +8,7 @@ import json
 import re
 import struct
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -16,7 +17,7 @@ import zstandard
 
 from tests.studies.browser import CHROMIUM, MISSING, open_page
 from thinwire.errors import ConfigError
-from thinwire.jobs.results import Results
+from thinwire.jobs.results import Machine, Results
 from thinwire.jobs.tables import Table
 from thinwire.studies.charts import Chart, Panel, Series
 from thinwire.studies.reproduce.catalog import CATALOG, PAPERS, entries, finding_kinds
@@ -173,6 +174,27 @@ def test_a_page_holds_its_runs_and_another_folder_goes_on_from_it(tmp_path: Path
     alone = reproduce([entry()], "quick", first, kinds=[Tossed], command="x", pictures=(), join=[second / RESULTS])
     assert len(alone.files) == 2 and len(read_kept(first / REPORT, [Tossed])) == 3
     assert Results(first / RESULTS, [Tossed]).find(Toss(number=1).key()) == Tossed(value=1 / 3)
+
+
+class Untimed(Toss, frozen=True, kw_only=True):
+    timed = False
+
+
+def test_seconds_of_different_machines_are_told_apart(tmp_path: Path) -> None:
+    other = Results(tmp_path / "other.json", [Tossed])
+    elsewhere = Machine(processor="a slower one", system="x", python="", torch="2", numpy="", threads=1)
+    for kind in (Toss, Untimed):
+        other.add(kind(number=1).key(), Tossed(value=1.0), elsewhere)
+    other.save({})
+    for kind, numbers, told in ((Toss, (0, 1), True), (Toss, (1,), False), (Untimed, (0, 1), False)):
+        cells = [kind(number=number) for number in numbers]
+        study = Study(cells=lambda scale, cells=cells: cells, run=toss, show=show, finding=Tossed)  # type: ignore[misc]
+        item, folder = replace(entry(), study=study), tmp_path / f"{kind.__name__} {len(numbers)}"
+        found = reproduce(
+            *([item], "quick", folder), kinds=[Tossed], command="x", pictures=(), join=[tmp_path / "other.json"]
+        )
+        notes = " ".join(found.shown[0][1].notes)
+        assert ("timed on different machines" in notes and "a slower one, x, torch 2" in notes) == told
 
 
 def test_pages_without_results_are_refused(tmp_path: Path) -> None:

@@ -36,6 +36,8 @@ _PRINTED = {
 class NetworkCell(Cell, frozen=True, kw_only=True):
     """One network, placed on so many servers."""
 
+    timed = False
+
     network: str
     servers: int = SERVERS
 

@@ -7,7 +7,7 @@ can be asked for more entries or another scale, and two entries with equal cells
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -96,7 +96,11 @@ def reproduce(
         finding = results.find(cell.key())
         assert finding is not None
         found[cell] = finding
-    shown = [(entry, study.show({cell: found[cell] for cell in asked[entry.id]})) for entry, study in studies]
+    shown = []
+    for entry, study in studies:
+        cells = asked[entry.id]
+        made = study.show({cell: found[cell] for cell in cells})
+        shown.append((entry, replace(made, notes=[*made.notes, *_mixed(cells, results)])))
     keys = [cell.key() for cell in needed]
     runs = [run for run in results.runs if run.job in keys]
     machines = list(dict.fromkeys(run.machine for run in runs))
@@ -108,6 +112,19 @@ def reproduce(
         for chart in each.charts:
             files += draw(chart, folder, pictures)
     return Reproduced(shown=shown, left_out=left_out, files=files)
+
+
+def _mixed(cells: Sequence[Cell], results: Results[Finding]) -> list[str]:
+    """Returns a note on cells whose seconds are not of one machine, which is so where another folder was joined."""
+    timed = [cell.key() for cell in cells if cell.timed]
+    on = [run.machine for run in results.runs if run.job in timed]
+    machines = list(dict.fromkeys(f"{m.processor}, {m.system}, torch {m.torch}, threads: {m.threads}" for m in on))
+    if len(machines) < 2:
+        return []
+    return [
+        f"Runs were timed on different machines: {'; '.join(machines)}. A ratio of their seconds is one of machines "
+        "as well."
+    ]
 
 
 def _of_seeds(cells: Sequence[Cell], seeds: int | None) -> list[Cell]:

@@ -84,6 +84,8 @@ _CLAIMS = (
 class ThroughputCell(Cell, frozen=True, kw_only=True):
     """One network on one cluster."""
 
+    timed = False
+
     network: str
     cluster: str
 
