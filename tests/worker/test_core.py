@@ -208,6 +208,32 @@ def test_every_policy_comes_to_its_end() -> None:
             assert min(clocks) >= STEPS // 3 and all(core.failed is None for core in cores), (policy, clocks)
 
 
+def test_a_layer_that_is_not_called_in_every_step_is_waited_for_at_its_end() -> None:
+    """What is pushed of it, no gradient, would come before its turn where another worker is slow."""
+
+    def sometimes(player: Player) -> Procedure[None]:
+        worker = player.worker
+        yield from worker.start()
+        [weight, bias, statistic] = worker.model.tensors
+        while worker.clock < STEPS:
+            called = (weight, bias) if worker.clock % 3 == 0 else (weight,)
+            bias.parameter.grad = None
+            for tensor in (*called, statistic):
+                yield from worker.pull(tensor)
+            for tensor in called:
+                tensor.parameter.grad = gradient(worker.rank, worker.clock, tensor.name)
+                yield from worker.gradient_ready(tensor)
+            yield from worker.end_step()
+        yield from worker.flush()
+
+    for seed in range(5):
+        for policy in ("bsp", "local[2]", "ssp[1,mode=aggressive]"):
+            chosen = design("fp32", consistency=policy, digest_every=1 if policy == "bsp" else 0)
+            players, cores = play(chosen, seed=seed, program=sometimes)
+            assert all(core.failed is None for core in cores), (policy, seed)
+            assert all(torch.equal(each.model["bias"], players[0].model["bias"]) for each in players)
+
+
 def test_it_tells_what_it_waits_for() -> None:
     player = make_player(1, design("fp32"))
     starting = player.worker.start()

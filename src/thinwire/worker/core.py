@@ -102,7 +102,7 @@ class Worker(Participant):
         """
         self.check_open()
         self._departed.end_step(self._groups)
-        # Every layer's last update is in: each was waited for when the forward pass came to it.
+        yield from self._pull_uncalled()
         self.model.update_average()
         if self._design.downlink == "weights":  # between exchanges, every worker trains by itself
             self.model.step_locally(self._groups.settings, self.iteration)
@@ -115,6 +115,16 @@ class Worker(Participant):
             for table, gradient in gradients:
                 table.accumulate(gradient)
         self._end_iteration()
+
+    def _pull_uncalled(self) -> Procedure[None]:
+        """Waits for the last updates of layers that this step did not call, as its forward pass did for the others.
+
+        Else what is pushed, though it is no gradient, could come before its turn; and averages and digests are of one
+        version of the whole model.
+        """
+        for tensor in self.model.tensors:
+            if not tensor.state and self._is_stale(tensor):
+                yield from self.pull(tensor)
 
     def settle(self) -> Procedure[None]:
         """Pulls everything at once, in designs where all layers travel together."""
