@@ -45,6 +45,20 @@ def everything(shard: Shard) -> list[bytes]:
     return [table.downlink.values.tobytes() for table in shard.core.tables] + shard.bits()
 
 
+def test_statistics_that_were_on_their_way_are_not_waited_for_after_a_resume(tmp_path: Path) -> None:
+    """Worker 0 had sent them, or was about to: it does not do so again, and goes on from the step after."""
+    plan = make_plan(state=True, state_interval=3)
+    for steps, version in ((3, 1), (4, 4), (6, 4), (7, 7)):
+        shard = Shard(plan)
+        for step in range(steps):
+            shard.step(step)
+        fresh = Shard(plan, begin=False)
+        fresh.core.load_state_dict(through_a_file(shard.core.state_dict(), tmp_path))
+        assert shard.core.tables[STATISTIC].version == 0 and fresh.core.tables[STATISTIC].version == version
+        fresh.join(1)
+        assert fresh.copy_of(1)[STATISTIC][0] == version
+
+
 @pytest.mark.parametrize("name", PLANS)
 def test_a_resumed_shard_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
     plan = PLANS[name]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.server.conversation import PLAIN, WEIGHT, Shard, gradient, make_plan
+from tests.server.conversation import PLAIN, STATISTIC, WEIGHT, Shard, gradient, make_plan
+from thinwire.codecs import decode
 from thinwire.errors import ConfigError
-from thinwire.schema import Delta, Members, Scalars, Welcome
+from thinwire.schema import Delta, Members, Plan, Scalars, Welcome
 from thinwire.server.core import ServerCore
 from thinwire.server.stragglers import ENOUGH, Stragglers
 
@@ -15,9 +16,9 @@ PLAINLY = make_plan(3, up=PLAIN, down=PLAIN, groups=({"momentum": 0.0},))
 STEPS = ENOUGH + 2
 
 
-def shard(min_workers: int = 2, *, scalars: bool = False) -> tuple[Shard, float]:
+def shard(min_workers: int = 2, *, scalars: bool = False, plan: Plan = PLAINLY) -> tuple[Shard, float]:
     """A shard after some exchanges of half a second, and the time."""
-    made = Shard(PLAINLY, begin=False)
+    made = Shard(plan, begin=False)
     made.core = ServerCore(min_workers, straggler_grace_s=1.0)
     for rank in range(3):
         made.join(rank)
@@ -64,6 +65,24 @@ def test_the_update_goes_without_one_that_is_late_and_its_push_counts_again_late
     made.push(2, STEPS + 3, made.frames(2, STEPS + 3))
     assert made.core.step == STEPS + 4
     np.testing.assert_array_equal(made.copy_of(2)[WEIGHT][1], made.core.tables[WEIGHT].replica)
+
+
+def test_the_shard_stands_in_for_statistics_of_one_that_is_late() -> None:
+    """All wait for them, and it may be carried past the exchange with which they travel."""
+    plan = make_plan(3, up=PLAIN, down=PLAIN, groups=({"momentum": 0.0},), state=True, state_interval=STEPS)
+    made, now = shard(plan=plan)
+    for rank in (0, 1):
+        made.push(rank, STEPS, made.frames(rank, STEPS))
+    made.carry_out(made.core.waited(now + 60))
+    assert made.core.step == STEPS + 1 and (STATISTIC, STEPS + 1) not in made.deltas(1), "worker 0's are on their way"
+    made, now = shard(plan=plan)
+    for rank in (1, 2):
+        made.push(rank, STEPS, made.frames(rank, STEPS))
+    made.carry_out(made.core.waited(now + 60))
+    frame = made.deltas(1)[STATISTIC, STEPS + 1]
+    np.testing.assert_array_equal(decode(frame).numpy(), gradient(99, 0, STATISTIC))
+    made.push(0, STEPS, {STATISTIC: PLAIN.encode(np.zeros(3, np.float32))})
+    assert made.deltas(1)[STATISTIC, STEPS + 1] == frame and made.core.failed is None, "it comes too late"
 
 
 def test_enough_others_must_be_there() -> None:

@@ -57,11 +57,23 @@ class Cluster:
 
     Args:
         impatient: at random moments a shard finds that whoever it waits for is late.
+        replaced: how likely a move is that another process takes a rank, whose connection broke; then nobody else dies.
+        least: `min_workers` of the shards.
     """
 
-    def __init__(self, policy: str, seed: int, *, name: str = "fp32", impatient: bool = False) -> None:
+    def __init__(
+        self,
+        policy: str,
+        seed: int,
+        *,
+        name: str = "fp32",
+        impatient: bool = False,
+        replaced: float = 0,
+        least: int | None = 1,
+    ) -> None:
         self._design = design(name, consistency=policy)
-        self.cores = [ServerCore(1, straggler_grace_s=1.0 if impatient else None) for _ in range(SHARDS)]
+        self.cores = [ServerCore(least, straggler_grace_s=1.0 if impatient else None) for _ in range(SHARDS)]
+        self._replaced = replaced
         self._now = 0.0
         self._chance = random.Random(seed)
         self.lives: list[Life] = []
@@ -78,7 +90,10 @@ class Cluster:
             begun = all(core.step > 0 for core in self.cores)
             here = [peer for peer, life in enumerate(self.lives) if not life.over and not life.player.done]
             missing = {*range(WORKERS + 2)} - {life.rank for life in self.lives if not life.over}
-            if begun and len(here) > 1 and self._chance.random() < 0.004:
+            if self._replaced:
+                replaces = begun and here and self._chance.random() < self._replaced
+                self._replace(self._chance.choice(here)) if replaces else self._chance.choice(moves)()
+            elif begun and len(here) > 1 and self._chance.random() < 0.004:
                 self._kill(self._chance.choice(here))
             elif begun and here and missing and self._chance.random() < 0.004:
                 self.start(self._chance.choice(sorted(missing)))
@@ -121,8 +136,16 @@ class Cluster:
         for shard, core in enumerate(self.cores):
             self._carry_out(shard, core.closed(peer, "connection reset"))
 
+    def _replace(self, peer: int) -> None:
+        self.lives[peer].over = True
+        for shard, core in enumerate(self.cores):
+            self._carry_out(shard, core.interrupted(peer))
+        self.start(self.lives[peer].rank)
+
     def _carry_out(self, shard: int, effects: list[Effect]) -> None:
         for effect in effects:
+            if isinstance(effect, Close) and self.lives[effect.peer].over:
+                continue
             assert not isinstance(effect, Close), effect
             assert isinstance(effect, Send)
             for peer in effect.peers:
@@ -171,3 +194,15 @@ def test_who_is_late_goes_on_with_the_others(policy: str) -> None:
         assert all(core.failed is None for core in cluster.cores)
         missed += sum(player.worker.counters.snapshot().get("missed_exchanges", 0) for player in left)
     assert missed > 2, "a test of late workers has some"
+
+
+@pytest.mark.parametrize("least", [None, 1])
+def test_a_process_that_takes_a_rank_at_once_need_not_send_the_statistics_that_all_wait_for(least: int | None) -> None:
+    """They are due at every second clock here, and the process before it may have sent its gradients alone."""
+    for seed in range(4):
+        cluster = Cluster("bsp", seed, replaced=0.01, least=least)
+        cluster.run()
+        left = [life.player for life in cluster.lives if not life.over]
+        assert all(torch.equal(left[0].model["weight"], other.model["weight"]) for other in left), seed
+        assert all(core.failed is None for core in cluster.cores), seed
+        assert len(cluster.lives) > WORKERS, "a test of changes has some"

@@ -62,6 +62,11 @@ class Membership:
         """The largest rank; −1 without any."""
         return max(self._since, default=-1)
 
+    @property
+    def lowest(self) -> int:
+        """The rank whose buffers are everybody's; −1 without any."""
+        return min(self._since, default=-1)
+
     def expected(self, clock: int) -> tuple[int, ...]:
         """The ranks whose gradients of a clock will come."""
         return tuple(rank for rank in self.ranks if self.expects(rank, clock))

@@ -15,6 +15,7 @@ import numpy as np
 from thinwire.errors import ProtocolError
 from thinwire.optimizers.options import Options, Settings, apply_changes
 from thinwire.packets import EncodedTensor
+from thinwire.policies.compression import PLAIN
 from thinwire.schema import Delta, Plan, Push, Welcome
 from thinwire.server.aggregation import Aggregation
 from thinwire.server.rounds import LEFT_BEFORE
@@ -76,8 +77,11 @@ class UpdateEngine(TableUpdates):
 
     def drop(self, rank: int) -> list[Outgoing]:
         """Goes on without a worker; returns what is to be sent, where only its gradients were missing."""
+        spoke = rank == self.members.lowest
         self.members.drop(rank)
         outgoing = self.go_on()
+        if spoke:  # it may have sent gradients alone
+            outgoing += self._stand_in(gone=True)
         self.members.divide_data(self.untaken)
         return outgoing
 
@@ -253,6 +257,21 @@ class UpdateEngine(TableUpdates):
         table.assign(frame, step + 1)
         return [(index, frame)]
 
+    def _stand_in(self, *, gone: bool = False) -> list[Outgoing]:
+        """Relays buffers that are due and that nobody sends any more, as they are here: in lockstep all wait for them.
+
+        Whoever was to send them was late for that update, has begun after it, or (`gone`) was just dropped.
+        """
+        step, every = min((lane.clock for lane in self.lanes), default=0), self.plan.state_interval
+        due = (step - 1) // every * every
+        if not step or not self.terms.lockstep or (not gone and self.members.expects(self.members.lowest, due)):
+            return []
+        lacking = [index for index in sorted(self._buffers) if self.tables[index].version <= due]
+        sent = tuple(PLAIN.encode(self.tables[index].values.numpy()) for index in lacking)
+        for index, frame in zip(lacking, sent, strict=True):
+            self.tables[index].assign(frame, due + 1)
+        return [Outgoing(Delta(version=due + 1, tables=tuple(lacking)), sent)] if lacking else []
+
     # ---- updates
 
     def _update_all(self, lanes: Iterable[Aggregation]) -> list[Outgoing]:
@@ -263,6 +282,7 @@ class UpdateEngine(TableUpdates):
             # Nobody has pushed of a clock before which all went away who had begun it: it has no settings.
             none = (-1, Settings((0.0,) * len(self.plan.groups), self.plan.groups))
             outgoing += self._update(ready, self._settings.get(ready[0].clock, none)[1])
+            outgoing += self._stand_in() if self._buffers else []
             # Gradients of the next clock may have been waiting already.
             ready = [lane for lane in ready if lane.complete]
         while len(self._settings) > 1 and (oldest := min(self._settings)) < self.step:

@@ -172,6 +172,10 @@ class TableUpdates:
         self.exchanges = {rank: list(each) for rank, each in state.get("exchanges", {}).items()}
         for table, saved in zip(self.tables, state["tables"], strict=True):
             table.load_state_dict(saved)
+        if self.terms.lockstep and self.step:  # buffers may have been on their way: nobody sends them again
+            due = (self.step - 1) // self.plan.state_interval * self.plan.state_interval
+            for table in (each for each in self.tables if each.spec.state):
+                table.version = max(table.version, due + 1)
         self.lanes = self._new_lanes()
         if self._optimizer is not None:
             self._optimizer.load_state_dict(state["updater"])

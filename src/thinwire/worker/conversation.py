@@ -74,6 +74,7 @@ class Conversation:
         self._echoed = 0
         self.memberships: Memberships = ((0, tuple(range(plan.workers))),)
         self.begin, self.num_missed, self._missed = 0, 0, -1
+        self._changed = False
         self._welcome: Welcome | None = None
         self._offer: Offer | None = None
         self._policy = policy or consistency(plan.consistency)
@@ -220,6 +221,7 @@ class Conversation:
                 if self._missed >= self.begin:
                     self.num_missed += message.begin - self._missed
                 self._welcome, self.begin = message, max(self.begin, message.begin)
+                self._changed = self._changed or message.begin >= 0
                 if message.final >= 0:
                     self.last_version = message.final
                 self.memberships = message.memberships or self.memberships
@@ -253,6 +255,7 @@ class Conversation:
                 self.notices.append(message)
                 if message.since >= 0:
                     self.memberships = extended(self.memberships, message.since, message.ranks)
+                    self._changed = True
             case Saved():
                 self.saved = message.steps
             case Echo():
@@ -286,9 +289,19 @@ class Conversation:
         return self.versions[table] < (clock if strict else self._policy.needs(clock))
 
     def _will_come(self, clock: int) -> bool:
-        """Whether all agree on whose statistics are sent at a clock: one that died may have sent gradients alone."""
+        """Whether all agree on whose statistics are sent at a clock: one that died may have sent gradients alone.
+
+        Where it was replaced at once, and all were to wait for it, the shard stands in for it. One without parameters
+        does not know where the others are.
+        """
         trained = any(not spec.state for spec in self.plan.tables)
-        return self.memberships[-1][0] <= (clock if trained else 0)
+        return self.memberships[-1][0] <= clock if trained else not self._changed
+
+    def speaks(self, clock: int) -> bool:
+        """Whether this worker's statistics are everybody's at a clock: worker 0's, or those of the lowest rank."""
+        elastic = self._terms.partial_quorum or (self._welcome is not None and self._welcome.elastic)
+        speaker = self.memberships[-1][1][0] if elastic else 0
+        return self.rank == speaker and clock % self.plan.state_interval == 0
 
     def pull(self, table: int, clock: int, *, strict: bool = False) -> Procedure[list[Update]]:
         """Waits until a table is not stale; returns the updates to apply, oldest first. Args as for `is_stale`.

@@ -8,14 +8,12 @@ decided once, in the constructor.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from thinwire.codecs.stochastic import TernGrad
 from thinwire.errors import NonFiniteError, ProtocolError
 from thinwire.optimizers.options import ParameterGroups
-from thinwire.packets import EncodedTensor
-from thinwire.policies.compression import PLAIN
 from thinwire.policies.designs import Design
 from thinwire.schema import Plan
 from thinwire.worker.batching import Batching
@@ -23,10 +21,7 @@ from thinwire.worker.conversation import Conversation
 from thinwire.worker.departed import Departed
 from thinwire.worker.effects import Poll, Procedure
 from thinwire.worker.model import PlannedTensor, WorkerTensor
-from thinwire.worker.participant import Participant
-from thinwire.worker.table import WorkerTable
-
-Frames = Iterator[tuple[WorkerTable, EncodedTensor]]
+from thinwire.worker.participant import Frames, Participant
 
 
 class Worker(Participant):
@@ -169,7 +164,8 @@ class Worker(Participant):
             ):
                 yield from self._push(tensor, accumulated_only=accumulated_only, refuse=refuse)
         yield from self._push_frames(self._batching.finish())
-        yield from self._push_buffers()
+        for conversation in self.conversations:
+            yield from self._push_frames(self._statistics(conversation, self.clock))
         compares = self._design.digest_every and self.iteration % self._design.digest_every == 0
         digest = self.model.digest() if compares else ""  # of the model that this step's gradients were taken from
         for conversation in self.conversations:
@@ -244,19 +240,6 @@ class Worker(Participant):
         if self._terms.owns_hyperparameters(self.rank) and (changes := self._groups.changes()):
             for conversation in self.conversations:
                 conversation.transmit.announce(changes)
-
-    def _push_buffers(self) -> Procedure[None]:
-        """Pushes the lowest rank's buffers (batch-norm statistics), every so many exchanges."""
-        for tensor in self.model.tensors:
-            if not tensor.state:
-                continue
-            [table] = tensor.tables
-            conversation = self.conversations[table.shard]
-            speaks = self.rank == conversation.memberships[-1][1][0]  # worker 0, or the lowest rank that is there
-            if speaks and self.clock % conversation.plan.state_interval == 0:
-                tensor.read()
-                table.count_push(table.values.nbytes, 0.0)
-                yield from self._push_frames(iter([(table, PLAIN.encode(table.array))]))
 
     def _share_scales(self, *, refuse: bool) -> Procedure[None]:
         """One round trip for all tables: everybody encodes with the largest scale (TernGrad §3.1, equation 5)."""

@@ -6,12 +6,14 @@ step, and when, is `core.py`'s.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from thinwire.errors import ConfigError, ProtocolError, SessionLostError
 from thinwire.optimizers.options import ParameterGroups
+from thinwire.packets import EncodedTensor
+from thinwire.policies.compression import PLAIN
 from thinwire.policies.consistency import Consistency, consistency
 from thinwire.policies.designs import Design
 from thinwire.policies.sampling import Memberships, extended
@@ -20,8 +22,10 @@ from thinwire.telemetry import Counters
 from thinwire.worker.conversation import Conversation
 from thinwire.worker.effects import Procedure
 from thinwire.worker.model import PlannedTensor, WorkerModel, WorkerTensor
-from thinwire.worker.table import NO_GRADIENT
+from thinwire.worker.table import NO_GRADIENT, WorkerTable
 from thinwire.worker.transmit_buffer import CHUNK_NBYTES
+
+Frames = Iterator[tuple[WorkerTable, EncodedTensor]]
 
 
 class Participant:
@@ -223,6 +227,10 @@ class Participant:
                     yield from conversation.share_maxima(clock, (0.0,) * len(conversation.plan.tables))
                 for index in tables:
                     conversation.push(clock, index, NO_GRADIENT)
+                for index in range(len(conversation.plan.tables)) if conversation.speaks(clock) else ():
+                    yield from self._catch_up(conversation, index, clock)
+                for table, frame in self._statistics(conversation, clock):
+                    conversation.push(clock, table.index, frame)
                 yield from conversation.flush(clock, self._groups.rates)
                 conversation.transmit.end_step()
 
@@ -233,6 +241,16 @@ class Participant:
                 if (table.shard, table.index) == (conversation.shard, index):
                     table.apply(updates, self.model.local_step, step=clock)
                     tensor.write()
+
+    def _statistics(self, conversation: Conversation, clock: int) -> Frames:
+        """Returns buffers (batch-norm statistics) that this worker is to send at a clock, every so many exchanges."""
+        for tensor in self.model.tensors if conversation.speaks(clock) else ():
+            table = tensor.tables[0]
+            lacks = table.shard == conversation.shard and conversation.versions[table.index] <= clock
+            if tensor.state and lacks:
+                tensor.read()
+                table.count_push(table.values.nbytes, 0.0)
+                yield table, PLAIN.encode(table.array)
 
     def _follow_members(self) -> None:
         """Notes who divides the data from which iteration on, as one shard with parameters says: all hear the same."""
