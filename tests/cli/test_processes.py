@@ -6,20 +6,27 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
+import thinwire as tw
 from tests.cli.commands import Result
+from thinwire.errors import SessionLostError
 from thinwire.jobs import in_process
 from thinwire.jobs.job import Job
 from thinwire.security.starter import options_in
+from thinwire.transports.grpc.client import connect
 
 Command = Callable[..., Result]
 
@@ -240,6 +247,45 @@ def test_a_server_ends_in_good_order_on_ctrl_c() -> None:
         assert json.loads(out) == {"event": "served", "wire_bytes_sent": 0, "wire_bytes_received": 0}
     finally:
         server.kill()
+
+
+def test_workers_find_back_to_a_server_that_was_ended_by_sigterm(command: Command, tmp_path: Path) -> None:
+    """As after a crash: a scheduler that moves it, and a supervisor that starts it again, end it so."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    lost: list[BaseException] = []
+
+    def train() -> None:
+        model = torch.nn.Linear(4, 40)
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        try:
+            with tw.distribute(model, sgd, server=f"grpc://{address}", workers=1) as opt:
+                while True:
+                    opt.zero_grad()
+                    model(torch.ones(2, 4)).sum().backward()
+                    opt.step()
+                    if opt.clock == 3:
+                        opt.sync()
+                        os.kill(os.getpid(), signal.SIGTERM)
+        except BaseException as error:
+            lost.append(error)
+        with closing(connect(address)):  # it listens, and knows what to do on SIGINT
+            os.kill(os.getpid(), signal.SIGINT)
+
+    serve = ("server", "--listen", address, "--checkpoint", tmp_path / "shard", "--checkpoint-every", 1)
+    before = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)]
+    worker = threading.Thread(target=train)
+    worker.start()
+    try:
+        first = command(*serve)
+        second = command(*serve, "--resume")
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+    worker.join(30)
+    assert first.status == 1 and "ended by SIGTERM at step" in first.err and "workers 0 go back with it" in first.err
+    assert isinstance(lost[0], SessionLostError) and "does not know the session" in str(lost[0]), second.err
 
 
 def kill_worker(train: subprocess.Popen[str], rank: int, records: Path) -> None:

@@ -107,9 +107,14 @@ def server(
         checkpointer = shard_checkpoints.Checkpointer(core, checkpoint, checkpoint_every, resumes=resume)
         if resume:
             checkpointer.resume(resume_step)
-    ended = threading.Event()
+    ended, caught = threading.Event(), set[int]()
+
+    def end(signum: int, _: object) -> None:
+        caught.add(signum)
+        ended.set()
+
     for signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, lambda *_: ended.set())
+        signal.signal(signum, end)
     written = None if journal is None else journals.Journal(journal, core.step)
     handler = serving.serving(core, ended.set, checkpointer, grace_s=worker_grace_s if rejoin else 0.0, journal=written)
     # A frozen worker is noticed as soon as a dead one is given up.
@@ -131,6 +136,9 @@ def server(
             over = ended.wait(0.2) or running.wait(0)
             if not events:
                 progress.look(running.bytes_received, running.bytes_sent)
+        broken = signal.SIGTERM in caught and checkpointer is not None and rejoin
+        if broken:  # a scheduler or a supervisor may start it again: workers try to reach it, as after a crash
+            running.stop(0)
     if not events:
         tell(progress.summary(running.bytes_received, running.bytes_sent))
     if core.failed is not None:
@@ -139,6 +147,11 @@ def server(
         report(told.Served(wire_bytes_sent=running.bytes_sent, wire_bytes_received=running.bytes_received))
     elif core.missing:
         ranks = ", ".join(map(str, core.missing))
+        if broken:
+            raise ProtocolError(
+                f"ended by SIGTERM at step {core.step}: workers {ranks} go back with it where it is started again with "
+                "--resume"
+            )
         raise ProtocolError(f"the training is over at step {core.step}, and workers {ranks} have not reached its end")
 
 
