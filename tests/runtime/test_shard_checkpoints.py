@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.conversation import Shard, make_plan
+from tests.server.conversation import BIAS, WEIGHT, Shard, make_plan
 from thinwire.errors import ConfigError
 from thinwire.runtime import checkpoint
 from thinwire.runtime.shard_checkpoints import Checkpointer
@@ -64,6 +64,23 @@ def test_a_training_that_failed_is_not_kept(tmp_path: Path) -> None:
     shard.carry_out(shard.core.closed(1, "gone"))
     checkpointer.write_if_due()
     assert not list(tmp_path.iterdir())
+
+
+def test_where_a_death_leaves_tables_at_different_steps_the_next_step_is_kept(tmp_path: Path) -> None:
+    plan, path = make_plan(consistency="ssp[staleness=2,mode=aggressive]"), tmp_path / "file"
+    shard = Shard(plan, min_workers=1)
+    checkpointer = Checkpointer(shard.core, path, 1)
+    ahead = shard.frames(0, 1)
+    shard.push(0, 0, shard.frames(0, 0))
+    shard.push(0, 1, {WEIGHT: ahead[WEIGHT]})
+    checkpointer.write_if_due()
+    shard.lose(1)
+    checkpointer.write_if_due()
+    assert [table.version for table in shard.core.tables] == [2, 1]
+    shard.push(0, 1, {BIAS: ahead[BIAS]})
+    checkpointer.write_if_due()
+    checkpointer.close()
+    assert checkpoint.steps_in(path) == [2] and shard.core.failed is None
 
 
 def test_files_of_another_training_that_nobody_can_read_are_replaced(tmp_path: Path) -> None:

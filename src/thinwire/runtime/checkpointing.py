@@ -89,12 +89,12 @@ class CheckpointWriter:
         """The state of this step is not written again."""
         self._step = step
 
-    def stepped(self, step: int, state: Callable[[], Mapping[str, Any]], *, lead: int = 0) -> None:
+    def stepped(self, step: int, state: Callable[[], Mapping[str, Any] | None], *, lead: int = 0) -> None:
         """Writes a checkpoint where one is due; called after every step.
 
         Args:
             step: that the training has reached.
-            state: returns it.
+            state: returns it; None where there is none of this very step.
             lead: how many steps somebody may be ahead of this one.
         """
         if self._pending is None or self._pending[1].done():
@@ -104,8 +104,9 @@ class CheckpointWriter:
         self._step = step
         if step % self.every == 0:
             self.wait()
-            snapshot = Snapshot(self.kind, step, state())
-            self._pending = step, self._executor.submit(snapshot.write, self.path, self.disk, self._since)
+            if (taken := state()) is not None:
+                snapshot = Snapshot(self.kind, step, taken)
+                self._pending = step, self._executor.submit(snapshot.write, self.path, self.disk, self._since)
         if step % self.every + 1 + lead >= self.every:
             self.wait()
 

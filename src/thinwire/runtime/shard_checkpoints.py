@@ -76,9 +76,6 @@ class Checkpointer(Mapping[int, dict[str, Any]]):
 
         Returns:
             What the workers are to hear of it.
-
-        Raises:
-            ConfigError: the tables are at different steps.
         """
         if self._core.failed is not None or self._core.plan is None:
             return []
@@ -92,7 +89,7 @@ class Checkpointer(Mapping[int, dict[str, Any]]):
                 forget_after(self._writer.path, max(self._own), self._writer.disk)
                 self._others_there = False
         self._step = step
-        self._writer.stepped(step, self._core.state_dict, lead=consistency(self._core.plan.consistency).lead())
+        self._writer.stepped(step, self._state, lead=consistency(self._core.plan.consistency).lead())
         self._own = {*self._writer.keep_since(self._since, self._own)}
         return self._core.saved(self._own)
 
@@ -125,6 +122,10 @@ class Checkpointer(Mapping[int, dict[str, Any]]):
         if safe is None and self._resumed is not None and sum(each > self._resumed for each in self._own) < 2:
             return min(self._own)
         return safe
+
+    def _state(self) -> dict[str, Any] | None:
+        """None where workers that went have some tables updated beyond the step: the next one is as good."""
+        return self._core.state_dict() if self._core.is_even else None
 
     def _begin_at(self, step: int) -> None:
         """Files of later steps are of before the shard went back to this one, or of another training."""

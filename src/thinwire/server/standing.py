@@ -63,6 +63,12 @@ class Standing:
         return 0 if self._engine is None else self._engine.step
 
     @property
+    def is_even(self) -> bool:
+        """Whether a state can be taken: every parameter has had as many updates, or all are counted one by one."""
+        engine = self._engine
+        return engine is None or engine.terms.immediate or engine.step == engine.newest
+
+    @property
     def missing(self) -> tuple[int, ...]:
         """Workers that have not left in good order: they are here, they died, or they never came."""
         if self._engine is None:
