@@ -181,10 +181,9 @@ class Table:
         return PLAIN.encode(self.downlink.snapshot(rank))
 
     def admit(self, rank: int) -> None:
-        """A worker that was never here holds what the others do."""
-        if rank not in self.given:
-            self.given[rank] = self.version
-            self.downlink.admit(rank)
+        """A worker that was never here holds what the others do. Of one whose rank lies in a gap nothing is known."""
+        self.given.setdefault(rank, self.version)
+        self.downlink.admit(rank)
 
     def hand_over(self, rank: int) -> bytes:
         """As `snapshot`, but of the server's own values: a worker that starts late gets everything."""
