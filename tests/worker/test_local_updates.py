@@ -8,8 +8,8 @@ import torch
 from thinwire.hooks.planning import make_plan
 from thinwire.optimizers.options import ParameterGroups
 from thinwire.policies.designs import design as find_design
-from thinwire.schema import Push
-from thinwire.worker.effects import Send
+from thinwire.schema import Push, Welcome
+from thinwire.worker.effects import Poll, Send
 from thinwire.worker.local_updates import LocalWorker
 
 WORKERS = 4
@@ -57,3 +57,18 @@ def test_a_worker_is_idle_between_a_merge_and_the_next_push_but_not_while_it_is_
         found += [worker.idle]
     assert list(worker.end_step()) != []
     assert [*found, worker.idle] == [False, True, False, False]
+
+
+def test_one_that_missed_exchanges_goes_on_from_what_the_others_made_of_them() -> None:
+    """The next update holds all of them: it is nothing that this worker had a part in, or steers by."""
+    worker = made(0, 1)
+    worker._skips_late = True
+    for state in worker._rounds.values():
+        state.merges_at = None
+    worker.conversations[0].received(
+        Welcome(send_values=False, step=8, begin=9, elastic=True, skips_late=True), ()
+    )  # it was late, and the shard expects it again
+    assert [type(each) for each in (*worker.end_step(), *worker.end_step())][-1] is Poll
+    assert worker.clock == 9 and not worker.idle
+    assert all(each.whole and each.merges_at == worker.iteration == 18 for each in worker._rounds.values())
+    assert all(each.pushes == 9 for each in worker._rounds.values())

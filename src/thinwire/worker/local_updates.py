@@ -228,8 +228,11 @@ class LocalWorker(Worker):
 
     def _advance(self) -> Procedure[None]:
         yield from super()._advance()
-        for state in self._rounds.values():  # of one that was late: its next push is for the version of that clock
-            state.pushes = max(state.pushes, self.clock)
+        for state in self._rounds.values():
+            if state.pushes < self.clock:  # of one that was late: its next push is for the version of that clock
+                state.pushes = self.clock
+                # It had no part in the updates until then, which are those of many rounds: nobody steers by them.
+                state.merges_at, state.whole = self.iteration + 1, True
 
     def flush(self) -> Procedure[None]:
         """Ends the round under way, early if need be, and exchanges what waits in residuals as often as `settle` says.
