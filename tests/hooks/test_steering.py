@@ -51,6 +51,22 @@ def test_a_step_in_the_direction_that_all_went_leaves_a_worker_alone_where_it_wa
     torch.testing.assert_close(runs[1], runs[0], rtol=1e-3, atol=1e-4)
 
 
+def test_the_rates_are_those_of_the_round_also_where_its_answer_is_waited_for_at_once() -> None:
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
+        for step in range(8):
+            opt.param_groups[0]["lr"] = 0.01 / (1 + step)
+            inner_step(model, opt, rank, step)
+        opt.sync()
+        return torch.cat([opt.state[each]["exp_avg"].reshape(-1) for each in model.parameters()])
+
+    design = "local-sgd[h=2,codec=fp32,steer=0.6]"
+    later, at_once = (
+        run_cluster(mlp, train, workers=2, optimizer=adamw, design=design, overlap=overlap)[0]
+        for overlap in (True, False)
+    )
+    assert all(torch.equal(one, other) for one, other in zip(later, at_once, strict=True))
+
+
 def test_optimizers_whose_moments_are_not_known_go_unsteered() -> None:
     def sgd(model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)

@@ -82,8 +82,6 @@ class LocalUpdateOptimizer(DistributedOptimizer):
         if self._updates.outer_lr is None:
             self.outer_groups[0]["lr"] = self.param_groups[0]["lr"]
         self._end_step()
-        if self._steering is not None and self._updates.ends_round(self._local.iteration - 1):
-            self._steering.pushed()
         if self._local.void:
             forget_what_is_not_finite(self._inner)
         return loss

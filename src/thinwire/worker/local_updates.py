@@ -31,6 +31,9 @@ from thinwire.worker.table import NO_GRADIENT, WorkerTable
 class Steers(Protocol):
     """Leads momenta of a worker's own optimizer by what an update changes."""
 
+    def pushed(self) -> None:
+        """Is told that all that was changed in the steps so far has been pushed, before any answer is taken."""
+
     def leads(self, tensors: Sequence[WorkerTensor]) -> Sequence[Lead | None] | None:
         """Returns what leads each tensor's momentum at the next update; None where `updated` is to be told of it."""
 
@@ -158,6 +161,8 @@ class LocalWorker(Worker):
             yield from self._exchange_tensors(due)
             if ends:
                 yield from self._advance()
+                if self.steering is not None:
+                    self.steering.pushed()
         self._end_iteration()
         self._look_what_is_due()
 
