@@ -87,9 +87,6 @@ class MemoryPeerGroup(PeerGroup):
         transfer.work.wait(timeout or self.timeout)
         return transfer.data
 
-    def close(self) -> None:
-        """Nothing is held but the links, which belong to all."""
-
 
 def groups(size: int, timeout_s: float = 20.0) -> list[MemoryPeerGroup]:
     """Returns the peer groups of all ranks."""

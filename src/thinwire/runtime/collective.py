@@ -150,8 +150,6 @@ class CollectiveDriver:
         for thread in self._threads:
             if thread is not threading.current_thread():  # which may be the one that collects garbage
                 thread.join(_CLOSE_S)
-        if not any(thread.is_alive() for thread in self._threads):
-            self.peers.close()
         self._threads.clear()
 
     def _complete_alone(self, bucket: Bucket, buffer: BucketBuffer) -> None:

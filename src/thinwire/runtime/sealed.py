@@ -107,9 +107,6 @@ class SealedPeerGroup(PeerGroup):
             ) from error
         return room
 
-    def close(self) -> None:
-        self._group.close()
-
     def _nonce(self, sending: bool, peer: int, receiver: int, tag: int) -> bytes:
         """Returns the nonce of the next message between this rank and a peer, by its direction."""
         with self._counting:

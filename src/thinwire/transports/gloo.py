@@ -6,34 +6,25 @@ where gradients live on GPUs and DDP itself uses NCCL. gloo lets a shorter messa
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
-from thinwire.errors import ConfigError, DeadlineError, ThinwireError, TransportError
+from thinwire.errors import DeadlineError, ThinwireError, TransportError
 from thinwire.transports.peers import PeerGroup, ReceiveBuffer, Transfer
 from thinwire.transports.roll_call import roll_call
-
-_closed: list[dist.ProcessGroup] = []
-"""Groups of all ranks that this one has closed, and another may not have."""
 
 
 class GlooPeerGroup(PeerGroup):
     """Ranks of the default process group that meet in a gloo group.
-
-    A closed group's connections and threads stay until all ranks have closed theirs and meet for the next one, and the
-    object is gone: another rank may still be reading what this one has sent. A group of some of the ranks keeps them as
-    long as the process lives, because torch would give its name, and what the store has under it, to the next one.
 
     Args:
         ranks: their global ranks, the same list everywhere.
         timeout: how long a peer may keep this rank waiting.
 
     Raises:
-        ConfigError: ranks know different numbers of process groups.
         TransportError: not every rank came in time.
     """
 
@@ -42,9 +33,11 @@ class GlooPeerGroup(PeerGroup):
         self.size = len(ranks)
         self._ranks = list(ranks)
         self.rank = self._ranks.index(dist.get_rank())
-        self._everyone = everyone = self.size == dist.get_world_size()
+        everyone = self.size == dist.get_world_size()
         try:
-            _meet(ranks, timeout, everyone=everyone)
+            num_groups = None if everyone else len(dist.distributed_c10d._world.pg_names)
+            store = dist.distributed_c10d._get_default_store()
+            roll_call(store, dist.get_rank(), ranks, timeout, num_groups=num_groups)
             self._group = dist.new_group(
                 list(ranks),
                 timeout=timeout,
@@ -86,10 +79,6 @@ class GlooPeerGroup(PeerGroup):
             raise self._lost(transfer.peer, error) from error
         return transfer.data
 
-    def close(self) -> None:
-        if self._everyone:
-            _closed.append(self._group)
-
     def _lost(self, peer: int, error: RuntimeError) -> ThinwireError:
         text, they, we = str(error).splitlines()[0][:300], self.names[peer], self.names[self.rank]
         if "timed out" in text.lower():
@@ -98,22 +87,3 @@ class GlooPeerGroup(PeerGroup):
                 f"stopped, or runs another training loop ({text})"
             )
         return TransportError(f"rank {they} is gone, as rank {we} sees it; start all ranks again ({text})")
-
-
-def _meet(ranks: Sequence[int], timeout: timedelta, *, everyone: bool) -> None:
-    """Waits for all ranks, and ends what all of them have closed."""
-    known = dist.distributed_c10d._world.pg_names
-    _closed[:] = [group for group in _closed if group in known]
-    closed = {known[group]: group for group in _closed} if everyone else {}
-    word = json.dumps({"groups": len(known), "closed": list(closed)})
-    store, rank = dist.distributed_c10d._get_default_store(), dist.get_rank()
-    words = [json.loads(each) for each in roll_call(store, rank, ranks, timeout, word=word)]
-    numbers = {each: said["groups"] for each, said in zip(ranks, words, strict=True)}
-    if not everyone and len(set(numbers.values())) > 1:
-        raise ConfigError(
-            f"ranks know different numbers of process groups ({numbers}), and torch derives the next one's name from "
-            "that: call dist.new_group on all ranks, for the groups of some, too, or compress before those are made"
-        )
-    for name in set(closed).intersection(*(said["closed"] for said in words)):
-        dist.destroy_process_group(closed[name])
-        _closed.remove(closed[name])

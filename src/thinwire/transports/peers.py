@@ -82,7 +82,3 @@ class PeerGroup(ABC):
             DeadlineError: it took too long.
             TransportError: the peer is gone.
         """
-
-    @abstractmethod
-    def close(self) -> None:
-        """Lets go of what the way takes, once nothing is under way; a way that takes nothing does nothing."""
