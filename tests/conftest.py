@@ -1,4 +1,4 @@
-"""Which tests run, and in which order: kernels first; those that take minutes each only where they are asked for."""
+"""Which tests run, and in which order: kernels first, then long files; those of minutes only where asked for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,29 @@ from pathlib import Path
 
 import pytest
 
-KERNELS = Path(__file__).parent / "kernels"
+TESTS = Path(__file__).parent
+KERNELS = TESTS / "kernels"
+LONG = [
+    TESTS / name
+    for name in (
+        "cli/test_processes.py",
+        "simulation/test_seeds.py",
+        "simulation/test_more_seeds.py",
+        "studies/reproduce/test_reproduce.py",
+        "jobs/test_processes.py",
+        "planner/test_script.py",
+        "studies/reproduce/test_making.py",
+        "test_imports.py",
+        "designs/test_bars.py",
+        "hooks/test_ddp_examples.py",
+        "jobs/test_forks.py",
+        "bench/test_loss_race.py",
+        "hooks/test_group_resume.py",
+        "codecs/test_hostile.py",
+        "bench/test_hooks.py",
+    )
+]
+"""Files of ten seconds and more, the longest first: begun late, one would keep one process busy and the other idle."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -15,7 +37,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     The kernels' tests come first: in a fresh clone their files compile kernels of their own, and what they compiled is
     read from the cache by all that follows. Elsewhere processes that start together would compile the same ones.
     """
-    items.sort(key=lambda item: not item.path.is_relative_to(KERNELS))
+    places = {path: place for place, path in enumerate(LONG)}
+    items.sort(key=lambda item: (not item.path.is_relative_to(KERNELS), places.get(item.path, len(places))))
     unasked = [mark for mark in ("long", "frameworks") if mark not in str(config.getoption("markexpr"))]
     left_out = [item for item in items if any(map(item.get_closest_marker, unasked))]
     if left_out:
