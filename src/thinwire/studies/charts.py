@@ -56,6 +56,10 @@ class Series:
             assert values is None or len(values) == len(self.y), f"{self.label}: {len(self.y)} y, {len(values)} {name}"
 
 
+FEW_TICKS = 10
+"""Labels that fit beside each other below a panel."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Panel:
     """One pair of axes, with units in its labels."""
@@ -67,6 +71,16 @@ class Panel:
     kind: Kind = "lines"
     x_log: bool = False
     y_log: bool = False
+
+    def ticks(self) -> list[float]:
+        """Returns where a logarithmic x axis is labelled: at its own values, where they are few; else libraries choose.
+
+        >>> halves = Series(label="s", x=[125, 250, 500], y=[1, 2, 3])
+        >>> Panel(title="", x_label="steps", y_label="points", series=[halves], x_log=True).ticks()
+        [125.0, 250.0, 500.0]
+        """
+        found = sorted({float(x) for series in self.series for x in series.x}) if self.x_log else []
+        return found if len(found) <= FEW_TICKS else []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +146,8 @@ def to_plotly(chart: Chart) -> str:
             told.add(series.label)
         kind = "log" if panel.x_log else "category" if panel.kind == "bars" else "linear"
         figure.update_xaxes(title_text=panel.x_label, type=kind, row=1, col=column)
+        if ticks := panel.ticks():
+            figure.update_xaxes(tickvals=ticks, ticktext=[f"{x:g}" for x in ticks], row=1, col=column)
         figure.update_yaxes(title_text=panel.y_label, type="log" if panel.y_log else "linear", row=1, col=column)
     legend = {"orientation": "h", "y": -0.25}
     figure.update_layout(template="plotly_white", height=440, legend=legend, margin={"t": 40, "r": 20})
@@ -176,6 +192,9 @@ def to_matplotlib(chart: Chart) -> Figure:
             axes.set_xticks(range(len(names)), names, rotation=30 if turned else 0, ha="right" if turned else "center")
         elif panel.x_log:
             axes.set_xscale("log")
+            if ticks := panel.ticks():
+                axes.set_xticks(ticks, [f"{x:g}" for x in ticks])
+                axes.set_xticks([], minor=True)
         axes.set(xlabel=panel.x_label, ylabel=panel.y_label, title=panel.title)
         if panel.y_log:
             axes.set_yscale("log")
