@@ -19,6 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.codecs import Codec
 from thinwire.errors import ConfigError, SessionLostError
+from thinwire.hooks.lengthening import NAME as LENGTHENED
+from thinwire.hooks.lengthening import Lengthening
 from thinwire.hooks.local_optimizer import LocalUpdateOptimizer
 from thinwire.hooks.optimizer import DistributedOptimizer
 from thinwire.hooks.planning import make_plan
@@ -188,6 +190,9 @@ def distribute(
     servers = [server] if isinstance(server, str | Connection) else list(server or ())
     if own is None and not servers:
         raise ConfigError("no server was given")
+    local, lengthening = chosen.local, None
+    if local is not None and local.lengthen:
+        lengthening = Lengthening(optimizer, workers=workers, seed=seed)
     planned = make_plan(
         model,
         optimizer,
@@ -201,8 +206,8 @@ def distribute(
         state_interval=state_interval,
         settings={"seed": seed, **(settings or {})},
         buffers=known_buffers(resume),
+        boards={LENGTHENED: lengthening.board} if lengthening is not None and lengthening.lengthens else None,
     )
-    local = chosen.local
     outer = None if local is None else local.outer_groups(inner_lr=optimizer.param_groups[0]["lr"])
     groups = optimizer.param_groups if outer is None else outer
     own_shard = {"own_shard": None if own is None else rank} if local is not None else {}
@@ -237,7 +242,8 @@ def distribute(
         driver = WorkerDriver(worker.conversations, connections, timeout_s=timeout_s, counters=worker.counters)
         common: dict[str, Any] = {"assignment": planned.assignment, "metrics": metrics, "resume": resume, "shards": own}
         if isinstance(worker, LocalWorker) and local is not None and outer is not None:
-            joined = LocalUpdateOptimizer(model, optimizer, worker, driver, updates=local, outer_groups=outer, **common)
+            updates: dict[str, Any] = {"updates": local, "outer_groups": outer, "lengthening": lengthening}
+            joined = LocalUpdateOptimizer(model, optimizer, worker, driver, **updates, **common)
         else:
             joined = DistributedOptimizer(model, optimizer, worker, driver, **common)
         if kept is not None:

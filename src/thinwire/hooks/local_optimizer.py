@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from thinwire.errors import ConfigError, ProtocolError
+from thinwire.hooks.lengthening import Lengthening
 from thinwire.hooks.moments import forget_what_is_not_finite
 from thinwire.hooks.optimizer import DistributedOptimizer
 from thinwire.hooks.report import TrainingReport
@@ -33,6 +34,7 @@ class LocalUpdateOptimizer(DistributedOptimizer):
     Args:
         updates: the timetable and the outer optimizer. All else as for `DistributedOptimizer`.
         outer_groups: the outer optimizer's parameter groups; a rate that is written there counts from the next push.
+        lengthening: lengthens what the inner optimizer changes.
 
     Example::
 
@@ -56,11 +58,15 @@ class LocalUpdateOptimizer(DistributedOptimizer):
         *,
         updates: LocalUpdates,
         outer_groups: list[dict[str, Any]],
+        lengthening: Lengthening | None = None,
         **settings: Any,
     ) -> None:
         self.outer_groups = outer_groups
         self._inner, self._local, self._updates = optimizer, worker, updates
         self._steering: Steering | None = None
+        self._lengthening = lengthening if lengthening is not None and lengthening.lengthens else None
+        if self._lengthening is not None:
+            self._lengthening.follow(worker.model.tensors)
         self._held, self._stepping = _held(optimizer), False
         self._began_with: str | None = None
         steered = next((each for each in parts(optimizer) if type(each) in KINDS), None)
@@ -113,12 +119,14 @@ class LocalUpdateOptimizer(DistributedOptimizer):
         if self._local.model.evaluating and not self._averaged:
             raise ConfigError("state_dict() inside `with opt.shared_weights():` is of the shared ones: call it outside")
         steering = {} if self._steering is None else {"steering": self._steering.state_dict()}
+        lengthening = {} if self._lengthening is None else {"lengthening": self._lengthening.state_dict()}
         return {
             **super().state_dict(),
             "inner": self._inner.state_dict(),
             "outer_groups": self.outer_groups,
             "weights": self._weights_digest(),
             **steering,
+            **lengthening,
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -132,6 +140,8 @@ class LocalUpdateOptimizer(DistributedOptimizer):
         self._follow()
         if self._steering is not None and "steering" in state_dict:
             self._steering.load_state_dict(state_dict["steering"])
+        if self._lengthening is not None and "lengthening" in state_dict:
+            self._lengthening.load_state_dict(state_dict["lengthening"])
 
     def _check_step(self) -> None:
         """Has the weights that a step begins from; ProtocolError or ConfigError where it could not be exchanged."""
@@ -191,6 +201,8 @@ class LocalUpdateOptimizer(DistributedOptimizer):
             self._stepping = False
         if self._steering is not None:
             self._steering.stepped()
+        if self._lengthening is not None:
+            self._lengthening.stepped(self._local.iteration)
         return loss
 
 

@@ -347,6 +347,7 @@ class LocalWorker(Worker):
             "warmup": 0,
             "settle": mine["settle"],
             "steer": mine["steer"],
+            "lengthen": mine["lengthen"],
             **saved,
         }  # which states did not have once
         if differing := [key for key in mine if saved.get(key) != mine[key]]:

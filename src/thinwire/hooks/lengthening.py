@@ -1,0 +1,122 @@
+"""Updates as long as if workers had divided by the second moment of the gradient that all of them have together.
+
+Adam divides by the root of the mean square of a gradient. A worker sees its own, in which chance weighs more than in
+the mean of all workers' gradients, by which plain data-parallel training divides: so its update is shorter, by another
+factor in every tensor, and one training with a higher rate instead of that diverges where a gradient is mostly signal.
+
+How much shorter, the squared norms of both gradients say. That of the mean is found without sending it: every worker
+adds up its gradient's values in a few sums, with signs that all have drawn alike, and the mean of these sums over the
+workers is the mean gradient's sums, whose squares add up to its squared norm in expectation (Alon, Matias and Szegedy
+1996). McCandlish et al. (2018, appendix A) take the same two norms to measure how large batches may be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from thinwire.hooks.several import parts
+from thinwire.hooks.steering import KINDS
+from thinwire.worker.model import WorkerTensor
+
+NAME = "thinwire.gradients"
+"""What the table with everybody's sums is called: no module may have a dot in a tensor's name."""
+SUMS = 16
+"""Of every tensor; and its squared norm. Over 20 steps that are remembered, the mean gradient's norm is 4 % off."""
+
+
+class Lengthening:
+    """Lengthens what a worker's own optimizer has changed, before it is pushed.
+
+    Args:
+        optimizer: the worker's own; those of its parts that are one of `KINDS` are lengthened.
+        workers: how many train together.
+        seed: the same on all workers, of the signs.
+
+    Attributes:
+        board: float32[parameters, SUMS + 1]; what this worker's gradients add up to, and after an exchange the mean.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, *, workers: int, seed: int) -> None:
+        groups = [group for each in parts(optimizer) if type(each) in KINDS for group in each.param_groups]
+        self._members = [(parameter, group) for group in groups for parameter in group["params"]]
+        self.board = torch.zeros(len(self._members), SUMS + 1)
+        self._workers, self._seed = workers, seed
+        self._norms = torch.zeros(2, len(self._members))  # squared, running means: of the mean gradient, and of each
+        self._told = False
+        self._shared: dict[int, WorkerTensor] = {}
+
+    @property
+    def lengthens(self) -> bool:
+        """Whether there is anything to lengthen."""
+        return bool(self._members) and self._workers > 1
+
+    def follow(self, tensors: Sequence[WorkerTensor]) -> None:
+        """Takes the worker's tensors, whose shared values local steps began from."""
+        self._shared = {id(tensor.parameter): tensor for tensor in tensors}
+
+    def factors(self) -> torch.Tensor:
+        """Returns by how much each parameter's update is to be longer: 1 to the root of the number of workers."""
+        of_mean, of_each = self._norms
+        share = torch.where(of_each > 0, of_mean / of_each, 1.0)
+        return share.clamp(1 / self._workers, 1.0).rsqrt()
+
+    def stepped(self, iteration: int) -> None:
+        """Lengthens what the step has changed, and notes its gradients for the exchange that follows.
+
+        Args:
+            iteration: of the training, the same at all workers.
+        """
+        self._take()
+        for (parameter, _), factor in zip(self._members, self.factors().tolist(), strict=True):
+            if factor != 1.0 and (tensor := self._shared.get(id(parameter))) is not None:
+                own = parameter.detach()
+                began = tensor.values.view(own.shape)
+                if own.dtype == torch.float32:
+                    own.lerp_(began, 1 - factor)
+                else:
+                    own.copy_(own.float().lerp_(began, 1 - factor))
+        self.board.copy_(self._sums(iteration))
+        self._told = True
+
+    def _take(self) -> None:
+        """Takes the means of what all workers have told; gradients that were not finite say nothing."""
+        if not self._told:
+            return
+        told = torch.stack([self.board[:, :SUMS].square().sum(1), self.board[:, SUMS]])
+        second = torch.tensor([float(group["betas"][1]) for _, group in self._members])
+        self._norms = torch.where(told[1] > 0, self._norms.lerp(told, 1 - second), self._norms)
+        self._told = False
+
+    def _sums(self, iteration: int) -> torch.Tensor:
+        gradients = [parameter.grad for parameter, _ in self._members]
+        rows = [0 if each is None else -(-each.numel() // SUMS) for each in gradients]
+        generator = torch.Generator().manual_seed((self._seed << 32) + iteration)
+        drawn = torch.randint(0, 2, (max(rows, default=0),), generator=generator, dtype=torch.int8)
+        signs, found = {torch.device("cpu"): drawn.float().mul_(2).sub_(1)}, []
+        for gradient, count in zip(gradients, rows, strict=True):
+            if gradient is None:
+                found.append(torch.zeros(SUMS + 1))
+                continue
+            flat = gradient.detach().reshape(-1).float()
+            ours = signs.setdefault(flat.device, signs[torch.device("cpu")].to(flat.device))
+            whole = flat.numel() // SUMS
+            sums = ours[:whole] @ flat[: whole * SUMS].view(whole, SUMS)
+            rest = flat[whole * SUMS :]
+            sums[: rest.numel()] += ours[count - 1] * rest
+            found.append(torch.cat([sums, flat.dot(flat).view(1)]))
+        told = torch.stack([each.cpu() for each in found]) if found else self.board
+        return told if bool(told.isfinite().all()) else torch.zeros_like(told)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the running means, and what was told last."""
+        return {"norms": self._norms.clone(), "told": self._told, "board": self.board.clone()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores what `state_dict` returned."""
+        self._norms, self._told = state["norms"].clone(), bool(state["told"])
+        self.board.copy_(state["board"])
+        if (shared := self._shared.get(id(self.board))) is not None:
+            shared.read()

@@ -1,0 +1,119 @@
+"""Updates lengthened by what all workers' mean gradient would have made of them: norms, steps by hand, refusals."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from tests.hooks.cluster import run_cluster
+from tests.hooks.local_runs import adamw, inner_step, mlp, sgd, steps, values
+from thinwire.errors import ConfigError
+from thinwire.hooks.lengthening import SUMS, Lengthening
+from thinwire.policies.designs import design
+
+WORKERS = 3
+DESIGN = "update[codec=fp32,small=fp32,lengthen=true]"
+
+
+def pair(shapes: list[tuple[int, ...]]) -> list[nn.Parameter]:
+    return [nn.Parameter(torch.zeros(shape)) for shape in shapes]
+
+
+def test_factors_are_the_root_of_what_chance_adds_to_a_workers_own_gradient() -> None:
+    """With n workers, of a gradient that is all chance the root of n, and of one that is all signal 1."""
+    shapes, random, workers = [(30, 40), (7,), (50, 33), (5,)], torch.Generator().manual_seed(0), 4
+    models = [pair(shapes) for _ in range(workers)]
+    found = [Lengthening(torch.optim.AdamW(model), workers=workers, seed=3) for model in models]
+    noise = [0.0, 0.0, 1.0, 50.0]
+    signal = [torch.randn(shape, generator=random) for shape in shapes]
+    for step in range(120):
+        for model in models:
+            for parameter, mean, share in zip(model, signal, noise, strict=True):
+                parameter.grad = mean + share * torch.randn(mean.shape, generator=random)
+        for each in found:
+            each.stepped(step)
+        mean = torch.stack([each.board for each in found]).mean(0)
+        for each in found:
+            each.board.copy_(mean)
+    found[0].stepped(120)
+    factors = found[0].factors().tolist()
+    assert factors[:2] == pytest.approx([1, 1], abs=0.1)
+    assert factors[2] == pytest.approx(math.sqrt(2 / (1 + 1 / workers)), rel=0.1)
+    assert factors[3] == pytest.approx(math.sqrt(workers), rel=0.15)
+    assert all(torch.equal(each.factors(), found[1].factors()) for each in found[1:])
+
+
+def by_hand(count: int) -> torch.Tensor:
+    """The mean of what AdamW changed at each worker, lengthened, with plain torch."""
+    shared = mlp(0)
+    models = [copy.deepcopy(shared) for _ in range(WORKERS)]
+    inner = [adamw(model) for model in models]
+    norms = {name: torch.zeros(2) for name, _ in shared.named_parameters()}
+    for step in range(count):
+        for rank, (model, optimizer) in enumerate(zip(models, inner, strict=True)):
+            inner_step(model, optimizer, rank, step)
+        with torch.no_grad():
+            for name, parameter in shared.named_parameters():
+                local = [model.get_parameter(name) for model in models]
+                of_mean, of_each = norms[name].tolist() if step else (1.0, 1.0)
+                factor = min(max(of_mean / of_each, 1 / WORKERS), 1.0) ** -0.5
+                gradients = [each.grad for each in local if each.grad is not None]
+                told = [
+                    torch.stack([sums(each, step) for each in gradients]).mean(0).square().sum(),
+                    torch.stack([each.square().sum() for each in gradients]).mean(),
+                ]
+                norms[name].lerp_(torch.stack(told), 1 - inner[0].param_groups[0]["betas"][1])
+                parameter.sub_(factor * torch.stack([parameter - each for each in local]).mean(0))
+            for name, buffer in shared.named_buffers():
+                if buffer.is_floating_point():
+                    buffer.copy_(torch.stack([model.get_buffer(name) for model in models]).mean(0))
+            for model in models:
+                model.load_state_dict(shared.state_dict())
+    return values(shared)
+
+
+def sums(gradient: torch.Tensor, step: int) -> torch.Tensor:
+    """Of a model whose largest parameter has 480 values, which are 30 rows."""
+    rows = -(-gradient.numel() // SUMS)
+    generator = torch.Generator().manual_seed(step)
+    signs = torch.randint(0, 2, (30,), generator=generator, dtype=torch.int8)[:rows].float() * 2 - 1
+    padded = nn.functional.pad(gradient.reshape(-1), (0, rows * SUMS - gradient.numel()))
+    return signs @ padded.view(rows, SUMS)
+
+
+def test_uncompressed_it_is_what_plain_torch_does_by_hand() -> None:
+    found, _ = run_cluster(mlp, steps(13), workers=WORKERS, optimizer=adamw, design=DESIGN)
+    torch.testing.assert_close(found[0], by_hand(13), rtol=1e-4, atol=1e-5)
+    assert all(torch.equal(each, found[0]) for each in found)
+    plain, _ = run_cluster(mlp, steps(13), workers=WORKERS, optimizer=adamw, design="update[codec=fp32,small=fp32]")
+    assert not torch.allclose(found[0], plain[0], rtol=1e-2)
+
+
+def test_alone_or_without_adam_nothing_is_lengthened() -> None:
+    for make, workers in ((adamw, 1), (sgd, 2)):
+        for name in (DESIGN, "update[codec=fp32,small=fp32]"):
+            found, core = run_cluster(mlp, steps(4), workers=workers, optimizer=make, design=name)
+            assert core.plan is not None and "thinwire.gradients" not in {each.name for each in core.plan.tables}
+            assert isinstance(found[0], torch.Tensor)
+
+
+def test_gradients_that_are_not_finite_say_nothing() -> None:
+    [parameter] = pair([(20, 3)])
+    found = Lengthening(torch.optim.AdamW([parameter]), workers=2, seed=0)
+    parameter.grad = torch.full((20, 3), math.inf)
+    found.stepped(0)
+    assert not found.board.any()
+    found.stepped(1)
+    assert found.factors().tolist() == [1.0]
+
+
+@pytest.mark.parametrize("name", ["local-sgd[h=2,lengthen=true]", "update[lengthen=true,keep_unsent=0.5]"])
+def test_it_is_of_one_step_alone(name: str) -> None:
+    with pytest.raises(ConfigError, match="lengthen: how long one step with the mean gradient would be"):
+        design(name)
+    with pytest.raises(ConfigError, match="lengthen is 1; it is true or false"):
+        design("update[lengthen=1]")
