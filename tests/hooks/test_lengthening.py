@@ -111,6 +111,19 @@ def test_gradients_that_are_not_finite_say_nothing() -> None:
     assert found.factors().tolist() == [1.0]
 
 
+def test_parameters_without_values_or_gradients_and_any_seed() -> None:
+    model = pair([(0, 3), (4,), (2, 2)])
+    found = Lengthening(torch.optim.Adam(model), workers=2, seed=2**70)
+    model[0].grad, model[1].grad = torch.zeros(0, 3), torch.ones(4)
+    for step in range(3):
+        found.stepped(step)
+    assert found.factors().tolist()[::2] == [1.0, 1.0] and found.board[1, SUMS] == 4
+    assert not found.board[::2].any()
+    alone = Lengthening(torch.optim.Adam(model[:1]), workers=2, seed=-1)
+    alone.stepped(0)
+    assert not alone.board.any()
+
+
 @pytest.mark.parametrize("name", ["local-sgd[h=2,lengthen=true]", "update[lengthen=true,keep_unsent=0.5]"])
 def test_it_is_of_one_step_alone(name: str) -> None:
     with pytest.raises(ConfigError, match="lengthen: how long one step with the mean gradient would be"):

@@ -93,11 +93,11 @@ class Lengthening:
     def _sums(self, iteration: int) -> torch.Tensor:
         gradients = [parameter.grad for parameter, _ in self._members]
         rows = [0 if each is None else -(-each.numel() // SUMS) for each in gradients]
-        generator = torch.Generator().manual_seed((self._seed << 32) + iteration)
+        generator = torch.Generator().manual_seed(((self._seed << 32) + iteration) % (1 << 63))
         drawn = torch.randint(0, 2, (max(rows, default=0),), generator=generator, dtype=torch.int8)
         signs, found = {torch.device("cpu"): drawn.float().mul_(2).sub_(1)}, []
         for gradient, count in zip(gradients, rows, strict=True):
-            if gradient is None:
+            if gradient is None or not count:
                 found.append(torch.zeros(SUMS + 1))
                 continue
             flat = gradient.detach().reshape(-1).float()
