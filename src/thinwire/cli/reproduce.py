@@ -65,7 +65,7 @@ Join = Annotated[
         "--join",
         exists=True,
         dir_okay=False,
-        help="A results.json or report.html of elsewhere, whose runs count as made. Can be given several times.",
+        help="A results.json, report.html or results.zst of elsewhere, whose runs count as made; several times.",
     ),
 ]
 
@@ -87,7 +87,8 @@ def reproduce(
     """Make tables and figures of the papers again, and show ours beside the paper's.
 
     Runs that are in results.json already are not made again: a command that was interrupted goes on where it was, and
-    items that need the same runs share them. The page holds its runs too: with --join, another folder goes on from it.
+    items that need the same runs share them. The page holds its runs too (if they take over 1 MiB, results.zst beside
+    it does): with --join, another folder goes on from it.
     """
     if LIST in [name.lower() for name in what]:
         _list(json)

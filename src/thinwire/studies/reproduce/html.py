@@ -28,7 +28,7 @@ def report(
         machines: on which it was run.
         command: that makes the same again.
         date: of the report.
-        kept: the runs, as `kept.packed` returns them.
+        kept: the part that holds the runs, as `kept.keep` returns it.
 
     Raises:
         ConfigError: plotly or matplotlib is not installed.

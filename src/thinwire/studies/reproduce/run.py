@@ -18,7 +18,7 @@ from thinwire.studies.interactive import require_plotly
 from thinwire.studies.page import write_page
 from thinwire.studies.reproduce.entry import Cell, Entry, Finding, Scale, Shown, Study
 from thinwire.studies.reproduce.html import report
-from thinwire.studies.reproduce.kept import packed, read_kept
+from thinwire.studies.reproduce.kept import keep, read_kept
 from thinwire.studies.reproduce.making import OnCell, OnCellProgress, make
 
 RESULTS = "results.json"
@@ -106,8 +106,9 @@ def reproduce(
     machines = list(dict.fromkeys(run.machine for run in runs))
     files = [folder / RESULTS, folder / REPORT]
     date = datetime.now(UTC).date().isoformat()
-    page = report(shown, scale, machines, command=command, date=date, kept=packed(results.runs))
-    write_page(folder / REPORT, page)
+    within, beside = keep(results.runs, folder)
+    write_page(folder / REPORT, report(shown, scale, machines, command=command, date=date, kept=within))
+    files += beside
     for _, each in shown:
         for chart in each.charts:
             files += draw(chart, folder, pictures)
