@@ -5,7 +5,7 @@ import pytest
 from thinwire.bench.pay_rows import AtLink, Method, Paid, compare
 from thinwire.bench.pays import PaysBench
 from thinwire.errors import ConfigError
-from thinwire.jobs.tables import markdown
+from thinwire.presentation.tables import markdown
 
 LINKS = ("none", "10mbit")
 

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from thinwire.cli import console as printing
-from thinwire.jobs.tables import Table
+from thinwire.presentation.tables import Table
 
 
 @pytest.mark.parametrize(("width", "columns", "whole"), [(100, 9, True), (24, 1, False)])

@@ -24,8 +24,8 @@ from thinwire.jobs import modelled
 from thinwire.jobs.cluster import choose_links
 from thinwire.jobs.job import Job
 from thinwire.jobs.processes import run
-from thinwire.jobs.tables import Table
 from thinwire.jobs.virtual_time import Sharing, TransportCosts
+from thinwire.presentation.tables import Table
 
 BAR = 0.1
 """Of the measured seconds: what the computed ones may differ by."""

@@ -29,9 +29,9 @@ from thinwire.codecs import codec as make_codec
 from thinwire.codecs import ids
 from thinwire.errors import ConfigError
 from thinwire.frames import parse
-from thinwire.jobs.tables import Table
 from thinwire.kernels import triton
 from thinwire.policies.compression import codec_by_name
+from thinwire.presentation.tables import Table
 
 DEVICE_SIZES, DEVICE_ZERO_FRACTIONS = (100_000_000, 25_600_000, 1_000_000), (0.8, 0.95, 0.99)
 """In place of the defaults."""

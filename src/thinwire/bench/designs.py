@@ -15,8 +15,8 @@ from thinwire.bench.options import DesignsOptions
 from thinwire.errors import ThinwireError
 from thinwire.jobs import in_process
 from thinwire.jobs.job import Job
-from thinwire.jobs.tables import Table
 from thinwire.policies.designs import designs as list_designs
+from thinwire.presentation.tables import Table
 from thinwire.workloads.models import TEXT_MODELS
 from thinwire.workloads.models import models as list_models
 

@@ -18,7 +18,7 @@ import msgspec
 from thinwire.engines.events import Event
 from thinwire.errors import ConfigError
 from thinwire.jobs.results import Results
-from thinwire.jobs.tables import Table
+from thinwire.presentation.tables import Table
 from thinwire.transports.grpc import GrpcOptions
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from thinwire.bench.hook_cells import NOTES, Cell, hook
 from thinwire.bench.hook_runs import HookRun, last_line, measure
 from thinwire.bench.options import HooksOptions
 from thinwire.errors import ConfigError
-from thinwire.jobs.tables import Table
+from thinwire.presentation.tables import Table
 from thinwire.quantities import nbytes_text
 
 if TYPE_CHECKING:

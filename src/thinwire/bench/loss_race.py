@@ -25,7 +25,7 @@ from thinwire.bench.hooks import HooksBench
 from thinwire.bench.loss_standings import Standing, best_rate, grid_of, is_timed, last_loss, standings
 from thinwire.bench.options import LossRaceOptions
 from thinwire.errors import ConfigError, NonFiniteError
-from thinwire.jobs.tables import Table
+from thinwire.presentation.tables import Table
 from thinwire.quantities import nbytes_text
 
 if TYPE_CHECKING:

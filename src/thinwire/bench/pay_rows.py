@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from thinwire.bench.harness import Figures, Measured
 from thinwire.bench.hook_cells import SERVED, hook
-from thinwire.jobs.tables import Table
 from thinwire.planner.planning import WORTH
+from thinwire.presentation.tables import Table
 
 KINDS = {"ddp": "DDP hook", "server": "server", "local": "local updates"}
 CLOSE = 1.05

@@ -28,12 +28,12 @@ from thinwire.engines.engine import ENVIRONMENT
 from thinwire.engines.links import parse_rate
 from thinwire.engines.starters import Forks
 from thinwire.errors import ConfigError
-from thinwire.jobs.tables import Table
 from thinwire.jobs.virtual_time import TransportCosts
 from thinwire.planner.planning import UNCOMPRESSED, Plan
 from thinwire.planner.predictions import Setting
 from thinwire.planner.workload import profile_workload, torch_threads
 from thinwire.policies.designs import Design, design
+from thinwire.presentation.tables import Table
 from thinwire.workloads.models import TEXT_MODELS
 from thinwire.workloads.recipes import recipe
 

@@ -22,7 +22,7 @@ from thinwire.bench.hook_runs import HookRun, last_line, measure
 from thinwire.bench.hooks import HooksBench
 from thinwire.bench.options import RaceOptions
 from thinwire.errors import ConfigError
-from thinwire.jobs.tables import Table
+from thinwire.presentation.tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture

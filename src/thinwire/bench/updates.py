@@ -31,8 +31,8 @@ from thinwire.bench.updates_rank import TASKS
 from thinwire.engines.local import LocalEngine
 from thinwire.engines.starters import own_command
 from thinwire.errors import ConfigError, EngineError
-from thinwire.jobs.tables import Table
 from thinwire.policies.designs import design
+from thinwire.presentation.tables import Table
 from thinwire.workloads.recipes import recipe
 
 

@@ -20,7 +20,7 @@ from rich.markup import escape
 from thinwire.cli.outputs import STANDARD_OUTPUT
 from thinwire.engines.events import Event
 from thinwire.errors import ConfigError
-from thinwire.jobs.tables import Table
+from thinwire.presentation.tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -14,7 +14,7 @@ from thinwire.cli.outputs import STANDARD_OUTPUT
 from thinwire.cli.train import with_privileges
 from thinwire.errors import ConfigError, EngineError
 from thinwire.extras import require
-from thinwire.jobs.tables import markdown as as_markdown
+from thinwire.presentation.tables import markdown as as_markdown
 
 if TYPE_CHECKING:
     from thinwire.bench import harness

@@ -16,9 +16,10 @@ from thinwire.cli.lazy import lazy
 from thinwire.cli.outputs import check_apart
 
 if TYPE_CHECKING:
-    from thinwire.studies import page, recorded_run, run_report
+    from thinwire.presentation import page
+    from thinwire.studies import recorded_run, run_report
 else:
-    page, run_report = lazy("thinwire.studies.page"), lazy("thinwire.studies.run_report")
+    page, run_report = lazy("thinwire.presentation.page"), lazy("thinwire.studies.run_report")
     recorded_run = lazy("thinwire.studies.recorded_run")
 
 app = typer.Typer()

@@ -18,7 +18,7 @@ from thinwire.jobs.job import Job
 from thinwire.jobs.on_ray import Cluster, run_on_ray
 from thinwire.jobs.outcome import RunOutcome
 from thinwire.jobs.processes import FIXED, Elastic, run
-from thinwire.jobs.tables import Table
+from thinwire.presentation.tables import Table
 from thinwire.quantities import nbytes_text
 from thinwire.workloads.models import TEXT_MODELS
 

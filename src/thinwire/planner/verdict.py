@@ -6,9 +6,9 @@ import math
 from typing import TYPE_CHECKING
 
 from thinwire.engines.links import Rate
-from thinwire.jobs.tables import Table
 from thinwire.planner.planning import UNCOMPRESSED, WORTH, Plan
 from thinwire.planner.predictions import Summary
+from thinwire.presentation.tables import Table
 from thinwire.quantities import counted, rate_text
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from thinwire.jobs.options import RecipeOptions
 from thinwire.jobs.outcome import RunOutcome
 from thinwire.jobs.results import Run
-from thinwire.jobs.tables import Table
+from thinwire.presentation.page import document, table_html, write_page
+from thinwire.presentation.tables import Table
 from thinwire.studies.compare import Comparison, Failure, Findings
 from thinwire.studies.compare_rows import Row
-from thinwire.studies.page import document, table_html, write_page
 from thinwire.workloads.models import TEXT_MODELS
 
 if TYPE_CHECKING:

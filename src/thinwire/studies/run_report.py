@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
 
-from thinwire.jobs.tables import Table
+from thinwire.presentation.charts import Chart, Panel, Series, smooth
+from thinwire.presentation.interactive import chart_html, interactive_document
+from thinwire.presentation.page import table_html
+from thinwire.presentation.tables import Table
 from thinwire.quantities import ms_text, nbytes_text, rate_text
-from thinwire.studies.charts import Chart, Panel, Series, smooth
-from thinwire.studies.interactive import chart_html, interactive_document
-from thinwire.studies.page import table_html
 from thinwire.studies.recorded_run import RecordedRun
 from thinwire.studies.step_figures import Figures
 from thinwire.studies.step_sums import RankStep

@@ -18,8 +18,8 @@ import zstandard
 from tests.studies.browser import CHROMIUM, MISSING, open_page
 from thinwire.errors import ConfigError
 from thinwire.jobs.results import Machine, Results
-from thinwire.jobs.tables import Table
-from thinwire.studies.charts import Chart, Panel, Series
+from thinwire.presentation.charts import Chart, Panel, Series
+from thinwire.presentation.tables import Table
 from thinwire.studies.reproduce import kept as keeping
 from thinwire.studies.reproduce.catalog import CATALOG, PAPERS, entries, finding_kinds
 from thinwire.studies.reproduce.entry import Cell, Entry, Finding, OnProgress, Scale, Shown, Study

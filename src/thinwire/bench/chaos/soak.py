@@ -21,7 +21,7 @@ from thinwire.bench.chaos.trials import Scenario, Trial
 from thinwire.bench.harness import Measured, Tell
 from thinwire.errors import ConfigError
 from thinwire.jobs.processes import Elastic
-from thinwire.jobs.tables import Table
+from thinwire.presentation.tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture

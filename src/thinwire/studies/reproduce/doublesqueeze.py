@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
-from thinwire.jobs.tables import Table
-from thinwire.studies.charts import Chart, Panel, Series, smooth
+from thinwire.presentation.charts import Chart, Panel, Series, smooth
+from thinwire.presentation.tables import Table
 from thinwire.studies.deviation import deviation
 from thinwire.studies.reproduce.entry import Entry, Scale, Shown, Study
 from thinwire.studies.reproduce.iteration_times import timed_entry

@@ -9,8 +9,8 @@ from itertools import pairwise
 import numpy as np
 
 from thinwire.codecs.entropy import MIN_SAMPLE
-from thinwire.jobs.tables import Table
-from thinwire.studies.charts import Chart, Panel, Series
+from thinwire.presentation.charts import Chart, Panel, Series
+from thinwire.presentation.tables import Table
 from thinwire.studies.deviation import deviation
 from thinwire.studies.reproduce import entropy_ratios
 from thinwire.studies.reproduce.averages import (

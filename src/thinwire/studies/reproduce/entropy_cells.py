@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
-from thinwire.studies.charts import Series
+from thinwire.presentation.charts import Series
 from thinwire.studies.deviation import deviation
 from thinwire.studies.reproduce.averages import AveragesCell, AveragesFinding, Exchange
 from thinwire.studies.reproduce.entry import Scale

@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from thinwire.jobs.tables import Table
-from thinwire.studies.charts import Chart, Panel, Series
+from thinwire.presentation.charts import Chart, Panel, Series
+from thinwire.presentation.tables import Table
 from thinwire.studies.reproduce.averages import FLOATS, AveragesCell, AveragesFinding, Exchange, train
 from thinwire.studies.reproduce.entropy_cells import (
     SCALED,

@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import msgspec
 
-from thinwire.jobs.tables import Table
-from thinwire.studies.charts import Chart
+from thinwire.presentation.charts import Chart
+from thinwire.presentation.tables import Table
 
 Scale = Literal["tiny", "quick", "full"]
 """`tiny` is for tests and says nothing; `quick` takes at most ten minutes a paper on two cores; `full` is for results.

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from html import escape
 
 from thinwire.jobs.results import Machine
-from thinwire.studies.interactive import chart_html, interactive_document
-from thinwire.studies.page import table_html
+from thinwire.presentation.interactive import chart_html, interactive_document
+from thinwire.presentation.page import table_html
 from thinwire.studies.reproduce.entry import Entry, Scale, Shown
 
 

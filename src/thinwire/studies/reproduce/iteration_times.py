@@ -22,10 +22,10 @@ from thinwire.jobs import processes
 from thinwire.jobs.events import Progress
 from thinwire.jobs.forks import forks
 from thinwire.jobs.job import Job
-from thinwire.jobs.tables import Table
 from thinwire.planner.parameter_server import Cluster, Layer, Link, step_s
 from thinwire.policies.compression import select
-from thinwire.studies.charts import Chart, Panel, Series
+from thinwire.presentation.charts import Chart, Panel, Series
+from thinwire.presentation.tables import Table
 from thinwire.studies.reproduce.entry import Cell, Entry, Finding, OnProgress, Scale, Shown, Study
 from thinwire.studies.reproduce.plain_sgd import SGD, choices, method
 from thinwire.worker.transmit_buffer import CHUNK_NBYTES

@@ -12,8 +12,8 @@ from statistics import fmean
 from thinwire.engines.events import Event
 from thinwire.jobs import modelled
 from thinwire.jobs.events import Progress
-from thinwire.jobs.tables import Table
-from thinwire.studies.charts import Chart, Panel, Series
+from thinwire.presentation.charts import Chart, Panel, Series
+from thinwire.presentation.tables import Table
 from thinwire.studies.reproduce.entry import Cell, Entry, Finding, OnProgress, Scale, Shown, Study
 from thinwire.studies.reproduce.mps_nodes import (
     LABELS,

@@ -12,9 +12,9 @@ import statistics
 from collections.abc import Mapping
 
 from thinwire.jobs.job import Job
-from thinwire.jobs.tables import Table
 from thinwire.planner.architectures import architecture
-from thinwire.studies.charts import Chart, Panel, Series
+from thinwire.presentation.charts import Chart, Panel, Series
+from thinwire.presentation.tables import Table
 from thinwire.studies.reproduce.entry import Cell, Entry, Finding, OnProgress, Scale, Shown, Study
 from thinwire.studies.reproduce.mps_nodes import (
     DENSENET,

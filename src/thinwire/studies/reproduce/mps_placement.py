@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from thinwire.jobs.tables import Table
 from thinwire.planner.architectures import architecture
 from thinwire.policies.assignment import Sized
 from thinwire.policies.placement import placement
-from thinwire.studies.charts import Chart, Panel, Series
+from thinwire.presentation.charts import Chart, Panel, Series
+from thinwire.presentation.tables import Table
 from thinwire.studies.reproduce.entry import Cell, Entry, Finding, OnProgress, Scale, Shown, Study
 
 SERVERS = 4

@@ -14,8 +14,8 @@ from thinwire.jobs import processes
 from thinwire.jobs.cluster import choose_links
 from thinwire.jobs.events import Progress
 from thinwire.jobs.forks import forks
-from thinwire.jobs.tables import Table
-from thinwire.studies.charts import Chart, Panel, Series
+from thinwire.presentation.charts import Chart, Panel, Series
+from thinwire.presentation.tables import Table
 from thinwire.studies.reproduce.entry import Cell, Entry, Finding, OnProgress, Scale, Shown, Study
 from thinwire.studies.reproduce.mps_nodes import (
     LABELS,

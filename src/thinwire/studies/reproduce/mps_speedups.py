@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from thinwire.jobs.tables import Table
-from thinwire.studies.charts import Chart, Panel, Series
+from thinwire.presentation.charts import Chart, Panel, Series
+from thinwire.presentation.tables import Table
 from thinwire.studies.reproduce.entry import Entry, Scale, Shown, Study
 from thinwire.studies.reproduce.mps_nodes import (
     INCEPTION,

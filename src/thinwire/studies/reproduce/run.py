@@ -13,9 +13,9 @@ from pathlib import Path
 
 from thinwire.errors import ConfigError
 from thinwire.jobs.results import Results
-from thinwire.studies.charts import PICTURES, Picture, draw
-from thinwire.studies.interactive import require_plotly
-from thinwire.studies.page import write_page
+from thinwire.presentation.charts import PICTURES, Picture, draw
+from thinwire.presentation.interactive import require_plotly
+from thinwire.presentation.page import write_page
 from thinwire.studies.reproduce.entry import Cell, Entry, Finding, Scale, Shown, Study
 from thinwire.studies.reproduce.html import report
 from thinwire.studies.reproduce.kept import keep, read_kept

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from thinwire.jobs.tables import Table
+from thinwire.presentation.tables import Table
 from thinwire.studies.reproduce.entry import Entry, Scale, Shown, Study
 from thinwire.studies.reproduce.terngrad_training import (
     FLOATING,

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from thinwire.codecs import codec, decode
-from thinwire.jobs.tables import Table
-from thinwire.studies.charts import Chart, Panel, Series
+from thinwire.presentation.charts import Chart, Panel, Series
+from thinwire.presentation.tables import Table
 from thinwire.studies.reproduce.entry import Entry, OnProgress, Scale, Shown, Study
 from thinwire.studies.reproduce.terngrad_training import LARGE, SCALED, RecipeCell, workload
 from thinwire.studies.reproduce.trainings import TrainingFinding, train

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from thinwire.errors import ConfigError
-from thinwire.jobs.tables import Table
 from thinwire.planner.all_reduce import Machines, Sent, communication_s, weak_step_s
 from thinwire.planner.architectures import architecture
-from thinwire.studies.charts import Chart, Panel, Series
+from thinwire.presentation.charts import Chart, Panel, Series
+from thinwire.presentation.tables import Table
 from thinwire.studies.reproduce.entry import Cell, Entry, Finding, OnProgress, Scale, Shown, Study
 
 GPUS = tuple(2**power for power in range(10))

@@ -15,8 +15,8 @@ from torch import nn
 
 from thinwire.codecs import codec, decode
 from thinwire.jobs.job import Job
-from thinwire.jobs.tables import Table
-from thinwire.studies.charts import Chart, Panel, Series, smooth
+from thinwire.presentation.charts import Chart, Panel, Series, smooth
+from thinwire.presentation.tables import Table
 from thinwire.studies.reproduce.entry import Entry, OnProgress, Scale, Shown, Study
 from thinwire.studies.reproduce.trainings import TrainingCell, TrainingFinding, train
 from thinwire.workloads.data import datasets

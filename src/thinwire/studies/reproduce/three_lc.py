@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
-from thinwire.jobs.tables import Table
-from thinwire.studies.charts import Chart, Panel, Series, smooth
+from thinwire.presentation.charts import Chart, Panel, Series, smooth
+from thinwire.presentation.tables import Table
 from thinwire.studies.reproduce.entry import Entry, Shown, Study
 from thinwire.studies.reproduce.three_lc_riddles import LAG, REVERSALS
 from thinwire.studies.reproduce.three_lc_runs import (

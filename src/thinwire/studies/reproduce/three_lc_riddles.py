@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from thinwire.jobs.tables import Table
-from thinwire.studies.charts import Chart, Panel, Series, smooth
+from thinwire.presentation.charts import Chart, Panel, Series, smooth
+from thinwire.presentation.tables import Table
 from thinwire.studies.reproduce.entry import Entry, OnProgress, Scale, Shown, Study
 from thinwire.studies.reproduce.three_lc_runs import (
     MULTIPLIERS,

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
-from thinwire.jobs.tables import Table
-from thinwire.studies.charts import Chart, Panel, Series
+from thinwire.presentation.charts import Chart, Panel, Series
+from thinwire.presentation.tables import Table
 from thinwire.studies.reproduce.entry import Cell, Finding, OnProgress, Scale, Shown, Study
 from thinwire.studies.reproduce.three_lc_runs import (
     LINKS,

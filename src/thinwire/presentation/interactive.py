@@ -13,8 +13,8 @@ from functools import cache
 from html import escape
 
 from thinwire.extras import require
-from thinwire.studies.charts import Chart, to_plotly
-from thinwire.studies.page import document
+from thinwire.presentation.charts import Chart, to_plotly
+from thinwire.presentation.page import document
 
 _SCRIPT = """<script>
 const tell = what => document.documentElement.dataset.errors =

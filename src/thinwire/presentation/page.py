@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 
 from thinwire.errors import ConfigError
-from thinwire.jobs.tables import Table
+from thinwire.presentation.tables import Table
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
