@@ -1,24 +1,41 @@
-"""What `codec="auto"` asks for, checked: the levels, the limit of the lag and the target."""
+"""What `compress` of every hook takes, checked, and what all of them do with it before the first step.
+
+A hook finds its tensors and takes gradients in its own way; which codecs they get, whom it meets, what ranks must have
+in common and how the exchange is made is the same for all, and stands here.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import Any
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from math import prod
+from typing import Any, Literal
 
+import numpy as np
 import torch
+import torch.distributed as dist
 
 from thinwire.codecs import Codec
 from thinwire.codecs.device import why_not_encoded
 from thinwire.collective.core import Collective
+from thinwire.collective.residuals import Partitions, Residuals, TrainedTensor
 from thinwire.errors import ConfigError
 from thinwire.hooks.exchange_autopilot import ExchangeAutopilot
+from thinwire.hooks.ranks import described, meet, timeout_of
 from thinwire.policies.autopilot.levels import LAG_LIMIT, TERNARY_LAG, Level, levels, residual_codec
 from thinwire.policies.autopilot.pilot import Target
-from thinwire.policies.compression import Compression
+from thinwire.policies.compression import MIN_NUMEL, PLAIN, ByShape, Choice, Compression, Exclude, as_codec, select
 from thinwire.runtime.collective import CollectiveDriver
+from thinwire.runtime.peers import agree, measure_link
+from thinwire.security.credentials import Credentials
+from thinwire.transports.peers import PeerGroup
+from thinwire.version import VERSION
 
+GATHER_MB = 4.0
+"""Every group of buckets costs two packets to every rank, which soon outweigh what leaving earlier gains."""
 AUTO = "auto"
 FIXED = {"id": "fixed"}
 """What ranks without a controller must have in common, in place of its `agreement`."""
@@ -61,50 +78,210 @@ class Automatic:
         )
 
 
-def automatic_levels(
-    codec: str | Codec,
-    options: Mapping[str, Any],
-    *,
-    codec_down: str | Codec | None,
-    compression: Compression | None,
-    lag_limit: float | None,
-    target: Target | None,
-    devices: Collection[torch.device],
-) -> Automatic | None:
-    """Returns what `codec="auto"` asks for; None for any other codec.
+@dataclass(frozen=True, kw_only=True)
+class ExchangeOptions:
+    """What a hook is asked for; each hook takes some of it, by the same names and with these defaults.
 
     Args:
-        codec, options, codec_down, compression, lag_limit, target: as a hook is given them.
-        devices: where gradients are.
+        options: of the codec, where `codec` is an id. All else as in `ddp.compress`.
 
     Raises:
-        ConfigError: arguments that contradict each other, or that cannot be.
+        ConfigError: one that cannot be.
     """
-    if codec != AUTO:
-        given = [name for name, value in (("lag_limit", lag_limit), ("target", target)) if value is not None]
-        if given:
+
+    codec: str | Codec = "3lc"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    codec_down: str | Codec | None = None
+    start_step: int = 0
+    min_numel: int = MIN_NUMEL
+    exclude: Exclude | None = None
+    codecs: Mapping[str, str | Codec] | None = None
+    last_layer: str | Codec | None = None
+    compression: Compression | None = None
+    reduce: Literal["mean", "sum"] = "mean"
+    nonfinite: Literal["raise", "skip"] = "raise"
+    scaler: Any = None
+    seed: int = 0
+    timeout: timedelta | None = None
+    gather_mb: float = GATHER_MB
+    measure_link: bool = True
+    credentials: Credentials | None = None
+    lag_limit: float | None = None
+    target: Target | None = None
+
+    def __post_init__(self) -> None:
+        given: dict[str, Any] = vars(self)  # as a script gives it, which no type checker has seen
+        for name, (one, other) in (("reduce", ("mean", "sum")), ("nonfinite", ("raise", "skip"))):
+            if given[name] not in (one, other):
+                raise ConfigError(f"{name}={given[name]!r}; allowed are {one!r} and {other!r}")
+        if self.scaler is not None and self.nonfinite != "skip":
+            raise ConfigError("a GradScaler finds its scale by steps that overflow; with scaler, set nonfinite='skip'")
+        for name in ("start_step", "min_numel"):
+            number = given[name]
+            if not isinstance(number, int | np.integer) or isinstance(number, bool) or number < 0:
+                raise ConfigError(f"{name}={number!r}; it must be 0 or more, a whole number")
+        seed, measures, gather_mb, timeout = (given[n] for n in ("seed", "measure_link", "gather_mb", "timeout"))
+        if not isinstance(seed, int | np.integer) or not isinstance(measures, bool):
+            raise ConfigError(f"seed={seed!r}, measure_link={measures!r}; they are a whole number, and True or False")
+        if given["compression"] is not None and not hasattr(given["compression"], "choose"):
             raise ConfigError(
-                f"only codec='auto' takes {' and '.join(given)}, and codec is {codec!r}; a fixed codec has a limit of "
-                "its own, as in compress(model, '3lc', sparsity=1.75, lag=5)"
+                f"compression={self.compression!r}; it is a policy, such as thinwire.policies.compression.ByShape"
             )
-        return None
-    if options or codec_down is not None or compression is not None:
-        what = [*options, *["codec_down"] * (codec_down is not None), *["compression"] * (compression is not None)]
-        raise ConfigError(
-            f"codec='auto' decides both ways and all options itself; leave out {', '.join(what)}, or name a codec"
+        if not (given["credentials"] is None or isinstance(given["credentials"], Credentials)):
+            raise ConfigError(f"credentials={self.credentials!r}; they are tw.Credentials(token_file=…)")
+        if not isinstance(gather_mb, int | float) or not 0 <= gather_mb < float("inf"):
+            raise ConfigError(f"gather_mb={gather_mb!r}; it must be 0 or more megabytes")
+        if not (timeout is None or (isinstance(timeout, timedelta) and timeout > timedelta(0))):
+            raise ConfigError(f"timeout={timeout!r}; it is a datetime.timedelta above 0, as in timedelta(seconds=60)")
+
+    @property
+    def group_nbytes(self) -> int:
+        """Buckets travel together until their gradients have so many bytes."""
+        return int(self.gather_mb * 1e6)
+
+    # ---- codecs
+
+    def automatic(self, devices: Collection[torch.device]) -> Automatic | None:
+        """Returns what `codec="auto"` asks for; None for any other codec.
+
+        Args:
+            devices: where gradients are.
+
+        Raises:
+            ConfigError: arguments that contradict each other, or that cannot be.
+        """
+        if self.codec != AUTO:
+            limits = (("lag_limit", self.lag_limit), ("target", self.target))
+            if given := [name for name, value in limits if value is not None]:
+                raise ConfigError(
+                    f"only codec='auto' takes {' and '.join(given)}, and codec is {self.codec!r}; a fixed codec has a "
+                    "limit of its own, as in compress(model, '3lc', sparsity=1.75, lag=5)"
+                )
+            return None
+        beside = (("codec_down", self.codec_down), ("compression", self.compression))
+        if what := [*self.options, *(name for name, value in beside if value is not None)]:
+            raise ConfigError(
+                f"codec='auto' decides both ways and all options itself; leave out {', '.join(what)}, or name a codec"
+            )
+        if self.target not in (None, "time", "bytes"):
+            raise ConfigError(f"target={self.target!r}; allowed are 'time' and 'bytes'")
+        limit = LAG_LIMIT if self.lag_limit is None else self.lag_limit
+        found = levels(limit)
+        if limit < TERNARY_LAG:
+            _log.warning(
+                "lag_limit=%g: 3LC keeps 2 steps or more waiting even at s = 1; codec='auto' stays at %s at most",
+                limit,
+                found[-1].name,
+            )
+        on_devices = tuple(level for level in found if _encoded(level, devices))
+        return Automatic(on_devices, float(limit), self.target or "time")
+
+    def choices(self, shapes: Mapping[str, tuple[int, ...]], automatic: Automatic | None = None) -> dict[str, Choice]:
+        """Returns every tensor's codecs. They refuse NaN and Inf: what then happens is the hook's to say.
+
+        Args:
+            shapes: of the tensors, by name, in the model's order.
+            automatic: in place of the codec, where it is `"auto"`.
+
+        Raises:
+            ConfigError: codecs or options that cannot be.
+        """
+        codec = as_codec(self.codec if automatic is None else automatic.codec, dict(self.options))
+        compression = self.compression
+        if compression is None:
+            down = codec if self.codec_down is None else as_codec(self.codec_down, {})
+            compression = ByShape(up=codec, down=down, min_numel=self.min_numel, exclude=self.exclude)
+        chosen = select(shapes, compression, codecs=self.codecs, last_layer=self.last_layer)
+        if codec != PLAIN and all(each == Choice(PLAIN, PLAIN) for each in chosen.values()):
+            small = sum(len(shape) > 1 and prod(shape) < self.min_numel for shape in shapes.values())
+            warnings.warn(
+                f"nothing is compressed: all {len(shapes)} tensors travel as float32, {small} of them because they "
+                f"have fewer than min_numel={self.min_numel} values, the others as biases, norm layers or exclusions",
+                UserWarning,
+                stacklevel=3,
+            )
+        return {
+            name: Choice(replace(each.up, nonfinite="raise"), replace(each.down, nonfinite="raise"))
+            for name, each in chosen.items()
+        }
+
+    # ---- ranks
+
+    def meet(self, ranks: Sequence[int], group: dist.ProcessGroup) -> PeerGroup:
+        """Returns the way to other ranks, in a gloo group of its own; all of them call it. Sealed, with credentials.
+
+        Args:
+            ranks: whom to meet, this one among them.
+            group: of the training, whose timeout is taken where none was given.
+
+        Raises:
+            ConfigError: credentials without a token.
+            ProtocolError: only some ranks have credentials.
+            TransportError: not all ranks came.
+        """
+        return meet(ranks, self.timeout or timeout_of(group), self.credentials)
+
+    def agree(self, peers: PeerGroup, tensors: Sequence[TrainedTensor], own: Mapping[str, Any]) -> None:
+        """Compares what ranks must have in common with those of rank 0; all of them call it.
+
+        Args:
+            peers: all ranks of the training.
+            tensors: of the model, whole.
+            own: what not every hook has, JSON values by name.
+
+        Raises:
+            ProtocolError: they differ on some rank; the message names it and the setting, on every rank.
+            TransportError: not every rank called it in time.
+        """
+        said = {
+            "thinwire": VERSION,
+            "nonfinite": self.nonfinite,
+            "scaler": None if self.scaler is None else "given",
+            "gather_mb": self.group_nbytes / 1e6,
+            "measure_link": self.measure_link,
+        }
+        agree(peers, {**said, **own, **described(tensors)})
+
+    # ---- the exchange
+
+    def core(
+        self,
+        tensors: Sequence[TrainedTensor],
+        peers: PeerGroup,
+        *,
+        partitions: Partitions | None = None,
+        drop_zeros: bool = False,
+        pulls: bool = True,
+    ) -> Collective:
+        """Returns this rank's part in the exchange, its residuals empty.
+
+        Args:
+            tensors: what these ranks exchange.
+            peers: who exchanges it.
+            partitions: who owns which values; by default all own equally many.
+            drop_zeros, pulls: of `Collective`.
+        """
+        mean = self.reduce == "mean"
+        residuals = Residuals(tensors, peers.rank, peers.size, mean=mean, seed=self.seed, partitions=partitions)
+        return Collective(
+            residuals,
+            skip=self.nonfinite == "skip",
+            drop_zeros=drop_zeros,
+            group_nbytes=self.group_nbytes,
+            pulls=pulls,
+            names=peers.names,
         )
-    if target not in (None, "time", "bytes"):
-        raise ConfigError(f"target={target!r}; allowed are 'time' and 'bytes'")
-    limit = LAG_LIMIT if lag_limit is None else lag_limit
-    found = levels(limit)
-    if limit < TERNARY_LAG:
-        _log.warning(
-            "lag_limit=%g: 3LC keeps 2 steps or more waiting even at s = 1; codec='auto' stays at %s at most",
-            limit,
-            found[-1].name,
-        )
-    on_devices = tuple(level for level in found if _encoded(level, devices))
-    return Automatic(on_devices, float(limit), target or "time")
+
+    def link_bps(self, peers: PeerGroup, auto: ExchangeAutopilot | None = None) -> float:
+        """Returns bits per second of the slowest link, if that is to be measured; else 0. All ranks call it.
+
+        Args:
+            peers: who exchanges.
+            auto: the controller, which then knows of it too.
+        """
+        if not self.measure_link:
+            return 0.0
+        return measure_link(peers) if auto is None else auto.measure()
 
 
 def _encoded(level: Level, devices: Collection[torch.device]) -> bool:

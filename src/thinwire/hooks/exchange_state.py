@@ -10,6 +10,7 @@ from typing import Any
 from thinwire.collective.core import Collective
 from thinwire.errors import ConfigError
 from thinwire.hooks.exchange_autopilot import ExchangeAutopilot
+from thinwire.hooks.exchange_options import ExchangeOptions
 from thinwire.hooks.exchange_records import ExchangeRecords
 from thinwire.hooks.guards import StepGuard
 from thinwire.runtime.collective import CollectiveDriver
@@ -54,8 +55,7 @@ class ExchangeState:
         *,
         core: Collective,
         driver: CollectiveDriver,
-        start_step: int,
-        scaler: Any,
+        options: ExchangeOptions,
         link_bps: float,
         guard: StepGuard | None = None,
         auto: ExchangeAutopilot | None = None,
@@ -64,14 +64,14 @@ class ExchangeState:
         self.auto = auto
         self.core = core
         self.driver = driver
-        self.start_step = start_step
+        self.start_step = options.start_step
         self.link_bps = link_bps
         self.step = 0
         self.resumed = ""
         self.warm_up = WarmUp()
         self._records: ExchangeRecords | None = None
-        self._scaler = scaler
-        self._loss_scale = 1.0 if scaler is None else 0.0
+        self._scaler = options.scaler
+        self._loss_scale = 1.0 if options.scaler is None else 0.0
 
     @property
     def rank(self) -> int:

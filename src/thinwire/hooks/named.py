@@ -16,23 +16,20 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
-import thinwire
 from thinwire.codecs import Codec
 from thinwire.codecs.tensors import check_out
-from thinwire.collective.core import Bucket, Collective
-from thinwire.collective.residuals import Residuals, TrainedTensor
+from thinwire.collective.core import Bucket
+from thinwire.collective.residuals import TrainedTensor
 from thinwire.errors import ConfigError
+from thinwire.hooks.exchange_options import GATHER_MB, ExchangeOptions
 from thinwire.hooks.exchange_report import Report, report
 from thinwire.hooks.exchange_state import ExchangeState, merge
-from thinwire.hooks.ranks import check_floating, check_options, choose, described, measured, meet, timeout_of
+from thinwire.hooks.ranks import check_floating
 from thinwire.policies.compression import MIN_NUMEL
 from thinwire.runtime.collective import CollectiveDriver
-from thinwire.runtime.peers import agree
 from thinwire.security.credentials import Credentials
 
 __all__ = ["NamedState", "Report", "compress", "merge", "report"]
-
-GATHER_MB = 4.0
 
 
 class NamedState(ExchangeState):
@@ -49,7 +46,7 @@ class NamedState(ExchangeState):
     __slots__ = ("__weakref__", "_buckets", "_shapes")
 
     def __init__(self, *, tensors: Mapping[str, torch.Tensor], **kept: Any) -> None:
-        super().__init__(start_step=0, **kept)
+        super().__init__(**kept)
         self._buckets = {name: Bucket(((name, 0),), tensor.nbytes) for name, tensor in tensors.items()}
         self._shapes = {name: (tensor.shape, tensor.dtype, tensor.device) for name, tensor in tensors.items()}
 
@@ -163,63 +160,40 @@ def compress(
             gradients = grad(loss)({"w": w, "b": b}, x, y)      # torch.func
             state.average(gradients)                            # in place of dist.all_reduce on each
     """
-    check_options(
+    asked = ExchangeOptions(
+        codec=codec,
+        options=options,
+        codec_down=codec_down,
+        min_numel=min_numel,
+        exclude=exclude,
+        codecs=codecs,
+        reduce=reduce,
         nonfinite=nonfinite,
         scaler=scaler,
-        gather_mb=gather_mb,
-        timeout=timeout,
         seed=seed,
-        min_numel=min_numel,
+        timeout=timeout,
+        gather_mb=gather_mb,
         measure_link=measure_link,
         credentials=credentials,
     )
-    if reduce not in ("mean", "sum"):
-        raise ConfigError(f"reduce={reduce!r}; allowed are 'mean' and 'sum'")
     if not isinstance(tensors, Mapping):
         raise ConfigError(f"expected tensors by name, as in {{'w': w}}; {type(tensors).__name__} came")
     if not tensors:
         raise ConfigError("there are no tensors to average")
     for name, tensor in tensors.items():
         _check_kind(name, tensor)
-    choices = choose(
-        {name: tuple(tensor.shape) for name, tensor in tensors.items()},
-        codec,
-        options,
-        codec_down=codec_down,
-        min_numel=min_numel,
-        exclude=exclude,
-        codecs=codecs,
-        last_layer=None,
-        compression=None,
-    )
+    choices = asked.choices({name: tuple(tensor.shape) for name, tensor in tensors.items()})
     trained = [TrainedTensor(name, t.numel(), t.dtype, choices[name], t.device) for name, t in tensors.items()]
     over = group or dist.group.WORLD
     if over is None:
         raise ConfigError("there is no process group: call dist.init_process_group first")
     if dist.get_rank() not in dist.get_process_group_ranks(over):
         raise ConfigError(f"rank {dist.get_rank()} is not in the group: only its ranks call named.compress")
-    peers = meet(dist.get_process_group_ranks(over), timeout or timeout_of(over), credentials)
-    group_nbytes = int(gather_mb * 1e6)
-    said = {
-        "reduce": reduce,
-        "nonfinite": nonfinite,
-        "scaler": None if scaler is None else "given",
-        "gather_mb": group_nbytes / 1e6,
-        "measure_link": measure_link,
-    }
-    agree(peers, {"thinwire": thinwire.__version__, **said, **described(trained)})
-    residuals = Residuals(trained, peers.rank, peers.size, mean=reduce == "mean", seed=seed)
-    core = Collective(
-        residuals, skip=nonfinite == "skip", drop_zeros=False, group_nbytes=group_nbytes, names=peers.names
-    )
+    peers = asked.meet(dist.get_process_group_ranks(over), over)
+    asked.agree(peers, trained, {"reduce": reduce})
+    core = asked.core(trained, peers)
     driver = CollectiveDriver(core, peers)
-    state = NamedState(
-        tensors=tensors,
-        core=core,
-        driver=driver,
-        scaler=scaler,
-        link_bps=measured(peers, measure_link),
-    )
+    state = NamedState(tensors=tensors, core=core, driver=driver, options=asked, link_bps=asked.link_bps(peers))
     driver.close_with(state)
     return state
 

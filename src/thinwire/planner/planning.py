@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from thinwire.errors import ConfigError
+from thinwire.hooks.exchange_options import GATHER_MB
 from thinwire.jobs.virtual_time import TCP_HEADERS_NBYTES, TCP_PAYLOAD_NBYTES, Sharing, TransportCosts
 from thinwire.planner.costs import TensorCosts, exchange_every, mean_bits, measure_costs
 from thinwire.planner.exchange_work import NONE, ExchangeWork, measure_exchange_work
@@ -36,7 +37,7 @@ PEER_MESSAGE_S = 350e-6
 4.5 to 7 ms to its CPU time without a limit on the link (docs/benchmarks.md, machine A)."""
 SHARING = Sharing(use=SHARED_USE)
 """What is assumed of processes that share processors, where it was not measured."""
-GATHERED_NBYTES = 4e6
+GATHERED_NBYTES = 1e6 * GATHER_MB
 """Of gradients that ranks exchange together, as `ddp.compress` has it unless told otherwise."""
 CODEC_SECONDS = ("encode_s", "decode_s", "server_push_s", "server_update_s")
 """Of `TensorCosts` and `Layer`."""

@@ -13,25 +13,19 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-import thinwire
 from thinwire.codecs import Codec
-from thinwire.collective.core import Collective
-from thinwire.collective.residuals import Residuals, TrainedTensor
+from thinwire.collective.residuals import TrainedTensor
 from thinwire.errors import ConfigError
 from thinwire.hooks.ddp.state import Reduction, ThinwireState
-from thinwire.hooks.exchange_options import FIXED, automatic_levels
+from thinwire.hooks.exchange_options import FIXED, GATHER_MB, ExchangeOptions
 from thinwire.hooks.guards import StepGuard
-from thinwire.hooks.ranks import check_floating, check_options, choose, described, measured, meet, timeout_of
+from thinwire.hooks.ranks import check_floating
 from thinwire.hooks.sparse_modules import check_dense
 from thinwire.hooks.wrapping import inside_compiled, plain_name
 from thinwire.policies.autopilot.pilot import Target
 from thinwire.policies.compression import MIN_NUMEL, Compression
 from thinwire.runtime.collective import CollectiveDriver
-from thinwire.runtime.peers import agree
 from thinwire.security.credentials import Credentials
-
-GATHER_MB = 4.0
-"""Every group of buckets costs two packets to every rank, which soon outweigh what leaving earlier gains."""
 
 
 def compress(
@@ -104,64 +98,44 @@ def compress(
         state = ddp.compress(model, codec="auto")                    # or let it measure and decide
     """
     wrapped = _wrapped(model)
-    if reduce not in ("mean", "sum"):
-        raise ConfigError(f"reduce={reduce!r}; allowed are 'mean' and 'sum'")
-    check_options(
-        nonfinite=nonfinite,
-        scaler=scaler,
+    asked = ExchangeOptions(
+        codec=codec,
+        options=options,
+        codec_down=codec_down,
         start_step=start_step,
-        gather_mb=gather_mb,
-        timeout=timeout,
-        seed=seed,
-        min_numel=min_numel,
-        measure_link=measure_link,
-        credentials=credentials,
-        compression=compression,
-    )
-    parameters = _parameters(wrapped)
-    automatic = automatic_levels(
-        codec,
-        options,
-        codec_down=codec_down,
-        compression=compression,
-        lag_limit=lag_limit,
-        target=target,
-        devices={parameter.device for parameter in parameters.values()},
-    )
-    choices = choose(
-        {name: tuple(parameter.shape) for name, parameter in parameters.items()},
-        codec if automatic is None else automatic.codec,
-        options,
-        codec_down=codec_down,
         min_numel=min_numel,
         exclude=exclude,
         codecs=codecs,
         last_layer=last_layer,
         compression=compression,
+        reduce=reduce,
+        nonfinite=nonfinite,
+        scaler=scaler,
+        seed=seed,
+        timeout=timeout,
+        gather_mb=gather_mb,
+        measure_link=measure_link,
+        credentials=credentials,
+        lag_limit=lag_limit,
+        target=target,
     )
+    parameters = _parameters(wrapped)
+    automatic = asked.automatic({parameter.device for parameter in parameters.values()})
+    choices = asked.choices({name: tuple(parameter.shape) for name, parameter in parameters.items()}, automatic)
     tensors = [TrainedTensor(name, p.numel(), p.dtype, choices[name], p.device) for name, p in parameters.items()]
-    skip = nonfinite == "skip"
     drop_zeros = bool(wrapped.find_unused_parameters or wrapped.static_graph)
-    group_nbytes = int(gather_mb * 1e6)
-    ranks = dist.get_process_group_ranks(wrapped.process_group)
-    peers = meet(ranks, timeout or timeout_of(wrapped.process_group), credentials)
-    agree(
+    peers = asked.meet(dist.get_process_group_ranks(wrapped.process_group), wrapped.process_group)
+    asked.agree(
         peers,
+        tensors,
         {
-            "thinwire": thinwire.__version__,
             "codec": FIXED if automatic is None else automatic.agreement,
             "start_step": start_step,
             "reduce": reduce,
-            "nonfinite": nonfinite,
-            "scaler": None if scaler is None else "given",
             "find_unused_parameters or static_graph": drop_zeros,
-            "gather_mb": group_nbytes / 1e6,
-            "measure_link": measure_link,
-            **described(tensors),
         },
     )
-    residuals = Residuals(tensors, peers.rank, peers.size, mean=reduce == "mean", seed=seed)
-    core = Collective(residuals, skip=skip, drop_zeros=drop_zeros, group_nbytes=group_nbytes, names=peers.names)
+    core = asked.core(tensors, peers, drop_zeros=drop_zeros)
     driver = CollectiveDriver(core, peers)
     driver.close_with(wrapped)
     auto = None if automatic is None else automatic.start(core, driver, start_step)
@@ -171,9 +145,8 @@ def compress(
         auto=auto,
         parameters=parameters,
         model=wrapped,
-        start_step=start_step,
-        scaler=scaler,
-        link_bps=auto.measure() if auto is not None and measure_link else measured(peers, measure_link),
+        options=asked,
+        link_bps=asked.link_bps(peers, auto),
         guard=StepGuard(
             wrapped.module,
             wrapper=wrapped,

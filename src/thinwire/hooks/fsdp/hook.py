@@ -17,13 +17,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-import thinwire
 from thinwire.codecs import Codec
-from thinwire.collective.core import Bucket, Collective
+from thinwire.collective.core import Bucket
 from thinwire.collective.cut import shards_of
 from thinwire.collective.residuals import Residuals, TrainedTensor
 from thinwire.errors import ConfigError
-from thinwire.hooks.exchange_options import FIXED, automatic_levels
+from thinwire.hooks.exchange_options import FIXED, GATHER_MB, ExchangeOptions
 from thinwire.hooks.fsdp.gathering import CodedAllGather
 from thinwire.hooks.fsdp.parameter_groups import (
     ParameterGroup,
@@ -35,14 +34,11 @@ from thinwire.hooks.fsdp.parameter_groups import (
 from thinwire.hooks.fsdp.passes import Passes
 from thinwire.hooks.fsdp.state import Ready, ShardedState
 from thinwire.hooks.guards import StepGuard
-from thinwire.hooks.ranks import check_floating, check_options, choose, described, measured, meet, timeout_of
+from thinwire.hooks.ranks import check_floating
 from thinwire.policies.autopilot.pilot import Target
 from thinwire.policies.compression import MIN_NUMEL, PLAIN, ByShape, Choice, Compression, as_codec, select
 from thinwire.runtime.collective import CollectiveDriver
-from thinwire.runtime.peers import agree
 from thinwire.security.credentials import Credentials
-
-GATHER_MB = 4.0
 
 
 def compress(
@@ -116,17 +112,25 @@ def compress(
         fully_shard(model, mesh=mesh)
         state = fsdp.compress(model, codec="3lc", sparsity=1.0)       # the one line
     """
-    check_options(
+    asked = ExchangeOptions(
+        codec=codec,
+        options=options,
+        codec_down=codec_down,
+        start_step=start_step,
+        min_numel=min_numel,
+        exclude=exclude,
+        codecs=codecs,
+        last_layer=last_layer,
+        compression=compression,
         nonfinite=nonfinite,
         scaler=scaler,
-        start_step=start_step,
-        gather_mb=gather_mb,
-        timeout=timeout,
         seed=seed,
-        min_numel=min_numel,
+        timeout=timeout,
+        gather_mb=gather_mb,
         measure_link=measure_link,
         credentials=credentials,
-        compression=compression,
+        lag_limit=lag_limit,
+        target=target,
     )
     groups = parameter_groups(model)
     first, mesh = groups[0], groups[0].mesh
@@ -142,26 +146,8 @@ def compress(
     cuts = {name: parameter.cut for name, parameter in parameters.items()}
     for name, parameter in parameters.items():
         check_floating(name, parameter.dtype)
-    automatic = automatic_levels(
-        codec,
-        options,
-        codec_down=codec_down,
-        compression=compression,
-        lag_limit=lag_limit,
-        target=target,
-        devices={first.device},
-    )
-    choices = choose(
-        {name: cut.shape for name, cut in cuts.items()},
-        codec if automatic is None else automatic.codec,
-        options,
-        codec_down=codec_down,
-        min_numel=min_numel,
-        exclude=exclude,
-        codecs=codecs,
-        last_layer=last_layer,
-        compression=compression,
-    )
+    automatic = asked.automatic({first.device})
+    choices = asked.choices({name: cut.shape for name, cut in cuts.items()}, automatic)
     if not first.replicated:
         choices = {name: Choice(choice.up, PLAIN) for name, choice in choices.items()}
     wholes = [
@@ -169,44 +155,28 @@ def compress(
         for name, cut in cuts.items()
     ]
 
-    waiting = timeout or timeout_of(mesh.get_group(0))
-    ranks = ranks_of(mesh)
-    everyone = meet([rank for site in ranks for rank in site], waiting, credentials)
-    group_nbytes = int(gather_mb * 1e6)
-    agree(
+    outermost, ranks = mesh.get_group(0), ranks_of(mesh)
+    everyone = asked.meet([rank for site in ranks for rank in site], outermost)
+    asked.agree(
         everyone,
+        wholes,
         {
-            "thinwire": thinwire.__version__,
             "codec": FIXED if automatic is None else automatic.agreement,
             "start_step": start_step,
-            "nonfinite": nonfinite,
-            "scaler": None if scaler is None else "given",
-            "gather_mb": group_nbytes / 1e6,
-            "measure_link": measure_link,
             "mesh": list(mesh.mesh.shape),
             "gather": None if gather_codec is None else gather_codec.config(),
             "parameter groups": [[parameter.name for parameter in group.parameters] for group in groups],
-            **described(wholes),
         },
     )
     replica, replicas = 0, None
     if first.replicated:
         replica, replicas = next(i for i, site in enumerate(ranks) if dist.get_rank() in site), len(ranks)
-        peers = meet([site[first.shard] for site in ranks], waiting, credentials) if first.shards > 1 else everyone
-        own = shards_of(wholes, cuts, first.shards, first.shard)
-        residuals = Residuals(own, peers.rank, peers.size, mean=True, seed=seed)
+        peers = asked.meet([site[first.shard] for site in ranks], outermost) if first.shards > 1 else everyone
+        core = asked.core(shards_of(wholes, cuts, first.shards, first.shard), peers)
     else:
         peers = everyone
         partitions = {name: cut.partitions(first.shards) for name, cut in cuts.items()}
-        residuals = Residuals(wholes, peers.rank, peers.size, mean=True, seed=seed, partitions=partitions)
-    core = Collective(
-        residuals,
-        skip=nonfinite == "skip",
-        drop_zeros=False,
-        group_nbytes=group_nbytes,
-        pulls=first.replicated,
-        names=peers.names,
-    )
+        core = asked.core(wholes, peers, partitions=partitions, pulls=False)
     driver = CollectiveDriver(core, peers)
     driver.close_with(model)
     auto = None if automatic is None else automatic.start(core, driver, start_step, blocking=True)
@@ -214,11 +184,10 @@ def compress(
         core=core,
         driver=driver,
         auto=auto,
-        start_step=start_step,
-        scaler=scaler,
-        link_bps=auto.measure() if auto is not None and measure_link else measured(peers, measure_link),
+        options=asked,
+        link_bps=asked.link_bps(peers, auto),
         guard=StepGuard(model, wrapper=model, reduced=list(model.parameters()), compressed=list(model.parameters())),
-        buckets={group: _bucket(group, residuals) for group in groups},
+        buckets={group: _bucket(group, core.residuals) for group in groups},
         wholes=wholes,
         cuts=cuts,
         replica=replica,
