@@ -6,7 +6,6 @@ in common and how the exchange is made is the same for all, and stands here.
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,13 +18,13 @@ import torch
 import torch.distributed as dist
 
 from thinwire.codecs import Codec
-from thinwire.codecs.device import why_not_encoded
 from thinwire.collective.core import Collective
 from thinwire.collective.residuals import Partitions, Residuals, TrainedTensor
 from thinwire.errors import ConfigError
 from thinwire.hooks.exchange_autopilot import ExchangeAutopilot
 from thinwire.hooks.ranks import described, meet, timeout_of
-from thinwire.policies.autopilot.levels import LAG_LIMIT, TERNARY_LAG, Level, levels, residual_codec
+from thinwire.policies.auto_codec import AUTO, AutoCodec
+from thinwire.policies.autopilot.levels import Level, residual_codec
 from thinwire.policies.autopilot.pilot import Target
 from thinwire.policies.compression import MIN_NUMEL, PLAIN, ByShape, Choice, Compression, Exclude, as_codec, select
 from thinwire.runtime.collective import CollectiveDriver
@@ -36,46 +35,6 @@ from thinwire.version import VERSION
 
 GATHER_MB = 4.0
 """Every group of buckets costs two packets to every rank, which soon outweigh what leaving earlier gains."""
-AUTO = "auto"
-FIXED = {"id": "fixed"}
-"""What ranks without a controller must have in common, in place of its `agreement`."""
-_log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Automatic:
-    """What a user asked of the controller."""
-
-    levels: tuple[Level, ...]
-    lag_limit: float
-    target: Target
-
-    @property
-    def codec(self) -> Codec:
-        """The codec that residuals are made for."""
-        return residual_codec(self.levels)
-
-    @property
-    def agreement(self) -> dict[str, Any]:
-        """What all ranks must have in common, as JSON values; beside `FIXED`, the `id` alone is told."""
-        settings = [level.name for level in self.levels]
-        return {"id": AUTO, "lag_limit": self.lag_limit, "target": self.target, "settings": settings}
-
-    def start(
-        self, core: Collective, driver: CollectiveDriver, start_step: int, *, blocking: bool = False
-    ) -> ExchangeAutopilot | None:
-        """Returns the controller; None where a rank is alone and has nobody to send to."""
-        if core.residuals.world == 1:
-            return None
-        return ExchangeAutopilot(
-            self.levels,
-            core,
-            driver,
-            lag_limit=self.lag_limit,
-            target=self.target,
-            start_step=start_step,
-            blocking=blocking,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,8 +100,8 @@ class ExchangeOptions:
 
     # ---- codecs
 
-    def automatic(self, devices: Collection[torch.device]) -> Automatic | None:
-        """Returns what `codec="auto"` asks for; None for any other codec.
+    def settings(self, devices: Collection[torch.device]) -> tuple[Level, ...]:
+        """Returns what `codec="auto"` chooses among, from uncompressed; nothing for any other codec.
 
         Args:
             devices: where gradients are.
@@ -151,42 +110,42 @@ class ExchangeOptions:
             ConfigError: arguments that contradict each other, or that cannot be.
         """
         if self.codec != AUTO:
-            limits = (("lag_limit", self.lag_limit), ("target", self.target))
-            if given := [name for name, value in limits if value is not None]:
+            if self._asked:
                 raise ConfigError(
-                    f"only codec='auto' takes {' and '.join(given)}, and codec is {self.codec!r}; a fixed codec has a "
-                    "limit of its own, as in compress(model, '3lc', sparsity=1.75, lag=5)"
+                    f"only codec='auto' takes {' and '.join(self._asked)}, and codec is {self.codec!r}; a fixed codec "
+                    "has a limit of its own, as in compress(model, '3lc', sparsity=1.75, lag=5)"
                 )
-            return None
+            return ()
         beside = (("codec_down", self.codec_down), ("compression", self.compression))
         if what := [*self.options, *(name for name, value in beside if value is not None)]:
             raise ConfigError(
                 f"codec='auto' decides both ways and all options itself; leave out {', '.join(what)}, or name a codec"
             )
-        if self.target not in (None, "time", "bytes"):
-            raise ConfigError(f"target={self.target!r}; allowed are 'time' and 'bytes'")
-        limit = LAG_LIMIT if self.lag_limit is None else self.lag_limit
-        found = levels(limit)
-        if limit < TERNARY_LAG:
-            _log.warning(
-                "lag_limit=%g: 3LC keeps 2 steps or more waiting even at s = 1; codec='auto' stays at %s at most",
-                limit,
-                found[-1].name,
-            )
-        on_devices = tuple(level for level in found if _encoded(level, devices))
-        return Automatic(on_devices, float(limit), self.target or "time")
+        auto = self._auto
+        auto.warn("step")
+        return auto.settings(devices, uncompressed=True)
 
-    def choices(self, shapes: Mapping[str, tuple[int, ...]], automatic: Automatic | None = None) -> dict[str, Choice]:
+    @property
+    def _asked(self) -> dict[str, Any]:
+        """What is asked of the controller; the rest is as `AutoCodec` has it."""
+        asked = {"lag_limit": self.lag_limit, "target": self.target}
+        return {name: value for name, value in asked.items() if value is not None}
+
+    @property
+    def _auto(self) -> AutoCodec:
+        return AutoCodec(**self._asked)
+
+    def choices(self, shapes: Mapping[str, tuple[int, ...]], settings: tuple[Level, ...] = ()) -> dict[str, Choice]:
         """Returns every tensor's codecs. They refuse NaN and Inf: what then happens is the hook's to say.
 
         Args:
             shapes: of the tensors, by name, in the model's order.
-            automatic: in place of the codec, where it is `"auto"`.
+            settings: of `codec="auto"`; none with a fixed codec.
 
         Raises:
             ConfigError: codecs or options that cannot be.
         """
-        codec = as_codec(self.codec if automatic is None else automatic.codec, dict(self.options))
+        codec = residual_codec(settings) if settings else as_codec(self.codec, dict(self.options))
         compression = self.compression
         if compression is None:
             down = codec if self.codec_down is None else as_codec(self.codec_down, {})
@@ -242,6 +201,17 @@ class ExchangeOptions:
         }
         agree(peers, {**said, **own, **described(tensors)})
 
+    def agreement(self, settings: tuple[Level, ...]) -> dict[str, Any]:
+        """Returns what ranks must have in common of who chooses the codec, as JSON values.
+
+        Where one rank alone has a controller, ranks are told of the `id`, and of nothing that only it has.
+        """
+        if not settings:
+            return {"id": "fixed"}
+        auto = self._auto
+        names = [level.name for level in settings]
+        return {"id": AUTO, "lag_limit": float(auto.lag_limit), "target": auto.target, "settings": names}
+
     # ---- the exchange
 
     def core(
@@ -272,6 +242,29 @@ class ExchangeOptions:
             names=peers.names,
         )
 
+    def controller(
+        self, settings: tuple[Level, ...], core: Collective, driver: CollectiveDriver, *, blocking: bool = False
+    ) -> ExchangeAutopilot | None:
+        """Returns what chooses among the settings; None with a fixed codec, or where a rank has nobody to send to.
+
+        Args:
+            settings: of `codec="auto"`.
+            core, driver: of the exchange.
+            blocking: whether the backward pass waits for every uncompressed reduction.
+        """
+        if not settings or core.residuals.world == 1:
+            return None
+        auto = self._auto
+        return ExchangeAutopilot(
+            settings,
+            core,
+            driver,
+            lag_limit=auto.lag_limit,
+            target=auto.target,
+            start_step=self.start_step,
+            blocking=blocking,
+        )
+
     def link_bps(self, peers: PeerGroup, auto: ExchangeAutopilot | None = None) -> float:
         """Returns bits per second of the slowest link, if that is to be measured; else 0. All ranks call it.
 
@@ -282,10 +275,3 @@ class ExchangeOptions:
         if not self.measure_link:
             return 0.0
         return measure_link(peers) if auto is None else auto.measure()
-
-
-def _encoded(level: Level, devices: Collection[torch.device]) -> bool:
-    """Whether a level's codec has kernels where gradients are; on the host all have."""
-    if level.codec is None:
-        return True
-    return all(device.type == "cpu" or not why_not_encoded(level.codec.scheme, device) for device in devices)

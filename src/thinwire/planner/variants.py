@@ -23,7 +23,7 @@ def variants(made: Design) -> dict[str | None, Design]:
     if made.auto is None:
         return {None: made}
     found: dict[str | None, Design] = {}
-    for level in made.auto.levels:
+    for level in made.auto.settings():
         fixed = _fixed(level)
         found[level.name] = replace(made, name=f"{made.name}: {level.name}", auto=None, up=fixed, down=fixed)
     return found

@@ -10,13 +10,11 @@ from __future__ import annotations
 import logging
 import math
 import struct
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
-import torch
 
-from thinwire.codecs.device import why_not_encoded
 from thinwire.codecs.lag import BEGIN
 from thinwire.errors import ConfigError
 from thinwire.policies.autopilot.costs import Workload
@@ -128,8 +126,8 @@ class RoundAutopilot:
             share=self._share,
         )
         devices = {context.device for context in self._contexts}
-        levels = [each for each in design.auto.levels if _encoded(each, devices)]
-        self.pilot = Pilot(levels, self.work, lag_limit=design.auto.lag_limit, target=design.auto.target)
+        settings = design.auto.settings(devices)
+        self.pilot = Pilot(settings, self.work, lag_limit=design.auto.lag_limit, target=design.auto.target)
         self.level = self._noted = self.changed_at = self._exchanges = 0
         self._arrived: dict[int, bytes] = {}
         self._spent: dict[str, float] = {}
@@ -298,13 +296,6 @@ _MEASURED = (
     "payload_bytes_pull",
 )
 """Counters that a note is made of."""
-
-
-def _encoded(level: Level, devices: Collection[torch.device]) -> bool:
-    """Whether a setting's codec has kernels where tensors are; on the host all have."""
-    if level.codec is None:
-        return False
-    return all(device.type == "cpu" or not why_not_encoded(level.codec.scheme, device) for device in devices)
 
 
 def _multiplier(level: Level) -> float:

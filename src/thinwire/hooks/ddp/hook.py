@@ -17,7 +17,7 @@ from thinwire.codecs import Codec
 from thinwire.collective.residuals import TrainedTensor
 from thinwire.errors import ConfigError
 from thinwire.hooks.ddp.state import Reduction, ThinwireState
-from thinwire.hooks.exchange_options import FIXED, GATHER_MB, ExchangeOptions
+from thinwire.hooks.exchange_options import GATHER_MB, ExchangeOptions
 from thinwire.hooks.guards import StepGuard
 from thinwire.hooks.ranks import check_floating
 from thinwire.hooks.sparse_modules import check_dense
@@ -120,8 +120,8 @@ def compress(
         target=target,
     )
     parameters = _parameters(wrapped)
-    automatic = asked.automatic({parameter.device for parameter in parameters.values()})
-    choices = asked.choices({name: tuple(parameter.shape) for name, parameter in parameters.items()}, automatic)
+    settings = asked.settings({parameter.device for parameter in parameters.values()})
+    choices = asked.choices({name: tuple(parameter.shape) for name, parameter in parameters.items()}, settings)
     tensors = [TrainedTensor(name, p.numel(), p.dtype, choices[name], p.device) for name, p in parameters.items()]
     drop_zeros = bool(wrapped.find_unused_parameters or wrapped.static_graph)
     peers = asked.meet(dist.get_process_group_ranks(wrapped.process_group), wrapped.process_group)
@@ -129,7 +129,7 @@ def compress(
         peers,
         tensors,
         {
-            "codec": FIXED if automatic is None else automatic.agreement,
+            "codec": asked.agreement(settings),
             "start_step": start_step,
             "reduce": reduce,
             "find_unused_parameters or static_graph": drop_zeros,
@@ -138,7 +138,7 @@ def compress(
     core = asked.core(tensors, peers, drop_zeros=drop_zeros)
     driver = CollectiveDriver(core, peers)
     driver.close_with(wrapped)
-    auto = None if automatic is None else automatic.start(core, driver, start_step)
+    auto = asked.controller(settings, core, driver)
     state = ThinwireState(
         core=core,
         driver=driver,

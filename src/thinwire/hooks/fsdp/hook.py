@@ -22,7 +22,7 @@ from thinwire.collective.core import Bucket
 from thinwire.collective.cut import shards_of
 from thinwire.collective.residuals import Residuals, TrainedTensor
 from thinwire.errors import ConfigError
-from thinwire.hooks.exchange_options import FIXED, GATHER_MB, ExchangeOptions
+from thinwire.hooks.exchange_options import GATHER_MB, ExchangeOptions
 from thinwire.hooks.fsdp.gathering import CodedAllGather
 from thinwire.hooks.fsdp.parameter_groups import (
     ParameterGroup,
@@ -146,8 +146,8 @@ def compress(
     cuts = {name: parameter.cut for name, parameter in parameters.items()}
     for name, parameter in parameters.items():
         check_floating(name, parameter.dtype)
-    automatic = asked.automatic({first.device})
-    choices = asked.choices({name: cut.shape for name, cut in cuts.items()}, automatic)
+    settings = asked.settings({first.device})
+    choices = asked.choices({name: cut.shape for name, cut in cuts.items()}, settings)
     if not first.replicated:
         choices = {name: Choice(choice.up, PLAIN) for name, choice in choices.items()}
     wholes = [
@@ -161,7 +161,7 @@ def compress(
         everyone,
         wholes,
         {
-            "codec": FIXED if automatic is None else automatic.agreement,
+            "codec": asked.agreement(settings),
             "start_step": start_step,
             "mesh": list(mesh.mesh.shape),
             "gather": None if gather_codec is None else gather_codec.config(),
@@ -179,7 +179,7 @@ def compress(
         core = asked.core(wholes, peers, partitions=partitions, pulls=False)
     driver = CollectiveDriver(core, peers)
     driver.close_with(model)
-    auto = None if automatic is None else automatic.start(core, driver, start_step, blocking=True)
+    auto = asked.controller(settings, core, driver, blocking=True)
     state = ShardedState(
         core=core,
         driver=driver,

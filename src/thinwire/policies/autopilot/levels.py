@@ -7,9 +7,13 @@ whichever it is.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
+import torch
+
 from thinwire.codecs import Codec
+from thinwire.codecs.device import why_not_encoded
 from thinwire.codecs.registry import codec
 from thinwire.errors import ConfigError
 
@@ -40,6 +44,13 @@ class Level:
     sparsity: float
     bits: float
     codec_ns: float
+
+    def encodes_on(self, devices: Collection[torch.device]) -> bool:
+        """Returns whether the codec has kernels on all of these devices; the host has all kernels."""
+        if self.codec is None:
+            return True
+        scheme = self.codec.scheme
+        return all(device.type == "cpu" or not why_not_encoded(scheme, device) for device in devices)
 
 
 def levels(lag_limit: float = LAG_LIMIT) -> tuple[Level, ...]:
