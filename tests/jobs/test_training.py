@@ -21,6 +21,7 @@ from thinwire.jobs.job import Job
 from thinwire.jobs.outcome import WorkerOutcome, summarise
 from thinwire.jobs.training import run_worker
 from thinwire.jobs.training_loop import TrainingLoop, weights_digest
+from thinwire.jobs.workload import workload
 from thinwire.packets import parse
 from thinwire.runtime.serving import serving
 from thinwire.schema import Join, Refused
@@ -192,8 +193,8 @@ def test_a_time_budget_ends_without_worker_zero_and_does_not_begin_anew_with_one
 
 def test_the_rate_of_one_that_comes_late_follows_the_time_that_earlier_steps_would_have_taken() -> None:
     opt, now = SimpleNamespace(steps_done=40, began_late=True), Clock(stopped=True)
-    job, none = Job(design="fp32", workers=2, seconds=200.0), torch.nn.Linear(1, 1)
-    loop = TrainingLoop(job, 0, none, opt, data("digits"), lambda event: None, None, now)  # type: ignore[arg-type]
+    job = Job(design="fp32", workers=2, seconds=200.0)
+    loop = TrainingLoop(job, 0, workload(job), opt, lambda event: None, None, now)  # type: ignore[arg-type]
     assert loop._progress() == 1, "nothing was timed yet: a rate that is too small does no harm"
     opt.steps_done, now.seconds = 51, 20.0  # the first of its steps is not timed
     assert loop._progress() == 20 / 10 * 50 / 200

@@ -13,8 +13,6 @@ from thinwire.codecs import Context
 from thinwire.jobs.job import Job
 from thinwire.jobs.workload import workload
 from thinwire.policies.compression import codec_by_name
-from thinwire.workloads.evaluate import cross_entropy
-from thinwire.workloads.recipe import clip_gradients
 
 BLOCK = 4096
 ROTATION = 3
@@ -101,14 +99,12 @@ def training(job: Job) -> tuple[nn.Module, torch.optim.Optimizer, Iterator[list[
     The gradients are in the parameters' order, and are applied when the next ones are asked for.
     """
     made = workload(job)
-    network, optimizer = made.model, made.optimizer
 
     def gradients() -> Iterator[list[torch.Tensor]]:
-        for inputs, targets in made.batches:
-            optimizer.zero_grad()
-            cross_entropy(network(inputs), targets).backward()  # type: ignore[no-untyped-call]
-            clip_gradients(network, made.recipe)
-            yield [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
-            optimizer.step()
+        while True:
+            made.optimizer.zero_grad()
+            made.backward()
+            yield [parameter.grad for parameter in made.model.parameters() if parameter.grad is not None]
+            made.optimizer.step()
 
-    return network, optimizer, gradients()
+    return made.model, made.optimizer, gradients()

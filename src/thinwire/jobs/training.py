@@ -91,7 +91,7 @@ def run_worker(
     with nullcontext() if writer is None else closing(writer), opt:
         if behind is not None:
             opt.load_residuals(behind["optimizer"])
-        loop = TrainingLoop(job, rank, model, opt, dataset, report, on_step, now)
+        loop = TrainingLoop(job, rank, made, opt, report, on_step, now)
         if resumable is not None and resumable.loaded is not None:
             loop.load_state_dict(resumable.loaded["loop"])
         if checkpoint is not None:
@@ -110,7 +110,7 @@ def run_worker(
                 checkpoint.written.intersection_update(writer.keep_since(since, checkpoint.written))
             if loop.over():
                 break
-            loop.step(batches)
+            loop.step()
             if writer is not None:
                 writer.stepped(opt.clock, state)
         outcome = loop.finish()

@@ -20,16 +20,13 @@ from torch import nn
 
 from thinwire.engines.events import Event
 from thinwire.hooks.distribute import DistributedOptimizer
-from thinwire.jobs.devices import device
 from thinwire.jobs.events import Accuracy, Progress
 from thinwire.jobs.job import Job
 from thinwire.jobs.outcome import PlacementSummary, WorkerOutcome
 from thinwire.runtime.digests import bits_digest
-from thinwire.workloads.batches import Batches
-from thinwire.workloads.dataset import Dataset
 from thinwire.workloads.evaluate import evaluate
-from thinwire.workloads.losses import training_loss
-from thinwire.workloads.recipe import clip_gradients, schedule
+from thinwire.workloads.recipe import schedule
+from thinwire.workloads.training import Training
 
 Report = Callable[[Event], None]
 OnStep = Callable[[int, int, float, nn.Module], None]
@@ -44,25 +41,24 @@ class TrainingLoop:
 
     Args:
         job, rank, report, on_step, now: as for `run_worker`.
-        model, opt: what is trained, and by what.
-        dataset: on which it is evaluated.
+        made: what is trained, on what.
+        opt: by what.
     """
 
     def __init__(
         self,
         job: Job,
         rank: int,
-        model: nn.Module,
+        made: Training,
         opt: DistributedOptimizer,
-        dataset: Dataset,
         report: Report,
         on_step: OnStep | None,
         now: Callable[[], float],
     ) -> None:
-        self._job, self._rank, self._model, self._opt, self._dataset = job, rank, model, opt, dataset
-        self._device = device(job.device)
+        self._job, self._rank, self._made, self._opt = job, rank, made, opt
+        self._model, self._dataset, self._recipe = made.model, made.dataset, made.recipe
         self._report, self._on_step, self._now = report, on_step, now
-        self._recipe, self._clips = job.recipe(), not job.full_design().sends_early
+        self._clips = not job.full_design().sends_early
         self._steps = None if job.seconds is not None else self._recipe.steps
         self._losses: deque[float] = deque(maxlen=LOSS_STEPS)
         self._first = opt.steps_done
@@ -77,7 +73,7 @@ class TrainingLoop:
             return max(self._opt.steps_done, self._opt.clock) >= self._steps
         return self._opt.finished
 
-    def step(self, batches: Batches) -> None:
+    def step(self) -> None:
         """Trains on the next batch; worker 0 reports and evaluates where that is due."""
         done = self._opt.steps_done
         if done == self._first + 1:
@@ -88,15 +84,11 @@ class TrainingLoop:
             group["lr"] = schedule(self._recipe, self._progress())
         if self._job.seconds is not None and done > 0:
             self._end_in_time(self._job.seconds)
-        batches.follow(self._opt.memberships, done)
-        inputs, targets = (each.to(self._device) for each in next(batches))
+        self._made.batches.follow(self._opt.memberships, done)
         self._opt.zero_grad()
-        loss = training_loss(self._model, self._recipe, self._model(inputs), targets)
-        loss.backward()  # type: ignore[no-untyped-call]
-        if self._clips:
-            clip_gradients(self._model, self._recipe)
+        loss = self._made.backward(clips=self._clips)
         self._opt.step()
-        self._losses.append(float(loss.detach()))
+        self._losses.append(loss.item())
         self._opt.record_scores(loss=self._losses[-1])
         if self._on_step is not None:
             self._on_step(self._rank, done, self._losses[-1], self._model)

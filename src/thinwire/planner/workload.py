@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import nn
 
 from thinwire.planner.profile import STEPS, Profile, profile
-from thinwire.workloads.batches import Batches
-from thinwire.workloads.data import data as find_data
-from thinwire.workloads.losses import training_loss
-from thinwire.workloads.models import model as build_model
-from thinwire.workloads.recipe import build_optimizer, clip_gradients
+from thinwire.workloads.recipe import for_workers
 from thinwire.workloads.recipes import recipe
+from thinwire.workloads.training import training
 
 
 def profile_workload(
@@ -56,20 +54,15 @@ def training_step(
         ConfigError: unknown names.
         DataError: the data set is not here.
     """
-    how = recipe(model, data)
-    dataset = find_data(data, context=how.context)
-    network = build_model(model, num_classes=dataset.num_classes, in_shape=dataset.in_shape, seed=seed)
-    optimizer = build_optimizer(network, how)
-    batches = Batches(dataset, rank=rank, workers=workers, batch=batch or how.batch, seed=seed, augment=how.augment)
+    how = for_workers(recipe(model, data), workers)
+    made = training(replace(how, batch=batch or how.batch), data=data, rank=rank, workers=workers, seed=seed)
 
     def step() -> None:
-        inputs, targets = next(batches)
-        optimizer.zero_grad()
-        training_loss(network, how, network(inputs), targets).backward()  # type: ignore[no-untyped-call]
-        clip_gradients(network, how)
-        optimizer.step()
+        made.optimizer.zero_grad()
+        made.backward()
+        made.optimizer.step()
 
-    return network, step
+    return made.model, step
 
 
 @contextmanager

@@ -7,6 +7,7 @@
     batches.py     whose examples come next     augment.py: random crops, flips and contrast
     recipe.py      a rate with its schedule, batch, steps, and the optimizer that follows from them
     recipes.py     the recipe of each model and data set, with where the numbers come from
+    training.py    all of these as one worker trains them: model, optimizer, batches
     evaluate.py    a loss, an accuracy
 
 Nothing here knows of codecs, servers or wires. Importing reads no file, and nothing downloads by itself.

@@ -14,7 +14,6 @@ from statistics import fmean, linear_regression
 from typing import Any
 
 import torch
-from torch import nn
 
 from thinwire.engines.events import Event
 from thinwire.engines.links import parse_rate
@@ -22,6 +21,7 @@ from thinwire.jobs import processes
 from thinwire.jobs.events import Progress
 from thinwire.jobs.forks import forks
 from thinwire.jobs.job import Job
+from thinwire.jobs.workload import workload
 from thinwire.planner.parameter_server import Cluster, Layer, Link, step_s
 from thinwire.policies.compression import select
 from thinwire.presentation.charts import Chart, Panel, Series
@@ -29,8 +29,7 @@ from thinwire.presentation.tables import Table
 from thinwire.studies.reproduce.entry import Cell, Entry, Finding, OnProgress, Scale, Shown, Study
 from thinwire.studies.reproduce.plain_sgd import SGD, choices, method
 from thinwire.worker.transmit_buffer import CHUNK_NBYTES
-from thinwire.workloads.data import data, datasets
-from thinwire.workloads.models import model
+from thinwire.workloads.data import datasets
 
 NO_LIMIT = "none"
 _RATES = ("80mbit", "40mbit", "26.667mbit", "20mbit", "16mbit", "13.333mbit", "11.429mbit", "10mbit")
@@ -149,19 +148,14 @@ def modelled_s(cell: TimedCell, computing_s: float) -> float:
     return step_s(_layers(cell, computing_s * cores / cell.workers), cluster)
 
 
-def _net(cell: TimedCell) -> nn.Module:
-    examples = data(cell.data)
-    return model(cell.model, num_classes=examples.num_classes, in_shape=examples.in_shape, seed=cell.seed)
-
-
 def _first_nbytes(cell: TimedCell) -> float:
     """What of a step's bytes the first weights are, which go from one worker through the server to all others."""
-    return 4.0 * sum(each.numel() for each in _net(cell).parameters()) * cell.workers / cell.steps
+    return 4.0 * sum(each.numel() for each in workload(cell.job()).model.parameters()) * cell.workers / cell.steps
 
 
 def _layers(cell: TimedCell, computing_s: float) -> list[Layer]:
     """A layer for each tensor; its frames have the size of those of random values, seconds are one worker's."""
-    net = _net(cell)
+    net = workload(cell.job()).model
     shapes = {name: tuple(each.shape) for name, each in net.named_parameters()}
     chosen = select(shapes, cell.job().full_design().compress())
     total = sum(each.numel() for each in net.parameters())

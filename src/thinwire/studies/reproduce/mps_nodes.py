@@ -21,11 +21,8 @@ from thinwire.jobs import modelled
 from thinwire.jobs.events import Progress
 from thinwire.jobs.job import Job
 from thinwire.studies.reproduce.entry import Cell, Finding, OnProgress, Scale
-from thinwire.workloads.batches import Batches
-from thinwire.workloads.data import data, datasets
-from thinwire.workloads.losses import training_loss
-from thinwire.workloads.models import model
-from thinwire.workloads.recipe import build_optimizer
+from thinwire.workloads.data import datasets
+from thinwire.workloads.training import training
 
 NODES: dict[Scale, int] = {"tiny": 2, "quick": 4, "full": 4}
 """Machines; the thesis has four."""
@@ -184,7 +181,7 @@ def thin_link(cell: MachineCell, generated: float, single_s: float) -> str:
 
 def generated_bps(job: Job, single_s: float) -> float:
     """Returns the bits of gradients that a machine generates in a second: 32 a value and step."""
-    net = model(job.model, num_classes=10, in_shape=data(job.data).in_shape, seed=0)
+    net = training(job.recipe(), data=job.data, data_root=job.data_root).model
     return 32 * sum(each.numel() for each in net.parameters()) / single_s
 
 
@@ -196,16 +193,12 @@ def single_steps(job: Job, steps: int = 6) -> list[float]:
         steps: that are timed, after two that are not.
     """
     torch.set_num_threads(1)
-    recipe, dataset = job.recipe(), data(job.data, root=job.data_root)
-    net = model(job.model, num_classes=dataset.num_classes, in_shape=dataset.in_shape, seed=job.seed)
-    optimizer = build_optimizer(net, recipe)
-    batches = Batches(dataset, rank=0, workers=1, batch=recipe.batch, seed=job.seed, augment=recipe.augment)
+    made = training(job.recipe(), data=job.data, seed=job.seed, data_root=job.data_root)
     seconds = []
     for _ in range(steps + 2):
         began_s = time.thread_time()
-        inputs, targets = next(batches)
-        optimizer.zero_grad()
-        training_loss(net, recipe, net(inputs), targets).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
+        made.optimizer.zero_grad()
+        made.backward()
+        made.optimizer.step()
         seconds.append(time.thread_time() - began_s)
     return seconds[2:]
