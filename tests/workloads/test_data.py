@@ -10,7 +10,7 @@ import torch
 
 from thinwire.errors import ConfigError, DataError
 from thinwire.workloads import data as registry
-from thinwire.workloads.data import data, datasets
+from thinwire.workloads.data import data, datasets, is_here
 from thinwire.workloads.download import SOURCES
 from thinwire.workloads.idx import FILES
 
@@ -37,6 +37,7 @@ def test_cache_and_system_folders_are_found(nowhere: Path) -> None:
         assert len(data("fashion-mnist").train_x) == 5
         info = {info.name: info for info in datasets()}["fashion-mnist"]
         assert info.present and info.where == nowhere / place
+        assert is_here("fashion-mnist") and is_here("fashion-mnist[test=2]") and not is_here("mnist")
 
 
 def test_a_root_is_the_only_place(nowhere: Path) -> None:

@@ -123,9 +123,7 @@ def data(name: str, *, root: Path | str | None = None, context: int | None = Non
                 f"{name}: unknown option {sorted(unknown)[0]!r}; a data set has train, test, unit and crop"
             )
         return part(data(whole, root=root, context=context), name=name, **cut)
-    if name not in _SOURCES:
-        raise ConfigError(f"unknown data set {name!r}{guess(name, _SOURCES)}; the data sets are {', '.join(_SOURCES)}")
-    source, places = _SOURCES[name], _places(name, root)
+    source, places = _source(name), _places(name, root)
     if context is not None and not source.text:
         raise ConfigError(f"{name} is no text: it has no context to choose")
     cut = {} if context is None else {"context": context}
@@ -148,11 +146,37 @@ def datasets(*, root: Path | str | None = None) -> list[DataInfo]:
         DataInfo(
             name=name,
             description=source.description,
-            where=next((place for place in _places(name, root) if source.present(place)), None),
+            where=_where(name, root),
             how=source.how,
         )
         for name, source in _SOURCES.items()
     ]
+
+
+def is_here(name: str) -> bool:
+    """Whether `data(name)` would find it. Nothing is loaded.
+
+    Args:
+        name: as for `data`; what stands in brackets makes no difference.
+
+    Raises:
+        ConfigError: an unknown name.
+
+    >>> is_here("digits[train=100]")
+    True
+    """
+    return _where(name.partition("[")[0], None) is not None
+
+
+def _where(name: str, root: Path | str | None) -> Path | None:
+    source = _source(name)
+    return next((place for place in _places(name, root) if source.present(place)), None)
+
+
+def _source(name: str) -> _Source:
+    if name not in _SOURCES:
+        raise ConfigError(f"unknown data set {name!r}{guess(name, _SOURCES)}; the data sets are {', '.join(_SOURCES)}")
+    return _SOURCES[name]
 
 
 def _places(name: str, root: Path | str | None) -> list[Path]:

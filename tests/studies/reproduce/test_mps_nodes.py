@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from thinwire.studies.reproduce import mps_introduction, mps_nodes, mps_scaling, mps_speedups
+from thinwire.studies.reproduce import mps_introduction, mps_scaling, mps_speedups, stand_ins
 from thinwire.studies.reproduce.entry import Cell, Finding
 from thinwire.studies.reproduce.mps_nodes import (
     STALE_TOP,
@@ -19,10 +17,6 @@ from thinwire.studies.reproduce.mps_nodes import (
     thin_link,
 )
 from thinwire.studies.reproduce.mps_scaling import MeasuredCell, MeasuredFinding
-from thinwire.workloads.data import DataInfo
-
-FASHION = DataInfo(name="fashion-mnist", description="", where=Path(), how="")
-"""As if it were installed: a listing of cells reads none of it."""
 
 
 def told(cell: Cell) -> Finding:
@@ -60,7 +54,7 @@ def test_scaling_keeps_measured_and_modelled_apart() -> None:
 
 
 def test_the_grid_has_one_baseline_and_every_combination(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mps_nodes, "datasets", lambda: [FASHION])
+    monkeypatch.setattr(stand_ins, "is_here", lambda name: True)
     found = {}
     for entry in mps_speedups.ENTRIES:
         assert entry.study is not None

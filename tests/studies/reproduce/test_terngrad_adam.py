@@ -11,7 +11,7 @@ from tests.workloads.test_cifar10 import write_set as write_cifar10
 from tests.workloads.test_idx import write_set as write_idx
 from thinwire.jobs.history import StepHistory
 from thinwire.studies.reproduce.entry import Scale, Study
-from thinwire.studies.reproduce.terngrad_adam import ENTRY, workload
+from thinwire.studies.reproduce.terngrad_adam import ENTRY, pair
 from thinwire.studies.reproduce.terngrad_training import FLOATING, TERNARY, RecipeCell
 from thinwire.studies.reproduce.trainings import TrainingFinding, train
 from thinwire.workloads import data as registry
@@ -38,12 +38,12 @@ def study() -> Study[RecipeCell, TrainingFinding]:
 
 
 def test_the_data_is_cifar10_or_else_fashion_mnist_or_else_the_digits(cache: Path) -> None:
-    assert workload("full") == ("mlp", "digits")
+    assert pair("full") == ("mlp", "digits")
     install_fashion_mnist(cache)
-    assert workload("full") == workload("quick") == ("cifarnet", "fashion-mnist")
+    assert pair("full") == pair("quick") == ("cifarnet", "fashion-mnist")
     write_cifar10(cache / "cifar10")
-    assert workload("full") == workload("quick") == ("cifarnet", "cifar10[crop=24]")
-    assert workload("tiny") == ("mlp", "digits")
+    assert pair("full") == pair("quick") == ("cifarnet", "cifar10[crop=24]")
+    assert pair("tiny") == ("mlp", "digits")
 
 
 def test_batches_rates_and_the_ratio_of_steps_are_the_papers(cache: Path) -> None:

@@ -22,6 +22,7 @@ from thinwire.kernels.numba.rounding import bin_values, entropy_of
 from thinwire.kernels.numba.select import sample_of
 from thinwire.studies.reproduce.entry import Cell, Finding, OnProgress
 
+NETWORK = "mlp-tanh"
 FLOATS = "float"
 """The design that averages the same weights uncompressed."""
 SHARES = (1.0, 0.1, 0.03, 0.01)
@@ -59,7 +60,7 @@ class AveragesCell(Cell, frozen=True, kw_only=True):
             design="entropy" if self.design == FLOATS else self.design,
             codec_up="fp32" if self.design == FLOATS else None,
             codec_down="fp32" if self.design == FLOATS or self.exchange == "peers" else None,
-            model="mlp-tanh",
+            model=NETWORK,
             data=self.data,
             workers=self.workers,
             steps=self.epochs * self.steps_per_epoch,

@@ -14,10 +14,10 @@ from thinwire.presentation.tables import Table
 from thinwire.studies.deviation import deviation
 from thinwire.studies.reproduce.entry import Entry, Scale, Shown, Study
 from thinwire.studies.reproduce.iteration_times import timed_entry
-from thinwire.studies.reproduce.plain_sgd import ONE_BIT, SGD, TOP_K, PlainCell
+from thinwire.studies.reproduce.plain_sgd import ONE_BIT, SGD, TOP_K, PlainCell, pair
 from thinwire.studies.reproduce.speedup import SPEEDUP
 from thinwire.studies.reproduce.trainings import TrainingFinding, train
-from thinwire.workloads.data import data, datasets
+from thinwire.workloads.data import data
 
 Found = Mapping[PlainCell, TrainingFinding]
 
@@ -45,8 +45,7 @@ def trainings(methods: Sequence[str], scale: Scale, *, vector: bool = False) -> 
         scale: how long, and on what.
         vector: the model is one vector, so that k values, or one scale, are of the whole model.
     """
-    present = any(info.name == "fashion-mnist" and info.present for info in datasets())
-    model, examples = ("lenet5", "fashion-mnist") if present and scale == "full" else ("mlp", "digits")
+    model, examples = pair(scale)
     return [
         PlainCell.of(
             method,

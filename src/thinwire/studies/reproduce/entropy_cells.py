@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from thinwire.presentation.charts import Series
 from thinwire.studies.deviation import deviation
-from thinwire.studies.reproduce.averages import AveragesCell, AveragesFinding, Exchange
+from thinwire.studies.reproduce.averages import NETWORK, AveragesCell, AveragesFinding, Exchange
 from thinwire.studies.reproduce.entry import Scale
-from thinwire.workloads.data import datasets
+from thinwire.studies.reproduce.stand_ins import stand_in
 
 Found = Mapping[AveragesCell, AveragesFinding]
 
@@ -32,8 +32,7 @@ def cells(
     designs: Sequence[str], scale: Scale, *, probes: bool = False, exchange: Exchange = "server"
 ) -> list[AveragesCell]:
     """Returns the trainings of some designs, seed by seed."""
-    present = [info.name for info in datasets() if info.name in ("mnist", "fashion-mnist") and info.present]
-    name = "digits" if scale == "tiny" or not present else "mnist" if "mnist" in present else "fashion-mnist"
+    _, name = stand_in(scale, *((NETWORK, each) for each in ("mnist", "fashion-mnist")), small=(NETWORK, "digits"))
     workers, batch, examples = (2, 10, _EXAMPLES["tiny"]) if name == "digits" else (5, 20, _EXAMPLES[scale])
     test = 200 if name == "digits" else 2000
     return [

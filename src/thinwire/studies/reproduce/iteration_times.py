@@ -27,9 +27,8 @@ from thinwire.policies.compression import select
 from thinwire.presentation.charts import Chart, Panel, Series
 from thinwire.presentation.tables import Table
 from thinwire.studies.reproduce.entry import Cell, Entry, Finding, OnProgress, Scale, Shown, Study
-from thinwire.studies.reproduce.plain_sgd import SGD, choices, method
+from thinwire.studies.reproduce.plain_sgd import SGD, choices, method, pair
 from thinwire.worker.transmit_buffer import CHUNK_NBYTES
-from thinwire.workloads.data import datasets
 
 NO_LIMIT = "none"
 _RATES = ("80mbit", "40mbit", "26.667mbit", "20mbit", "16mbit", "13.333mbit", "11.429mbit", "10mbit")
@@ -102,8 +101,7 @@ Found = Mapping[TimedCell, TimedFinding]
 
 def cells(methods: Sequence[str], scale: Scale) -> list[TimedCell]:
     """Returns the runs of some methods: every rate, seed by seed."""
-    present = any(info.name == "fashion-mnist" and info.present for info in datasets())
-    network, examples = ("lenet5", "fashion-mnist") if present and scale == "full" else ("mlp", "digits")
+    network, examples = pair(scale)
     return [
         TimedCell.of(each, model=network, data=examples, workers=_WORKERS[scale], link=link, seed=seed)
         for seed in range(_SEEDS[scale])

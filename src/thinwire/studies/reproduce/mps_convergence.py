@@ -28,8 +28,8 @@ from thinwire.studies.reproduce.mps_nodes import (
     NodesCell,
     NodesFinding,
     nodes,
+    pair,
     run_nodes,
-    workload,
 )
 
 _ITERATIONS: dict[Scale, int] = {"tiny": 12, "quick": 420, "full": 6000}
@@ -68,7 +68,7 @@ Curve = list[tuple[int, float]]
 
 
 def _trainings(designs: Sequence[str], scale: Scale, machines: int) -> list[ConvergenceCell]:
-    model, data = workload(scale, _NETWORK)
+    model, data = pair(scale, _NETWORK)
     steps = _ITERATIONS[scale]
     return [
         ConvergenceCell(

@@ -28,11 +28,11 @@ from thinwire.studies.reproduce.mps_nodes import (
     NodesFinding,
     generated_bps,
     nodes,
+    pair,
     run_nodes,
     setting,
     single_steps,
     speedup,
-    workload,
 )
 
 # Name, batch, parameters as printed, steps a second and bits a second of table 1.1; and whose layers are known.
@@ -72,7 +72,7 @@ class SingleFinding(Finding, frozen=True, kw_only=True):
 
 def _single_cells(scale: Scale) -> list[SingleCell]:
     networks = ("mlp", "lenet5", "resnet8", "resnet20")
-    chosen = dict.fromkeys(workload(scale, each) for each in networks)
+    chosen = dict.fromkeys(pair(scale, each) for each in networks)
     return [SingleCell(model=model, data=data) for model, data in chosen]
 
 

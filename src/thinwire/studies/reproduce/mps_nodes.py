@@ -21,7 +21,7 @@ from thinwire.jobs import modelled
 from thinwire.jobs.events import Progress
 from thinwire.jobs.job import Job
 from thinwire.studies.reproduce.entry import Cell, Finding, OnProgress, Scale
-from thinwire.workloads.data import datasets
+from thinwire.studies.reproduce.stand_ins import Pair, stand_in
 from thinwire.workloads.training import training
 
 NODES: dict[Scale, int] = {"tiny": 2, "quick": 4, "full": 4}
@@ -118,10 +118,9 @@ def speedup(cell: NodesCell, finding: NodesFinding) -> float:
     return cell.workers * finding.single_s / finding.seconds_per_step
 
 
-def workload(scale: Scale, network: str = "resnet20") -> tuple[str, str]:
+def pair(scale: Scale, network: str = "resnet20") -> Pair:
     """Returns model and data: a network on Fashion-MNIST, or a perceptron on the digits where that is not installed."""
-    present = any(info.name == "fashion-mnist" and info.present for info in datasets())
-    return (network, "fashion-mnist[test=200]") if present and scale != "tiny" else ("mlp", "digits")
+    return stand_in(scale, (network, "fashion-mnist[test=200]"))
 
 
 def nodes(
@@ -133,7 +132,7 @@ def nodes(
     network: str = "resnet20",
 ) -> list[NodesCell]:
     """Returns the runs of some designs, on as many machines as the scale has unless it is said."""
-    chosen, examples = workload(scale, network)
+    chosen, examples = pair(scale, network)
     machines, steps = workers or NODES[scale], STEPS[scale]
     return [
         NodesCell(design=each, model=chosen, data=examples, workers=machines, generated=generated, steps=steps)

@@ -29,12 +29,12 @@ from thinwire.studies.reproduce.mps_nodes import (
     NodesCell,
     NodesFinding,
     nodes,
+    pair,
     run_nodes,
     setting,
     single_steps,
     speedup,
     thin_link,
-    workload,
 )
 
 _MACHINES: dict[Scale, tuple[int, ...]] = {"tiny": (1, 3), "quick": (1, 2, 4, 8, 16), "full": (1, 2, 4, 8, 16)}
@@ -73,7 +73,7 @@ Found = Mapping[Cell, Finding]
 
 
 def _cells(scale: Scale) -> list[Cell]:
-    model, data = workload(scale)
+    model, data = pair(scale)
     modelled = [each for count in _MACHINES[scale] for each in nodes(_DESIGNS, scale, RESNET, workers=count)]
     steps = 3 * (STEPS[scale] - 1) + 1
     measured = [

@@ -30,9 +30,9 @@ from thinwire.studies.reproduce.mps_nodes import (
     SYNC_TOP,
     TRADITIONAL,
     MachineCell,
+    pair,
     single_steps,
     thin_link,
-    workload,
 )
 
 MACHINES = 2
@@ -87,7 +87,7 @@ Found = Mapping[UtilisationCell, UtilisationFinding]
 
 
 def _cells(scale: Scale) -> Sequence[UtilisationCell]:
-    model, data = workload(scale)
+    model, data = pair(scale)
     return [
         UtilisationCell(design=design, model=model, data=data, workers=MACHINES, steps=_STEPS[scale], generated=RESNET)
         for design in _PRINTED

@@ -1,4 +1,4 @@
-"""The methods that DoubleSqueeze §5.1 compares: plain SGD at the workers, and what is compressed on the way.
+"""The methods that DoubleSqueeze §5.1 compares, and on what: plain SGD at the workers, what is compressed on the way.
 
 SGD itself is the same design without a codec, so that nothing but the codecs differs: MEM-SGD pulls float32 averages,
 and with float32 pushes no residual is left.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from thinwire.studies.reproduce.entry import Scale
+from thinwire.studies.reproduce.stand_ins import SMALL, Pair, stand_in
 from thinwire.studies.reproduce.trainings import TrainingCell
 
 SGD = "SGD"
@@ -40,6 +42,11 @@ def method(design: str, codec_up: str | None) -> str:
     ('QSGD', 'SGD')
     """
     return SGD if codec_up == "fp32" else next(name for name, known in _DESIGNS.items() if known == design)
+
+
+def pair(scale: Scale) -> Pair:
+    """Returns the model and the data of a scale: of losses and of seconds the same, for they are one paper's."""
+    return stand_in(scale, ("lenet5", "fashion-mnist")) if scale == "full" else SMALL
 
 
 class PlainCell(TrainingCell, frozen=True, kw_only=True):

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 
 from thinwire.presentation.tables import Table
 from thinwire.studies.reproduce.entry import Entry, Scale, Shown, Study
+from thinwire.studies.reproduce.stand_ins import Pair, stand_in
 from thinwire.studies.reproduce.terngrad_training import (
     FLOATING,
     NAMES,
     TERNARY,
     Found,
     RecipeCell,
-    present,
     setting,
 )
 from thinwire.studies.reproduce.trainings import TrainingFinding, train
@@ -36,16 +36,13 @@ _DECAY = 0.004
 """Of the authors' code, and there for the hidden fully connected layers alone; here for all matrices and filters."""
 
 
-def workload(scale: Scale) -> tuple[str, str]:
-    """Returns the model and the data of a scale, as far as they are installed."""
-    if scale == "tiny":
-        return "mlp", "digits"
-    known = (("cifarnet", "cifar10[crop=24]"), ("cifarnet", "fashion-mnist"), ("mlp", "digits"))
-    return next(pair for pair in known if pair[1].partition("[")[0] in present())
+def pair(scale: Scale) -> Pair:
+    """Returns the model and the data of a scale."""
+    return stand_in(scale, ("cifarnet", "cifar10[crop=24]"), ("cifarnet", "fashion-mnist"))
 
 
 def _cells(scale: Scale) -> Sequence[RecipeCell]:
-    model, data = workload(scale)
+    model, data = pair(scale)
     return [
         RecipeCell(
             design=design,

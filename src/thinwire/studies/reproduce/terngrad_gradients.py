@@ -19,7 +19,7 @@ from thinwire.codecs import codec, decode
 from thinwire.presentation.charts import Chart, Panel, Series
 from thinwire.presentation.tables import Table
 from thinwire.studies.reproduce.entry import Entry, OnProgress, Scale, Shown, Study
-from thinwire.studies.reproduce.terngrad_training import LARGE, SCALED, RecipeCell, workload
+from thinwire.studies.reproduce.terngrad_training import LARGE, SCALED, RecipeCell, pair
 from thinwire.studies.reproduce.trainings import TrainingFinding, train
 
 BINS = 61
@@ -146,7 +146,7 @@ def _train(cell: GradientsCell, on_progress: OnProgress) -> GradientsFinding:
 
 
 def _cells(scale: Scale) -> Sequence[GradientsCell]:
-    model, data = workload(scale)
+    model, data = pair(scale)
     batch, steps = (16, _STEPS[scale]) if scale == "tiny" else (128, _STEPS[scale])
     given: dict[str, Any] = {"design": LARGE, "model": model, "data": data, "batch": batch, "steps": steps}
     return [GradientsCell(**given, workers=2, eval_steps=0, lr=0.01)]

@@ -18,8 +18,8 @@ from thinwire.jobs.job import Job
 from thinwire.presentation.charts import Chart, Panel, Series, smooth
 from thinwire.presentation.tables import Table
 from thinwire.studies.reproduce.entry import Entry, OnProgress, Scale, Shown, Study
+from thinwire.studies.reproduce.stand_ins import Pair, stand_in
 from thinwire.studies.reproduce.trainings import TrainingCell, TrainingFinding, train
-from thinwire.workloads.data import datasets
 
 FLOATING, TERNARY = "fp32", "terngrad[last_layer=same]"
 """In §4.1 the last layer is ternary like the others; that it stays in float is one of §4.2's changes for large nets."""
@@ -67,18 +67,13 @@ class CurvesFinding(TrainingFinding, frozen=True, kw_only=True):
 Found = Mapping[RecipeCell, TrainingFinding]
 
 
-def workload(scale: Scale) -> tuple[str, str]:
-    """Returns the model and the data of a scale, as far as they are installed."""
-    return ("lenet", "fashion-mnist") if scale != "tiny" and "fashion-mnist" in present() else ("mlp", "digits")
-
-
-def present() -> set[str]:
-    """Returns the names of the data sets that are installed."""
-    return {info.name for info in datasets() if info.present}
+def pair(scale: Scale) -> Pair:
+    """Returns the model and the data of a scale."""
+    return stand_in(scale, ("lenet", "fashion-mnist"))
 
 
 def _workers_cells(scale: Scale) -> Sequence[RecipeCell]:
-    model, data = workload(scale)
+    model, data = pair(scale)
     return [
         RecipeCell(
             design=design,
@@ -98,7 +93,7 @@ def _workers_cells(scale: Scale) -> Sequence[RecipeCell]:
 
 
 def _curve_cells(scale: Scale) -> Sequence[RecipeCell]:
-    model, data = workload(scale)
+    model, data = pair(scale)
     steps = _CURVE_STEPS[scale]
     return [
         RecipeCell(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from thinwire.studies.reproduce.entry import Scale
+from thinwire.studies.reproduce.stand_ins import Pair, stand_in
 from thinwire.studies.reproduce.timings import TimingCell
 from thinwire.studies.reproduce.trainings import TrainingCell, TrainingFinding
-from thinwire.workloads.data import datasets
 
 Found = Mapping[TrainingCell, TrainingFinding]
 
@@ -31,11 +31,9 @@ def by_multiplier(multiplier: str) -> str:
     return f"3lc[s={multiplier}]"
 
 
-def _workload(scale: Scale) -> tuple[str, str]:
-    present = any(info.name == "fashion-mnist" and info.present for info in datasets())
-    if scale == "tiny" or not present:
-        return "mlp", "digits"
-    return "lenet5", "fashion-mnist" if scale == "full" else "fashion-mnist[test=2000]"
+def _pair(scale: Scale) -> Pair:
+    """What stands in for ResNet-110 and CIFAR-10."""
+    return stand_in(scale, ("lenet5", "fashion-mnist" if scale == "full" else "fashion-mnist[test=2000]"))
 
 
 def trainings(designs: Sequence[str], scale: Scale, *, share: float = 1.0) -> list[TrainingCell]:
@@ -46,7 +44,7 @@ def trainings(designs: Sequence[str], scale: Scale, *, share: float = 1.0) -> li
         scale: how long.
         share: of the standard steps; the schedule of rates belongs to each number of steps (§4.4).
     """
-    model, data = _workload(scale)
+    model, data = _pair(scale)
     steps = max(4, round(_STEPS[scale] * share))
     return [
         TrainingCell(
@@ -66,7 +64,7 @@ def trainings(designs: Sequence[str], scale: Scale, *, share: float = 1.0) -> li
 
 def timings(designs: Sequence[str], scale: Scale, links: Sequence[str] = LINKS) -> list[TimingCell]:
     """Returns the runs that seconds per step come from."""
-    model, data = _workload(scale)
+    model, data = _pair(scale)
     steps = max(6, _STEPS[scale] // _SHORT)
     return [
         TimingCell(
