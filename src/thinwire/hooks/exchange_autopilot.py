@@ -18,18 +18,17 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from thinwire.codecs.lag import BEGIN
 from thinwire.collective.core import Collective
-from thinwire.errors import ConfigError, ProtocolError
+from thinwire.errors import ProtocolError
 from thinwire.hooks.exchange_alarm import WAIT_NBYTES, Alarm, Heard, pack_wait, unpack_wait
 from thinwire.hooks.exchange_flush import Flush
 from thinwire.hooks.exchange_measures import ExchangeMeter, log_norm, workload
 from thinwire.hooks.exchange_piggyback import Piggyback
 from thinwire.policies.autopilot.levels import Level, residual_codec
+from thinwire.policies.autopilot.memory import Hex, Kept
 from thinwire.policies.autopilot.notes import NOTE_NBYTES, StepNote, pack_note, unpack_note
 from thinwire.policies.autopilot.pilot import Pilot, Target
 from thinwire.policies.autopilot.probing import PROBE_ENOUGH_S, probe
-from thinwire.quantities import rate_text
 from thinwire.runtime.collective import CollectiveDriver
 from thinwire.runtime.peers import Gathering, measure_link
 
@@ -38,14 +37,14 @@ LOOK_EVERY = 4
 _log = logging.getLogger(__name__)
 
 
-class _Kept(msgspec.Struct):
+class _Kept(Kept):
     """What travels with a checkpoint beside the residuals."""
 
     pilot: str
     level: int
     told_level: int
     since_note: int
-    arrived: list[str]
+    arrived: list[Hex]
     alarm: Heard = msgspec.field(default_factory=Heard)
     changed_at: int = 0
 
@@ -217,7 +216,7 @@ class ExchangeAutopilot:
         )
         if self._alarm is not None:
             kept.alarm = self._alarm.heard
-        return msgspec.json.encode(kept).decode()
+        return kept.state()
 
     @contextmanager
     def loading(self, text: str) -> Iterator[None]:
@@ -246,11 +245,8 @@ class ExchangeAutopilot:
             self._apply()
 
     def _load(self, text: str) -> None:
-        try:
-            kept = msgspec.json.decode(text, type=_Kept)
-            arrived = [bytes.fromhex(note) for note in kept.arrived]
-        except (msgspec.DecodeError, ValueError) as error:
-            raise ConfigError(f"the state of codec='auto' cannot be read: {error}") from error
+        kept = _Kept.from_state(text)
+        arrived = [bytes.fromhex(note) for note in kept.arrived]
         self.pilot.load_state(kept.pilot)
         self.level, self.changed_at = kept.level, kept.changed_at
         self._told_level, self._since_note = kept.told_level, kept.since_note
@@ -261,10 +257,7 @@ class ExchangeAutopilot:
         self._meter.forget()
 
     def __str__(self) -> str:
-        memory = self.pilot.memory
-        link = f"link {rate_text(memory.link_bps)}" if memory.link_bps else "link not measured yet"
-        changes = "1 change" if memory.changes == 1 else f"{memory.changes} changes"
-        return f"{self.setting.name} since step {self.changed_at}, {changes}, {link}"
+        return self.pilot.describe(self.level, self.changed_at, "step")
 
     # ---- a step
 
@@ -331,7 +324,7 @@ class ExchangeAutopilot:
             return
         for context in self._contexts:
             if context.lag_bound is not None:
-                context.lag_bound.ask(setting.sparsity if setting.codec.id == "3lc" else BEGIN)
+                context.lag_bound.ask(setting.sparsity)
         self._core.recode(self._contexts, setting.codec)
 
     def _send(self, note: bytes | None, warned_s: float | None, gradient: torch.Tensor) -> None:

@@ -13,16 +13,12 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import msgspec
-
-from thinwire.codecs.lag import BEGIN
-from thinwire.errors import ConfigError
 from thinwire.policies.autopilot.costs import Workload
 from thinwire.policies.autopilot.levels import Level
+from thinwire.policies.autopilot.memory import Hex, Kept
 from thinwire.policies.autopilot.notes import NOTE_NBYTES, StepNote, pack_note, unpack_note
 from thinwire.policies.autopilot.pilot import Pilot
 from thinwire.policies.designs import Design
-from thinwire.quantities import rate_text
 from thinwire.telemetry import Counters
 from thinwire.worker.conversation import Conversation
 from thinwire.worker.effects import Procedure
@@ -60,8 +56,10 @@ class ServedWorkload(Workload):
         return 2 * self.share
 
 
-class _Kept(msgspec.Struct):
+class _Kept(Kept):
     """What travels with a checkpoint beside the residuals."""
+
+    asked_as = "codec=auto"
 
     pilot: str
     level: int
@@ -70,7 +68,7 @@ class _Kept(msgspec.Struct):
     exchanges: int
     elapsed_s: float
     spent: dict[str, float]
-    arrived: dict[int, str]
+    arrived: dict[int, Hex]
     probed_s: float = 0.0
 
 
@@ -183,27 +181,21 @@ class RoundAutopilot:
             arrived={rank: note.hex() for rank, note in (self._relay.notes or self._arrived).items()},
             probed_s=self._probe.taken_s,
         )
-        return msgspec.json.encode(kept).decode()
+        return kept.state()
 
     def load_state(self, text: str) -> None:
         """Takes it back. Residuals have been loaded. Raises ConfigError where it cannot be that."""
-        try:
-            kept = msgspec.json.decode(text, type=_Kept)
-            arrived = {rank: bytes.fromhex(note) for rank, note in kept.arrived.items()}
-        except (msgspec.DecodeError, ValueError) as error:
-            raise ConfigError(f"the state of codec=auto cannot be read: {error}") from error
+        kept = _Kept.from_state(text)
         self.pilot.load_state(kept.pilot)
         self.level, self._noted = (min(each, len(self.pilot.levels) - 1) for each in (kept.level, kept.noted))
-        self.changed_at, self._exchanges, self._arrived = kept.changed_at, kept.exchanges, arrived
+        self.changed_at, self._exchanges = kept.changed_at, kept.exchanges
+        self._arrived = {rank: bytes.fromhex(note) for rank, note in kept.arrived.items()}
         self._began, self._probe.taken_s = self._now() - kept.elapsed_s, kept.probed_s
         self._before = {name: self._counters[name] - spent for name, spent in kept.spent.items()}
         self._recode()
 
     def __str__(self) -> str:
-        memory = self.pilot.memory
-        link = f"link {rate_text(memory.link_bps)}" if memory.link_bps else "link not measured yet"
-        changes = "1 change" if memory.changes == 1 else f"{memory.changes} changes"
-        return f"{self.setting.name} since exchange {self.changed_at}, {changes}, {link}"
+        return self.pilot.describe(self.level, self.changed_at, "exchange")
 
     # ---- an exchange
 
@@ -270,7 +262,7 @@ class RoundAutopilot:
         """
         for context in self._contexts:
             if context.lag_bound is not None:
-                context.lag_bound.ask(_multiplier(self.setting))
+                context.lag_bound.ask(self.setting.sparsity)
 
     def _tell(self, link: float, note: StepNote | None) -> None:
         """Says with the next pushes what codec the exchange has, and to the shard that passes it on, the note."""
@@ -282,7 +274,7 @@ class RoundAutopilot:
             conversation.transmit.tune(
                 replaced=codecs.index(self._down.config()),
                 codec=codecs.index(setting.codec.config()),
-                sparsity=_multiplier(setting),
+                sparsity=setting.sparsity,
                 note=told if conversation is self._relay else b"",
             )
 
@@ -296,10 +288,6 @@ _MEASURED = (
     "payload_bytes_pull",
 )
 """Counters that a note is made of."""
-
-
-def _multiplier(level: Level) -> float:
-    return level.sparsity if level.codec is not None and level.codec.id == "3lc" else BEGIN
 
 
 def _packed(number: float) -> bytes:

@@ -197,6 +197,13 @@ def test_a_state_continues_with_the_same_decisions_and_a_foreign_one_is_refused(
             pilot.load_state(text)
 
 
+def test_it_says_what_is_in_use_since_when() -> None:
+    pilot = Pilot(LEVELS, WORK)
+    assert pilot.describe(0, 7, "step") == "uncompressed since step 7, 0 changes, link not measured yet"
+    pilot.memory.link_bps, pilot.memory.changes = 1e7, 1
+    assert pilot.describe(2, 9, "exchange") == "int8 since exchange 9, 1 change, link 10 Mbit/s"
+
+
 times = st.floats(allow_nan=True, allow_infinity=True) | st.floats(0, 10)
 any_note = st.builds(StepNote, times, times, times, times, times, times, times, times)
 

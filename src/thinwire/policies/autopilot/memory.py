@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
+from typing import Annotated, ClassVar, Self
+
 import msgspec
 
 from thinwire.errors import ConfigError
 
+Hex = Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{2})*$")]
+"""Bytes of a note, as `bytes.hex` has them."""
 
-class Memory(msgspec.Struct):
-    """Plain numbers; `state` and `from_state` keep every bit of them.
+
+class Kept(msgspec.Struct):
+    """What travels with a checkpoint as text, every bit of it; a part that a state of before lacks has a default."""
+
+    asked_as: ClassVar[str] = "codec='auto'"
+    """What the user wrote, for messages."""
+
+    def state(self) -> str:
+        """Returns all of it as text."""
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def from_state(cls, text: str) -> Self:
+        """Returns what `state` returned. Raises ConfigError where it cannot be that."""
+        try:
+            return msgspec.json.decode(text, type=cls)
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"the state of {cls.asked_as} cannot be read: {error}") from error
+
+
+class Memory(Kept):
+    """Plain numbers.
 
     Attributes:
         level: index of the setting in use.
@@ -87,15 +111,3 @@ class Memory(msgspec.Struct):
     note_gap: int = 1
     asked: bool = False
     said: list[str] = []
-
-    def state(self) -> str:
-        """Returns all of it as text."""
-        return msgspec.json.encode(self).decode()
-
-    @classmethod
-    def from_state(cls, text: str) -> Memory:
-        """Returns what `state` returned. Raises ConfigError where it cannot be that."""
-        try:
-            return msgspec.json.decode(text, type=cls)
-        except msgspec.DecodeError as error:
-            raise ConfigError(f"the state of codec='auto' cannot be read: {error}") from error

@@ -23,7 +23,7 @@ from thinwire.policies.autopilot.memory import Memory
 from thinwire.policies.autopilot.notes import StepNote
 from thinwire.policies.autopilot.probing import FEWEST, MOST_CREDIT, PROBE_ENOUGH_S, period
 from thinwire.policies.autopilot.rhythm import PATIENCE, SETTLING, alarm_gap, rest, restless, unheard
-from thinwire.quantities import rate_text
+from thinwire.quantities import counted, rate_text
 
 Target = Literal["time", "bytes"]
 
@@ -200,6 +200,12 @@ class Pilot:
         memory.asked = asked
         self._doubts.earn(self._estimates.usual_step_s)
         self._count_down(self.levels[level], 0.0)
+
+    def describe(self, level: int, since: int, unit: Literal["step", "exchange"]) -> str:
+        """Returns in words which setting is in use, since which step or exchange, and what the link is known to be."""
+        memory = self.memory
+        link = f"link {rate_text(memory.link_bps)}" if memory.link_bps else "link not measured yet"
+        return f"{self.levels[level].name} since {unit} {since}, {counted(memory.changes, 'change')}, {link}"
 
     def step_s(self, index: int) -> float:
         """Returns the seconds that a step is expected to take at a level. The link must be known."""
