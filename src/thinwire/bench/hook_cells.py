@@ -20,6 +20,7 @@ from thinwire.bench.options import STOCK
 from thinwire.codecs import Codec, ids
 from thinwire.codecs import codec as make_codec
 from thinwire.errors import ConfigError
+from thinwire.policies.auto_codec import AUTO
 from thinwire.policies.designs import Design, designs
 from thinwire.policies.designs import design as find_design
 from thinwire.policies.naming import parse_name
@@ -40,10 +41,6 @@ BATCHES = {"lenet": 16, "resnet20": 8, "mlp-5m": 32}
 """Examples per rank and step that the bars in `docs/ddp.md` are stated for."""
 
 
-AUTO = "auto"
-"""Our hook with its controller: `auto[lag_limit=5,target=time]`."""
-
-
 @dataclass(frozen=True, slots=True)
 class Hook:
     """What a hook's name says.
@@ -54,7 +51,7 @@ class Hook:
         start_step: steps of the training before it travel uncompressed.
         design: of local updates, or at a parameter server; None for hooks of DDP.
         work: options of other people's optimizer; None for all else.
-        auto: options of `auto`; None for all else.
+        auto: options of `auto`, our hook with its controller, as in `auto[lag_limit=5,target=time]`; None for all else.
         served: the ranks are workers of a parameter server.
     """
 

@@ -14,9 +14,10 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.bench.hook_cells import AUTO, POWERSGD, Cell, hook
+from thinwire.bench.hook_cells import POWERSGD, Cell, hook
 from thinwire.hooks import ddp
 from thinwire.hooks.distribute import distribute
+from thinwire.policies.auto_codec import AUTO
 from thinwire.policies.designs import Design
 
 POWERSGD_BUCKET_MB = 100
