@@ -57,7 +57,7 @@ def show(found: Mapping[Toss, Tossed]) -> Shown:
     values = [finding.value for finding in found.values()]
     series = [
         Series(label="ours", x=list(range(len(values))), y=values, error=[1.0] * len(values)),
-        Series(label="paper", x=[0.0, 1.0], y=[1.0, 2.0], paper=True),
+        Series(label="paper", x=[0.0, 1.0], y=[1.0, 2.0], role="paper"),
     ]
     bars = [Series(label="ours", x=["a", "b"], y=[1.0, 2.0]), Series(label="other", x=["a", "b"], y=[2.0, 1.0])]
     panels = [

@@ -34,7 +34,7 @@ def test_the_papers_line_is_of_what_the_axis_says() -> None:
     assert study is not None
     shown = study.show({cell: trained([(1, 0.9)]) for cell in study.cells("quick")})
     [panel] = shown.charts[0].panels
-    [paper] = [series for series in panel.series if series.paper]
+    [paper] = [series for series in panel.series if series.role == "paper"]
     assert panel.y_label == "s = 1.75 minus s = 1.0, points"
     assert list(paper.y) == pytest.approx([0.19, 0.19]) and "+0.19 points" in shown.notes[0]
 

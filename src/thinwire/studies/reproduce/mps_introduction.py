@@ -134,7 +134,7 @@ def _show_times(found: Found) -> Shown:
         names = [f"{'sync' if design == TENSORFLOW else 'async'} {count}" for design, count in cases]
         printed_bars = [_FIGURE[network][_CASES.index(each)] for each in cases]
         bars = [
-            Series(label="thesis", x=names, y=printed_bars, paper=True),
+            Series(label="thesis", x=names, y=printed_bars, role="paper"),
             Series(label="ours, modelled", x=names, y=[ours[(share, *each)] for each in cases]),
         ]
         panels.append(

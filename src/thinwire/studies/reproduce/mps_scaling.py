@@ -128,8 +128,8 @@ def _show(found: Found) -> Shown:
     header += [f"ours, measured: {LABELS[each]}" for each in _DESIGNS]
     printed = list(_PRINTED)
     series = [
-        Series(label="thesis, TensorFlow", x=printed, y=[_PRINTED[each][0] for each in printed], paper=True),
-        Series(label="thesis", x=printed, y=[_PRINTED[each][1] for each in printed], paper=True),
+        Series(label="thesis, TensorFlow", x=printed, y=[_PRINTED[each][0] for each in printed], role="paper"),
+        Series(label="thesis", x=printed, y=[_PRINTED[each][1] for each in printed], role="paper"),
         *(
             Series(label=f"modelled, {LABELS[design]}", x=machines, y=[ours[count, design] for count in machines])
             for design in _DESIGNS

@@ -94,7 +94,7 @@ def _show_grid(found: Found) -> Shown:
             lines.append([network, LABELS[design], paper, f"{value:.2f}", _kb(mine[design][1].sent_bytes)])
         names = [LABELS[design] for design in _GRID]
         bars = [
-            Series(label="thesis", x=names, y=list(printed.values()), paper=True),
+            Series(label="thesis", x=names, y=list(printed.values()), role="paper"),
             Series(label="ours, modelled", x=names, y=[ours[design] for design in _GRID]),
         ]
         title = f"as thin a link as {network}'s"

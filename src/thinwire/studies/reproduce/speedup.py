@@ -79,7 +79,7 @@ def show(found: Found) -> Shown:
     """Returns steps and speed-ups by method and number of workers."""
     numbers = sorted({cell.workers for cell in found})
     most = max(numbers)
-    lines, series = [], [Series(label="linear, as proved", x=numbers, y=numbers, paper=True)]
+    lines, series = [], [Series(label="linear, as proved", x=numbers, y=numbers, role="paper")]
     for method in METHODS:
         one = _steps(found, method, 1, 1)
         steps = {workers: _steps(found, method, workers, workers) for workers in numbers}

@@ -55,7 +55,7 @@ def _show_table_2(found: Found) -> Shown:
         )
     header = ["", "ratio, paper", "ratio, ours", "bits, paper", "bits, ours", "push", "pull", "ratio, all tensors"]
     names = ["No ZRE", *MULTIPLIERS]
-    bars = [Series(label="paper, both ways", x=names, y=printed, paper=True)]
+    bars = [Series(label="paper, both ways", x=names, y=printed, role="paper")]
     bars += [Series(label="push", x=names, y=push), Series(label="pull", x=names, y=pull)]
     panel = Panel(title="", x_label="sparsity multiplier", y_label="bits a value", series=bars, kind="bars")
     falls = all(a > b for values in (push, pull) for a, b in pairwise(values[1:]))

@@ -195,7 +195,7 @@ def _show_lag(found: Found) -> Shown:
     header = ["workers × batch", "steps", "s = 1.0", "s = 1.75", "difference, points", "by seed"]
     header += ["lag at 1.0, steps", "at 1.75", "of the training"]
     printed = round(PRINTED[_SPARSE][-1] - PRINTED[_CALM][-1], 2)
-    paper = Series(label="paper, 25,600 steps", x=[budgets[0], budgets[-1]], y=[printed, printed], paper=True)
+    paper = Series(label="paper, 25,600 steps", x=[budgets[0], budgets[-1]], y=[printed, printed], role="paper")
     series = [paper, Series(label=f"{usual[0]} workers of {usual[1]}", x=budgets, y=lost)]
     panel = Panel(title="", x_label="steps", y_label="s = 1.75 minus s = 1.0, points", series=series, x_log=True)
     return Shown(

@@ -83,7 +83,7 @@ def _show_table_1(found: Found) -> Shown:
         header += [f"× at {link}, paper", "ours, modelled"]
     header += ["accuracy %, paper", "ours, measured", "difference, paper", "ours"]
     bars = [
-        Series(label="paper", x=list(PRINTED), y=[row[0] for row in PRINTED.values()], paper=True),
+        Series(label="paper", x=list(PRINTED), y=[row[0] for row in PRINTED.values()], role="paper"),
         Series(label="ours, modelled", x=list(PRINTED), y=[ours[design, LINKS[0]] for design in PRINTED]),
     ]
     panel = Panel(title="10 Mbit/s", x_label="", y_label="speed-up over float", series=bars, kind="bars")

@@ -1,0 +1,73 @@
+"""Charts: series differ by more than their colour, references stand back, and many panels stand in rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from thinwire.presentation.charts import MOST_COLUMNS, Chart, Kind, Panel, Series, to_matplotlib, to_plotly, to_svg
+
+
+def panel(series: Sequence[Series], kind: Kind = "lines", **more: Any) -> Panel:
+    return Panel(title="title", x_label="seconds", y_label="nats", series=series, kind=kind, **more)
+
+
+def chart(*panels: Panel) -> Chart:
+    return Chart(name="chart", caption="", panels=panels)
+
+
+def lines(count: int) -> list[Series]:
+    return [Series(label=f"method {index}", x=[1.0, 2.0], y=[3.0, 2.0 + index]) for index in range(count)]
+
+
+def test_many_panels_stand_in_rows() -> None:
+    picture = to_matplotlib(chart(*(panel(lines(2)) for _ in range(5))))
+    places = {(round(axes.get_position().x0, 2), round(axes.get_position().y0, 2)) for axes in picture.axes}
+    assert len(picture.axes) == 5
+    assert len({x for x, _ in places}) == MOST_COLUMNS and len({y for _, y in places}) == 2
+
+
+def test_eleven_series_differ_in_grey_and_more_in_colour_too() -> None:
+    shown = chart(panel(lines(40)))
+    [axes] = to_matplotlib(shown).axes
+    drawn = axes.get_lines()
+    assert len({line.get_marker() for line in drawn[:11]}) == 11
+    assert len({(line.get_marker(), line.get_color()) for line in drawn}) == 40
+    traces = json.loads(to_plotly(shown))["data"]
+    assert len({(trace["marker"]["symbol"], trace["marker"]["color"]) for trace in traces}) == 40
+    bars = [Series(label=f"{index}", x=["a"], y=[1.0]) for index in range(40)]
+    [axes] = to_matplotlib(chart(panel(bars, "bars"))).axes
+    assert len({(bar.get_facecolor(), bar.get_hatch()) for bar in axes.patches}) == 40
+    assert len({bar.get_hatch() for bar in axes.patches[:11]}) == 11
+
+
+def test_a_reference_is_below_the_others_and_last_in_the_legend() -> None:
+    target = Series(label="target", x=[1.0, 2.0], y=[2.5, 2.5], role="reference")
+    paper = Series(label="paper", x=[1.0], y=[2.0], role="paper")
+    shown = chart(panel([target, *lines(1)], "points"), panel([target, paper]))
+    assert shown.labels() == ["method 0", "paper", "target"]
+    picture = to_matplotlib(shown)
+    [legend] = picture.legends
+    assert [text.get_text() for text in legend.get_texts()] == shown.labels()
+    for axes in picture.axes:
+        first, second = axes.get_lines()
+        assert first.get_zorder() < second.get_zorder()
+        assert (first.get_linestyle(), first.get_marker()) == ("-", "None"), "a line, also among points"
+    assert picture.axes[1].get_lines()[1].get_color() == "#000000"
+    reference, ours, *_ = json.loads(to_plotly(shown))["data"]
+    assert reference["mode"] == "lines" and reference["zorder"] < 0 and reference["legendrank"] > 1000
+    assert ours["mode"] == "markers"
+
+
+def test_a_long_legend_makes_the_picture_higher_and_one_name_needs_none() -> None:
+    few, many = (to_matplotlib(chart(panel(lines(count)))) for count in (2, 30))
+    assert many.get_figheight() > few.get_figheight() == 4.2
+    assert not to_matplotlib(chart(panel(lines(1)))).legends
+
+
+def test_measured_values_are_no_labels_of_an_axis() -> None:
+    for x in ([0.0, 1.0], [8.25, 20.0], [float(each) for each in range(1, 12)]):
+        shown = panel([Series(label="s", x=x, y=[1.0] * len(x))], x_log=True)
+        assert shown.ticks() == []
+        assert to_svg(chart(shown)).count("<svg") == 1, "nothing warns"
