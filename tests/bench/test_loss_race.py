@@ -98,10 +98,10 @@ def test_each_method_runs_at_its_best_rate_and_for_whole_periods_on_links(raced:
     assert losses.lines[1][:5] == ["local-sgd[h=4]", "0.004", "1.700, 1.710", "1.705", "+0.100"]
     assert times.header[-1] == "10mbit: s a step, computing, s, of best other"
     assert times.lines[1][-1] == "2.000, –, 16, 1.33" and times.lines[2][-1] == "2.000, –, –, –"
-    picture = race.chart(measured)
-    assert picture is not None
-    by_link = [axes for axes in picture.axes if axes.get_xlabel() == "seconds at 10mbit"]
-    assert len(by_link) == 1 and len(by_link[0].lines) == 4, "three methods and the frontier"
+    chart = race.chart(measured)
+    assert chart is not None
+    by_link = [panel for panel in chart.panels if panel.x_label == "seconds at 10mbit"]
+    assert len(by_link) == 1 and len(by_link[0].series) == 4, "three methods and the frontier"
 
 
 def test_what_diverges_is_a_row_and_the_file_goes_on(raced: Any, tmp_path: Path) -> None:

@@ -1,15 +1,14 @@
-"""Accuracy against time, as a picture; and what draws is loaded where something is drawn."""
+"""Accuracy against time, as a chart; and what draws is loaded where something is drawn."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 
-import numpy as np
-
 from tests.jobs.outcomes import run_outcome
 from thinwire.jobs.outcome import CurvePoint
-from thinwire.studies.report import draw_curves
+from thinwire.presentation.charts import to_svg
+from thinwire.studies.report import curves
 
 
 def test_every_run_has_a_line() -> None:
@@ -17,13 +16,11 @@ def test_every_run_has_a_line() -> None:
         run_outcome(design=design, curve=[CurvePoint(step=s, seconds=s / 10, accuracy=s / 20) for s in range(count)])
         for design, count in (("fp32", 10), ("3lc[s=1.75]", 1), ("int8", 0))
     ]
-    axes = draw_curves(runs, "mlp on digits").axes[0]
-    assert [np.asarray(line.get_xdata()).size for line in axes.lines] == [
-        10,
-        1,
-        0,
-    ] and axes.get_title() == "mlp on digits"
-    assert [str(line.get_label()).partition(":")[0] for line in axes.lines] == ["fp32", "3lc[s=1.75]", "int8"]
+    shown = curves(runs, "mlp on digits")
+    [panel] = shown.panels
+    assert panel.title == "mlp on digits" and [len(each.x) for each in panel.series] == [10, 1, 0]
+    assert [label.partition(":")[0] for label in shown.labels()] == ["fp32", "3lc[s=1.75]", "int8"]
+    assert "<svg" in to_svg(shown), "who has nothing to show is in the legend"
 
 
 def test_a_process_that_draws_nothing_loads_no_library_for_drawing() -> None:

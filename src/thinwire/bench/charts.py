@@ -1,117 +1,101 @@
-"""Measured DDP hooks as pictures: step time by link rate, accuracy against seconds, and loss against seconds and bytes.
-
-Every `thinwire` process imports this and few draw, so matplotlib, half a second, is loaded where a picture begins.
-"""
+"""Measured DDP hooks as charts: step time by link, accuracy against seconds, and loss against seconds and bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from statistics import median
 
 from thinwire.bench.hook_cells import Cell
 from thinwire.jobs.outcome import CurvePoint
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-MARKERS = "osv^DPX<>*hp"
-"""Of the methods of a loss race, in turn: colours alone do not tell them apart for everybody."""
-
-MOST_COLUMNS = 3
+from thinwire.presentation.charts import Chart, Panel, Series
 
 
-def draw_step_times(seconds: Mapping[Cell, float]) -> Figure:
-    """Returns one panel for each model: bars of step times, in groups by link.
+def step_times(seconds: Mapping[Cell, float]) -> Chart:
+    """Returns one panel for each model: bars of step times, in groups by link, medians over the seeds.
 
     Args:
         seconds: per step, by cell.
     """
-    models = list(dict.fromkeys(cell.model for cell in seconds))
-    links = list(dict.fromkeys(cell.link for cell in seconds))
-    hooks = list(dict.fromkeys(cell.hook for cell in seconds))
-    figure, panels = _panels(len(models), 5, 4.2)
-    width = 0.8 / len(hooks)
-    for axes, model in zip(panels, models, strict=True):
-        for index, name in enumerate(hooks):
-            bars = [
-                (links.index(cell.link) + (index - (len(hooks) - 1) / 2) * width, 1e3 * step)
-                for cell, step in seconds.items()
-                if (cell.model, cell.hook) == (model, name)
-            ]
-            axes.bar([x for x, _ in bars], [y for _, y in bars], width, label=name)
-        axes.set_xticks(range(len(links)), [link or "unlimited" for link in links])
-        axes.set(yscale="log", ylabel="median step (ms)", title=f"{model}, {next(iter(seconds)).ranks} ranks")
-        axes.grid(axis="y", alpha=0.3)
-        axes.legend(fontsize="small")
-    return figure
+    ranks = next(iter(seconds)).ranks
+    panels = [
+        Panel(
+            title=f"{model}, {ranks} ranks",
+            x_label="link",
+            y_label="median step (ms)",
+            series=_bars({cell: step for cell, step in seconds.items() if cell.model == model}),
+            kind="bars",
+            y_log=True,
+        )
+        for model in dict.fromkeys(cell.model for cell in seconds)
+    ]
+    return Chart(name="step-times", caption="Time of a step by link.", panels=panels)
 
 
-def draw_race(curves: Mapping[Cell, Sequence[CurvePoint]]) -> Figure:
-    """Returns one panel for each model and link: accuracy against seconds of training, a colour for each hook.
+def race(curves: Mapping[Cell, Sequence[CurvePoint]]) -> Chart:
+    """Returns one panel for each model and link: accuracy against seconds of training, and the target.
 
     Args:
-        curves: by cell; a hook's seeds share its colour.
+        curves: by cell; a hook's seeds look the same.
     """
-    courses = list(dict.fromkeys((cell.model, cell.link) for cell in curves))
-    hooks = list(dict.fromkeys(cell.hook for cell in curves))
-    figure, panels = _panels(len(courses), 6, 4.5)
-    for axes, (model, link) in zip(panels, courses, strict=True):
-        labelled: set[str | None] = set()
-        for cell, curve in curves.items():
-            if (cell.model, cell.link) == (model, link):
-                axes.plot(
-                    [point.seconds for point in curve],
-                    [100 * point.accuracy for point in curve],
-                    color=f"C{hooks.index(cell.hook) % 10}",
-                    marker=".",
-                    markersize=4,
-                    label=None if cell.hook in labelled else cell.hook,
-                )
-                labelled.add(cell.hook)
-        axes.axhline(100 * (next(iter(curves)).target or 0), color="grey", linestyle=":")
-        # Hooks differ by tens of times: on a linear axis the slowest would be all there is to see.
-        title = f"{model}, {link or 'unlimited'}"
-        axes.set(xscale="log", xlabel="seconds of training", ylabel="test accuracy (%)", title=title)
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize="small", loc="lower right")
-    return figure
+    panels = []
+    for model, link in dict.fromkeys((cell.model, cell.link) for cell in curves):
+        mine = {cell: curve for cell, curve in curves.items() if (cell.model, cell.link) == (model, link)}
+        series = [
+            Series(label=cell.hook, x=[each.seconds for each in curve], y=[100 * each.accuracy for each in curve])
+            for cell, curve in mine.items()
+        ]
+        times = [each.seconds for curve in mine.values() for each in curve if each.seconds > 0]
+        target = next(iter(mine)).target
+        if target is not None and times:
+            ends, reached = [min(times), max(times)], [100 * target] * 2
+            series.append(Series(label=f"the target, {target:.0%}", x=ends, y=reached, role="reference"))
+        panels.append(
+            Panel(
+                title=f"{model}, {link or 'unlimited'}",
+                x_label="seconds of training",
+                y_label="test accuracy (%)",
+                series=series,
+                x_log=True,  # hooks differ by tens of times: on a linear axis the slowest would be all there is to see
+            )
+        )
+    return Chart(name="race", caption="Test accuracy over the time of training.", panels=panels)
 
 
-def draw_loss_race(curves: Mapping[tuple[str, str], Mapping[str, Sequence[tuple[float, float]]]]) -> Figure:
-    """Returns one panel for each model and measure: loss against it, a colour for each method, and their frontier.
+def loss_race(curves: Mapping[tuple[str, str], Mapping[str, Sequence[tuple[float, float]]]]) -> Chart:
+    """Returns one panel for each model and measure: loss against it by method, and their frontier.
 
     Args:
         curves: by model and what is on the horizontal axis, and by method: points of that and the loss.
     """
-    methods = list(dict.fromkeys(method for each in curves.values() for method in each))
-    figure, panels = _panels(len(curves), 6, 4.5)
-    for axes, ((model, measure), each) in zip(panels, curves.items(), strict=True):
-        for method, points in each.items():
-            xs, ys = zip(*points, strict=True)
-            index = methods.index(method)
-            marker = MARKERS[index % len(MARKERS)]
-            axes.plot(xs, ys, color=f"C{index % 10}", marker=marker, markersize=4, linewidth=1, label=method)
-        best, lowest = float("inf"), []
-        for x, y in sorted(point for points in each.values() for point in points):
-            if y < best:
-                best = y
-                lowest.append((x, y))
-        xs, ys = zip(*lowest, strict=True)
-        axes.step(xs, ys, where="post", color="grey", alpha=0.35, linewidth=5, label="the lowest so far")
-        axes.set(xscale="log", xlabel=measure, ylabel="held-out nats a byte", title=model)
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize="x-small")
-    return figure
+    panels = []
+    for (model, measure), each in curves.items():
+        series = [
+            Series(label=method, x=[x for x, _ in points], y=[y for _, y in points]) for method, points in each.items()
+        ]
+        series.append(_lowest([point for points in each.values() for point in points]))
+        panels.append(Panel(title=model, x_label=measure, y_label="held-out nats a byte", series=series, x_log=True))
+    return Chart(name="loss-race", caption="Held-out loss by what a method has taken.", panels=panels)
 
 
-def _panels(count: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
-    from matplotlib.figure import Figure
+def _bars(seconds: Mapping[Cell, float]) -> list[Series]:
+    found: dict[str, dict[str, list[float]]] = {}
+    for cell, step in seconds.items():
+        found.setdefault(cell.hook, {}).setdefault(cell.link or "unlimited", []).append(1e3 * step)
+    return [Series(label=hook, x=list(links), y=list(map(median, links.values()))) for hook, links in found.items()]
 
-    columns = min(count, MOST_COLUMNS)
-    rows = -(-count // columns)
-    figure = Figure(figsize=(width * columns, height * rows), dpi=120, layout="constrained")
-    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for empty in panels[count:]:
-        empty.remove()
-    return figure, panels[:count]
+
+def _lowest(points: Sequence[tuple[float, float]]) -> Series:
+    """Returns steps downwards: a loss stands until a lower one is reached.
+
+    >>> frontier = _lowest([(1.0, 3.0), (2.0, 3.5), (4.0, 2.0)])
+    >>> frontier.x, frontier.y
+    ([1.0, 4.0, 4.0], [3.0, 3.0, 2.0])
+    """
+    xs: list[float] = []
+    ys: list[float] = []
+    for x, y in sorted(points):
+        if not ys:
+            xs, ys = [x], [y]
+        elif y < ys[-1]:
+            xs, ys = [*xs, x, x], [*ys, ys[-1], y]
+    return Series(label="the lowest so far", x=xs, y=ys, role="reference")

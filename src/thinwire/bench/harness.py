@@ -11,18 +11,16 @@ import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
 from thinwire.engines.events import Event
 from thinwire.errors import ConfigError
 from thinwire.jobs.results import Results
+from thinwire.presentation.charts import Chart
 from thinwire.presentation.tables import Table
 from thinwire.transports.grpc import GrpcOptions
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Picture
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True, tag_field="figures", tag=str.lower):
@@ -132,8 +130,8 @@ class Bench(ABC, Generic[C, F]):
         """Returns what is to be said below the tables."""
         return []
 
-    def chart(self, measured: Measured[C, F]) -> Picture | None:
-        """Returns a picture of what was measured, if there is one."""
+    def chart(self, measured: Measured[C, F]) -> Chart | None:
+        """Returns what was measured as a chart, if there is one."""
         return None
 
 

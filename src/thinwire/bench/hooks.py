@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from thinwire.bench import charts
 from thinwire.bench.authors import identify
-from thinwire.bench.charts import draw_step_times
 from thinwire.bench.courses import course
 from thinwire.bench.harness import Bench, Measured, Tell, median
 from thinwire.bench.hook_cells import NOTES, Cell, hook
 from thinwire.bench.hook_runs import HookRun, last_line, measure
 from thinwire.bench.options import HooksOptions
 from thinwire.errors import ConfigError
+from thinwire.presentation.charts import Chart
 from thinwire.presentation.tables import Table
 from thinwire.quantities import nbytes_text
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Picture
 
 
 @dataclass(kw_only=True)
@@ -99,9 +97,9 @@ class HooksBench(HooksOptions, Bench[Cell, HookRun]):
             tables.append(Table(header, lines, f"{model}, {self.ranks} ranks, {self.data}", left=2))
         return tables
 
-    def chart(self, measured: Measured[Cell, HookRun]) -> Picture | None:
+    def chart(self, measured: Measured[Cell, HookRun]) -> Chart | None:
         steps = {cell: run.seconds_per_step for cell, [run] in measured.items() if run.seconds_per_step is not None}
-        return draw_step_times(steps) if steps else None
+        return charts.step_times(steps) if steps else None
 
 
 def _line(link: str | None, name: str, runs: list[HookRun], plain: list[HookRun] | None) -> list[str]:

@@ -12,12 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
+from thinwire.bench import charts
 from thinwire.bench.authors import WORKS, identify
-from thinwire.bench.charts import draw_loss_race
 from thinwire.bench.harness import Measured, Tell
 from thinwire.bench.hook_cells import Cell, hook
 from thinwire.bench.hook_runs import HookRun, last_line, measure
@@ -25,11 +25,9 @@ from thinwire.bench.hooks import HooksBench
 from thinwire.bench.loss_standings import Standing, best_rate, grid_of, is_timed, last_loss, standings
 from thinwire.bench.options import LossRaceOptions
 from thinwire.errors import ConfigError, NonFiniteError
+from thinwire.presentation.charts import Chart
 from thinwire.presentation.tables import Table
 from thinwire.quantities import nbytes_text
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Picture
 
 WARMUP = 3
 
@@ -136,7 +134,7 @@ class LossRace(LossRaceOptions, HooksBench):
             tables.append(Table(header, [_time_line(row, links) for row in mine], title))
         return tables
 
-    def chart(self, measured: Measured[Cell, HookRun]) -> Picture | None:
+    def chart(self, measured: Measured[Cell, HookRun]) -> Chart | None:
         curves: dict[tuple[str, str], dict[str, list[tuple[float, float]]]] = {}
         for row in standings(measured, self.margin):
             sent = [(nbytes, loss) for _, nbytes, loss in row.curve if nbytes is not None]
@@ -146,7 +144,7 @@ class LossRace(LossRaceOptions, HooksBench):
                 by_time = [(step * seconds, loss) for step, _, loss in row.curve]
                 if by_time:
                     curves.setdefault((row.model, f"seconds at {link}"), {})[row.method] = by_time
-        return draw_loss_race(curves) if curves else None
+        return charts.loss_race(curves) if curves else None
 
 
 def _loss_line(row: Standing) -> list[str]:

@@ -13,19 +13,17 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from thinwire.bench.charts import draw_race
+from thinwire.bench import charts
 from thinwire.bench.harness import Measured, Tell
 from thinwire.bench.hook_cells import Cell, hook
 from thinwire.bench.hook_runs import HookRun, last_line, measure
 from thinwire.bench.hooks import HooksBench
 from thinwire.bench.options import RaceOptions
 from thinwire.errors import ConfigError
+from thinwire.presentation.charts import Chart
 from thinwire.presentation.tables import Table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Picture
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,9 +126,9 @@ class RaceBench(RaceOptions, HooksBench):
             "" if row.of_best_stock is None else f"{row.of_best_stock:.2f}",
         ]
 
-    def chart(self, measured: Measured[Cell, HookRun]) -> Picture | None:
+    def chart(self, measured: Measured[Cell, HookRun]) -> Chart | None:
         curves = {cell: run.curve for cell, [run] in measured.items() if run.curve}
-        return draw_race(curves) if curves else None
+        return charts.race(curves) if curves else None
 
 
 def auto_notes(rows: Sequence[Standing]) -> list[str]:

@@ -9,7 +9,6 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import rich.table
@@ -20,10 +19,8 @@ from rich.markup import escape
 from thinwire.cli.outputs import STANDARD_OUTPUT
 from thinwire.engines.events import Event
 from thinwire.errors import ConfigError
+from thinwire.presentation.charts import Chart, to_matplotlib
 from thinwire.presentation.tables import Table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 console = Console(width=None if sys.stdout is not None and sys.stdout.isatty() else 140)
 """In a pipe or a file there is no terminal to fit."""
@@ -118,11 +115,11 @@ class Lines:
             console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def save_picture(picture: Figure, path: Path) -> None:
-    """Writes a picture to `path` and says so. Raises ConfigError where it cannot be written."""
+def save_picture(chart: Chart, path: Path) -> None:
+    """Draws a chart, writes it to `path` and says so. Raises ConfigError where it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        picture.savefig(path)
+        to_matplotlib(chart).savefig(path)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}. Choose another file for the picture") from error
     say_wrote(path)

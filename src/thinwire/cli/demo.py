@@ -63,4 +63,4 @@ def demo(
     show(running.runs_table(runs, f"{seconds:g} seconds each"))
     write_json(json, {"runs": runs, "speedup": speedup})
     if png is not None:
-        save_picture(report.draw_curves(runs, f"{model} on {data}, {workers} workers, {link} links"), png)
+        save_picture(report.curves(runs, f"{model} on {data}, {workers} workers, {link} links"), png)

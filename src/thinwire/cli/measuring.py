@@ -79,8 +79,8 @@ def measure(
                 console.print(escape(note), highlight=False)
             if json is not None and json.exists():
                 say_wrote(json)
-            if png is not None and (picture := bench.chart(measured)) is not None:
-                save_picture(picture, png)
+            if png is not None and (chart := bench.chart(measured)) is not None:
+                save_picture(chart, png)
             if markdown is not None:
                 texts = [*map(as_markdown, bench.tables(measured)), *bench.notes(measured)]
                 markdown.parent.mkdir(parents=True, exist_ok=True)

@@ -135,7 +135,7 @@ def plan(
         },
     )
     if out is not None:
-        save_picture(verdict.picture(made), out)
+        save_picture(verdict.chart(made), out)
 
 
 def _as_data(summary: predictions.Summary) -> dict[str, Any]:

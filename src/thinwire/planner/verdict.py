@@ -1,4 +1,4 @@
-"""A plan in words, as tables and as a picture."""
+"""A plan in words, as tables and as a chart."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from thinwire.engines.links import Rate
 from thinwire.planner.planning import UNCOMPRESSED, WORTH, Plan
 from thinwire.planner.predictions import Summary
+from thinwire.presentation.charts import Chart, Panel, Series, to_matplotlib
 from thinwire.presentation.tables import Table
 from thinwire.quantities import counted, rate_text
 
@@ -124,23 +125,35 @@ def workers_table(plan: Plan) -> Table:
     )
 
 
-def picture(plan: Plan) -> Figure:
-    """Returns the step's seconds against the link's rate, a line for each design."""
-    from matplotlib.figure import Figure  # takes a second to import
-
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.subplots()
+def chart(plan: Plan) -> Chart:
+    """Returns the step's seconds against the link's rate, a line for each design, and the link that was asked about."""
     found = plan.by_link()
-    for name in plan.designs:
-        own = [each for each in found if each.design == name]
-        axes.plot([(each.link_bps or 0) / 1e6 for each in own], [each.step_s for each in own], label=name)
+    series = [
+        Series(
+            label=name,
+            x=[(each.link_bps or 0) / 1e6 for each in found if each.design == name],
+            y=[each.step_s for each in found if each.design == name],
+        )
+        for name in plan.designs
+    ]
     if math.isfinite(plan.setting.bps):
-        axes.axvline(plan.setting.bps / 1e6, color="grey", linewidth=0.8, linestyle=":")
-    axes.set(xscale="log", yscale="log", xlabel="link, Mbit/s", ylabel="predicted seconds a step")
-    axes.set_title(f"{counted(plan.setting.workers, 'worker')}, {plan.setting.mode} mode")
-    axes.grid(visible=True, which="major", alpha=0.3)
-    axes.legend()
-    return figure
+        seconds = [each.step_s for each in found]
+        at, ends = [plan.setting.bps / 1e6] * 2, [min(seconds), max(seconds)]
+        series.append(Series(label=f"the link, {link_text(plan.setting.bps)}", x=at, y=ends, role="reference"))
+    panel = Panel(
+        title=f"{counted(plan.setting.workers, 'worker')}, {plan.setting.mode} mode",
+        x_label="link, Mbit/s",
+        y_label="predicted seconds a step",
+        series=series,
+        x_log=True,
+        y_log=True,
+    )
+    return Chart(name="plan", caption="Predicted time of a step by the link's rate.", panels=[panel])
+
+
+def picture(plan: Plan) -> Figure:
+    """Returns `chart` as a figure of matplotlib, to be shown or saved."""
+    return to_matplotlib(chart(plan))
 
 
 def seconds_text(seconds: float) -> str:

@@ -6,24 +6,21 @@ It shows what `compare` returned and computes nothing of its own but units.
 from __future__ import annotations
 
 import base64
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from thinwire.jobs.options import RecipeOptions
 from thinwire.jobs.outcome import RunOutcome
 from thinwire.jobs.results import Run
+from thinwire.presentation.charts import Chart, Panel, Series, to_svg
 from thinwire.presentation.page import document, table_html, write_page
 from thinwire.presentation.tables import Table
 from thinwire.studies.compare import Comparison, Failure, Findings
 from thinwire.studies.compare_rows import Row
 from thinwire.workloads.models import TEXT_MODELS
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def write_report(findings: Findings, path: Path) -> None:
@@ -49,7 +46,7 @@ def page(findings: Findings) -> str:
         parts += [f"<h2>{escape(model)} on {escape(asked.data)}</h2>", table_html(designs_table(rows))]
         parts.append(table_html(times_table(rows)))
         if any(row.training_seconds for row in rows):
-            parts.append(f'<img alt="accuracy against training time" src="{_picture(rows)}">')
+            parts.append(_image(accuracies(rows), "accuracy against training time"))
         parts += ["<h3>By link</h3>", table_html(links_table(rows))]
     if findings.failures:
         parts.append("<h2>Runs that failed</h2>")
@@ -195,43 +192,50 @@ def _failure(failure: Failure) -> str:
     return f'<p class="failure">{escape(what)}: {escape(failure.error)}</p>'
 
 
-def _picture(rows: Sequence[Row]) -> str:
-    """Accuracy over the time of a full run, a panel for each link, as in 3LC's figure 4; a data URL."""
-    from matplotlib.figure import Figure  # half a second that no other command should pay
+def accuracies(rows: Sequence[Row]) -> Chart:
+    """Returns accuracy over the time of a full run, a panel for each link, as in 3LC's figure 4."""
+    panels = []
+    for link in dict.fromkeys(row.link for row in rows if row.training_seconds):
+        series = [
+            Series(
+                label=row.design,
+                x=[row.training_seconds],
+                y=[100 * row.test_accuracy],
+                error=None if row.test_accuracy_std is None else [100 * row.test_accuracy_std],
+            )
+            for row in rows
+            if row.link == link and row.training_seconds and row.test_accuracy is not None
+        ]
+        panels.append(
+            Panel(
+                title=link,
+                x_label="seconds of a full run",
+                y_label="test accuracy (%)",
+                series=series,
+                kind="points",
+                x_log=True,
+            )
+        )
+    return Chart(name="accuracies", caption="Test accuracy by the time of a full run.", panels=panels)
 
-    links = list(dict.fromkeys(row.link for row in rows if row.training_seconds))
-    drawing = Figure(figsize=(4.2 * len(links), 3.6), layout="constrained")
-    panels = drawing.subplots(1, len(links), sharey=True, squeeze=False)[0]
-    for panel, link in zip(panels, links, strict=True):
-        for row in rows:
-            if row.link == link and row.training_seconds and row.test_accuracy is not None:
-                x, y = row.training_seconds, 100 * row.test_accuracy
-                panel.errorbar(x, y, yerr=100 * (row.test_accuracy_std or 0), marker="o", label=row.design)
-        panel.set(title=link, xlabel="seconds of a full run", xscale="log")
-        panel.grid(alpha=0.3)
-    panels[0].set_ylabel("test accuracy (%)")
-    panels[-1].legend(fontsize="small")
-    file = io.StringIO()
-    drawing.savefig(file, format="svg")
-    return "data:image/svg+xml;base64," + base64.b64encode(file.getvalue().encode()).decode()
+
+def _image(chart: Chart, alt: str) -> str:
+    data = base64.b64encode(to_svg(chart).encode()).decode()
+    return f'<img alt="{escape(alt)}" src="data:image/svg+xml;base64,{data}">'
 
 
-def draw_curves(runs: Sequence[RunOutcome], title: str) -> Figure:
-    """Returns a picture of each run's test accuracy over the seconds of training."""
-    from matplotlib.figure import Figure  # half a second that no other command should pay
-
-    figure = Figure(figsize=(8, 4.5), dpi=140, layout="constrained")
-    axes = figure.add_subplot()
-    for run in runs:
-        seconds = [point.seconds for point in run.curve]
-        accuracy = [100 * point.accuracy for point in run.curve]
-        label = f"{run.design}: {run.steps:,} steps, {run.test_accuracy:.1%}"
-        axes.plot(seconds, accuracy, marker=".", label=label)
-    axes.set(xlabel="seconds of training", ylabel="test accuracy (%)", title=title)
-    axes.set_xlim(left=0)
-    axes.grid(alpha=0.3)
-    axes.legend(loc="lower right")
-    return figure
+def curves(runs: Sequence[RunOutcome], title: str) -> Chart:
+    """Returns each run's test accuracy over the seconds of training."""
+    series = [
+        Series(
+            label=f"{run.design}: {run.steps:,} steps, {run.test_accuracy:.1%}",
+            x=[point.seconds for point in run.curve],
+            y=[100 * point.accuracy for point in run.curve],
+        )
+        for run in runs
+    ]
+    panel = Panel(title=title, x_label="seconds of training", y_label="test accuracy (%)", series=series)
+    return Chart(name="curves", caption="Test accuracy over the time of training.", panels=[panel])
 
 
 def _duration(seconds: float) -> str:

@@ -53,7 +53,8 @@ def test_a_scenario_says_what_ended_right_and_goes_on_from_its_file(
     ]
     [table] = bench.tables(measured)
     assert [line[2] for line in table.lines] == ["right", "NOT RIGHT", "right"]
-    assert bench.chart(measured) is not None
+    chart = bench.chart(measured)
+    assert chart is not None and chart.panels[0].kind == "points"
     [strict] = collected(Scripted(runs=1, points=0.5), tmp_path / "strict.json").values()
     assert strict[0].problems == ["1.0 points below the undisturbed accuracy"]
 

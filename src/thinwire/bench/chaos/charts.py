@@ -1,50 +1,42 @@
-"""Pictures of what chaos did: how long who was struck was away, goodput, and a server's growth."""
+"""Charts of what chaos did: how long who was struck was away, and a server's growth."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from thinwire.presentation.charts import Chart, Panel, Series
 
 
-def draw_trials(seconds: Mapping[str, Sequence[float]], title: str) -> Figure | None:
-    """Returns a dot for each time that somebody came back, by trial; None without any.
+def trials(seconds: Mapping[int, Sequence[float]], title: str) -> Chart | None:
+    """Returns a point for each time that somebody came back, by trial; None without any.
 
     Args:
-        seconds: until then, by trial.
-        title: of the picture.
+        seconds: until then, by the trial's number.
+        title: of the chart.
     """
-    from matplotlib.figure import Figure  # half a second, and few commands draw
-
-    points = [(number, each) for number, (_, times) in enumerate(seconds.items()) for each in times]
+    points = [(number, each) for number, times in seconds.items() for each in times]
     if not points:
         return None
-    figure = Figure(figsize=(7, 3.5), dpi=120, layout="constrained")
-    axes = figure.subplots()
-    axes.plot(*zip(*points, strict=True), ".")
-    axes.set(xlabel="trial", ylabel="seconds until back", title=title, ylim=(0, None))
-    axes.grid(alpha=0.3)
-    return figure
+    back = Series(label="back", x=[number for number, _ in points], y=[each for _, each in points])
+    panel = Panel(title=title, x_label="trial", y_label="seconds until back", series=[back], kind="points")
+    return Chart(name="trials", caption="How long who was struck was away.", panels=[panel])
 
 
-def draw_soak(minutes: Sequence[float], growth: Mapping[str, Sequence[float]], title: str) -> Figure:
+def soak(minutes: Sequence[float], samples: Mapping[str, Sequence[float]], title: str) -> Chart:
     """Returns one panel for each measure of the server, by minute.
 
     Args:
         minutes: when samples were taken.
-        growth: samples, by what they are of.
-        title: of the picture.
+        samples: by what they are of.
+        title: of the training.
     """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 2.2 * len(growth)), dpi=120, layout="constrained")
-    figure.suptitle(title)
-    panels = figure.subplots(len(growth), 1, sharex=True, squeeze=False)[:, 0]
-    for axes, (name, values) in zip(panels, growth.items(), strict=True):
-        axes.plot(minutes, values)
-        axes.set(ylabel=name)
-        axes.grid(alpha=0.3)
-    panels[-1].set(xlabel="minute")
-    return figure
+    panels = [
+        Panel(
+            title=f"{title}: the server's {name}",
+            x_label="minute",
+            y_label=name,
+            series=[Series(label="the server", x=minutes, y=values)],
+        )
+        for name, values in samples.items()
+    ]
+    return Chart(name="soak", caption="What the server takes, by minute.", panels=panels)

@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
-from thinwire.bench.chaos.charts import draw_soak
+from thinwire.bench.chaos import charts
 from thinwire.bench.chaos.faults import Fault
 from thinwire.bench.chaos.options import SoakOptions
 from thinwire.bench.chaos.outcome import Outcome, Sample, with_problem
@@ -21,10 +21,8 @@ from thinwire.bench.chaos.trials import Scenario, Trial
 from thinwire.bench.harness import Measured, Tell
 from thinwire.errors import ConfigError
 from thinwire.jobs.processes import Elastic
+from thinwire.presentation.charts import Chart
 from thinwire.presentation.tables import Table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Picture
 
 SETTLED_MINUTE = 10.0
 """From when on the server should not grow any more."""
@@ -106,16 +104,16 @@ class Soak(SoakOptions, Scenario):
             tables.append(Table(header, lines, f"{cell}: {len(outcome.faults)} deaths"))
         return tables
 
-    def chart(self, measured: Measured[Trial, Outcome]) -> Picture | None:
+    def chart(self, measured: Measured[Trial, Outcome]) -> Chart | None:
         for cell, [outcome, *_] in measured.items():
-            return draw_soak(
+            return charts.soak(
                 [each.minute for each in outcome.samples],
                 {
                     "MB": [each.rss_mb for each in outcome.samples],
                     "descriptors": [each.descriptors for each in outcome.samples],
                     "threads": [each.threads for each in outcome.samples],
                 },
-                f"the server: {cell}",
+                str(cell),
             )
         return None
 

@@ -7,12 +7,12 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 from msgspec import UNSET
 
-from thinwire.bench.chaos.charts import draw_trials
+from thinwire.bench.chaos import charts
 from thinwire.bench.chaos.options import ScenarioOptions
 from thinwire.bench.chaos.outcome import Outcome, ends, with_problem
 from thinwire.bench.chaos.stage import Stage
@@ -24,9 +24,7 @@ from thinwire.jobs.cluster import Links, choose_links
 from thinwire.jobs.forks import forks
 from thinwire.jobs.job import Job
 from thinwire.jobs.outcome import RunOutcome
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Picture
+from thinwire.presentation.charts import Chart
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,8 +205,8 @@ class Scenario(ScenarioOptions, Bench[Trial, Outcome]):
             notes.append(f"accuracy beside the undisturbed training: {_spread(points, '+.2f')} points")
         return notes
 
-    def chart(self, measured: Measured[Trial, Outcome]) -> Picture | None:
-        return draw_trials({str(cell): runs[0].back_s for cell, runs in measured.items()}, self.name)
+    def chart(self, measured: Measured[Trial, Outcome]) -> Chart | None:
+        return charts.trials({cell.number: runs[0].back_s for cell, runs in measured.items()}, self.name)
 
 
 def _spread(values: Sequence[float], form: str = ".1f") -> str:
