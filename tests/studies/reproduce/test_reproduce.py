@@ -188,7 +188,7 @@ def test_many_runs_are_kept_in_a_file_beside_the_page(tmp_path: Path, monkeypatc
         *(item, "quick", second), kinds=[Tossed], command="x", pictures=(), kept=True, join=[first / BESIDE]
     )
     assert found.files == [second / RESULTS, second / REPORT, second / BESIDE]
-    assert [each.outcome.value for each in read_kept(second / BESIDE, [Tossed])] == [0, 10]
+    assert [each.outcome for each in read_kept(second / BESIDE, [Tossed])] == [Tossed(value=0), Tossed(value=10)]
     whole = (second / BESIDE).read_bytes()
     (tmp_path / BESIDE).write_bytes(whole[:-8])
     with pytest.raises(ConfigError, match="are damaged"):
