@@ -12,11 +12,11 @@ import pytest
 from rich.console import Console
 
 from tests.cli.commands import Result
-from tests.studies.reproduce.test_reproduce import Toss, entry
+from tests.studies.reproduce.test_reproduce import Toss, Tossed, entry
 from thinwire.cli import reproduce
 from thinwire.studies.reproduce import catalog
 from thinwire.studies.reproduce.catalog import CATALOG
-from thinwire.studies.reproduce.entry import Scale
+from thinwire.studies.reproduce.entry import OnProgress, Scale
 
 Command = Callable[..., Result]
 
@@ -34,7 +34,7 @@ def test_a_run_is_shown_and_an_interrupted_one_says_how_to_go_on(
 ) -> None:
     toss_study = entry().study
     assert toss_study is not None
-    chosen = [replace(entry(), study=replace(toss_study, run=_interrupt))]
+    chosen = [replace(entry(), study=replace(toss_study, cells=_interrupted))]
     monkeypatch.setattr(catalog, "entries", lambda what: chosen)
     monkeypatch.setattr(catalog, "finding_kinds", lambda: list(toss_study.kinds))
     asked = ("reproduce", "3lc-figure-99", "--out", tmp_path / "my out")
@@ -92,5 +92,10 @@ def _more(scale: Scale) -> list[Toss]:
     return [Toss(number=7)]
 
 
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
+def _interrupted(scale: Scale) -> list[Toss]:
+    return [Interrupting(number=0), *_more(scale)]
+
+
+class Interrupting(Toss, frozen=True, kw_only=True, tag="Toss"):
+    def run(self, on_progress: OnProgress) -> Tossed:
+        raise KeyboardInterrupt

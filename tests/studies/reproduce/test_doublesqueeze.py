@@ -8,7 +8,7 @@ from thinwire.jobs import in_process
 from thinwire.jobs.job import Job
 from thinwire.studies.reproduce import iteration_times, speedup
 from thinwire.studies.reproduce.catalog import entries
-from thinwire.studies.reproduce.iteration_times import TimedCell, TimedFinding, cells, measure, modelled_s
+from thinwire.studies.reproduce.iteration_times import TimedCell, TimedFinding, cells, modelled_s
 from thinwire.studies.reproduce.plain_sgd import ONE_BIT, SGD, TOP_K, PlainCell, choices
 
 
@@ -96,7 +96,7 @@ def test_a_cell_says_what_runs_and_two_never_look_alike() -> None:
 
 def test_a_short_run_of_real_processes() -> None:
     [cell] = [each for each in cells([SGD], "tiny") if each.link == "100mbit"]
-    finding = measure(cell, lambda *_: None)
+    finding = cell.run(lambda *_: None)
     least = cell.workers * 17_226 * 4 * 8 / 100e6
     assert finding.seconds_per_step > least and finding.shaping in ("kernel", "application")
     assert finding.wire_bytes == pytest.approx(2 * cell.workers * 17_226 * 4, rel=0.05)

@@ -13,7 +13,6 @@ from thinwire.studies.reproduce.mps_nodes import (
     NodesFinding,
     generated_bps,
     nodes,
-    run_nodes,
     thin_link,
 )
 from thinwire.studies.reproduce.mps_scaling import MeasuredCell, MeasuredFinding
@@ -33,10 +32,10 @@ def test_links_are_as_thin_as_a_machine_generates() -> None:
     parameters = 17_226
     assert generated_bps(cell.job(), 0.01) == 32 * parameters * 100
     assert thin_link(cell, 0.5, 0.01) == f"{2 * 32 * parameters * 100 / 1e6:.1f}mbit"
-    finding = run_nodes(cell, lambda *_: None)
+    finding = cell.run(lambda *_: None)
     assert finding.link.endswith("mbit") and finding.seconds_per_step > 0 and finding.single_s > 0
     [uncompressed] = nodes(["fp32"], "tiny", 0.5)
-    assert run_nodes(uncompressed, lambda *_: None).sent_bytes > 4 * finding.sent_bytes
+    assert uncompressed.run(lambda *_: None).sent_bytes > 4 * finding.sent_bytes
 
 
 def test_scaling_keeps_measured_and_modelled_apart() -> None:

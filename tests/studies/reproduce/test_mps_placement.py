@@ -6,7 +6,7 @@ from thinwire.studies.reproduce.mps_placement import ENTRIES
 def test_the_thesis_deviations_are_those_of_its_published_code() -> None:
     for entry in ENTRIES:
         assert entry.study is not None
-        found = {cell: entry.study.run(cell, lambda *_: None) for cell in entry.study.cells("tiny")}
+        found = {cell: cell.run(lambda *_: None) for cell in entry.study.cells("tiny")}
         by_network = {cell.network: finding for cell, finding in found.items()}
         deviations = {name: each.deviations["greedy, rising size"] for name, each in by_network.items()}
         assert {name: round(each, 3) for name, each in deviations.items()} == {

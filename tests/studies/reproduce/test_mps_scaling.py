@@ -14,7 +14,7 @@ def test_a_machine_is_measured_behind_its_link() -> None:
     assert entry.study is not None
     cells = [each for each in entry.study.cells("tiny") if isinstance(each, MeasuredCell)]
     [cell] = [each for each in cells if each.design == STALE_TOP]
-    finding = entry.study.run(cell, lambda *_: None)
+    finding = cell.run(lambda *_: None)
     assert isinstance(finding, MeasuredFinding)
     assert finding.seconds_per_step > 0 and finding.single_s > 0
     assert (finding.shaping == "kernel") == finding.link.endswith("mbit"), "no half of it: a link, or none"

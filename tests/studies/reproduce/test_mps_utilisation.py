@@ -35,7 +35,7 @@ def test_processes_are_sampled_while_they_train() -> None:
     [entry] = ENTRIES
     assert entry.study is not None
     [cell] = [each for each in entry.study.cells("tiny") if each.design == SYNC]
-    finding = entry.study.run(cell, lambda *_: None)
+    finding = cell.run(lambda *_: None)
     samples = len(finding.seconds)
     assert samples > 0 and len(finding.processor) == len(finding.machine) == len(finding.network) == samples
     assert max(finding.processor) > 0 and 0 < max(finding.machine) <= 1.001

@@ -7,7 +7,7 @@ import html
 import json
 import re
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -33,24 +33,38 @@ RUNNABLE = [entry for entry in CATALOG if entry.study is not None and not entry.
 """Entries with links start processes in namespaces: their tests are their own."""
 
 
+class Tossed(Finding, frozen=True, kw_only=True):
+    value: float
+
+
 class Toss(Cell, frozen=True, kw_only=True):
+    finding = Tossed
     number: int
 
     def __str__(self) -> str:
         return f"toss {self.number}"
 
-
-class Tossed(Finding, frozen=True, kw_only=True):
-    value: float
-
-
-def toss(cell: Toss, on_progress: OnProgress) -> Tossed:
-    on_progress(0.5, "half")
-    return Tossed(value=10.0 * cell.number)
+    def run(self, on_progress: OnProgress) -> Tossed:
+        on_progress(0.5, "half")
+        return Tossed(value=10.0 * self.number)
 
 
-def tosses(scale: Scale) -> list[Toss]:
-    return [Toss(number=number) for number in range(2 if scale == "quick" else 3)]
+class Interrupted(Toss, frozen=True, kw_only=True, tag="Toss"):
+    """Ctrl-C comes during all but the first."""
+
+    def run(self, on_progress: OnProgress) -> Tossed:
+        if self.number:
+            raise KeyboardInterrupt
+        return super().run(on_progress)
+
+
+class Third(Toss, frozen=True, kw_only=True, tag="Toss"):
+    def run(self, on_progress: OnProgress) -> Tossed:
+        return Tossed(value=self.number / 3)
+
+
+def tosses(scale: Scale, kind: type[Toss] = Toss) -> list[Toss]:
+    return [kind(number=number) for number in range(2 if scale == "quick" else 3)]
 
 
 def show(found: Mapping[Toss, Tossed]) -> Shown:
@@ -69,8 +83,8 @@ def show(found: Mapping[Toss, Tossed]) -> Shown:
     return Shown(setting="tosses", tables=[table], charts=[Chart(name="toss", caption="a & b", panels=panels)])
 
 
-def entry(run: Callable[[Toss, OnProgress], Tossed] = toss) -> Entry:
-    study = Study(cells=tosses, run=run, show=show, finding=Tossed)
+def entry(kind: type[Toss] = Toss) -> Entry:
+    study = Study(cells=lambda scale: tosses(scale, kind), show=show)
     return Entry(paper="3lc", item="figure-99", shows="tosses", status="done", study=study)
 
 
@@ -90,14 +104,9 @@ def test_a_chart_becomes_a_picture_of_each_format(tmp_path: Path) -> None:
 
 
 def test_a_cell_is_run_once_and_an_interrupted_run_goes_on(tmp_path: Path) -> None:
-    def interrupted(cell: Toss, on_progress: OnProgress) -> Tossed:
-        if cell.number:
-            raise KeyboardInterrupt
-        return toss(cell, on_progress)
-
     made: list[str] = []
     with pytest.raises(KeyboardInterrupt):
-        run(tmp_path, "quick", made, of=entry(interrupted))
+        run(tmp_path, "quick", made, of=entry(Interrupted))
     assert made == ["toss 0", "toss 1"]
     made.clear()
     run(tmp_path, "quick", made, of=entry())
@@ -115,9 +124,7 @@ class Seeded(Toss, frozen=True, kw_only=True):
 def test_fewer_seeds_are_a_part_of_the_runs(tmp_path: Path) -> None:
     study = Study(
         cells=lambda scale: [*tosses(scale), *(Seeded(number=number, seed=number) for number in range(3))],
-        run=toss,
         show=show,
-        finding=Tossed,
     )
     few = Entry(paper="3lc", item="figure-99", shows="tosses", status="done", study=study)
     for seeds, runs in ((1, 3), (2, 4), (None, 5)):
@@ -132,7 +139,7 @@ def test_what_is_kept_is_shown_without_a_run(tmp_path: Path) -> None:
     def cells(scale: Scale) -> list[Toss]:
         return [Seeded(number=number, seed=seed) for seed in range(3) for number in (2 * seed, 2 * seed + 1)]
 
-    study = Study(cells=cells, run=toss, show=show, finding=Tossed)
+    study = Study(cells=cells, show=show)
     seeded = Entry(paper="3lc", item="figure-98", shows="tosses", status="done", study=study)
     made: list[str] = []
     with pytest.raises(ConfigError, match="holds the runs of none of these items at this scale"):
@@ -153,7 +160,7 @@ def test_what_is_kept_is_shown_without_a_run(tmp_path: Path) -> None:
 def test_a_page_holds_its_runs_and_another_folder_goes_on_from_it(tmp_path: Path) -> None:
     made: list[str] = []
     first, second = tmp_path / "first", tmp_path / "second"
-    third = entry(lambda cell, _: Tossed(value=cell.number / 3))
+    third = entry(Third)
     run(first, "quick", made, of=third)
     made.clear()
     told = lambda _, __, cell: made.append(str(cell))  # noqa: E731
@@ -211,7 +218,7 @@ def test_seconds_of_different_machines_are_told_apart(tmp_path: Path) -> None:
     other.save({})
     for kind, numbers, told in ((Toss, (0, 1), True), (Toss, (1,), False), (Untimed, (0, 1), False)):
         cells = [kind(number=number) for number in numbers]
-        study = Study(cells=lambda scale, cells=cells: cells, run=toss, show=show, finding=Tossed)  # type: ignore[misc]
+        study = Study(cells=lambda scale, cells=cells: cells, show=show)  # type: ignore[misc]
         item, folder = replace(entry(), study=study), tmp_path / f"{kind.__name__} {len(numbers)}"
         found = reproduce(
             *([item], "quick", folder), kinds=[Tossed], command="x", pictures=(), join=[tmp_path / "other.json"]

@@ -13,7 +13,7 @@ from thinwire.jobs.history import StepHistory
 from thinwire.studies.reproduce.entry import Scale, Study
 from thinwire.studies.reproduce.terngrad_adam import ENTRY, pair
 from thinwire.studies.reproduce.terngrad_training import FLOATING, TERNARY, RecipeCell
-from thinwire.studies.reproduce.trainings import TrainingFinding, train
+from thinwire.studies.reproduce.trainings import TrainingFinding
 from thinwire.workloads import data as registry
 
 SCALES: tuple[Scale, ...] = ("quick", "full")
@@ -66,7 +66,7 @@ def test_cifarnet_trains_on_cifar10_with_two_workers_and_ternary_gradients(cache
     write_cifar10(cache / "cifar10", records=4)
     cell = msgspec.structs.replace(study().cells("quick")[1], batch=2, steps=2)
     assert (cell.model, cell.data, cell.design) == ("cifarnet", "cifar10[crop=24]", TERNARY)
-    first, again = (train(cell, lambda *_: None) for _ in range(2))
+    first, again = (cell.run(lambda *_: None) for _ in range(2))
     assert first.weights == again.weights and first.history.losses == again.history.losses
     assert cell.job().recipe().augment
     # The last layer is ternary too, and the smallest tensor has a scale besides.

@@ -7,20 +7,19 @@ Worker 0 is looked at just after the exchange that ends an epoch: its weights ar
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from torch import nn
 
 from thinwire.codecs.entropy import MIN_SAMPLE, Entropy
-from thinwire.engines.events import Event
 from thinwire.jobs import in_process
-from thinwire.jobs.events import Progress
 from thinwire.jobs.history import HistoryRecorder
 from thinwire.jobs.job import Job
 from thinwire.kernels.numba.rounding import bin_values, entropy_of
 from thinwire.kernels.numba.select import sample_of
-from thinwire.studies.reproduce.entry import Cell, Finding, OnProgress
+from thinwire.studies.reproduce.entry import Finding, OnProgress
+from thinwire.studies.reproduce.job_cells import JobCell, following
 
 NETWORK = "mlp-tanh"
 FLOATS = "float"
@@ -30,44 +29,6 @@ HISTOGRAM_BITS = (2, 4, 6, 8)
 Exchange = Literal["server", "peers"]
 """How weights travel (section 2 allows both). `server`: it averages what workers send, and codes the average again.
 `peers`: every worker sends its weights to all others, who average what they decode; nothing is coded twice."""
-
-
-class AveragesCell(Cell, frozen=True, kw_only=True):
-    """One training of the tanh network; `probes`: derivatives and entropies are recorded.
-
-    Where peers exchange, a server computes the average that each of them would, and its answer is not counted.
-    """
-
-    timed = False
-
-    design: str
-    data: str
-    workers: int
-    epochs: int
-    steps_per_epoch: int
-    batch: int
-    seed: int = 0
-    probes: bool = False
-    exchange: Exchange = "server"
-
-    def __str__(self) -> str:
-        among = ", among peers" if self.exchange == "peers" else ""
-        return f"{self.design}{among}, {self.data}, {self.epochs} epochs, seed {self.seed}"
-
-    def job(self) -> Job:
-        """Returns the run."""
-        return Job(
-            design="entropy" if self.design == FLOATS else self.design,
-            codec_up="fp32" if self.design == FLOATS else None,
-            codec_down="fp32" if self.design == FLOATS or self.exchange == "peers" else None,
-            model=NETWORK,
-            data=self.data,
-            workers=self.workers,
-            steps=self.epochs * self.steps_per_epoch,
-            eval_steps=self.steps_per_epoch,
-            batch=self.batch,
-            seed=self.seed,
-        )
 
 
 class AveragesFinding(Finding, frozen=True, kw_only=True):
@@ -97,6 +58,58 @@ class AveragesFinding(Finding, frozen=True, kw_only=True):
     def peak(self) -> int:
         """The epoch, from 1, at which accuracy is highest: the paper's convergence."""
         return 1 + max(range(len(self.accuracies)), key=self.accuracies.__getitem__)
+
+
+class AveragesCell(JobCell, frozen=True, kw_only=True):
+    """One training of the tanh network; `probes`: derivatives and entropies are recorded.
+
+    Where peers exchange, a server computes the average that each of them would, and its answer is not counted.
+    """
+
+    timed = False
+    finding = AveragesFinding
+
+    design: str
+    data: str
+    workers: int
+    epochs: int
+    steps_per_epoch: int
+    batch: int
+    seed: int = 0
+    probes: bool = False
+    exchange: Exchange = "server"
+
+    def __str__(self) -> str:
+        among = ", among peers" if self.exchange == "peers" else ""
+        return f"{self.design}{among}, {self.data}, {self.epochs} epochs, seed {self.seed}"
+
+    def job(self, **more: Any) -> Job:
+        """Returns the run."""
+        floats = self.design == FLOATS
+        return super().job(
+            design="entropy" if floats else self.design,
+            codec_up="fp32" if floats else None,
+            codec_down="fp32" if floats or self.exchange == "peers" else None,
+            model=NETWORK,
+            steps=self.epochs * self.steps_per_epoch,
+            eval_steps=self.steps_per_epoch,
+            **more,
+        )
+
+    def run(self, on_progress: OnProgress) -> AveragesFinding:
+        """Makes the training."""
+        job, recorder = self.job(), HistoryRecorder()
+        scheme = job.full_design().up.scheme
+        probe = _Probe(self, scheme if isinstance(scheme, Entropy) else None)
+        outcome = in_process.run(job, on_event=following(on_progress), history=recorder, on_step=probe.stepped)
+        accuracies = [point.accuracy for point in outcome.curve if point.step < outcome.steps]
+        return AveragesFinding(
+            accuracies=[*accuracies, outcome.test_accuracy],
+            coded=[bits for bits in recorder.history().bits_push if bits > 0],
+            raw=probe.raw,
+            rms=probe.rms,
+            entropies=probe.entropies,
+        )
 
 
 class _Probe:
@@ -150,24 +163,3 @@ def sample_size(numel: int, share: float) -> int:
     ([1960, 1000, 1000], 500)
     """
     return min(numel, max(MIN_SAMPLE, int(np.ceil(share * numel))))
-
-
-def train(cell: AveragesCell, on_progress: OnProgress) -> AveragesFinding:
-    """Makes one training."""
-    job, recorder = cell.job(), HistoryRecorder()
-    scheme = job.full_design().up.scheme
-    probe = _Probe(cell, scheme if isinstance(scheme, Entropy) else None)
-
-    def on_event(process: str, event: Event) -> None:
-        if isinstance(event, Progress):
-            on_progress(event.step / (cell.epochs * cell.steps_per_epoch), f"loss {event.loss:.3f}")
-
-    outcome = in_process.run(job, on_event=on_event, history=recorder, on_step=probe.stepped)
-    accuracies = [point.accuracy for point in outcome.curve if point.step < outcome.steps]
-    return AveragesFinding(
-        accuracies=[*accuracies, outcome.test_accuracy],
-        coded=[bits for bits in recorder.history().bits_push if bits > 0],
-        raw=probe.raw,
-        rms=probe.rms,
-        entropies=probe.entropies,
-    )

@@ -12,11 +12,11 @@ from statistics import fmean
 from thinwire.presentation.charts import Chart, Panel, Series, smooth
 from thinwire.presentation.tables import Table
 from thinwire.studies.deviation import deviation
-from thinwire.studies.reproduce.entry import Entry, Scale, Shown, Study
+from thinwire.studies.reproduce.entry import Entry, Scale, Shown, Study, scaled
 from thinwire.studies.reproduce.iteration_times import timed_entry
 from thinwire.studies.reproduce.plain_sgd import ONE_BIT, SGD, TOP_K, PlainCell, pair
 from thinwire.studies.reproduce.speedup import SPEEDUP
-from thinwire.studies.reproduce.trainings import TrainingFinding, train
+from thinwire.studies.reproduce.trainings import TrainingFinding
 from thinwire.workloads.data import data
 
 Found = Mapping[PlainCell, TrainingFinding]
@@ -222,13 +222,10 @@ def _curves(
     number: int, methods: Sequence[str], show: Callable[[str, Sequence[str], Found], Shown], what: str
 ) -> Entry:
     item = f"figure-{number}"
-    study = Study(
-        cells=lambda scale: trainings(methods, scale),
-        run=train,
-        show=lambda found: show(item, methods, found),
-        finding=TrainingFinding,
+    study = Study[PlainCell, TrainingFinding](
+        cells=lambda scale: trainings(methods, scale), show=lambda found: show(item, methods, found)
     )
-    return Entry(paper="doublesqueeze", item=item, shows=what, status="scaled", why=SCALED, minutes=1, study=study)
+    return scaled("doublesqueeze", SCALED)(item, what, 1, study)
 
 
 ENTRIES = (
@@ -238,18 +235,13 @@ ENTRIES = (
     _curves(4, TOP_K, _show_losses, "training loss by epoch, top-k"),
     _curves(5, TOP_K, _show_accuracies, "test accuracy by epoch, top-k"),
     timed_entry(6, TOP_K, "seconds per iteration by bandwidth, top-k"),
-    Entry(
-        paper="doublesqueeze",
-        item="one-vector",
-        shows="k of the whole model, as in the paper, beside k of each tensor",
-        status="scaled",
-        why=VECTOR_SCALED,
-        minutes=1,
-        study=Study(
+    scaled("doublesqueeze", VECTOR_SCALED)(
+        "one-vector",
+        "k of the whole model, as in the paper, beside k of each tensor",
+        1,
+        Study(
             cells=lambda scale: [*trainings(_VECTORED, scale), *trainings(_VECTORED, scale, vector=True)],
-            run=train,
             show=_show_vector,
-            finding=TrainingFinding,
         ),
     ),
     SPEEDUP,

@@ -20,7 +20,6 @@ from thinwire.studies.reproduce.averages import (
     AveragesCell,
     AveragesFinding,
     sample_size,
-    train,
 )
 from thinwire.studies.reproduce.entropy_cells import (
     HISTOGRAM,
@@ -37,7 +36,7 @@ from thinwire.studies.reproduce.entropy_cells import (
     setting,
     widths,
 )
-from thinwire.studies.reproduce.entry import Entry, Scale, Shown, Study
+from thinwire.studies.reproduce.entry import Scale, Shown, Study, scaled
 
 _BITS: dict[Scale, Sequence[int]] = {
     "tiny": (2, 8),
@@ -214,12 +213,7 @@ def _show_figure_4(found: Found) -> Shown:
 def _study(
     designs: Callable[[Scale], Sequence[str]], show: Callable[[Found], Shown], *, probes: bool = False
 ) -> Study[AveragesCell, AveragesFinding]:
-    return Study(
-        cells=lambda scale: cells(designs(scale), scale, probes=probes),
-        run=train,
-        show=show,
-        finding=AveragesFinding,
-    )
+    return Study(cells=lambda scale: cells(designs(scale), scale, probes=probes), show=show)
 
 
 def _figure_4_designs(scale: Scale) -> list[str]:
@@ -230,10 +224,7 @@ def _figure_4_designs(scale: Scale) -> list[str]:
 _PROBED = [adaptive(6)]
 
 
-def _entry(item: str, shows: str, minutes: float, study: Study[AveragesCell, AveragesFinding]) -> Entry:
-    return Entry(paper="entropy", item=item, shows=shows, status="scaled", why=SCALED, minutes=minutes, study=study)
-
-
+_entry = scaled("entropy", SCALED)
 ENTRIES = (
     _entry(
         "figure-1",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from thinwire.presentation.charts import Chart, Panel, Series
 from thinwire.presentation.tables import Table
-from thinwire.studies.reproduce.averages import FLOATS, AveragesCell, AveragesFinding, Exchange, train
+from thinwire.studies.reproduce.averages import FLOATS, AveragesCell, Exchange
 from thinwire.studies.reproduce.entropy_cells import (
     SCALED,
     Found,
@@ -20,7 +20,7 @@ from thinwire.studies.reproduce.entropy_cells import (
     raw_bits,
     setting,
 )
-from thinwire.studies.reproduce.entry import Entry, Scale, Shown, Study
+from thinwire.studies.reproduce.entry import Scale, Shown, Study, scaled
 
 # Of section 5: raw bits, bits after Huffman's code, ratio.
 _PRINTED = {5: (6.8, 3.55, 9.01), 6: (None, 3.78, 8.47)}
@@ -84,12 +84,6 @@ def _show(found: Found) -> Shown:
     )
 
 
-ENTRY: Entry = Entry(
-    paper="entropy",
-    item="figure-5",
-    shows="bits by epoch, raw and Huffman; the 9.0 and 8.5 times",
-    status="scaled",
-    why=SCALED,
-    minutes=3,
-    study=Study[AveragesCell, AveragesFinding](cells=_cells, run=train, show=_show, finding=AveragesFinding),
+ENTRY = scaled("entropy", SCALED)(
+    "figure-5", "bits by epoch, raw and Huffman; the 9.0 and 8.5 times", 3, Study(cells=_cells, show=_show)
 )

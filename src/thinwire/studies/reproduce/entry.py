@@ -1,15 +1,16 @@
 """What a table or figure of a paper is here: its place in the catalogue, the cells it needs, and how they are shown.
 
-A *cell* is one run: a frozen struct of plain values that is its own identity. Whoever finds the same cell in the
-results does not run it again, and a changed setting is another cell. A *finding* is what a cell came to. Entries that
-need the same runs ask for equal cells.
+A *cell* is one run: a frozen struct of plain values that is its own identity, and that makes itself. Whoever finds the
+same cell in the results does not run it again, and a changed setting is another cell. A *finding* is what a cell came
+to. Entries that need the same runs ask for equal cells.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args
 
 import msgspec
 
@@ -28,11 +29,32 @@ OnProgress = Callable[[float, str], None]
 """Takes the share of a cell that is done, 0 … 1, and a few words."""
 
 
+class Finding(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
+    """Base class of what a cell came to, as it is stored."""
+
+
 class Cell(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
-    """Base class of one run's settings; `str(cell)` is shown while it runs. Every field is JSON and hashable."""
+    """Base class of one run: its settings, and how it is made.
+
+    Every field is JSON and hashable; `str(cell)` is shown while it runs.
+    """
 
     timed: ClassVar[bool] = True
     """Whether its finding holds seconds of this machine, so that nothing may run beside it."""
+
+    finding: ClassVar[type[Finding]]
+    """What it comes to."""
+
+    @abstractmethod
+    def run(self, on_progress: OnProgress) -> Finding:
+        """Makes the run.
+
+        Args:
+            on_progress: told how far it is.
+
+        Raises:
+            ThinwireError: it failed.
+        """
 
     def key(self) -> dict[str, Any]:
         """Returns the cell as JSON, under which its finding is stored."""
@@ -42,10 +64,6 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
     def seed_index(self) -> int:
         """Returns which of the runs it is that differ in their seed alone, from 0; a cell without a seed is the 0th."""
         return int(self.key().get("seed", 0))
-
-
-class Finding(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
-    """Base class of what a cell came to, as it is stored."""
 
 
 C = TypeVar("C", bound=Cell)
@@ -75,22 +93,19 @@ class Study(Generic[C, F]):
 
     Attributes:
         cells: returns the runs of a scale.
-        run: makes one run.
         show: makes tables and charts from the findings of all cells of one scale.
-        finding: the class of the findings, or the classes.
         links: whether runs need thin links, for which the command may have to start again as another user.
     """
 
     cells: Callable[[Scale], Sequence[C]]
-    run: Callable[[C, OnProgress], F]
     show: Callable[[Mapping[C, F]], Shown]
-    finding: type[F] | tuple[type[F], ...]
     links: bool = False
 
     @property
-    def kinds(self) -> tuple[type[F], ...]:
-        """The classes of the findings."""
-        return self.finding if isinstance(self.finding, tuple) else (self.finding,)
+    def kinds(self) -> tuple[type[Finding], ...]:
+        """The classes of the findings that its cells come to, at any scale."""
+        scales: tuple[Scale, ...] = get_args(Scale)
+        return tuple(dict.fromkeys(cell.finding for scale in scales for cell in self.cells(scale)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,3 +147,17 @@ class Entry:
         'Figure 6: compressed size by step'
         """
         return f"{self.item.replace('-', ' ').capitalize()}: {self.shows}"
+
+
+def scaled(paper: str, why: str) -> Callable[[str, str, float, Study[Any, Any]], Entry]:
+    """Returns what makes scaled entries of a paper, from `item`, `shows`, `minutes` and `study`.
+
+    Args:
+        paper: its short name.
+        why: what is scaled, and what that changes.
+    """
+
+    def entry(item: str, shows: str, minutes: float, study: Study[Any, Any]) -> Entry:
+        return Entry(paper=paper, item=item, shows=shows, status="scaled", why=why, minutes=minutes, study=study)
+
+    return entry

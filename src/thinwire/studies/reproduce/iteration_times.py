@@ -15,18 +15,16 @@ from typing import Any
 
 import torch
 
-from thinwire.engines.events import Event
 from thinwire.engines.links import parse_rate
 from thinwire.jobs import processes
-from thinwire.jobs.events import Progress
 from thinwire.jobs.forks import forks
-from thinwire.jobs.job import Job
 from thinwire.jobs.workload import workload
 from thinwire.planner.parameter_server import Cluster, Layer, Link, step_s
 from thinwire.policies.compression import select
 from thinwire.presentation.charts import Chart, Panel, Series
 from thinwire.presentation.tables import Table
-from thinwire.studies.reproduce.entry import Cell, Entry, Finding, OnProgress, Scale, Shown, Study
+from thinwire.studies.reproduce.entry import Entry, Finding, OnProgress, Scale, Shown, Study, scaled
+from thinwire.studies.reproduce.job_cells import JobCell, following
 from thinwire.studies.reproduce.plain_sgd import SGD, choices, method, pair
 from thinwire.worker.transmit_buffer import CHUNK_NBYTES
 
@@ -51,8 +49,24 @@ SCALED = (
 )
 
 
-class TimedCell(Cell, frozen=True, kw_only=True):
+class TimedFinding(Finding, frozen=True, kw_only=True):
+    """What a short run came to.
+
+    Attributes:
+        seconds_per_step: without the first step.
+        wire_bytes: of packets, a step, at the server's link, both ways together, the first weights included.
+        shaping: who made the link: `kernel`, `application`, or `none`.
+    """
+
+    seconds_per_step: float
+    wire_bytes: float
+    shaping: str
+
+
+class TimedCell(JobCell, frozen=True, kw_only=True):
     """A short run of real processes behind links of one rate."""
+
+    finding = TimedFinding
 
     design: str
     codec_up: str | None
@@ -77,23 +91,14 @@ class TimedCell(Cell, frozen=True, kw_only=True):
     def __str__(self) -> str:
         return f"{self.method}, {self.model}, {self.workers} workers, link {self.link}, seed {self.seed}"
 
-    def job(self) -> Job:
-        """Returns the run."""
-        return Job(**{name: getattr(self, name) for name in self.__struct_fields__})
-
-
-class TimedFinding(Finding, frozen=True, kw_only=True):
-    """What a short run came to.
-
-    Attributes:
-        seconds_per_step: without the first step.
-        wire_bytes: of packets, a step, at the server's link, both ways together, the first weights included.
-        shaping: who made the link: `kernel`, `application`, or `none`.
-    """
-
-    seconds_per_step: float
-    wire_bytes: float
-    shaping: str
+    def run(self, on_progress: OnProgress) -> TimedFinding:
+        """Makes the run."""
+        outcome = processes.run(self.job(), on_event=following(on_progress), starter=forks())
+        return TimedFinding(
+            seconds_per_step=outcome.seconds_per_step,
+            wire_bytes=(outcome.wire_bytes_push + outcome.wire_bytes_pull) / outcome.steps,
+            shaping=outcome.shaping,
+        )
 
 
 Found = Mapping[TimedCell, TimedFinding]
@@ -108,21 +113,6 @@ def cells(methods: Sequence[str], scale: Scale) -> list[TimedCell]:
         for link in _LINKS[scale]
         for each in methods
     ]
-
-
-def measure(cell: TimedCell, on_progress: OnProgress) -> TimedFinding:
-    """Makes one short run."""
-
-    def on_event(process: str, event: Event) -> None:
-        if isinstance(event, Progress):
-            on_progress(event.step / cell.steps, f"step {event.step}")
-
-    outcome = processes.run(cell.job(), on_event=on_event, starter=forks())
-    return TimedFinding(
-        seconds_per_step=outcome.seconds_per_step,
-        wire_bytes=(outcome.wire_bytes_push + outcome.wire_bytes_pull) / outcome.steps,
-        shaping=outcome.shaping,
-    )
 
 
 def modelled_s(cell: TimedCell, computing_s: float) -> float:
@@ -270,11 +260,7 @@ def timed_entry(number: int, methods: Sequence[str], what: str) -> Entry:
         what: it shows.
     """
     item = f"figure-{number}"
-    study = Study(
-        cells=lambda scale: cells(methods, scale),
-        run=measure,
-        show=lambda found: show(item, methods, found),
-        finding=TimedFinding,
-        links=True,
+    study = Study[TimedCell, TimedFinding](
+        cells=lambda scale: cells(methods, scale), show=lambda found: show(item, methods, found), links=True
     )
-    return Entry(paper="doublesqueeze", item=item, shows=what, status="scaled", why=SCALED, minutes=2, study=study)
+    return scaled("doublesqueeze", SCALED)(item, what, 2, study)

@@ -9,16 +9,16 @@ from __future__ import annotations
 import signal
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any
 
 from thinwire.errors import EngineError, ThinwireError
 from thinwire.jobs.results import Machine, Results, machine
-from thinwire.studies.reproduce.entry import Cell, Finding, OnProgress, Study
+from thinwire.studies.reproduce.entry import Cell, Finding
 
 OnCell = Callable[[int, int, Cell], None]
 """Called before each run with its number, how many are asked for, and its cell."""
@@ -27,20 +27,23 @@ OnCellProgress = Callable[[Cell, float, str], None]
 
 
 @dataclass(frozen=True)
-class _Missing:
-    number: int
-    cell: Cell
-    run: Callable[[Any, OnProgress], Finding]
-
-
-@dataclass(frozen=True)
 class _Made:
     finding: Finding
     machine: Machine
 
 
+def found(results: Results[Finding], cell: Cell) -> Finding | None:
+    """Returns what a cell came to, or None where no run of it is stored.
+
+    Cells of two classes may have equal settings where what one comes to is more than the other's; the one that comes to
+    more is not made by a run of the other.
+    """
+    finding = results.find(cell.key())
+    return finding if isinstance(finding, cell.finding) else None
+
+
 def make(
-    needed: Mapping[Cell, Study[Any, Any]],
+    needed: Sequence[Cell],
     results: Results[Finding],
     *,
     jobs: int,
@@ -50,7 +53,7 @@ def make(
     """Makes every run that the results lack, and stores it as soon as it is there.
 
     Args:
-        needed: all cells, and who runs them.
+        needed: all cells.
         results: where findings are, and go.
         jobs: how many runs without seconds are made beside each other, each in a process of its own.
         on_cell, on_progress: told what happens.
@@ -58,25 +61,25 @@ def make(
     Raises:
         EngineError: a run failed or its process was ended; those before it are stored.
     """
-    missing = [
-        _Missing(number, cell, study.run)
-        for number, (cell, study) in enumerate(needed.items(), 1)
-        if results.find(cell.key()) is None
-    ]
-    beside = [each for each in missing if not each.cell.timed] if jobs > 1 else []
+    missing = [(number, cell) for number, cell in enumerate(needed, 1) if found(results, cell) is None]
+    beside = [(number, cell) for number, cell in missing if not cell.timed] if jobs > 1 else []
     if len(beside) > 1:
         _make_beside(beside, results, min(jobs, len(beside)), len(needed), on_cell, on_progress)
-        missing = [each for each in missing if each.cell.timed]
-    for each in missing:
-        on_cell(each.number, len(needed), each.cell)
-        finding = each.run(each.cell, lambda share, text, cell=each.cell: on_progress(cell, share, text))  # type: ignore[misc]  # mypy sees no default of a lambda
-        results.add(each.cell.key(), finding)
-        results.save({})
-        on_progress(each.cell, 1.0, "")
+        missing = [(number, cell) for number, cell in missing if cell.timed]
+    for number, cell in missing:
+        on_cell(number, len(needed), cell)
+        _keep(results, cell, cell.run(partial(on_progress, cell)))
+        on_progress(cell, 1.0, "")
+
+
+def _keep(results: Results[Finding], cell: Cell, finding: Finding, on: Machine | None = None) -> None:
+    if found(results, cell) is None:  # what a cell of equal settings came to meanwhile, and is more, stays
+        results.add(cell.key(), finding, on)
+    results.save({})
 
 
 def _make_beside(
-    missing: Sequence[_Missing],
+    missing: Sequence[tuple[int, Cell]],
     results: Results[Finding],
     jobs: int,
     total: int,
@@ -88,10 +91,10 @@ def _make_beside(
 
     def give(connection: Connection, process: BaseProcess) -> None:
         if waiting:
-            each = waiting.popleft()
-            on_cell(each.number, total, each.cell)
-            busy[connection] = process, each.cell
-            connection.send((each.run, each.cell))
+            number, cell = waiting.popleft()
+            on_cell(number, total, cell)
+            busy[connection] = process, cell
+            connection.send(cell)
         else:
             busy.pop(connection, None)
             connection.close()  # which ends it
@@ -116,8 +119,7 @@ def _make_beside(
                     raise EngineError(f"{cell}: its process ended with status {process.exitcode}") from None
                 match message:
                     case _Made():
-                        results.add(cell.key(), message.finding, message.machine)
-                        results.save({})
+                        _keep(results, cell, message.finding, message.machine)
                         on_progress(cell, 1.0, "")
                         give(each, process)
                     case BaseException():
@@ -135,11 +137,11 @@ def _serve(connection: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the one that started this ends it
     while True:
         try:
-            run, cell = connection.recv()
+            cell: Cell = connection.recv()
         except EOFError:
             return
         try:
-            finding = run(cell, lambda share, text: connection.send((share, text)))
+            finding = cell.run(lambda share, text: connection.send((share, text)))
         except ThinwireError as error:
             connection.send(error)
         except Exception:

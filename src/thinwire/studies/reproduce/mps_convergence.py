@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from thinwire.engines.events import Event
 from thinwire.jobs import modelled
-from thinwire.jobs.events import Progress
 from thinwire.presentation.charts import Chart, Panel, Series
 from thinwire.presentation.tables import Table
-from thinwire.studies.reproduce.entry import Cell, Entry, Finding, OnProgress, Scale, Shown, Study
+from thinwire.studies.reproduce.entry import Cell, Finding, OnProgress, Scale, Shown, Study, scaled
+from thinwire.studies.reproduce.job_cells import following
 from thinwire.studies.reproduce.mps_nodes import (
     LABELS,
     MODELLED,
@@ -29,7 +28,6 @@ from thinwire.studies.reproduce.mps_nodes import (
     NodesFinding,
     nodes,
     pair,
-    run_nodes,
 )
 
 _ITERATIONS: dict[Scale, int] = {"tiny": 12, "quick": 420, "full": 6000}
@@ -48,19 +46,27 @@ SCALED = (
 )
 
 
+class ConvergenceFinding(Finding, frozen=True, kw_only=True):
+    """Pairs of an iteration and the test accuracy, 0 … 1."""
+
+    evaluations: list[tuple[int, float]]
+
+
 class ConvergenceCell(MachineCell, frozen=True, kw_only=True):
     """One training, evaluated every `eval_steps` iterations."""
+
+    finding = ConvergenceFinding
 
     eval_steps: int
 
     def __str__(self) -> str:
         return f"{self.design}, {self.model}, machines: {self.workers}, {self.steps:,} iterations, seed {self.seed}"
 
-
-class ConvergenceFinding(Finding, frozen=True, kw_only=True):
-    """Pairs of an iteration and the test accuracy, 0 … 1."""
-
-    evaluations: list[tuple[int, float]]
+    def run(self, on_progress: OnProgress) -> ConvergenceFinding:
+        """Makes the training."""
+        outcome = modelled.run(self.job(), on_event=following(on_progress))
+        points = {point.step: point.accuracy for point in outcome.curve}
+        return ConvergenceFinding(evaluations=sorted({**points, outcome.steps: outcome.test_accuracy}.items()))
 
 
 Found = Mapping[Cell, Finding]
@@ -83,23 +89,6 @@ def _trainings(designs: Sequence[str], scale: Scale, machines: int) -> list[Conv
         for seed in range(_SEEDS[scale])
         for design in designs
     ]
-
-
-def _train(cell: ConvergenceCell, on_progress: OnProgress) -> ConvergenceFinding:
-    def on_event(process: str, event: Event) -> None:
-        if isinstance(event, Progress):
-            on_progress(event.step / cell.steps, f"iteration {event.step:,}, loss {event.loss:.3f}")
-
-    outcome = modelled.run(cell.job(), on_event=on_event)
-    points = {point.step: point.accuracy for point in outcome.curve}
-    return ConvergenceFinding(evaluations=sorted({**points, outcome.steps: outcome.test_accuracy}.items()))
-
-
-def _run(cell: Cell, on_progress: OnProgress) -> Finding:
-    if isinstance(cell, NodesCell):
-        return run_nodes(cell, on_progress)
-    assert isinstance(cell, ConvergenceCell)
-    return _train(cell, on_progress)
 
 
 def _curves(found: Found) -> dict[tuple[str, int], Curve]:
@@ -215,15 +204,7 @@ def _time_to(curve: Sequence[tuple[float, float]], accuracy: float) -> float | N
 
 
 ENTRIES = tuple(
-    Entry(
-        paper="mps",
-        item=item,
-        shows=shows,
-        status="scaled",
-        why=SCALED,
-        minutes=minutes,
-        study=Study(cells=cells, run=_run, show=show, finding=(ConvergenceFinding, NodesFinding)),
-    )
+    scaled("mps", SCALED)(item, shows, minutes, Study(cells=cells, show=show))
     for item, shows, minutes, cells, show in (
         ("figure-5.7", "accuracy by iteration", 2, _by_iteration_cells, _show_iterations),
         ("figure-5.8", "training time to accuracy", 2, _by_time_cells, _show_times),

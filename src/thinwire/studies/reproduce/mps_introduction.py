@@ -10,12 +10,14 @@ from __future__ import annotations
 import os
 import statistics
 from collections.abc import Mapping
+from typing import Any
 
 from thinwire.jobs.job import Job
 from thinwire.planner.architectures import architecture
 from thinwire.presentation.charts import Chart, Panel, Series
 from thinwire.presentation.tables import Table
-from thinwire.studies.reproduce.entry import Cell, Entry, Finding, OnProgress, Scale, Shown, Study
+from thinwire.studies.reproduce.entry import Finding, OnProgress, Scale, Shown, Study, scaled
+from thinwire.studies.reproduce.job_cells import JobCell
 from thinwire.studies.reproduce.mps_nodes import (
     DENSENET,
     INCEPTION,
@@ -25,11 +27,9 @@ from thinwire.studies.reproduce.mps_nodes import (
     TENSORFLOW,
     Found,
     NodesCell,
-    NodesFinding,
     generated_bps,
     nodes,
     pair,
-    run_nodes,
     setting,
     single_steps,
     speedup,
@@ -48,8 +48,17 @@ _FIGURE = {"ResNet": (92, 115, 83, 98), "DenseNet": (76, 73, 64, 58), "Inception
 _CASES = ((TENSORFLOW, 2), (TENSORFLOW, 4), (_ASYNC, 2), (_ASYNC, 4))
 
 
-class SingleCell(Cell, frozen=True, kw_only=True):
+class SingleFinding(Finding, frozen=True, kw_only=True):
+    """Processor seconds of a step, and the bits of gradients a second."""
+
+    seconds: float
+    bps: float
+
+
+class SingleCell(JobCell, frozen=True, kw_only=True):
     """A few steps of a single machine."""
+
+    finding = SingleFinding
 
     model: str
     data: str
@@ -58,27 +67,20 @@ class SingleCell(Cell, frozen=True, kw_only=True):
     def __str__(self) -> str:
         return f"{self.model} on {self.data}, a single machine"
 
-    def job(self) -> Job:
+    def job(self, **more: Any) -> Job:
         """Returns the run."""
-        return Job(design="fp32", model=self.model, data=self.data, workers=1, batch=self.batch)
+        return super().job(design="fp32", workers=1, **more)
 
-
-class SingleFinding(Finding, frozen=True, kw_only=True):
-    """Processor seconds of a step, and the bits of gradients a second."""
-
-    seconds: float
-    bps: float
+    def run(self, on_progress: OnProgress) -> SingleFinding:
+        """Makes the steps."""
+        seconds = statistics.median(single_steps(self.job()))
+        return SingleFinding(seconds=seconds, bps=generated_bps(self.job(), seconds))
 
 
 def _single_cells(scale: Scale) -> list[SingleCell]:
     networks = ("mlp", "lenet5", "resnet8", "resnet20")
     chosen = dict.fromkeys(pair(scale, each) for each in networks)
     return [SingleCell(model=model, data=data) for model, data in chosen]
-
-
-def _run_single(cell: SingleCell, on_progress: OnProgress) -> SingleFinding:
-    seconds = statistics.median(single_steps(cell.job()))
-    return SingleFinding(seconds=seconds, bps=generated_bps(cell.job(), seconds))
 
 
 def _show_table(found: Mapping[SingleCell, SingleFinding]) -> Shown:
@@ -155,22 +157,16 @@ def _show_times(found: Found) -> Shown:
 
 
 ENTRIES = (
-    Entry(
-        paper="mps",
-        item="table-1.1",
-        shows="bits of gradients that networks generate in a second",
-        status="scaled",
-        why="Steps a second are the thesis's, and those of small networks on a processor beside them.",
-        minutes=0.2,
-        study=Study(cells=_single_cells, run=_run_single, show=_show_table, finding=SingleFinding),
+    scaled("mps", "Steps a second are the thesis's, and those of small networks on a processor beside them.")(
+        "table-1.1",
+        "bits of gradients that networks generate in a second",
+        0.2,
+        Study(cells=_single_cells, show=_show_table),
     ),
-    Entry(
-        paper="mps",
-        item="figure-1.1",
-        shows="training time of distributed TensorFlow, three networks, 2 and 4 machines",
-        status="scaled",
-        why=f"TensorFlow is not here: synchronous and asynchronous steps of variables in turn. {SCALED}",
-        minutes=1,
-        study=Study(cells=_time_cells, run=run_nodes, show=_show_times, finding=NodesFinding),
+    scaled("mps", f"TensorFlow is not here: synchronous and asynchronous steps of variables in turn. {SCALED}")(
+        "figure-1.1",
+        "training time of distributed TensorFlow, three networks, 2 and 4 machines",
+        1,
+        Study(cells=_time_cells, show=_show_times),
     ),
 )

@@ -12,15 +12,15 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
-from thinwire.engines.events import Event
 from thinwire.engines.links import parse_rate
 from thinwire.jobs import modelled
-from thinwire.jobs.events import Progress
 from thinwire.jobs.job import Job
-from thinwire.studies.reproduce.entry import Cell, Finding, OnProgress, Scale
+from thinwire.studies.reproduce.entry import Finding, OnProgress, Scale
+from thinwire.studies.reproduce.job_cells import JobCell, following
 from thinwire.studies.reproduce.stand_ins import Pair, stand_in
 from thinwire.workloads.training import training
 
@@ -64,8 +64,8 @@ STEPS: dict[Scale, int] = {"tiny": 7, "quick": 13, "full": 61}
 """One more than a multiple of 6, after which a worker of staleness 5 exchanges; the first step is not timed."""
 
 
-class MachineCell(Cell, frozen=True, kw_only=True):
-    """Base class of what machines train: the thesis's canonical SGD of rate 0.1, and fields of `jobs.job.Job`."""
+class MachineCell(JobCell, frozen=True, kw_only=True):
+    """Base class of what machines train: the thesis's canonical SGD of rate 0.1."""
 
     design: str
     model: str
@@ -79,19 +79,9 @@ class MachineCell(Cell, frozen=True, kw_only=True):
     schedule: str = "constant"
     seed: int = 0
 
-    def job(self, link: str | None = None) -> Job:
+    def job(self, **more: Any) -> Job:
         """Returns the run, with a server on every worker's machine."""
-        own = {each for each in Job.__dataclass_fields__ if each in self.__struct_fields__}
-        return Job(**{name: getattr(self, name) for name in own}, link=link, servers_on_workers=True)
-
-
-class NodesCell(MachineCell, frozen=True, kw_only=True):
-    """A short run on links of which a machine generates a share."""
-
-    generated: float
-
-    def __str__(self) -> str:
-        return f"{self.design}, {self.model}, machines: {self.workers}, generated: {self.generated:g} of a link"
+        return super().job(servers_on_workers=True, **more)
 
 
 class NodesFinding(Finding, frozen=True, kw_only=True):
@@ -108,6 +98,29 @@ class NodesFinding(Finding, frozen=True, kw_only=True):
     single_s: float
     link: str
     sent_bytes: float
+
+
+class NodesCell(MachineCell, frozen=True, kw_only=True):
+    """A short run on links of which a machine generates a share."""
+
+    finding = NodesFinding
+
+    generated: float
+
+    def __str__(self) -> str:
+        return f"{self.design}, {self.model}, machines: {self.workers}, generated: {self.generated:g} of a link"
+
+    def run(self, on_progress: OnProgress) -> NodesFinding:
+        """Makes the run, and times a single machine before and after it."""
+        single = single_steps(self.job())
+        link = thin_link(self, self.generated, statistics.median(single))
+        outcome = modelled.run(self.job(link=link), on_event=following(on_progress))
+        return NodesFinding(
+            seconds_per_step=outcome.seconds_per_step,
+            single_s=statistics.median([*single, *single_steps(self.job())]),
+            link=link,
+            sent_bytes=(outcome.wire_bytes_push + outcome.wire_bytes_pull) / outcome.steps / self.workers,
+        )
 
 
 Found = Mapping[NodesCell, NodesFinding]
@@ -152,24 +165,6 @@ def setting(found: Found) -> str:
     return (
         f"{networks} on {cells[0].data.partition('[')[0]}, {machines} machines that are worker and server, batches of "
         f"{cells[0].batch}, {cells[0].steps - 1} timed steps, links of {'; '.join(links)}."
-    )
-
-
-def run_nodes(cell: NodesCell, on_progress: OnProgress) -> NodesFinding:
-    """Makes a run, and times a single machine before and after it."""
-
-    def on_event(process: str, event: Event) -> None:
-        if isinstance(event, Progress):
-            on_progress(event.step / cell.steps, f"step {event.step:,}")
-
-    single = single_steps(cell.job())
-    link = thin_link(cell, cell.generated, statistics.median(single))
-    outcome = modelled.run(cell.job(link), on_event=on_event)
-    return NodesFinding(
-        seconds_per_step=outcome.seconds_per_step,
-        single_s=statistics.median([*single, *single_steps(cell.job())]),
-        link=link,
-        sent_bytes=(outcome.wire_bytes_push + outcome.wire_bytes_pull) / outcome.steps / cell.workers,
     )
 
 

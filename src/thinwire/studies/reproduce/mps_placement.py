@@ -33,18 +33,6 @@ _PRINTED = {
 }
 
 
-class NetworkCell(Cell, frozen=True, kw_only=True):
-    """One network, placed on so many servers."""
-
-    timed = False
-
-    network: str
-    servers: int = SERVERS
-
-    def __str__(self) -> str:
-        return f"{_NETWORKS[self.network]} on {self.servers} servers"
-
-
 class NetworkFinding(Finding, frozen=True, kw_only=True):
     """Layer sizes and balance.
 
@@ -61,19 +49,32 @@ class NetworkFinding(Finding, frozen=True, kw_only=True):
     partitions: dict[str, int]
 
 
-def _place(cell: NetworkCell, on_progress: OnProgress) -> NetworkFinding:
-    tensors = architecture(cell.network)
-    tables = [Sized(each.name, each.numel, each.numel) for each in tensors]
-    placed = {name: placement(name).place(tables, cell.servers) for name in _POLICIES if name != _RISING}
-    rising = sorted(tables, key=lambda table: table.numel)
-    placed[_RISING] = placement("greedy").place(rising, cell.servers)
-    powers = [int(math.log10(each.numel)) for each in tensors]
-    return NetworkFinding(
-        histogram={power: powers.count(power) for power in range(max(powers) + 1)},
-        variations={name: each.coefficient_of_variation() for name, each in placed.items()},
-        deviations={name: each.standard_deviation() / 1e6 for name, each in placed.items()},
-        partitions={name: sum(map(len, each.partitions)) for name, each in placed.items()},
-    )
+class NetworkCell(Cell, frozen=True, kw_only=True):
+    """One network, placed on so many servers."""
+
+    timed = False
+    finding = NetworkFinding
+
+    network: str
+    servers: int = SERVERS
+
+    def __str__(self) -> str:
+        return f"{_NETWORKS[self.network]} on {self.servers} servers"
+
+    def run(self, on_progress: OnProgress) -> NetworkFinding:
+        """Places the network by every policy."""
+        tensors = architecture(self.network)
+        tables = [Sized(each.name, each.numel, each.numel) for each in tensors]
+        placed = {name: placement(name).place(tables, self.servers) for name in _POLICIES if name != _RISING}
+        rising = sorted(tables, key=lambda table: table.numel)
+        placed[_RISING] = placement("greedy").place(rising, self.servers)
+        powers = [int(math.log10(each.numel)) for each in tensors]
+        return NetworkFinding(
+            histogram={power: powers.count(power) for power in range(max(powers) + 1)},
+            variations={name: each.coefficient_of_variation() for name, each in placed.items()},
+            deviations={name: each.standard_deviation() / 1e6 for name, each in placed.items()},
+            partitions={name: sum(map(len, each.partitions)) for name, each in placed.items()},
+        )
 
 
 def _cells(_: Scale) -> Sequence[NetworkCell]:
@@ -139,7 +140,7 @@ ENTRIES = tuple(
         shows=shows,
         status="done",
         minutes=0.1,
-        study=Study(cells=_cells, run=_place, show=show, finding=NetworkFinding),
+        study=Study(cells=_cells, show=show),
     )
     for item, shows, show in (
         ("figure-5.2", "layer sizes of three models", _show_sizes),

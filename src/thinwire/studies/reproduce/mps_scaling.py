@@ -9,14 +9,13 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping
 
-from thinwire.engines.events import Event
 from thinwire.jobs import processes
 from thinwire.jobs.cluster import choose_links
-from thinwire.jobs.events import Progress
 from thinwire.jobs.forks import forks
 from thinwire.presentation.charts import Chart, Panel, Series
 from thinwire.presentation.tables import Table
-from thinwire.studies.reproduce.entry import Cell, Entry, Finding, OnProgress, Scale, Shown, Study
+from thinwire.studies.reproduce.entry import Cell, Finding, OnProgress, Scale, Shown, Study, scaled
+from thinwire.studies.reproduce.job_cells import following
 from thinwire.studies.reproduce.mps_nodes import (
     LABELS,
     MODELLED,
@@ -30,7 +29,6 @@ from thinwire.studies.reproduce.mps_nodes import (
     NodesFinding,
     nodes,
     pair,
-    run_nodes,
     setting,
     single_steps,
     speedup,
@@ -42,15 +40,6 @@ _MEASURED: dict[Scale, tuple[int, ...]] = {"tiny": (1,), "quick": (1, 2), "full"
 _DESIGNS = (TENSORFLOW, STALE_TOP)
 # Read from figure 5.5: TensorFlow, and the thesis's system.
 _PRINTED = {1: (1.00, 1.00), 2: (1.43, 1.99), 4: (2.11, 3.76), 8: (2.95, 7.15)}
-
-
-class MeasuredCell(MachineCell, frozen=True, kw_only=True):
-    """A short run of processes, a worker and a server for each machine, behind links as thin as `generated` says."""
-
-    generated: float
-
-    def __str__(self) -> str:
-        return f"{self.design}, {self.model}, machines as processes: {self.workers}"
 
 
 class MeasuredFinding(Finding, frozen=True, kw_only=True):
@@ -69,6 +58,32 @@ class MeasuredFinding(Finding, frozen=True, kw_only=True):
     shaping: str
 
 
+class MeasuredCell(MachineCell, frozen=True, kw_only=True):
+    """A short run of processes, a worker and a server for each machine, behind links as thin as `generated` says."""
+
+    finding = MeasuredFinding
+
+    generated: float
+
+    def __str__(self) -> str:
+        return f"{self.design}, {self.model}, machines as processes: {self.workers}"
+
+    def run(self, on_progress: OnProgress) -> MeasuredFinding:
+        """Makes the run, and times a single machine before and after it."""
+        single = single_steps(self.job())
+        link = thin_link(self, self.generated, statistics.median(single))
+        links = choose_links(link)
+        if links.shaping == "application":  # which gives the two processes of a machine a link each
+            link, links = "none", choose_links(None)
+        outcome = processes.run(self.job(link=link), links=links, on_event=following(on_progress), starter=forks())
+        return MeasuredFinding(
+            seconds_per_step=outcome.seconds_per_step,
+            single_s=statistics.median([*single, *single_steps(self.job())]),
+            link=link,
+            shaping=outcome.shaping,
+        )
+
+
 Found = Mapping[Cell, Finding]
 
 
@@ -82,30 +97,6 @@ def _cells(scale: Scale) -> list[Cell]:
         for design in _DESIGNS
     ]
     return [*modelled, *measured]
-
-
-def _run(cell: Cell, on_progress: OnProgress) -> Finding:
-    if isinstance(cell, NodesCell):
-        return run_nodes(cell, on_progress)
-    assert isinstance(cell, MeasuredCell)
-    steps = cell.steps
-
-    def on_event(process: str, event: Event) -> None:
-        if isinstance(event, Progress):
-            on_progress(event.step / steps, f"step {event.step:,}")
-
-    single = single_steps(cell.job())
-    link = thin_link(cell, cell.generated, statistics.median(single))
-    links = choose_links(link)
-    if links.shaping == "application":  # which gives the two processes of a machine a link each
-        link, links = "none", choose_links(None)
-    outcome = processes.run(cell.job(link), links=links, on_event=on_event, starter=forks())
-    return MeasuredFinding(
-        seconds_per_step=outcome.seconds_per_step,
-        single_s=statistics.median([*single, *single_steps(cell.job())]),
-        link=link,
-        shaping=outcome.shaping,
-    )
 
 
 def _show(found: Found) -> Shown:
@@ -152,13 +143,10 @@ def _show(found: Found) -> Shown:
 
 
 ENTRIES = (
-    Entry(
-        paper="mps",
-        item="figure-5.5",
-        shows="scalability, 1 to 16 machines, modelled, and measured as far as two cores go",
-        status="scaled",
-        why=SCALED,
-        minutes=3,
-        study=Study(cells=_cells, run=_run, show=_show, finding=(NodesFinding, MeasuredFinding), links=True),
+    scaled("mps", SCALED)(
+        "figure-5.5",
+        "scalability, 1 to 16 machines, modelled, and measured as far as two cores go",
+        3,
+        Study(cells=_cells, show=_show, links=True),
     ),
 )

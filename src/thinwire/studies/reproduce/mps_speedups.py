@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from thinwire.presentation.charts import Chart, Panel, Series
 from thinwire.presentation.tables import Table
-from thinwire.studies.reproduce.entry import Entry, Scale, Shown, Study
+from thinwire.studies.reproduce.entry import Scale, Shown, Study, scaled
 from thinwire.studies.reproduce.mps_nodes import (
     INCEPTION,
     LABELS,
@@ -22,9 +22,7 @@ from thinwire.studies.reproduce.mps_nodes import (
     TRADITIONAL_TOP,
     Found,
     NodesCell,
-    NodesFinding,
     nodes,
-    run_nodes,
     setting,
     speedup,
 )
@@ -118,15 +116,7 @@ def _kb(nbytes: float) -> str:
 
 
 ENTRIES = tuple(
-    Entry(
-        paper="mps",
-        item=item,
-        shows=shows,
-        status="scaled",
-        why=SCALED,
-        minutes=minutes,
-        study=Study(cells=cells, run=run_nodes, show=show, finding=NodesFinding),
-    )
+    scaled("mps", SCALED)(item, shows, minutes, Study(cells=cells, show=show))
     for item, shows, minutes, cells, show in (
         ("figure-5.1", "speed-up of placement strategies", 1, _placement_cells, _show_placements),
         ("figure-5.4", "speed-up of consistency and compression combined", 2, _grid_cells, _show_grid),

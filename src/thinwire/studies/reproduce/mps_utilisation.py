@@ -20,7 +20,8 @@ from thinwire.jobs.events import Done, Progress
 from thinwire.jobs.forks import forks
 from thinwire.presentation.charts import Chart, Panel, Series
 from thinwire.presentation.tables import Table
-from thinwire.studies.reproduce.entry import Entry, Finding, OnProgress, Scale, Shown, Study
+from thinwire.studies.reproduce.entry import Finding, OnProgress, Scale, Shown, Study, scaled
+from thinwire.studies.reproduce.job_cells import following
 from thinwire.studies.reproduce.mps_nodes import (
     LABELS,
     RESNET,
@@ -54,15 +55,6 @@ SCALED = (
 )
 
 
-class UtilisationCell(MachineCell, frozen=True, kw_only=True):
-    """A short run of processes, sampled."""
-
-    generated: float
-
-    def __str__(self) -> str:
-        return f"{self.design}, {self.model}, machines as processes: {self.workers}, sampled"
-
-
 class UtilisationFinding(Finding, frozen=True, kw_only=True):
     """What was sampled while all workers trained, shares of 0 … 1, an interval each.
 
@@ -83,6 +75,40 @@ class UtilisationFinding(Finding, frozen=True, kw_only=True):
     shaping: str
 
 
+class UtilisationCell(MachineCell, frozen=True, kw_only=True):
+    """A short run of processes, sampled."""
+
+    finding = UtilisationFinding
+
+    generated: float
+
+    def __str__(self) -> str:
+        return f"{self.design}, {self.model}, machines as processes: {self.workers}, sampled"
+
+    def run(self, on_progress: OnProgress) -> UtilisationFinding:
+        """Makes the run."""
+        link = thin_link(self, self.generated, statistics.median(single_steps(self.job())))
+        links = choose_links(link)
+        if links.shaping == "application":  # which gives the two processes of a machine a link each
+            link, links = "none", choose_links(None)
+        with ExitStack() as sampling:
+            pids: dict[str, int] = {}
+            samplers: list[Sampler] = []
+            follow = following(on_progress)
+
+            def on_event(process: str, event: Event) -> None:
+                follow(process, event)
+                if isinstance(event, Progress) and not samplers and event.step > 1:
+                    samplers.append(sampling.enter_context(Sampler(pids)))
+                elif isinstance(event, Done):
+                    sampling.close()
+
+            outcome = processes.run(
+                self.job(link=link), links=links, on_event=on_event, on_start=pids.update, starter=forks()
+            )
+        return utilisation(samplers[0].samples if samplers else [], link, outcome.shaping)
+
+
 Found = Mapping[UtilisationCell, UtilisationFinding]
 
 
@@ -92,28 +118,6 @@ def _cells(scale: Scale) -> Sequence[UtilisationCell]:
         UtilisationCell(design=design, model=model, data=data, workers=MACHINES, steps=_STEPS[scale], generated=RESNET)
         for design in _PRINTED
     ]
-
-
-def _run(cell: UtilisationCell, on_progress: OnProgress) -> UtilisationFinding:
-    link = thin_link(cell, cell.generated, statistics.median(single_steps(cell.job())))
-    links = choose_links(link)
-    if links.shaping == "application":  # which gives the two processes of a machine a link each
-        link, links = "none", choose_links(None)
-    with ExitStack() as sampling:
-        pids: dict[str, int] = {}
-        samplers: list[Sampler] = []
-
-        def on_event(process: str, event: Event) -> None:
-            if isinstance(event, Progress):
-                on_progress(event.step / cell.steps, f"step {event.step:,}")
-                if not samplers and event.step > 1:
-                    samplers.append(sampling.enter_context(Sampler(pids)))
-            elif isinstance(event, Done):
-                sampling.close()
-
-        outcome = processes.run(cell.job(link), links=links, on_event=on_event, on_start=pids.update, starter=forks())
-    samples = samplers[0].samples if samplers else []
-    return utilisation(samples, link, outcome.shaping)
 
 
 def utilisation(samples: Sequence[Sample], link: str, shaping: str) -> UtilisationFinding:
@@ -170,13 +174,7 @@ def _percent(values: Sequence[float]) -> str:
 
 
 ENTRIES = (
-    Entry(
-        paper="mps",
-        item="figure-5.6",
-        shows="processor and network utilisation over time",
-        status="scaled",
-        why=SCALED,
-        minutes=2,
-        study=Study(cells=_cells, run=_run, show=_show, finding=UtilisationFinding, links=True),
+    scaled("mps", SCALED)(
+        "figure-5.6", "processor and network utilisation over time", 2, Study(cells=_cells, show=_show, links=True)
     ),
 )

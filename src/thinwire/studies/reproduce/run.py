@@ -16,10 +16,10 @@ from thinwire.jobs.results import Results
 from thinwire.presentation.charts import PICTURES, Picture, draw
 from thinwire.presentation.interactive import require_plotly
 from thinwire.presentation.page import write_page
-from thinwire.studies.reproduce.entry import Cell, Entry, Finding, Scale, Shown, Study
+from thinwire.studies.reproduce.entry import Cell, Entry, Finding, Scale, Shown
 from thinwire.studies.reproduce.html import report
 from thinwire.studies.reproduce.kept import keep, read_kept
-from thinwire.studies.reproduce.making import OnCell, OnCellProgress, make
+from thinwire.studies.reproduce.making import OnCell, OnCellProgress, found, make
 
 RESULTS = "results.json"
 REPORT = "report.html"
@@ -87,19 +87,13 @@ def reproduce(
                 f"{folder / RESULTS} holds the runs of none of these items at this scale, on the data that is here; "
                 f"the first would be of {first}"
             )
-    needed: dict[Cell, Study[Cell, Finding]] = {}
-    for entry, study in studies:
-        needed.update({cell: study for cell in asked[entry.id] if cell not in needed})
+    needed = list(dict.fromkeys(cell for entry, _ in studies for cell in asked[entry.id]))
     make(needed, results, jobs=jobs, on_cell=on_cell, on_progress=on_progress)
-    found: dict[Cell, Finding] = {}
-    for cell in needed:
-        finding = results.find(cell.key())
-        assert finding is not None
-        found[cell] = finding
+    findings = {cell: finding for cell in needed if (finding := found(results, cell)) is not None}
     shown = []
     for entry, study in studies:
         cells = asked[entry.id]
-        made = study.show({cell: found[cell] for cell in cells})
+        made = study.show({cell: findings[cell] for cell in cells})
         shown.append((entry, replace(made, notes=[*made.notes, *_mixed(cells, results)])))
     keys = [cell.key() for cell in needed]
     runs = [run for run in results.runs if run.job in keys]
@@ -134,5 +128,5 @@ def _of_seeds(cells: Sequence[Cell], seeds: int | None) -> list[Cell]:
 
 def _kept(cells: Sequence[Cell], results: Results[Finding]) -> list[Cell]:
     """Those of the seeds before the first that lacks a run."""
-    missing = [cell.seed_index() for cell in cells if results.find(cell.key()) is None]
+    missing = [cell.seed_index() for cell in cells if found(results, cell) is None]
     return _of_seeds(cells, min(missing, default=None))

@@ -13,9 +13,9 @@ from statistics import fmean
 
 from thinwire.presentation.charts import Chart, Panel, Series
 from thinwire.presentation.tables import Table
-from thinwire.studies.reproduce.entry import Entry, Scale, Shown, Study
+from thinwire.studies.reproduce.entry import Scale, Shown, Study, scaled
 from thinwire.studies.reproduce.plain_sgd import SGD, PlainCell
-from thinwire.studies.reproduce.trainings import TrainingFinding, train
+from thinwire.studies.reproduce.trainings import TrainingFinding
 
 METHODS = ("DoubleSqueeze 1-bit", "DoubleSqueeze top-k", SGD)
 WORKERS: dict[Scale, Sequence[int]] = {"tiny": (1, 2), "quick": (1, 2, 4, 8), "full": (1, 2, 4, 8)}
@@ -127,12 +127,9 @@ def _text(steps: float | None) -> str:
     return "not reached" if steps is None else f"{steps:,.0f}"
 
 
-SPEEDUP = Entry(
-    paper="doublesqueeze",
-    item="speedup",
-    shows="steps to a loss by the number of workers, the theorem's claim",
-    status="scaled",
-    why=_SCALED,
-    minutes=2,
-    study=Study(cells=cells, run=train, show=show, finding=TrainingFinding),
+SPEEDUP = scaled("doublesqueeze", _SCALED)(
+    "speedup",
+    "steps to a loss by the number of workers, the theorem's claim",
+    2,
+    Study(cells=cells, show=show),
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from thinwire.presentation.tables import Table
-from thinwire.studies.reproduce.entry import Entry, Scale, Shown, Study
+from thinwire.studies.reproduce.entry import Scale, Shown, Study, scaled
 from thinwire.studies.reproduce.stand_ins import Pair, stand_in
 from thinwire.studies.reproduce.terngrad_training import (
     FLOATING,
@@ -20,7 +20,6 @@ from thinwire.studies.reproduce.terngrad_training import (
     RecipeCell,
     setting,
 )
-from thinwire.studies.reproduce.trainings import TrainingFinding, train
 
 SCALED = (
     "The paper: CifarNet on CIFAR-10 for 300,000 and 18,750 steps, images cropped to 24×24 and mirrored at random, "
@@ -89,12 +88,6 @@ def _show(found: Found) -> Shown:
     )
 
 
-ENTRY = Entry(
-    paper="terngrad",
-    item="table-1",
-    shows="CifarNet with Adam, a small and a large batch",
-    status="scaled",
-    why=SCALED,
-    minutes=2.5,
-    study=Study(cells=_cells, run=train, show=_show, finding=TrainingFinding),
+ENTRY = scaled("terngrad", SCALED)(
+    "table-1", "CifarNet with Adam, a small and a large batch", 2.5, Study(cells=_cells, show=_show)
 )

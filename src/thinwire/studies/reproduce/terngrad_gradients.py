@@ -18,7 +18,7 @@ from torch import nn
 from thinwire.codecs import codec, decode
 from thinwire.presentation.charts import Chart, Panel, Series
 from thinwire.presentation.tables import Table
-from thinwire.studies.reproduce.entry import Entry, OnProgress, Scale, Shown, Study
+from thinwire.studies.reproduce.entry import OnProgress, Scale, Shown, Study, scaled
 from thinwire.studies.reproduce.terngrad_training import LARGE, SCALED, RecipeCell, pair
 from thinwire.studies.reproduce.trainings import TrainingFinding, train
 
@@ -57,10 +57,6 @@ class Histograms(msgspec.Struct, frozen=True, kw_only=True):
     averaged: list[float]
     shortened: float | None = None
     turned: float | None = None
-
-
-class GradientsCell(RecipeCell, frozen=True, kw_only=True):
-    """A training of two workers, whose gradients are looked at `LOOKS` times."""
 
 
 class GradientsFinding(TrainingFinding, frozen=True, kw_only=True):
@@ -124,25 +120,29 @@ def layers(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: weights[name] for name in (*convolutions[-1:], first)}
 
 
-def _train(cell: GradientsCell, on_progress: OnProgress) -> GradientsFinding:
-    looked = {round(number * (cell.steps - 1) / (LOOKS - 1)) for number in range(LOOKS)}
-    waiting: defaultdict[tuple[int, str], list[torch.Tensor]] = defaultdict(list)
-    found: list[Histograms] = []
+class GradientsCell(RecipeCell, frozen=True, kw_only=True):
+    """A training of two workers, whose gradients are looked at `LOOKS` times."""
 
-    def on_step(rank: int, step: int, loss: float, model: nn.Module) -> None:
-        if step not in looked:
-            return
-        for name, parameter in layers(model).items():
-            if parameter.grad is None:
-                continue
-            gradients = waiting[step, name]
-            gradients.append(parameter.grad.detach().clone().flatten())
-            if len(gradients) == cell.workers:
-                found.append(histograms(name, step, waiting.pop((step, name)), seed=cell.seed))
+    finding = GradientsFinding
 
-    trained = train(cell, on_progress, on_step=on_step)
-    of_training = {name: getattr(trained, name) for name in TrainingFinding.__struct_fields__}
-    return GradientsFinding(**of_training, histograms=found)
+    def run(self, on_progress: OnProgress) -> GradientsFinding:
+        """Makes the training."""
+        looked = {round(number * (self.steps - 1) / (LOOKS - 1)) for number in range(LOOKS)}
+        waiting: defaultdict[tuple[int, str], list[torch.Tensor]] = defaultdict(list)
+        found: list[Histograms] = []
+
+        def on_step(rank: int, step: int, loss: float, model: nn.Module) -> None:
+            if step not in looked:
+                return
+            for name, parameter in layers(model).items():
+                if parameter.grad is None:
+                    continue
+                gradients = waiting[step, name]
+                gradients.append(parameter.grad.detach().clone().flatten())
+                if len(gradients) == self.workers:
+                    found.append(histograms(name, step, waiting.pop((step, name)), seed=self.seed))
+
+        return train(self, on_progress, on_step=on_step).grown(GradientsFinding, histograms=found)
 
 
 def _cells(scale: Scale) -> Sequence[GradientsCell]:
@@ -200,12 +200,6 @@ def _show(found: Mapping[GradientsCell, GradientsFinding]) -> Shown:
     )
 
 
-ENTRY = Entry(
-    paper="terngrad",
-    item="figure-2",
-    shows="histograms of gradients, clipped, ternary and averaged",
-    status="scaled",
-    why=SCALED,
-    minutes=1,
-    study=Study(cells=_cells, run=_train, show=_show, finding=GradientsFinding),
+ENTRY = scaled("terngrad", SCALED)(
+    "figure-2", "histograms of gradients, clipped, ternary and averaged", 1, Study(cells=_cells, show=_show)
 )

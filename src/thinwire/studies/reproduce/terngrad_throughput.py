@@ -16,7 +16,7 @@ from thinwire.planner.all_reduce import Machines, Sent, communication_s, weak_st
 from thinwire.planner.architectures import architecture
 from thinwire.presentation.charts import Chart, Panel, Series
 from thinwire.presentation.tables import Table
-from thinwire.studies.reproduce.entry import Cell, Entry, Finding, OnProgress, Scale, Shown, Study
+from thinwire.studies.reproduce.entry import Cell, Finding, OnProgress, Scale, Shown, Study, scaled
 
 GPUS = tuple(2**power for power in range(10))
 GPUS_PER_MACHINE = 4
@@ -81,10 +81,17 @@ _CLAIMS = (
 )
 
 
+class ThroughputFinding(Finding, frozen=True, kw_only=True):
+    """Images a second for each number of GPUs in `GPUS`, by what is sent."""
+
+    images_per_s: dict[str, list[float]]
+
+
 class ThroughputCell(Cell, frozen=True, kw_only=True):
     """One network on one cluster."""
 
     timed = False
+    finding = ThroughputFinding
 
     network: str
     cluster: str
@@ -92,11 +99,17 @@ class ThroughputCell(Cell, frozen=True, kw_only=True):
     def __str__(self) -> str:
         return f"{self.network}, {_CLUSTERS[self.cluster].title}"
 
+    def run(self, on_progress: OnProgress) -> ThroughputFinding:
+        """Computes the throughput."""
+        profiled_s = _BATCH[self.network] / _CLUSTERS[self.cluster].images_per_s[self.network]
+        copied = sent(self.network, FLOAT32, 1).cpu_nbytes
 
-class ThroughputFinding(Finding, frozen=True, kw_only=True):
-    """Images a second for each number of GPUs in `GPUS`, by what is sent."""
+        def images_per_s(what: str, gpus: int) -> float:
+            seconds = weak_step_s(machines(self.cluster, gpus), sent(self.network, what, gpus), profiled_s, copied)
+            return gpus * _BATCH[self.network] / seconds
 
-    images_per_s: dict[str, list[float]]
+        kinds = (FLOAT32, LITERAL, ALGORITHM)
+        return ThroughputFinding(images_per_s={what: [images_per_s(what, gpus) for gpus in GPUS] for what in kinds})
 
 
 def machines(cluster: str, gpus: int) -> Machines:
@@ -133,18 +146,6 @@ def sent(network: str, what: str, gpus: int) -> Sent:
         bits = (2 + math.ceil(math.log2(2 * gpus + 1))) / 2
         return Sent(gpu_nbytes=4.0 * whole, cpu_nbytes=4.0 * whole, network_nbytes=(whole - last) * bits / 8 + 4 * last)
     raise ConfigError(f"unknown traffic {what!r}; expected {FLOAT32!r}, {LITERAL!r} or {ALGORITHM!r}")
-
-
-def _throughput(cell: ThroughputCell, on_progress: OnProgress) -> ThroughputFinding:
-    profiled_s = _BATCH[cell.network] / _CLUSTERS[cell.cluster].images_per_s[cell.network]
-    copied = sent(cell.network, FLOAT32, 1).cpu_nbytes
-
-    def images_per_s(what: str, gpus: int) -> float:
-        seconds = weak_step_s(machines(cell.cluster, gpus), sent(cell.network, what, gpus), profiled_s, copied)
-        return gpus * _BATCH[cell.network] / seconds
-
-    kinds = (FLOAT32, LITERAL, ALGORITHM)
-    return ThroughputFinding(images_per_s={what: [images_per_s(what, gpus) for gpus in GPUS] for what in kinds})
 
 
 def implied_images_per_s(cluster: str, network: str, gpus: int, what: str, speedup: float) -> float:
@@ -218,12 +219,7 @@ def _show(found: Mapping[ThroughputCell, ThroughputFinding]) -> Shown:
     )
 
 
-ENTRY = Entry(
-    paper="terngrad",
-    item="figure-5",
-    shows="throughput to 512 GPUs by the performance model",
-    status="scaled",
-    why="The paper's equations and clusters; the seconds of a single GPU, which it does not print, are of others.",
-    minutes=0.1,
-    study=Study(cells=_cells, run=_throughput, show=_show, finding=ThroughputFinding),
+SCALED = "The paper's equations and clusters; the seconds of a single GPU, which it does not print, are of others."
+ENTRY = scaled("terngrad", SCALED)(
+    "figure-5", "throughput to 512 GPUs by the performance model", 0.1, Study(cells=_cells, show=_show)
 )

@@ -7,7 +7,7 @@ than two; weights are those of a run with processes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from thinwire.codecs import codec, decode
 from thinwire.jobs.job import Job
 from thinwire.presentation.charts import Chart, Panel, Series, smooth
 from thinwire.presentation.tables import Table
-from thinwire.studies.reproduce.entry import Entry, OnProgress, Scale, Shown, Study
+from thinwire.studies.reproduce.entry import OnProgress, Scale, Shown, Study, scaled
 from thinwire.studies.reproduce.stand_ins import Pair, stand_in
 from thinwire.studies.reproduce.trainings import TrainingCell, TrainingFinding, train
 
@@ -40,7 +40,7 @@ _CURVE_STEPS: dict[Scale, int] = {"tiny": 4, "quick": 60, "full": 2_400}
 
 
 class RecipeCell(TrainingCell, frozen=True, kw_only=True):
-    """A training by the paper's own recipe; fields are those of `jobs.job.Job`."""
+    """A training by the paper's own recipe."""
 
     optimizer: str = "SGD"
     momentum: float = 0.9
@@ -48,10 +48,9 @@ class RecipeCell(TrainingCell, frozen=True, kw_only=True):
     schedule: str = "polynomial"
     final: float = 0.0
 
-    def job(self) -> Job:
+    def job(self, **more: Any) -> Job:
         """Returns the run; momentum is of SGD alone."""
-        given = {name: getattr(self, name) for name in self.__struct_fields__}
-        return Job(**given | ({} if self.optimizer == "SGD" else {"momentum": None}))
+        return super().job(**({} if self.optimizer == "SGD" else {"momentum": None}) | more)
 
     def __str__(self) -> str:
         how = self.optimizer if self.optimizer != "SGD" else f"momentum {self.momentum:g}"
@@ -62,6 +61,24 @@ class CurvesFinding(TrainingFinding, frozen=True, kw_only=True):
     """What a training came to, and by step the share of zeros in worker 0's ternary gradient of the first matrix."""
 
     zeros: list[float]
+
+
+class CurvesCell(RecipeCell, frozen=True, kw_only=True, tag="RecipeCell"):
+    """A training whose zeros are counted; its tag is that under which stored results have it."""
+
+    finding = CurvesFinding
+
+    def run(self, on_progress: OnProgress) -> CurvesFinding:
+        """Makes the training."""
+        coder, zeros = codec("terngrad"), []
+
+        def on_step(rank: int, step: int, loss: float, model: nn.Module) -> None:
+            gradient = next(each.grad for each in model.parameters() if each.ndim == 2)
+            if rank == 0 and gradient is not None:
+                values = torch.as_tensor(decode(coder.encode(gradient, key=coder.key(self.seed, "zeros", step))))
+                zeros.append(float((values == 0).float().mean()))
+
+        return train(self, on_progress, on_step=on_step).grown(CurvesFinding, zeros=zeros)
 
 
 Found = Mapping[RecipeCell, TrainingFinding]
@@ -92,11 +109,11 @@ def _workers_cells(scale: Scale) -> Sequence[RecipeCell]:
     ]
 
 
-def _curve_cells(scale: Scale) -> Sequence[RecipeCell]:
+def _curve_cells(scale: Scale) -> Sequence[CurvesCell]:
     model, data = pair(scale)
     steps = _CURVE_STEPS[scale]
     return [
-        RecipeCell(
+        CurvesCell(
             design=design,
             model=model,
             data=data,
@@ -108,19 +125,6 @@ def _curve_cells(scale: Scale) -> Sequence[RecipeCell]:
         )
         for design in (FLOATING, LARGE)
     ]
-
-
-def _train_with_zeros(cell: RecipeCell, on_progress: OnProgress) -> CurvesFinding:
-    coder, zeros = codec("terngrad"), []
-
-    def on_step(rank: int, step: int, loss: float, model: nn.Module) -> None:
-        gradient = next(each.grad for each in model.parameters() if each.ndim == 2)
-        if rank == 0 and gradient is not None:
-            values = torch.as_tensor(decode(coder.encode(gradient, key=coder.key(cell.seed, "zeros", step))))
-            zeros.append(float((values == 0).float().mean()))
-
-    trained = train(cell, on_progress, on_step=on_step)
-    return CurvesFinding(**{name: getattr(trained, name) for name in TrainingFinding.__struct_fields__}, zeros=zeros)
 
 
 def setting(found: Found, more: str) -> str:
@@ -192,22 +196,13 @@ def _show_curves(found: Mapping[RecipeCell, CurvesFinding]) -> Shown:
     )
 
 
-def _entry(
-    item: str,
-    shows: str,
-    minutes: float,
-    cells: Callable[[Scale], Sequence[RecipeCell]],
-    show: Callable[[Any], Shown],
-    run: Callable[[RecipeCell, OnProgress], TrainingFinding] = train,
-    finding: type[TrainingFinding] = TrainingFinding,
-) -> Entry:
-    study = Study(cells=cells, run=run, show=show, finding=finding)
-    return Entry(paper="terngrad", item=item, shows=shows, status="scaled", why=SCALED, minutes=minutes, study=study)
-
-
+_entry = scaled("terngrad", SCALED)
 ENTRIES = (
-    _entry("figure-3", "accuracy by number of workers, momentum and vanilla SGD", 4, _workers_cells, _show_workers),
     _entry(
-        "figure-4", "accuracy, loss and zeros by step", 2, _curve_cells, _show_curves, _train_with_zeros, CurvesFinding
+        "figure-3",
+        "accuracy by number of workers, momentum and vanilla SGD",
+        4,
+        Study(cells=_workers_cells, show=_show_workers),
     ),
+    _entry("figure-4", "accuracy, loss and zeros by step", 2, Study(cells=_curve_cells, show=_show_curves)),
 )

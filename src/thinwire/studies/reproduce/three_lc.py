@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
 
 from thinwire.presentation.charts import Chart, Panel, Series, smooth
 from thinwire.presentation.tables import Table
-from thinwire.studies.reproduce.entry import Entry, Shown, Study
+from thinwire.studies.reproduce.entry import Entry, Shown, Study, scaled
 from thinwire.studies.reproduce.three_lc_riddles import LAG, REVERSALS
 from thinwire.studies.reproduce.three_lc_runs import (
     MULTIPLIERS,
@@ -25,7 +24,7 @@ from thinwire.studies.reproduce.three_lc_runs import (
     trainings,
 )
 from thinwire.studies.reproduce.three_lc_times import figure_3, figure_5, table_1
-from thinwire.studies.reproduce.trainings import TrainingCell, TrainingFinding, train
+from thinwire.studies.reproduce.trainings import TrainingCell, TrainingFinding
 
 NO_ZRE = "3lc[zero_run=false]"
 
@@ -143,7 +142,7 @@ def crossover(push: Sequence[float], pull: Sequence[float], windows: int = 50) -
 
 
 def _study(designs: Sequence[str], show: Callable[[Found], Shown]) -> Study[TrainingCell, TrainingFinding]:
-    return Study(cells=lambda scale: trainings(designs, scale), run=train, show=show, finding=TrainingFinding)
+    return Study(cells=lambda scale: trainings(designs, scale), show=show)
 
 
 _SWEEP = [NO_ZRE, *map(by_multiplier, MULTIPLIERS)]
@@ -151,9 +150,7 @@ _SWEEP = [NO_ZRE, *map(by_multiplier, MULTIPLIERS)]
 _REPRESENTATIVE = ["fp32", "stoch3", "sparse5", "local2", by_multiplier("1.0")]
 
 
-def _entry(item: str, shows: str, minutes: float, study: Study[Any, Any]) -> Entry:
-    return Entry(paper="3lc", item=item, shows=shows, status="scaled", why=SCALED, minutes=minutes, study=study)
-
+_entry = scaled("3lc", SCALED)
 
 ENTRIES = (
     Entry(

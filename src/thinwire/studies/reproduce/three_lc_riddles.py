@@ -19,7 +19,7 @@ from torch import nn
 
 from thinwire.presentation.charts import Chart, Panel, Series, smooth
 from thinwire.presentation.tables import Table
-from thinwire.studies.reproduce.entry import Entry, OnProgress, Scale, Shown, Study
+from thinwire.studies.reproduce.entry import OnProgress, Scale, Shown, Study, scaled
 from thinwire.studies.reproduce.three_lc_runs import (
     MULTIPLIERS,
     SCALED,
@@ -41,10 +41,6 @@ RATES = (0.02, 0.005)
 _CALM, _SPARSE = by_multiplier("1.0"), by_multiplier("1.75")
 _REVERSAL_STEPS: dict[Scale, int] = {"tiny": 6, "quick": 1500, "full": 3000}
 _REVERSAL_SEEDS: dict[Scale, int] = {"tiny": 1, "quick": 1, "full": 3}
-
-
-class ReversalsCell(TrainingCell, frozen=True, kw_only=True):
-    """A training whose pulls are looked at."""
 
 
 class ReversalsFinding(TrainingFinding, frozen=True, kw_only=True):
@@ -92,16 +88,21 @@ class Pulls:
         self._before = now
 
 
-def _train(cell: ReversalsCell, on_progress: OnProgress) -> ReversalsFinding:
-    pulls = Pulls()
+class ReversalsCell(TrainingCell, frozen=True, kw_only=True):
+    """A training whose pulls are looked at."""
 
-    def on_step(rank: int, step: int, loss: float, model: nn.Module) -> None:
-        if rank == 0:
-            pulls.look(model)
+    finding = ReversalsFinding
 
-    trained = train(cell, on_progress, on_step=on_step)
-    of_training = {name: getattr(trained, name) for name in TrainingFinding.__struct_fields__}
-    return ReversalsFinding(**of_training, sent=pulls.sent, reversed=pulls.reversed)
+    def run(self, on_progress: OnProgress) -> ReversalsFinding:
+        """Makes the training."""
+        pulls = Pulls()
+
+        def on_step(rank: int, step: int, loss: float, model: nn.Module) -> None:
+            if rank == 0:
+                pulls.look(model)
+
+        trained = train(self, on_progress, on_step=on_step)
+        return trained.grown(ReversalsFinding, sent=pulls.sent, reversed=pulls.reversed)
 
 
 def _reversal_cells(scale: Scale) -> Sequence[ReversalsCell]:
@@ -209,19 +210,16 @@ def _show_lag(found: Found) -> Shown:
     )
 
 
-def _entry(item: str, shows: str, minutes: float, study: Study[Any, Any]) -> Entry:
-    return Entry(paper="3lc", item=item, shows=shows, status="scaled", why=SCALED, minutes=minutes, study=study)
-
-
+_entry = scaled("3lc", SCALED)
 LAG = _entry(
     "lag",
     "what s = 1.75 loses to s = 1.0 by steps, workers and batch",
     3,
-    Study(cells=_lag_cells, run=train, show=_show_lag, finding=TrainingFinding),
+    Study(cells=_lag_cells, show=_show_lag),
 )
 REVERSALS = _entry(
     "reversals",
     "values that a pull takes back, by sparsity multiplier and rate",
     2,
-    Study(cells=_reversal_cells, run=_train, show=_show_reversals, finding=ReversalsFinding),
+    Study(cells=_reversal_cells, show=_show_reversals),
 )

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from thinwire.presentation.charts import Chart, Panel, Series
 from thinwire.presentation.tables import Table
-from thinwire.studies.reproduce.entry import Cell, Finding, OnProgress, Scale, Shown, Study
+from thinwire.studies.reproduce.entry import Cell, Finding, Scale, Shown, Study
 from thinwire.studies.reproduce.three_lc_runs import (
     LINKS,
     MULTIPLIERS,
@@ -20,8 +20,8 @@ from thinwire.studies.reproduce.three_lc_runs import (
     timings,
     trainings,
 )
-from thinwire.studies.reproduce.timings import TimingCell, TimingFinding, time
-from thinwire.studies.reproduce.trainings import TrainingCell, TrainingFinding, train
+from thinwire.studies.reproduce.timings import TimingCell, TimingFinding
+from thinwire.studies.reproduce.trainings import TrainingCell, TrainingFinding
 
 Found = Mapping[Cell, Finding]
 
@@ -44,13 +44,6 @@ _MODELLED = (
     "Seconds are modelled: real bytes and codecs, the processor's seconds as measured here, a processor for each "
     "process, and computed links; nothing was sent over a link."
 )
-
-
-def _run(cell: Cell, on_progress: OnProgress) -> Finding:
-    if isinstance(cell, TimingCell):
-        return time(cell, on_progress)
-    assert isinstance(cell, TrainingCell)
-    return train(cell, on_progress)
 
 
 def _split(
@@ -130,14 +123,10 @@ def _show_times(name: str, designs: Sequence[str], links: Sequence[str], note: s
     return show
 
 
-def _study(cells: Callable[[Scale], Sequence[Cell]], show: Callable[[Found], Shown]) -> Study[Cell, Finding]:
-    return Study(cells=cells, run=_run, show=show, finding=(TrainingFinding, TimingFinding))
-
-
 def table_1() -> Study[Cell, Finding]:
     """Returns how table 1 is made."""
     designs = list(PRINTED)
-    return _study(lambda scale: [*trainings(designs, scale), *timings(designs, scale)], _show_table_1)
+    return Study(cells=lambda scale: [*trainings(designs, scale), *timings(designs, scale)], show=_show_table_1)
 
 
 def figure_3() -> Study[Cell, Finding]:
@@ -161,4 +150,4 @@ def _budgets(designs: Sequence[str], links: Sequence[str], show: Callable[[Found
         runs = [cell for share in SHARES for cell in trainings(designs, scale, share=share)]
         return [*dict.fromkeys(runs), *timings(designs, scale, links)]
 
-    return _study(cells, show)
+    return Study(cells=cells, show=show)

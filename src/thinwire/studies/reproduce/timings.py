@@ -6,15 +6,21 @@ that are as fast as this one. Nothing here is measured on a link, and its column
 
 from __future__ import annotations
 
-from thinwire.engines.events import Event
 from thinwire.jobs import modelled
-from thinwire.jobs.events import Progress
-from thinwire.jobs.job import Job
-from thinwire.studies.reproduce.entry import Cell, Finding, OnProgress
+from thinwire.studies.reproduce.entry import Finding, OnProgress
+from thinwire.studies.reproduce.job_cells import JobCell, following
 
 
-class TimingCell(Cell, frozen=True, kw_only=True):
-    """One short training on a link; fields are those of `jobs.job.Job`."""
+class TimingFinding(Finding, frozen=True, kw_only=True):
+    """Seconds per step by the modelled clock."""
+
+    seconds_per_step: float
+
+
+class TimingCell(JobCell, frozen=True, kw_only=True):
+    """One short training on a link."""
+
+    finding = TimingFinding
 
     design: str
     model: str
@@ -28,22 +34,7 @@ class TimingCell(Cell, frozen=True, kw_only=True):
     def __str__(self) -> str:
         return f"{self.design}, {self.model}, {self.workers} workers, {self.link}, {self.steps:,} timed steps"
 
-    def job(self) -> Job:
-        """Returns the run."""
-        return Job(**{name: getattr(self, name) for name in self.__struct_fields__})
-
-
-class TimingFinding(Finding, frozen=True, kw_only=True):
-    """Seconds per step by the modelled clock."""
-
-    seconds_per_step: float
-
-
-def time(cell: TimingCell, on_progress: OnProgress) -> TimingFinding:
-    """Makes one run."""
-
-    def on_event(process: str, event: Event) -> None:
-        if isinstance(event, Progress):
-            on_progress(event.step / cell.steps, f"step {event.step:,}")
-
-    return TimingFinding(seconds_per_step=modelled.run(cell.job(), on_event=on_event).seconds_per_step)
+    def run(self, on_progress: OnProgress) -> TimingFinding:
+        """Makes the run."""
+        outcome = modelled.run(self.job(), on_event=following(on_progress))
+        return TimingFinding(seconds_per_step=outcome.seconds_per_step)

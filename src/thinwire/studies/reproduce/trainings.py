@@ -5,37 +5,17 @@ Seconds of such runs say nothing, and are not kept.
 
 from __future__ import annotations
 
-from thinwire.engines.events import Event
+from typing import Any, ClassVar, TypeVar
+
+import msgspec
+
 from thinwire.jobs import in_process
-from thinwire.jobs.events import Progress
 from thinwire.jobs.history import HistoryRecorder, StepHistory
-from thinwire.jobs.job import Job
 from thinwire.jobs.training_loop import OnStep
-from thinwire.studies.reproduce.entry import Cell, Finding, OnProgress
+from thinwire.studies.reproduce.entry import Finding, OnProgress
+from thinwire.studies.reproduce.job_cells import JobCell, following
 
-
-class TrainingCell(Cell, frozen=True, kw_only=True):
-    """One training; fields are those of `jobs.job.Job`."""
-
-    timed = False
-
-    design: str
-    model: str
-    data: str
-    workers: int
-    steps: int
-    eval_steps: int
-    batch: int | None = None
-    lr: float | None = None
-    seed: int = 0
-
-    def __str__(self) -> str:
-        where = f"{self.model} on {self.data}, {self.workers} workers, {self.steps:,} steps"
-        return f"{self.design}, {where}, seed {self.seed}"
-
-    def job(self) -> Job:
-        """Returns the run."""
-        return Job(**{name: getattr(self, name) for name in self.__struct_fields__})
+T = TypeVar("T", bound="TrainingFinding")
 
 
 class TrainingFinding(Finding, frozen=True, kw_only=True):
@@ -66,16 +46,40 @@ class TrainingFinding(Finding, frozen=True, kw_only=True):
         """The test accuracy at the end, 0 … 1."""
         return self.evaluations[-1][1]
 
+    def grown(self, kind: type[T], **more: Any) -> T:
+        """Returns a finding of a larger kind: what this training came to, and `more`."""
+        return kind(**msgspec.structs.asdict(self), **more)
+
+
+class TrainingCell(JobCell, frozen=True, kw_only=True):
+    """One training."""
+
+    timed = False
+    finding: ClassVar[type[TrainingFinding]] = TrainingFinding
+
+    design: str
+    model: str
+    data: str
+    workers: int
+    steps: int
+    eval_steps: int
+    batch: int | None = None
+    lr: float | None = None
+    seed: int = 0
+
+    def __str__(self) -> str:
+        where = f"{self.model} on {self.data}, {self.workers} workers, {self.steps:,} steps"
+        return f"{self.design}, {where}, seed {self.seed}"
+
+    def run(self, on_progress: OnProgress) -> TrainingFinding:
+        """Makes the training."""
+        return train(self, on_progress)
+
 
 def train(cell: TrainingCell, on_progress: OnProgress, *, on_step: OnStep | None = None) -> TrainingFinding:
     """Makes one training; `on_step` is called after each step of each worker."""
     recorder = HistoryRecorder()
-
-    def on_event(process: str, event: Event) -> None:
-        if isinstance(event, Progress):
-            on_progress(event.step / cell.steps, f"step {event.step:,}, loss {event.loss:.3f}")
-
-    outcome = in_process.run(cell.job(), on_event=on_event, history=recorder, on_step=on_step)
+    outcome = in_process.run(cell.job(), on_event=following(on_progress), history=recorder, on_step=on_step)
     evaluations = [(point.step, point.accuracy) for point in outcome.curve if point.step < outcome.steps]
     return TrainingFinding(
         evaluations=[*evaluations, (outcome.steps, outcome.test_accuracy)],
