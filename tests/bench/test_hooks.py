@@ -12,12 +12,20 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.hooks.ddp_ranks import batch, mlp, run_ranks
+from thinwire.bench import hook_runs
 from thinwire.bench.hook_cells import NOTES, Cell
 from thinwire.bench.hook_runs import HookRun, measure
 from thinwire.bench.hooks import HooksBench
 from thinwire.bench.methods import install
 from thinwire.bench.options import OURS
 from thinwire.errors import ConfigError
+from thinwire.jobs.job import Job
+from thinwire.jobs.training_loop import weights_digest
+from thinwire.jobs.workload import workload
+from thinwire.planner.workload import torch_threads
+from thinwire.workloads.models import models
+from thinwire.workloads.recipe import Recipe, schedule
+from thinwire.workloads.recipes import _RECIPES
 
 TOLERANCES = {
     "none": 1e-6,
@@ -118,3 +126,64 @@ def test_runs_that_cannot_be_are_refused() -> None:
     with pytest.raises(ConfigError, match="nothing to measure"):
         HooksBench(models=[])
     assert replace(Cell(hook="fp16"), seed=3) != Cell(hook="fp16")
+
+
+@pytest.mark.parametrize("known", _RECIPES, ids=lambda known: f"{known.model} on {known.data}")
+def test_the_recipe_is_the_one_that_train_takes(known: Recipe) -> None:
+    if known.model not in models():
+        pytest.skip(f"{known.model} needs a library that is not here")
+    for ranks in (2, known.workers):
+        cell = Cell(hook="none", model=known.model, data=known.data, ranks=ranks, batch=7)
+        job = Job(design="fp32", model=known.model, data=known.data, workers=ranks, batch=7, steps=23)
+        assert cell.recipe() == job.recipe()
+    assert replace(cell, lr=0.5).recipe().lr == 0.5
+
+
+def trained_by_hand(job: Job) -> nn.Module:
+    """Every step with the mean of both workers' gradients."""
+    first, second = (workload(job, rank) for rank in range(2))
+    second = replace(second, model=first.model)
+    for number in range(first.recipe.steps):
+        for group in first.optimizer.param_groups:
+            group["lr"] = schedule(first.recipe, number / first.recipe.steps)
+        first.optimizer.zero_grad()
+        for each in (first, second):
+            each.backward()
+        for parameter in first.model.parameters():
+            assert parameter.grad is not None
+            parameter.grad /= 2
+        first.optimizer.step()
+    return first.model
+
+
+@pytest.mark.parametrize("model", ["mlp", "mlp-tanh"])
+def test_ranks_train_what_workers_do(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uncompressed, to the same bits; by the recipe's own loss too."""
+    ended: list[str] = []
+    figures = hook_runs._Run.figures
+
+    def kept(run: hook_runs._Run, *others: Any) -> HookRun:
+        ended.extend(each.weights for each in run.ended)
+        return figures(run, *others)
+
+    monkeypatch.setattr(hook_runs._Run, "figures", kept)
+    run = measure(Cell(hook="none", model=model, data="digits", ranks=2, steps=2))
+    assert run.ended == "steps", run.error
+    job = Job(design="fp32", model=model, data="digits", workers=2, steps=5)
+    with torch_threads(1):  # as ranks have
+        assert set(ended) == {weights_digest(trained_by_hand(job))}
+
+
+def test_stored_results_of_another_training_are_measured_again() -> None:
+    """Those of before ranks trained by the recipe's loss, and at a rate for so many ranks."""
+    for model, data, changed in [
+        ("lenet", "fashion-mnist", False),
+        ("byte-transformer-1m", "python-text", False),
+        ("mlp-tanh", "digits", True),
+        ("resnet20", "cifar10", True),
+        ("resnet20", "fashion-mnist", False),
+    ]:
+        bench = HooksBench(models=[model], data=data)
+        [cell, *_] = bench.cells()
+        key = bench.key(cell, 0)
+        assert (key["recipe"] is not None) == changed and bench.stored_defaults()["recipe"] is None

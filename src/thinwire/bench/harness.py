@@ -21,6 +21,7 @@ from thinwire.jobs.results import Results
 from thinwire.presentation.charts import Chart
 from thinwire.presentation.tables import Table
 from thinwire.transports.grpc import GrpcOptions
+from thinwire.workloads.recipe import Recipe
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True, tag_field="figures", tag=str.lower):
@@ -191,6 +192,23 @@ def column(title: str, name: str, form: str = "{:.2f}") -> Column[Any, Any]:
         return "–" if getattr(runs[0], name) is None else form.format(median(runs, name))
 
     return title, text
+
+
+def unusual(recipe: Recipe, *names: str) -> dict[str, Any] | None:
+    """Returns what a recipe has in place of the usual, for the keys of results; None: nothing.
+
+    Files from when a benchmark left these out of its training lack it, and hold another training under the same cell.
+
+    Args:
+        recipe: of a cell.
+        names: of the fields that were left out.
+
+    >>> from thinwire.workloads.recipes import recipe
+    >>> unusual(recipe("mlp", "digits"), "scales", "loss"), unusual(recipe("mlp-tanh", "digits"), "scales", "loss")
+    (None, {'loss': 'squared-error'})
+    """
+    usual = {each.name: each.default for each in fields(Recipe)}
+    return {name: getattr(recipe, name) for name in names if getattr(recipe, name) != usual[name]} or None
 
 
 def milliseconds(title: str, name: str) -> tuple[Column[Any, Any], Column[Any, Any]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from thinwire.bench.authors import WORKS, chosen
@@ -24,6 +24,7 @@ from thinwire.policies.auto_codec import AUTO
 from thinwire.policies.designs import Design, designs
 from thinwire.policies.designs import design as find_design
 from thinwire.policies.naming import parse_name
+from thinwire.workloads.recipe import Recipe, for_workers
 from thinwire.workloads.recipes import recipe
 
 NOTES = {
@@ -146,7 +147,7 @@ class Cell:
         warmup: steps before, over unlimited links; at least 3, because PowerSGD's first two are uncompressed. A hook's
             `start_step` counts from the first of them.
         batch: examples per rank and step; None takes `BATCHES`, or the recipe's.
-        lr: the largest learning rate; None takes the recipe's.
+        lr: the largest learning rate; None takes the recipe's for so many ranks.
         seed: of weights, batches and random codecs.
         eval_every: measured steps between evaluations; 0 evaluates at the end alone.
         eval_examples: evaluate on the first so many test examples; None takes all.
@@ -190,3 +191,9 @@ class Cell:
             )
         if self.target is not None and self.eval_every < 1:
             raise ConfigError("a target accuracy needs eval_every, the steps between evaluations")
+
+    def recipe(self) -> Recipe:
+        """Returns the recipe for so many ranks, with this cell's own numbers in it."""
+        found = for_workers(recipe(self.model, self.data, design=hook(self.hook).recipe), self.ranks)
+        batch = self.batch or BATCHES.get(self.model, found.batch)
+        return replace(found, batch=batch, lr=self.lr or found.lr, steps=self.warmup + self.steps)

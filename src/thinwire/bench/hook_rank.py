@@ -6,7 +6,6 @@ at the last step is exchanged on the clock.
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,18 +20,15 @@ from torch import nn
 from thinwire.bench.authors_methods import AuthorsDemo, AuthorsSparseLoCo, TorchftDiLoCo
 from thinwire.bench.groups import join
 from thinwire.bench.harness import Role, Stage
-from thinwire.bench.hook_cells import BATCHES, Cell, hook
+from thinwire.bench.hook_cells import Cell, hook
 from thinwire.bench.methods import Distributed, Hooked, Method
 from thinwire.engines.events import Event
 from thinwire.errors import EngineError
 from thinwire.jobs.training_loop import weights_digest
-from thinwire.workloads.batches import Batches
-from thinwire.workloads.data import data
 from thinwire.workloads.dataset import Dataset
-from thinwire.workloads.evaluate import cross_entropy, evaluate
-from thinwire.workloads.models import model as make_model
-from thinwire.workloads.recipe import Recipe, build_optimizer, clip_gradients, schedule
-from thinwire.workloads.recipes import recipe
+from thinwire.workloads.evaluate import evaluate
+from thinwire.workloads.recipe import schedule
+from thinwire.workloads.training import Training, training
 
 SILENCE_S = 900.0
 _ALONE_STEPS = 6
@@ -101,16 +97,19 @@ class HookRank(Role, frozen=True, kw_only=True):
         """Trains as one rank."""
         cell, rank, report, gate = self.cell, self.rank, stage.report, Path(self.gate)
         join(self.master, rank=rank, ranks=cell.ranks, silence_s=SILENCE_S)
-        found = recipe(cell.model, cell.data, design=hook(cell.hook).recipe)
-        batch = cell.batch or BATCHES.get(cell.model, found.batch)
-        found = replace(found, batch=batch, lr=cell.lr or found.lr, steps=cell.warmup + cell.steps)
-        dataset = data(cell.data, root=cell.data_root, context=found.context)
-        module = make_model(cell.model, num_classes=dataset.num_classes, in_shape=dataset.in_shape, seed=cell.seed)
-        tested = _held_out(dataset, cell)
+        made = training(
+            cell.recipe(),
+            data=cell.data,
+            rank=rank,
+            workers=cell.ranks,
+            seed=cell.seed,
+            data_root=cell.data_root,
+        )
+        tested = _held_out(made.dataset, cell)
         dist.barrier()
-        alone = _cpu_alone(_training(cell, rank, _plain(copy.deepcopy(module), found), found, dataset))
-        method = _method(self, module, build_optimizer(module, found))
-        step = _training(cell, rank, method, found, dataset)
+        alone = _cpu_alone(made.copy())
+        method = _method(self, made.model, made.optimizer)
+        step = _training(made, method)
         for number in range(cell.warmup):
             step(number)
         dist.barrier()
@@ -131,7 +130,7 @@ class HookRank(Role, frozen=True, kw_only=True):
             if rank == 0:
                 report(Stepped(step=number + 1, seconds=sum(seconds)))
             if last or (cell.eval_every and (number + 1) % cell.eval_every == 0):
-                scored = _score(module, method, tested, number + 1, sum(seconds)) if rank == 0 else None
+                scored = _score(made.model, method, tested, number + 1, sum(seconds)) if rank == 0 else None
                 if scored is not None:
                     report(scored)
                 if _enough(cell, 0.0 if scored is None else scored.accuracy):
@@ -145,16 +144,12 @@ class HookRank(Role, frozen=True, kw_only=True):
                 cpu_seconds=cpu,
                 cpu_seconds_alone=alone,
                 exchange_seconds=None if method.exchange_seconds is None else exchange,
-                weights=weights_digest(module),
+                weights=weights_digest(made.model),
                 report=method.report(),
             )
         )
         method.close()
         dist.destroy_process_group()
-
-
-def _plain(module: nn.Module, found: Recipe) -> Method:
-    return Method(module, build_optimizer(module, found))
 
 
 def _method(role: HookRank, module: nn.Module, optimizer: torch.optim.Optimizer) -> Method:
@@ -189,26 +184,22 @@ def _held_out(dataset: Dataset, cell: Cell) -> Dataset:
     return replace(dataset, test_x=dataset.test_x[rows], test_y=dataset.test_y[rows])
 
 
-def _training(cell: Cell, rank: int, method: Method, found: Recipe, dataset: Dataset) -> Callable[[int], None]:
+def _training(made: Training, method: Method) -> Callable[[int], None]:
     """Returns one step of training, to be called with its number."""
-    model, optimizer = method.model, method.optimizer
-    batches = Batches(dataset, rank=rank, workers=cell.ranks, batch=found.batch, seed=cell.seed, augment=found.augment)
 
     def step(number: int) -> None:
-        for group in optimizer.param_groups:
-            group["lr"] = schedule(found, number / found.steps)
-        x, y = next(batches)
-        optimizer.zero_grad()
-        cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
-        if method.clips:
-            clip_gradients(model, found)
+        for group in method.optimizer.param_groups:
+            group["lr"] = schedule(made.recipe, number / made.recipe.steps)
+        method.optimizer.zero_grad()
+        made.backward(through=method.model, clips=method.clips)
         method.step()
 
     return step
 
 
-def _cpu_alone(step: Callable[[int], None]) -> float:
+def _cpu_alone(made: Training) -> float:
     """CPU seconds of a step in which nothing is exchanged, while the other ranks are as busy."""
+    step = _training(made, Method(made.model, made.optimizer))
     step(0)
     used = time.process_time()
     for _ in range(_ALONE_STEPS - 1):

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from thinwire.bench import charts
 from thinwire.bench.authors import identify
 from thinwire.bench.courses import course
-from thinwire.bench.harness import Bench, Measured, Tell, median
+from thinwire.bench.harness import Bench, Measured, Tell, median, unusual
 from thinwire.bench.hook_cells import NOTES, Cell, hook
 from thinwire.bench.hook_runs import HookRun, last_line, measure
 from thinwire.bench.options import HooksOptions
@@ -35,7 +35,7 @@ class HooksBench(HooksOptions, Bench[Cell, HookRun]):
     """
 
     kinds = (HookRun,)
-    defaults: ClassVar[Mapping[str, Any]] = {"authors": None}
+    defaults: ClassVar[Mapping[str, Any]] = {"authors": None, "recipe": None}
 
     def __post_init__(self) -> None:
         if not self.cells():
@@ -47,6 +47,9 @@ class HooksBench(HooksOptions, Bench[Cell, HookRun]):
         rate = None if link in ("none", "unlimited") else link
         mine = {"hook": name, "model": model, "link": rate, "seed": seed, "authors": self.authors(name)}
         return Cell(**own | mine)
+
+    def key(self, cell: Cell, number: int) -> dict[str, Any]:
+        return {**super().key(cell, number), "recipe": unusual(cell.recipe(), "scales", "loss", "l1")}
 
     def authors(self, name: str) -> str | None:
         """Returns the file that a hook's optimizer is loaded from, as results tell it; None for hooks that need none.
