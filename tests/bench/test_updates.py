@@ -8,7 +8,11 @@ from thinwire.bench import harness
 from thinwire.bench.updates import UpdatesBench, UpdatesRun
 from thinwire.bench.updates_cells import ALONE, DDP, EXCHANGED, OTHERS, SHARD, TRAINING, Cell
 from thinwire.errors import ConfigError
+from thinwire.jobs.job import Job
 from thinwire.jobs.results import Results
+from thinwire.workloads.models import models
+from thinwire.workloads.recipe import Recipe
+from thinwire.workloads.recipes import _RECIPES
 
 
 def test_the_table_holds_every_way_against_a_step_alone() -> None:
@@ -48,3 +52,15 @@ def test_two_ranks_count_what_each_thread_does() -> None:
     assert list(run.spent) == [ALONE, DDP, EXCHANGED]
     assert all(spent[TRAINING] > 0 for spent in run.spent.values())
     assert run.spent[EXCHANGED][SHARD] > 0, "a rank's shard has a thread of its own"
+
+
+@pytest.mark.parametrize("known", _RECIPES, ids=lambda known: f"{known.model} on {known.data}")
+def test_the_recipe_is_the_one_that_train_takes(known: Recipe) -> None:
+    if known.model not in models():
+        pytest.skip(f"{known.model} needs a library that is not here")
+    bench = UpdatesBench(models=[known.model], data=known.data, designs=["update"], ranks=2, batch=7)
+    [cell] = bench.cells()
+    job = Job(design="update", model=known.model, data=known.data, workers=2, batch=7)
+    assert cell.recipe() == job.recipe()
+    changed = known.scales or known.loss != "cross-entropy"
+    assert (bench.key(cell, 0)["recipe"] is not None) == changed, "what files held before is another training"

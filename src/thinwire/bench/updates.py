@@ -7,11 +7,12 @@ in turn meet the same machine; other work on it still shows, by the caches that 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from thinwire.bench.harness import Bench, Figures, Measured, Tell
+from thinwire.bench.harness import Bench, Figures, Measured, Tell, unusual
 from thinwire.bench.hook_rank import SILENCE_S
 from thinwire.bench.hook_runs import free_port
 from thinwire.bench.options import UpdatesOptions
@@ -66,6 +67,7 @@ class UpdatesBench(UpdatesOptions, Bench[Cell, UpdatesRun]):
     """
 
     kinds = (UpdatesRun,)
+    defaults: ClassVar[Mapping[str, Any]] = {"recipe": None}
 
     def __post_init__(self) -> None:
         for model in self.models:
@@ -94,6 +96,9 @@ class UpdatesBench(UpdatesOptions, Bench[Cell, UpdatesRun]):
             for model in self.models
             for name in self.designs
         ]
+
+    def key(self, cell: Cell, number: int) -> dict[str, Any]:
+        return {**super().key(cell, number), "recipe": unusual(cell.recipe(), "scales", "loss", "l1")}
 
     def measure(self, cell: Cell, before: Measured[Cell, UpdatesRun], tell: Tell) -> UpdatesRun:
         counted: list[Counted] = []

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 
 from thinwire.bench.harness import Role, Stage
 from thinwire.engines.events import Event
+from thinwire.workloads.recipe import Recipe, for_workers
+from thinwire.workloads.recipes import recipe
 
 ALONE, DDP, EXCHANGED = "alone", "plain DDP", "design"
 """The ways to train, in the order of their turns: without any exchange, with torch's own, with the design."""
@@ -44,6 +46,10 @@ class Cell:
 
     def __str__(self) -> str:
         return f"{self.model}, {self.design}"
+
+    def recipe(self) -> Recipe:
+        """Returns the recipe for so many ranks, with this cell's batch."""
+        return replace(for_workers(recipe(self.model, self.data), self.ranks), batch=self.batch)
 
 
 class BlockEnded(Event, frozen=True, kw_only=True):

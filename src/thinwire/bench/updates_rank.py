@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import statistics
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import cycle, islice
 from pathlib import Path
 
@@ -33,12 +31,7 @@ from thinwire.bench.updates_cells import (
 )
 from thinwire.hooks.distribute import DistributedOptimizer, distribute
 from thinwire.jobs.training_loop import weights_digest
-from thinwire.workloads.batches import Batches
-from thinwire.workloads.data import data
-from thinwire.workloads.evaluate import cross_entropy
-from thinwire.workloads.models import model as make_model
-from thinwire.workloads.recipe import build_optimizer, clip_gradients
-from thinwire.workloads.recipes import recipe
+from thinwire.workloads.training import Training, training
 
 TASKS = Path("/proc/self/task")
 _SETTLE_S = 0.05
@@ -50,35 +43,31 @@ def train(role: UpdatesRank, stage: Stage) -> None:
     """Trains as one rank; the first block is not counted."""
     cell = role.cell
     join(role.master, rank=role.rank, ranks=cell.ranks, silence_s=SILENCE_S)
-    found = replace(recipe(cell.model, cell.data), batch=cell.batch)
-    dataset = data(cell.data, context=found.context)
-    module = make_model(cell.model, num_classes=dataset.num_classes, in_shape=dataset.in_shape, seed=cell.seed)
-    batches = Batches(
-        dataset, rank=role.rank, workers=cell.ranks, batch=cell.batch, seed=cell.seed, augment=found.augment
-    )
-    examples = list(islice(batches, _BATCHES))
+    own = training(cell.recipe(), data=cell.data, rank=role.rank, workers=cell.ranks, seed=cell.seed)
+    alone, stock = own.copy(), own.copy()
+    examples = list(islice(alone.batches, _BATCHES))
 
-    def training(model: nn.Module, optimizer: torch.optim.Optimizer | DistributedOptimizer) -> Callable[[int], None]:
+    def steps_of(
+        made: Training, optimizer: torch.optim.Optimizer | DistributedOptimizer, through: nn.Module | None = None
+    ) -> Callable[[int], None]:
         turn = cycle(examples)
 
         def steps(count: int) -> None:
-            for x, y in islice(turn, count):
+            for batch in islice(turn, count):
                 optimizer.zero_grad()
-                cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
-                clip_gradients(model, found)
+                made.backward(batch, through=through)
                 optimizer.step()
             if isinstance(optimizer, DistributedOptimizer):
                 optimizer.sync()
 
         return steps
 
-    alone, stock, own = (copy.deepcopy(module) for _ in range(3))
-    hooked = DistributedDataParallel(stock)
-    optimizer = distribute(own, build_optimizer(own, found), group=dist.group.WORLD, design=cell.design)
+    hooked = DistributedDataParallel(stock.model)
+    optimizer = distribute(own.model, own.optimizer, group=dist.group.WORLD, design=cell.design)
     ways = {
-        ALONE: training(alone, build_optimizer(alone, found)),
-        DDP: training(hooked, build_optimizer(stock, found)),
-        EXCHANGED: training(own, optimizer),
+        ALONE: steps_of(alone, alone.optimizer),
+        DDP: steps_of(stock, stock.optimizer, through=hooked),
+        EXCHANGED: steps_of(own, optimizer),
     }
     blocks: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
     for number in range(cell.blocks + 1):
@@ -100,7 +89,7 @@ def train(role: UpdatesRank, stage: Stage) -> None:
         way: {name: statistics.median(block[name] for block in some) for name in some[0]}
         for way, some in blocks.items()
     }
-    stage.report(Counted(spent=spent, weights=weights_digest(own)))
+    stage.report(Counted(spent=spent, weights=weights_digest(own.model)))
     dist.barrier()
     optimizer.close()
     dist.destroy_process_group()
