@@ -19,7 +19,7 @@ from thinwire.bench.harness import Bench, Figures, Measured, Tell, column, media
 from thinwire.bench.options import ClockOptions
 from thinwire.bench.sharing import measure_sharing
 from thinwire.bench.transport_costs import measure_costs
-from thinwire.engines.links import parse_rate
+from thinwire.engines.links import first_thin, parse_rate
 from thinwire.jobs import modelled
 from thinwire.jobs.cluster import choose_links
 from thinwire.jobs.job import Job
@@ -138,7 +138,7 @@ class ClockBench(ClockOptions, Bench[Job, Clocked]):
         )
 
     def thin_link(self) -> tuple[str | None, str]:
-        return next((link for link in self.links if parse_rate(link).bps is not None), None), self.shaping
+        return first_thin(self.links), self.shaping
 
     def line(self, cell: Job, figures: Clocked) -> str:
         return (

@@ -25,7 +25,7 @@ from thinwire.bench.peer_costs import measure_peer_message_s
 from thinwire.bench.sharing import measure_sharing
 from thinwire.bench.transport_costs import measure_costs
 from thinwire.engines.engine import ENVIRONMENT
-from thinwire.engines.links import parse_rate
+from thinwire.engines.links import first_thin, parse_rate
 from thinwire.engines.starters import Forks
 from thinwire.errors import ConfigError
 from thinwire.jobs.virtual_time import TransportCosts
@@ -110,7 +110,7 @@ class PaysBench(PaysOptions, Bench[Method, Paid]):
         ]
 
     def thin_link(self) -> tuple[str | None, str]:
-        return next((link for link in self.links if parse_rate(link).bps is not None), None), "kernel"
+        return first_thin(self.links), "kernel"
 
     def failed(self, figures: Paid) -> bool:
         return figures.error is not None

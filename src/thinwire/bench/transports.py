@@ -25,7 +25,7 @@ from thinwire.bench.options import TransportsOptions
 from thinwire.codecs import open_frame
 from thinwire.codecs.registry import codec as make_codec
 from thinwire.engines.events import Event
-from thinwire.engines.links import parse_rate
+from thinwire.engines.links import first_thin, parse_rate
 from thinwire.engines.namespaces import address_of
 from thinwire.errors import ConfigError
 from thinwire.hooks.distribute import distribute
@@ -239,7 +239,7 @@ class TransportsBench(TransportsOptions, Bench[Cell, Step]):
         ]
 
     def thin_link(self) -> tuple[str | None, str]:
-        return next((link for link in self.links if parse_rate(link).bps is not None), None), self.shaping
+        return first_thin(self.links), self.shaping
 
     def measure(self, cell: Cell, before: Measured[Cell, Step], tell: Tell) -> Step:
         links, seconds = choose_links(cell.link, cell.wanted), list[float]()

@@ -15,7 +15,7 @@ from thinwire.cli.lazy import lazy
 from thinwire.cli.options import takes
 from thinwire.cli.outputs import check_apart, writable_folder
 from thinwire.cli.train import with_privileges
-from thinwire.engines.links import parse_rate
+from thinwire.engines.links import first_thin
 from thinwire.errors import ConfigError, EngineError
 from thinwire.extras import require
 from thinwire.studies.options import REPORT, RESULTS, ComparisonOptions
@@ -50,7 +50,7 @@ def compare(given: ComparisonOptions, out: Out = Path("thinwire-compare"), json:
     writable_folder(out)
     check_apart(json, [out / RESULTS, out / REPORT], "the runs are kept, or the page is written")
     asked, shaping = comparing.Comparison(**vars(given)), given.shaping
-    thin = next((link for link in asked.links if parse_rate(link).bps is not None), None)
+    thin = first_thin(asked.links)
     with_privileges(thin, shaping)
     if asked.servers_on_workers and thin and cluster.choose_links(thin, shaping).shaping == "application":
         raise ConfigError("--servers-on-workers: processes of one node share its link only with kernel shaping")

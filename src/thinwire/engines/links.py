@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from thinwire.errors import ConfigError
@@ -101,3 +102,16 @@ def parse_rate(text: str) -> Rate:
     if len(number) > 20:  # before any arithmetic: int(1e400) has no value, and no link needs more digits
         raise ConfigError(f"a link rate of {len(number)} digits is out of range; expected {_ALLOWED}")
     return Rate(round(float(number) * _UNITS_BPS[unit]))
+
+
+def first_thin(links: Iterable[str]) -> str | None:
+    """Returns the first rate that is a limit, as it was given; None without any.
+
+    Raises:
+        ConfigError: a rate that `parse_rate` cannot read.
+
+    Example:
+        >>> first_thin(["none", "10mbit", "1gbit"]), first_thin(["unlimited"])
+        ('10mbit', None)
+    """
+    return next((link for link in links if parse_rate(link).bps is not None), None)
