@@ -13,8 +13,20 @@ def rate_text(bps: float, digits: int = 3) -> str:
     return f"{float(f'{bps / factor:.{digits}g}'):g} {unit}"
 
 
+def seconds_text(seconds: float) -> str:
+    """Returns seconds in a unit that fits, three digits that count: minutes from two on, and hours from two on.
+
+    >>> [seconds_text(each) for each in (12.0, 0.0123, 4.2e-05, 0.9997, 119.97, 7260.0)]
+    ['12 s', '12.3 ms', '42 µs', '1 s', '2 min', '2.02 h']
+    """
+    seconds = float(f"{seconds:.3g}")  # before a unit is chosen
+    units = (("h", 3600.0, 7200.0), ("min", 60.0, 120.0), ("s", 1.0, 1.0), ("ms", 1e-3, 1e-3))
+    unit, scale = next(((unit, scale) for unit, scale, least in units if seconds >= least), ("µs", 1e-6))
+    return f"{float(f'{seconds / scale:.3g}'):g} {unit}"
+
+
 def ms_text(seconds: float) -> str:
-    """Returns seconds as milliseconds with three digits that count.
+    """Returns seconds as milliseconds with three digits that count, for times that stand beside each other.
 
     >>> [ms_text(each) for each in (0.0093712, 2.774, 5.5e-5)]
     ['9.37 ms', '2770 ms', '0.055 ms']

@@ -20,6 +20,7 @@ from thinwire.errors import ConfigError
 from thinwire.extras import require
 from thinwire.jobs.virtual_time import TransportCosts
 from thinwire.planner.rounds import EXCHANGE_SHARE, check_share
+from thinwire.quantities import seconds_text
 
 if TYPE_CHECKING:
     from thinwire.planner import other_work as other_working
@@ -115,7 +116,7 @@ def plan(
         )
         said = verdict.verdict(made)
     said += filter(None, [other_work.remark()])
-    seconds = verdict.seconds_text(measured.step_s)
+    seconds = seconds_text(measured.step_s)
     console.print(f"measured: a step of {what} computes {seconds} here; all else is predicted")
     show(verdict.designs_table(made))
     show(verdict.workers_table(made))

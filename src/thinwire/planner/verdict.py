@@ -10,7 +10,7 @@ from thinwire.planner.planning import UNCOMPRESSED, WORTH, Plan
 from thinwire.planner.predictions import Summary
 from thinwire.presentation.charts import Chart, Panel, Series, to_matplotlib
 from thinwire.presentation.tables import Table
-from thinwire.quantities import counted, rate_text
+from thinwire.quantities import counted, rate_text, seconds_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -154,17 +154,6 @@ def chart(plan: Plan) -> Chart:
 def picture(plan: Plan) -> Figure:
     """Returns `chart` as a figure of matplotlib, to be shown or saved."""
     return to_matplotlib(chart(plan))
-
-
-def seconds_text(seconds: float) -> str:
-    """Returns seconds in a unit that fits.
-
-    >>> [seconds_text(each) for each in (12.0, 0.0123, 4.2e-05, 0.9997, 1234.5)]
-    ['12 s', '12.3 ms', '42 µs', '1 s', '1230 s']
-    """
-    seconds = float(f"{seconds:.3g}")  # before a unit is chosen
-    factor, unit = (1, "s") if seconds >= 1 else (1e3, "ms") if seconds >= 1e-3 else (1e6, "µs")
-    return f"{float(f'{seconds * factor:.3g}'):g} {unit}"
 
 
 def link_text(bps: float) -> str:

@@ -18,6 +18,7 @@ from thinwire.jobs.results import Run
 from thinwire.presentation.charts import Chart, Panel, Series, to_svg
 from thinwire.presentation.page import document, table_html, write_page
 from thinwire.presentation.tables import Table
+from thinwire.quantities import seconds_text
 from thinwire.studies.compare import Comparison, Failure, Findings
 from thinwire.studies.compare_rows import Row
 from thinwire.workloads.models import TEXT_MODELS
@@ -96,7 +97,7 @@ def links_table(rows: Sequence[Row]) -> Table:
             "–" if row.timed_steps is None else f"{row.timed_steps:,} of {row.steps or 0:,}",
             figure(row, "seconds_per_step", 4),
             figure(row, "speedup", 2),
-            "–" if row.training_seconds is None else _duration(row.training_seconds),
+            "–" if row.training_seconds is None else seconds_text(row.training_seconds),
             ", ".join(row.shaping) or "–",
         ]
         for row in sorted(rows, key=lambda row: [other.link for other in rows].index(row.link))
@@ -236,9 +237,3 @@ def curves(runs: Sequence[RunOutcome], title: str) -> Chart:
     ]
     panel = Panel(title=title, x_label="seconds of training", y_label="test accuracy (%)", series=series)
     return Chart(name="curves", caption="Test accuracy over the time of training.", panels=[panel])
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
