@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from thinwire.hooks.exchange_state import ExchangeState
-from thinwire.quantities import ms_text, rate_text
+from thinwire.quantities import ms_text, nbytes_text, rate_text
 
 _SPENT = ("encode_seconds", "decode_seconds", "copy_seconds")
 
@@ -80,8 +80,8 @@ class Report:
         else:
             lines = [
                 f"thinwire: {self.steps} compressed steps, {self.steps_skipped} skipped, {self.codecs}",
-                f"  sent a step      {self.sent_nbytes / 1e3:,.1f} kB, uncompressed "
-                f"{self.uncompressed_nbytes / 1e3:,.1f} kB: {self.ratio:.1f}× less, "
+                f"  sent a step      {nbytes_text(self.sent_nbytes)}, uncompressed "
+                f"{nbytes_text(self.uncompressed_nbytes)}: {self.ratio:.1f}× less, "
                 f"{self.bits_per_value:.3f} bit a value{self.beside and f'; beside it {self.beside}'}",
                 f"  time a step      encode {ms_text(self.encode_s)}, decode and average {ms_text(self.decode_s)}, "
                 f"copies {ms_text(self.copy_s)}, waiting {ms_text(self.wait_s)}",

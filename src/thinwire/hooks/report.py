@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from thinwire.quantities import ms_text
+from thinwire.quantities import ms_text, nbytes_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class TrainingReport:
         >>> print(report)
         thinwire: 10 steps, 100 ms each, 90.0 % of them computing
           exchange         encode 2 ms, decode and apply 1 ms, waiting 5 ms a step
-          sent, received   0.1 kB, 0.1 kB a step: 40.0× less than uncompressed at every step
+          sent, received   100 B, 100 B a step: 40.0× less than uncompressed at every step
     """
 
     steps: int
@@ -70,7 +70,7 @@ class TrainingReport:
                 f"{void}".replace("%", " %"),
                 f"  exchange         encode {ms_text(self.encode_s)}, decode and apply {ms_text(self.decode_s)}, "
                 f"waiting {ms_text(self.wait_s)} a step",
-                f"  sent, received   {self.sent_nbytes / 1e3:,.1f} kB, {self.received_nbytes / 1e3:,.1f} kB a step: "
+                f"  sent, received   {nbytes_text(self.sent_nbytes)}, {nbytes_text(self.received_nbytes)} a step: "
                 f"{self.ratio:.1f}× less than uncompressed at every step",
                 *auto,
             )
