@@ -1,4 +1,4 @@
-"""The grid of FSDP trainings and what its table compares; the ranks are `fsdp.compress`'s own tests."""
+"""The grid of FSDP trainings and what its table compares; and four small ranks that train text for real."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ import pytest
 from thinwire.bench.fsdp import FsdpBench, FsdpRun
 from thinwire.bench.fsdp_cells import Cell
 from thinwire.errors import ConfigError
+from thinwire.jobs.job import Job
+from thinwire.workloads.models import models
+from thinwire.workloads.recipe import Recipe
+from thinwire.workloads.recipes import _RECIPES
 
 
 def ran(seconds: float, loss: float) -> FsdpRun:
@@ -41,3 +45,35 @@ def test_names_that_cannot_be() -> None:
     for name in ("3lc", "ddp:3lc", "hsdp"):
         with pytest.raises(ConfigError, match="expected hsdp:METHOD or fsdp:METHOD"):
             FsdpBench(hooks=(name,))
+
+
+@pytest.mark.parametrize("known", _RECIPES, ids=lambda known: f"{known.model} on {known.data}")
+def test_the_recipe_is_the_one_that_train_takes_at_a_constant_rate(known: Recipe) -> None:
+    if known.model not in models():
+        pytest.skip(f"{known.model} needs a library that is not here")
+    if known.l1:
+        with pytest.raises(ConfigError, match="penalty on whole matrices, which no rank of FSDP has"):
+            FsdpBench(model=known.model, data=known.data)
+        return
+    bench = FsdpBench(model=known.model, data=known.data, batch=7, lr=0.25, steps=9)
+    [cell, *_] = bench.cells()
+    job = Job(design="fp32", model=known.model, data=known.data, workers=4, batch=7, lr=0.25, steps=9)
+    assert cell.recipe() == replace(job.recipe(), schedule="constant", warmup=0.0)
+    assert bench.key(cell, 0)["recipe"] == ({"augment": True} if known.augment else None)
+
+
+def test_four_ranks_train_text() -> None:
+    """Its outputs have an axis more than those of images, its recipe a context, and gradients that are clipped."""
+    bench = FsdpBench(
+        hooks=("hsdp:3lc[s=1.0]",),
+        link="none",
+        model="byte-transformer-1m",
+        data="python-text[test=8]",
+        steps=3,
+        short_steps=1,
+        batch=1,
+        lr=0.003,
+    )
+    [cell] = bench.cells()
+    run = bench.measure(cell, {}, lambda text: None)
+    assert 0 < run.loss < 6 and run.sent_bytes_per_step is None

@@ -8,12 +8,14 @@ loss depends on it: uncompressed steps of a large model take half a minute each 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar
 
 from thinwire.bench.fsdp_cells import RANKS, Cell, FsdpRank, Scored
-from thinwire.bench.harness import Bench, Figures, Measured, Tell, column, median
+from thinwire.bench.harness import Bench, Figures, Measured, Tell, column, median, unusual
 from thinwire.bench.hook_rank import SILENCE_S, Stepped, Stopped, Warm
 from thinwire.bench.hook_runs import PORT, free_port
 from thinwire.bench.options import FsdpOptions
@@ -57,10 +59,11 @@ class FsdpBench(FsdpOptions, Bench[Cell, FsdpRun]):
         rounds: how often the grid is gone through.
 
     Raises:
-        ConfigError: a name that cannot be.
+        ConfigError: a name that cannot be, or a model whose training needs whole parameters.
     """
 
     kinds = (FsdpRun,)
+    defaults: ClassVar[Mapping[str, Any]] = {"recipe": None}
     columns = (
         ("", lambda cell, runs: str(cell)),
         column("s a step", "seconds_per_step", "{:.3f}"),
@@ -76,7 +79,10 @@ class FsdpBench(FsdpOptions, Bench[Cell, FsdpRun]):
             codec, _ = parse_name(name.partition(":")[2], "codec")
             if codec not in ("none", "auto"):
                 find(codec)
-        recipe(self.model, self.data)
+        if recipe(self.model, self.data).l1:
+            raise ConfigError(
+                f"{self.model} trains with a penalty on whole matrices, which no rank of FSDP has; choose another model"
+            )
 
     def cells(self) -> list[Cell]:
         rate = None if parse_rate(self.link).bps is None else self.link
@@ -95,6 +101,9 @@ class FsdpBench(FsdpOptions, Bench[Cell, FsdpRun]):
             )
             for kind, _, method in (name.partition(":") for name in self.hooks)
         ]
+
+    def key(self, cell: Cell, number: int) -> dict[str, Any]:
+        return {**super().key(cell, number), "recipe": unusual(cell.recipe(), "augment")}
 
     def compared(self, cell: Cell, measured: Measured[Cell, FsdpRun]) -> dict[str, float | None]:
         stock = next(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 
 from thinwire.bench.harness import Role, Stage
 from thinwire.engines.events import Event
+from thinwire.workloads.recipe import Recipe, for_workers
+from thinwire.workloads.recipes import recipe
 
 SITES, RANKS = 2, 4
 
@@ -43,6 +45,11 @@ class Cell:
 
     def __str__(self) -> str:
         return f"{self.kind} {self.method}, {self.link or 'unlimited'}"
+
+    def recipe(self) -> Recipe:
+        """Returns the recipe with this cell's own numbers in it, its rate the same at every step."""
+        found = for_workers(recipe(self.model, self.data), RANKS)
+        return replace(found, batch=self.batch, lr=self.lr, schedule="constant", warmup=0.0, steps=self.steps)
 
 
 class Scored(Event, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from pathlib import Path
 
 import torch
@@ -17,31 +18,22 @@ from thinwire.bench.harness import Stage
 from thinwire.bench.hook_rank import SILENCE_S, Stepped, Stopped, Warm, wait_for
 from thinwire.hooks import fsdp
 from thinwire.policies.naming import parse_name
-from thinwire.workloads.batches import Batches
-from thinwire.workloads.data import data
 from thinwire.workloads.evaluate import evaluate
-from thinwire.workloads.models import model as make_model
 from thinwire.workloads.recipe import build_optimizer
-from thinwire.workloads.recipes import recipe
+from thinwire.workloads.training import training
 
 
 def train(role: FsdpRank, stage: Stage) -> None:
     """Trains as one rank."""
     cell, gate = role.cell, Path(role.gate)
     join(role.master, rank=role.rank, ranks=RANKS, silence_s=SILENCE_S)
-    dataset = data(cell.data)
-    found = recipe(cell.model, cell.data)
-    module = make_model(cell.model, num_classes=dataset.num_classes, in_shape=dataset.in_shape, seed=cell.seed)
-    state = shard(module, cell)
-    optimizer = build_optimizer(module, found)
-    for group in optimizer.param_groups:
-        group["lr"] = cell.lr
-    batches = Batches(dataset, rank=role.rank, workers=RANKS, batch=cell.batch, seed=cell.seed)
+    made = training(cell.recipe(), data=cell.data, rank=role.rank, workers=RANKS, seed=cell.seed)
+    state = shard(made.model, cell)
+    optimizer = build_optimizer(made.model, made.recipe)  # sharding has put other parameters in place
 
     def step() -> None:
-        x, y = next(batches)
         optimizer.zero_grad()
-        nn.functional.cross_entropy(module(x), y).backward()  # type: ignore[no-untyped-call]
+        made.backward()
         optimizer.step()
 
     for _ in range(cell.warmup):
@@ -60,21 +52,23 @@ def train(role: FsdpRank, stage: Stage) -> None:
     wait_for(gate / "stopped")
     for _ in range(cell.steps - cell.timed - cell.warmup):
         step()
-    score = evaluate(module, dataset)  # by all ranks: a forward pass gathers parameters
+    score = evaluate(made.model, made.dataset)  # by all ranks: a forward pass gathers parameters
     stage.report(Scored(accuracy=score.accuracy, loss=score.loss, report=report))
     dist.barrier()
     dist.destroy_process_group()
 
 
 def shard(module: nn.Module, cell: Cell) -> fsdp.ShardedState | None:
-    """Shards every layer and compresses what is exchanged."""
+    """Shards every layer that has parameters of its own, and the rest together; compresses what is exchanged."""
     ranks = torch.arange(RANKS)
     if cell.kind == "hsdp":
         mesh = DeviceMesh("cpu", ranks.view(SITES, -1), mesh_dim_names=("replicate", "shard"))
     else:
         mesh = DeviceMesh("cpu", ranks)
+    held = Counter(id(each) for _, each in module.named_parameters(remove_duplicate=False))
+    tied = {each for each, times in held.items() if times > 1}  # these stay with the whole model
     for layer in module.modules():
-        if isinstance(layer, nn.Linear | nn.Conv2d):
+        if isinstance(layer, nn.Linear | nn.Conv2d) and not tied.intersection(map(id, layer.parameters())):
             fully_shard(layer, mesh=mesh)
     fully_shard(module, mesh=mesh)
     codec, options = parse_name(cell.method, "codec", short={"s": "sparsity"})
