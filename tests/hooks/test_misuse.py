@@ -95,15 +95,27 @@ def test_a_second_backward_pass_changes_no_residual() -> None:
 
 
 def test_no_sync_inside_no_sync() -> None:
-    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> None:
+    """The one outside still gathers after the one inside has ended: the step is of all three passes."""
+
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> list[torch.Tensor]:
         with opt.no_sync():
             with opt.no_sync():
                 backward(model, rank, 0)
             backward(model, rank, 1)
         backward(model, rank, 2)
         opt.step()
+        opt.sync()
+        return [each.detach().clone() for each in model.parameters()]
 
-    run_cluster(mlp, train, codec="fp32")
+    found, _ = run_cluster(mlp, train, codec="fp32")
+    alone = [mlp(rank) for rank in range(2)]
+    for rank, model in enumerate(alone):
+        for step in range(3):
+            backward(model, rank, step)
+    taken = zip(*(model.parameters() for model in alone), strict=True)
+    wanted = [one.detach() - 0.1 * (one.grad + other.grad) / 2 for one, other in taken]
+    for each in found:
+        torch.testing.assert_close(each, wanted)
 
 
 def test_steps_that_cannot_count_change_nothing() -> None:
