@@ -56,3 +56,12 @@ def counted(count: int, what: str) -> str:
     ('1 worker', '1,024 workers')
     """
     return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def number_text(value: float | None, form: str = "g", unit: str = "") -> str:
+    """Returns a number as `format` writes it, with its unit behind it; – where there is none.
+
+    >>> number_text(1.25), number_text(0.5, ".0%"), number_text(1.25, ".1f", "×"), number_text(None, unit="×")
+    ('1.25', '50%', '1.2×', '–')
+    """
+    return "–" if value is None else f"{value:{form}}{unit}"

@@ -26,6 +26,7 @@ from thinwire.bench.harness import Bench, Figures, Measured, Tell
 from thinwire.bench.options import DoorsOptions
 from thinwire.engines.parent_watch import with_parent_watch
 from thinwire.errors import ConfigError, EngineError
+from thinwire.quantities import number_text
 
 MARK = "# thinwire"
 PATIENCE_S = 600.0
@@ -132,9 +133,9 @@ class DoorsBench(DoorsOptions, Bench[Door, DoorRun]):
         ("runs", lambda door, runs: "not installed" if runs[0].missing else _yes(not runs[0].error)),
         ("replicas equal", lambda door, runs: _yes(runs[0].replicas_equal)),
         ("residuals survive save and load", lambda door, runs: _yes(runs[0].residuals_survive)),
-        ("changed lines", lambda door, runs: _text(runs[0].changed_lines)),
-        ("test loss", lambda door, runs: _text(runs[0].loss)),
-        ("without thinwire", lambda door, runs: _text(runs[0].plain_loss)),
+        ("changed lines", lambda door, runs: number_text(runs[0].changed_lines)),
+        ("test loss", lambda door, runs: number_text(runs[0].loss)),
+        ("without thinwire", lambda door, runs: number_text(runs[0].plain_loss)),
     )
 
     def __post_init__(self) -> None:
@@ -267,7 +268,3 @@ def _end(text: str) -> str:
 
 def _yes(value: bool | None) -> str:
     return "–" if value is None else "yes" if value else "NO"
-
-
-def _text(value: float | None) -> str:
-    return "–" if value is None else f"{value:g}"

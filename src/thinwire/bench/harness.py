@@ -20,6 +20,7 @@ from thinwire.errors import ConfigError
 from thinwire.jobs.results import Results
 from thinwire.presentation.charts import Chart
 from thinwire.presentation.tables import Table
+from thinwire.quantities import number_text
 from thinwire.transports.grpc import GrpcOptions
 from thinwire.workloads.recipe import Recipe
 
@@ -84,7 +85,7 @@ class Bench(ABC, Generic[C, F]):
         header, lines = [title for title, _ in self.columns], []
         for cell, runs in measured.items():
             compared = self.compared(cell, measured)
-            ratios = ["–" if ratio is None else f"{ratio:.2f}" for ratio in compared.values()]
+            ratios = [number_text(ratio, ".2f") for ratio in compared.values()]
             lines.append([*(text(cell, runs) for _, text in self.columns), *ratios])
             header = [*(title for title, _ in self.columns), *compared]
         return [Table(header, lines, left=self.left)]

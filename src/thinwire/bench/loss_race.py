@@ -27,7 +27,7 @@ from thinwire.bench.options import LossRaceOptions
 from thinwire.errors import ConfigError, NonFiniteError
 from thinwire.presentation.charts import Chart
 from thinwire.presentation.tables import Table
-from thinwire.quantities import nbytes_text
+from thinwire.quantities import nbytes_text, number_text
 
 WARMUP = 3
 
@@ -150,26 +150,22 @@ class LossRace(LossRaceOptions, HooksBench):
 def _loss_line(row: Standing) -> list[str]:
     return [
         row.method,
-        _text(row.rate, "{:g}"),
+        number_text(row.rate, "g"),
         ", ".join(f"{loss:.3f}" for loss in row.losses.values()) or "failed",
-        _text(row.median_loss, "{:.3f}"),
-        _text(row.above_plain, "{:+.3f}"),
+        number_text(row.median_loss, ".3f"),
+        number_text(row.above_plain, "+.3f"),
         "–" if row.sent_bytes_per_step is None else nbytes_text(row.sent_bytes_per_step),
-        _text(row.less, "{:.1f}×"),
-        _text(row.cpu, "{:.2f}×"),
+        number_text(row.less, ".1f", "×"),
+        number_text(row.cpu, ".2f", "×"),
     ]
 
 
 def _time_line(row: Standing, links: Sequence[str]) -> list[str]:
     cells = [
-        f"{_text(row.seconds_per_step.get(link), '{:.3f}')}, {_text(row.compute_share.get(link), '{:.0%}')}, "
-        f"{_text(row.seconds_to_target.get(link), '{:.0f}')}, "
-        f"{_text(row.of_best_other.get(link), '{:.2f}')}"
+        f"{number_text(row.seconds_per_step.get(link), '.3f')}, {number_text(row.compute_share.get(link), '.0%')}, "
+        f"{number_text(row.seconds_to_target.get(link), '.0f')}, "
+        f"{number_text(row.of_best_other.get(link), '.2f')}"
         for link in links
     ]
     nbytes = "–" if row.bytes_to_target is None else nbytes_text(row.bytes_to_target)
-    return [row.method, _text(row.steps_to_target, "{:.0f}"), nbytes, *cells]
-
-
-def _text(value: float | None, form: str) -> str:
-    return "–" if value is None else form.format(value)
+    return [row.method, number_text(row.steps_to_target, ".0f"), nbytes, *cells]

@@ -10,6 +10,7 @@ from thinwire.bench.harness import Figures, Measured
 from thinwire.bench.hook_cells import SERVED, hook
 from thinwire.planner.planning import WORTH
 from thinwire.presentation.tables import Table
+from thinwire.quantities import number_text
 
 KINDS = {"ddp": "DDP hook", "server": "server", "local": "local updates"}
 CLOSE = 1.05
@@ -110,8 +111,8 @@ def pays_table(measured: Measured[Method, Paid], workers: int) -> Table:
     lines = [
         [
             *(row.model, row.link, KINDS[row.kind], milliseconds(row.plain_s)),
-            *(_times(row.best_speedup), _short(row.best), _times(row.auto_speedup)),
-            *(_times(row.advised_speedup), _short(row.advised)),
+            *(number_text(row.best_speedup, ".2f", "×"), _short(row.best), number_text(row.auto_speedup, ".2f", "×")),
+            *(number_text(row.advised_speedup, ".2f", "×"), _short(row.advised)),
             "–" if row.right is None else "right" if row.right else "wrong",
         ]
         for row in compare(measured)
@@ -221,7 +222,3 @@ def milliseconds(seconds: float) -> str:
     ('12.3', '1235')
     """
     return f"{1e3 * seconds:.0f}" if seconds >= 0.1 else f"{1e3 * seconds:.3g}"
-
-
-def _times(ratio: float | None) -> str:
-    return "–" if ratio is None else f"{ratio:.2f}×"

@@ -21,6 +21,7 @@ from thinwire.cli.console import console, write_json
 from thinwire.cli.lazy import lazy
 from thinwire.errors import ConfigError
 from thinwire.frames import CODEC_NUMBERS, Flags
+from thinwire.quantities import number_text
 from thinwire.version import VERSION
 
 if TYPE_CHECKING:
@@ -203,9 +204,8 @@ def codecs(
     rows = sample.sample_codecs() if measure else codec_sample.recorded()
     table = Table("codec", "bits/value", "ratio", "relative error", "after ten steps with residual")
     for row in rows:
-        after = "–" if row.after_feedback is None else f"{row.after_feedback:.3f}"
-        figures = (f"{row.bits_per_value:.3f}", f"{row.ratio:.1f}×", f"{row.relative_error:.3f}", after)
-        table.add_row(row.codec, *figures)
+        figures = (f"{row.bits_per_value:.3f}", f"{row.ratio:.1f}×", f"{row.relative_error:.3f}")
+        table.add_row(row.codec, *figures, number_text(row.after_feedback, ".3f"))
     console.print("Weight gradients of the digits MLP after 60 steps; each codec with its defaults, no zstd stage.")
     console.print(table)
     if not measure:

@@ -19,7 +19,7 @@ from thinwire.cli import options
 from thinwire.cli.console import console, write_json
 from thinwire.cli.outputs import check_apart
 from thinwire.errors import ConfigError, TransportError
-from thinwire.quantities import counted, ms_text, nbytes_text, rate_text
+from thinwire.quantities import counted, ms_text, nbytes_text, number_text, rate_text
 from thinwire.runtime.record_files import RecordEndpoint, RecordFile
 from thinwire.studies.step_figures import Figures, RecordedSteps
 
@@ -152,8 +152,8 @@ def _tensors(figures: Figures, most: int) -> rich.table.Table:
             nbytes_text(each.push_nbytes),
             nbytes_text(each.pull_nbytes),
             f"{each.ratio:.1f}×",
-            "–" if each.lag is None else f"{each.lag:.1f}",
-            "–" if each.residual_norm is None else f"{each.residual_norm:.3g}",
+            number_text(each.lag, ".1f"),
+            number_text(each.residual_norm, ".3g"),
         )
     if len(figures.tables) > most:
         listed.caption = f"{len(figures.tables) - most} more, which are smaller"

@@ -14,7 +14,7 @@ from thinwire.presentation.charts import Chart, Panel, Series, smooth
 from thinwire.presentation.interactive import chart_html, interactive_document
 from thinwire.presentation.page import table_html
 from thinwire.presentation.tables import Table
-from thinwire.quantities import ms_text, nbytes_text, rate_text
+from thinwire.quantities import ms_text, nbytes_text, number_text, rate_text
 from thinwire.studies.recorded_run import RecordedRun
 from thinwire.studies.step_figures import Figures
 from thinwire.studies.step_sums import RankStep
@@ -133,8 +133,8 @@ def tensors_table(figures: Figures) -> Table:
         [
             *(each.table, each.codec or "–", f"{each.numel:,}"),
             *(nbytes_text(each.push_nbytes), nbytes_text(each.pull_nbytes), f"{each.ratio:.1f}×"),
-            "–" if each.lag is None else f"{each.lag:.1f}",
-            "–" if each.residual_norm is None else f"{each.residual_norm:.3g}",
+            number_text(each.lag, ".1f"),
+            number_text(each.residual_norm, ".3g"),
         ]
         for each in figures.tables[:_ROWS]
     ]

@@ -9,13 +9,14 @@ from thinwire.bench.chaos.faults import KINDS, WITHOUT_PRIVILEGES, check_kinds, 
 from thinwire.bench.chaos.options import StormOptions, StormsOptions
 from thinwire.bench.chaos.outcome import Outcome, with_problem
 from thinwire.bench.chaos.stage import Stage
-from thinwire.bench.chaos.trials import Scenario, Trial, text
+from thinwire.bench.chaos.trials import Scenario, Trial
 from thinwire.bench.harness import Column, Measured, Tell
 from thinwire.errors import ConfigError
 from thinwire.jobs.job import Job
 from thinwire.jobs.processes import Elastic
 from thinwire.policies.consistency import consistency
 from thinwire.policies.designs import design, designs
+from thinwire.quantities import number_text
 from thinwire.workloads.data import data
 
 STORM_COLUMNS: Sequence[Column[Trial, Outcome]] = (
@@ -28,9 +29,9 @@ STORM_COLUMNS: Sequence[Column[Trial, Outcome]] = (
     ("missing", lambda cell, runs: f"{runs[0].missing:.0f}"),
     ("late", lambda cell, runs: f"{runs[0].late:.0f}"),
     ("redone", lambda cell, runs: str(runs[0].redone)),
-    ("slowest back s", lambda cell, runs: text(max(runs[0].back_s, default=None), ".1f")),
-    ("accuracy", lambda cell, runs: text(runs[0].accuracy, ".2%")),
-    ("points", lambda cell, runs: text(runs[0].points, "+.2f")),
+    ("slowest back s", lambda cell, runs: number_text(max(runs[0].back_s, default=None), ".1f")),
+    ("accuracy", lambda cell, runs: number_text(runs[0].accuracy, ".2%")),
+    ("points", lambda cell, runs: number_text(runs[0].points, "+.2f")),
 )
 
 

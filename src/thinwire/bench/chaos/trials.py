@@ -25,6 +25,7 @@ from thinwire.jobs.forks import forks
 from thinwire.jobs.job import Job
 from thinwire.jobs.outcome import RunOutcome
 from thinwire.presentation.charts import Chart
+from thinwire.quantities import number_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,20 +220,15 @@ def _spread(values: Sequence[float], form: str = ".1f") -> str:
     return " … ".join(format(each, form) for each in (ordered[0], ordered[len(ordered) // 2], ordered[-1]))
 
 
-def text(value: float | None, form: str = ".2f") -> str:
-    """A number in a table; – for none."""
-    return "–" if value is None else format(value, form)
-
-
 COLUMNS: Sequence[Column[Trial, Outcome]] = (
     ("trial", lambda cell, runs: str(cell)),
     ("what struck", lambda cell, runs: runs[0].faults[0] if runs[0].faults else "–"),
     ("ended", lambda cell, runs: "right" if not runs[0].problems else "NOT RIGHT"),
     ("steps", lambda cell, runs: str(runs[0].steps)),
-    ("said after s", lambda cell, runs: text(runs[0].said_s)),
-    ("back after s", lambda cell, runs: text(max(runs[0].back_s, default=None), ".1f")),
-    ("accuracy", lambda cell, runs: text(runs[0].accuracy, ".2%")),
-    ("points", lambda cell, runs: text(runs[0].points, "+.2f")),
+    ("said after s", lambda cell, runs: number_text(runs[0].said_s, ".2f")),
+    ("back after s", lambda cell, runs: number_text(max(runs[0].back_s, default=None), ".1f")),
+    ("accuracy", lambda cell, runs: number_text(runs[0].accuracy, ".2%")),
+    ("points", lambda cell, runs: number_text(runs[0].points, "+.2f")),
     ("missing", lambda cell, runs: f"{runs[0].missing:.0f}"),
     ("seconds", lambda cell, runs: f"{runs[0].seconds:.0f}"),
 )
