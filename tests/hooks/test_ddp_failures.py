@@ -133,6 +133,37 @@ def test_nan_ends_the_training_on_all_ranks_by_default() -> None:
             assert ("rank 1 gave up" in str(errors[0])) == (rank != 1)
 
 
+def run_alone(rank: int) -> tuple[list[list[Exception]], int, bool]:
+    """What `run_raise` is on one rank, and a step that one rank skips."""
+    model = mlp()
+    wrapped = DistributedDataParallel(model, **MANY_BUCKETS)
+    state = ddp.compress(wrapped, "3lc", nonfinite="skip", measure_link=False)
+    x, y = batch(rank, 0)
+    (nn.functional.cross_entropy(wrapped(x), y) * torch.inf).backward()  # type: ignore[no-untyped-call]
+    nan = all(parameter.grad is not None and bool(parameter.grad.isnan().all()) for parameter in model.parameters())
+    poisoned: list[list[Exception]] = []
+    for parameter in ("0.weight", "5.bias"):
+        model = mlp()
+        wrapped = DistributedDataParallel(model, **MANY_BUCKETS)
+        ddp.compress(wrapped, "3lc", measure_link=False)
+        poison(model, parameter)
+        poisoned.append([])
+        for step in range(2):
+            try:
+                train(wrapped, rank, 1, first=step)
+            except (tw.ThinwireError, RuntimeError) as error:
+                poisoned[-1].append(error)
+    return poisoned, state.steps_skipped, nan
+
+
+def test_nan_on_one_rank_alone_is_told_as_on_several() -> None:
+    """Elastic jobs shrink to one rank."""
+    [(trainings, skipped, nan)] = run_ranks(1, run_alone)
+    assert skipped == 1 and nan
+    for errors in trainings:
+        assert len(errors) == 2 and isinstance(errors[0], tw.NonFiniteError), errors
+
+
 # ---- ranks that are gone or different
 
 

@@ -149,3 +149,38 @@ def test_the_threads_end_and_one_rank_alone_starts_none() -> None:
         threads = list(made[0]._threads)
         made[0].wait_step()
     assert len(threads) == 2 and not any(thread.is_alive() for thread in threads)
+
+
+def test_nan_on_one_rank_alone_skips_the_step_or_ends_the_training_and_what_waited_still_waits() -> None:
+    pair = collectives(tensors(CODEC), 2)
+    step(pair, bucket_of(), gradients(2, 0), 0)
+    states = [core.residuals.state_dict() for core in pair]
+    buckets = [Bucket(((name, 0),), 4 * size) for name, size in SIZES.items()]
+
+    def take(driver: CollectiveDriver, number: int, bad: str = "") -> list[torch.Tensor]:
+        taken = []
+        for index, (bucket, (name, size)) in enumerate(zip(buckets, SIZES.items(), strict=True)):
+            gradient = torch.full((size,), torch.inf if name == bad else 0.0)
+            last = index == len(buckets) - 1
+            taken.append(driver.bucket_ready(bucket, gradient, number, index, last=last).wait())
+        return taken
+
+    for skip in (True, False):
+        with drivers(groups(1), skip=skip) as [alone]:
+            residuals = alone._core.residuals
+            residuals.load_resized(states)
+            before = residuals.state_dict()["residuals"]
+            assert before["w"].any() and before["small"].any()
+            for number, bad in enumerate(("small", "bias", "w") if skip else ()):
+                taken = take(alone, number, bad)
+                assert taken[list(SIZES).index(bad)].isnan().all()
+                alone.wait_step()
+                assert alone._core.steps_skipped == number + 1
+                after = residuals.state_dict()["residuals"]
+                assert all(torch.equal(after[name], value) for name, value in before.items()), bad
+            taken = take(alone, 3)
+            assert torch.equal(taken[0], before["w"]) and not residuals.state_dict()["residuals"]["w"].any()
+            if not skip:
+                assert take(alone, 4, "bias")[1].isnan().all()
+                with pytest.raises(NonFiniteError, match=r"^bias: holds NaN or Inf"):
+                    alone.wait_step()

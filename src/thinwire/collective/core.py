@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from thinwire.codecs import Codec, Context
 from thinwire.codecs.decoding import Values
@@ -17,6 +18,7 @@ from thinwire.collective.exchange import Exchange, Group
 from thinwire.collective.residuals import Residuals
 from thinwire.collective.shard import Shard, Span, Spans
 from thinwire.collective.tally import Tally
+from thinwire.errors import NonFiniteError
 from thinwire.policies.assignment import Partition
 
 _KEPT_GROUPS = 256
@@ -122,6 +124,42 @@ class Collective:
             self.residuals.restore()
             self.steps_skipped += 1
             self._skipped = False
+
+    def take_alone(self, bucket: Bucket, values: Values, index: int, *, last: bool) -> bool:
+        """Takes a bucket where this rank is the only one: adds what an earlier run with more ranks left unsent.
+
+        Args:
+            bucket: what the values are of.
+            values: the gradient, flat; changed in place.
+            index: the bucket's number in the step; 0 begins a step.
+            last: whether it ends the step.
+
+        Returns:
+            Whether the gradient is finite. Else the values mean nothing, and the step is skipped: after its last bucket
+            residuals are what they were before it.
+
+        Raises:
+            NonFiniteError: NaN or Inf, where steps are not skipped; nothing has been added.
+        """
+        if index == 0:
+            self._skipped = False  # of a step that was broken off
+            if self.skip:
+                self.residuals.snapshot()
+        found = None
+        for name, offset in bucket.offsets:
+            if not torch.as_tensor(values[offset : offset + self.residuals.tensors[name].numel]).isfinite().all():
+                found = name
+                break
+        if found is None:
+            self.flush(bucket, values, self.residuals.names())
+        elif not self.skip:
+            raise NonFiniteError(f"{found}: holds NaN or Inf; nothing was added to it")
+        self._skipped = self._skipped or found is not None
+        if last and self._skipped:
+            self.residuals.restore()
+            self.steps_skipped += 1
+            self._skipped = False
+        return found is None
 
     def skip_step(self, *, exchanged: bool) -> None:
         """Skips the step that has just been exchanged after all, as others do that this rank had no exchange with.

@@ -24,7 +24,7 @@ import torch
 
 from thinwire.collective.core import Bucket, Collective
 from thinwire.collective.exchange import Exchange, Group, Pass, Send, abort_packet
-from thinwire.errors import ConfigError, DeadlineError, TransportError
+from thinwire.errors import ConfigError, DeadlineError, NonFiniteError, TransportError
 from thinwire.runtime.bucket_buffers import BucketBuffer, Future, UnderWay
 from thinwire.runtime.peers import FAREWELL, leave
 from thinwire.telemetry import Counters
@@ -102,7 +102,7 @@ class CollectiveDriver:
         future: Future = torch.futures.Future(devices=devices)
         waiting = BucketBuffer(buffer, event, future)
         if self.peers.size == 1:
-            self._complete_alone(bucket, waiting)
+            self._complete_alone(bucket, waiting, index, last=last)
             return future
         self._waiting.append(waiting)
         for exchange, count in self._core.bucket_ready(bucket, step, index, last=last):
@@ -152,9 +152,18 @@ class CollectiveDriver:
                 thread.join(_CLOSE_S)
         self._threads.clear()
 
-    def _complete_alone(self, bucket: Bucket, buffer: BucketBuffer) -> None:
-        """One rank has nobody to send to: it adds what an earlier run with more ranks left unsent."""
-        self._flush(bucket, buffer, self._core.residuals.names())
+    def _complete_alone(self, bucket: Bucket, buffer: BucketBuffer, index: int, *, last: bool) -> None:
+        """One rank has nobody to send to: its part of an exchange is done at once, and fails as an exchange does."""
+        values, finite = buffer.values(), False
+        try:
+            finite = self.failure is None and self._core.take_alone(bucket, values, index, last=last)
+        except NonFiniteError as error:
+            self.failure = error
+            self._told.set()
+        if finite:
+            buffer.fill(values)
+        else:
+            buffer.buffer.fill_(torch.nan)
         buffer.future.set_result(buffer.buffer)
 
     def _flush(self, bucket: Bucket, buffer: BucketBuffer, waiting: set[str]) -> None:
