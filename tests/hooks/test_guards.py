@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import re
 import warnings
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -143,6 +144,59 @@ def nn_loss(model: nn.Module, rank: int) -> float:
     loss = nn.functional.cross_entropy(model(x), y)
     loss.backward()  # type: ignore[no-untyped-call]
     return float(loss)
+
+
+WASTED = ("DDP", "FSDP")
+NOT_WASTED = ("DDP, no_sync", "DDP, added", "DDP, view added", "DDP, NaN", "DDP, loaded", "FSDP, added")
+
+
+def run_thrown_away(rank: int) -> dict[str, list[str]]:
+    """Loops that leave a pass unused, and loops that only look so."""
+    told: dict[str, list[str]] = {}
+
+    def loop(how: str) -> None:
+        net = nn.Sequential(nn.Linear(16, 200), nn.ReLU(), nn.Linear(200, 4))
+        wrapped: Any = net
+        if how.startswith("FSDP"):
+            fully_shard(net)
+            state: Any = fsdp.compress(net, **CODEC)
+        else:
+            wrapped = DistributedDataParallel(net, gradient_as_bucket_view="view" in how)
+            state = ddp.compress(wrapped, nonfinite="skip", **CODEC)
+        optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.05)
+        for step in range(4):
+            with wrapped.no_sync() if "no_sync" in how else nullcontext():
+                loss = nn.functional.cross_entropy(wrapped(batch(rank, step)[0]), batch(rank, step)[1])
+                (loss * (torch.nan if "NaN" in how and step == 2 else 1)).backward()  # type: ignore[no-untyped-call]
+            if "loaded" in how:
+                state.load_state_dict(state.state_dict())
+            if "added" not in how and "NaN" not in how:
+                optimizer.zero_grad()
+            if "NaN" not in how:
+                nn.functional.cross_entropy(wrapped(batch(rank, 9)[0]), batch(rank, 9)[1]).backward()  # type: ignore[no-untyped-call]
+            elif step == 2:
+                assert state.steps_skipped == 1
+                optimizer.zero_grad()
+                continue
+            optimizer.step()
+            optimizer.zero_grad()
+        state.close()
+
+    for how in (*WASTED, *NOT_WASTED):
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            loop(how)
+        told[how] = [str(each.message) for each in heard if issubclass(each.category, UserWarning)]
+    return told
+
+
+def test_gradients_that_nobody_takes_are_told_of_once() -> None:
+    """As of a GAN's discriminator in its generator's step: plain DDP forgets them, and residuals keep a part."""
+    for told in run_ranks(2, run_thrown_away):
+        for how in WASTED:
+            [text] = told.pop(how)
+            assert re.search("exchanged gradients that no optimizer took .* `with model.no_sync", text), (how, text)
+        assert not any(told.values()), told
 
 
 def test_scripts_are_told_what_would_ruin_the_training() -> None:

@@ -161,6 +161,11 @@ class ExchangeState:
         if self._records is not None:
             self._records.close()
 
+    def watch(self, *, anew: bool) -> None:
+        """Has the guard look whether the compressed step before was of any use; `anew` as in `StepGuard.exchanged`."""
+        if self._guard is not None and self.core.residuals.world > 1:  # one rank alone keeps nothing
+            self._guard.exchanged(anew=anew, skipped=self.steps_skipped)
+
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy of the model, such as one of averaged weights, or one that is saved whole, takes part in nothing."""
         return _Copied, ()
@@ -259,6 +264,8 @@ class ExchangeState:
             self._records.end_step()
         with nullcontext() if self.auto is None else self.auto.loading(state.get("auto") or ""):
             self._load_residuals(state)
+        if self._guard is not None:
+            self._guard.forget()
         self.step = int(state["step"])
         self._loss_scale = float(state["loss_scale"])
         if self._scaler is None and self._loss_scale not in (0.0, 1.0):

@@ -1,7 +1,7 @@
 """What a script may do after wrapping that ruins a compressed training: told of before the optimizer's step.
 
 torch calls a global hook before every step of every optimizer; there the optimizer's class is known, and so are the
-gradients that it is about to apply.
+gradients that it is about to apply. Of every compressed step it is told, and tells of one that no optimizer has taken.
 """
 
 from __future__ import annotations
@@ -58,6 +58,9 @@ class StepGuard:
                 self._reduced.append(places[id(parameter)])
             elif name not in ignored:
                 self._left_out.append((name, places[id(parameter)]))
+        self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._unused = self._told = False
+        self._skipped = 0
         self._handle = register_optimizer_step_pre_hook(self._before_step)
         _watching.add(self)
         weakref.finalize(wrapper, self.close).atexit = False
@@ -67,6 +70,33 @@ class StepGuard:
         self._handle.remove()
         _watching.discard(self)
 
+    def exchanged(self, *, anew: bool, skipped: int) -> None:
+        """Takes a compressed step, once its gradients are there; warns once where an earlier one's were thrown away.
+
+        Scripts without an optimizer of torch's are not judged, as nobody sees what they do with gradients.
+
+        Args:
+            anew: whether they have replaced those of the compressed step before, and were not added to them.
+            skipped: steps skipped before this one: nobody is to take a step of NaN.
+        """
+        wasted = anew and self._unused and bool(self._optimizers) and skipped == self._skipped
+        self._unused, self._skipped = True, skipped
+        if wasted and not self._told:
+            self._told = True
+            warnings.warn(
+                "a backward pass has exchanged gradients that no optimizer took before they were zeroed. The exchange "
+                "has spent a part of the residuals on them and left a part of them in the residuals, which later steps "
+                "apply: the training may diverge. Keep such a pass out of the exchange, as by `with model.no_sync():` "
+                "(DDP), model.set_requires_gradient_sync(False) (FSDP2), or requires_grad_(False) around it; "
+                "docs/ddp.md, Gradients that nobody takes",
+                UserWarning,
+                stacklevel=2,
+            )
+
+    def forget(self) -> None:
+        """Says that residuals have been replaced: of the steps before nothing is left in them."""
+        self._unused = False
+
     def _before_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         if isinstance(optimizer, torch.optim.LBFGS) and self._holds(optimizer, self._compressed):
             raise ConfigError(
@@ -74,6 +104,9 @@ class StepGuard:
                 "gradients hold what earlier ones left over, and it goes astray. Take another optimizer, such as SGD "
                 "or AdamW, or train without compression"
             )
+        if self._unused and (optimizer in self._optimizers or self._holds(optimizer, self._compressed)):
+            self._optimizers.add(optimizer)
+            self._unused = False
         if self._left_out:
             self._warn_of_unfrozen(optimizer)
 

@@ -53,7 +53,8 @@ def compress(
 ) -> ThinwireState:
     """Compresses the gradients of a DistributedDataParallel model, both ways, with error feedback on both passes.
 
-    Call it on every rank, after wrapping the model and before the first backward pass; nothing else changes.
+    Call it on every rank, after wrapping the model and before the first backward pass; nothing else changes, but that
+    gradients which no optimizer takes belong inside `model.no_sync()`: every other backward pass is a step.
     Compressed bytes travel over a gloo group of their own, whatever group DDP uses.
 
     Args:
@@ -191,6 +192,8 @@ def thinwire_hook(state: ThinwireState, bucket: dist.GradBucket) -> torch.future
             if auto.flush.waiting:
                 auto.flush.add(state.bucket(bucket), buffer)
             return _uncompressed(state, buffer, last=last)
+    if last:
+        state.watch_step(bucket)
     future = state.driver.bucket_ready(state.bucket(bucket), buffer, step, index, last=last)
     if last:
         _raise_after_backward(state)

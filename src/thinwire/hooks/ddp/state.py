@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.weak import TensorWeakRef
 
 from thinwire.collective.core import Bucket
 from thinwire.errors import ConfigError
@@ -45,7 +46,7 @@ class ThinwireState(ExchangeState):
 
     merge_name = "ddp.merge"
 
-    __slots__ = ("_buckets", "_model", "_names", "group", "under_way")
+    __slots__ = ("_buckets", "_model", "_names", "_watched", "group", "under_way")
 
     def __init__(self, *, parameters: Mapping[str, torch.Tensor], model: DistributedDataParallel, **kept: Any) -> None:
         super().__init__(**kept)
@@ -54,6 +55,7 @@ class ThinwireState(ExchangeState):
         self.under_way: list[Reduction] = []
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._buckets: dict[tuple[int, ...], Bucket] = {}
+        self._watched: tuple[int, TensorWeakRef] | None = None
 
     @property
     def reduces_late(self) -> bool:
@@ -69,6 +71,19 @@ class ThinwireState(ExchangeState):
                 "join(divide_by_initial_world_size=False) divides gradients by the ranks that still have data, and "
                 "DDP tells no communication hook of them; leave the argument out, or give every rank as many batches"
             )
+
+    def watch_step(self, shown: dist.GradBucket) -> None:  # type: ignore[name-defined]
+        """Looks whether the gradients of the compressed step before are gone; called with a step's last bucket.
+
+        One parameter tells: its gradient is another tensor where the last one was set to None, and else the same.
+        With `gradient_as_bucket_view` it is the bucket's, always the same, and nothing is told.
+        """
+        parameter = shown.parameters()[0]
+        if parameter.grad is None:
+            return
+        before, self._watched = self._watched, (id(parameter), TensorWeakRef(parameter.grad))
+        same = before is None or before[0] != id(parameter) or before[1]() is parameter.grad
+        self.watch(anew=not same)
 
     def finish_reductions(self) -> None:
         """Waits for the step's all-reduces; called at the end of a backward pass, before DDP waits for their futures.

@@ -66,9 +66,11 @@ def compress(
 ) -> ShardedState:
     """Compresses the gradients that an FSDP2 model exchanges, with error feedback.
 
-    Call it on every rank of the mesh, after `fully_shard` and before the first backward pass; nothing else changes. On
-    a mesh of two dimensions (HSDP) what replicas exchange is compressed, both ways; inside a replica FSDP does as
-    always. On a mesh of one dimension what each rank sends to the owners of the shards is compressed.
+    Call it on every rank of the mesh, after `fully_shard` and before the first backward pass; nothing else changes, but
+    that gradients which no optimizer takes are not to be exchanged (`model.set_requires_gradient_sync(False)`): every
+    other backward pass is a step. On a mesh of two dimensions (HSDP) what replicas exchange is compressed, both ways;
+    inside a replica FSDP does as always. On a mesh of one dimension what each rank sends to the owners of the shards is
+    compressed.
 
     Args:
         model: with `fully_shard` applied, all with one mesh.

@@ -209,6 +209,11 @@ class ParameterGroup:
         begin = 0 if self.replicated else self.shard * self.stride
         return values[begin : begin + self.stride]
 
+    @property
+    def has_gradients(self) -> bool:
+        """Whether a gradient of an earlier step is still there, to which this one's is added."""
+        return any(parameter.param.sharded_param.grad is not None for parameter in self.parameters)
+
     def add_gradient(self, flat: torch.Tensor) -> None:
         """Adds a flat gradient of this rank's shards to those of the parameters."""
         if flat.is_cuda:

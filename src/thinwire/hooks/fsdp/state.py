@@ -156,6 +156,8 @@ class ShardedState(ExchangeState):
             self.end_step()  # a group that is reduced twice in a backward pass: each time is an exchange of its own
         if not self._ready:
             self.follow_loss_scale()
+            if ready.values is not None:
+                self.watch(anew=not ready.group.has_gradients)
         if self._buckets[ready.group].offsets:
             self._exchange_newest(last=False)
         self._ready.append(ready)
