@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from tests.hooks.ddp_ranks import batch, run_ranks
@@ -81,3 +82,37 @@ def test_settings_in_turn_add_up_to_the_uncompressed_training() -> None:
             assert "  auto             uncompressed since step 7" in report
         for kind in found:
             assert all(torch.equal(found[kind][1][name], results[0][kind][1][name]) for name in found[kind][1])
+
+
+def run_skip(rank: int) -> list[tuple[int, str, int, list[bool], bool]]:
+    """Steps with NaN in the rows of one shard, which compresses or does not while the other does the opposite."""
+    torch.manual_seed(0)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    model = nn.Sequential(nn.Linear(16, 64))
+    fully_shard(model, mesh=mesh)
+    state = fsdp.compress(model, "auto", measure_link=False, nonfinite="skip")
+    assert state.auto is not None
+    pilot: Any = state.auto.pilot
+    pilot._decide = lambda: None
+    pilot.memory.level = 3 if mesh.get_local_rank("shard") == 0 else 0
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    found = []
+    for step in range(5):
+        optimizer.zero_grad()
+        y, skipped = model(torch.randn(4, 16)), state.steps_skipped
+        first, second = (torch.nan if rank == 0 and step == bad else 1.0 for bad in (2, 3))
+        (first * y[:, :32].sum() + second * y[:, 32:].sum()).backward()
+        if state.steps_skipped == skipped:
+            optimizer.step()
+        gradients = [parameter.grad.to_local() for parameter in model.parameters()]  # type: ignore[union-attr]
+        nan = [bool(gradient.isnan().all()) for gradient in gradients]
+        found.append((step, state.auto.setting.name, state.steps_skipped, nan, state.steps_skipped == skipped))
+    return found
+
+
+def test_a_step_with_nan_is_skipped_by_all_shards_whichever_of_them_compress() -> None:
+    results = run_ranks(4, run_skip)
+    for rank, found in enumerate(results):
+        assert {setting for _, setting, *_ in found} == {"uncompressed" if rank % 2 else "3lc[s=1]"}
+        assert [skipped for _, _, skipped, *_ in found] == [0, 0, 1, 2, 2], (rank, found)
+        assert all(nan == [step in (2, 3)] * 2 for step, _, _, nan, _ in found), (rank, found)

@@ -214,6 +214,18 @@ class ParameterGroup:
         """Whether a gradient of an earlier step is still there, to which this one's is added."""
         return any(parameter.param.sharded_param.grad is not None for parameter in self.parameters)
 
+    def is_finite(self) -> bool:
+        """Returns whether the gradients of this rank's shards hold neither NaN nor Inf."""
+        gradients = [parameter.param.sharded_param.grad for parameter in self.parameters]
+        return all(each is None or bool(each.to_local().isfinite().all()) for each in gradients)
+
+    def fill_gradient(self, value: float) -> None:
+        """Fills the gradients of this rank's shards."""
+        for parameter in self.parameters:
+            if (gradient := parameter.param.sharded_param.grad) is not None:
+                with torch.no_grad():
+                    gradient.to_local().fill_(value)
+
     def add_gradient(self, flat: torch.Tensor) -> None:
         """Adds a flat gradient of this rank's shards to those of the parameters."""
         if flat.is_cuda:

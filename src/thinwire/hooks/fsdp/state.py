@@ -180,27 +180,45 @@ class ShardedState(ExchangeState):
             failure = error
         unflushed = self.auto is not None and self.auto.flush.undone
         own = Outcome.FAILED if failure else Outcome.TAKEN
-        if failure is None and (self.steps_skipped > skipped or unflushed):
+        if failure is None and (self.steps_skipped > skipped or unflushed or self._reduced_nan(ready)):
             own = Outcome.SKIPPED
         worst = self._worst(own, ready[0].group.device)
         if failure is not None:
             raise failure
         if worst is Outcome.FAILED:
             raise TransportError("a rank of another shard has given up, and says why; start all ranks again")
-        if worst is Outcome.SKIPPED and own is Outcome.TAKEN:
-            if self.auto is None or self.auto.compressed:
-                self.core.skip_step(exchanged=exchanged)
-            else:
-                self.auto.flush.undone = self.auto.flush.under_way
-            for each in ready:
-                if each.values is not None:
-                    each.values.fill_(torch.nan)
+        if worst is Outcome.SKIPPED:
+            self._skip(ready, own, exchanged=exchanged)
         for each in ready:
             if each.values is not None:
                 each.group.add_gradient(each.group.own(each.values).mul_(each.factor))
         self.step += 1
         self.note_warm_up()
         self.between_steps()
+
+    def _reduced_nan(self, ready: Sequence[Ready]) -> bool:
+        """Whether this shard's gradients, reduced uncompressed, are to be skipped by all shards.
+
+        Each shard's replicas choose a setting by themselves: what some exchange compressed is looked at, so all is.
+        """
+        if not self.core.skip or self._shard_group is None or self.auto is None or self.auto.compressed:
+            return False
+        return not all(each.group.is_finite() for each in ready)
+
+    def _skip(self, ready: Sequence[Ready], own: Outcome, *, exchanged: bool) -> None:
+        """Makes all of a step's gradients NaN, and residuals what they were, where some shard skips it."""
+        uncompressed = self.auto is not None and not self.auto.compressed
+        if self.auto is not None and uncompressed:
+            self.auto.flush.undone = self.auto.flush.under_way
+        if uncompressed and self._shard_group is not None:
+            self.core.skip_step(exchanged=False)
+        elif not uncompressed and own is Outcome.TAKEN:
+            self.core.skip_step(exchanged=exchanged)
+        for each in ready:
+            if each.values is not None:
+                each.values.fill_(torch.nan)
+            elif self._shard_group is not None:
+                each.group.fill_gradient(torch.nan)
 
     def _exchange_newest(self, *, last: bool) -> None:
         """Exchanges the newest gradients. Of groups with fewer rows than ranks this one may hold padding alone."""
