@@ -114,6 +114,34 @@ def run_rolled_back(rank: int) -> list[Any]:
     return [low, was, [bound.changing().tolist() for bound in bounds], str(state.auto)]
 
 
+def run_limited(rank: int) -> list[Any]:
+    """Goes on from 3LC with a limit of the lag that leaves it out, and not from a text that is damaged."""
+    model = DistributedDataParallel(mlp())
+    state = ddp.compress(model, "auto", measure_link=False)
+    force(state, 4)
+    train(model, rank, 3)
+    saved = state.state_dict()
+    found: list[Any] = []
+    for text in (saved["auto"], "{}", saved["auto"].replace('"level":4', '"level":-4')):
+        limited = ddp.compress(DistributedDataParallel(mlp()), "auto", lag_limit=1.5, measure_link=False)
+        try:
+            said = limited.load_state_dict({**saved, "auto": text})
+        except tw.ConfigError as error:
+            said = str(error)
+        residuals = limited.core.residuals.state_dict()["residuals"].values()
+        assert limited.auto is not None
+        waits = any(bool(residual.any()) for residual in residuals)
+        found.append((said, waits, limited.step, limited.resumed == said, limited.auto.setting.name))
+    return found
+
+
+def test_a_state_is_taken_with_a_smaller_limit_of_the_lag_and_a_damaged_one_changes_nothing() -> None:
+    for first, *damaged in run_ranks(2, run_limited):
+        assert "bit for bit" in first[0] and first[1:] == (True, 3, True, "int8"), first
+        for said, *rest in damaged:
+            assert "the state of codec='auto' cannot be read" in said and rest == [False, 0, False, "uncompressed"]
+
+
 def run_linked(rank: int) -> list[float]:
     """The link that reports reckon with: at first, once the controller has another, and where it knows of none."""
     state = ddp.compress(DistributedDataParallel(mlp()), "auto")

@@ -25,7 +25,7 @@ from thinwire.hooks.exchange_flush import Flush
 from thinwire.hooks.exchange_measures import ExchangeMeter, log_norm, workload
 from thinwire.hooks.exchange_piggyback import Piggyback
 from thinwire.policies.autopilot.levels import Level, residual_codec
-from thinwire.policies.autopilot.memory import Hex, Kept
+from thinwire.policies.autopilot.memory import Hex, Kept, Memory
 from thinwire.policies.autopilot.notes import NOTE_NBYTES, StepNote, pack_note, unpack_note
 from thinwire.policies.autopilot.pilot import Pilot, Target
 from thinwire.policies.autopilot.probing import PROBE_ENOUGH_S, probe
@@ -47,6 +47,14 @@ class _Kept(Kept):
     arrived: list[Hex]
     alarm: Heard = msgspec.field(default_factory=Heard)
     changed_at: int = 0
+
+
+def _decoded(text: str) -> tuple[_Kept, Memory, list[bytes]]:
+    """Returns what a state holds, the controller's memory, and notes that have arrived. Raises ConfigError."""
+    kept = _Kept.from_state(text)
+    if least := min(kept.level, kept.told_level, 0):
+        raise ConfigError(f"the state of {kept.asked_as} cannot be read: it has setting {least}")
+    return kept, Memory.from_state(kept.pilot), [bytes.fromhex(note) for note in kept.arrived]
 
 
 class ExchangeAutopilot:
@@ -229,27 +237,27 @@ class ExchangeAutopilot:
             text: empty where residuals are of a run with a fixed codec.
 
         Raises:
-            ConfigError: it cannot be that.
+            ConfigError: it cannot be that; nothing has been loaded.
         """
         self.settle()
+        kept = _decoded(text) if text else None
         largest = max(setting.sparsity for setting in self.pilot.levels)
         for context in self._contexts:
             if context.lag_bound is not None:
                 context.lag_bound.ask(largest)
         try:
             yield
-            if text:
-                self._load(text)
+            if kept is not None:
+                self._load(*kept)
             self.flush.expect_all()
         finally:
             self._apply()
 
-    def _load(self, text: str) -> None:
-        kept = _Kept.from_state(text)
-        arrived = [bytes.fromhex(note) for note in kept.arrived]
-        self.pilot.load_state(kept.pilot)
-        self.level, self.changed_at = kept.level, kept.changed_at
-        self._told_level, self._since_note = kept.told_level, kept.since_note
+    def _load(self, kept: _Kept, memory: Memory, arrived: list[bytes]) -> None:
+        strongest = len(self.pilot.levels) - 1  # where a smaller lag_limit leaves out what the state had in use
+        self.pilot.load(memory)
+        self.level, self.changed_at = min(kept.level, strongest), kept.changed_at
+        self._told_level, self._since_note = min(kept.told_level, strongest), kept.since_note
         self._arrived = arrived if len(arrived) == self._core.residuals.world else []
         if self._alarm is not None:
             self._alarm.heard = kept.alarm

@@ -111,3 +111,11 @@ class Memory(Kept):
     note_gap: int = 1
     asked: bool = False
     said: list[str] = []
+
+    @classmethod
+    def from_state(cls, text: str) -> Self:
+        """Returns what `state` returned. Raises ConfigError where it cannot be that."""
+        found = super().from_state(text)
+        if found.level < 0:
+            raise ConfigError(f"the state of {cls.asked_as} cannot be read: it has setting {found.level}")
+        return found

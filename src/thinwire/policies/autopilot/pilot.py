@@ -216,13 +216,12 @@ class Pilot:
         return self.memory.state()
 
     def load_state(self, text: str) -> None:
-        """Takes the memory back. Raises ConfigError where it cannot be that."""
-        memory = Memory.from_state(text)
-        if not 0 <= memory.level < len(self.levels):
-            raise ConfigError(
-                f"the state of codec='auto' has setting {memory.level} of {len(self.levels)}; load it with the "
-                "lag_limit it was saved with"
-            )
+        """Takes the memory back, as `load` does. Raises ConfigError where it cannot be that; nothing has changed."""
+        self.load(Memory.from_state(text))
+
+    def load(self, memory: Memory) -> None:
+        """Takes a memory back. Of a setting that is not among the levels here the strongest takes the place."""
+        memory.level = min(memory.level, len(self.levels) - 1)
         self._remember(memory)
 
     # ---- what notes say
