@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from tests.hooks.ddp_ranks import batch, run_ranks
+from tests.hooks.ddp_ranks import batch, ddp, run_ranks
 from tests.hooks.fsdp_ranks import KINDS, Weights, mesh, whole
 from thinwire.hooks import fsdp
 
@@ -116,3 +117,31 @@ def test_a_step_with_nan_is_skipped_by_all_shards_whichever_of_them_compress() -
         assert {setting for _, setting, *_ in found} == {"uncompressed" if rank % 2 else "3lc[s=1]"}
         assert [skipped for _, _, skipped, *_ in found] == [0, 0, 1, 2, 2], (rank, found)
         assert all(nan == [step in (2, 3)] * 2 for step, _, _, nan, _ in found), (rank, found)
+
+
+def run_gathered(rank: int) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """What `ddp.AllRanks` brings to rank 0 of a mesh without replicas, and what every rank takes back."""
+    made = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(16, 64))
+        fully_shard(model)
+        made.append((model, fsdp.compress(model, "auto", measure_link=False)))
+    (model, state), (_, again) = made
+    assert state.auto is not None
+    pilot: Any = state.auto.pilot
+    pilot._decide = lambda: None
+    pilot.memory.level = 3
+    for _ in range(2):
+        model(torch.randn(4, 16)).pow(2).mean().backward()
+    told: list[Any] = [ddp.AllRanks(state).state_dict()]
+    dist.broadcast_object_list(told)
+    said = ddp.AllRanks(again).load_state_dict(told[0])
+    return said, state.state_dict()["ranks"][str(rank)], again.state_dict()["ranks"][str(rank)]
+
+
+def test_all_ranks_of_a_mesh_are_brought_together_with_what_the_controller_knows() -> None:
+    for said, own, again in run_ranks(2, run_gathered):
+        assert "bit for bit" in said and own["auto"] == again["auto"] and '"level":3' in own["auto"]
+        assert own["residuals"]["0.weight"].any()
+        assert torch.equal(own["residuals"]["0.weight"], again["residuals"]["0.weight"])

@@ -49,10 +49,12 @@ class AllRanks:
         if self.state.world_size == 1:
             return own
         kinds = own["ranks"][str(self.state.rank)]
-        flat = {f"{kind}/{name}": tensor for kind, named in kinds.items() for name, tensor in named.items()}
+        # Of FSDP a rank's part has its controller's state as well, which is the same on all ranks.
+        same = {kind: value for kind, value in kinds.items() if not isinstance(value, Mapping)}
+        flat = {f"{k}/{name}": tensor for k, named in kinds.items() if k not in same for name, tensor in named.items()}
         states = []
         for rank, data in enumerate(gather_at_first(self.state.driver.peers, save(flat))):
-            part: dict[str, dict[str, Any]] = {"residuals": {}, "encodes": {}}
+            part: dict[str, Any] = {"residuals": {}, "encodes": {}, **same}
             for key, tensor in load(data).items():
                 kind, _, name = key.partition("/")
                 part.setdefault(kind, {})[name] = tensor
