@@ -230,6 +230,44 @@ def test_four_ranks_then_three_then_five_still_have_the_same_to_add(tmp_path: Pa
                 assert error.max() <= 2**-24 * changes, (way, name, changes, error.max())
 
 
+CODECS: dict[str, Any] = {"auto": {"codec": "auto"}, "3lc": {"codec": "3lc"}, "lag": {"codec": "3lc", "lag": 5}}
+
+
+def run_kept(rank: int, folder: str) -> None:
+    """Saves a state of every codec into one folder each."""
+    for name, codec in CODECS.items():
+        model = DistributedDataParallel(mlp())
+        state = ddp.compress(model, measure_link=False, **codec)
+        train(model, rank, 2)
+        save({"ddp": state.state_dict()}, checkpoint_id=f"{folder}/{name}{state.world_size}")
+
+
+def run_found(rank: int, folder: str) -> dict[tuple[str, str], str]:
+    """Loads each of them, of two ranks and of one, into every codec."""
+    said = {}
+    for name, codec in CODECS.items():
+        for other in CODECS:
+            for world in (1, 2):
+                state = ddp.compress(DistributedDataParallel(mlp()), measure_link=False, **codec)
+                kept = {"ddp": state.state_dict() if world == 2 else state.blank_state_dict(world)}
+                load(kept, checkpoint_id=f"{folder}/{other}{world}")
+                said[f"{other}{world}", name] = state.load_state_dict(kept["ddp"])
+                assert other != "3lc" or all(
+                    context.lag_bound is None or context.lag_bound.sparsity == 1
+                    for context in state.core.residuals.contexts.values()
+                )
+    return said
+
+
+def test_a_folder_of_any_codec_and_of_one_rank_is_read_by_any_other(tmp_path: Path) -> None:
+    for world in (1, 2):
+        run_ranks(world, run_kept, str(tmp_path))
+    for said in run_ranks(2, run_found, str(tmp_path)):
+        assert len(said) == 18
+        for (saved, _), text in said.items():
+            assert ("bit for bit" if saved.endswith("2") else "from 1 ranks on 2") in text, (saved, text)
+
+
 def run_elsewhere(rank: int) -> dict[str, Any]:
     """A state is loaded into hooks of other settings; and the model is copied, and saved whole."""
     model, state, optimizer = made()

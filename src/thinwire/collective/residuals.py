@@ -55,11 +55,6 @@ class TrainedTensor:
         return self.choice == Choice(PLAIN, PLAIN)
 
     @property
-    def bounds_lag(self) -> bool:
-        """Whether its sparsity multiplier follows its lag, in a direction at least."""
-        return any(codec.scheme.lag_bound() is not None for codec in (self.choice.up, self.choice.down))
-
-    @property
     def compute_dtype(self) -> torch.dtype:
         """float64 for float64, else float32."""
         return torch.float64 if self.dtype == torch.float64 else torch.float32
@@ -192,7 +187,7 @@ class Residuals:
     def state_dict(self) -> dict[str, dict[str, torch.Tensor]]:
         """Returns copies: by tensor the residual (flat), and how often each of its slices was encoded, with its owner.
 
-        Where codecs bound the lag also each slice's `LagBound.changing`, and zeros for slices without one.
+        Also each slice's `LagBound.changing`, and zeros where the codec bounds no lag: the keys are those of any codec.
         """
         residuals, encodes, lags = {}, {}, {}
         for tensor in self._compressed():
@@ -204,12 +199,11 @@ class Residuals:
                     flat[part.start : part.stop] = context.residual
             residuals[tensor.name] = flat
             encodes[tensor.name] = with_owners([context.step for context in contexts], parts)
-            if tensor.bounds_lag:
-                lags[tensor.name] = _no_lags(len(parts))
-                for row, context in zip(lags[tensor.name], contexts, strict=True):
-                    if context.lag_bound is not None:
-                        row.copy_(torch.from_numpy(context.lag_bound.changing()))
-        return {"residuals": residuals, "encodes": encodes, **({"lags": lags} if lags else {})}
+            lags[tensor.name] = _no_lags(len(parts))
+            for row, context in zip(lags[tensor.name], contexts, strict=True):
+                if context.lag_bound is not None:
+                    row.copy_(torch.from_numpy(context.lag_bound.changing()))
+        return {"residuals": residuals, "encodes": encodes, "lags": lags}
 
     def blank_state_dict(self, world: int) -> dict[str, dict[str, torch.Tensor]]:
         """Returns zeros in the form that a rank of a `world`-rank run saves."""
@@ -241,7 +235,7 @@ class Residuals:
                 context.step = encodes
                 if context.residual is not None:
                     context.residual.copy_(flat[part.start : part.stop])
-                if context.lag_bound is not None and lags is not None:
+                if context.lag_bound is not None and lags is not None and lags[row].any():  # else it knew none
                     context.lag_bound.restore(lags[row])
 
     def _check_slices(self, name: str, flat: torch.Tensor, state: Mapping[str, Any]) -> None:
@@ -310,11 +304,10 @@ class Residuals:
 def blank_state(tensors: Sequence[TrainedTensor], partitions: Partitions) -> dict[str, dict[str, torch.Tensor]]:
     """Returns zeros in the form of the `state_dict` of a rank's residuals."""
     compressed = [tensor for tensor in tensors if not tensor.uncompressed]
-    lags = {tensor.name: _no_lags(len(partitions[tensor.name])) for tensor in compressed if tensor.bounds_lag}
     return {
         "residuals": {t.name: torch.zeros(t.numel, dtype=t.compute_dtype) for t in compressed},
         "encodes": {t.name: torch.zeros(len(partitions[t.name]), dtype=torch.int64) for t in compressed},
-        **({"lags": lags} if lags else {}),
+        "lags": {t.name: _no_lags(len(partitions[t.name])) for t in compressed},
     }
 
 

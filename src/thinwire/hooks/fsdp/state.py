@@ -247,8 +247,8 @@ class ShardedState(ExchangeState):
     def state_dict(self) -> dict[str, Any]:
         """Returns a copy of this rank's state; see `ExchangeState.state_dict`."""
         state = super().state_dict()
-        if "auto" in state:  # those who hold other shards decide by themselves
-            state["ranks"][str(self.rank)]["auto"] = state.pop("auto")
+        # Those who hold other shards decide by themselves.
+        state["ranks"][str(self.rank)]["auto"] = state.pop("auto")
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> str:
@@ -270,7 +270,7 @@ class ShardedState(ExchangeState):
             world_size: ranks of the mesh that wrote it.
             replicas: length of its first dimension, where it had two; None where it had one.
         """
-        shards, ranks = world_size // (replicas or 1), {}
+        shards, ranks = world_size // (replicas or 1), dict[str, dict[str, Any]]()
         for rank in range(world_size):
             if replicas is None:
                 parts = {name: cut.partitions(shards) for name, cut in self._cuts.items()}
@@ -278,6 +278,8 @@ class ShardedState(ExchangeState):
             else:
                 tensors = shards_of(self._wholes, self._cuts, shards, rank % shards)
                 ranks[str(rank)] = blank_state(tensors, partition(tensors, replicas))
+        for blank in ranks.values():
+            blank["auto"] = ""
         layout = {"world_size": world_size, "replicas": replicas or 0}
         return {"format": FORMAT, **layout, "step": 0, "loss_scale": 1.0, "ranks": ranks}
 
