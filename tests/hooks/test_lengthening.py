@@ -11,9 +11,12 @@ from torch import nn
 
 from tests.hooks.cluster import run_cluster
 from tests.hooks.local_runs import adamw, inner_step, mlp, sgd, steps, values
+from thinwire.codecs import codec
 from thinwire.errors import ConfigError
 from thinwire.hooks.lengthening import SUMS, Lengthening
+from thinwire.policies.assignment import Partition
 from thinwire.policies.designs import design
+from thinwire.worker.model import PlannedTensor, WorkerTensor
 
 WORKERS = 3
 DESIGN = "update[codec=fp32,small=fp32,lengthen=true]"
@@ -122,6 +125,24 @@ def test_parameters_without_values_or_gradients_and_any_seed() -> None:
     alone = Lengthening(torch.optim.Adam(model[:1]), workers=2, seed=-1)
     alone.stepped(0)
     assert not alone.board.any()
+
+
+def test_what_a_dtype_rounds_is_no_step() -> None:
+    """A parameter in bfloat16 that had no gradient stays where it is, however much longer steps are made."""
+    parameter = nn.Parameter(torch.zeros(400, dtype=torch.bfloat16))
+    whole = ((Partition(0, 0, 400), 0),)
+    tensor = WorkerTensor(PlannedTensor("w", parameter, state=False, up=codec("fp32"), placed=whole, local=True))
+    tensor.values.copy_(torch.randn(400, generator=torch.Generator().manual_seed(0)))
+    tensor.write()
+    tensor.offset = tensor.values - tensor.local
+    began = parameter.detach().clone()
+    found = Lengthening(torch.optim.Adam([parameter]), workers=9, seed=0)
+    found.follow([tensor])
+    found.stepped(0)
+    found.board[:, SUMS] = 1.0  # all workers' gradients were chance
+    found.stepped(1)
+    assert found.factors().tolist() == pytest.approx([3.0])
+    assert torch.equal(parameter, began)
 
 
 @pytest.mark.parametrize("name", ["local-sgd[h=2,lengthen=true]", "update[lengthen=true,keep_unsent=0.5]"])

@@ -72,8 +72,9 @@ class Lengthening:
         self._take()
         for (parameter, _), factor in zip(self._members, self.factors().tolist(), strict=True):
             if factor != 1.0 and (tensor := self._shared.get(id(parameter))) is not None:
-                own = parameter.detach()
-                began = tensor.values.view(own.shape)
+                own, held_back = parameter.detach(), tensor.held_back()
+                # Where the parameter's own dtype had rounded the shared values, that is nothing the step has changed.
+                began = (tensor.values if held_back is None else tensor.values - held_back).view(own.shape)
                 if own.dtype == torch.float32:
                     own.lerp_(began, 1 - factor)
                 else:
