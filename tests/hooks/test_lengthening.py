@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from tests.hooks.cluster import run_cluster
+import thinwire as tw
+from tests.hooks.cluster import run_cluster, start_server
 from tests.hooks.local_runs import adamw, inner_step, mlp, sgd, steps, values
 from thinwire.codecs import codec
 from thinwire.errors import ConfigError
 from thinwire.hooks.lengthening import SUMS, Lengthening
+from thinwire.hooks.local_optimizer import LocalUpdateOptimizer
 from thinwire.policies.assignment import Partition
 from thinwire.policies.designs import design
+from thinwire.server.core import ServerCore
 from thinwire.worker.model import PlannedTensor, WorkerTensor
 
 WORKERS = 3
@@ -94,6 +100,37 @@ def test_uncompressed_it_is_what_plain_torch_does_by_hand() -> None:
     assert all(torch.equal(each, found[0]) for each in found)
     plain, _ = run_cluster(mlp, steps(13), workers=WORKERS, optimizer=adamw, design="update[codec=fp32,small=fp32]")
     assert not torch.allclose(found[0], plain[0], rtol=1e-2)
+
+
+def test_who_joins_after_exchanges_without_a_step_draws_the_signs_of_all_others() -> None:
+    """All gradients are equal, so nothing is to be lengthened; sums of unlike signs would say that all is chance."""
+    server, address = start_server(ServerCore(min_workers=2), "memory")
+    factors: list[torch.Tensor] = []
+
+    def live(rank: int, dies_at: int = -1) -> None:
+        model, connection = mlp(rank), address()
+        place: dict[str, Any] = {"server": connection, "rank": rank, "workers": 2, "timeout_s": 30}
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.9))
+        opt = tw.distribute(model, optimizer, design=DESIGN[:-1] + ",settle=3]", **place)
+        while opt.clock < 60:
+            if opt.steps_done == dies_at:
+                opt.sync()
+                connection.abort()
+                return
+            if opt.steps_done == 2:
+                opt.flush()
+            inner_step(model, opt, 0, opt.clock)
+        assert isinstance(opt, LocalUpdateOptimizer) and opt._lengthening is not None
+        factors.append(opt._lengthening.factors())
+        opt.close()
+
+    with server, ThreadPoolExecutor(2) as pool, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        first, dies = pool.submit(live, 0), pool.submit(live, 1, 5)
+        dies.result()
+        for each in (first, pool.submit(live, 1)):
+            each.result()
+    assert all(float(each.mean()) < 1.1 for each in factors)
 
 
 def test_alone_or_without_adam_nothing_is_lengthened() -> None:

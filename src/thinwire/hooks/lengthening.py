@@ -63,11 +63,11 @@ class Lengthening:
         share = torch.where(of_each > 0, of_mean / of_each, 1.0)
         return share.clamp(1 / self._workers, 1.0).rsqrt()
 
-    def stepped(self, iteration: int) -> None:
+    def stepped(self, clock: int) -> None:
         """Lengthens what the step has changed, and notes its gradients for the exchange that follows.
 
         Args:
-            iteration: of the training, the same at all workers.
+            clock: that exchange's number, which all workers have alike, those that joined late too.
         """
         self._take()
         for (parameter, _), factor in zip(self._members, self.factors().tolist(), strict=True):
@@ -79,7 +79,7 @@ class Lengthening:
                     own.lerp_(began, 1 - factor)
                 else:
                     own.copy_(own.float().lerp_(began, 1 - factor))
-        self.board.copy_(self._sums(iteration))
+        self.board.copy_(self._sums(clock))
         self._told = True
 
     def _take(self) -> None:
@@ -91,10 +91,10 @@ class Lengthening:
         self._norms = torch.where(told[1] > 0, self._norms.lerp(told, 1 - second), self._norms)
         self._told = False
 
-    def _sums(self, iteration: int) -> torch.Tensor:
+    def _sums(self, clock: int) -> torch.Tensor:
         gradients = [parameter.grad for parameter, _ in self._members]
         rows = [0 if each is None else -(-each.numel() // SUMS) for each in gradients]
-        generator = torch.Generator().manual_seed(((self._seed << 32) + iteration) % (1 << 63))
+        generator = torch.Generator().manual_seed(((self._seed << 32) + clock) % (1 << 63))
         drawn = torch.randint(0, 2, (max(rows, default=0),), generator=generator, dtype=torch.int8)
         signs, found = {torch.device("cpu"): drawn.float().mul_(2).sub_(1)}, []
         for gradient, count in zip(gradients, rows, strict=True):

@@ -203,7 +203,7 @@ class LocalUpdateOptimizer(DistributedOptimizer):
         if self._steering is not None:
             self._steering.stepped()
         if self._lengthening is not None:
-            self._lengthening.stepped(self._local.iteration)
+            self._lengthening.stepped(self._local.clock)
         return loss
 
 
