@@ -188,3 +188,14 @@ def test_it_is_of_one_step_alone(name: str) -> None:
         design(name)
     with pytest.raises(ConfigError, match="lengthen is 1; it is true or false"):
         design("update[lengthen=1]")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("update[lengthen=true,steer=0.6]", "momenta that are led by steps that were lengthened .*; steer=0 goes with"),
+    ],
+)
+def test_what_does_not_go_with_it_is_refused(name: str, expected: str) -> None:
+    with pytest.raises(ConfigError, match=f"lengthen with .*{expected}"):
+        design(name)

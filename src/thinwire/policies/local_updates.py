@@ -42,7 +42,8 @@ class LocalUpdates:
         steer: which share of its momentum a worker replaces then by what all workers did on average, in [0, 1); with
             Adam or AdamW at the workers, everything exchanged at once, and SGD without momentum at the shards.
         lengthen: whether updates are made as long as the mean gradient of all workers would have made them, with Adam
-            or AdamW at the workers, an exchange after every step, and SGD without momentum at the shards.
+            or AdamW at the workers, an exchange after every step, and SGD without momentum at the shards; without
+            `steer`.
         outer: the shards' optimizer: SGD, or SignSGD, which steps by the sign of the mean.
         outer_lr: its rate; None follows the inner optimizer's.
         outer_momentum: in [0, 1).
@@ -110,6 +111,11 @@ class LocalUpdates:
             raise ConfigError(
                 "lengthen: how long one step with the mean gradient would be is known of one step alone; h=1, "
                 "keep_unsent=0, outer=SGD and outer_momentum=0 go with it"
+            )
+        if self.lengthen and self.steer:
+            raise ConfigError(
+                "lengthen with steer: momenta that are led by steps that were lengthened grow longer at every one; "
+                "steer=0 goes with it"
             )
         if self.nesterov and not self.outer_momentum:
             raise ConfigError("nesterov needs an outer_momentum above 0")
