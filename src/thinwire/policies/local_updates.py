@@ -43,7 +43,7 @@ class LocalUpdates:
             Adam or AdamW at the workers, everything exchanged at once, and SGD without momentum at the shards.
         lengthen: whether updates are made as long as the mean gradient of all workers would have made them, with Adam
             or AdamW at the workers, an exchange after every step, and SGD without momentum at the shards; without
-            `steer`.
+            `steer` and `keep`.
         outer: the shards' optimizer: SGD, or SignSGD, which steps by the sign of the mean.
         outer_lr: its rate; None follows the inner optimizer's.
         outer_momentum: in [0, 1).
@@ -116,6 +116,11 @@ class LocalUpdates:
             raise ConfigError(
                 "lengthen with steer: momenta that are led by steps that were lengthened grow longer at every one; "
                 "steer=0 goes with it"
+            )
+        if self.lengthen and self.keep:
+            raise ConfigError(
+                "lengthen with keep: what a worker keeps of its own is nothing that its last step has changed, and of "
+                "norms that it keeps there is no mean; keep=0 goes with it"
             )
         if self.nesterov and not self.outer_momentum:
             raise ConfigError("nesterov needs an outer_momentum above 0")
