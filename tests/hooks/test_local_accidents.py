@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import copy
+import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from tests.hooks.cluster import run_cluster
+import thinwire as tw
+from tests.hooks.cluster import run_cluster, start_server
 from tests.hooks.local_runs import adamw, batch, inner_step, mlp, resume, steps, values
 from thinwire.errors import ConfigError, ProtocolError
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.policies.designs import design as find_design
+from thinwire.server.core import ServerCore
 
 WORKERS = 2
 
@@ -58,6 +62,37 @@ def test_a_flush_in_the_middle_of_a_training_ends_a_round_early(design: str, at:
 
     [one, other], _ = run_cluster(mlp, train, workers=WORKERS, optimizer=adamw, design=design)
     assert torch.equal(one[0], other[0]) and torch.equal(one[1], other[1]) and not torch.equal(one[0], one[1])
+
+
+def test_who_joins_in_the_round_of_a_flush_and_the_others_do_not_wait_for_each_other() -> None:
+    """Those who have flushed are in the middle of a round, and who joins is at the beginning of one."""
+    server, address = start_server(ServerCore(min_workers=WORKERS), "memory")
+    met, joined, found = threading.Barrier(WORKERS + 1), threading.Event(), list[torch.Tensor]()
+
+    def live(rank: int) -> None:
+        model, at = mlp(rank), 8
+        if rank == WORKERS:
+            met.wait(20)
+        place: dict[str, Any] = {"server": address(), "rank": rank, "workers": WORKERS, "timeout_s": 15}
+        with tw.distribute(model, adamw(model), design="streaming-diloco[h=6]", **place) as opt:
+            if rank == WORKERS:
+                assert (opt.steps_done, opt.clock) == (12, 2)
+                joined.set()
+            while opt.clock < 5:
+                if rank < WORKERS and opt.steps_done == at:
+                    at = -1
+                    met.wait(20)
+                    joined.wait(20)
+                    opt.flush()
+                inner_step(model, opt, rank, opt.steps_done)
+            opt.flush()
+            found.append(values(model))
+
+    with server, ThreadPoolExecutor(WORKERS + 1) as pool, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for future in [pool.submit(live, rank) for rank in range(WORKERS + 1)]:
+            future.result()
+    assert all(torch.equal(each, found[0]) for each in found)
 
 
 def test_sums_are_of_changes_and_statistics_are_averaged_all_the_same() -> None:

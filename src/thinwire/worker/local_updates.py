@@ -156,8 +156,11 @@ class LocalWorker(Worker):
         fragment, ends = self._updates.fragment_due(self.iteration), self._updates.ends_round(self.iteration)
         if fragment is not None:
             rounds = [(tensor, self._rounds[tensor.name]) for tensor in self.model.tensors]
-            # Where a flush came within the round, its first fragments had been pushed then, and are due at its end.
-            due = [t for t, state in rounds if state.fragment == fragment or (ends and state.pushes == self.clock)]
+            # Where a flush came within the round, its first fragments are due again: before all later ones, as with
+            # a worker that has joined since and begins a round, or each would wait for what the other pushes later.
+            due = [
+                t for t, s in rounds if s.fragment == fragment or (s.fragment < fragment and s.pushes == self.clock)
+            ]
             yield from self._exchange_tensors(due)
             if ends:
                 yield from self._advance()
