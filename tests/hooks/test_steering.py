@@ -134,6 +134,21 @@ def test_what_steers_unless_told_otherwise() -> None:
         assert (found := find_design(name).local) and found.steer == 0, name
 
 
+@pytest.mark.parametrize(
+    ("options", "share"),
+    [
+        ("codec=int8", 0.6),
+        ("codec=topk", 0.0),
+        ("codec=blocktopk[k=32],reduce=mean-of-senders", 0.0),
+        ("codec_down=topk", 0.0),
+        ("codec=topk,steer=0.3", 0.3),
+    ],
+)
+def test_what_waited_for_many_rounds_leads_no_momentum_unless_asked_to(options: str, share: float) -> None:
+    local = find_design(f"local-sgd[h=4,{options}]").local
+    assert local is not None and local.steer == share
+
+
 def test_an_overflow_counts_no_step() -> None:
     """As a `GradScaler` tells it: the worker's optimizer does not step."""
 
