@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+import threading
+import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -25,6 +27,7 @@ from thinwire.server.core import ServerCore
 from thinwire.worker.model import PlannedTensor, WorkerTensor
 
 WORKERS = 3
+PLAIN = "update[codec=fp32,small=fp32]"
 DESIGN = "update[codec=fp32,small=fp32,lengthen=true]"
 
 
@@ -135,10 +138,41 @@ def test_who_joins_after_exchanges_without_a_step_draws_the_signs_of_all_others(
 
 def test_alone_or_without_adam_nothing_is_lengthened() -> None:
     for make, workers in ((adamw, 1), (sgd, 2)):
-        for name in (DESIGN, "update[codec=fp32,small=fp32]"):
-            found, core = run_cluster(mlp, steps(4), workers=workers, optimizer=make, design=name)
-            assert core.plan is not None and "thinwire.gradients" not in {each.name for each in core.plan.tables}
-            assert isinstance(found[0], torch.Tensor)
+        found, core = run_cluster(mlp, steps(4), workers=workers, optimizer=make, design=DESIGN)
+        usual, _ = run_cluster(mlp, steps(4), workers=workers, optimizer=make, design=PLAIN)
+        assert torch.equal(found[0], usual[0])
+        assert core.plan is not None
+        assert ("thinwire.gradients" in {each.name for each in core.plan.tables}) == (make is adamw), "others may join"
+
+
+def test_the_bound_is_of_those_who_take_part_and_not_of_those_who_were_planned() -> None:
+    """Gradients are nearly all chance: of four workers, of which one was planned, steps become twice as long."""
+    server, address = start_server(ServerCore(min_workers=1), "memory")
+    begun = threading.Event()
+
+    def live(rank: int) -> torch.Tensor:
+        random, model = torch.Generator().manual_seed(rank), nn.Linear(30, 30)
+        place: dict[str, Any] = {"server": address(), "rank": rank, "workers": 1, "timeout_s": 30}
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, betas=(0.9, 0.9))
+        with tw.distribute(model, optimizer, design=DESIGN, **place) as opt:
+            assert isinstance(opt, LocalUpdateOptimizer) and opt._lengthening is not None
+            while len(opt.memberships[-1][1]) < 4 or opt.clock < opt.memberships[-1][0] + 40:
+                if len(opt.memberships[-1][1]) < 4:
+                    time.sleep(0.01)
+                for parameter in model.parameters():
+                    parameter.grad = torch.randn(parameter.shape, generator=random)
+                opt.step()
+                opt.sync()
+                begun.set()
+            return opt._lengthening.factors()
+
+    with server, ThreadPoolExecutor(4) as pool, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        first = pool.submit(live, 0)
+        begun.wait(20)
+        factors = [each.result() for each in (first, *[pool.submit(live, rank) for rank in (1, 2, 3)])]
+    for each in factors:
+        assert float(each[0]) == pytest.approx(2.0, rel=0.15)
 
 
 def test_gradients_that_are_not_finite_say_nothing() -> None:

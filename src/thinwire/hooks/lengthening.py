@@ -32,10 +32,11 @@ class Lengthening:
 
     Args:
         optimizer: the worker's own; those of its parts that are one of `KINDS` are lengthened.
-        workers: how many train together.
+        workers: how many train together at first.
         seed: the same on all workers, of the signs.
 
     Attributes:
+        workers: how many train together now; to be set where they come and go.
         board: float32[parameters, SUMS + 1]; what this worker's gradients add up to, and after an exchange the mean.
     """
 
@@ -43,15 +44,15 @@ class Lengthening:
         groups = [group for each in parts(optimizer) if type(each) in KINDS for group in each.param_groups]
         self._members = [(parameter, group) for group in groups for parameter in group["params"]]
         self.board = torch.zeros(len(self._members), SUMS + 1)
-        self._workers, self._seed = workers, seed
+        self.workers, self._seed = workers, seed
         self._norms = torch.zeros(2, len(self._members))  # squared, running means: of the mean gradient, and of each
         self._told = False
         self._shared: dict[int, WorkerTensor] = {}
 
     @property
     def lengthens(self) -> bool:
-        """Whether there is anything to lengthen."""
-        return bool(self._members) and self._workers > 1
+        """Whether there is anything to lengthen: one worker alone changes nothing, but others may come."""
+        return bool(self._members)
 
     def follow(self, tensors: Sequence[WorkerTensor]) -> None:
         """Takes the worker's tensors, whose shared values local steps began from."""
@@ -61,7 +62,7 @@ class Lengthening:
         """Returns by how much each parameter's update is to be longer: 1 to the root of the number of workers."""
         of_mean, of_each = self._norms
         share = torch.where(of_each > 0, of_mean / of_each, 1.0)
-        return share.clamp(1 / self._workers, 1.0).rsqrt()
+        return share.clamp(1 / self.workers, 1.0).rsqrt()
 
     def stepped(self, clock: int) -> None:
         """Lengthens what the step has changed, and notes its gradients for the exchange that follows.

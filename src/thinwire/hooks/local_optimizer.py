@@ -203,7 +203,10 @@ class LocalUpdateOptimizer(DistributedOptimizer):
         if self._steering is not None:
             self._steering.stepped()
         if self._lengthening is not None:
-            self._lengthening.stepped(self._local.clock)
+            clock, all_told = self._local.clock, self._local.memberships
+            present = [ranks for since, ranks in all_told if since <= clock] or [all_told[-1][1]]
+            self._lengthening.workers = len(present[-1])
+            self._lengthening.stepped(clock)
         return loss
 
 
