@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from thinwire.collective.core import Collective
-from thinwire.errors import ProtocolError
+from thinwire.errors import ConfigError, ProtocolError
 from thinwire.hooks.exchange_alarm import WAIT_NBYTES, Alarm, Heard, pack_wait, unpack_wait
 from thinwire.hooks.exchange_flush import Flush
 from thinwire.hooks.exchange_measures import ExchangeMeter, log_norm, workload
