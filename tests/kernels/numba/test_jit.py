@@ -28,8 +28,9 @@ assert out.tolist() == [1.0, 0.0, -1.0, 0.0, 0.0, 0.0], out
 """
 
 
-def run_python(script: str, **environment: str) -> str:
-    """Run `script` in a fresh interpreter with these variables added; returns what it printed."""
+def run_python(script: str, *, both: bool = False, **environment: str) -> str:
+    """Run `script` in a fresh interpreter with these variables added; returns what it printed, on standard error too
+    where `both` is wanted."""
     finished = subprocess.run(
         [sys.executable, "-W", "error", "-c", script],
         env={**os.environ, **environment},
@@ -38,7 +39,7 @@ def run_python(script: str, **environment: str) -> str:
         timeout=240,
     )
     assert finished.returncode == 0, finished.stderr
-    return finished.stdout
+    return finished.stdout + finished.stderr if both else finished.stdout
 
 
 def copy_of_the_package(folder: Path) -> Path:
@@ -71,6 +72,29 @@ print(jit.__file__, jit.max_magnitude(np.array([1.0, -3.0])), type(jit.largest_m
     )
     assert str(package) in printed and " 3.0 " in printed
     assert "NullCache" in printed
+
+
+def test_machine_code_that_cannot_be_kept_costs_no_gradient(tmp_path: Path) -> None:
+    """A limit on the size of files stands for a full disk: folders can be made and machine code cannot be written."""
+    printed = run_python(
+        """
+import resource, sys
+import numpy as np
+from thinwire.kernels.numba import Workspace, encode_ternary
+from thinwire.kernels.numba.jit import largest_magnitude
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+values, residual, workspace = np.linspace(-1, 1, 1000, dtype=np.float32), np.zeros(1000, np.float32), Workspace()
+scale, payload = encode_ternary(values, sparsity=1.0, residual=residual, workspace=workspace)
+sent = np.where(np.abs(values) >= 0.5 * scale, np.sign(values) * scale, 0)
+print(np.allclose(residual, values - sent), largest_magnitude._cache.cache_path, file=sys.stderr)
+""",
+        both=True,
+        NUMBA_CACHE_DIR=str(tmp_path),
+    )
+    told, found = printed.splitlines()  # told once, of all kernels
+    assert f"kernels cannot be kept in {tmp_path}" in told and "File too large" in told and "NUMBA_CACHE_DIR" in told
+    assert found.startswith(f"True {tmp_path}")
+    assert not list(tmp_path.rglob("*.nbc*")), "no half file stays"
 
 
 def test_a_change_in_any_file_of_the_package_makes_new_machine_code(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
 """What every kernel is made with: the decorator, the views that kernels take, and the largest magnitude.
 
 Kernels are compiled on their first call (importing compiles nothing), release the interpreter lock and are cached on
-disk, beside the source or in the user's cache folder. Where neither can be written, Numba refuses at import; kernels
-are then compiled once in each process. No `parallel=True`: its thread layers abort when two threads enter, or in forks.
+disk, beside the source or in the user's cache folder. Where neither can be written, Numba refuses at import; where
+there is no room when machine code is to be kept, that is logged, once. Kernels are then compiled once in each process.
+No `parallel=True`: its thread layers abort when two threads enter, or in forks.
 
 A kernel may call kernels of other files, whose machine code becomes part of its own. Numba's cache looks at the file of
 the kernel that is called and at no other; the stamp added here is of every file of the package.
@@ -15,6 +16,7 @@ magnitude and answers "is everything finite?" with one comparison afterwards.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
@@ -24,17 +26,50 @@ from typing import Any
 import numba
 import numpy as np
 from numba.core import types
+from numba.core.caching import FunctionCache
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from thinwire.kernels.contract import Bytes, Floats
+
+_log = logging.getLogger(__name__)
+
+
+class _Cache(FunctionCache):  # type: ignore[misc]  # numba has no types
+    """Numba's cache of one kernel, without which the kernel works as well.
+
+    Machine code is kept in the middle of a call, once it is in memory, and a codec calls several kernels: an error from
+    here would leave a residual that the first of them has written beside a frame that nobody got.
+    """
+
+    _told = False
+
+    def load_overload(self, signature: Any, target: Any) -> Any:
+        try:
+            return super().load_overload(signature, target)
+        except OSError:
+            return None  # it is compiled again; whether it can be kept is told then
+
+    def save_overload(self, signature: Any, code: Any) -> None:
+        try:
+            super().save_overload(signature, code)
+        except OSError as error:
+            if not _Cache._told:
+                _Cache._told = True
+                # Not a warning: one that is an error, as under `-W error`, would come out of the kernel's call too.
+                _log.warning(
+                    "compiled kernels cannot be kept in %s (%s), so that every process compiles them anew: make room "
+                    "there, or name another folder in NUMBA_CACHE_DIR",
+                    self.cache_path,
+                    error.strerror or error,
+                )
 
 
 def jit(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile `function` lazily, without the interpreter lock, cached where a cache can be written."""
     kernel: Any = numba.njit(nogil=True)(function)
     with suppress(RuntimeError):  # "cannot cache function ...: no locator available"
-        kernel.enable_caching()
+        kernel._cache = _Cache(function)  # as its `enable_caching` does
         index = kernel._cache._cache_file
         index._source_stamp = (index._source_stamp, _digest())  # where it differs, the machine code is not used
     return kernel  # type: ignore[no-any-return]
