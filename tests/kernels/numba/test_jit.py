@@ -97,6 +97,21 @@ print(np.allclose(residual, values - sent), largest_magnitude._cache.cache_path,
     assert not list(tmp_path.rglob("*.nbc*")), "no half file stays"
 
 
+def test_a_compiler_that_is_turned_off_is_named() -> None:
+    printed = run_python(
+        """
+import torch
+import thinwire as tw
+try:
+    tw.codec("3lc").encode(torch.ones(10))
+except tw.ConfigError as error:
+    print(error)
+""",
+        NUMBA_DISABLE_JIT="1",
+    )
+    assert printed.startswith("NUMBA_DISABLE_JIT is set, and") and printed.endswith("unset it\n")
+
+
 def test_a_change_in_any_file_of_the_package_makes_new_machine_code(tmp_path: Path) -> None:
     """`levels` compiles `magnitude_bits`, of `jit`, into its kernels."""
     package = copy_of_the_package(tmp_path)

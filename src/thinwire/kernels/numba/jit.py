@@ -30,6 +30,7 @@ from numba.core.caching import FunctionCache
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from thinwire.errors import ConfigError
 from thinwire.kernels.contract import Bytes, Floats
 
 _log = logging.getLogger(__name__)
@@ -66,7 +67,15 @@ class _Cache(FunctionCache):  # type: ignore[misc]  # numba has no types
 
 
 def jit(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile `function` lazily, without the interpreter lock, cached where a cache can be written."""
+    """Compile `function` lazily, without the interpreter lock, cached where a cache can be written.
+
+    Raises:
+        ConfigError: Numba was told not to compile, with NUMBA_DISABLE_JIT=1.
+    """
+    if numba.config.DISABLE_JIT:  # said at import, when no residual has been written
+        raise ConfigError(
+            "NUMBA_DISABLE_JIT is set, and kernels here use instructions that only the compiler knows: unset it"
+        )
     kernel: Any = numba.njit(nogil=True)(function)
     with suppress(RuntimeError):  # "cannot cache function ...: no locator available"
         kernel._cache = _Cache(function)  # as its `enable_caching` does
