@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pwd
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,29 @@ def test_missing_data_says_where_it_was_sought_and_how_to_get_it(nowhere: Path) 
         assert f"{nowhere / 'cache' / name} and {nowhere / 'system' / name}" in message
         assert f"thinwire inspect data --download {name}" in message
         assert not (nowhere / "cache").exists(), "looking must not download or create anything"
+
+
+def test_without_a_home_folder_the_system_folder_is_still_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "SYSTEM_FOLDER", tmp_path)
+    no_home(monkeypatch)
+    with pytest.raises(DataError, match=f"the data set mnist is not in {tmp_path / 'mnist'}: "):
+        data("mnist")
+    _write(tmp_path / "mnist")
+    assert data("mnist").name == "mnist" and is_here("mnist")
+    with pytest.raises(DataError, match="no home folder to keep data sets in: set HOME, or name a folder"):
+        registry.cache_folder()
+
+
+def no_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user whom the machine does not know, without HOME."""
+
+    def unknown(uid: int) -> None:
+        raise KeyError(uid)
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
 
 
 def test_what_comes_along_is_always_there(nowhere: Path) -> None:

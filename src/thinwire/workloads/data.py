@@ -91,8 +91,17 @@ _SOURCES: dict[str, _Source] = {
 
 
 def cache_folder() -> Path:
-    """Where downloads go unless the caller says otherwise: .cache/thinwire in the user's home folder."""
-    return Path.home() / ".cache" / "thinwire"
+    """Where downloads go unless the caller says otherwise: .cache/thinwire in the user's home folder.
+
+    Raises:
+        DataError: there is none, as for a user whom the machine does not know, where HOME is not set.
+    """
+    try:
+        return Path.home() / ".cache" / "thinwire"
+    except RuntimeError as error:
+        raise DataError(
+            "this user has no home folder to keep data sets in: set HOME, or name a folder (root, --root)"
+        ) from error
 
 
 def data(name: str, *, root: Path | str | None = None, context: int | None = None) -> Dataset:
@@ -184,4 +193,7 @@ def _places(name: str, root: Path | str | None) -> list[Path]:
         return [home()]
     if root is not None:
         return [Path(root) / name, Path(root)]
-    return [cache_folder() / name, SYSTEM_FOLDER / name]
+    try:
+        return [cache_folder() / name, SYSTEM_FOLDER / name]
+    except DataError:  # nobody can have put anything there
+        return [SYSTEM_FOLDER / name]
