@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from thinwire.jobs import events as told
     from thinwire.jobs import job as jobs
     from thinwire.jobs.outcome import WorkerOutcome
-    from thinwire.runtime import connection, metrics, serving, shard_checkpoints
+    from thinwire.runtime import claim, connection, metrics, serving, shard_checkpoints
     from thinwire.runtime import journal as journals
     from thinwire.server import core as cores
     from thinwire.transports.grpc import server as grpc_server
@@ -43,6 +43,7 @@ else:
     jobs, training = lazy("thinwire.jobs.job"), lazy("thinwire.jobs.training")
     shard_checkpoints, connection = lazy("thinwire.runtime.shard_checkpoints"), lazy("thinwire.runtime.connection")
     journals, metrics = lazy("thinwire.runtime.journal"), lazy("thinwire.runtime.metrics")
+    claim = lazy("thinwire.runtime.claim")
     serving, cores = lazy("thinwire.runtime.serving"), lazy("thinwire.server.core")
     grpc_server = lazy("thinwire.transports.grpc.server")
 
@@ -72,6 +73,7 @@ def grpc_options(
     "--tls-ca certs/ca.pem --token-file certs/server.token"
 )
 def server(
+    context: typer.Context,
     listen: Annotated[str, typer.Option(help="Address to listen on; port 0 takes a free one.")] = "127.0.0.1:7070",
     checkpoint: options.Checkpoint = None,
     checkpoint_every: options.CheckpointEvery = options.CHECKPOINT_EVERY,
@@ -104,6 +106,7 @@ def server(
     _check_checkpoints(checkpoint, checkpoint_every, resume, resume_step)
     checkpointer = None
     if checkpoint is not None:
+        context.with_resource(claim.claimed(checkpoint, resumes=resume))
         checkpointer = shard_checkpoints.Checkpointer(core, checkpoint, checkpoint_every, resumes=resume)
         if resume:
             checkpointer.resume(resume_step)
@@ -209,7 +212,8 @@ def worker(
             returning=returning,
         )
 
-    outcome = rejoining(train, mine)
+    with nullcontext() if checkpoint is None else claim.claimed(checkpoint, resumes=resume):
+        outcome = rejoining(train, mine)
     write_json(json, outcome)
 
 

@@ -14,6 +14,7 @@ from thinwire.jobs.job import Job
 from thinwire.policies.consistency import consistency
 from thinwire.runtime import checkpoint
 from thinwire.runtime.checkpointing import FILES, CheckpointWriter, check_space, try_out
+from thinwire.runtime.claim import claimed
 from thinwire.runtime.disk import Disk
 from thinwire.runtime.shard_checkpoints import shard_nbytes
 from thinwire.workloads.data import data
@@ -162,7 +163,8 @@ class RunCheckpoints:
         """Makes the folder, and finds out whether all processes can write their files.
 
         Raises:
-            ConfigError: there is no folder, no permission or no room; or what lies there is another run's.
+            ConfigError: there is no folder, no permission or no room; what lies there is another run's; or processes of
+                another run write there, which may have no checkpoint yet.
         """
         if self.every < 1:
             raise ConfigError(f"a checkpoint every {self.every} steps; at least 1 is needed")
@@ -170,6 +172,9 @@ class RunCheckpoints:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"checkpoints cannot be in {str(self.folder)!r}: {error.strerror}") from error
+        for path in self._files(job):
+            with claimed(path, resumes=self.resume):
+                pass  # each process of this run claims its own
         there = [path.name for path in self._files(job) if checkpoint.files_at(path)]
         if there and not self.resume:
             raise ConfigError(

@@ -1,0 +1,103 @@
+"""Who writes checkpoints to a path: one process at a time.
+
+A process holds a lock on `FILE.lock` for as long as it writes. The system drops the lock with the process, also by
+`kill -9`; what is then left of the file keeps nobody from anything. On a network file system a machine that has died
+keeps its locks for a while: a process that resumes waits for that long.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from io import FileIO
+from pathlib import Path
+
+from thinwire.errors import ConfigError
+
+LOCK = ".lock"
+ENDING_S = 2.0
+"""How long a process that was killed may take to be gone."""
+LEASE_S = 100.0
+"""How long a network file system keeps the locks of a machine that has died; NFS by default 90 s."""
+_LOOK_S = 0.1
+
+
+@contextmanager
+def claimed(path: Path, *, resumes: bool = False) -> Iterator[None]:
+    """Keeps a path of checkpoints for this process while the context lasts.
+
+    Where no lock can be made at all, as on a disk that is full, it does without: whether checkpoints can be written
+    is found out by whoever writes them.
+
+    Args:
+        path: of the file.
+        resumes: whether a training goes on from what is there: it may be that of a machine that has died.
+
+    Raises:
+        ConfigError: another process writes there.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "state"
+        >>> with claimed(path):
+        ...     os.listdir(path.parent)
+        ['state.lock']
+        >>> os.listdir(path.parent)
+        []
+    """
+    lock = path.with_name(path.name + LOCK)
+    began, told = time.monotonic(), False
+    while True:
+        try:
+            held = _take(lock)
+            break
+        except BlockingIOError:
+            said = f"another process writes checkpoints to {str(path)!r}"
+            waited = time.monotonic() - began
+            if waited >= (LEASE_S if resumes else ENDING_S):
+                raise ConfigError(
+                    f"{said}: wait until that training has ended, or give this one another place"
+                ) from None
+            if waited >= ENDING_S and not told:
+                told = True
+                warnings.warn(
+                    f"{said}, or has died on another machine: this one waits for it, {LEASE_S:.0f} s at most",
+                    UserWarning,
+                    stacklevel=3,
+                )
+            time.sleep(_LOOK_S)
+        except OSError:
+            held = None
+            break
+    try:
+        yield
+    finally:
+        if held is not None:
+            with held, suppress(OSError):
+                if _is_at(held, lock):
+                    lock.unlink()
+
+
+def _take(lock: Path) -> FileIO:
+    """Returns the file, locked. Raises BlockingIOError where another process has it, OSError where there is none."""
+    while True:
+        file = FileIO(lock, "ab")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(file, lock):
+                return file
+        except BaseException:
+            file.close()
+            raise
+        file.close()  # whoever held it has removed it since it was opened
+
+
+def _is_at(file: FileIO, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
