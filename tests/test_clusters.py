@@ -75,5 +75,8 @@ def test_a_server_and_two_workers_which_go_on_when_submitted_again(tmp_path: Pat
     folder = tmp_path / "thinwire-test"
     assert (folder / "certs-localhost").is_dir()
     (folder / "worker-0.ckpt.previous").rename(folder / "worker-0.ckpt")  # it died after step 10
+    for name in ("server.ckpt", "worker-1.ckpt"):  # these between the two renames of their next one
+        (folder / name).unlink()
+        assert (folder / f"{name}.previous").exists()
     text = sbatch("slurm_server.sh", *options, "--steps", "20", nodes=3, folder=tmp_path)
     assert text.count("20 steps in") == 2

@@ -21,17 +21,16 @@ every=${EVERY:-100}  # exchanges between two checkpoints, the same for all
 export folder certs port workers first every
 
 srun --nodes=1 --ntasks=1 --nodelist="$first" bash -c '
-    file=$folder/server.ckpt
     exec thinwire server --listen "0.0.0.0:$port" \
-        --checkpoint "$file" --checkpoint-every "$every" $([ ! -e "$file" ] || echo --resume) \
+        --checkpoint "$folder/server.ckpt" --checkpoint-every "$every" --resume-if-there \
         --tls-cert "$certs/server.pem" --tls-key "$certs/server.key" \
         --tls-ca "$certs/ca.pem" --token-file "$certs/server.token"' &
 server=$!
 
 srun --nodes="$workers" --ntasks="$workers" --exclude="$first" bash -c '
-    rank=$SLURM_PROCID file=$folder/worker-$SLURM_PROCID.ckpt
+    rank=$SLURM_PROCID
     exec thinwire worker --server "grpc://$first:$port" --rank "$rank" --workers "$workers" \
-        --checkpoint "$file" --checkpoint-every "$every" $([ ! -e "$file" ] || echo --resume) \
+        --checkpoint "$folder/worker-$rank.ckpt" --checkpoint-every "$every" --resume-if-there \
         --tls-cert "$certs/worker-$rank.pem" --tls-key "$certs/worker-$rank.key" \
         --tls-ca "$certs/ca.pem" --token-file "$certs/worker-$rank.token" "$@"' worker "$@"
 wait "$server"

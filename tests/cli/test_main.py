@@ -154,6 +154,7 @@ MISUSE: list[tuple[list[str], str]] = [
     (["bench", "transports", "--security", "ssl"], r"security ssl; allowed are none and tls"),
     (["server", "--resume"], r"--resume goes on from a checkpoint: say which with --checkpoint FILE"),
     (["server", "--resume", "--checkpoint", "no-such"], r"there is no checkpoint 'no-such' to resume from"),
+    (["server", "--resume-if-there"], r"--resume-if-there goes on from a checkpoint: say which with --checkpoint FILE"),
     (["server", "--checkpoint", "no/such"], r"checkpoint 'no/such' cannot be written: .*Choose another place"),
     (["train", "--resume"], r"--resume goes on from checkpoints: say where they are with --checkpoint-dir DIR"),
     (
@@ -195,6 +196,14 @@ def test_misuse_is_one_line_and_status_2(command: Command) -> None:
         assert result.err.count("\n") == 1 and "Traceback" not in result.err, arguments
         assert re.fullmatch(f"error: (?:{text})\n", result.err), result.err
         assert result.status == 2 or "--rank" in arguments, arguments
+
+
+def test_a_role_resumes_where_any_of_its_files_is_there(command: Command, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    arguments = ("server", "--resume-if-there", "--checkpoint", file, "--listen", "nowhere")
+    assert "'nowhere' is no address" in command(*arguments).err, "there is none: it begins"
+    (tmp_path / "file.previous").write_bytes(b"it was killed between two renames")
+    assert "file.previous' is no checkpoint, or it is damaged" in command(*arguments).err
 
 
 def test_usage_is_explained_with_status_2(command: Command) -> None:

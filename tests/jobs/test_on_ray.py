@@ -66,6 +66,24 @@ def test_roles_take_what_they_need_and_their_credentials(monkeypatch: pytest.Mon
     assert given.private(None)[-1] == str(tmp_path / "server.token")
 
 
+def test_a_server_that_comes_back_resumes_from_files_of_this_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also where it was killed between two renames; not from those of a training before."""
+    called: dict[str, Any] = {}
+    monkeypatch.setattr(on_ray, "require", lambda *_: None)
+    monkeypatch.setattr(on_ray, "run_cluster", lambda *_, **given: called.update(given))
+    with pytest.raises(IndexError):  # no engine was opened, and nothing is returned
+        tw.ray.launch(lambda rank, servers: None, workers=1, checkpoint_dir=tmp_path)
+    again = called["server_again"]
+    assert "--resume" not in called["server_command"](0) and "--resume" not in again(0)
+    file = tmp_path / "server-0.checkpoint.previous"
+    file.touch()
+    assert "--resume" in again(0) and "--resume" not in again(1)
+    os.utime(file, (1e9, 1e9))
+    assert "--resume" not in again(0)
+
+
 def striking(engine: list[RayEngine], victims: list[str], process: str, event: Event) -> None:
     """Kills actors at once, when worker 0 has written a checkpoint.
 

@@ -109,6 +109,13 @@ StragglerGrace = Annotated[
     ),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint.")]
+ResumeIfThere = Annotated[
+    bool,
+    typer.Option(
+        "--resume-if-there",
+        help="Go on from the checkpoint where there is one, also where FILE.previous alone is left; else begin.",
+    ),
+]
 ResumeStep = Annotated[int | None, typer.Option(min=1, help="Which of the two checkpoints; by default the newest.")]
 TlsCert = Annotated[
     Path | None,

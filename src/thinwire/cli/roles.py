@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from thinwire.jobs import events as told
     from thinwire.jobs import job as jobs
     from thinwire.jobs.outcome import WorkerOutcome
+    from thinwire.runtime import checkpoint as checkpoint_files
     from thinwire.runtime import claim, connection, metrics, serving, shard_checkpoints
     from thinwire.runtime import journal as journals
     from thinwire.server import core as cores
@@ -43,7 +44,7 @@ else:
     jobs, training = lazy("thinwire.jobs.job"), lazy("thinwire.jobs.training")
     shard_checkpoints, connection = lazy("thinwire.runtime.shard_checkpoints"), lazy("thinwire.runtime.connection")
     journals, metrics = lazy("thinwire.runtime.journal"), lazy("thinwire.runtime.metrics")
-    claim = lazy("thinwire.runtime.claim")
+    claim, checkpoint_files = lazy("thinwire.runtime.claim"), lazy("thinwire.runtime.checkpoint")
     serving, cores = lazy("thinwire.runtime.serving"), lazy("thinwire.server.core")
     grpc_server = lazy("thinwire.transports.grpc.server")
 
@@ -78,6 +79,7 @@ def server(
     checkpoint: options.Checkpoint = None,
     checkpoint_every: options.CheckpointEvery = options.CHECKPOINT_EVERY,
     resume: options.Resume = False,
+    resume_if_there: options.ResumeIfThere = False,
     resume_step: options.ResumeStep = None,
     rejoin: Annotated[bool, typer.Option(help="Wait for a worker whose connection broke.")] = True,
     min_workers: options.MinWorkers = None,
@@ -103,7 +105,7 @@ def server(
     if worker_grace_s is None:
         worker_grace_s = ENDING_GRACE_S if min_workers is None else ELASTIC_GRACE_S
     credentials = Credentials(ca=tls_ca, cert=tls_cert, key=tls_key, token_file=token_file, insecure=insecure)
-    _check_checkpoints(checkpoint, checkpoint_every, resume, resume_step)
+    resume = _resumes(checkpoint, checkpoint_every, resume, resume_if_there, resume_step)
     checkpointer = None
     if checkpoint is not None:
         context.with_resource(claim.claimed(checkpoint, resumes=resume))
@@ -176,6 +178,7 @@ def worker(
     checkpoint: options.Checkpoint = None,
     checkpoint_every: options.CheckpointEvery = options.CHECKPOINT_EVERY,
     resume: options.Resume = False,
+    resume_if_there: options.ResumeIfThere = False,
     resume_step: options.ResumeStep = None,
     tls_cert: options.TlsCert = None,
     tls_key: options.TlsKey = None,
@@ -187,7 +190,7 @@ def worker(
     json: options.Json = None,
 ) -> None:
     """Train as one worker. All workers are started with the same options but `--rank`."""
-    _check_checkpoints(checkpoint, checkpoint_every, resume, resume_step)
+    resume = _resumes(checkpoint, checkpoint_every, resume, resume_if_there, resume_step)
     for each in server:  # before data are read and the model is made
         connection.server_address(each)
     job, mine = jobs.Job(**vars(given)), None
@@ -217,13 +220,20 @@ def worker(
     write_json(json, outcome)
 
 
-def _check_checkpoints(file: Path | None, every: int, resume: bool, step: int | None) -> None:
+def _resumes(file: Path | None, every: int, resume: bool, if_there: bool, step: int | None) -> bool:
+    """Whether a role goes on from a checkpoint.
+
+    Raises:
+        ConfigError: options that are of use only beside others.
+    """
     if step is not None and not resume:
         raise ConfigError(f"--resume-step {step} is of --resume, without which the training begins anew: give both")
-    if resume and file is None:
-        raise ConfigError("--resume goes on from a checkpoint: say which with --checkpoint FILE")
+    if (resume or if_there) and file is None:
+        option = "--resume" if resume else "--resume-if-there"
+        raise ConfigError(f"{option} goes on from a checkpoint: say which with --checkpoint FILE")
     if every != options.CHECKPOINT_EVERY and file is None:
         raise ConfigError("--checkpoint-every writes checkpoints: say where with --checkpoint FILE")
+    return resume or (if_there and file is not None and bool(checkpoint_files.files_at(file)))
 
 
 def rejoining(

@@ -166,19 +166,18 @@ def launch(
     cluster.check()
     if workers < 1 or servers < 1:
         raise ConfigError(f"workers={workers} and servers={servers} must be at least 1")
-    folder = None if checkpoint_dir is None else Path(checkpoint_dir).resolve()
-    if folder is None and resume:
+    if checkpoint_dir is None and resume:
         raise ConfigError("resume=True goes on from the servers' checkpoints: say where with checkpoint_dir=…")
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
+    kept = None
+    if checkpoint_dir is not None:
+        kept = RunCheckpoints(folder=Path(checkpoint_dir).resolve(), every=checkpoint_every, resume=resume)
+        kept.folder.mkdir(parents=True, exist_ok=True)
     results: list[dict[str, Any]] = []
 
     def server_command(index: int, *, again: bool = False) -> list[str]:
         command = ["server", *Elastic(min_workers=min_workers).arguments()]
-        if folder is not None:
-            path = folder / f"server-{index}.checkpoint"
-            command += ["--checkpoint", str(path), "--checkpoint-every", str(checkpoint_every)]
-            command += ["--resume"] if resume or (again and path.exists()) else []
+        if kept is not None:
+            command += kept.arguments(kept.server(index), None, again=again)
         return command
 
     @contextmanager
@@ -196,7 +195,7 @@ def launch(
         servers=servers,
         server_command=server_command,
         max_restarts=max_restarts,
-        server_again=None if folder is None else partial(server_command, again=True),
+        server_again=None if kept is None else partial(server_command, again=True),
         min_workers=min_workers,
         open_engine=opened,
         private=cluster.private,
