@@ -158,9 +158,7 @@ class LocalWorker(Worker):
             rounds = [(tensor, self._rounds[tensor.name]) for tensor in self.model.tensors]
             # Where a flush came within the round, its first fragments are due again: before all later ones, as with
             # a worker that has joined since and begins a round, or each would wait for what the other pushes later.
-            due = [
-                t for t, s in rounds if s.fragment == fragment or (s.fragment < fragment and s.pushes == self.clock)
-            ]
+            due = [t for t, s in rounds if s.fragment == fragment or (s.fragment < fragment and s.pushes == self.clock)]
             yield from self._exchange_tensors(due)
             if ends:
                 yield from self._advance()
