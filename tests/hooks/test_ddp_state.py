@@ -268,6 +268,39 @@ def test_a_folder_of_any_codec_and_of_one_rank_is_read_by_any_other(tmp_path: Pa
             assert ("bit for bit" if saved.endswith("2") else "from 1 ranks on 2") in text, (saved, text)
 
 
+def run_groups(rank: int, folder: str) -> list[tuple[str, bool]]:
+    """Two pairs of ranks train a model each, and save under one key, and under a key for each pair."""
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+
+    def made() -> tuple[DistributedDataParallel, ddp.ThinwireState]:
+        model = DistributedDataParallel(mlp(), process_group=pairs[rank // 2])
+        return model, ddp.compress(model, **CODEC)
+
+    model, state = made()
+    train(model, rank, 2)
+    own, found = state.state_dict(), []
+    for key in ("ddp", f"ddp-{rank // 2}"):
+        save({key: own}, checkpoint_id=f"{folder}/{len(key)}")
+        _, again = made()
+        kept = {key: again.state_dict()}
+        load(kept, checkpoint_id=f"{folder}/{len(key)}")
+        try:
+            said = again.load_state_dict(kept[key])
+        except tw.ConfigError as error:
+            said = str(error)
+        loaded = again.state_dict()["ranks"][str(state.rank)]["residuals"]
+        mine = own["ranks"][str(state.rank)]["residuals"]
+        found.append((said, all(torch.equal(mine[name], each) for name, each in loaded.items())))
+    return found
+
+
+def test_groups_of_ranks_have_keys_of_their_own_and_refuse_each_others_states(tmp_path: Path) -> None:
+    together, apart = zip(*run_ranks(4, run_groups, str(tmp_path)), strict=True)
+    refused = [said for said, _ in together if "the state is of the ranks" in said]
+    assert len(refused) == 2 and all("every group needs a key of its own" in said for said in refused), together
+    assert all("bit for bit" in said and same for said, same in apart), apart
+
+
 def run_elsewhere(rank: int) -> dict[str, Any]:
     """A state is loaded into hooks of other settings; and the model is copied, and saved whole."""
     model, state, optimizer = made()

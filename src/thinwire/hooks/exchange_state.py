@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
+import torch.distributed as dist
+
 from thinwire.collective.core import Collective
 from thinwire.errors import ConfigError
 from thinwire.hooks.exchange_autopilot import ExchangeAutopilot
@@ -36,6 +38,7 @@ class ExchangeState:
     """What merges the states of all ranks, as the user calls it."""
 
     __slots__ = (
+        "_group",
         "_guard",
         "_loss_scale",
         "_records",
@@ -57,10 +60,13 @@ class ExchangeState:
         driver: CollectiveDriver,
         options: ExchangeOptions,
         link_bps: float,
+        ranks: Sequence[int] | None = None,
         guard: StepGuard | None = None,
         auto: ExchangeAutopilot | None = None,
     ) -> None:
         self._guard = guard
+        numbers = driver.peers.names if ranks is None else ranks
+        self._group = " ".join(map(str, numbers)) if len(numbers) < dist.get_world_size() else ""
         self.auto = auto
         self.core = core
         self.driver = driver
@@ -195,6 +201,7 @@ class ExchangeState:
             "step": self.step,
             "loss_scale": self._loss_scale,
             **self._reduced,
+            **({"group": self._group} if self._group else {}),
             "auto": "" if self.auto is None else self.auto.state(),
             "ranks": {str(self.rank): self.core.residuals.state_dict()},
         }
@@ -225,6 +232,7 @@ class ExchangeState:
             "step": 0,
             "loss_scale": 1.0,
             **self._reduced,
+            **({"group": self._group} if self._group else {}),
             "auto": "",
             "ranks": {str(rank): residuals.blank_state_dict(world_size) for rank in range(world_size)},
         }
@@ -246,7 +254,7 @@ class ExchangeState:
             What was done, in words; also in `resumed` and in the report.
 
         Raises:
-            ConfigError: another model, other tensors compressed, or not all ranks that are needed.
+            ConfigError: another model, other tensors compressed, other ranks of the job, or not all that are needed.
         """
         if not isinstance(state, Mapping) or state.get("format") != FORMAT:
             found = repr(state.get("format")) if isinstance(state, Mapping) else f"none: it is a {type(state).__name__}"
@@ -260,6 +268,7 @@ class ExchangeState:
             raise ConfigError(
                 f"the state has reduce={reduce!r} and this run {self._reduce!r}: residuals are in its units"
             )
+        self._check_group(state)
         self.driver.wait_step()
         if self._records is not None:
             self._records.end_step()
@@ -274,6 +283,17 @@ class ExchangeState:
             self._loss_scale = 1.0
         self.between_steps()
         return self.resumed
+
+    def _check_group(self, state: Mapping[str, Any]) -> None:
+        """Raises ConfigError for a state of other ranks of a larger job, which have a model or shards of their own."""
+        group = state.get("group", "")
+        if group and self._group and group != self._group and int(state["world_size"]) == self.world_size:
+            raise ConfigError(
+                f"the state is of the ranks {group}, and this model is trained by the ranks {self._group}, whose "
+                "residuals are others. In torch.distributed.checkpoint every group needs a key of its own, as in "
+                "{f'ddp-{min(ranks)}': state.state_dict()}; where ranks were only renumbered, take 'group' out of the "
+                "state"
+            )
 
     def _load_residuals(self, state: Mapping[str, Any]) -> None:
         ranks, old, layout = state["ranks"], int(state["world_size"]), self.layout()
@@ -327,7 +347,7 @@ def merge(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         raise ConfigError("merge needs at least one state")
     first = states[0]
     for state in states:
-        for key in ("format", "world_size", "replicas", "step", "loss_scale"):
+        for key in ("format", "world_size", "replicas", "group", "step", "loss_scale"):
             if state.get(key) != first.get(key):
                 there, here = first.get(key), state.get(key)
                 raise ConfigError(f"states of different runs or steps: {key} is {there!r} and {here!r}")

@@ -187,6 +187,7 @@ def compress(
         driver=driver,
         auto=auto,
         options=asked,
+        ranks=everyone.names,
         link_bps=asked.link_bps(peers, auto),
         guard=StepGuard(model, wrapper=model, reduced=list(model.parameters()), compressed=list(model.parameters())),
         buckets={group: _bucket(group, core.residuals) for group in groups},

@@ -281,7 +281,8 @@ class ShardedState(ExchangeState):
         for blank in ranks.values():
             blank["auto"] = ""
         layout = {"world_size": world_size, "replicas": replicas or 0}
-        return {"format": FORMAT, **layout, "step": 0, "loss_scale": 1.0, "ranks": ranks}
+        group = {"group": self._group} if self._group else {}
+        return {"format": FORMAT, **layout, "step": 0, "loss_scale": 1.0, **group, "ranks": ranks}
 
     def load_resized(self, state: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]) -> None:
         """Takes the residuals of the ranks of a mesh of another shape."""
