@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
@@ -187,3 +187,26 @@ def test_parameters_that_are_frozen_in_turn_are_refused(ranks: list[dict[str, An
 
 def test_parameters_are_gathered_coded_whatever_the_gradients_have(ranks: list[dict[str, Any]]) -> None:
     assert all(found["gathered"] > 0 for found in ranks)
+
+
+def run_alone(rank: int) -> list[int]:
+    """Backward passes of one rank, of which torch reduces nothing; two of them accumulate."""
+    found = []
+    for shape in ((1,), (1, 1)):
+        model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 4))
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
+        fully_shard(model[0], mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        state = fsdp.compress(model, "3lc", measure_link=False)
+        for number in range(5):
+            model.set_requires_gradient_sync(number not in (1, 2))  # type: ignore[operator]
+            model(torch.randn(4, 16)).sum().backward()
+            with torch.no_grad():
+                model(torch.randn(4, 16))
+        found.append(state.step)
+    return found
+
+
+def test_one_rank_alone_counts_its_steps() -> None:
+    """A loop over `state.step` ends also where an elastic job has shrunk to one rank."""
+    assert run_ranks(1, run_alone) == [[3, 3]]

@@ -214,6 +214,11 @@ class ParameterGroup:
         """Whether a gradient of an earlier step is still there, to which this one's is added."""
         return any(parameter.param.sharded_param.grad is not None for parameter in self.parameters)
 
+    @property
+    def reduces(self) -> bool:
+        """Whether a backward pass reduces its gradients, and does not only accumulate them."""
+        return bool(self._group.reduce_grads)
+
     def is_finite(self) -> bool:
         """Returns whether the gradients of this rank's shards hold neither NaN nor Inf."""
         gradients = [parameter.param.sharded_param.grad for parameter in self.parameters]

@@ -55,6 +55,7 @@ class ShardedState(ExchangeState):
     merge_name = "fsdp.merge"
 
     __slots__ = (
+        "_begun",
         "_buckets",
         "_cuts",
         "_ready",
@@ -88,6 +89,7 @@ class ShardedState(ExchangeState):
         self._shard, self._shards = shard, shards
         self._shard_group = shard_group
         self._ready: list[Ready] = []
+        self._begun = False
         self.gathers = Counters()
 
     @property
@@ -123,7 +125,7 @@ class ShardedState(ExchangeState):
 
     def begin_forward(self) -> None:
         """Forgets a backward pass that was broken off: FSDP's own `reset_iter_state` discards its gradients."""
-        self._ready = []
+        self._ready, self._begun = [], True
         for group in self._buckets:
             group.check_hooks()
 
@@ -165,10 +167,15 @@ class ShardedState(ExchangeState):
     def end_step(self) -> None:
         """Exchanges what was kept back, waits for all of the step, and hands the averages to the parameters.
 
-        Nothing happens where no gradients were reduced since the last step.
+        Nothing happens where no gradients were reduced since the last step. One rank alone reduces none: a pass of it
+        is a step, if it would reduce them on several.
         """
         ready, skipped = self._ready, self.steps_skipped
+        begun, self._begun = self._begun, False  # several roots may end one pass
         if not ready:
+            if self.world_size == 1 and begun and any(group.reduces for group in self._buckets):
+                self.step += 1
+                self.between_steps()
             return
         self._exchange_newest(last=True)
         exchanged = self._exchanging
