@@ -178,7 +178,8 @@ def select(
             TernGrad uses (§4.2).
 
     Raises:
-        ConfigError: patterns that match nothing, or error feedback on pulls with a random codec, which diverges.
+        ConfigError: patterns that match nothing, or nothing that earlier ones leave, or error feedback on pulls with a
+            random codec, which diverges.
 
     Example:
         >>> codec = make_codec("3lc")
@@ -201,6 +202,13 @@ def select(
             chosen[name] = Choice(of_last, of_last)
         else:
             chosen[name] = compression.choose(name, shape)
+    for pattern in by_pattern:  # in the order given
+        if pattern in unmatched and (taken := [name for name in shapes if fnmatchcase(name, pattern)]):
+            first = next(other for other in by_pattern if fnmatchcase(taken[0], other))
+            raise ConfigError(
+                f"codecs: {pattern!r} comes after {first!r}, which takes {taken[0]} before it, and nothing is left to "
+                f"it: the first match wins, so put {pattern!r} first"
+            )
     if unmatched:
         raise ConfigError(f"codecs: {sorted(unmatched)} match no parameter; there are {list(shapes)[:8]} …")
     for name, choice in chosen.items():
