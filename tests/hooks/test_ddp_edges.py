@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import _MixedPrecision
 
 from tests.hooks.ddp_ranks import batch, ddp, mlp, run_ranks, train, weights
 from thinwire.errors import ConfigError
@@ -122,12 +123,20 @@ def _forgotten(rank: int) -> tuple[bool, list[str]]:
     return residuals() is None, [each.name for each in threading.enumerate() if each.name.startswith("thinwire-pu")]
 
 
+def _mixed_precision(rank: int) -> str:
+    low = _MixedPrecision(param_dtype=torch.bfloat16)
+    with pytest.raises(ConfigError) as refused:
+        ddp.compress(DistributedDataParallel(mlp(), mixed_precision=low), "fp32")
+    return str(refused.value)
+
+
 def run_all(rank: int) -> dict[str, Any]:
     return {
         "forgotten": _forgotten(rank),
         "unused": _unused(rank),
         "bfloat16": _in_half_precision_by_default(rank),
         "joined": _joined(rank),
+        "mixed precision": _mixed_precision(rank),
         "python reducer": _python_reducer(rank),
         "some": _group_of_some(rank),
     }
@@ -152,6 +161,7 @@ def test_auto_runs_in_half_precision_by_default(ranks: list[dict[str, Any]]) -> 
 def test_what_ddp_tells_no_hook_is_refused(ranks: list[dict[str, Any]]) -> None:
     assert all("divides gradients by the ranks that still have data" in found["joined"] for found in ranks)
     assert all("python_reducer" in found["python reducer"] for found in ranks)
+    assert all("leave it out, and compute in low precision by torch.autocast" in f["mixed precision"] for f in ranks)
 
 
 def test_a_model_that_is_garbage_leaves_neither_residuals_nor_threads(ranks: list[dict[str, Any]]) -> None:

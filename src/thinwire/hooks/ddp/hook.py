@@ -257,6 +257,11 @@ def _wrapped(compiled: nn.Module) -> DistributedDataParallel:
             f"ddp.compress takes a DistributedDataParallel model, not {type(model).__name__}; "
             "wrap it first: model = DistributedDataParallel(model)"
         )
+    if model.mixed_precision is not None:
+        raise ConfigError(
+            "DistributedDataParallel(mixed_precision=…) takes the place of a communication hook for itself: leave it "
+            "out, and compute in low precision by torch.autocast, or with a model of that dtype"
+        )
     if model._comm_hooks:
         raise ConfigError(
             f"the model has the hook {model._comm_hooks[0][0].__qualname__} already; DDP takes one: wrap the model anew"
