@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -337,8 +338,19 @@ def run_elsewhere(rank: int) -> dict[str, Any]:
     moved = any(p.grad is not None and bool(p.grad.any()) for p in automatic.parameters())
     told["auto"] = (any(r.any() for r in waiting), any(r.any() for r in after), moved)
 
-    torch.save(model, io.BytesIO())
-    copied = copy.deepcopy(model)
+    kept = io.BytesIO()
+    with pytest.warns(UserWarning, match=r"nothing of it is kept, residuals neither: save state.state_dict\(\)"):
+        torch.save({"ddp": state}, kept)
+    kept.seek(0)
+    empty, copy_of = torch.load(kept, weights_only=False)["ddp"], copy.deepcopy(state)
+    for call in (empty.state_dict, copy_of.state_dict, lambda: state.load_state_dict(empty)):
+        with pytest.raises(tw.ConfigError, match="nothing of the hook's state is in it: save"):
+            call()
+    with pytest.warns(UserWarning, match="nothing of it is kept"):
+        torch.save(model, io.BytesIO())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        copied = copy.deepcopy(model)
     copied(batch(rank, 0)[0]).sum().backward()
     state.close()
     return told

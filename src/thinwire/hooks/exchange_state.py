@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -20,6 +21,10 @@ from thinwire.runtime.metrics import MetricsWriter
 from thinwire.telemetry import WarmUp
 
 FORMAT = 1
+_NOTHING = (
+    "this was copied or pickled as an object, and nothing of the hook's state is in it: save state.state_dict(), and "
+    "give it to load_state_dict of what compress returns"
+)
 _log = logging.getLogger(__name__)
 
 
@@ -172,8 +177,18 @@ class ExchangeState:
         if self._guard is not None and self.core.residuals.world > 1:  # one rank alone keeps nothing
             self._guard.exchanged(anew=anew, skipped=self.steps_skipped)
 
+    def __deepcopy__(self, memo: Any) -> _Copied:
+        """A copy of the model, such as one of averaged weights, takes part in nothing."""
+        return _Copied()
+
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy of the model, such as one of averaged weights, or one that is saved whole, takes part in nothing."""
+        """What is pickled, by itself or with a model that is saved whole, is no state; it says so at once."""
+        warnings.warn(
+            f"{type(self).__name__} is being pickled, and nothing of it is kept, residuals neither: save "
+            "state.state_dict() in its place, beside model.state_dict()",
+            UserWarning,
+            stacklevel=2,
+        )
         return _Copied, ()
 
     def follow_loss_scale(self) -> None:
@@ -256,6 +271,8 @@ class ExchangeState:
         Raises:
             ConfigError: another model, other tensors compressed, other ranks of the job, or not all that are needed.
         """
+        if isinstance(state, _Copied):
+            raise ConfigError(_NOTHING)
         if not isinstance(state, Mapping) or state.get("format") != FORMAT:
             found = repr(state.get("format")) if isinstance(state, Mapping) else f"none: it is a {type(state).__name__}"
             raise ConfigError(f"the state has format {found}; this thinwire reads {FORMAT}")
@@ -327,6 +344,14 @@ class ExchangeState:
 
 class _Copied:
     """What a copied model has in place of its hook's state: torch keeps it there, and gives the copy no hook."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Raises ConfigError: nothing is kept here."""
+        raise ConfigError(_NOTHING)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> str:
+        """Raises ConfigError: nothing is kept here."""
+        raise ConfigError(_NOTHING)
 
 
 def merge(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
