@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import importlib
 import sys
+import types
+import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
-from tests.hooks.ddp_ranks import run_script
+from tests.hooks.ddp_ranks import mlp, run_ranks, run_script, train
 
 ADAPTERS = {"lightning": "lightning", "transformers": "huggingface"}
 
@@ -25,6 +29,50 @@ def test_a_framework_that_is_missing_is_named_with_the_command_that_installs_it(
         with pytest.raises(ModuleNotFoundError, match=rf"pip install 'thinwire\[{extra}\]'") as raised:
             importlib.import_module(f"thinwire.hooks.{framework}")
         assert raised.value.name == framework
+
+
+def stub(framework: str, *names: str) -> Any:
+    """Returns an adapter, imported beside a framework that has nothing but these classes."""
+    module: Any = types.ModuleType(framework)
+    for name in names:
+        setattr(module, name, type(name, (), {}))
+    sys.modules[framework] = module
+    return importlib.import_module(f"thinwire.hooks.{framework.partition('.')[0]}")
+
+
+def run_nodes(rank: int, folder: str, resumes: bool, loses: int) -> tuple[int, list[str], bool]:
+    """The Trainer's callback on two machines with a disk each, of which one may have lost its file."""
+    names = ("Trainer", "TrainerCallback", "TrainerControl", "TrainerState", "TrainingArguments")
+    adapter = stub("transformers", *names)
+    place = Path(folder) / f"node{rank}" / "checkpoint-3"
+    place.mkdir(parents=True, exist_ok=True)
+    module = mlp()
+    if resumes:
+        module.load_state_dict(torch.load(place / "model.pt"))
+        if rank == loses:
+            (place / adapter.FILE).unlink(missing_ok=True)
+    model = DistributedDataParallel(module)
+    callback = adapter.ThinwireCallback(
+        SimpleNamespace(model=module, model_wrapped=model), "3lc", sparsity=1.75, measure_link=False
+    )
+    args: Any = SimpleNamespace(world_size=2, output_dir=str(place.parent), resume_from_checkpoint=None)
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        callback.on_train_begin(args, SimpleNamespace(global_step=3 if resumes else 0), None)
+    begun = callback.state.step
+    waits = any(bool(each.any()) for each in callback.state.core.residuals.state_dict()["residuals"].values())
+    train(model, rank, 3, first=begun)
+    if not resumes:
+        torch.save(module.state_dict(), place / "model.pt")
+        callback.on_save(args, SimpleNamespace(global_step=3, is_world_process_zero=rank == 0), None)
+    return begun, [str(each.message) for each in heard if "residuals begin at zero" in str(each.message)], waits
+
+
+def test_a_trainer_s_machines_need_not_share_a_disk(tmp_path: Path) -> None:
+    assert run_ranks(2, run_nodes, str(tmp_path), False, -1) == [(0, [], False)] * 2
+    assert run_ranks(2, run_nodes, str(tmp_path), True, 1) == [(3, [], True)] * 2
+    for begun, told, waits in run_ranks(2, run_nodes, str(tmp_path), True, 0):
+        assert (begun, len(told), waits) == (0, 1, False), "on all ranks or on none"
 
 
 @pytest.mark.frameworks

@@ -6,8 +6,10 @@ without its wrapper, so this one asks the Trainer for `model_wrapped`.
 
 from __future__ import annotations
 
+import io
 import warnings
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from thinwire.codecs import Codec
 from thinwire.hooks import ddp
 from thinwire.hooks.wrapping import is_distributed
 from thinwire.runtime.digests import bits_digest
+from thinwire.runtime.peers import gather, pass_on
 
 try:
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -77,22 +80,41 @@ class ThinwireCallback(TrainerCallback):
             torch.save({**whole, WEIGHTS: _digest(self._trainer.model)}, _folder(args, state.global_step) / FILE)
 
     def _load(self, state: ddp.ThinwireState, args: TrainingArguments, trained: TrainerState) -> None:
+        """Takes back what rank 0 finds, on all ranks or on none: machines may have disks of their own."""
         step, given = trained.global_step, args.resume_from_checkpoint
         folders = [Path(given), _folder(args, step)] if isinstance(given, str) else [_folder(args, step)]
-        own = _digest(self._trainer.model)
-        for file in (folder / FILE for folder in folders):
-            if file.exists():
-                kept = torch.load(file, weights_only=True, map_location="cpu")
-                if kept.pop(WEIGHTS, own) == own:
-                    ddp.AllRanks(state).load_state_dict(kept)
-                    return
+        kept = self._found(folders)
+        lacking = [
+            rank for rank, has in enumerate(gather(state.driver.peers, bytes([kept is not None]))) if has == b"\0"
+        ]
+        if 0 not in lacking:
+            if lacking:
+                sent = io.BytesIO()
+                if state.rank == 0:
+                    torch.save(kept, sent)
+                data = pass_on(state.driver.peers, sent.getvalue(), lacking)
+                if kept is None:
+                    kept = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+            assert kept is not None
+            ddp.AllRanks(state).load_state_dict(kept)
+            return
         warnings.warn(
-            f"the Trainer goes on from step {step}, and {folders[0] / FILE} is not there, or is of other weights: "
-            "residuals begin at zero. For a checkpoint in another place give "
+            f"the Trainer goes on from step {step}, and {folders[0] / FILE} is not there on rank 0, or is of other "
+            "weights: residuals begin at zero. For a checkpoint in another place give "
             "TrainingArguments(resume_from_checkpoint=FOLDER)",
             UserWarning,
             stacklevel=3,
         )
+
+    def _found(self, folders: Sequence[Path]) -> dict[str, Any] | None:
+        """Returns the residuals that belong to this rank's weights; None where no file here does."""
+        own = _digest(self._trainer.model)
+        for file in (folder / FILE for folder in folders):
+            if file.exists():
+                kept: dict[str, Any] = torch.load(file, weights_only=True, map_location="cpu")
+                if kept.pop(WEIGHTS, own) == own:
+                    return kept
+        return None
 
 
 def _digest(model: torch.nn.Module) -> str:

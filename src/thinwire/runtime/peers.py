@@ -96,6 +96,33 @@ def gather_at_first(group: PeerGroup, data: bytes) -> list[bytes]:
     return [data if rank == group.rank else bytes(each) for rank, each in enumerate(whole)]
 
 
+def pass_on(group: PeerGroup, data: bytes, needy: Sequence[int]) -> bytes:
+    """Returns rank 0's bytes on the ranks that need them, and `data` elsewhere; rank 0 and those ranks call it.
+
+    Args:
+        group: of the ranks.
+        data: of rank 0.
+        needy: those ranks, without rank 0; the same on all ranks.
+
+    Raises:
+        TransportError: a rank did not come in time.
+    """
+    if group.rank != 0:
+        whole = bytearray()
+        if group.rank in needy:
+            (length,) = _LENGTH.unpack(group.wait(group.receive(0, ReceiveBuffer(_LENGTH.size), _GATHER_TAG)))
+            for start in range(0, length, _MESSAGE_NBYTES):
+                buffer = ReceiveBuffer(min(_MESSAGE_NBYTES, length - start))
+                whole += group.wait(group.receive(0, buffer, _GATHER_TAG))
+        return bytes(whole) or data
+    pieces = [_LENGTH.pack(len(data))]
+    pieces += [data[start : start + _MESSAGE_NBYTES] for start in range(0, len(data), _MESSAGE_NBYTES)]
+    for piece in pieces:
+        for transfer in [group.send(peer, bytearray(piece), _GATHER_TAG) for peer in needy]:
+            group.wait(transfer)
+    return data
+
+
 def agree(group: PeerGroup, settings: Mapping[str, Any]) -> None:
     """Compares settings, JSON values by name, with those of rank 0.
 
