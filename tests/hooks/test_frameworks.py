@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.hooks.ddp_ranks import mlp, run_ranks, run_script, train
+from tests.hooks.ddp_ranks import batch, mlp, run_ranks, run_script, train
 
 ADAPTERS = {"lightning": "lightning", "transformers": "huggingface"}
 
@@ -53,7 +53,10 @@ def run_nodes(rank: int, folder: str, resumes: bool, loses: int) -> tuple[int, l
             (place / adapter.FILE).unlink(missing_ok=True)
     model = DistributedDataParallel(module)
     callback = adapter.ThinwireCallback(
-        SimpleNamespace(model=module, model_wrapped=model), "3lc", sparsity=1.75, measure_link=False
+        SimpleNamespace(model=module, model_wrapped=model, accelerator=SimpleNamespace()),
+        "3lc",
+        sparsity=1.75,
+        measure_link=False,
     )
     args: Any = SimpleNamespace(world_size=2, output_dir=str(place.parent), resume_from_checkpoint=None)
     with warnings.catch_warnings(record=True) as heard:
@@ -73,6 +76,39 @@ def test_a_trainer_s_machines_need_not_share_a_disk(tmp_path: Path) -> None:
     assert run_ranks(2, run_nodes, str(tmp_path), True, 1) == [(3, [], True)] * 2
     for begun, told, waits in run_ranks(2, run_nodes, str(tmp_path), True, 0):
         assert (begun, len(told), waits) == (0, 1, False), "on all ranks or on none"
+
+
+def run_float16(rank: int) -> list[tuple[bool, int]]:
+    """A first step that overflows, in both callbacks: whether the hook follows the scaler, and steps skipped."""
+    found = []
+    for framework in ("transformers", "lightning.pytorch"):
+        model = DistributedDataParallel(mlp())
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+        if framework == "transformers":
+            names = ("Trainer", "TrainerCallback", "TrainerControl", "TrainerState", "TrainingArguments")
+            accelerator = SimpleNamespace(scaler=scaler)
+            trainer: Any = SimpleNamespace(model=model.module, model_wrapped=model, accelerator=accelerator)
+            callback = stub(framework, *names).ThinwireCallback(trainer, "3lc", measure_link=False)
+            callback.on_train_begin(SimpleNamespace(world_size=2), SimpleNamespace(global_step=0), None)
+        else:
+            sys.modules["lightning"] = types.ModuleType("lightning")
+            callback = stub(framework, "Callback", "LightningModule", "Trainer").ThinwireCallback(measure_link=False)
+            precision = SimpleNamespace(scaler=scaler)
+            trainer = SimpleNamespace(strategy=SimpleNamespace(model=model), world_size=2, precision_plugin=precision)
+            callback.on_fit_start(trainer, model.module)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        for factor in (torch.inf, 1.0):
+            x, y = batch(rank, 0)
+            optimizer.zero_grad()
+            scaler.scale(factor * nn.functional.cross_entropy(model(x), y)).backward()  # type: ignore[no-untyped-call]
+            scaler.step(optimizer)
+            scaler.update()
+        found.append((callback.state.state_dict()["loss_scale"] == 2.0**9, callback.state.steps_skipped))
+    return found
+
+
+def test_float16_s_scaler_is_found_by_the_callbacks() -> None:
+    assert run_ranks(2, run_float16) == [[(True, 1)] * 2] * 2
 
 
 @pytest.mark.frameworks

@@ -15,6 +15,7 @@ from torch import nn
 
 from thinwire.codecs import Codec
 from thinwire.hooks import ddp
+from thinwire.hooks.exchange_options import with_scaler
 from thinwire.hooks.wrapping import is_distributed
 
 try:
@@ -30,7 +31,8 @@ class ThinwireCallback(Callback):
 
     Args:
         codec: as in `ddp.compress`.
-        **options: likewise, such as `sparsity=1.0`, `codecs={…}` or `start_step=50`.
+        **options: likewise, such as `sparsity=1.0`, `codecs={…}` or `start_step=50`. With "16-mixed" Lightning's
+            GradScaler is given by itself, with `nonfinite="skip"`.
 
     Attributes:
         state: what `ddp.compress` returned, once `fit` has begun; `print(ddp.report(callback.state))`.
@@ -52,7 +54,8 @@ class ThinwireCallback(Callback):
         wrapped: nn.Module = trainer.strategy.model
         if not is_distributed(wrapped, trainer.world_size):
             return
-        self.state = ddp.compress(wrapped, self._codec, **self._options)
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        self.state = ddp.compress(wrapped, self._codec, **with_scaler(self._options, scaler))
         saved, self._saved = self._saved, None  # once: a later fit goes on from what this one leaves
         module, left = self._left
         if saved is not None:

@@ -17,6 +17,7 @@ import torch
 
 from thinwire.codecs import Codec
 from thinwire.hooks import ddp
+from thinwire.hooks.exchange_options import with_scaler
 from thinwire.hooks.wrapping import is_distributed
 from thinwire.runtime.digests import bits_digest
 from thinwire.runtime.peers import gather, pass_on
@@ -41,7 +42,8 @@ class ThinwireCallback(TrainerCallback):
     Args:
         trainer: to which the callback is added.
         codec: as in `ddp.compress`.
-        **options: likewise, such as `sparsity=1.0`, `codecs={…}` or `start_step=50`.
+        **options: likewise, such as `sparsity=1.0`, `codecs={…}` or `start_step=50`. With float16 the Trainer's
+            GradScaler is given by itself, with `nonfinite="skip"`.
 
     Attributes:
         state: what `ddp.compress` returned, once `train` has begun; `print(ddp.report(callback.state))`.
@@ -66,7 +68,8 @@ class ThinwireCallback(TrainerCallback):
             return
         wrapped = self._trainer.model_wrapped
         if self.state is None or self._model is None or self._model() is not wrapped:
-            self.state = ddp.compress(wrapped, self._codec, **self._options)
+            scaler = getattr(self._trainer.accelerator, "scaler", None)
+            self.state = ddp.compress(wrapped, self._codec, **with_scaler(self._options, scaler))
             self._model = weakref.ref(wrapped)
         if state.global_step > 0:
             self._load(self.state, args, state)
