@@ -50,7 +50,7 @@ HERE = {  # how many blocks of each page are run below
     "README.md": 2,
     "docs/api.md": 1,
     "docs/autopilot.md": 2,
-    "docs/ddp.md": 4,
+    "docs/ddp.md": 5,
     "docs/fsdp.md": 2,
     "docs/gpu.md": 2,
     "docs/quick-start.md": 1,
@@ -131,16 +131,20 @@ def test_the_ddp_hook(names: dict[str, Any], tmp_path: Path) -> None:
         if page != "docs/api.md":
             after["loss"](after["model"](torch.randn(4, 8)), torch.zeros(4, dtype=torch.long)).backward()
             assert after["state"].step == 1, page
-    run("docs/ddp.md", 2, after)  # saves and loads
+    gan = {"generator": net(), "noise": torch.randn(4, 8), "discriminator": after["model"]}
+    gan["generator"].append(nn.Linear(4, 8))
+    run("docs/ddp.md", 1, {**gan, "generator_loss": torch.mean})
+    assert after["state"].step == 1, "the pass was kept out"
+    run("docs/ddp.md", 3, after)  # saves and loads
     recorded = run("docs/observability.md", 1, {**names, "model": DistributedDataParallel(net())})
     recorded["model"](torch.randn(4, 8)).sum().backward()
     recorded["state"].close()
     assert '"table":"0.weight"' in (tmp_path / "steps.jsonl").read_text()
     tensors = {"w": torch.randn(64, 8), "b": torch.randn(64)}
     given = {f"gradient_of_{name}": torch.randn(tensor.shape) for name, tensor in tensors.items()}
-    run("docs/ddp.md", 3, {**names, **tensors, **given})
+    run("docs/ddp.md", 4, {**names, **tensors, **given})
     after["model"] = DistributedDataParallel(net())
-    run("docs/ddp.md", 1, {**after, "scaler": torch.amp.GradScaler("cpu")})
+    run("docs/ddp.md", 2, {**after, "scaler": torch.amp.GradScaler("cpu")})
     (tmp_path / "train.token").write_text("abcdefghijklmnopqrstuvwxyz\n")
     run("docs/security.md", 1, {**after, "model": DistributedDataParallel(net())})
 
