@@ -16,9 +16,10 @@ from torch import nn
 
 import thinwire as tw
 from tests.hooks.cluster import run_cluster, start_server
-from tests.hooks.local_runs import adamw, inner_step, mlp, sgd, steps, values
+from tests.hooks.local_runs import adamw, inner_step, mlp, resume, sgd, steps, values
 from thinwire.codecs import codec
 from thinwire.errors import ConfigError
+from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.hooks.lengthening import SUMS, Lengthening
 from thinwire.hooks.local_optimizer import LocalUpdateOptimizer
 from thinwire.policies.assignment import Partition
@@ -134,6 +135,21 @@ def test_who_joins_after_exchanges_without_a_step_draws_the_signs_of_all_others(
         for each in (first, pool.submit(live, 1)):
             each.result()
     assert all(float(each.mean()) < 1.1 for each in factors)
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_a_state_without_it_is_refused_by_its_name(old: bool) -> None:
+    def first(rank: int, model: nn.Module, opt: DistributedOptimizer) -> dict[str, Any]:
+        steps(3)(rank, model, opt)
+        return copy.deepcopy({"model": model.state_dict(), "opt": opt.state_dict()})
+
+    saved, core = run_cluster(mlp, first, workers=2, optimizer=adamw, design=PLAIN)
+    for each in saved if old else ():
+        del each["opt"]["position"]["local"]["lengthen"]  # as states of before there was any
+    with pytest.raises(ConfigError, match="the state is of lengthen=False and this training has lengthen=True"):
+        resume(saved, core, DESIGN, range(3, 4))
+    for each in resume(saved, core, PLAIN, range(3, 4)):
+        assert torch.isfinite(each).all()
 
 
 def test_alone_or_without_adam_nothing_is_lengthened() -> None:

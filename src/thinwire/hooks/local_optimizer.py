@@ -132,6 +132,8 @@ class LocalUpdateOptimizer(DistributedOptimizer):
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         check_state(state_dict, "inner", len(self.param_groups))
+        if "position" in state_dict:
+            self._local.check_position(state_dict["position"])  # before what other updates have no residuals of
         super().load_state_dict(state_dict)
         if not self._joined:
             self._began_with = state_dict.get("weights")

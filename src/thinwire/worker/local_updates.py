@@ -335,12 +335,8 @@ class LocalWorker(Worker):
             **({} if self.auto is None else {"auto": self.auto.state()}),
         }
 
-    def restore_position(self, state: Mapping[str, Any]) -> None:
-        """Restores what `position` returned.
-
-        Raises:
-            ConfigError: it is of other local updates; nothing was changed.
-        """
+    def check_position(self, state: Mapping[str, Any]) -> None:
+        """Raises ConfigError where what `position` returned is of other local updates."""
         mine, saved = asdict(self._updates), state.get("local")
         if saved is None:
             raise ConfigError("the state is of a training without local updates: start from the model's weights")
@@ -348,7 +344,7 @@ class LocalWorker(Worker):
             "warmup": 0,
             "settle": mine["settle"],
             "steer": mine["steer"],
-            "lengthen": mine["lengthen"],
+            "lengthen": False,
             **saved,
         }  # which states did not have once
         if differing := [key for key in mine if saved.get(key) != mine[key]]:
@@ -359,6 +355,14 @@ class LocalWorker(Worker):
                 + ", ".join(f"{key}={mine[key]}" for key in differing)
                 + ": resume with the same, or start from the model's weights"
             )
+
+    def restore_position(self, state: Mapping[str, Any]) -> None:
+        """Restores what `position` returned.
+
+        Raises:
+            ConfigError: it is of other local updates; nothing was changed.
+        """
+        self.check_position(state)
         super().restore_position(state)
         self._flushed_at = int(state.get("flushed_at", 0))
         if self.auto is not None and state.get("auto"):
