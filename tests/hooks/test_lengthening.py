@@ -191,6 +191,26 @@ def test_the_bound_is_of_those_who_take_part_and_not_of_those_who_were_planned()
         assert float(each[0]) == pytest.approx(2.0, rel=0.15)
 
 
+def test_a_step_that_one_worker_skips_leaves_all_with_the_same_factors() -> None:
+    """As a `GradScaler` tells it: what was told before is taken there too, and nothing old is told again."""
+
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> list[torch.Tensor]:
+        assert isinstance(opt, LocalUpdateOptimizer) and opt._lengthening is not None
+        found = []
+        for step in range(12):
+            if overflows := (rank, step) in ((1, 8), (1, 9)):
+                opt.grad_scale, opt.found_inf = torch.tensor(1.0), torch.tensor(1.0)  # type: ignore[attr-defined]
+            inner_step(model, opt, rank, step)
+            if overflows:
+                del opt.grad_scale, opt.found_inf  # type: ignore[attr-defined]
+            found.append(opt._lengthening.factors())
+        return found
+
+    [one, other], _ = run_cluster(mlp, train, workers=2, optimizer=adamw, design=DESIGN)
+    assert all(torch.equal(*pair) for pair in zip(one, other, strict=True))
+    assert not torch.equal(one[8], one[9]) and not torch.equal(one[9], one[10])
+
+
 def test_gradients_that_are_not_finite_say_nothing() -> None:
     [parameter] = pair([(20, 3)])
     found = Lengthening(torch.optim.AdamW([parameter]), workers=2, seed=0)

@@ -83,6 +83,15 @@ class Lengthening:
         self.board.copy_(self._sums(clock))
         self._told = True
 
+    def skipped(self) -> None:
+        """No step was taken, as a GradScaler found an overflow here: takes what all have told, and tells nothing.
+
+        In the mean that comes this worker's gradients count as zeros, which all workers see alike.
+        """
+        self._take()
+        self.board.zero_()
+        self._told = True
+
     def _take(self) -> None:
         """Takes the means of what all workers have told; gradients that were not finite say nothing."""
         if not self._told:

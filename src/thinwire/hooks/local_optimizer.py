@@ -195,6 +195,8 @@ class LocalUpdateOptimizer(DistributedOptimizer):
         """The user's optimizer's step, unless a GradScaler found an overflow; gradients are unscaled where it asks."""
         overflow = getattr(self, "found_inf", None)
         if overflow is not None and bool(overflow):
+            if self._lengthening is not None:
+                self._lengthening.skipped()
             return None
         self._unscale()
         self._stepping = True
