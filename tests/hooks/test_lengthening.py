@@ -20,7 +20,7 @@ from tests.hooks.local_runs import adamw, inner_step, mlp, resume, sgd, steps, v
 from thinwire.codecs import codec
 from thinwire.errors import ConfigError
 from thinwire.hooks.distribute import DistributedOptimizer
-from thinwire.hooks.lengthening import SUMS, Lengthening
+from thinwire.hooks.lengthening import NAME, SUMS, Lengthening
 from thinwire.hooks.local_optimizer import LocalUpdateOptimizer
 from thinwire.policies.assignment import Partition
 from thinwire.policies.designs import design
@@ -158,7 +158,23 @@ def test_alone_or_without_adam_nothing_is_lengthened() -> None:
         usual, _ = run_cluster(mlp, steps(4), workers=workers, optimizer=make, design=PLAIN)
         assert torch.equal(found[0], usual[0])
         assert core.plan is not None
-        assert ("thinwire.gradients" in {each.name for each in core.plan.tables}) == (make is adamw), "others may join"
+        assert (NAME in {each.name for each in core.plan.tables}) == (make is adamw), "others may join"
+
+
+def test_no_parameter_is_called_as_the_table_of_sums_is() -> None:
+    def named(_rank: int) -> nn.Module:
+        model = nn.Module()
+        model.thinwire = nn.Module()
+        model.thinwire.gradients = nn.Parameter(torch.ones(4))
+        return model
+
+    def train(_rank: int, model: nn.Module, opt: DistributedOptimizer) -> None:
+        for parameter in model.parameters():
+            parameter.grad = torch.ones(4)
+        opt.step()
+        opt.flush()
+
+    run_cluster(named, train, workers=2, optimizer=adamw, design="update[lengthen=true]")
 
 
 def test_the_bound_is_of_those_who_take_part_and_not_of_those_who_were_planned() -> None:

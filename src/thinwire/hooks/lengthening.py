@@ -21,8 +21,8 @@ from thinwire.hooks.several import parts
 from thinwire.hooks.steering import KINDS
 from thinwire.worker.model import WorkerTensor
 
-NAME = "thinwire.gradients"
-"""What the table with everybody's sums is called: no module may have a dot in a tensor's name."""
+NAME = "thinwire..gradients"
+"""What the table with all sums is called. A tensor's name is a path, and no module is called by an empty text."""
 SUMS = 16
 """Of every tensor; and its squared norm. Over 20 steps that are remembered, the mean gradient's norm is 4 % off."""
 
