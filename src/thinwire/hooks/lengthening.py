@@ -24,7 +24,9 @@ from thinwire.worker.model import WorkerTensor
 NAME = "thinwire..gradients"
 """What the table with all sums is called. A tensor's name is a path, and no module is called by an empty text."""
 SUMS = 16
-"""Of every tensor; and its squared norm. Over 20 steps that are remembered, the mean gradient's norm is 4 % off."""
+"""Of every tensor; and its squared norm. Over 20 steps that are remembered, the mean gradient's norm is 3 % off where
+values are independent, 7 % where a matrix has rank one, 11 % where its columns are equal: rows of so many values share
+a sign. As a factor is at least 1, it is then 4 and 6 % too long on average where it should be 1, and 1 % otherwise."""
 
 
 class Lengthening:
