@@ -55,6 +55,12 @@ def test_packages_only_offer_what_they_name() -> None:
             assert hasattr(package, name)
 
 
+def test_type_checkers_see_the_signature_of_what_is_imported_late() -> None:
+    """`make types` reads it; as `Any`, `launch` would take every argument."""
+    with pytest.raises(TypeError):
+        tw.ray.launch(len, processes=4)  # type: ignore[call-arg, arg-type]
+
+
 def test_the_version_is_the_distributions() -> None:
     from importlib.metadata import version
 

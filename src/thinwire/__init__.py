@@ -28,14 +28,10 @@ from thinwire.errors import (
 from thinwire.version import VERSION
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
-    from thinwire import codecs, frames
+    from thinwire import codecs, frames, ray
     from thinwire.codecs import Codec, Context, codec, decode
     from thinwire.hooks.distribute import distribute
     from thinwire.security import Credentials
-
-    ray: ModuleType  # thinwire.ray, which is made of everything else: by its name alone, so that no circle is seen
 
 __version__ = VERSION
 

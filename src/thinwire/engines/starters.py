@@ -19,7 +19,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Protocol
 
-import thinwire
 from thinwire.engines import fork_server
 from thinwire.engines.parent_watch import with_parent_watch
 from thinwire.engines.system_tools import entering
@@ -35,7 +34,7 @@ def own_command(*arguments: str) -> list[str]:
     Modules are not looked for in the folder in which it is started, unless this package was found there: there may be a
     random.py of the user's.
     """
-    here = Path(thinwire.__file__).parents[1] == Path.cwd()
+    here = Path(__file__).parents[2] == Path.cwd()
     return [sys.executable, *(() if here else ("-P",)), "-m", "thinwire", *arguments]
 
 
