@@ -43,15 +43,18 @@ assert torch.equal(tw.decode(tw.codec("fp32").encode(torch.arange(5.0))), torch.
 def told(call):
     try:
         call()
-    except (tw.ConfigError, SystemExit) as error:
+    except tw.ConfigError as error:
         return str(error)
     raise AssertionError("nothing was refused")
 
 def command(*words):
     sys.argv = ["thinwire", *words]
     said = io.StringIO()
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said), contextlib.suppress(SystemExit):
-        runpy.run_module("thinwire", run_name="__main__")
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said):
+        try:
+            runpy.run_module("thinwire", run_name="__main__")
+        except SystemExit as end:
+            assert end.code == 2, (words, end.code)
     return " ".join(said.getvalue().split())
 
 model = torch.nn.Linear(3, 2)
@@ -59,8 +62,7 @@ sgd = torch.optim.SGD(model.parameters(), lr=0.1)
 print(told(lambda: tw.distribute(model, sgd, server="grpc://127.0.0.1:9")))
 print(told(lambda: serve(None, "127.0.0.1:0")))
 print(told(lambda: Prometheus(0)))
-sys.argv = ["thinwire", "--help"]
-print(told(lambda: runpy.run_module("thinwire", run_name="__main__")))
+print(command("--help"))
 Refused.names -= {{"typer", "rich"}}
 print(command("train", "--steps", "2"))
 print(command("demo", "--link", "none"))
@@ -179,7 +181,7 @@ print(tw.__file__, data("digits"), len(recorded()))
 """
     out = run(python, "-c", code)
     assert out == f"{folder}/thinwire/__init__.py <Dataset digits: 1,347 train, 450 test, (1, 8, 8)> 19\n"
-    assert run(command, "--help", status=1) == (
+    assert run(command, "--help", status=2) == (
         "error: the command thinwire needs typer, which is not installed: pip install 'thinwire[cli]'\n"
     )
     link(closure(PROJECT["optional-dependencies"]["cli"]), folder)
