@@ -213,6 +213,14 @@ def test_shared_weights_are_everybodys_and_the_local_ones_come_back() -> None:
     assert not torch.equal(mine, theirs) and not torch.equal(mine, shared)
 
 
+def test_the_outer_optimizers_groups_are_there_for_type_checkers_and_empty_without_one() -> None:
+    def rates(rank: int, model: nn.Module, opt: DistributedOptimizer) -> list[float]:
+        return [group["lr"] for group in opt.outer_groups]
+
+    assert run_cluster(mlp, rates, workers=1, design="diloco[h=3]")[0] == [[0.7, 1.0]]  # of weights, and buffers
+    assert run_cluster(mlp, rates, workers=1)[0] == [[]]
+
+
 def test_what_was_not_sent_stays_in_the_local_parameters() -> None:
     def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
         for step in range(6):

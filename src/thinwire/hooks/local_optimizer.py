@@ -61,7 +61,6 @@ class LocalUpdateOptimizer(DistributedOptimizer):
         lengthening: Lengthening | None = None,
         **settings: Any,
     ) -> None:
-        self.outer_groups = outer_groups
         self._inner, self._local, self._updates = optimizer, worker, updates
         self._steering: Steering | None = None
         self._lengthening = lengthening if lengthening is not None and lengthening.lengthens else None
@@ -73,7 +72,7 @@ class LocalUpdateOptimizer(DistributedOptimizer):
         if updates.steer and steered is not None:
             self._steering = Steering(steered, updates.steer, outer_groups)
             worker.steering = self._steering
-        super().__init__(model, optimizer, worker, driver, **settings)
+        super().__init__(model, optimizer, worker, driver, outer_groups=outer_groups, **settings)
         if worker.began_late or worker.pending:  # the first forward pass changes the parameters
             self._began_with = None
         self._follow()

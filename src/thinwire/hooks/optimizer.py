@@ -59,10 +59,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         metrics: Sequence[MetricsWriter] = (),
         resume: Mapping[str, Any] | Resumable | None = None,
         shards: RankShards | None = None,
+        outer_groups: list[dict[str, Any]] | None = None,
     ) -> None:
         super().__init__([{"params": list(group["params"])} for group in optimizer.param_groups], optimizer.defaults)
         # One list for both, so that a scheduler made for either moves the rate of both.
         self.param_groups = optimizer.param_groups
+        self.outer_groups = [] if outer_groups is None else outer_groups
+        """With a design of local updates the outer optimizer's parameter groups; without, none. A rate that is written
+        there counts from the next push."""
         self.counters = worker.counters
         self.assignment = assignment
         self._worker, self._driver, self._shards = worker, driver, shards
