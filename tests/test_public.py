@@ -43,6 +43,12 @@ def test_every_name_is_there_and_documented(name: str) -> None:
     assert inspect.getdoc(value)
 
 
+def test_the_list_of_codecs_has_a_name_that_type_checkers_know() -> None:
+    ids: list[str] = tw.codecs.ids()  # which `make types` reads
+    assert ids == tw.codecs()  # type: ignore[operator]
+    assert "`tw.codecs.ids()`" in (tw.codecs.__doc__ or "")
+
+
 def test_what_is_not_there_says_so() -> None:
     with pytest.raises(AttributeError, match="module 'thinwire' has no attribute 'compress'"):
         tw.compress  # noqa: B018

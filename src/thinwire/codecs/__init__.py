@@ -4,7 +4,8 @@
 codec around a scheme and the context of one tensor, `encoding.py` many at once; `registry.py` lists the schemes and
 decodes frames, `decoding.py` checks them and adds them up.
 
-`thinwire.codecs` is a package and, called, the list of codec ids: `tw.codecs()`.
+`thinwire.codecs` is a package and, called, the list of codec ids: `tw.codecs()`. Type checkers know of no package that
+can be called; declared as anything else, its classes could be no types and no bases. `tw.codecs.ids()` is the same.
 """
 
 from __future__ import annotations
