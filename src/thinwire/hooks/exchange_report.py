@@ -12,10 +12,10 @@ _SPENT = ("encode_seconds", "decode_seconds", "copy_seconds")
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Means over the compressed steps so far but for the first, in which everything compiles; of this rank.
+    """Means over the compressed steps so far but for the first `warm_up`, in which everything compiles; of this rank.
 
     Attributes:
-        steps: compressed steps, the first included.
+        steps: compressed steps, the first ones included.
         steps_skipped: steps that nobody took because of NaN or Inf.
         codecs: the codecs in use, both ways, uncompressed tensors included.
         sent_nbytes: bytes sent a step, message heads included.
