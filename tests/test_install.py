@@ -19,6 +19,8 @@ from packaging.requirements import Requirement
 from thinwire.extras import EXTRAS
 
 ROOT = Path(__file__).parents[1]
+PACKED = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE")
+"""Beside the sources, what packages are made of."""
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 WITHOUT = """
@@ -133,12 +135,30 @@ def names(archive: Path) -> set[str]:
         return set(wheel.namelist())
 
 
+SDIST = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
+
+
+def test_the_source_archive_has_no_half_of_the_tests(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    for name in (*PACKED, "src/thinwire/__init__.py", "src/thinwire/py.typed", "tests/test_install.py"):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, source / name)
+    command = [sys.executable, "-c", SDIST, str(tmp_path)]
+    done = subprocess.run(command, cwd=source, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    [archive] = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as packed:
+        found = {name.partition("/")[2] for name in packed.getnames()}
+    assert "src/thinwire/py.typed" in found
+    assert not any(name.startswith("tests") for name in found)
+
+
 @pytest.mark.long
 def test_wheel_and_source_archive_install_into_a_fresh_environment(tmp_path: Path) -> None:
     """Nothing is downloaded: the fresh environment has links to the base requirements of this one, and to no other."""
     source, built = tmp_path / "source", tmp_path / "built"
     source.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in PACKED:
         shutil.copy(ROOT / name, source)
     shutil.copytree(ROOT / "src", source / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
 
