@@ -8,6 +8,7 @@ import shlex
 import socket
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from json import loads
 from pathlib import Path
@@ -18,7 +19,9 @@ import typer
 
 import thinwire as tw
 from tests.cli.commands import Result
+from tests.server.conversation import Shard
 from thinwire.cli import main
+from thinwire.runtime import checkpoint
 
 Command = Callable[..., Result]
 GROUPS = {
@@ -204,6 +207,20 @@ def test_a_role_resumes_where_any_of_its_files_is_there(command: Command, tmp_pa
     assert "'nowhere' is no address" in command(*arguments).err, "there is none: it begins"
     (tmp_path / "file.previous").write_bytes(b"it was killed between two renames")
     assert "file.previous' is no checkpoint, or it is damaged" in command(*arguments).err
+
+
+def test_a_server_that_resumes_at_the_end_says_that_nothing_is_left_to_train(command: Command, tmp_path: Path) -> None:
+    """As where a volume outlives its training, and the next one of the same options finds it."""
+    file, shard = tmp_path / "file", Shard()
+    for step, last in enumerate((False, True)):
+        for rank in (0, 1):
+            shard.push(rank, step, shard.frames(rank, step), last=last)
+        checkpoint.write(file, "server", step + 1, shard.core.state_dict())
+    arguments = ("server", "--resume", "--checkpoint", file, "--listen", "nowhere")
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        assert "has reached its end, step 2, and nothing is left to train" in command(*arguments).err
+    assert "'nowhere' is no address" in command(*arguments, "--resume-step", 1).err, "warnings are errors here"
 
 
 def test_usage_is_explained_with_status_2(command: Command) -> None:

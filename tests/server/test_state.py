@@ -113,8 +113,10 @@ def test_the_last_step_is_kept(tmp_path: Path) -> None:
     shard = Shard()
     shard.step(0)
     for rank in (0, 1):
+        assert not shard.core.over
         shard.push(rank, 1, shard.frames(rank, 1), last=True)
     fresh = resumed(shard, tmp_path)
+    assert shard.core.over and fresh.core.over and not ServerCore().over
     assert fresh.told[0] == [(Welcome(send_values=False, step=2, final=2), ())]
 
 

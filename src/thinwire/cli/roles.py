@@ -112,6 +112,13 @@ def server(
         checkpointer = shard_checkpoints.Checkpointer(core, checkpoint, checkpoint_every, resumes=resume)
         if resume:
             checkpointer.resume(resume_step)
+            if core.over:
+                warnings.warn(
+                    f"the training in {str(checkpoint)!r} has reached its end, step {core.step}, and nothing is left "
+                    "to train: for another training give another file, or remove this one and those beside it",
+                    UserWarning,
+                    stacklevel=2,
+                )
     ended, caught = threading.Event(), set[int]()
 
     def end(signum: int, _: object) -> None:

@@ -63,10 +63,12 @@ class ServingProgress:
         for rank in sorted(self._here - here):
             how = "has reached the end" if rank in self._core.left else "is gone"
             self._tell(f"worker {rank} {how} at step {step:,}; {len(here)} here")
+        for rank in sorted(set(self._core.left) - here - self._seen):  # between two looks: nothing was left to do
+            self._tell(f"worker {rank} joined, and has reached the end at step {step:,}; {len(here)} here")
         self._looked = step
-        self._seen |= here
+        self._seen |= here | set(self._core.left)
         self._here = here
-        if here and self._began is None:
+        if self._seen and self._began is None:
             self._began = self._told = self._now()
         if (waited := self._now() - self._told) >= PROGRESS_S and step > self._step:
             rate = (step - self._step) / waited

@@ -69,6 +69,17 @@ class Standing:
         return engine is None or engine.terms.immediate or engine.step == engine.newest
 
     @property
+    def over(self) -> bool:
+        """Whether the last update that was announced has been made: nothing is left to train.
+
+        Where every push is an update by itself, nobody can say so of a shard alone.
+        """
+        engine = self._engine
+        if engine is None or engine.final is None or engine.terms.immediate:
+            return False
+        return engine.step >= engine.final
+
+    @property
     def missing(self) -> tuple[int, ...]:
         """Workers that have not left in good order: they are here, they died, or they never came."""
         if self._engine is None:
