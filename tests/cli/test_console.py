@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 from rich.console import Console
 
@@ -30,3 +33,28 @@ def test_a_table_that_is_too_wide_is_turned_where_that_helps(
     shown = capsys.readouterr().out
     assert "1024 ms" in shown and "3lc[s=1.75]" in shown and "A step" in shown
     assert max(map(len, shown.splitlines())) <= 80 and len(shown.splitlines()) == 4 + 1 + len(workers)
+
+
+GOES_ON = """
+import os, sys, warnings
+from thinwire.cli import main
+from thinwire.cli.console import Told
+sys.stdin.readline()  # until nobody reads
+warnings.showwarning = main._show_warning
+tell = Told()
+for line in ("a line", "another"):
+    tell(line)
+    warnings.warn(line, UserWarning, stacklevel=1)
+"""
+
+
+def test_who_keeps_a_log_may_stop_reading_both_streams() -> None:
+    """`thinwire server 2>&1 | head`: the one stream's end was said on the other, and rich ends a process there."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", GOES_ON], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    assert process.stdin is not None and process.stdout is not None
+    process.stdout.close()
+    process.stdin.write(b"\n")
+    process.stdin.close()
+    assert process.wait(120) == 0

@@ -22,9 +22,19 @@ from thinwire.errors import ConfigError
 from thinwire.presentation.charts import Chart, to_matplotlib
 from thinwire.presentation.tables import Table
 
+
+class _Errors(Console):
+    """Standard error, which everything can do without: where nobody reads it any longer, what ran goes on quietly."""
+
+    def on_broken_pipe(self) -> None:
+        """Is called where the pipe has no reader. Rich's own ends the process."""
+        self.quiet = True
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # what it still holds has no place to go
+
+
 console = Console(width=None if sys.stdout is not None and sys.stdout.isatty() else 140)
 """In a pipe or a file there is no terminal to fit."""
-errors = Console(stderr=True)
+errors = _Errors(stderr=True)
 PROGRESS_S = 10.0
 """From one line of progress to the next, where there is no terminal."""
 
