@@ -157,8 +157,17 @@ def test_a_killed_worker_is_started_again_and_goes_on_where_the_others_are(tmp_p
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("after", [1, 60])
-def test_a_killed_server_is_started_again_and_all_go_back(after: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("after", "signum", "said"),
+    [
+        (1, signal.SIGKILL, "was killed by SIGKILL (out of memory, or by hand)"),
+        (60, signal.SIGKILL, "was killed by SIGKILL (out of memory, or by hand)"),
+        (60, signal.SIGTERM, "ended with exit status 1"),
+    ],
+)
+def test_a_killed_server_is_started_again_and_all_go_back(
+    after: int, signum: signal.Signals, said: str, tmp_path: Path
+) -> None:
     """One of two, before its first checkpoint and after some; the run ends as an undisturbed one."""
     job = Job(design="3lc[s=1.0]", workers=2, servers=2, steps=120)
     records, outcome = tmp_path / "records.jsonl", tmp_path / "outcome.json"
@@ -167,10 +176,10 @@ def test_a_killed_server_is_started_again_and_all_go_back(after: int, tmp_path: 
         *("--checkpoint-dir", tmp_path, "--checkpoint-every", 20, "--telemetry", records, "--json", outcome),
     )
     try:
-        kill(train, ["server"], 1, records, after=after)
+        kill(train, ["server"], 1, records, after=after, signum=signum)
         out, err = train.communicate(timeout=120)
         assert train.returncode == 0, err
-        assert "server 1 was killed by SIGKILL (out of memory, or by hand); started again" in " ".join(out.split())
+        assert f"server 1 {said}; started again" in " ".join(out.split())
         expected = in_process.run(job)
         saved = json.loads(outcome.read_text())
         assert saved["steps"] == job.steps and saved["weights"] == expected.weights
@@ -249,7 +258,10 @@ def test_a_server_ends_in_good_order_on_ctrl_c() -> None:
         server.kill()
 
 
-def test_workers_find_back_to_a_server_that_was_ended_by_sigterm(command: Command, tmp_path: Path) -> None:
+@pytest.mark.parametrize("events", [False, True])
+def test_workers_find_back_to_a_server_that_was_ended_by_sigterm(
+    events: bool, command: Command, tmp_path: Path
+) -> None:
     """As after a crash: a scheduler that moves it, and a supervisor that starts it again, end it so."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -273,7 +285,8 @@ def test_workers_find_back_to_a_server_that_was_ended_by_sigterm(command: Comman
         with closing(connect(address)):  # it listens, and knows what to do on SIGINT
             os.kill(os.getpid(), signal.SIGINT)
 
-    serve = ("server", "--listen", address, "--checkpoint", tmp_path / "shard", "--checkpoint-every", 1)
+    serve = ["server", "--listen", address, "--checkpoint", tmp_path / "shard", "--checkpoint-every", 1]
+    serve += ["--events"] if events else []
     before = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)]
     worker = threading.Thread(target=train)
     worker.start()
@@ -293,14 +306,23 @@ def kill_worker(train: subprocess.Popen[str], rank: int, records: Path) -> None:
     kill(train, ["worker", "--rank", str(rank)], 0, records)
 
 
-def kill(train: subprocess.Popen[str], role: list[str], number: int, records: Path, *, after: int = 1) -> None:
+def kill(
+    train: subprocess.Popen[str],
+    role: list[str],
+    number: int,
+    records: Path,
+    *,
+    after: int = 1,
+    signum: signal.Signals = signal.SIGKILL,
+) -> None:
     """Kills one of the processes of a role, in the order of their starts, after so many steps of both workers."""
     while not (records.exists() and records.read_text().count('"step"') >= 2 * after):
         assert train.poll() is None
         time.sleep(0.02)
     children = sorted(psutil.Process(train.pid).children(recursive=True), key=lambda child: child.create_time())
-    victims = [child for child in children if cmdline(child)[1 : 3 + len(role)] == ["-m", "thinwire", *role]]
-    victims[number].kill()
+    named = ["-m", "thinwire", *role]  # after options of Python's own
+    victims = [child for child in children if named in (cmdline(child)[at : at + len(named)] for at in (1, 2))]
+    victims[number].send_signal(signum)
 
 
 def cmdline(process: psutil.Process) -> list[str]:

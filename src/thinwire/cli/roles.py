@@ -155,15 +155,13 @@ def server(
         tell(progress.summary(running.bytes_received, running.bytes_sent))
     if core.failed is not None:
         raise ProtocolError(core.failed)
+    ranks = ", ".join(map(str, core.missing))
+    if broken and (not core.finished if events else ranks):  # whoever started all processes starts this one again
+        whose = f" at step {core.step}: workers {ranks} go back with it" if ranks else ", and workers join it"
+        raise ProtocolError(f"ended by SIGTERM{whose} where it is started again with --resume")
     if events:  # whoever started all processes knows which of the workers reached the end
         report(told.Served(wire_bytes_sent=running.bytes_sent, wire_bytes_received=running.bytes_received))
-    elif core.missing:
-        ranks = ", ".join(map(str, core.missing))
-        if broken:
-            raise ProtocolError(
-                f"ended by SIGTERM at step {core.step}: workers {ranks} go back with it where it is started again with "
-                "--resume"
-            )
+    elif ranks:
         raise ProtocolError(f"the training is over at step {core.step}, and workers {ranks} have not reached its end")
 
 
