@@ -147,8 +147,12 @@ class GrpcOptions:
                 "certificate that signed the server's, or say --insecure"
             )
 
-    def channel_arguments(self) -> list[tuple[str, int | str]]:
-        """Returns gRPC's settings for either end; each end ignores what is only for the other."""
+    def channel_arguments(self, connections: int = MAX_CONNECTIONS) -> list[tuple[str, int | str]]:
+        """Returns gRPC's settings for either end; each end ignores what is only for the other.
+
+        Args:
+            connections: that a server takes at a time.
+        """
         keepalive_ms = round(self.keepalive_s * 1000)
         named = self.tls is not None and self.tls.server_name
         return [
@@ -158,7 +162,7 @@ class GrpcOptions:
             ("grpc.max_receive_message_length", CHUNK_NBYTES),
             # Server: a worker has one session on its connection, and at times asks why there is none.
             ("grpc.max_concurrent_streams", MAX_STREAMS),
-            ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
+            ("grpc.max_allowed_incoming_connections", connections),
             ("grpc.server_max_unrequested_time_in_server", QUEUED_S),
             ("grpc.server_handshake_timeout_ms", HANDSHAKE_S * 1000),
             ("grpc.max_connection_idle_ms", IDLE_S * 1000),

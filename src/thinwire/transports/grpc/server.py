@@ -29,7 +29,9 @@ from thinwire.transports.base import (
     Identity,
     message_wire_nbytes,
 )
+from thinwire.transports.grpc import options as limits
 from thinwire.transports.grpc.chunks import Assembly, split
+from thinwire.transports.grpc.descriptors import room_for
 from thinwire.transports.grpc.health import health_server
 from thinwire.transports.grpc.options import (
     GOODBYE,
@@ -40,6 +42,7 @@ from thinwire.transports.grpc.options import (
     TOKEN_SCHEME,
     Caller,
     GrpcOptions,
+    is_loopback,
     parse_address,
 )
 from thinwire.transports.grpc.sessions import StreamSession
@@ -165,7 +168,7 @@ class GrpcServer(HostServer):
     async def _main(self, handler_factory: HandlerFactory, listening: concurrent.futures.Future[int]) -> None:
         self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
-        server = grpc.aio.server(options=self.options.channel_arguments())
+        server = grpc.aio.server(options=self.options.channel_arguments(self._connections()))
         port = self._bind(server)
         self._handler = handler_factory(HostSender(self))
         method = grpc.stream_stream_rpc_method_handler(self._converse)
@@ -187,6 +190,18 @@ class GrpcServer(HostServer):
         # gRPC logs an error for each of its tasks that the end of the loop cuts off: let them finish.
         if others := asyncio.all_tasks() - {asyncio.current_task()}:
             await asyncio.wait(others, timeout=1.0)
+
+    def _connections(self) -> int:
+        """How many are taken at a time; says so where it is fewer than usual and strangers may come."""
+        possible = room_for(limits.MAX_CONNECTIONS)
+        if possible < limits.MAX_CONNECTIONS and not is_loopback(self._host):
+            _log.warning(
+                "this process may have too few files open for %s connections, and takes %s: whoever reaches its port "
+                "can use them up and keep workers out; raise the hard limit (ulimit -Hn)",
+                f"{limits.MAX_CONNECTIONS:,}",
+                f"{possible:,}",
+            )
+        return possible
 
     def _bind_health(self) -> grpc.aio.Server | None:
         """Takes the port for probes, if there is to be one."""
