@@ -16,9 +16,12 @@ from typing import cast
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.runtime.test_line_file import small_disk
 from thinwire.errors import ConfigError, TransportError
 from thinwire.runtime.metrics import JsonLines, MetricsWriter, Prometheus, TensorBoard
 from thinwire.telemetry import StepRecord
+
+__all__ = ["small_disk"]  # a fixture
 
 RECORD = StepRecord(
     step=3,
@@ -211,6 +214,23 @@ def test_tensorboard_needs_a_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="TensorBoard cannot write to"):
         TensorBoard(tmp_path / "file" / "run")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # TensorBoard's own thread
+def test_tensorboard_on_a_full_disk_is_one_warning(tmp_path: Path, small_disk: None) -> None:
+    pytest.importorskip("tensorboard")
+    writer = TensorBoard(tmp_path / "run")
+
+    def train() -> None:
+        for step in range(2000):  # until its thread, which writes now and then, has found out
+            writer.record(replace(RECORD, step=step))
+        writer.close()
+
+    with pytest.warns(UserWarning, match=r"charts are no longer written to .*run': .*The training goes on") as warned:
+        train()
+    assert len(warned) == 1
+    writer.record(RECORD)
+    writer.close()
 
 
 def test_all_are_metrics_writers(tmp_path: Path) -> None:

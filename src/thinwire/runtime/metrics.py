@@ -7,6 +7,7 @@ imported when it is made, so that those who use none pay for none.
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Protocol
 
@@ -145,7 +146,8 @@ class Prometheus:
 class TensorBoard:
     """Writes scalars for TensorBoard, one chart per quantity and table: `bits_per_value_push/fc.weight`, …
 
-    What belongs to a step as a whole is called by its quantity alone: `loss`.
+    What belongs to a step as a whole is called by its quantity alone: `loss`. A disk that takes no more is one warning:
+    the training goes on, and the charts end there.
 
     Args:
         folder: where the event file goes; one folder per run and worker.
@@ -155,6 +157,7 @@ class TensorBoard:
     """
 
     def __init__(self, folder: str | Path) -> None:
+        self._folder, self._ended = folder, False
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
@@ -168,9 +171,26 @@ class TensorBoard:
         of_table = (*_GAUGES, *_SECONDS, "payload_bytes_push", "payload_bytes_pull", "skipped") if record.table else ()
         of_step = [] if record.table else [name for name in _SECONDS if getattr(record, name)]
         for name in (*of_table, *of_step, *_SCORES):
-            if (value := getattr(record, name)) is not None:
+            if not self._ended and (value := getattr(record, name)) is not None:
                 tag = f"{name}/{record.table}" if record.table else name
-                self._writer.add_scalar(tag, float(value), record.step)
+                try:
+                    self._writer.add_scalar(tag, float(value), record.step)
+                except OSError as error:  # of an earlier scalar: TensorBoard's own thread writes
+                    self._end(error)
 
     def close(self) -> None:
-        self._writer.close()
+        try:
+            self._writer.close()
+        except OSError as error:
+            self._end(error)
+
+    def _end(self, error: OSError) -> None:
+        """No more is written; says so the first time."""
+        if not self._ended:
+            self._ended = True
+            warnings.warn(
+                f"TensorBoard's charts are no longer written to {str(self._folder)!r}: {error.strerror or error}. The "
+                "training goes on without them",
+                UserWarning,
+                stacklevel=3,
+            )
