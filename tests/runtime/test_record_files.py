@@ -111,3 +111,15 @@ def test_an_endpoint_tells_what_came_since_the_last_look() -> None:
         writer.close()
     with pytest.raises(TransportError, match=r"metrics cannot be read: .*refused.*--metrics-port serves"):
         list(endpoint.read())
+
+
+def test_an_endpoint_is_read_without_the_proxies_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    writer = Prometheus(0)
+    try:
+        writer.record(StepRecord(step=0, table="fc", numel=10))
+        assert [each.table for each in RecordEndpoint(f"http://127.0.0.1:{writer.port}/metrics").read()] == ["fc"]
+    finally:
+        writer.close()

@@ -117,6 +117,8 @@ class RecordEndpoint:
 
     def __init__(self, url: str) -> None:
         self.url, self.damaged = url, 0
+        # No proxy of the environment's, as gRPC takes none: an endpoint is on this machine, or at a tunnel's end.
+        self._direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         self._before: dict[tuple[str, str], dict[str, float]] = {}
         self._last: dict[tuple[str, str], StepRecord] = {}
 
@@ -131,7 +133,7 @@ class RecordEndpoint:
         from prometheus_client.parser import text_string_to_metric_families
 
         try:
-            with urllib.request.urlopen(self.url, timeout=_TIMEOUT_S) as answer:
+            with self._direct.open(self.url, timeout=_TIMEOUT_S) as answer:
                 families = list(text_string_to_metric_families(answer.read().decode()))
         except (OSError, ValueError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
