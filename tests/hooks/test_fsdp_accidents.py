@@ -200,7 +200,7 @@ def run_all(rank: int) -> dict[str, Any]:
         _norms(plain, rank, step, to_none=True)
     found["report"] = str(fsdp.report(state))
     both = fsdp.compress(_sharded(sites), **LOSSLESS)
-    found["all ranks"] = _refused(ddp.AllRanks(both).state_dict)  # type: ignore[arg-type]
+    found["all ranks"] = _refused(ddp.AllRanks(both).state_dict)
     of_ddp = {key: value for key, value in both.state_dict().items() if key != "replicas"}
     found["of DDP"] = _refused(lambda: both.load_state_dict(of_ddp))
     found["damaged"] = _refused(lambda: both.load_state_dict({**both.state_dict(), "ranks": {}, "step": 3}))

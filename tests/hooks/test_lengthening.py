@@ -112,7 +112,8 @@ def test_who_joins_after_exchanges_without_a_step_draws_the_signs_of_all_others(
     factors: list[torch.Tensor] = []
 
     def live(rank: int, dies_at: int = -1) -> None:
-        model, connection = mlp(rank), address()
+        model = mlp(rank)
+        connection: Any = address()
         place: dict[str, Any] = {"server": connection, "rank": rank, "workers": 2, "timeout_s": 30}
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.9))
         opt = tw.distribute(model, optimizer, design=DESIGN[:-1] + ",settle=3]", **place)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors.torch import load, save
 
 from thinwire.errors import ConfigError
-from thinwire.hooks.ddp.state import ThinwireState
 from thinwire.hooks.exchange_state import merge
 from thinwire.runtime.peers import gather_at_first
+
+if TYPE_CHECKING:
+    from thinwire.hooks.ddp.state import ThinwireState
+    from thinwire.hooks.fsdp.state import ShardedState
 
 
 class AllRanks:
@@ -20,14 +23,14 @@ class AllRanks:
     every rank writes a file of its own, the state itself is enough and nothing has to travel.
 
     Args:
-        state: what `ddp.compress` returned.
+        state: what `ddp.compress` returned, or, of a model without replicas, `fsdp.compress`.
 
     Example::
 
         accelerator.register_for_checkpointing(ddp.AllRanks(state))
     """
 
-    def __init__(self, state: ThinwireState) -> None:
+    def __init__(self, state: ThinwireState | ShardedState) -> None:
         self.state = state
 
     def state_dict(self) -> dict[str, Any]:
