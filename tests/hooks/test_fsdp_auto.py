@@ -15,8 +15,6 @@ from tests.hooks.ddp_ranks import batch, ddp, run_ranks
 from tests.hooks.fsdp_ranks import KINDS, Weights, mesh, whole
 from thinwire.hooks import fsdp
 
-pytestmark = pytest.mark.long  # four ranks
-
 PATH = (0, 3, 3, 5, 0, 2, 2, 0)
 """Settings by step: uncompressed, 3LC three times, uncompressed, int8 twice, uncompressed."""
 
@@ -71,6 +69,7 @@ def close(a: Weights, b: Weights) -> bool:
     return all(torch.allclose(a[name], b[name], rtol=1e-5, atol=1e-5) for name in a)
 
 
+@pytest.mark.long  # four ranks
 def test_settings_in_turn_add_up_to_the_uncompressed_training() -> None:
     results = run_ranks(4, run, group_timeout_s=60.0, timeout_s=120.0)
     for rank, found in enumerate(results):

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from safetensors.torch import load, save
 
 from thinwire.errors import ConfigError
-from thinwire.hooks.exchange_state import merge
+from thinwire.hooks.exchange_state import ExchangeState, merge
 from thinwire.runtime.peers import gather_at_first
-
-if TYPE_CHECKING:
-    from thinwire.hooks.ddp.state import ThinwireState
-    from thinwire.hooks.fsdp.state import ShardedState
 
 
 class AllRanks:
@@ -23,14 +19,14 @@ class AllRanks:
     every rank writes a file of its own, the state itself is enough and nothing has to travel.
 
     Args:
-        state: what `ddp.compress` returned, or, of a model without replicas, `fsdp.compress`.
+        state: what `ddp.compress` returned, or `fsdp.compress` without replicas.
 
     Example::
 
         accelerator.register_for_checkpointing(ddp.AllRanks(state))
     """
 
-    def __init__(self, state: ThinwireState | ShardedState) -> None:
+    def __init__(self, state: ExchangeState) -> None:
         self.state = state
 
     def state_dict(self) -> dict[str, Any]:
@@ -65,5 +61,5 @@ class AllRanks:
         return merge(states) if states else own
 
     def load_state_dict(self, state: Mapping[str, Any]) -> str:
-        """Takes back what rank 0 saved, on every rank, on any number of ranks. See `ThinwireState.load_state_dict`."""
+        """Takes back what rank 0 saved, on every rank, on any number of ranks. See `ExchangeState.load_state_dict`."""
         return self.state.load_state_dict(state)
