@@ -8,6 +8,8 @@ import types
 import pytest
 
 import thinwire as tw
+from thinwire import plan
+from thinwire.hooks import ddp, fsdp, named
 
 SURFACE = {
     "Codec",
@@ -41,6 +43,15 @@ def test_all_is_the_surface() -> None:
 def test_every_name_is_there_and_documented(name: str) -> None:
     value = getattr(tw, name)
     assert inspect.getdoc(value)
+
+
+def test_every_name_has_an_example() -> None:
+    public = [getattr(tw, name) for name in SURFACE]
+    public += [ddp.compress, ddp.report, fsdp.compress, named.compress, tw.frames.parse]
+    public += [plan.Plan, plan.Setting, plan.profile, plan.verdict]
+    for each in public:
+        if not (isinstance(each, type) and issubclass(each, Exception)):
+            assert "Example:" in (inspect.getdoc(each) or ""), each
 
 
 def test_the_list_of_codecs_has_a_name_that_type_checkers_know() -> None:

@@ -6,6 +6,11 @@ decodes frames, `decoding.py` checks them and adds them up.
 
 `thinwire.codecs` is a package and, called, the list of codec ids: `tw.codecs()`. Type checkers know of no package that
 can be called; declared as anything else, its classes could be no types and no bases. `tw.codecs.ids()` is the same.
+
+Example:
+    >>> import thinwire as tw
+    >>> tw.codecs()[:5]
+    ['fp32', 'fp16', 'bf16', 'int8', '3lc']
 """
 
 from __future__ import annotations

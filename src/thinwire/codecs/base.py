@@ -59,6 +59,15 @@ class Codec(CodecOptions):
         nonfinite: `"raise"` refuses NaN and Inf with NonFiniteError; `"skip"` sends a frame that says so,
             for training loops whose loss scaler then makes every worker skip the step.
         pool: lends the memory to work in; codecs made by `tw.codec` share one.
+
+    Example:
+        >>> import thinwire as tw
+        >>> codec = tw.codec("3lc", sparsity=1.75)
+        >>> frame = codec.encode(torch.tensor([1.0, 0.0, -1.0, 0.25]))
+        >>> tw.decode(frame)
+        tensor([ 1.7500,  0.0000, -1.7500,  0.0000])
+        >>> tw.codec(**codec.config()) == codec
+        True
     """
 
     def encode(

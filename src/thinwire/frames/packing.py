@@ -112,6 +112,12 @@ def parse(data: bytes | bytearray | memoryview, *, copy: bool = True) -> Frame:
 
     Raises:
         FrameError: `data` is not exactly one valid frame of version 1.
+
+    Example:
+        >>> import torch, thinwire as tw
+        >>> frame = parse(tw.codec("fp16").encode(torch.ones(2, 3)))
+        >>> frame.codec, frame.dtype, frame.shape, len(frame.payload)
+        ('fp16', 'fp32', (2, 3), 12)
     """
     view = memoryview(data).cast("B") if not isinstance(data, bytes) else memoryview(data)
     end = len(view) - CHECKSUM_NBYTES

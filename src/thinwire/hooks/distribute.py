@@ -136,6 +136,24 @@ def distribute(
         DeadlineError: no server at that address.
         TransportError: the server does not let this worker in.
         ProtocolError: the server refuses this worker, for instance for a tensor of another shape.
+
+    Example:
+        A server of this process stands for `server="grpc://10.0.0.1:7070"`:
+
+        >>> from thinwire.runtime.serving import serving
+        >>> from thinwire.server.core import ServerCore
+        >>> from thinwire.transports.memory import MemoryServer
+        >>> model = nn.Linear(100, 10)
+        >>> sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> with MemoryServer(serving(ServerCore())) as server:
+        ...     with distribute(model, sgd, server=server.connect(), rank=0, workers=1, codec="3lc") as opt:
+        ...         for _ in range(3):
+        ...             opt.zero_grad()
+        ...             model(torch.ones(4, 100)).square().mean().backward()
+        ...             opt.step()
+        ...         opt.sync()  # before the model is evaluated or saved
+        >>> opt.steps_done
+        3
     """
     if (server is None) == (group is None):
         raise ConfigError(

@@ -116,6 +116,17 @@ def report(state: ExchangeState) -> Report:
 
     Args:
         state: what `ddp.compress` or `fsdp.compress` returned.
+
+    Example:
+        >>> import torch, torch.distributed as dist
+        >>> from thinwire.hooks import ddp
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(100, 10))
+        >>> state = ddp.compress(model, codec="3lc", min_numel=1)
+        >>> print(ddp.report(state))
+        thinwire: no compressed step yet
+        >>> state.close()
+        >>> dist.destroy_process_group()
     """
     state.note_warm_up()
     sums = state.counters()

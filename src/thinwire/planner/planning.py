@@ -77,6 +77,15 @@ class Plan:
     Raises:
         ConfigError: an unknown design, or one that no plan can be made of, one text in place of a list of designs, or
             a share that is not above 0 and below 1.
+
+    Example:
+        >>> import torch
+        >>> from thinwire import plan
+        >>> model = torch.nn.Linear(100, 10)
+        >>> measured = plan.profile(model, lambda: model(torch.ones(4, 100)).sum().backward(), steps=3)
+        >>> made = plan.Plan(measured, ["3lc[s=1.0]"], plan.Setting(link="1mbit", workers=8))
+        >>> list(made.designs), made.predict("3lc[s=1.0]", workers=8, bps=1e6).speedup > 1
+        (['fp32', '3lc[s=1.0]'], True)
     """
 
     def __init__(

@@ -31,6 +31,10 @@ class Setting:
 
     Raises:
         ConfigError: a number out of its range, or servers in the collective mode.
+
+    Example:
+        >>> Setting(link="50mbit", workers=8).bps
+        50000000
     """
 
     link: str = "100mbit"

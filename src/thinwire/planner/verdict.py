@@ -26,6 +26,15 @@ def verdict(plan: Plan) -> list[str]:
 
     Args:
         plan: with at least one design beside uncompressed training.
+
+    Example:
+        >>> import torch
+        >>> from thinwire import plan
+        >>> model = torch.nn.Linear(100, 10)
+        >>> measured = plan.profile(model, lambda: model(torch.ones(4, 100)).sum().backward(), steps=3)
+        >>> made = plan.Plan(measured, ["3lc[s=1.0]"], plan.Setting(link="1mbit", workers=8))
+        >>> print(plan.verdict(made)[0])  # doctest: +ELLIPSIS
+        compress: at 8 workers, 1mbit 3lc[s=1.0] is ...× faster than uncompressed
     """
     setting, found = plan.setting, plan.summaries()
     where = f"{counted(setting.workers, 'worker')}, {link_text(setting.bps)}"
