@@ -332,6 +332,29 @@ def cmdline(process: psutil.Process) -> list[str]:
         return []
 
 
+def test_a_worker_that_is_a_container_s_first_process_goes_at_sigterm() -> None:
+    """To such a process the kernel delivers no signal that has no handler, but SIGKILL at the end of the grace time."""
+    contained = ["unshare", "--pid", "--fork", "--kill-child", "--map-root-user"]
+    if subprocess.run([*contained, "true"], capture_output=True).returncode:
+        pytest.skip("a namespace of processes needs privileges")
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        server = f"grpc://127.0.0.1:{nobody.getsockname()[1]}"
+        outer = subprocess.Popen(
+            [*contained, *THINWIRE, "worker", "--workers", "1", "--server", server, "--connect-timeout", "600"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        try:
+            nobody.settimeout(120)
+            nobody.accept()[0].close()  # it runs, and waits for a server
+            [worker] = psutil.Process(outer.pid).children()
+            worker.terminate()
+            assert outer.wait(60) == 128 + signal.SIGTERM
+        finally:
+            outer.kill()
+            outer.communicate()
+
+
 def test_nobody_who_reads_what_is_printed_is_no_reason_to_end() -> None:
     """A reader of the server's lines that goes, and a full disk under the worker's lines and records."""
     server = start("server", "--listen", "127.0.0.1:0")

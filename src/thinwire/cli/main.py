@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import signal
 import sys
 import warnings
@@ -177,12 +178,19 @@ def _end_in_order() -> None:
     """Has a signal that ends a command end it as Ctrl-C does: what it started, and wrote for a while, goes with it.
 
     Not so in processes with nobody of their own: a worker that goes at once is one that may come back, and one that
-    another process of ours has started is not waited for.
+    another process of ours has started is not waited for. A container's first process, to which the kernel delivers no
+    signal that has no handler, goes at once by itself.
     """
-    if "--events" not in sys.argv and sys.argv[1:2] not in (["worker"], ["server"]):
-        for signum in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(signum) is signal.SIG_DFL:  # not what nohup lets pass
-                signal.signal(signum, lambda received, _: sys.exit(128 + received))
+    alone = "--events" in sys.argv or sys.argv[1:2] in (["worker"], ["server"])
+    if alone and os.getpid() != 1:
+        return
+
+    def end(received: int, _: object) -> None:
+        (os._exit if alone else sys.exit)(128 + received)
+
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(signum) is signal.SIG_DFL:  # not what nohup lets pass
+            signal.signal(signum, end)
 
 
 def _print_anything() -> None:
