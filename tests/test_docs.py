@@ -139,6 +139,11 @@ def test_commands_and_their_options_exist() -> None:
 # ---- error texts
 
 
+def test_a_wheel_is_named_as_pip_makes_it_and_takes_it() -> None:
+    found = [wheel for text in PAGES.values() for wheel in re.findall(r"[\w.+-]+\.whl", text)]
+    assert found and {*found} == {f"thinwire-{tw.__version__}-py3-none-any.whl"}
+
+
 def test_every_argument_of_the_hook_is_told_of() -> None:
     [table] = re.findall(r"^## Arguments$(.*?)^## ", PAGES["docs/ddp.md"], re.M | re.S)
     first = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
