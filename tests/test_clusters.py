@@ -60,6 +60,23 @@ def sbatch(script: str, *arguments: str, nodes: int, folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.parametrize("script", ["slurm_ddp.sh", "slurm_server.sh"])
+def test_every_task_gets_the_processors_of_the_job(script: str, tmp_path: Path) -> None:
+    """Since Slurm 22.05 `srun` does not look at SLURM_CPUS_PER_TASK, which is what `sbatch` sets."""
+    for name, text in {"srun": 'echo "srun: $SRUN_CPUS_PER_TASK"', "scontrol": "echo node0", "thinwire": ""}.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    slurm = {"SLURM_JOB_NODELIST": "node[0-2]", "SLURM_JOB_NUM_NODES": "3", "SLURM_JOB_ID": "17", "SLURM_JOB_NAME": "a"}
+    environment = {**os.environ, **slurm, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    for given, expected in (({"SLURM_CPUS_PER_TASK": "4"}, "4"), ({}, "1")):
+        command = ["bash", str(SCRIPTS / script)]
+        done = subprocess.run(
+            command, cwd=tmp_path, env={**environment, **given}, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+        assert {*done.stdout.splitlines()} == {f"srun: {expected}"}
+
+
 @pytest.mark.long
 def test_a_ddp_script_on_two_nodes(tmp_path: Path) -> None:
     text = sbatch("slurm_ddp.sh", str(ROOT / "examples" / "ddp.py"), "--steps", "60", nodes=2, folder=tmp_path)

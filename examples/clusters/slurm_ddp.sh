@@ -9,6 +9,7 @@
 #
 # The ranks meet at the first node: TCP 29500 for the rendezvous, and gloo's own ports, which the system chooses.
 set -euo pipefail
+export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}  # since Slurm 22.05 srun does not take it from the job
 
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 srun torchrun \

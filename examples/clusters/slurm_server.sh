@@ -10,6 +10,7 @@
 # Certificates and tokens go to a folder that all nodes see; whoever may read it may take part. The server listens on
 # TCP 7070, workers listen nowhere. A checkpoint of every process lies beside; submitted again, the job goes on from it.
 set -euo pipefail
+export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}  # since Slurm 22.05 srun does not take it from the job
 
 folder=${FOLDER:-$PWD/thinwire-$SLURM_JOB_NAME}
 port=${PORT:-7070}
