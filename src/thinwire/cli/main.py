@@ -186,7 +186,9 @@ def _end_in_order() -> None:
         return
 
     def end(received: int, _: object) -> None:
-        (os._exit if alone else sys.exit)(128 + received)
+        if alone:
+            os._exit(128 + received)
+        sys.exit(128 + received)
 
     for signum in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(signum) is signal.SIG_DFL:  # not what nohup lets pass
