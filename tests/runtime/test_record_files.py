@@ -117,6 +117,7 @@ def test_an_endpoint_is_read_without_the_proxies_of_the_environment(monkeypatch:
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setattr("urllib.request._opener", None)  # made of the environment as it was before
     writer = Prometheus(0)
     try:
         writer.record(StepRecord(step=0, table="fc", numel=10))
