@@ -219,12 +219,15 @@ def test_tensorboard_needs_a_folder(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # TensorBoard's own thread
 def test_tensorboard_on_a_full_disk_is_one_warning(tmp_path: Path, small_disk: None) -> None:
     pytest.importorskip("tensorboard")
+    before = {*threading.enumerate()}
     writer = TensorBoard(tmp_path / "run")
 
     def train() -> None:
         for step in range(2000):  # until its thread, which writes now and then, has found out
             writer.record(replace(RECORD, step=step))
         writer.close()
+        for thread in {*threading.enumerate()} - before:
+            thread.join(60)  # its end is this test's
 
     with pytest.warns(UserWarning, match=r"charts are no longer written to .*run': .*The training goes on") as warned:
         train()
