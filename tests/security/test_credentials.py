@@ -15,8 +15,8 @@ from thinwire.security import Credentials
 from thinwire.security.starter import make_starter
 from thinwire.transports.grpc import GrpcOptions
 from thinwire.transports.grpc.client import connect
-from thinwire.transports.grpc.options import Caller
 from thinwire.transports.grpc.server import serve
+from thinwire.transports.trust import Caller
 
 
 def test_a_servers_and_a_workers_options(pki: Pki) -> None:

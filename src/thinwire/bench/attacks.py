@@ -18,10 +18,12 @@ import grpc
 from thinwire.errors import ThinwireError
 from thinwire.packets import HEAD_NBYTES, pack
 from thinwire.schema import Acknowledged, Join, Plan, Push, SessionOpen
+from thinwire.transports.addresses import parse_address
 from thinwire.transports.base import Connection
-from thinwire.transports.grpc import GrpcOptions, Tls
+from thinwire.transports.grpc import GrpcOptions
 from thinwire.transports.grpc.client import connect
-from thinwire.transports.grpc.options import METHOD, SERVICE, TOKEN_KEY, TOKEN_SCHEME, parse_address
+from thinwire.transports.grpc.options import METHOD, SERVICE, TOKEN_KEY, TOKEN_SCHEME
+from thinwire.transports.trust import Tls
 
 LARGE_NBYTES = 255 * 2**20
 PIECE_NBYTES = 2**20

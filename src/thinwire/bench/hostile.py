@@ -31,8 +31,8 @@ from thinwire.schema import Plan, TableSpec
 from thinwire.security.certificates import Authority
 from thinwire.security.starter import in_starter, make_starter
 from thinwire.server.core import ServerCore
+from thinwire.transports.addresses import SCHEME
 from thinwire.transports.grpc import server as grpc_server
-from thinwire.transports.grpc.options import SCHEME
 
 WARM_STEPS = 50
 AFTER_S = 1.0

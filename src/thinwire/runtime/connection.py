@@ -19,9 +19,10 @@ from thinwire.errors import ConfigError, DeadlineError, SessionLostError, Transp
 from thinwire.packets import kind_of
 from thinwire.runtime.session import Abandon, Await, Dial, Drain, Pause, Reconnection, Transmit, WorkerSession
 from thinwire.schema import Refused
+from thinwire.transports.addresses import parse_address
 from thinwire.transports.base import MAX_MESSAGE_NBYTES, Connection, check_packet
+from thinwire.transports.grpc import GrpcOptions
 from thinwire.transports.grpc import client as grpc_client
-from thinwire.transports.grpc.options import GrpcOptions, parse_address
 
 _log = logging.getLogger(__name__)
 

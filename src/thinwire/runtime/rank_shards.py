@@ -29,8 +29,8 @@ from thinwire.security.certificates import self_signed
 from thinwire.server.core import ServerCore
 from thinwire.transports import sockets
 from thinwire.transports.base import Connection, Identity
-from thinwire.transports.grpc import Tls
 from thinwire.transports.sockets import Loop, SocketOptions, SocketServer
+from thinwire.transports.trust import Tls
 
 _CLOSE_S = 30.0
 """How long a rank that is done keeps serving those that are not, at most."""

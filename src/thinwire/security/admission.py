@@ -7,7 +7,7 @@ import re
 from thinwire.errors import ConfigError, ProtocolError
 from thinwire.security.tokens import TokenFile
 from thinwire.transports.base import Identity
-from thinwire.transports.grpc.options import Caller
+from thinwire.transports.trust import Caller
 
 _WORKER = re.compile(r"worker-(\d{1,9})")
 

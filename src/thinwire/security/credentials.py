@@ -9,7 +9,8 @@ from pathlib import Path
 from thinwire.errors import ConfigError
 from thinwire.security.admission import Admission
 from thinwire.security.tokens import TokenFile
-from thinwire.transports.grpc.options import GrpcOptions, Tls
+from thinwire.transports.grpc import GrpcOptions
+from thinwire.transports.trust import Tls
 
 _PEM = b"-----BEGIN "
 

@@ -18,6 +18,7 @@ from thinwire.errors import ConfigError, TransportError
 
 # Room for one fp32 table of 67 million values; a larger one wants partitions, which also overlap better.
 MAX_MESSAGE_NBYTES = 256 * 2**20
+MAX_PACKET_NBYTES = 2**31 - 1  # no options allow more: a socket's packets have a length of 31 bits before them
 # Room for one packet of that size. A peer that cannot take what waits for it must not fill our memory.
 MAX_PENDING_NBYTES = 256 * 2**20
 HTTP2_FRAME_NBYTES = 16_384  # payload of one DATA frame, HTTP/2's default SETTINGS_MAX_FRAME_SIZE

@@ -13,10 +13,10 @@ from thinwire.errors import ConfigError, DeadlineError, ProtocolError, Transport
 from thinwire.security.certificates import self_signed
 from thinwire.transports import Sender, sockets
 from thinwire.transports.base import Identity
-from thinwire.transports.grpc.options import Caller, Tls
 from thinwire.transports.sockets import SocketOptions, SocketServer, loop
 from thinwire.transports.sockets import options as limits
 from thinwire.transports.sockets.channel import HEAD
+from thinwire.transports.trust import Caller, Tls
 
 WAIT_S = 20.0
 HOST = "ranks.test"

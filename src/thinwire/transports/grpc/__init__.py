@@ -5,6 +5,7 @@ worker's end blocks, because training does. `connect` is in `client` and `serve`
 both ends agree on needs no more than the standard library.
 """
 
-from thinwire.transports.grpc.options import GrpcOptions, Tls
+from thinwire.transports.grpc.options import GrpcOptions
+from thinwire.transports.trust import Tls
 
 __all__ = ["GrpcOptions", "Tls"]

@@ -15,8 +15,9 @@ from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from thinwire.errors import ConfigError, DeadlineError, ProtocolError, TransportError
+from thinwire.errors import DeadlineError, ProtocolError, TransportError
 from thinwire.extras import optional
+from thinwire.transports.addresses import parse_dialled
 from thinwire.transports.base import Connection, check_packet, message_wire_nbytes, wire_nbytes
 from thinwire.transports.grpc.chunks import Assembly, split
 from thinwire.transports.grpc.options import (
@@ -27,7 +28,6 @@ from thinwire.transports.grpc.options import (
     TOKEN_KEY,
     TOKEN_SCHEME,
     GrpcOptions,
-    parse_address,
 )
 
 if TYPE_CHECKING:
@@ -63,9 +63,7 @@ class GrpcConnection(Connection):
     """See `connect`."""
 
     def __init__(self, address: str, connect_timeout_s: float, options: GrpcOptions) -> None:
-        host, port = parse_address(address)
-        if port == 0:
-            raise ConfigError(f"{address!r} has port 0; connect to the port that the server reports")
+        host, port = parse_dialled(address)
         options.check_worker(host)
         self.address = f"{host}:{port}"
         self._options = options

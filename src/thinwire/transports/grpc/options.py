@@ -1,4 +1,4 @@
-"""What both ends of a gRPC session agree on: limits, keepalive, encryption, who is let in, address syntax.
+"""What both ends of a gRPC session agree on: limits, keepalive, encryption, who is let in.
 
 Holds values and turns them into gRPC's own; opens nothing.
 """
@@ -6,14 +6,14 @@ Holds values and turns them into gRPC's own; opens nothing.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from ipaddress import ip_address
+from dataclasses import dataclass
 
 from thinwire.errors import ConfigError
-from thinwire.transports.base import CHUNK_NBYTES, MAX_MESSAGE_NBYTES, MAX_PENDING_NBYTES, Identity
+from thinwire.transports.addresses import is_loopback
+from thinwire.transports.base import CHUNK_NBYTES, MAX_MESSAGE_NBYTES, MAX_PACKET_NBYTES, MAX_PENDING_NBYTES
 from thinwire.transports.shaped import Shaping
+from thinwire.transports.trust import Authenticate, Tls
 
-SCHEME = "grpc://"
 SERVICE = "thinwire.v3.Exchange"
 METHOD = "Session"
 GREETING = ("thinwire-session", "3")  # the metadata with which a server accepts a session
@@ -22,8 +22,6 @@ TOKEN_KEY, TOKEN_SCHEME = "authorization", "Bearer "
 GOODBYE = b""
 """The worker's last message, when it leaves in good order; not of a packet, and not counted as one. A stream that ends
 without it has crashed, which HTTP/2 alone does not tell apart."""
-MAX_PACKET_NBYTES = 2**31 - 1
-MAX_PORT = 65_535
 
 # What one server lets its callers have. docs/security.md lists them with all other limits.
 MAX_CONNECTIONS = 4096
@@ -38,51 +36,6 @@ IDLE_S = 60
 """So is one without a call for so long."""
 CHUNK_S = 120.0
 """So is a session whose peer takes, or sends in the middle of a packet, less than a chunk in so many seconds."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Tls:
-    """Encryption, with everything PEM-encoded.
-
-    A server needs `certificate` and `key`; with `root` it also demands a certificate of its workers. A
-    worker needs `root`, unless the system's certificate authorities vouch for the server, and its own
-    `certificate` and `key` only where the server demands them.
-
-    Attributes:
-        root: certificates that sign the other end's.
-        certificate: this end's, followed by those that lead to a root.
-        key: the private key of `certificate`.
-        server_name: name that the server's certificate must hold; None: the host that the worker connects to.
-
-    Raises:
-        ConfigError: A certificate without its key, or a key without its certificate.
-    """
-
-    root: bytes | None = None
-    certificate: bytes | None = None
-    key: bytes | None = field(default=None, repr=False)
-    server_name: str | None = None
-
-    def __post_init__(self) -> None:
-        if (self.certificate is None) != (self.key is None):
-            raise ConfigError("TLS needs certificate and key together; one of the two is missing")
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """What a worker shows before its first message.
-
-    Attributes:
-        token: a secret; None where none came.
-        names: in its certificate, the common name first; empty without a certificate. The handshake has checked it.
-    """
-
-    token: str | None = field(repr=False)
-    names: tuple[str, ...] = ()
-
-
-Authenticate = Callable[[Caller], Identity]
-"""Says who a caller is, or raises ProtocolError with what the caller is to be told."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -184,34 +137,3 @@ class GrpcOptions:
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 1000),
         ]
-
-
-def parse_address(address: str) -> tuple[str, int]:
-    """Splits `host:port`, with or without `grpc://` before it.
-
-    Raises:
-        ConfigError: No host, or no port between 0 and 65535. IPv6 hosts need brackets.
-
-    >>> parse_address("grpc://10.0.0.1:50051"), parse_address("[::1]:0")
-    (('10.0.0.1', 50051), ('[::1]', 0))
-    """
-    host, _, port = address.removeprefix(SCHEME).rpartition(":")
-    bare_ipv6 = ":" in host and not (host.startswith("[") and host.endswith("]"))
-    number = int(port) if port.isascii() and port.isdigit() else -1
-    if not host or "/" in host or bare_ipv6 or not 0 <= number <= MAX_PORT:
-        raise ConfigError(f"{address!r} is no address; give host:port or grpc://host:port, IPv6 in brackets")
-    return host, number
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a host; a name other than localhost may mean anything.
-
-    >>> [is_loopback(host) for host in ("127.0.0.1", "[::1]", "localhost", "0.0.0.0", "[::]", "10.0.0.1", "me")]
-    [True, True, True, False, False, False, False]
-    """
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from thinwire.errors import ConfigError, ProtocolError, TransportError
 from thinwire.extras import optional
+from thinwire.transports.addresses import is_loopback, parse_address
 from thinwire.transports.base import (
     ANYBODY,
     HandlerFactory,
@@ -40,13 +41,11 @@ from thinwire.transports.grpc.options import (
     SERVICE,
     TOKEN_KEY,
     TOKEN_SCHEME,
-    Caller,
     GrpcOptions,
-    is_loopback,
-    parse_address,
 )
 from thinwire.transports.grpc.sessions import StreamSession
 from thinwire.transports.hosting import HostSender, HostServer
+from thinwire.transports.trust import Caller
 
 if TYPE_CHECKING:
     import grpc

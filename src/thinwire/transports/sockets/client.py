@@ -7,9 +7,9 @@ import threading
 import time
 from collections import deque
 
-from thinwire.errors import ConfigError, DeadlineError, TransportError
+from thinwire.errors import DeadlineError, TransportError
+from thinwire.transports.addresses import parse_dialled
 from thinwire.transports.base import Connection, check_packet, wire_nbytes
-from thinwire.transports.grpc.options import parse_address
 from thinwire.transports.sockets.channel import Channel
 from thinwire.transports.sockets.loop import Loop
 from thinwire.transports.sockets.options import GREETING, SocketOptions
@@ -46,9 +46,7 @@ class SocketConnection(Connection):
     """See `connect`."""
 
     def __init__(self, address: str, connect_timeout_s: float, options: SocketOptions, loop: Loop | None) -> None:
-        host, port = parse_address(address)
-        if port == 0:
-            raise ConfigError(f"{address!r} has port 0; connect to the port that the server reports")
+        host, port = parse_dialled(address)
         options.check(host)
         self.address, self.limit_nbytes = f"{host}:{port}", options.max_message_nbytes
         self._options = options

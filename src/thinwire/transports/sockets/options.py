@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from thinwire.errors import ConfigError
-from thinwire.transports.base import MAX_MESSAGE_NBYTES, MAX_PENDING_NBYTES
-from thinwire.transports.grpc.options import MAX_PACKET_NBYTES, Authenticate, Tls, is_loopback
+from thinwire.transports.addresses import is_loopback
+from thinwire.transports.base import MAX_MESSAGE_NBYTES, MAX_PACKET_NBYTES, MAX_PENDING_NBYTES
+from thinwire.transports.trust import Authenticate, Tls
 
 GREETING = b"thinwire-sessions 1\n"
 """The server's first packet; a peer that says anything else is none of ours."""

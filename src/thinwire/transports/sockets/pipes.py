@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from thinwire.transports.grpc.options import Tls
+from thinwire.transports.trust import Tls
 
 RECORD_NBYTES = 16_384
 """The most that TLS decrypts at once."""

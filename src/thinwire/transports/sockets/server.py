@@ -11,14 +11,15 @@ from contextlib import suppress
 from functools import partial
 
 from thinwire.errors import ProtocolError, TransportError
+from thinwire.transports.addresses import parse_address
 from thinwire.transports.base import ANYBODY, HandlerFactory, Identity, wire_nbytes
-from thinwire.transports.grpc.options import Caller, parse_address
 from thinwire.transports.hosting import HostSender, HostServer
 from thinwire.transports.sockets import options as limits
 from thinwire.transports.sockets.channel import Channel
 from thinwire.transports.sockets.loop import READ, Loop
 from thinwire.transports.sockets.options import GREETING, SocketOptions
 from thinwire.transports.sockets.pipes import ClearPipe, TlsPipe, context
+from thinwire.transports.trust import Caller
 
 _BACKLOG = 128
 _log = logging.getLogger(__name__)

@@ -1,0 +1,26 @@
+"""Certificates: what is refused, and how it is said; that keys and tokens are never shown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from thinwire.errors import ConfigError
+from thinwire.transports import grpc
+from thinwire.transports.trust import Caller, Tls
+
+
+def test_certificate_and_key_come_together() -> None:
+    halves: list[dict[str, Any]] = [{"certificate": b"pem"}, {"key": b"pem"}]
+    for half in halves:
+        with pytest.raises(ConfigError, match="certificate and key together"):
+            Tls(**half)
+
+
+def test_what_is_secret_is_not_shown() -> None:
+    assert "secret" not in repr([Tls(certificate=b"pem", key=b"secret"), Caller("secret", ("worker-1",))])
+
+
+def test_it_stands_where_it_is_documented() -> None:
+    assert grpc.Tls is Tls
