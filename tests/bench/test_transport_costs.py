@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 
@@ -13,7 +13,7 @@ from thinwire.bench import transport_costs
 from thinwire.bench.harness import Stage
 from thinwire.bench.transport_costs import EchoServer, EchoWorker, Measured, measure_costs
 from thinwire.engines.events import Event
-from thinwire.jobs.cluster import Links, choose_links
+from thinwire.jobs.cluster import Links, Place, Roles, choose_links
 from thinwire.jobs.events import Listening
 from thinwire.runtime import session_server
 from thinwire.transports.grpc import GrpcOptions
@@ -94,15 +94,10 @@ def test_packets_are_exchanged_in_a_session_as_trainings_do(monkeypatch: pytest.
 def test_messages_are_measured_behind_the_links_of_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[Links, list[str]]] = []
 
-    def run_cluster(
-        links: Links,
-        workers: int,
-        command: Callable[[int, Sequence[str]], list[str]],
-        kinds: object,
-        on_event: Callable[[str, Event], None],
-        **_: object,
-    ) -> None:
-        made.append((links, command(0, ["10.0.0.1:7"])))
+    def run_cluster(roles: Roles, place: Place, kinds: object, on_event: Callable[[str, Event], None]) -> None:
+        command = roles.worker(0, ["10.0.0.1:7"], False)
+        assert isinstance(command, list)
+        made.append((place.links, command))
         on_event("worker 0", Measured(worker_message_s=1.0, server_message_s=2.0, byte_s=3.0, latency_s=4.0))
 
     monkeypatch.setattr(transport_costs, "run_cluster", run_cluster)

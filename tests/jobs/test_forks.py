@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from thinwire.jobs import processes
+from thinwire.jobs.cluster import Place, choose_links
 from thinwire.jobs.forks import forks
 from thinwire.jobs.job import Job
 
@@ -21,7 +22,8 @@ def test_weights_are_those_of_a_run_whose_processes_are_programs() -> None:
         )
 
     job = Job(design="3lc", workers=2, steps=3)
-    forked, again, programs = (processes.run(job, starter=each, on_start=started) for each in (forks(), forks(), None))
+    places = [Place(links=choose_links(None), starter=each) for each in (forks(), forks(), None)]
+    forked, again, programs = (processes.run(job, place=each, on_start=started) for each in places)
     assert forked.test_accuracy == again.test_accuracy == programs.test_accuracy
     assert forked.train_loss == programs.train_loss and forked.wire_bytes_push == programs.wire_bytes_push
     assert parents[0] == parents[1] and len(parents[0]) == 1, "one process for all runs"

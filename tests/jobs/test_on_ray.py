@@ -21,7 +21,7 @@ from thinwire.engines.ray_engine import RayEngine
 from thinwire.errors import ConfigError
 from thinwire.jobs import in_process, on_ray
 from thinwire.jobs.checkpoints import RunCheckpoints
-from thinwire.jobs.cluster import Links
+from thinwire.jobs.cluster import Links, Roles
 from thinwire.jobs.events import Checkpointed
 from thinwire.jobs.job import Job
 from thinwire.jobs.on_ray import Cluster, run_on_ray
@@ -70,19 +70,19 @@ def test_a_server_that_comes_back_resumes_from_files_of_this_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Also where it was killed between two renames; not from those of a training before."""
-    called: dict[str, Any] = {}
+    called: list[Roles] = []
     monkeypatch.setattr(on_ray, "require", lambda *_: None)
-    monkeypatch.setattr(on_ray, "run_cluster", lambda *_, **given: called.update(given))
+    monkeypatch.setattr(on_ray, "run_cluster", lambda roles, *_: called.append(roles))
     with pytest.raises(IndexError):  # no engine was opened, and nothing is returned
         tw.ray.launch(lambda rank, servers: None, workers=1, checkpoint_dir=tmp_path)
-    again = called["server_again"]
-    assert "--resume" not in called["server_command"](0) and "--resume" not in again(0)
+    [roles] = called
+    assert roles.servers_return and "--resume" not in roles.server(0, False) and "--resume" not in roles.server(0, True)
     file = tmp_path / "server-0.checkpoint.previous"
     file.touch()
     os.utime(file, (4e9, 4e9))
-    assert "--resume" in again(0) and "--resume" not in again(1)
+    assert "--resume" in roles.server(0, True) and "--resume" not in roles.server(1, True)
     os.utime(file, (1e9, 1e9))
-    assert "--resume" not in again(0)
+    assert "--resume" not in roles.server(0, True)
 
 
 def striking(engine: list[RayEngine], victims: list[str], process: str, event: Event) -> None:

@@ -14,7 +14,7 @@ from thinwire.engines.events import Event
 from thinwire.engines.namespaces import available
 from thinwire.errors import ConfigError, EngineError
 from thinwire.jobs import in_process, processes
-from thinwire.jobs.cluster import choose_links
+from thinwire.jobs.cluster import Place, choose_links
 from thinwire.jobs.events import Done
 from thinwire.jobs.job import Job
 from thinwire.jobs.outcome import RunOutcome
@@ -109,7 +109,7 @@ def test_a_run_in_one_process_comes_to_the_same(finished: Finished) -> None:
 def test_a_server_on_every_workers_node() -> None:
     """Two nodes, two workers, two shards: the same weights as elsewhere, and less on the wire."""
     job = Job(design="fp32", workers=2, steps=10, placement="uniform", servers_on_workers=True)
-    together = run(job, links=choose_links(None, "kernel" if available()[0] else "auto"))
+    together = run(job, place=Place(links=choose_links(None, "kernel" if available()[0] else "auto")))
     apart = in_process.run(replace(job, servers=2, servers_on_workers=False))
     assert together.servers == 2 and together.servers_on_workers and not apart.servers_on_workers
     one, other = equal_parts(together, apart)

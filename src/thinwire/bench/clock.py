@@ -21,7 +21,7 @@ from thinwire.bench.sharing import measure_sharing
 from thinwire.bench.transport_costs import measure_costs
 from thinwire.engines.links import first_thin, parse_rate
 from thinwire.jobs import modelled
-from thinwire.jobs.cluster import choose_links
+from thinwire.jobs.cluster import Place, choose_links
 from thinwire.jobs.job import Job
 from thinwire.jobs.processes import run
 from thinwire.jobs.virtual_time import Sharing, TransportCosts
@@ -127,7 +127,7 @@ class ClockBench(ClockOptions, Bench[Job, Clocked]):
         modelled.run(cell, cores=cores, costs=costs, sharing=sharing)
         computed = modelled.run(cell, cores=cores, costs=costs, sharing=sharing)
         tell("processes")
-        outcome = run(cell, links=choose_links(cell.link, self.shaping))
+        outcome = run(cell, place=Place(links=choose_links(cell.link, self.shaping)))
         return Clocked(
             measured_s=outcome.seconds_per_step,
             modelled_s=computed.seconds_per_step,

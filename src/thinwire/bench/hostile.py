@@ -23,7 +23,7 @@ from thinwire.bench.transports import Player
 from thinwire.codecs.registry import codec
 from thinwire.engines.events import Event
 from thinwire.errors import ConfigError
-from thinwire.jobs.cluster import choose_links, run_cluster
+from thinwire.jobs.cluster import Place, Roles, choose_links, run_cluster
 from thinwire.jobs.events import Listening
 from thinwire.runtime.connection import connect
 from thinwire.runtime.serving import serving
@@ -106,7 +106,7 @@ class HostileBench(HostileOptions, Bench[Cell, Suffered]):
         with TemporaryDirectory() as folder:
             make_starter(Path(folder), Authority("benchmark"), workers=2, hosts=["127.0.0.1"])
 
-            def command(rank: int, addresses: list[str]) -> list[str]:
+            def worker(rank: int, addresses: list[str], _again: bool) -> list[str]:
                 address = f"grpc://{addresses[0]}"
                 role = (
                     Attacker(folder=folder, server=address, cell=cell)
@@ -115,14 +115,9 @@ class HostileBench(HostileOptions, Bench[Cell, Suffered]):
                 )
                 return role.command()
 
-            run_cluster(
-                choose_links(None),
-                2,
-                command,
-                [Grown, Waited, Attacked],
-                collect,
-                server_command=lambda index: AttackedServer(folder=folder).command(),
-            )
+            server = AttackedServer(folder=folder).command()
+            roles = Roles(workers=2, worker=worker, server=lambda _index, _again: server)
+            run_cluster(roles, Place(links=choose_links(None)), [Grown, Waited, Attacked], collect)
         grown, waited, attacked = reports[Grown], reports[Waited], reports[Attacked]
         assert isinstance(grown, Grown) and isinstance(waited, Waited) and isinstance(attacked, Attacked)
         return Suffered(

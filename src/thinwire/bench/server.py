@@ -24,7 +24,7 @@ from thinwire.bench.transports import Player
 from thinwire.engines.events import Event
 from thinwire.errors import ConfigError
 from thinwire.hooks.planning import Planned, make_plan
-from thinwire.jobs.cluster import choose_links, run_cluster
+from thinwire.jobs.cluster import Place, Roles, choose_links, run_cluster
 from thinwire.jobs.events import Listening
 from thinwire.jobs.job import Job
 from thinwire.jobs.training import warm_up
@@ -102,7 +102,7 @@ class ServerBench(ServerOptions, Bench[Cell, Cost]):
     def measure(self, cell: Cell, before: Measured[Cell, Cost], tell: Tell) -> Cost:
         costs: list[Cost] = []
 
-        def load(_rank: int, addresses: list[str]) -> list[str]:
+        def load(_rank: int, addresses: list[str], _again: bool) -> list[str]:
             return ServerLoad(server=f"grpc://{addresses[0]}", cell=cell).command()
 
         def collect(process: str, event: Event) -> None:
@@ -110,7 +110,8 @@ class ServerBench(ServerOptions, Bench[Cell, Cost]):
                 costs.append(event.cost)
 
         shard = ServerShard(steps=cell.steps).command()
-        run_cluster(choose_links(None), 1, load, [Counted], collect, server_command=lambda index: shard)
+        roles = Roles(workers=1, worker=load, server=lambda _index, _again: shard)
+        run_cluster(roles, Place(links=choose_links(None)), [Counted], collect)
         [cost] = costs
         return cost
 

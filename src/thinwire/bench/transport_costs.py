@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from thinwire.bench.harness import Role, Stage
 from thinwire.engines.events import Event
 from thinwire.errors import TransportError
-from thinwire.jobs.cluster import Links, choose_links, run_cluster
+from thinwire.jobs.cluster import Links, Place, Roles, choose_links, run_cluster
 from thinwire.jobs.events import Listening
 from thinwire.jobs.virtual_time import TransportCosts
 from thinwire.runtime.connection import connect
@@ -106,14 +106,12 @@ def measure_costs(links: Links | None = None) -> TransportCosts:
 
     links = links or choose_links(None)
     large = _large_count(links.rate.bps)
-    run_cluster(
-        links,
-        1,
-        lambda _rank, addresses: EchoWorker(server=f"grpc://{addresses[0]}", large=large).command(),
-        [Measured],
-        collect,
-        server_command=lambda index: EchoServer().command(),
+    roles = Roles(
+        workers=1,
+        worker=lambda _rank, addresses, _again: EchoWorker(server=f"grpc://{addresses[0]}", large=large).command(),
+        server=lambda _index, _again: EchoServer().command(),
     )
+    run_cluster(roles, Place(links=links), [Measured], collect)
     [costs] = measured
     return TransportCosts(**{name: getattr(costs, name) for name in costs.__struct_fields__})
 

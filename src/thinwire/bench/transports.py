@@ -29,7 +29,7 @@ from thinwire.engines.links import first_thin, parse_rate
 from thinwire.engines.namespaces import address_of
 from thinwire.errors import ConfigError
 from thinwire.hooks.distribute import distribute
-from thinwire.jobs.cluster import Links, choose_links, run_cluster
+from thinwire.jobs.cluster import Links, Place, Roles, choose_links, run_cluster
 from thinwire.jobs.events import Served
 from thinwire.packets import BatchedTensor, EncodedTensor
 from thinwire.runtime.connection import connect
@@ -253,10 +253,10 @@ class TransportsBench(TransportsOptions, Bench[Cell, Step]):
     def _run(self, cell: Cell, links: Links, certificates: str, seconds: list[float]) -> None:
         """Runs the processes of a cell; adds every worker's median step to `seconds`."""
 
-        def server(_index: int) -> list[str]:
+        def server(_index: int, _again: bool) -> list[str]:
             return ["server", *(options_in(Path(certificates)) if certificates else ())]
 
-        def command(rank: int, addresses: list[str]) -> list[str]:
+        def worker(rank: int, addresses: list[str], _again: bool) -> list[str]:
             role = TransportsWorker(server=f"grpc://{addresses[0]}", rank=rank, cell=cell, certificates=certificates)
             return role.command()
 
@@ -264,4 +264,5 @@ class TransportsBench(TransportsOptions, Bench[Cell, Step]):
             if isinstance(event, Stepped):
                 seconds.append(event.seconds_per_step)
 
-        run_cluster(links, cell.workers, command, [Stepped, Served], collect, server_command=server)
+        roles = Roles(workers=cell.workers, worker=worker, server=server)
+        run_cluster(roles, Place(links=links), [Stepped, Served], collect)

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from thinwire.cli.console import Lines, console
 from thinwire.engines.events import Event, Lost, Restarted
 from thinwire.jobs.checkpoints import RunCheckpoints
-from thinwire.jobs.cluster import choose_links
+from thinwire.jobs.cluster import Place, choose_links
 from thinwire.jobs.events import Progress as Stepped
 from thinwire.jobs.in_process import run as run_in_process
 from thinwire.jobs.job import Job
@@ -67,9 +67,9 @@ def run_with_progress(
         if in_process:
             outcome = run_in_process(job, on_event=on_event)
         else:
-            outcome = (run if ray is None else partial(run_on_ray, cluster=ray))(
+            here = partial(run, place=Place(links=links))
+            outcome = (here if ray is None else partial(run_on_ray, cluster=ray, links=links))(
                 job,
-                links=links,
                 on_event=on_event,
                 worker_options=worker_options,
                 checkpoints=checkpoints,

@@ -18,7 +18,7 @@ from thinwire.engines.ray_engine import RayEngine
 from thinwire.errors import ConfigError
 from thinwire.extras import require
 from thinwire.jobs.checkpoints import RunCheckpoints
-from thinwire.jobs.cluster import Links, OnEvent, choose_links, run_cluster
+from thinwire.jobs.cluster import Links, OnEvent, Place, Roles, choose_links, run_cluster
 from thinwire.jobs.events import Served
 from thinwire.jobs.job import Job
 from thinwire.jobs.outcome import RunOutcome
@@ -92,18 +92,15 @@ def run_on_ray(
         checkpoints = replace(checkpoints, folder=checkpoints.folder.resolve())
     if job.data_root is not None:
         job = replace(job, data_root=str(Path(job.data_root).resolve()))
+    engine = partial(cluster.engine, roles=2 if job.servers_on_workers else 1, gpus=job.device.startswith("cuda"))
     return run(
         job,
-        links=links,
+        place=Place(links=links, open_engine=engine, private=cluster.private),
         on_event=on_event,
         worker_options=worker_options,
         checkpoints=checkpoints,
         elastic=elastic,
         max_restarts=max_restarts,
-        open_engine=partial(
-            cluster.engine, roles=2 if job.servers_on_workers else 1, gpus=job.device.startswith("cuda")
-        ),
-        private=cluster.private,
     )
 
 
@@ -174,11 +171,14 @@ def launch(
         kept.folder.mkdir(parents=True, exist_ok=True)
     results: list[dict[str, Any]] = []
 
-    def server_command(index: int, *, again: bool = False) -> list[str]:
+    def server(index: int, again: bool) -> list[str]:
         command = ["server", *Elastic(min_workers=min_workers).arguments()]
         if kept is not None:
             command += kept.arguments(kept.server(index), None, again=again)
         return command
+
+    def worker(rank: int, addresses: list[str], again: bool) -> Callable[[], T]:
+        return partial(train, rank, [f"grpc://{each}" for each in addresses])
 
     @contextmanager
     def opened(kinds: Sequence[type[Event]], hosts: Sequence[str]) -> Iterator[RayEngine]:
@@ -186,18 +186,15 @@ def launch(
             results.append(engine.results)
             yield engine
 
-    run_cluster(
-        Links("none", choose_links(None).rate),
-        workers,
-        lambda rank, addresses: partial(train, rank, [f"grpc://{each}" for each in addresses]),
-        [Served],
-        on_event,
+    roles = Roles(
+        workers=workers,
+        worker=worker,
         servers=servers,
-        server_command=server_command,
-        max_restarts=max_restarts,
-        server_again=None if kept is None else partial(server_command, again=True),
+        server=server,
+        servers_return=kept is not None,
         min_workers=min_workers,
-        open_engine=opened,
-        private=cluster.private,
+        max_restarts=max_restarts,
     )
+    place = Place(links=Links("none", choose_links(None).rate), open_engine=opened, private=cluster.private)
+    run_cluster(roles, place, [Served], on_event)
     return [results[0][f"worker {rank}"] for rank in range(workers) if f"worker {rank}" in results[0]]

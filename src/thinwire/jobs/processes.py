@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
-from functools import partial
 
 import msgspec
 
 from thinwire.engines.events import Event
-from thinwire.engines.starters import Starter
 from thinwire.errors import ConfigError, EngineError
 from thinwire.jobs.checkpoints import RunCheckpoints
-from thinwire.jobs.cluster import SERVER, Links, OnEvent, OnStart, OpenEngine, Private, choose_links, run_cluster
+from thinwire.jobs.cluster import SERVER, OnEvent, OnStart, Place, Roles, choose_links, run_cluster
 from thinwire.jobs.events import KINDS, Accuracy, Done
 from thinwire.jobs.job import Job
 from thinwire.jobs.outcome import CurvePoint, RunOutcome, WorkerOutcome, summarise
@@ -68,29 +66,25 @@ FIXED = Elastic()
 def run(
     job: Job,
     *,
-    links: Links | None = None,
+    place: Place | None = None,
     on_event: OnEvent = lambda process, event: None,
     worker_options: Sequence[str] = (),
     checkpoints: RunCheckpoints | None = None,
     elastic: Elastic = FIXED,
     max_restarts: int = 0,
     on_start: OnStart | None = None,
-    open_engine: OpenEngine | None = None,
-    starter: Starter | None = None,
-    private: Private = lambda rank: [],
 ) -> RunOutcome:
     """Trains once.
 
     Args:
         job: what to train.
-        links: how the job's link is made; None takes the kernel where it may.
+        place: where, behind the job's links; None: on this machine, and the kernel makes them where it may.
         on_event: called with each process's name and event, as it is reported.
         worker_options: further options of every worker's command: where its telemetry goes.
         checkpoints: where and how often every process writes a checkpoint, and whether to go on from there.
         elastic: what the servers do about workers that die or are late.
         max_restarts: how often each worker that fails is started again, and each server that writes checkpoints.
         on_start: called with the ids of all processes, by name, when they have been started.
-        open_engine, starter, private: as for `run_cluster`.
 
     Raises:
         ConfigError: there is nothing to resume, a job that cannot be resumed, one that has no workload (see
@@ -100,7 +94,7 @@ def run(
     """
     elastic.check(job.workers)
     check([job])
-    links = links or choose_links(job.link)
+    place = place or Place(links=choose_links(job.link))
     step: int | None = None
     if checkpoints is not None:
         checkpoints.check(job)
@@ -116,40 +110,33 @@ def run(
                 workers.append(outcome)
         on_event(process, event)
 
-    def server_command(index: int, *, again: bool = False) -> list[str]:
+    def server(index: int, again: bool) -> list[str]:
         kept = [] if checkpoints is None else checkpoints.arguments(checkpoints.server(index), step, again=again)
         return ["server", *elastic.arguments(), *kept]
 
-    def worker_command(rank: int, addresses: list[str], *, again: bool = False) -> list[str]:
+    def worker(rank: int, addresses: list[str], again: bool) -> list[str]:
         more = [] if checkpoints is None else checkpoints.arguments(checkpoints.worker(rank), step, again=again)
         return [*worker_arguments(job, rank, addresses), *worker_options, *more]
 
+    roles = Roles(
+        workers=job.workers,
+        worker=worker,
+        servers=job.shards,
+        server=server,
+        servers_on_workers=job.servers_on_workers,
+        servers_return=checkpoints is not None,
+        min_workers=elastic.min_workers,
+        max_restarts=max_restarts,
+    )
     try:
-        interfaces = run_cluster(
-            links,
-            job.workers,
-            worker_command,
-            KINDS,
-            collect,
-            servers=job.shards,
-            servers_on_workers=job.servers_on_workers,
-            server_command=server_command,
-            max_restarts=max_restarts,
-            server_again=None if checkpoints is None else partial(server_command, again=True),
-            worker_again=partial(worker_command, again=True),
-            min_workers=elastic.min_workers,
-            on_start=on_start,
-            open_engine=open_engine,
-            starter=starter,
-            private=private,
-        )
+        interfaces = run_cluster(roles, place, KINDS, collect, on_start=on_start)
     except EngineError as error:
         if max_restarts and checkpoints is None and str(error).startswith(SERVER):
             raise EngineError(
                 f"{error}\nA server can be started again where everybody writes checkpoints: give --checkpoint-dir"
             ) from None
         raise
-    outcome = summarise(job, workers, curve, rate=links.rate, shaping=links.shaping)
+    outcome = summarise(job, workers, curve, rate=place.links.rate, shaping=place.links.shaping)
     return msgspec.structs.replace(outcome, **interfaces)
 
 

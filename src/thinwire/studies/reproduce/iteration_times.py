@@ -17,6 +17,7 @@ import torch
 
 from thinwire.engines.links import parse_rate
 from thinwire.jobs import processes
+from thinwire.jobs.cluster import Place, choose_links
 from thinwire.jobs.forks import forks
 from thinwire.jobs.workload import workload
 from thinwire.planner.parameter_server import Cluster, Layer, Link, step_s
@@ -93,7 +94,8 @@ class TimedCell(JobCell, frozen=True, kw_only=True):
 
     def run(self, on_progress: OnProgress) -> TimedFinding:
         """Makes the run."""
-        outcome = processes.run(self.job(), on_event=following(on_progress), starter=forks())
+        place = Place(links=choose_links(self.link), starter=forks())
+        outcome = processes.run(self.job(), place=place, on_event=following(on_progress))
         return TimedFinding(
             seconds_per_step=outcome.seconds_per_step,
             wire_bytes=(outcome.wire_bytes_push + outcome.wire_bytes_pull) / outcome.steps,

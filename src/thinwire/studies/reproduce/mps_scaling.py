@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Mapping
 
 from thinwire.jobs import processes
-from thinwire.jobs.cluster import choose_links
+from thinwire.jobs.cluster import Place, choose_links
 from thinwire.jobs.forks import forks
 from thinwire.presentation.charts import Chart, Panel, Series
 from thinwire.presentation.tables import Table
@@ -75,7 +75,8 @@ class MeasuredCell(MachineCell, frozen=True, kw_only=True):
         links = choose_links(link)
         if links.shaping == "application":  # which gives the two processes of a machine a link each
             link, links = "none", choose_links(None)
-        outcome = processes.run(self.job(link=link), links=links, on_event=following(on_progress), starter=forks())
+        place = Place(links=links, starter=forks())
+        outcome = processes.run(self.job(link=link), place=place, on_event=following(on_progress))
         return MeasuredFinding(
             seconds_per_step=outcome.seconds_per_step,
             single_s=statistics.median([*single, *single_steps(self.job())]),

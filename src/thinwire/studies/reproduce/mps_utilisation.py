@@ -15,7 +15,7 @@ from thinwire.engines.events import Event
 from thinwire.engines.links import parse_rate
 from thinwire.engines.utilisation import Sample, Sampler
 from thinwire.jobs import processes
-from thinwire.jobs.cluster import choose_links
+from thinwire.jobs.cluster import Place, choose_links
 from thinwire.jobs.events import Done, Progress
 from thinwire.jobs.forks import forks
 from thinwire.presentation.charts import Chart, Panel, Series
@@ -103,9 +103,8 @@ class UtilisationCell(MachineCell, frozen=True, kw_only=True):
                 elif isinstance(event, Done):
                     sampling.close()
 
-            outcome = processes.run(
-                self.job(link=link), links=links, on_event=on_event, on_start=pids.update, starter=forks()
-            )
+            place = Place(links=links, starter=forks())
+            outcome = processes.run(self.job(link=link), place=place, on_event=on_event, on_start=pids.update)
         return utilisation(samplers[0].samples if samplers else [], link, outcome.shaping)
 
 
