@@ -14,7 +14,7 @@ from thinwire.cli.console import console, show, write_json
 from thinwire.cli.lazy import lazy
 from thinwire.cli.options import takes
 from thinwire.cli.outputs import check_apart, writable_folder
-from thinwire.cli.train import with_privileges
+from thinwire.cli.privileges import with_privileges
 from thinwire.engines.links import first_thin
 from thinwire.errors import ConfigError, EngineError
 from thinwire.extras import require

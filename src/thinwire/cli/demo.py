@@ -10,7 +10,7 @@ import typer
 from thinwire.cli import options
 from thinwire.cli.console import console, save_picture, show, write_json
 from thinwire.cli.lazy import lazy
-from thinwire.cli.train import with_privileges
+from thinwire.cli.privileges import with_privileges
 from thinwire.extras import require
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from thinwire.cli.console import Lines, console, save_picture, say_wrote, show
 from thinwire.cli.lazy import lazy
 from thinwire.cli.outputs import STANDARD_OUTPUT
-from thinwire.cli.train import with_privileges
+from thinwire.cli.privileges import with_privileges
 from thinwire.errors import ConfigError, EngineError
 from thinwire.extras import require
 from thinwire.presentation.tables import markdown as as_markdown

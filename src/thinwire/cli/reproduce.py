@@ -16,7 +16,7 @@ from thinwire.cli import options
 from thinwire.cli.console import Lines, console, show, write_json
 from thinwire.cli.lazy import lazy
 from thinwire.cli.outputs import check_apart, writable_folder
-from thinwire.cli.train import with_privileges
+from thinwire.cli.privileges import with_privileges
 from thinwire.presentation.tables import Table
 
 if TYPE_CHECKING:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,9 +15,7 @@ from thinwire.cli.console import errors, show, write_json
 from thinwire.cli.lazy import lazy
 from thinwire.cli.options import takes
 from thinwire.cli.outputs import writable_folder
-from thinwire.engines.links import parse_rate
-from thinwire.engines.starters import own_command
-from thinwire.engines.system_tools import can_unshare, reexec_in_user_namespace
+from thinwire.cli.privileges import with_privileges
 from thinwire.errors import ConfigError, EngineError
 from thinwire.jobs.options import JobOptions
 from thinwire.quantities import counted
@@ -43,12 +40,6 @@ class Engine(StrEnum):
 
     LOCAL = "local"
     RAY = "ray"
-
-
-def with_privileges(link: str | None, shaping: str) -> None:
-    """Starts this command again as root of a user namespace, where that is what kernel shaping lacks."""
-    if parse_rate(link or "none").bps is not None and shaping != "application" and can_unshare():
-        reexec_in_user_namespace(own_command(*sys.argv[1:]))
 
 
 @app.command(
