@@ -3,7 +3,7 @@
 import pytest
 
 from thinwire.errors import ConfigError
-from thinwire.jobs.virtual_time import TCP_PAYLOAD_NBYTES, Agenda, Links, Processors, Sharing
+from thinwire.jobs.virtual_time import TCP_PAYLOAD_NBYTES, Agenda, ModelledLinks, Processors, Sharing
 
 SECOND = 1000 * TCP_PAYLOAD_NBYTES
 """Bytes that take a second at `RATE`, with the headers of a thousand packets."""
@@ -18,7 +18,7 @@ def arrivals(
 ) -> list[float]:
     """Returns when each message of a second (sender, receiver, ready) has arrived."""
     agenda = Agenda()
-    links = Links(agenda, rate, latency_s=latency_s, burst_bytes=burst_bytes)
+    links = ModelledLinks(agenda, rate, latency_s=latency_s, burst_bytes=burst_bytes)
     arrived = [0.0] * len(messages)
     for number, (sender, receiver, ready_s) in enumerate(messages):
         links.send(sender, receiver, SECOND, ready_s, lambda now, number=number: arrived.__setitem__(number, now))  # type: ignore[misc]  # a lambda's default

@@ -24,7 +24,7 @@ from thinwire.jobs.events import Accuracy
 from thinwire.jobs.job import Job
 from thinwire.jobs.outcome import CurvePoint, RunOutcome, WorkerOutcome, summarise
 from thinwire.jobs.training import run_worker
-from thinwire.jobs.virtual_time import Agenda, Links, Processors, Sharing, TransportCosts
+from thinwire.jobs.virtual_time import Agenda, ModelledLinks, Processors, Sharing, TransportCosts
 from thinwire.runtime.serving import serving
 from thinwire.server.core import ServerCore
 from thinwire.transports.base import Connection, wire_nbytes
@@ -81,7 +81,7 @@ class _Cluster:
         self.agenda = Agenda()
         bps = parse_rate(job.link or "none").bps
         burst_bytes = 0.0 if bps is None else burst_nbytes(bps)
-        self.links = Links(self.agenda, bps, latency_s=costs.latency_s, burst_bytes=burst_bytes)
+        self.links = ModelledLinks(self.agenda, bps, latency_s=costs.latency_s, burst_bytes=burst_bytes)
         self.curve: list[CurvePoint] = []
         self.shards = [_Shard(self, index) for index in range(job.shards)]
         self.workers = [_Worker(self, rank, on_event) for rank in range(job.workers)]

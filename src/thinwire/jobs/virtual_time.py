@@ -120,7 +120,7 @@ class Processors:
             self._free[first] = max(self._free[first], begin_s) + seconds
 
 
-class Links:
+class ModelledLinks:
     """Every process's link to one switch, of one rate, the same both ways.
 
     Each way is a token bucket like the kernel's queue in `engines.namespaces`: after a pause a burst passes at once.
@@ -136,7 +136,7 @@ class Links:
         Two senders of 1,448,000 bytes, and one receiver, at 12.112 Mbit/s: one message takes a second.
 
         >>> agenda, arrived = Agenda(), []
-        >>> links = Links(agenda, 12_112_000)
+        >>> links = ModelledLinks(agenda, 12_112_000)
         >>> for sender in ("a", "b"):
         ...     links.send(sender, "c", 1_448_000, 0.0, arrived.append)
         >>> while agenda.next_s < float("inf"):
