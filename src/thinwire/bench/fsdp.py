@@ -17,12 +17,12 @@ from typing import Any, ClassVar
 from thinwire.bench.fsdp_cells import RANKS, Cell, FsdpRank, Scored
 from thinwire.bench.harness import Bench, Figures, Measured, Tell, column, median, unusual
 from thinwire.bench.hook_rank import SILENCE_S, Stepped, Stopped, Warm
-from thinwire.bench.hook_runs import PORT, free_port
+from thinwire.bench.hook_runs import PORT
 from thinwire.bench.options import FsdpOptions
 from thinwire.codecs import find
 from thinwire.engines.events import Event
 from thinwire.engines.links import Rate, parse_rate
-from thinwire.engines.local import LocalEngine
+from thinwire.engines.local import LocalEngine, free_port
 from thinwire.engines.namespaces import Fabric
 from thinwire.engines.starters import own_command
 from thinwire.errors import ConfigError, EngineError

@@ -10,7 +10,6 @@ What a run reports on its way is enough for its figures: one that is cut short, 
 
 from __future__ import annotations
 
-import socket
 import statistics
 import tempfile
 import time
@@ -27,7 +26,7 @@ from thinwire.bench.hook_cells import Cell, hook
 from thinwire.bench.hook_rank import SILENCE_S, Ended, HookRank, Scored, Stepped, Stopped, Warm
 from thinwire.engines.events import Event
 from thinwire.engines.links import Rate
-from thinwire.engines.local import LocalEngine
+from thinwire.engines.local import LocalEngine, free_port
 from thinwire.engines.namespaces import Fabric, available
 from thinwire.engines.starters import Starter, own_command
 from thinwire.errors import EngineError, ThinwireError
@@ -265,12 +264,6 @@ class _Run:
             shaping=links.shaping,
             report=next((each.report for each in ended if each.report), ""),
         )
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 def last_line(error: str) -> str:

@@ -12,9 +12,8 @@ import time
 from contextlib import ExitStack
 
 from thinwire.bench.harness import Role, Stage
-from thinwire.bench.hook_runs import free_port
 from thinwire.engines.events import Event
-from thinwire.engines.local import LocalEngine
+from thinwire.engines.local import LocalEngine, free_port
 from thinwire.engines.starters import own_command
 from thinwire.errors import EngineError
 

@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 
 from thinwire.bench.harness import Bench, Figures, Measured, Tell, unusual
 from thinwire.bench.hook_rank import SILENCE_S
-from thinwire.bench.hook_runs import free_port
 from thinwire.bench.options import UpdatesOptions
 from thinwire.bench.updates_cells import (
     ALONE,
@@ -29,7 +28,7 @@ from thinwire.bench.updates_cells import (
     UpdatesRank,
 )
 from thinwire.bench.updates_rank import TASKS
-from thinwire.engines.local import LocalEngine
+from thinwire.engines.local import LocalEngine, free_port
 from thinwire.engines.starters import own_command
 from thinwire.errors import ConfigError, EngineError
 from thinwire.policies.designs import design

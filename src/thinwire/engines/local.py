@@ -12,6 +12,7 @@ import contextlib
 import os
 import queue
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +30,13 @@ _DRAIN_S = 2.0  # after an end: how long its streams may stay open in somebody e
 
 Start = Callable[[Sequence[str]], Process]
 """Starts a command where its process belongs."""
+
+
+def free_port() -> int:
+    """Returns a port of 127.0.0.1 that nobody listens at, for who has to say one before the process that takes it."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
 
 
 class _Child(Role):

@@ -8,7 +8,6 @@ at which the others said so and at which a process that was struck took part aga
 from __future__ import annotations
 
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -25,7 +24,7 @@ from thinwire.bench.chaos.faults import Fault
 from thinwire.bench.chaos.witnesses import Witnesses
 from thinwire.engines.events import Event, Lost, Said
 from thinwire.engines.links import Rate
-from thinwire.engines.local import PORT, LocalEngine
+from thinwire.engines.local import PORT, LocalEngine, free_port
 from thinwire.engines.namespaces import Fabric
 from thinwire.engines.starters import Starter, own_command
 from thinwire.errors import EngineError
@@ -110,7 +109,7 @@ class Stage:
             self._server_options = elastic.arguments()
             self._every = checkpoint_every
             self.host = self.fabric.addresses[SERVER] if self.fabric else "127.0.0.1"
-            self.port = PORT if self.fabric else _free_port()
+            self.port = PORT if self.fabric else free_port()
             self.start_server()
             self.engine.wait_for(SERVER, Listening, PATIENCE_S)
             for rank in range(job.workers):
@@ -327,9 +326,3 @@ class Stage:
 
 def _name(rank: int) -> str:
     return f"worker {rank}"
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
