@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from thinwire.bench import harness, loss_race
-from thinwire.bench.hook_cells import Cell
-from thinwire.bench.hook_rank import HookRank
+from thinwire.bench.hook_cells import Cell, HookRank
 from thinwire.bench.hook_runs import HookRun, measure
 from thinwire.bench.loss_race import LossRace
 from thinwire.bench.loss_standings import standings

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from thinwire.bench import harness, race
-from thinwire.bench.hook_cells import Cell
-from thinwire.bench.hook_rank import HookRank
+from thinwire.bench.hook_cells import Cell, HookRank
 from thinwire.bench.hook_runs import HookRun, measure
 from thinwire.bench.options import RUNNERS
 from thinwire.bench.race import RaceBench, standings

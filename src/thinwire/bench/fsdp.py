@@ -16,9 +16,9 @@ from typing import Any, ClassVar
 
 from thinwire.bench.fsdp_cells import RANKS, Cell, FsdpRank, Scored
 from thinwire.bench.harness import Bench, Figures, Measured, Tell, column, median, unusual
-from thinwire.bench.hook_rank import SILENCE_S, Stepped, Stopped, Warm
 from thinwire.bench.hook_runs import PORT
 from thinwire.bench.options import FsdpOptions
+from thinwire.bench.rank_events import SILENCE_S, STOPPED, WARM, Gates, Stepped, Stopped, Warm
 from thinwire.codecs import find
 from thinwire.engines.events import Event
 from thinwire.engines.links import Rate, parse_rate
@@ -152,7 +152,7 @@ class FsdpBench(FsdpOptions, Bench[Cell, FsdpRun]):
                     if fabric is not None:
                         fabric.set_rates(dict.fromkeys(hosts, parse_rate(cell.link or "none") if timed else Rate(None)))
                         counts.append(sum(fabric.sent(host).nbytes for host in hosts))
-                    (gate / ("warm" if timed else "stopped")).touch()
+                    Gates(gate).open(WARM if timed else STOPPED)
         if len(scored) != RANKS or len({(each.loss, each.accuracy) for each in scored}) != 1:
             raise EngineError(f"{cell}: the ranks ended with different models, or not all of them ended: {scored}")
         sent = (counts[1] - counts[0]) / (cell.timed * len(hosts)) if counts else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -15,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from thinwire.bench.fsdp_cells import RANKS, SITES, Cell, FsdpRank, Scored
 from thinwire.bench.groups import join
 from thinwire.bench.harness import Stage
-from thinwire.bench.hook_rank import SILENCE_S, Stepped, Stopped, Warm, wait_for
+from thinwire.bench.rank_events import SILENCE_S, STOPPED, WARM, Gates, Stepped, Stopped, Warm
 from thinwire.hooks import fsdp
 from thinwire.policies.naming import parse_name
 from thinwire.workloads.evaluate import evaluate
@@ -25,7 +24,7 @@ from thinwire.workloads.training import training
 
 def train(role: FsdpRank, stage: Stage) -> None:
     """Trains as one rank."""
-    cell, gate = role.cell, Path(role.gate)
+    cell, gates = role.cell, Gates(role.gate)
     join(role.master, rank=role.rank, ranks=RANKS, silence_s=SILENCE_S)
     made = training(cell.recipe(), data=cell.data, rank=role.rank, workers=RANKS, seed=cell.seed)
     state = shard(made.model, cell)
@@ -40,7 +39,7 @@ def train(role: FsdpRank, stage: Stage) -> None:
         step()
     dist.barrier()
     stage.report(Warm())
-    wait_for(gate / "warm")
+    gates.wait(WARM)
     dist.barrier()
     began = time.perf_counter()
     for number in range(cell.timed):
@@ -49,7 +48,7 @@ def train(role: FsdpRank, stage: Stage) -> None:
             stage.report(Stepped(step=number + 1, seconds=time.perf_counter() - began))
     report = "" if state is None else str(fsdp.report(state))
     stage.report(Stopped())
-    wait_for(gate / "stopped")
+    gates.wait(STOPPED)
     for _ in range(cell.steps - cell.timed - cell.warmup):
         step()
     score = evaluate(made.model, made.dataset)  # by all ranks: a forward pass gathers parameters

@@ -1,4 +1,4 @@
-"""What the measured hooks are called, and one run of one of them: model, data, link, steps, seed.
+"""What the measured hooks are called, one run of one of them, and the role of one of its ranks, without importing DDP.
 
 A hook is named as torch names its own, or by our codec, with `start_step` in the same brackets:
 `3lc[s=1.75,start_step=50]` is what `ddp.compress(model, "3lc", sparsity=1.75, start_step=50)` registers. Of torch's
@@ -12,13 +12,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import Any
+
+from msgspec import UNSET, UnsetType
 
 from thinwire.bench.authors import WORKS, chosen
 from thinwire.bench.courses import course
+from thinwire.bench.harness import Role, Stage
 from thinwire.bench.options import STOCK
 from thinwire.codecs import Codec, ids
 from thinwire.codecs import codec as make_codec
+from thinwire.engines.events import Event
 from thinwire.errors import ConfigError
 from thinwire.policies.auto_codec import AUTO
 from thinwire.policies.designs import Design, designs
@@ -197,3 +202,51 @@ class Cell:
         found = for_workers(recipe(self.model, self.data, design=hook(self.hook).recipe), self.ranks)
         batch = self.batch or BATCHES.get(self.model, found.batch)
         return replace(found, batch=batch, lr=self.lr or found.lr, steps=self.warmup + self.steps)
+
+
+class Scored(Event, frozen=True, kw_only=True):
+    """Rank 0 has evaluated the model; `loss` is in nats a byte, of text."""
+
+    step: int
+    seconds: float
+    accuracy: float
+    loss: float | UnsetType = UNSET
+
+
+class Ended(Event, frozen=True, kw_only=True):
+    """A rank's sums: CPU seconds of the measured steps, and of a step without any exchange.
+
+    Attributes:
+        exchange_seconds: of the measured steps, with local updates: what their exchanges took of the training loop.
+    """
+
+    cpu_seconds: float
+    cpu_seconds_alone: float
+    exchange_seconds: float | None = None
+    weights: str
+    report: str
+
+
+class HookRank(Role, frozen=True, kw_only=True):
+    """One rank of a cell.
+
+    Attributes:
+        cell: what is measured.
+        rank: this rank.
+        master: host and port of rank 0.
+        gate: a folder; the file `warm` in it starts the clock, `stopped` lets the rank go.
+        authors: path of the authors' file, for hooks that have one.
+        server: address of the parameter server, for hooks that have one.
+    """
+
+    cell: Cell
+    rank: int
+    master: str
+    gate: str
+    authors: str | None = None
+    server: str | None = None
+
+    def play(self, stage: Stage) -> None:
+        """Trains as one rank."""
+        # By name: every process of every benchmark knows all roles, and few need DDP or other people's optimizers.
+        import_module("thinwire.bench.hook_rank").train(self, stage)

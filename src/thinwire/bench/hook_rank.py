@@ -14,142 +14,81 @@ from pathlib import Path
 import msgspec
 import torch
 import torch.distributed as dist
-from msgspec import UNSET, UnsetType
 from torch import nn
 
 from thinwire.bench.authors_methods import AuthorsDemo, AuthorsSparseLoCo, TorchftDiLoCo
 from thinwire.bench.groups import join
-from thinwire.bench.harness import Role, Stage
-from thinwire.bench.hook_cells import Cell, hook
+from thinwire.bench.harness import Stage
+from thinwire.bench.hook_cells import Cell, Ended, HookRank, Scored, hook
 from thinwire.bench.methods import Distributed, Hooked, Method
-from thinwire.engines.events import Event
-from thinwire.errors import EngineError
+from thinwire.bench.rank_events import SILENCE_S, STOPPED, WARM, Gates, Stepped, Stopped, Warm
 from thinwire.jobs.training_loop import weights_digest
 from thinwire.workloads.dataset import Dataset
 from thinwire.workloads.evaluate import evaluate
 from thinwire.workloads.recipe import schedule
 from thinwire.workloads.training import Training, training
 
-SILENCE_S = 900.0
 _ALONE_STEPS = 6
 """Steps without any exchange, for the CPU time of computation; the first is not counted."""
-_POLL_S = 0.01
 
 
-class Warm(Event, frozen=True, kw_only=True):
-    """A rank has warmed up, and waits."""
-
-
-class Stepped(Event, frozen=True, kw_only=True):
-    """Rank 0 has taken a measured step, the last of so many seconds of training."""
-
-    step: int
-    seconds: float
-
-
-class Scored(Event, frozen=True, kw_only=True):
-    """Rank 0 has evaluated the model; `loss` is in nats a byte, of text."""
-
-    step: int
-    seconds: float
-    accuracy: float
-    loss: float | UnsetType = UNSET
-
-
-class Stopped(Event, frozen=True, kw_only=True):
-    """A rank has taken its last step, and waits."""
-
-
-class Ended(Event, frozen=True, kw_only=True):
-    """A rank's sums: CPU seconds of the measured steps, and of a step without any exchange.
-
-    Attributes:
-        exchange_seconds: of the measured steps, with local updates: what their exchanges took of the training loop.
-    """
-
-    cpu_seconds: float
-    cpu_seconds_alone: float
-    exchange_seconds: float | None = None
-    weights: str
-    report: str
-
-
-class HookRank(Role, frozen=True, kw_only=True):
-    """One rank of a cell.
-
-    Attributes:
-        cell: what is measured.
-        rank: this rank.
-        master: host and port of rank 0.
-        gate: a folder; the file `warm` in it starts the clock, `stopped` lets the rank go.
-        authors: path of the authors' file, for hooks that have one.
-        server: address of the parameter server, for hooks that have one.
-    """
-
-    cell: Cell
-    rank: int
-    master: str
-    gate: str
-    authors: str | None = None
-    server: str | None = None
-
-    def play(self, stage: Stage) -> None:
-        """Trains as one rank."""
-        cell, rank, report, gate = self.cell, self.rank, stage.report, Path(self.gate)
-        join(self.master, rank=rank, ranks=cell.ranks, silence_s=SILENCE_S)
-        made = training(
-            cell.recipe(),
-            data=cell.data,
-            rank=rank,
-            workers=cell.ranks,
-            seed=cell.seed,
-            data_root=cell.data_root,
+def train(role: HookRank, stage: Stage) -> None:
+    """Trains as one rank."""
+    cell, rank, report, gates = role.cell, role.rank, stage.report, Gates(role.gate)
+    join(role.master, rank=rank, ranks=cell.ranks, silence_s=SILENCE_S)
+    made = training(
+        cell.recipe(),
+        data=cell.data,
+        rank=rank,
+        workers=cell.ranks,
+        seed=cell.seed,
+        data_root=cell.data_root,
+    )
+    tested = _held_out(made.dataset, cell)
+    dist.barrier()
+    alone = _cpu_alone(made.copy())
+    method = _method(role, made.model, made.optimizer)
+    step = _training(made, method)
+    for number in range(cell.warmup):
+        step(number)
+    dist.barrier()
+    report(Warm())
+    gates.wait(WARM)
+    dist.barrier()
+    seconds: list[float] = []
+    cpu = exchange = 0.0
+    for number in range(cell.steps):
+        began, used, exchanged = time.perf_counter(), time.process_time(), method.exchange_seconds or 0.0
+        step(cell.warmup + number)
+        last = number + 1 == cell.steps
+        if last:
+            method.finish()
+        seconds.append(time.perf_counter() - began)
+        cpu += time.process_time() - used
+        exchange += (method.exchange_seconds or 0.0) - exchanged
+        if rank == 0:
+            report(Stepped(step=number + 1, seconds=sum(seconds)))
+        if last or (cell.eval_every and (number + 1) % cell.eval_every == 0):
+            scored = _score(made.model, method, tested, number + 1, sum(seconds)) if rank == 0 else None
+            if scored is not None:
+                report(scored)
+            if _enough(cell, 0.0 if scored is None else scored.accuracy):
+                if not last:
+                    method.finish()
+                break
+    report(Stopped())
+    gates.wait(STOPPED)
+    report(
+        Ended(
+            cpu_seconds=cpu,
+            cpu_seconds_alone=alone,
+            exchange_seconds=None if method.exchange_seconds is None else exchange,
+            weights=weights_digest(made.model),
+            report=method.report(),
         )
-        tested = _held_out(made.dataset, cell)
-        dist.barrier()
-        alone = _cpu_alone(made.copy())
-        method = _method(self, made.model, made.optimizer)
-        step = _training(made, method)
-        for number in range(cell.warmup):
-            step(number)
-        dist.barrier()
-        report(Warm())
-        wait_for(gate / "warm")
-        dist.barrier()
-        seconds: list[float] = []
-        cpu = exchange = 0.0
-        for number in range(cell.steps):
-            began, used, exchanged = time.perf_counter(), time.process_time(), method.exchange_seconds or 0.0
-            step(cell.warmup + number)
-            last = number + 1 == cell.steps
-            if last:
-                method.finish()
-            seconds.append(time.perf_counter() - began)
-            cpu += time.process_time() - used
-            exchange += (method.exchange_seconds or 0.0) - exchanged
-            if rank == 0:
-                report(Stepped(step=number + 1, seconds=sum(seconds)))
-            if last or (cell.eval_every and (number + 1) % cell.eval_every == 0):
-                scored = _score(made.model, method, tested, number + 1, sum(seconds)) if rank == 0 else None
-                if scored is not None:
-                    report(scored)
-                if _enough(cell, 0.0 if scored is None else scored.accuracy):
-                    if not last:
-                        method.finish()
-                    break
-        report(Stopped())
-        wait_for(gate / "stopped")
-        report(
-            Ended(
-                cpu_seconds=cpu,
-                cpu_seconds_alone=alone,
-                exchange_seconds=None if method.exchange_seconds is None else exchange,
-                weights=weights_digest(made.model),
-                report=method.report(),
-            )
-        )
-        method.close()
-        dist.destroy_process_group()
+    )
+    method.close()
+    dist.destroy_process_group()
 
 
 def _method(role: HookRank, module: nn.Module, optimizer: torch.optim.Optimizer) -> Method:
@@ -212,11 +151,3 @@ def _enough(cell: Cell, score: float) -> bool:
     enough = torch.tensor([float(cell.target is not None and score >= cell.target)])
     dist.broadcast(enough, 0)
     return bool(enough.item())
-
-
-def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + SILENCE_S
-    while not path.exists():
-        if time.monotonic() > deadline:
-            raise EngineError(f"the launcher did not open the gate {path.name!r} within {SILENCE_S:g} s")
-        time.sleep(_POLL_S)

@@ -22,8 +22,8 @@ from msgspec import UNSET, UnsetType
 from thinwire.bench.courses import Course
 from thinwire.bench.courses import course as course_of
 from thinwire.bench.harness import Figures, Tell
-from thinwire.bench.hook_cells import Cell, hook
-from thinwire.bench.hook_rank import SILENCE_S, Ended, HookRank, Scored, Stepped, Stopped, Warm
+from thinwire.bench.hook_cells import Cell, Ended, HookRank, Scored, hook
+from thinwire.bench.rank_events import SILENCE_S, STOPPED, WARM, Gates, Stepped, Stopped, Warm
 from thinwire.engines.events import Event
 from thinwire.engines.links import Rate
 from thinwire.engines.local import LocalEngine, free_port
@@ -36,8 +36,6 @@ from thinwire.jobs.outcome import CurvePoint
 from thinwire.workloads.data import data
 
 PORT = 29400
-GATES = ("warm", "stopped")
-"""What ranks wait for, in order."""
 RankCommand = Callable[[HookRank], list[str]]
 
 
@@ -190,7 +188,7 @@ class _Run:
                     began = now
                     self._make_thin(course.rate(0.0, ()))
                 self._count()
-                (gate / GATES[opened]).touch()
+                Gates(gate).open(STOPPED if opened else WARM)
                 opened += 1
             elif opened == 1:
                 wanted = course.rate(now - began, self.elapsed)

@@ -40,7 +40,7 @@ from thinwire.workloads.recipes import recipe
 LIBRARIES = (
     *("thinwire.cli.main", "thinwire.cli.bench", "thinwire.cli.roles", "thinwire.runtime.serving"),
     *("thinwire.transports.grpc.server", "torch._dynamo"),
-    # All roles of benchmarks, which their command looks through.
+    # All roles of benchmarks, which their command looks through, and what trains in the one that is measured here.
     *(
         f"thinwire.bench.{name}"
         for name in ("transports", "server", "hook_rank", "fsdp_cells", "hostile", "peer_costs", "sharing")

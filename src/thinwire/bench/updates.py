@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from thinwire.bench.harness import Bench, Figures, Measured, Tell, unusual
-from thinwire.bench.hook_rank import SILENCE_S
 from thinwire.bench.options import UpdatesOptions
+from thinwire.bench.rank_events import SILENCE_S
 from thinwire.bench.updates_cells import (
     ALONE,
     EXCHANGED,

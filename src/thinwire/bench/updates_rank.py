@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.bench.groups import join
 from thinwire.bench.harness import Stage
-from thinwire.bench.hook_rank import SILENCE_S
+from thinwire.bench.rank_events import SILENCE_S
 from thinwire.bench.updates_cells import (
     ALONE,
     DDP,

@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from thinwire.bench import designs as designs_bench
     from thinwire.bench import doors as doors_bench
     from thinwire.bench import fsdp as fsdp_bench
-    from thinwire.bench import fsdp_cells, harness, hook_rank, peer_costs, sharing, transport_costs, updates_cells
+    from thinwire.bench import fsdp_cells, harness, hook_cells, peer_costs, sharing, transport_costs, updates_cells
     from thinwire.bench import hooks as hooks_bench
     from thinwire.bench import hostile as hostile_bench
     from thinwire.bench import pays as pays_bench
@@ -80,7 +80,7 @@ else:
     fsdp_bench = lazy("thinwire.bench.fsdp")
     fsdp_cells = lazy("thinwire.bench.fsdp_cells")
     harness = lazy("thinwire.bench.harness")
-    hook_rank = lazy("thinwire.bench.hook_rank")
+    hook_cells = lazy("thinwire.bench.hook_cells")
     hooks_bench = lazy("thinwire.bench.hooks")
     hostile_bench = lazy("thinwire.bench.hostile")
     pays_bench = lazy("thinwire.bench.pays")
@@ -228,7 +228,7 @@ def role(
         transports_bench.TransportsWorker
         | server_bench.ServerShard
         | server_bench.ServerLoad
-        | hook_rank.HookRank
+        | hook_cells.HookRank
         | fsdp_cells.FsdpRank
         | updates_cells.UpdatesRank
         | transport_costs.EchoServer
