@@ -1,4 +1,4 @@
-"""The grid of FSDP trainings and what its table compares; and four small ranks that train text for real."""
+"""The grid of FSDP trainings and what its table compares; and four small ranks that train for real."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 from thinwire.bench.fsdp import FsdpBench, FsdpRun
 from thinwire.bench.fsdp_cells import Cell
+from thinwire.engines.namespaces import available
 from thinwire.errors import ConfigError
 from thinwire.jobs.job import Job
 from thinwire.workloads.models import models
@@ -77,3 +78,19 @@ def test_four_ranks_train_text() -> None:
     [cell] = bench.cells()
     run = bench.measure(cell, {}, lambda text: None)
     assert 0 < run.loss < 6 and run.sent_bytes_per_step is None
+
+
+@pytest.mark.skipif(not available()[0], reason="needs network namespaces")
+def test_two_sites_behind_thin_links() -> None:
+    """What a step sends is counted on the links of the sites, and leaves out the steps before and after."""
+    bench = FsdpBench(
+        hooks=("hsdp:3lc[s=1.0]",), link="100mbit", model="mlp", data="digits", steps=24, short_steps=2, batch=8
+    )
+    [cell] = bench.cells()
+    told: list[str] = []
+    run = bench.measure(cell, {}, told.append)
+    assert [each.partition(",")[0] for each in told] == ["step 1 of 2", "step 2 of 2"]
+    assert run.report and run.seconds_per_step > 0 and 0 < run.accuracy <= 1
+    assert run.sent_bytes_per_step is not None and 1_000 < run.sent_bytes_per_step < 20_000, (
+        "of two steps, and not of 24"
+    )

@@ -7,24 +7,17 @@ loss depends on it: uncompressed steps of a large model take half a minute each 
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 from thinwire.bench.fsdp_cells import RANKS, Cell, FsdpRank, Scored
 from thinwire.bench.harness import Bench, Figures, Measured, Tell, column, median, unusual
-from thinwire.bench.hook_runs import PORT
 from thinwire.bench.options import FsdpOptions
-from thinwire.bench.rank_events import SILENCE_S, STOPPED, WARM, Gates, Stepped, Stopped, Warm
+from thinwire.bench.rank_events import SILENCE_S, Stepped, Stopped, Warm
+from thinwire.bench.rank_group import RankGroup, Traffic
 from thinwire.codecs import find
-from thinwire.engines.events import Event
 from thinwire.engines.links import Rate, parse_rate
-from thinwire.engines.local import LocalEngine, free_port
-from thinwire.engines.namespaces import Fabric
-from thinwire.engines.starters import own_command
 from thinwire.errors import ConfigError, EngineError
 from thinwire.policies.naming import parse_name
 from thinwire.workloads.recipes import recipe
@@ -123,39 +116,29 @@ class FsdpBench(FsdpOptions, Bench[Cell, FsdpRun]):
     def measure(self, cell: Cell, before: Measured[Cell, FsdpRun], tell: Tell) -> FsdpRun:
         stepped: list[Stepped] = []
         scored: list[Scored] = []
-        counts: list[int] = []
-        hosts = [f"host {number}" for number in range(cell.hosts)]
-        with ExitStack() as stack:
-            gate = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            fabric = stack.enter_context(Fabric(dict.fromkeys(hosts, Rate(None)))) if cell.link else None
-            address = fabric.addresses[hosts[0]] if fabric else "127.0.0.1"
-            master = f"{address}:{PORT if fabric else free_port()}"
-            environment = {"GLOO_SOCKET_IFNAME": "eth0" if fabric else "lo", "MASTER_ADDR": address}
-            kinds: list[type[Event]] = [Warm, Stepped, Stopped, Scored]
-            engine = stack.enter_context(LocalEngine(kinds, fabric=fabric, environment=environment))
-            for rank in range(RANKS):
-                role = FsdpRank(cell=cell, rank=rank, master=master, gate=str(gate))
-                command = own_command(*role.command(), "--events")
-                engine.start(f"rank {rank}", command, host=hosts[rank * len(hosts) // RANKS] if fabric else None)
-            waiting = 0
-            for _, event in engine.events(silence_s=SILENCE_S):
+        traffic: Traffic | None = None
+        hosts = [f"host {number}" for number in range(cell.hosts)] if cell.link else []
+        with RankGroup([Warm, Stepped, Stopped, Scored], hosts=hosts) as group:
+            group.start([FsdpRank(cell=cell, rank=rank, master=group.master, gate=group.gate) for rank in range(RANKS)])
+            warm = stopped = 0
+            for _, event in group.engine.events(silence_s=SILENCE_S):
                 match event:
                     case Stepped(step=step, seconds=seconds):
                         stepped.append(event)
                         tell(f"step {step} of {cell.timed}, {seconds:.1f} s")
                     case Scored():
                         scored.append(event)
-                    case _:
-                        waiting += 1
-                if waiting == RANKS and isinstance(event, (Warm, Stopped)):
-                    waiting, timed = 0, isinstance(event, Warm)
-                    if fabric is not None:
-                        fabric.set_rates(dict.fromkeys(hosts, parse_rate(cell.link or "none") if timed else Rate(None)))
-                        counts.append(sum(fabric.sent(host).nbytes for host in hosts))
-                    Gates(gate).open(WARM if timed else STOPPED)
+                    case Warm():
+                        warm += 1
+                        if warm == RANKS:
+                            group.begin(parse_rate(cell.link or "none"))
+                    case Stopped():
+                        stopped += 1
+                        if stopped == RANKS:
+                            traffic = group.end(Rate(None))
         if len(scored) != RANKS or len({(each.loss, each.accuracy) for each in scored}) != 1:
             raise EngineError(f"{cell}: the ranks ended with different models, or not all of them ended: {scored}")
-        sent = (counts[1] - counts[0]) / (cell.timed * len(hosts)) if counts else None
+        sent = traffic.sent_nbytes / (cell.timed * len(hosts)) if traffic else None
         report = next((each.report for each in scored if each.report), "")
         return FsdpRun(
             seconds_per_step=stepped[-1].seconds / cell.timed,

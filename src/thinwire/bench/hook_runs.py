@@ -11,23 +11,21 @@ What a run reports on its way is enough for its figures: one that is cut short, 
 from __future__ import annotations
 
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from thinwire.bench.courses import Course
 from thinwire.bench.courses import course as course_of
 from thinwire.bench.harness import Figures, Tell
 from thinwire.bench.hook_cells import Cell, Ended, HookRank, Scored, hook
-from thinwire.bench.rank_events import SILENCE_S, STOPPED, WARM, Gates, Stepped, Stopped, Warm
+from thinwire.bench.rank_events import SILENCE_S, Stepped, Stopped, Warm
+from thinwire.bench.rank_group import RankGroup, Traffic, role_command
 from thinwire.engines.events import Event
-from thinwire.engines.links import Rate
-from thinwire.engines.local import LocalEngine, free_port
-from thinwire.engines.namespaces import Fabric, available
+from thinwire.engines.local import LocalEngine
+from thinwire.engines.namespaces import available
 from thinwire.engines.starters import Starter, own_command
 from thinwire.errors import EngineError, ThinwireError
 from thinwire.jobs.cluster import SERVER, START_TIMEOUT_S, Links, choose_links
@@ -35,7 +33,6 @@ from thinwire.jobs.events import Listening
 from thinwire.jobs.outcome import CurvePoint
 from thinwire.workloads.data import data
 
-PORT = 29400
 RankCommand = Callable[[HookRank], list[str]]
 
 
@@ -74,22 +71,12 @@ class HookRun(Figures, frozen=True, kw_only=True):
     error: str | None = None
 
 
-def rank_command(role: HookRank) -> list[str]:
-    """Returns the command of a rank's process."""
-    return thinwire_command(*role.command())
-
-
-def thinwire_command(*arguments: str) -> list[str]:
-    """Returns the command of a process that reports to us."""
-    return own_command(*arguments, "--events")
-
-
 def measure(
     cell: Cell,
     *,
     limit_s: float | None = None,
     tell: Tell = lambda text: None,
-    command: RankCommand = rank_command,
+    command: RankCommand = role_command,
     counted: bool = False,
     authors: Path | None = None,
     course: Course | None = None,
@@ -129,99 +116,72 @@ def measure(
 
 
 class _Run:
-    """What the ranks of one run have reported so far, and the bytes counted at the clock's start and end."""
+    """What the ranks of one run have reported so far, and the bytes since the clock started."""
 
     def __init__(self, cell: Cell, tell: Tell, authors: Path | None) -> None:
         self.cell, self.tell = cell, tell
         self._authors = None if authors is None else str(authors)
-        self.fabric: Fabric | None = None
-        self._rate = Rate(None)
-        self.names = [f"rank {rank}" for rank in range(cell.ranks)]
         self.elapsed: list[float] = []
         self.curve: list[CurvePoint] = []
         self.ended: list[Ended] = []
-        self.counts: list[tuple[int, int]] = []
+        self.traffic: Traffic | None = None
 
     def play(self, links: Links, course: Course, command: RankCommand, starter: Starter | None) -> None:
         """Starts the ranks, opens their gates, and collects what they report until they end or the course does."""
-        names, served = self.names, hook(self.cell.hook).served
+        ranks, served = range(self.cell.ranks), hook(self.cell.hook).served
+        hosts = [f"rank {rank}" for rank in ranks] if links.shaping == "kernel" else []
         kinds: list[type[Event]] = [Warm, Stepped, Scored, Stopped, Ended, Listening]
-        with ExitStack() as stack:
-            gate = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            fabric = None
-            if links.shaping == "kernel":
-                hosts = [*names, SERVER] if served else names
-                fabric = self.fabric = stack.enter_context(Fabric(dict.fromkeys(hosts, Rate(None))))
-            host = fabric.addresses[names[0]] if fabric else "127.0.0.1"
-            master = f"{host}:{PORT if fabric else free_port()}"
-            # By the rendezvous ranks find the address that others reach their shards by.
-            environment = {"GLOO_SOCKET_IFNAME": "eth0" if fabric else "lo", "MASTER_ADDR": host}
-            engine = stack.enter_context(LocalEngine(kinds, fabric=fabric, environment=environment, starter=starter))
-            server = None
-            if served:
-                private = ("--insecure",) if fabric else ()  # nobody else has a link to these namespaces
-                serving = thinwire_command("server", "--listen", engine.listen_at(SERVER), *private)
-                engine.start(SERVER, serving, host=SERVER if fabric else None)
-                server = f"grpc://{engine.wait_for(SERVER, Listening, START_TIMEOUT_S).address}"
-            for rank, name in enumerate(names):
-                role = HookRank(
-                    cell=self.cell, rank=rank, master=master, gate=str(gate), authors=self._authors, server=server
+        with RankGroup(kinds, hosts=hosts, also=[SERVER] if served else [], starter=starter) as group:
+            server = _start_server(group.engine, private=bool(hosts)) if served else None
+            roles = [
+                HookRank(
+                    cell=self.cell,
+                    rank=rank,
+                    master=group.master,
+                    gate=group.gate,
+                    authors=self._authors,
+                    server=server,
                 )
-                engine.start(name, command(role), host=name if fabric else None)
-            self._follow(engine, course, gate)
+                for rank in ranks
+            ]
+            group.start(roles, command)
+            self._follow(group, course)
 
-    def _follow(self, engine: LocalEngine, course: Course, gate: Path) -> None:
-        waiting, opened, began = 0, 0, 0.0
+    def _follow(self, group: RankGroup, course: Course) -> None:
+        waiting, timed, began = 0, False, 0.0
         heard = time.monotonic()
-        while engine.running:
-            came = engine.poll(SILENCE_S if opened != 1 or course.poll_s is None else course.poll_s)
+        while group.engine.running:
+            came = group.engine.poll(course.poll_s if timed and course.poll_s is not None else SILENCE_S)
             now = time.monotonic()
             if came is not None:
                 heard = now
-                self._take(came[1])
+                self._take(came[1], group)
                 waiting += isinstance(came[1], (Warm, Stopped))
             elif now - heard >= SILENCE_S:
                 raise EngineError(f"no rank has reported anything for {SILENCE_S:g} s")
             if waiting == self.cell.ranks:
-                waiting = 0
-                if opened == 0:
+                waiting, timed = 0, not timed
+                if timed:
                     began = now
-                    self._make_thin(course.rate(0.0, ()))
-                self._count()
-                Gates(gate).open(STOPPED if opened else WARM)
-                opened += 1
-            elif opened == 1:
+                    group.begin(course.rate(0.0, ()))
+                else:
+                    self.traffic = group.end()
+            elif timed:
                 wanted = course.rate(now - began, self.elapsed)
                 if wanted is None:
-                    self._count()
+                    self.traffic = group.traffic()
                     return
-                self._make_thin(wanted)
+                group.make_thin(wanted)
 
-    def _make_thin(self, rate: Rate | None) -> None:
-        if self.fabric is not None and rate is not None and rate != self._rate:
-            self._rate = rate
-            self.fabric.set_rates(dict.fromkeys(self.fabric.addresses, rate))
-
-    def _count(self) -> None:
-        if self.fabric is not None:
-            ways = (self.fabric.sent, self.fabric.received)
-            sent, received = (sum(way(name).nbytes for name in self.names) for way in ways)
-            self.counts.append((sent, received))
-
-    def _sent_so_far(self) -> float | UnsetType:
-        """Bytes that left a rank since the clock started, mean over the ranks."""
-        if self.fabric is None or not self.counts:
-            return UNSET
-        return (sum(self.fabric.sent(name).nbytes for name in self.names) - self.counts[0][0]) / len(self.names)
-
-    def _take(self, event: Event) -> None:
+    def _take(self, event: Event, group: RankGroup) -> None:
         match event:
             case Stepped(step=step, seconds=seconds):
                 self.elapsed.append(seconds)
                 score = f", {self.curve[-1].text()}" if self.curve else ""
                 self.tell(f"step {step} of {self.cell.steps}, {seconds:.1f} s of training{score}")
             case Scored(step=step, seconds=seconds, accuracy=accuracy, loss=loss):
-                sent = UNSET if loss is UNSET else self._sent_so_far()
+                nbytes = None if loss is UNSET else group.sent_nbytes()
+                sent = UNSET if nbytes is None else nbytes / self.cell.ranks
                 point = CurvePoint(step=step, seconds=seconds, accuracy=accuracy, loss=loss, sent_bytes=sent)
                 self.curve.append(point)
             case Ended():
@@ -233,14 +193,12 @@ class _Run:
         Raises:
             EngineError: the ranks ended with different models.
         """
-        cell, elapsed, curve, counts, ended = self.cell, self.elapsed, self.curve, self.counts, self.ended
+        cell, elapsed, curve, ended = self.cell, self.elapsed, self.curve, self.ended
         if len({each.weights for each in ended}) > 1:
             raise EngineError(f"{cell.hook}: the ranks ended with different models; no hook here allows that")
         seconds = [after - before for before, after in zip([0.0, *elapsed], elapsed, strict=False)]
         share = 1 / (len(elapsed) * cell.ranks)
-        sent = received = None
-        if len(counts) == 2:
-            sent, received = (share * (after - before) for before, after in zip(*counts, strict=True))
+        sent, received = (None, None) if self.traffic is None else (share * nbytes for nbytes in self.traffic)
         target = next((point for point in curve if cell.target is not None and point.accuracy >= cell.target), None)
         whole = len(ended) == cell.ranks
         spent = [each.exchange_seconds for each in ended if each.exchange_seconds is not None]
@@ -262,6 +220,13 @@ class _Run:
             shaping=links.shaping,
             report=next((each.report for each in ended if each.report), ""),
         )
+
+
+def _start_server(engine: LocalEngine, *, private: bool) -> str:
+    """Starts a parameter server, which nobody but ranks has a link to where it is private; returns its address."""
+    serving = own_command("server", "--listen", engine.listen_at(SERVER), *(["--insecure"] if private else []))
+    engine.start(SERVER, [*serving, "--events"], host=SERVER if private else None)
+    return f"grpc://{engine.wait_for(SERVER, Listening, START_TIMEOUT_S).address}"
 
 
 def last_line(error: str) -> str:
