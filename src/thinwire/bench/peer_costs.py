@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import statistics
 import time
-from contextlib import ExitStack
 
 from thinwire.bench.harness import Role, Stage
+from thinwire.bench.rank_group import RankGroup
 from thinwire.engines.events import Event
-from thinwire.engines.local import LocalEngine, free_port
-from thinwire.engines.starters import own_command
 from thinwire.errors import EngineError
 
 SILENCE_S = 60.0
@@ -85,14 +83,9 @@ def measure_peer_message_s(ranks: int = 4) -> float:
         EngineError: a process failed.
     """
     found: list[float] = []
-    with ExitStack() as stack:
-        environment = {"GLOO_SOCKET_IFNAME": "lo"}
-        engine = stack.enter_context(LocalEngine([PeerMeasured], environment=environment))
-        master = f"127.0.0.1:{free_port()}"
-        for rank in range(ranks):
-            role = PeerRank(rank=rank, ranks=ranks, master=master)
-            engine.start(f"rank {rank}", own_command(*role.command(), "--events"))
-        for _, event in engine.events(silence_s=SILENCE_S):
+    with RankGroup([PeerMeasured]) as group:
+        group.start([PeerRank(rank=rank, ranks=ranks, master=group.master) for rank in range(ranks)])
+        for _, event in group.engine.events(silence_s=SILENCE_S):
             if isinstance(event, PeerMeasured):
                 found.append(event.message_s)
     if len(found) != ranks:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from thinwire.bench.harness import Bench, Figures, Measured, Tell, unusual
 from thinwire.bench.options import UpdatesOptions
 from thinwire.bench.rank_events import SILENCE_S
+from thinwire.bench.rank_group import RankGroup
 from thinwire.bench.updates_cells import (
     ALONE,
     EXCHANGED,
@@ -28,8 +28,6 @@ from thinwire.bench.updates_cells import (
     UpdatesRank,
 )
 from thinwire.bench.updates_rank import TASKS
-from thinwire.engines.local import LocalEngine, free_port
-from thinwire.engines.starters import own_command
 from thinwire.errors import ConfigError, EngineError
 from thinwire.policies.designs import design
 from thinwire.presentation.tables import Table
@@ -101,14 +99,9 @@ class UpdatesBench(UpdatesOptions, Bench[Cell, UpdatesRun]):
 
     def measure(self, cell: Cell, before: Measured[Cell, UpdatesRun], tell: Tell) -> UpdatesRun:
         counted: list[Counted] = []
-        environment = {"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1"}
-        with ExitStack() as stack:
-            engine = stack.enter_context(LocalEngine([BlockEnded, Counted], environment=environment))
-            master = f"127.0.0.1:{free_port()}"
-            for rank in range(cell.ranks):
-                role = UpdatesRank(cell=cell, rank=rank, master=master)
-                engine.start(f"rank {rank}", own_command(*role.command(), "--events"))
-            for _, event in engine.events(silence_s=SILENCE_S):
+        with RankGroup([BlockEnded, Counted]) as group:
+            group.start([UpdatesRank(cell=cell, rank=rank, master=group.master) for rank in range(cell.ranks)])
+            for _, event in group.engine.events(silence_s=SILENCE_S):
                 if isinstance(event, BlockEnded):
                     tell(f"block {event.number} of {cell.blocks}")
                 elif isinstance(event, Counted):
