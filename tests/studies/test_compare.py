@@ -18,9 +18,10 @@ from thinwire.jobs import in_process
 from thinwire.jobs.job import Job
 from thinwire.jobs.outcome import RunOutcome
 from thinwire.policies import compression
+from thinwire.presentation.page import write_page
 from thinwire.studies.compare import Comparison, Train, compare, jobs, varies
+from thinwire.studies.compare_page import page
 from thinwire.studies.compare_rows import tabulate
-from thinwire.studies.report import page, write_report
 
 TWO = Comparison(designs=["fp32", "3lc[s=1.75,entropy=zstd]"], links=["1mbit", "none"], seeds=2, steps=400)
 
@@ -76,7 +77,7 @@ def test_a_real_comparison(tmp_path: Path) -> None:
     stored = json.loads((tmp_path / "results.json").read_text())
     assert stored["rows"] == [msgspec.to_builtins(row)] and stored["comparison"]["designs"] == ["3lc"]
     assert len({run["outcome"]["weights"] for run in stored["runs"]}) == 2
-    write_report(findings, tmp_path / "report.html")
+    write_page(tmp_path / "report.html", page(findings))
     assert "data:image/svg+xml;base64," in (tmp_path / "report.html").read_text()
 
 
@@ -228,10 +229,10 @@ def test_a_run_that_fails_is_told_and_tried_again(tmp_path: Path) -> None:
     assert "diverged" not in page(results)
 
 
-def test_a_report_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_page_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"cannot be written: .*Choose another place"):
-        write_report(compare(TWO, tmp_path / "fine", told), tmp_path / "file" / "report.html")
+        write_page(tmp_path / "file" / "report.html", page(compare(TWO, tmp_path / "fine", told)))
 
 
 # ---- what it comes to

@@ -18,17 +18,21 @@ from thinwire.cli.privileges import with_privileges
 from thinwire.engines.links import first_thin
 from thinwire.errors import ConfigError, EngineError
 from thinwire.extras import require
-from thinwire.studies.options import REPORT, RESULTS, ComparisonOptions
+from thinwire.jobs.describe import choices, servers_of
+from thinwire.studies.files import REPORT, RESULTS
+from thinwire.studies.options import ComparisonOptions
 
 if TYPE_CHECKING:
     from thinwire.cli import running
     from thinwire.jobs import cluster
     from thinwire.jobs.job import Job
+    from thinwire.presentation import page
     from thinwire.studies import compare as comparing
-    from thinwire.studies import report
+    from thinwire.studies import compare_page
 else:
     running, cluster = lazy("thinwire.cli.running"), lazy("thinwire.jobs.cluster")
-    comparing, report = lazy("thinwire.studies.compare"), lazy("thinwire.studies.report")
+    comparing, compare_page = lazy("thinwire.studies.compare"), lazy("thinwire.studies.compare_page")
+    page = lazy("thinwire.presentation.page")
 
 app = typer.Typer()
 
@@ -46,7 +50,7 @@ def compare(given: ComparisonOptions, out: Out = Path("thinwire-compare"), json:
     Runs that are in results.json already are not made again, so a comparison that was interrupted goes on, and one
     that was finished can grow.
     """
-    require("report.html", "matplotlib")
+    require(REPORT, "matplotlib")
     writable_folder(out)
     check_apart(json, [out / RESULTS, out / REPORT], "the runs are kept, or the page is written")
     asked, shaping = comparing.Comparison(**vars(given)), given.shaping
@@ -66,15 +70,17 @@ def compare(given: ComparisonOptions, out: Out = Path("thinwire-compare"), json:
         console.print(f"what is done is kept in {kept}; the same command goes on from there", soft_wrap=True)
         raise
     console.print(
-        escape(", ".join(filter(None, [f"servers: {report.servers_of(asked)}", report.choices(asked)]))),
+        escape(", ".join(filter(None, [f"servers: {servers_of(vars(asked))}", choices(vars(asked))]))),
         highlight=False,
     )
     for model in asked.models:
         rows = [row for row in findings.rows if row.model == model]
-        show(report.designs_table(rows, f"{model} on {asked.data}, {asked.workers} workers, seeds: {asked.seeds}"))
-        show(report.times_table(rows))
-    report.write_report(findings, out / REPORT)
-    console.print(f"wrote {out / RESULTS} and {out / 'report.html'}", markup=False, soft_wrap=True)
+        show(
+            compare_page.designs_table(rows, f"{model} on {asked.data}, {asked.workers} workers, seeds: {asked.seeds}")
+        )
+        show(compare_page.times_table(rows))
+    page.write_page(out / REPORT, compare_page.page(findings))
+    console.print(f"wrote {out / RESULTS} and {out / REPORT}", markup=False, soft_wrap=True)
     if json is not None:
         write_json(json, json_format.loads((out / RESULTS).read_text()))
     if findings.failures:

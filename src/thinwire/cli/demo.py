@@ -16,10 +16,10 @@ from thinwire.extras import require
 if TYPE_CHECKING:
     from thinwire.cli import running
     from thinwire.jobs import job as job_module
-    from thinwire.studies import report
+    from thinwire.studies import compare_page
 else:
     running = lazy("thinwire.cli.running")
-    job_module, report = lazy("thinwire.jobs.job"), lazy("thinwire.studies.report")
+    job_module, compare_page = lazy("thinwire.jobs.job"), lazy("thinwire.studies.compare_page")
 
 app = typer.Typer()
 
@@ -63,4 +63,4 @@ def demo(
     show(running.runs_table(runs, f"{seconds:g} seconds each"))
     write_json(json, {"runs": runs, "speedup": speedup})
     if png is not None:
-        save_picture(report.curves(runs, f"{model} on {data}, {workers} workers, {link} links"), png)
+        save_picture(compare_page.curves(runs, f"{model} on {data}, {workers} workers, {link} links"), png)

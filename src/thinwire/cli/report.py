@@ -14,12 +14,13 @@ from thinwire.cli import options
 from thinwire.cli.console import console, say_wrote, write_json
 from thinwire.cli.lazy import lazy
 from thinwire.cli.outputs import check_apart
+from thinwire.studies.files import REPORT
 
 if TYPE_CHECKING:
     from thinwire.presentation import page
-    from thinwire.studies import recorded_run, run_report
+    from thinwire.studies import recorded_run, training_page
 else:
-    page, run_report = lazy("thinwire.presentation.page"), lazy("thinwire.studies.run_report")
+    page, training_page = lazy("thinwire.presentation.page"), lazy("thinwire.studies.training_page")
     recorded_run = lazy("thinwire.studies.recorded_run")
 
 app = typer.Typer()
@@ -40,7 +41,7 @@ def report(run: Run, out: Out = None, json: options.Json = None) -> None:
     The page needs no other file and no network. In a folder, what `train --json` wrote there is shown too.
     """
     read = recorded_run.read_run(run)
-    path = out or (run / "report.html" if run.is_dir() else run.with_suffix(".html"))
+    path = out or (run / REPORT if run.is_dir() else run.with_suffix(".html"))
     for written in (path, json):
         check_apart(
             written,
@@ -49,9 +50,9 @@ def report(run: Run, out: Out = None, json: options.Json = None) -> None:
         )
     check_apart(json, [path], "the page is written")
     command = f"thinwire report {shlex.quote(str(run))}"
-    page.write_page(path, run_report.page(read, command))
+    page.write_page(path, training_page.page(read, command))
     figures = read.figures()
-    sentences = run_report.verdict(figures)
+    sentences = training_page.verdict(figures)
     console.print(escape(" ".join(sentences)), highlight=False)
     say_wrote(path)
     write_json(json, {"verdict": sentences, **asdict(figures), "damaged": read.damaged})

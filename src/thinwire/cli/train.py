@@ -17,6 +17,7 @@ from thinwire.cli.options import takes
 from thinwire.cli.outputs import writable_folder
 from thinwire.cli.privileges import with_privileges
 from thinwire.errors import ConfigError, EngineError
+from thinwire.jobs.describe import choices
 from thinwire.jobs.options import JobOptions
 from thinwire.quantities import counted
 
@@ -25,12 +26,11 @@ if TYPE_CHECKING:
     from thinwire.jobs import checkpoints, on_ray, processes
     from thinwire.jobs import job as jobs
     from thinwire.runtime import metrics
-    from thinwire.studies import report
 else:
     running = lazy("thinwire.cli.running")
     checkpoints, processes = lazy("thinwire.jobs.checkpoints"), lazy("thinwire.jobs.processes")
     jobs, on_ray = lazy("thinwire.jobs.job"), lazy("thinwire.jobs.on_ray")
-    metrics, report = lazy("thinwire.runtime.metrics"), lazy("thinwire.studies.report")
+    metrics = lazy("thinwire.runtime.metrics")
 
 app = typer.Typer()
 
@@ -117,7 +117,7 @@ def train(
     outcome = running.run_with_progress(
         job, shaping, telemetry_options, written, elastic=elastic, max_restarts=max_restarts, ray=ray
     )
-    setting = [f"{job.model} on {job.data}", counted(job.workers, "worker"), report.choices(vars(given))]
+    setting = [f"{job.model} on {job.data}", counted(job.workers, "worker"), choices(vars(given))]
     show(running.runs_table([outcome], ", ".join(filter(None, setting))))
     if not math.isfinite(outcome.train_loss):
         errors.print("[yellow]warning:[/] the training has diverged: its last losses hold NaN or Inf")

@@ -25,7 +25,8 @@ from thinwire.jobs.results import Results, Run
 from thinwire.jobs.workload import check
 from thinwire.policies.consistency import consistency
 from thinwire.studies.compare_rows import Cell, Row, tabulate
-from thinwire.studies.options import RESULTS, ComparisonOptions
+from thinwire.studies.files import RESULTS
+from thinwire.studies.options import ComparisonOptions
 from thinwire.workloads.data import data
 
 SWEPT_SHARE = 10

@@ -11,10 +11,6 @@ from dataclasses import dataclass
 from thinwire.jobs.options import RecipeOptions
 
 SHORT_STEPS = 100
-RESULTS = "results.json"
-"""The file of a comparison's folder that holds every run."""
-REPORT = "report.html"
-"""The page of that folder."""
 
 
 @dataclass(frozen=True, kw_only=True)

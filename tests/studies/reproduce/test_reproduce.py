@@ -20,11 +20,12 @@ from thinwire.errors import ConfigError
 from thinwire.jobs.results import Machine, Results
 from thinwire.presentation.charts import Chart, Panel, Series
 from thinwire.presentation.tables import Table
+from thinwire.studies.files import REPORT, RESULTS
 from thinwire.studies.reproduce import kept as keeping
 from thinwire.studies.reproduce.catalog import CATALOG, PAPERS, entries, finding_kinds
 from thinwire.studies.reproduce.entry import Cell, Entry, Finding, OnProgress, Scale, Shown, Study
 from thinwire.studies.reproduce.kept import BESIDE, read_kept
-from thinwire.studies.reproduce.run import REPORT, RESULTS, Reproduced, reproduce
+from thinwire.studies.reproduce.run import Reproduced, reproduce
 
 pytestmark = pytest.mark.timeout(900)
 """All reproductions together are half a minute of a processor, which may have much else to do."""

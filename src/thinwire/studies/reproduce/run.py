@@ -16,13 +16,11 @@ from thinwire.jobs.results import Results
 from thinwire.presentation.charts import PICTURES, Picture, draw
 from thinwire.presentation.interactive import require_plotly
 from thinwire.presentation.page import write_page
+from thinwire.studies.files import REPORT, RESULTS
 from thinwire.studies.reproduce.entry import Cell, Entry, Finding, Scale, Shown
-from thinwire.studies.reproduce.html import report
 from thinwire.studies.reproduce.kept import keep, read_kept
 from thinwire.studies.reproduce.making import OnCell, OnCellProgress, found, make
-
-RESULTS = "results.json"
-REPORT = "report.html"
+from thinwire.studies.reproduce.page import page
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +99,7 @@ def reproduce(
     files = [folder / RESULTS, folder / REPORT]
     date = datetime.now(UTC).date().isoformat()
     within, beside = keep(results.runs, folder)
-    write_page(folder / REPORT, report(shown, scale, machines, command=command, date=date, kept=within))
+    write_page(folder / REPORT, page(shown, scale, machines, command=command, date=date, kept=within))
     files += beside
     for _, each in shown:
         for chart in each.charts:

@@ -1,4 +1,4 @@
-"""The report: one page with every chart and table of what was reproduced, which needs no other file and no network."""
+"""One page with every chart and table of what was reproduced, which needs no other file and no network."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from thinwire.presentation.page import table_html
 from thinwire.studies.reproduce.entry import Entry, Scale, Shown
 
 
-def report(
+def page(
     shown: Sequence[tuple[Entry, Shown]],
     scale: Scale,
     machines: Sequence[Machine],
@@ -20,14 +20,14 @@ def report(
     date: str,
     kept: str = "",
 ) -> str:
-    """Returns the page.
+    """Returns the page as text.
 
     Args:
         shown: what each entry has to show.
         scale: at which it was run.
         machines: on which it was run.
         command: that makes the same again.
-        date: of the report.
+        date: of the page.
         kept: the part that holds the runs, as `kept.keep` returns it.
 
     Raises:

@@ -6,35 +6,19 @@ It shows what `compare` returned and computes nothing of its own but units.
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from collections.abc import Sequence
 from html import escape
-from pathlib import Path
-from typing import Any
 
-from thinwire.jobs.options import RecipeOptions
+from thinwire.jobs.describe import choices, servers_of
 from thinwire.jobs.outcome import RunOutcome
 from thinwire.jobs.results import Run
 from thinwire.presentation.charts import Chart, Panel, Series, to_svg
-from thinwire.presentation.page import document, table_html, write_page
+from thinwire.presentation.page import document, table_html
 from thinwire.presentation.tables import Table
 from thinwire.quantities import seconds_text
-from thinwire.studies.compare import Comparison, Failure, Findings
+from thinwire.studies.compare import Failure, Findings
 from thinwire.studies.compare_rows import Row
 from thinwire.workloads.models import TEXT_MODELS
-
-
-def write_report(findings: Findings, path: Path) -> None:
-    """Writes the page.
-
-    Args:
-        findings: what `compare` returned.
-        path: of the page; its folder is made.
-
-    Raises:
-        ConfigError: the file cannot be written.
-    """
-    write_page(path, page(findings))
 
 
 def page(findings: Findings) -> str:
@@ -120,36 +104,6 @@ def runs_table(runs: Sequence[Run[RunOutcome]]) -> Table:
     return Table([*header, "seconds", "accuracy %"], lines)
 
 
-def choices(asked: Comparison | Mapping[str, Any]) -> str:
-    """Returns what was chosen in place of the designs' and the recipes' own, by a comparison or by a run's stored job.
-
-    Batch and rate are not in it: every stored job spells them out.
-
-    >>> choices(Comparison(placement="uniform", compression="by-shape"))
-    'placement=uniform, compression=by-shape'
-    >>> choices(Comparison(optimizer="SGD", momentum=0.0))
-    'optimizer=SGD, momentum=0.0'
-    """
-    told = _mapping(asked)
-    of_designs = ("codec_up", "codec_down", "consistency", "placement", "compression", "transmission")
-    of_recipes = (field.name for field in fields(RecipeOptions) if field.name not in ("batch", "lr"))
-    return ", ".join(f"{name}={told[name]}" for name in (*of_designs, *of_recipes) if told.get(name) is not None)
-
-
-def servers_of(asked: Comparison | Mapping[str, Any]) -> str:
-    """Returns where the servers of a comparison or of a stored job are.
-
-    >>> servers_of({"servers": 2}), servers_of({"servers": 1, "servers_on_workers": True})
-    ('2 of their own', "one on every worker's node")
-    """
-    told = _mapping(asked)
-    return "one on every worker's node" if told.get("servers_on_workers") else f"{told['servers']} of their own"
-
-
-def _mapping(asked: Comparison | Mapping[str, Any]) -> Mapping[str, Any]:
-    return asdict(asked) if isinstance(asked, Comparison) else asked
-
-
 def figure(row: Row, name: str, digits: int, scale: float = 1.0, *, std: bool = True, sign: str = "") -> str:
     """Returns a row's mean as text, with its standard deviation where there is one; – where nothing was measured.
 
@@ -174,14 +128,14 @@ def _how(findings: Findings) -> str:
     machines = list(dict.fromkeys(f"{run.machine.processor}, {run.machine.system}" for run in findings.runs))
     seeds = ", ".join(map(str, range(asked.seeds)))
     text = (
-        f"{asked.workers} workers; servers: {servers_of(asked)}; seeds {seeds}. Accuracy, bits and "
+        f"{asked.workers} workers; servers: {servers_of(vars(asked))}; seeds {seeds}. Accuracy, bits and "
         "ratio come from full runs on an unlimited link; seconds per step come from short runs on each link, at least "
         f"{asked.short_steps} steps. ± is one standard deviation over seeds. Difference and speed-up are against "
         f"{asked.designs[0]}, seed by seed. Bits are payload per value, small uncompressed tensors included; of "
         "designs whose steps go without an exchange, per parameter and step, as the ratio is over float32 at every "
         "step. The time of a full run is extrapolated: its steps at the seconds per step of that link."
     )
-    chosen = choices(asked)
+    chosen = choices(vars(asked))
     more = [f"Chosen for every design: {chosen}."] if chosen else []
     more += [f"Measured on: {'; '.join(machines)}." if machines else "Nothing has been measured yet."]
     return "".join(f"<p>{escape(part)}</p>" for part in (text, *more))

@@ -15,8 +15,8 @@ from tests.studies.test_step_figures import training
 from thinwire.errors import ConfigError
 from thinwire.runtime.metrics import JsonLines
 from thinwire.studies.recorded_run import RecordedRun, read_run
-from thinwire.studies.run_report import charts, page, tensors_table, verdict
 from thinwire.studies.step_figures import RecordedSteps
+from thinwire.studies.training_page import charts, page, tensors_table, verdict
 from thinwire.telemetry import StepRecord
 
 OUTCOME = {

@@ -8,7 +8,7 @@ import sys
 from tests.jobs.outcomes import run_outcome
 from thinwire.jobs.outcome import CurvePoint
 from thinwire.presentation.charts import to_svg
-from thinwire.studies.report import curves
+from thinwire.studies.compare_page import curves
 
 
 def test_every_run_has_a_line() -> None:
