@@ -54,6 +54,13 @@ def test_a_picture_that_cannot_be_written_is_one_line(command: Command, tmp_path
     assert result.status == 2 and "plan.svg cannot be written: " in result.err and result.err.count("\n") == 1
 
 
+def test_a_picture_is_of_any_kind_that_other_commands_draw(command: Command, tmp_path: Path) -> None:
+    for name, begins in (("plan.PNG", b"\x89PNG"), ("plan.pdf", b"%PDF")):
+        result = command(*ASKED, "--out", tmp_path / name)
+        assert result.status == 0, result.err
+        assert (tmp_path / name).read_bytes().startswith(begins)
+
+
 def test_of_local_updates_it_says_which_h_is_enough(command: Command, tmp_path: Path) -> None:
     data = tmp_path / "plan.json"
     asked = ("plan", "--designs", "local-sgd[h=2]", "--mode", "collective", "--link", "100kbit", "--steps", 2)
@@ -72,7 +79,7 @@ def test_of_local_updates_it_says_which_h_is_enough(command: Command, tmp_path: 
         (("--designs", "mps"), "a plan is of workers in lockstep"),
         (("--exchange-share", 1), "exchange_share=1.0: exchanges may take a share of the time above 0 and below 1"),
         (("--out", "plan.svg", "--json", "plan.svg"), "plan.svg is where the picture is drawn; write to another file"),
-        (("--out", "plan.pickle"), "a picture's name ends in .png or .svg"),
+        (("--out", "plan.pickle"), "a picture's name ends in .png, .svg, .pdf, .jpg or .jpeg"),
     ],
 )
 def test_what_cannot_be_planned_is_refused(command: Command, wrong: tuple[str | float, ...], said: str) -> None:

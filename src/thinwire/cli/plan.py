@@ -15,7 +15,7 @@ from thinwire.cli import options
 from thinwire.cli.console import console, save_picture, show, write_json
 from thinwire.cli.lazy import lazy
 from thinwire.cli.options import split_names
-from thinwire.cli.outputs import check_apart, writable
+from thinwire.cli.outputs import check_apart, picture
 from thinwire.errors import ConfigError
 from thinwire.extras import require
 from thinwire.jobs.virtual_time import TransportCosts
@@ -34,7 +34,6 @@ else:
 app = typer.Typer()
 
 STARTUP = Path(__file__).parent / "startup"
-PICTURES = (".png", ".svg")
 LATENCY_MS = 1e3 * TransportCosts().latency_s
 DESIGNS = "3lc[s=1.0],3lc[s=1.75],int8,local2"
 
@@ -69,7 +68,9 @@ def plan(
     batch: Annotated[int | None, typer.Option(min=1, help="Examples per worker and step.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps that are measured.")] = 32,
     seed: options.Seed = 0,
-    out: Annotated[Path | None, typer.Option(dir_okay=False, help="Draw step time by link rate: .png or .svg.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(dir_okay=False, callback=picture, help="Draw step time by link rate into this file.")
+    ] = None,
     json: options.Json = None,
 ) -> None:
     """Predict the seconds of a step by design, link and workers, and say whether compression pays.
@@ -78,11 +79,8 @@ def plan(
     model. Nothing is sent. Of a script of your own the first steps are really made, without DDP's exchange; then it is
     ended.
     """
-    if out is not None and out.suffix not in PICTURES:
-        raise ConfigError(f"--out {out}: a picture's name ends in {' or '.join(PICTURES)}")
     if out is not None:
         require("the picture of --out", "matplotlib")
-        writable(out)
         check_apart(json, [out], "the picture is drawn")
     check_share(exchange_share)
     setting = predictions.Setting(
