@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
 from tests.hooks.ddp_ranks import ddp, mlp, run_ranks, train, weights
-from thinwire.hooks import exchange_piggyback
+from thinwire.hooks.exchange import piggyback
 from thinwire.policies.autopilot.notes import NOTE_NBYTES
 
 Weights = dict[str, torch.Tensor]
@@ -179,7 +179,7 @@ def run_unwatched(rank: int) -> dict[str, Any]:
 
 def run_noted(rank: int, most_nbytes: int) -> dict[str, Any]:
     """Uncompressed steps that are told of, of DDP in all its ways, beside plain DDP; on gradients, or by themselves."""
-    exchange_piggyback.MOST_NBYTES = most_nbytes  # this process ends with the test
+    piggyback.MOST_NBYTES = most_nbytes  # this process ends with the test
     found = {}
     for name, options in WAYS:
         models = [DistributedDataParallel(mlp(), **options) for _ in range(2)]
@@ -318,7 +318,7 @@ def test_uncompressed_steps_that_nobody_measures_are_plain_ddp_and_no_thread_of_
                 assert len(waited) == 3 and max(waited) >= (1 if name == "one bucket" else 2), (name, waited)
 
 
-@pytest.mark.parametrize("most_nbytes", [exchange_piggyback.MOST_NBYTES, 0])
+@pytest.mark.parametrize("most_nbytes", [piggyback.MOST_NBYTES, 0])
 def test_what_ranks_tell_of_uncompressed_steps_changes_no_bit_of_them(most_nbytes: int) -> None:
     ranks = run_ranks(3, run_noted, most_nbytes)
     for found in ranks:

@@ -12,7 +12,7 @@ from tests.hooks.cluster import run_cluster
 from tests.hooks.local_runs import adamw, inner_step, mlp
 from thinwire.collective.residuals import Residuals, TrainedTensor
 from thinwire.hooks.distribute import DistributedOptimizer
-from thinwire.hooks.exchange_state import ExchangeState
+from thinwire.hooks.exchange.state import ExchangeState
 from thinwire.hooks.report import TrainingReport
 from thinwire.policies.compression import Choice, codec_by_name
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from thinwire.codecs import Codec
 from thinwire.hooks import ddp
-from thinwire.hooks.exchange_options import with_scaler
+from thinwire.hooks.exchange.options import with_scaler
 from thinwire.hooks.wrapping import is_distributed
 
 try:

@@ -21,10 +21,10 @@ from thinwire.codecs.tensors import check_out
 from thinwire.collective.core import Bucket
 from thinwire.collective.residuals import TrainedTensor
 from thinwire.errors import ConfigError
-from thinwire.hooks.exchange_options import GATHER_MB, ExchangeOptions
-from thinwire.hooks.exchange_report import Report, report
-from thinwire.hooks.exchange_state import ExchangeState, merge
-from thinwire.hooks.ranks import check_floating
+from thinwire.hooks.exchange.options import GATHER_MB, ExchangeOptions
+from thinwire.hooks.exchange.ranks import check_floating
+from thinwire.hooks.exchange.report import Report, report
+from thinwire.hooks.exchange.state import ExchangeState, merge
 from thinwire.policies.compression import MIN_NUMEL
 from thinwire.runtime.collective import CollectiveDriver
 from thinwire.security.credentials import Credentials

@@ -17,7 +17,7 @@ import torch
 
 from thinwire.codecs import Codec
 from thinwire.hooks import ddp
-from thinwire.hooks.exchange_options import with_scaler
+from thinwire.hooks.exchange.options import with_scaler
 from thinwire.hooks.wrapping import is_distributed
 from thinwire.runtime.digests import bits_digest
 from thinwire.runtime.peers import gather, pass_on

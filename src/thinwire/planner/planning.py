@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from thinwire.errors import ConfigError
-from thinwire.hooks.exchange_options import GATHER_MB
+from thinwire.hooks.exchange.options import GATHER_MB
 from thinwire.jobs.virtual_time import TCP_HEADERS_NBYTES, TCP_PAYLOAD_NBYTES, Sharing, TransportCosts
 from thinwire.planner.costs import TensorCosts, exchange_every, mean_bits, measure_costs
 from thinwire.planner.exchange_work import NONE, ExchangeWork, measure_exchange_work

@@ -1,7 +1,7 @@
 """One line in an existing DistributedDataParallel script: `ddp.compress(model, codec="3lc", sparsity=1.0)`.
 
 hook         compress() and the hook itself: the adapter to DDP's register_comm_hook
-state        what DDP's buckets hold, beside the state that travels with a checkpoint (`hooks.exchange_state`)
+state        what DDP's buckets hold, beside the state that travels with a checkpoint (`hooks.exchange.state`)
 all_ranks    the states of all ranks as one
 
 The exchange itself is `thinwire.collective`, driven by `thinwire.runtime.collective` over `thinwire.transports.gloo`.
@@ -12,7 +12,7 @@ from __future__ import annotations
 from thinwire.hooks.ddp.all_ranks import AllRanks
 from thinwire.hooks.ddp.hook import compress, thinwire_hook
 from thinwire.hooks.ddp.state import ThinwireState
-from thinwire.hooks.exchange_report import Report, report
-from thinwire.hooks.exchange_state import merge
+from thinwire.hooks.exchange.report import Report, report
+from thinwire.hooks.exchange.state import merge
 
 __all__ = ["AllRanks", "Report", "ThinwireState", "compress", "merge", "report", "thinwire_hook"]

@@ -8,7 +8,7 @@ from typing import Any
 from safetensors.torch import load, save
 
 from thinwire.errors import ConfigError
-from thinwire.hooks.exchange_state import ExchangeState, merge
+from thinwire.hooks.exchange.state import ExchangeState, merge
 from thinwire.runtime.peers import gather_at_first
 
 

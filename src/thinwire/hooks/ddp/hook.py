@@ -17,9 +17,9 @@ from thinwire.codecs import Codec
 from thinwire.collective.residuals import TrainedTensor
 from thinwire.errors import ConfigError
 from thinwire.hooks.ddp.state import Reduction, ThinwireState
-from thinwire.hooks.exchange_options import GATHER_MB, ExchangeOptions
+from thinwire.hooks.exchange.options import GATHER_MB, ExchangeOptions
+from thinwire.hooks.exchange.ranks import check_floating
 from thinwire.hooks.guards import StepGuard
-from thinwire.hooks.ranks import check_floating
 from thinwire.hooks.sparse_modules import check_dense
 from thinwire.hooks.wrapping import inside_compiled, plain_name
 from thinwire.policies.autopilot.pilot import Target

@@ -13,8 +13,8 @@ from torch.utils.weak import TensorWeakRef
 
 from thinwire.collective.core import Bucket
 from thinwire.errors import ConfigError
-from thinwire.hooks.exchange_piggyback import Piggyback
-from thinwire.hooks.exchange_state import ExchangeState
+from thinwire.hooks.exchange.piggyback import Piggyback
+from thinwire.hooks.exchange.state import ExchangeState
 
 
 class Reduction(NamedTuple):

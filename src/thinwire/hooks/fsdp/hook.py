@@ -22,7 +22,8 @@ from thinwire.collective.core import Bucket
 from thinwire.collective.cut import shards_of
 from thinwire.collective.residuals import Residuals, TrainedTensor
 from thinwire.errors import ConfigError
-from thinwire.hooks.exchange_options import GATHER_MB, ExchangeOptions
+from thinwire.hooks.exchange.options import GATHER_MB, ExchangeOptions
+from thinwire.hooks.exchange.ranks import check_floating
 from thinwire.hooks.fsdp.gathering import CodedAllGather
 from thinwire.hooks.fsdp.parameter_groups import (
     ParameterGroup,
@@ -34,7 +35,6 @@ from thinwire.hooks.fsdp.parameter_groups import (
 from thinwire.hooks.fsdp.passes import Passes
 from thinwire.hooks.fsdp.state import Ready, ShardedState
 from thinwire.hooks.guards import StepGuard
-from thinwire.hooks.ranks import check_floating
 from thinwire.policies.autopilot.pilot import Target
 from thinwire.policies.compression import MIN_NUMEL, PLAIN, ByShape, Choice, Compression, as_codec, select
 from thinwire.runtime.collective import CollectiveDriver

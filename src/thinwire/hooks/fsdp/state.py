@@ -15,7 +15,7 @@ from thinwire.collective.core import Bucket
 from thinwire.collective.cut import Cut, shards_of, whole_outstanding
 from thinwire.collective.residuals import TrainedTensor, blank_state, partition
 from thinwire.errors import TransportError
-from thinwire.hooks.exchange_state import FORMAT, ExchangeState
+from thinwire.hooks.exchange.state import FORMAT, ExchangeState
 from thinwire.hooks.fsdp.parameter_groups import ParameterGroup
 from thinwire.telemetry import Counters
 

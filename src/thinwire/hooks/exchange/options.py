@@ -21,8 +21,8 @@ from thinwire.codecs import Codec
 from thinwire.collective.core import Collective
 from thinwire.collective.residuals import Partitions, Residuals, TrainedTensor
 from thinwire.errors import ConfigError
-from thinwire.hooks.exchange_autopilot import ExchangeAutopilot
-from thinwire.hooks.ranks import described, meet, timeout_of
+from thinwire.hooks.exchange.autopilot import ExchangeAutopilot
+from thinwire.hooks.exchange.ranks import described, meet, timeout_of
 from thinwire.policies.auto_codec import AUTO, AutoCodec
 from thinwire.policies.autopilot.levels import Level, residual_codec
 from thinwire.policies.autopilot.pilot import Target

@@ -1,7 +1,7 @@
 """How ranks hear of uncompressed steps that nobody measures: one number, the least of what all of them waited for.
 
 Every rank takes the seconds that its backward pass waited for averages, which costs it two looks at the clock. Every
-few steps they tell each other, and the least of it counts: on a gradient's all-reduce (`hooks.exchange_piggyback`), or
+few steps they tell each other, and the least of it counts: on a gradient's all-reduce (`hooks.exchange.piggyback`), or
 by a tiny one beside it for which nobody waits before the next step begins. So all ranks know at once, and the same, of
 a link that has become slower.
 """

@@ -15,7 +15,7 @@ from torch import nn
 
 from thinwire.errors import ConfigError
 from thinwire.hooks import ddp, fsdp, named
-from thinwire.hooks.exchange_options import ExchangeOptions
+from thinwire.hooks.exchange.options import ExchangeOptions
 from thinwire.policies.compression import PLAIN, ByShape
 from thinwire.security.credentials import Credentials
 

@@ -12,7 +12,7 @@ import thinwire as tw
 from tests.collective.ranks import collectives, tensors
 from tests.hooks.ddp_ranks import ddp, mlp, run_ranks, train, weights
 from thinwire.collective.core import Bucket, Collective
-from thinwire.hooks.exchange_flush import Flush
+from thinwire.hooks.exchange.flush import Flush
 
 SIZES = {"w": 6_000, "bias": 7}
 FIRST, SECOND = Bucket((("bias", 0),), 28), Bucket((("w", 0),), 24_000)

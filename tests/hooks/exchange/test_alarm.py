@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from tests.hooks.ddp_ranks import run_ranks
 from tests.policies.autopilot.links import WORK, train
-from thinwire.hooks.exchange_alarm import Alarm
+from thinwire.hooks.exchange.alarm import Alarm
 from thinwire.policies.autopilot.doubts import RECENT
 from thinwire.policies.autopilot.levels import levels
 from thinwire.policies.autopilot.pilot import Pilot

@@ -20,10 +20,10 @@ import torch.distributed as dist
 
 from thinwire.collective.core import Collective
 from thinwire.errors import ConfigError, ProtocolError
-from thinwire.hooks.exchange_alarm import WAIT_NBYTES, Alarm, Heard, pack_wait, unpack_wait
-from thinwire.hooks.exchange_flush import Flush
-from thinwire.hooks.exchange_measures import ExchangeMeter, log_norm, workload
-from thinwire.hooks.exchange_piggyback import Piggyback
+from thinwire.hooks.exchange.alarm import WAIT_NBYTES, Alarm, Heard, pack_wait, unpack_wait
+from thinwire.hooks.exchange.flush import Flush
+from thinwire.hooks.exchange.measures import ExchangeMeter, log_norm, workload
+from thinwire.hooks.exchange.piggyback import Piggyback
 from thinwire.policies.autopilot.levels import Level, residual_codec
 from thinwire.policies.autopilot.memory import Hex, Kept, Memory
 from thinwire.policies.autopilot.notes import NOTE_NBYTES, StepNote, pack_note, unpack_note

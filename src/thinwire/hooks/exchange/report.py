@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from thinwire.hooks.exchange_state import ExchangeState
+from thinwire.hooks.exchange.state import ExchangeState
 from thinwire.quantities import ms_text, nbytes_text, rate_text
 
 _SPENT = ("encode_seconds", "decode_seconds", "copy_seconds")

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from thinwire.hooks.exchange_piggyback import MOST_NBYTES, Piggyback
+from thinwire.hooks.exchange.piggyback import MOST_NBYTES, Piggyback
 
 COUNTS = (1, 5, 7, 8, 9, 31, 1001, 4099, 61_706, MOST_NBYTES // 4)
 

@@ -12,9 +12,9 @@ import torch.distributed as dist
 
 from thinwire.collective.core import Collective
 from thinwire.errors import ConfigError
-from thinwire.hooks.exchange_autopilot import ExchangeAutopilot
-from thinwire.hooks.exchange_options import ExchangeOptions
-from thinwire.hooks.exchange_records import ExchangeRecords
+from thinwire.hooks.exchange.autopilot import ExchangeAutopilot
+from thinwire.hooks.exchange.options import ExchangeOptions
+from thinwire.hooks.exchange.records import ExchangeRecords
 from thinwire.hooks.guards import StepGuard
 from thinwire.runtime.collective import CollectiveDriver
 from thinwire.runtime.metrics import MetricsWriter

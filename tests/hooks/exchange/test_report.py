@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from thinwire.hooks.exchange_report import Report
+from thinwire.hooks.exchange.report import Report
 
 REPORT = Report(
     steps=4,
