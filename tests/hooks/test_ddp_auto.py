@@ -72,7 +72,7 @@ def run_settings(rank: int) -> dict[str, Any]:
     pilot.memory.note_gap, pilot.memory.doubts = 4, 0
     # Steps that happened to be slow would be doubted, and told of more often.
     pilot.take = lambda notes, level: None  # type: ignore[method-assign]
-    pilot.hear = lambda wait_s: None  # type: ignore[method-assign]
+    pilot.take_wait = lambda wait_s: None  # type: ignore[method-assign]
     watched = []
     for _ in range(13):
         train(alike, rank, 1, first=unchanged.step)
@@ -190,7 +190,7 @@ def run_noted(rank: int, most_nbytes: int) -> dict[str, Any]:
         for model in models if name == "static" else ():  # both, for equal buckets: of three ranks sums have an order
             model._set_static_graph()  # type: ignore[no-untyped-call]
         warned: list[float] = []
-        auto.pilot.hear = warned.append  # type: ignore[method-assign, assignment]
+        auto.pilot.take_wait = warned.append  # type: ignore[method-assign, assignment]
         auto.pilot.telling_s = lambda _, rank=rank: 1.0 + rank  # type: ignore[method-assign, misc]
         rode = []
         for step in range(4):

@@ -43,10 +43,10 @@ def waits(ranks: list[tuple[Alarm, Pilot]], seconds: list[float]) -> list[str]:
     for _ in range(ranks[0][1].alarm_every):
         for alarm, pilot in ranks:
             if (told_s := alarm.due(pilot)) is not None:
-                alarm.tell(told_s)
+                alarm.begin_reduce(told_s)
     for alarm, pilot in ranks:
-        alarm.hear()
-        alarm.ring(pilot, pilot.memory.level)
+        alarm.end_reduce()
+        alarm.report(pilot, pilot.memory.level)
     return [pilot.setting.name for _, pilot in ranks]
 
 
@@ -65,15 +65,15 @@ def test_waits_that_are_forgotten_are_not_told(ranks: list[tuple[Alarm, Pilot]])
     for alarm, _ in ranks:
         alarm.waited(9.0)
         alarm.forget()
-        assert alarm.heard.waits_s == []
+        assert alarm.state.waits_s == []
     for _ in range(ranks[0][1].alarm_every):
         for alarm, pilot in ranks:
             if (told_s := alarm.due(pilot)) is not None:
-                alarm.tell(told_s)
+                alarm.begin_reduce(told_s)
     for alarm, pilot in ranks:
-        alarm.hear()
-        alarm.ring(pilot, pilot.memory.level)
-        assert alarm.heard.least_s == 0 and pilot.setting.name == "uncompressed"
+        alarm.end_reduce()
+        alarm.report(pilot, pilot.memory.level)
+        assert alarm.state.least_s == 0 and pilot.setting.name == "uncompressed"
 
 
 def run_possible(_rank: int, folder: str) -> list[bool]:

@@ -87,7 +87,7 @@ class TimedTraining:
                 told, at = under_way.pop(0)
                 if told:
                     pilot.take(told, at)
-            alarm.ring()
+            alarm.report()
             if pilot.wants_probe:
                 alarm.waits_s.clear()
                 before = taken.seconds
@@ -148,11 +148,11 @@ class _Alarm:
         self._pilot, self._told, self._since = pilot, list[tuple[float, int]](), 0
         self.waits_s: list[float] = []
 
-    def ring(self) -> None:
+    def report(self) -> None:
         if len(self._told) == 2:
             heard_s, level = self._told.pop(0)
             if heard_s and level == self._pilot.memory.level:
-                self._pilot.hear(heard_s)
+                self._pilot.take_wait(heard_s)
 
     def next_step(self, level: Level, wait_s: float) -> float:
         """Returns what telling takes."""

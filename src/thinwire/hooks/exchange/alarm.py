@@ -1,4 +1,4 @@
-"""How ranks hear of uncompressed steps that nobody measures: one number, the least of what all of them waited for.
+"""How ranks learn of uncompressed steps that nobody measures: one number, the least of what all of them waited for.
 
 Every rank takes the seconds that its backward pass waited for averages, which costs it two looks at the clock. Every
 few steps they tell each other, and the least of it counts: on a gradient's all-reduce (`hooks.exchange.piggyback`), or
@@ -22,13 +22,13 @@ WAIT_NBYTES = 2
 _FLOAT = struct.Struct("<f")
 
 
-class Heard(msgspec.Struct):
+class AlarmState(msgspec.Struct):
     """What travels with a checkpoint.
 
     Args:
         waits_s: what the last uncompressed steps have waited for averages, on this rank.
         since: steps since it has told of them.
-        least_s: what all have told last and the controller has not heard yet; 0 where that is nothing.
+        least_s: what all have told last and the controller was not given yet; 0 where that is nothing.
     """
 
     waits_s: list[float] = []
@@ -37,9 +37,9 @@ class Heard(msgspec.Struct):
 
 
 class Alarm:
-    """One rank's part. Before every step call `hear` and `ring`, and `due` where the step will be uncompressed.
+    """One rank's part. Before every step call `end_reduce` and `report`, and `due` where the step will be uncompressed.
 
-    What is due either goes to all ranks by `tell`, or some other way, and then the least of it to `take`.
+    What is due goes to all ranks either by `begin_reduce`, or some other way and then the least of it to `take`.
 
     Args:
         group: all-reduces gradients on processors, by gloo.
@@ -51,7 +51,7 @@ class Alarm:
         self._least.reduceOp = dist.ReduceOp.MIN  # type: ignore[assignment]  # as the stubs have it
         self._told = torch.zeros(1, dtype=torch.float64)
         self._work: dist.Work | None = None
-        self.heard = Heard()
+        self.state = AlarmState()
 
     @staticmethod
     def possible(group: dist.ProcessGroup, tensors: list[torch.Tensor]) -> bool:
@@ -64,35 +64,35 @@ class Alarm:
 
     def waited(self, seconds: float) -> None:
         """Takes what a step has waited for."""
-        waits_s = self.heard.waits_s
+        waits_s = self.state.waits_s
         waits_s.append(seconds)
         if len(waits_s) > RECENT:
             del waits_s[0]
 
     def forget(self) -> None:
         """What steps have waited for says nothing of those to come."""
-        self.heard.waits_s.clear()
+        self.state.waits_s.clear()
 
     def due(self, pilot: Pilot) -> float | None:
         """Returns what all are to hear of this rank's last steps; None where it is not time for that, on any rank."""
-        heard = self.heard
-        heard.since += 1
-        if heard.since < pilot.alarm_every:
+        state = self.state
+        state.since += 1
+        if state.since < pilot.alarm_every:
             return None
-        heard.since = 0
-        return pilot.telling_s(heard.waits_s)
+        state.since = 0
+        return pilot.telling_s(state.waits_s)
 
-    def tell(self, seconds: float) -> None:
-        """Begins to find the least of what all ranks tell, by an all-reduce of its own."""
+    def begin_reduce(self, seconds: float) -> None:
+        """Begins an all-reduce of its own, which finds the least of all ranks' seconds."""
         self._told.fill_(seconds)
         self._work = self._group.allreduce([self._told], self._least)
 
     def take(self, least_s: float) -> None:
         """Takes the least of what all ranks have told."""
-        self.heard.least_s = least_s
+        self.state.least_s = least_s
 
-    def hear(self) -> None:
-        """Ends what `tell` began.
+    def end_reduce(self) -> None:
+        """Ends what `begin_reduce` began.
 
         Raises:
             RuntimeError: a rank is gone, in gloo's words.
@@ -102,11 +102,11 @@ class Alarm:
             self._work = None
             self.take(float(self._told))
 
-    def ring(self, pilot: Pilot, level: int) -> None:
-        """Gives the controller what was heard of steps at a level; it is of the past where another is in use."""
-        least_s, self.heard.least_s = self.heard.least_s, 0.0
+    def report(self, pilot: Pilot, level: int) -> None:
+        """Gives the controller the least that steps at a level waited; it is of the past where another is in use."""
+        least_s, self.state.least_s = self.state.least_s, 0.0
         if least_s and level == pilot.memory.level and pilot.setting.codec is None:
-            pilot.hear(least_s)
+            pilot.take_wait(least_s)
 
 
 def pack_wait(seconds: float) -> bytes:

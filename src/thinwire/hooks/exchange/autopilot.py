@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from thinwire.collective.core import Collective
 from thinwire.errors import ConfigError, ProtocolError
-from thinwire.hooks.exchange.alarm import WAIT_NBYTES, Alarm, Heard, pack_wait, unpack_wait
+from thinwire.hooks.exchange.alarm import WAIT_NBYTES, Alarm, AlarmState, pack_wait, unpack_wait
 from thinwire.hooks.exchange.flush import Flush
 from thinwire.hooks.exchange.measures import ExchangeMeter, log_norm, workload
 from thinwire.hooks.exchange.piggyback import Piggyback
@@ -45,7 +45,7 @@ class _Kept(Kept):
     told_level: int
     since_note: int
     arrived: list[Hex]
-    alarm: Heard = msgspec.field(default_factory=Heard)
+    alarm: AlarmState = msgspec.field(default_factory=AlarmState)
     changed_at: int = 0
 
 
@@ -155,7 +155,7 @@ class ExchangeAutopilot:
             self._take()
         uncompressed = step < self._start_step
         if self._alarm is not None and not uncompressed:
-            self._alarm.ring(self.pilot, self.level)
+            self._alarm.report(self.pilot, self.level)
         if self.pilot.wants_probe and not uncompressed:
             probe(self.pilot, self._measure_link)
             if self._alarm is not None:
@@ -210,7 +210,7 @@ class ExchangeAutopilot:
             self._arrived = self._core.notes
         self._core.notes = []
         if self._alarm is not None:
-            self._alarm.hear()
+            self._alarm.end_reduce()
             self._unload()
 
     # ---- checkpoints and reports
@@ -223,7 +223,7 @@ class ExchangeAutopilot:
             self.pilot.state(), self.level, self._told_level, self._since_note, arrived, changed_at=self.changed_at
         )
         if self._alarm is not None:
-            kept.alarm = self._alarm.heard
+            kept.alarm = self._alarm.state
         return kept.state()
 
     @contextmanager
@@ -260,7 +260,7 @@ class ExchangeAutopilot:
         self._told_level, self._since_note = min(kept.told_level, strongest), kept.since_note
         self._arrived = arrived if len(arrived) == self._core.residuals.world else []
         if self._alarm is not None:
-            self._alarm.heard = kept.alarm
+            self._alarm.state = kept.alarm
         self.watched, self._looked_at = False, -1
         self._meter.forget()
 
@@ -353,7 +353,7 @@ class ExchangeAutopilot:
             peers = self._driver.peers
             self._gathering = Gathering(peers, note, [NOTE_NBYTES] * peers.size)
         if self._alarm is not None and warned_s is not None:
-            self._alarm.tell(warned_s)
+            self._alarm.begin_reduce(warned_s)
 
     def _unload(self) -> None:
         """Takes what has come with gradients: of all ranks a note, or what they waited for, or both."""

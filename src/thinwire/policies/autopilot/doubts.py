@@ -110,7 +110,7 @@ class LinkDoubts:
             return waits_s[-1]
         return sorted(waits_s)[-TELLING] if len(waits_s) >= TELLING else 0.0
 
-    def hear(self, wait_s: float, level: Level) -> float:
+    def take_wait(self, wait_s: float, level: Level) -> float:
         """Takes the least of what all ranks told of such steps; a doubt may have the link measured.
 
         Returns:

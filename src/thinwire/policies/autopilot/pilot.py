@@ -176,9 +176,9 @@ class Pilot:
         """Returns what of a rank's waits for averages, in its last unmeasured steps, the others are to hear."""
         return self._doubts.telling_s(waits_s, self.setting)
 
-    def hear(self, wait_s: float) -> None:
+    def take_wait(self, wait_s: float) -> None:
         """Takes the least of what all ranks told so; it may change the setting at once, or have the link measured."""
-        if bps := self._doubts.hear(wait_s, self.setting):
+        if bps := self._doubts.take_wait(wait_s, self.setting):
             self.take_link(bps, 0)
             self.memory.probe_in = FEWEST
 
