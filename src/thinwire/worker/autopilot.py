@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from thinwire.policies.autopilot.costs import Workload
 from thinwire.policies.autopilot.levels import Level
-from thinwire.policies.autopilot.memory import Hex, Kept
+from thinwire.policies.autopilot.memory import Hex, SavedState
 from thinwire.policies.autopilot.notes import NOTE_NBYTES, StepNote, pack_note, unpack_note
 from thinwire.policies.autopilot.pilot import Pilot
 from thinwire.policies.designs import Design
@@ -56,7 +56,7 @@ class ServedWorkload(Workload):
         return 2 * self.share
 
 
-class _Kept(Kept):
+class _AutopilotState(SavedState):
     """What travels with a checkpoint beside the residuals."""
 
     asked_as = "codec=auto"
@@ -170,7 +170,7 @@ class RoundAutopilot:
 
     def state(self) -> str:
         """Returns the controller's state, for an exact resume; call it once all answers are in."""
-        kept = _Kept(
+        saved = _AutopilotState(
             pilot=self.pilot.state(),
             level=self.level,
             noted=self._noted,
@@ -181,17 +181,17 @@ class RoundAutopilot:
             arrived={rank: note.hex() for rank, note in (self._relay.notes or self._arrived).items()},
             probed_s=self._probe.taken_s,
         )
-        return kept.state()
+        return saved.state()
 
     def load_state(self, text: str) -> None:
         """Takes it back. Residuals have been loaded. Raises ConfigError where it cannot be that."""
-        kept = _Kept.from_state(text)
-        self.pilot.load_state(kept.pilot)
-        self.level, self._noted = (min(each, len(self.pilot.levels) - 1) for each in (kept.level, kept.noted))
-        self.changed_at, self._exchanges = kept.changed_at, kept.exchanges
-        self._arrived = {rank: bytes.fromhex(note) for rank, note in kept.arrived.items()}
-        self._began, self._probe.taken_s = self._now() - kept.elapsed_s, kept.probed_s
-        self._before = {name: self._counters[name] - spent for name, spent in kept.spent.items()}
+        saved = _AutopilotState.from_state(text)
+        self.pilot.load_state(saved.pilot)
+        self.level, self._noted = (min(each, len(self.pilot.levels) - 1) for each in (saved.level, saved.noted))
+        self.changed_at, self._exchanges = saved.changed_at, saved.exchanges
+        self._arrived = {rank: bytes.fromhex(note) for rank, note in saved.arrived.items()}
+        self._began, self._probe.taken_s = self._now() - saved.elapsed_s, saved.probed_s
+        self._before = {name: self._counters[name] - spent for name, spent in saved.spent.items()}
         self._recode()
 
     def __str__(self) -> str:

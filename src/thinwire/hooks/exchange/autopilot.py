@@ -25,7 +25,7 @@ from thinwire.hooks.exchange.flush import Flush
 from thinwire.hooks.exchange.measures import ExchangeMeter, log_norm, workload
 from thinwire.hooks.exchange.piggyback import Piggyback
 from thinwire.policies.autopilot.levels import Level, residual_codec
-from thinwire.policies.autopilot.memory import Hex, Kept, Memory
+from thinwire.policies.autopilot.memory import Hex, Memory, SavedState
 from thinwire.policies.autopilot.notes import NOTE_NBYTES, StepNote, pack_note, unpack_note
 from thinwire.policies.autopilot.pilot import Pilot, Target
 from thinwire.policies.autopilot.probing import PROBE_ENOUGH_S, probe
@@ -37,7 +37,7 @@ LOOK_EVERY = 4
 _log = logging.getLogger(__name__)
 
 
-class _Kept(Kept):
+class _AutopilotState(SavedState):
     """What travels with a checkpoint beside the residuals."""
 
     pilot: str
@@ -49,12 +49,12 @@ class _Kept(Kept):
     changed_at: int = 0
 
 
-def _decoded(text: str) -> tuple[_Kept, Memory, list[bytes]]:
+def _decoded(text: str) -> tuple[_AutopilotState, Memory, list[bytes]]:
     """Returns what a state holds, the controller's memory, and notes that have arrived. Raises ConfigError."""
-    kept = _Kept.from_state(text)
-    if least := min(kept.level, kept.told_level, 0):
-        raise ConfigError(f"the state of {kept.asked_as} cannot be read: it has setting {least}")
-    return kept, Memory.from_state(kept.pilot), [bytes.fromhex(note) for note in kept.arrived]
+    saved = _AutopilotState.from_state(text)
+    if least := min(saved.level, saved.told_level, 0):
+        raise ConfigError(f"the state of {saved.asked_as} cannot be read: it has setting {least}")
+    return saved, Memory.from_state(saved.pilot), [bytes.fromhex(note) for note in saved.arrived]
 
 
 class ExchangeAutopilot:
@@ -219,12 +219,12 @@ class ExchangeAutopilot:
         """Returns the controller's state, for an exact resume; call it between two steps."""
         self.settle()
         arrived = [note.hex() for note in self._arrived]
-        kept = _Kept(
+        saved = _AutopilotState(
             self.pilot.state(), self.level, self._told_level, self._since_note, arrived, changed_at=self.changed_at
         )
         if self._alarm is not None:
-            kept.alarm = self._alarm.state
-        return kept.state()
+            saved.alarm = self._alarm.state
+        return saved.state()
 
     @contextmanager
     def loading(self, text: str) -> Iterator[None]:
@@ -240,27 +240,27 @@ class ExchangeAutopilot:
             ConfigError: it cannot be that; nothing has been loaded.
         """
         self.settle()
-        kept = _decoded(text) if text else None
+        saved = _decoded(text) if text else None
         largest = max(setting.sparsity for setting in self.pilot.levels)
         for context in self._contexts:
             if context.lag_bound is not None:
                 context.lag_bound.ask(largest)
         try:
             yield
-            if kept is not None:
-                self._load(*kept)
+            if saved is not None:
+                self._load(*saved)
             self.flush.expect_all()
         finally:
             self._apply()
 
-    def _load(self, kept: _Kept, memory: Memory, arrived: list[bytes]) -> None:
+    def _load(self, saved: _AutopilotState, memory: Memory, arrived: list[bytes]) -> None:
         strongest = len(self.pilot.levels) - 1  # where a smaller lag_limit leaves out what the state had in use
         self.pilot.load(memory)
-        self.level, self.changed_at = min(kept.level, strongest), kept.changed_at
-        self._told_level, self._since_note = min(kept.told_level, strongest), kept.since_note
+        self.level, self.changed_at = min(saved.level, strongest), saved.changed_at
+        self._told_level, self._since_note = min(saved.told_level, strongest), saved.since_note
         self._arrived = arrived if len(arrived) == self._core.residuals.world else []
         if self._alarm is not None:
-            self._alarm.state = kept.alarm
+            self._alarm.state = saved.alarm
         self.watched, self._looked_at = False, -1
         self._meter.forget()
 

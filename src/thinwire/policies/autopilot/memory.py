@@ -12,7 +12,7 @@ Hex = Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{2})*$")]
 """Bytes of a note, as `bytes.hex` has them."""
 
 
-class Kept(msgspec.Struct):
+class SavedState(msgspec.Struct):
     """What travels with a checkpoint as text, every bit of it; a part that a state of before lacks has a default."""
 
     asked_as: ClassVar[str] = "codec='auto'"
@@ -31,7 +31,7 @@ class Kept(msgspec.Struct):
             raise ConfigError(f"the state of {cls.asked_as} cannot be read: {error}") from error
 
 
-class Memory(Kept):
+class Memory(SavedState):
     """Plain numbers.
 
     Attributes:
