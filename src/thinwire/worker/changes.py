@@ -13,7 +13,7 @@ from thinwire.kernels.numba.addresses import Addresses
 from thinwire.packets import BatchedTensor, EncodedTensor
 from thinwire.packets.batch import rounded
 from thinwire.worker.batching import Batching
-from thinwire.worker.parts import Parts
+from thinwire.worker.fragment_tables import FragmentTables
 from thinwire.worker.rows import addresses
 from thinwire.worker.table import WorkerTable, count_pushes
 
@@ -24,12 +24,12 @@ class Changes:
     """The way up of some tensors at one worker.
 
     Args:
-        parts: the tensors.
+        tables: the tensors, with their tables.
         now: returns a time in seconds.
     """
 
-    def __init__(self, parts: Parts, now: Callable[[], float]) -> None:
-        self._parts, self._now = parts, now
+    def __init__(self, tables: FragmentTables, now: Callable[[], float]) -> None:
+        self._tables, self._now = tables, now
         # What `look` found: local parameters, the share of residuals that they hold, changes that were written out, and
         # of others where they lie and scales.
         self._local: list[torch.Tensor] = []
@@ -46,45 +46,47 @@ class Changes:
         Returns:
             Of each tensor, whether that is finite.
         """
-        self._local, self._unsent = [tensor.local for tensor in self._parts.tensors], self._unsent_share()
+        self._local, self._unsent = [tensor.local for tensor in self._tables.tensors], self._unsent_share()
         self._scales, self._changes = None, None
-        if not self._parts.on_host:
-            self._changes = list(torch._foreach_sub(self._parts.shared, self._local))
+        if not self._tables.on_host:
+            self._changes = list(torch._foreach_sub(self._tables.shared, self._local))
             offsets = [
-                (c, t.offset) for c, t in zip(self._changes, self._parts.tensors, strict=True) if t.offset is not None
+                (c, t.offset) for c, t in zip(self._changes, self._tables.tensors, strict=True) if t.offset is not None
             ]
             if offsets:
                 torch._foreach_sub_([change for change, _ in offsets], [offset for _, offset in offsets])
             return [math.isfinite(float(each.sum())) for each in self._changes]
         local = addresses(self._local)
-        if self._parts.batch is not None and not self._written_out():
-            self._others = self._parts.coded.of(local)
-            self._scales = self._parts.batch.scales(self._parts.coded.shared, self._others, unsent=self._unsent)
-        rows = self._parts.all if self._scales is None else self._parts.not_coded
-        self._changes = self._parts.room()
-        kept = rows.of(addresses([t.offset for t in self._parts.tensors])) if self._unsent is None else rows.residuals()
+        if self._tables.batch is not None and not self._written_out():
+            self._others = self._tables.coded.of(local)
+            self._scales = self._tables.batch.scales(self._tables.coded.shared, self._others, unsent=self._unsent)
+        rows = self._tables.all if self._scales is None else self._tables.not_coded
+        self._changes = self._tables.room()
+        kept = (
+            rows.of(addresses([t.offset for t in self._tables.tensors])) if self._unsent is None else rows.residuals()
+        )
         found = rows.subtract(local, kept, addresses(self._changes), self._unsent)
-        finite = [True] * len(self._parts.tensors)
+        finite = [True] * len(self._tables.tensors)
         for place, largest in zip(rows.places, found, strict=True):
             finite[place] &= math.isfinite(largest)
         return finite
 
     def _unsent_share(self) -> float | None:
         """The share of the residuals that all local parameters began without; None where offsets say it, or nothing."""
-        shares = {tensor.unsent for tensor in self._parts.tensors}
-        if self._parts.is_plain and len(shares) == 1:
+        shares = {tensor.unsent for tensor in self._tables.tensors}
+        if self._tables.is_plain and len(shares) == 1:
             return shares.pop() or None
-        for tensor in self._parts.tensors:
+        for tensor in self._tables.tensors:
             tensor.offset, tensor.unsent = tensor.held_back(), 0.0
         return None
 
     def _written_out(self) -> bool:
         """Whether something beside the encoder reads the changes of what 3LC codes; otherwise they need no memory."""
-        assert self._parts.batch is not None
-        if self._unsent is not None and not self._parts.batch.finds_unsent:
+        assert self._tables.batch is not None
+        if self._unsent is not None and not self._tables.batch.finds_unsent:
             return True
-        return any(t.offset is not None for t in self._parts.tensors) or any(
-            table.takes_norm for _, table in self._parts.ternary
+        return any(t.offset is not None for t in self._tables.tensors) or any(
+            table.takes_norm for _, table in self._tables.ternary
         )
 
     def encode(self, batching: Batching) -> Frames:
@@ -94,9 +96,9 @@ class Changes:
             batching: takes tables on a GPU.
         """
         yield from self._encode_ternary()
-        for places in self._parts.vectors:
+        for places in self._tables.vectors:
             yield from self._encode_vectors(places)
-        for place, table in self._parts.alone:
+        for place, table in self._tables.alone:
             part = self._part(place, table).view(table.spec.shape)
             if table.encodes_in_batches:
                 yield from batching.add(table, part)
@@ -109,22 +111,22 @@ class Changes:
         return self._changes[place][table.span]
 
     def _encode_ternary(self) -> Frames:
-        if self._parts.batch is None:
+        if self._tables.batch is None:
             return
         parts: list[torch.Tensor] = []
         if self._scales is None:
-            parts = [table.prepare(self._part(place, table)) for place, table in self._parts.ternary]
+            parts = [table.prepare(self._part(place, table)) for place, table in self._tables.ternary]
             begin = self._now()
-            frames = self._parts.batch.encode(addresses(parts))
+            frames = self._tables.batch.encode(addresses(parts))
         else:
-            for _, table in self._parts.ternary:
+            for _, table in self._tables.ternary:
                 if table.revocable:
                     table.keep_residual()
             begin = self._now()
-            frames = self._parts.batch.encode(
-                self._parts.coded.shared, others=self._others, scales=self._scales, unsent=self._unsent
+            frames = self._tables.batch.encode(
+                self._tables.coded.shared, others=self._others, scales=self._scales, unsent=self._unsent
             )
-        tables = [table for _, table in self._parts.ternary]
+        tables = [table for _, table in self._tables.ternary]
         if frames is None:  # a scale overflows: the table's own error says whose
             for part, table in zip(parts, tables, strict=True):
                 yield table, table.encode(part.view(table.spec.shape), None)

@@ -19,8 +19,8 @@ from thinwire.kernels.numba.local_steps import continue_many
 from thinwire.packets import BatchedTensor, EncodedTensor
 from thinwire.worker.apply_buffer import Update
 from thinwire.worker.changes import Changes
+from thinwire.worker.fragment_tables import FragmentTables
 from thinwire.worker.model import WorkerTensor
-from thinwire.worker.parts import Parts
 from thinwire.worker.rows import Lead, Rows, addresses
 from thinwire.worker.table import WorkerTable, count_decoding, count_pulls
 
@@ -43,19 +43,19 @@ class Fragment:
 
     def __init__(self, tensors: Sequence[WorkerTensor], now: Callable[[], float]) -> None:
         self.tensors, self._now = tensors, now
-        self._parts = Parts(tensors)
-        self.changes, self.is_plain = Changes(self._parts, now), self._parts.is_plain
+        self._tables = FragmentTables(tensors)
+        self.changes, self.is_plain = Changes(self._tables, now), self._tables.is_plain
         self.by_shard: dict[int, list[tuple[WorkerTensor, WorkerTable]]] = {}
-        for place, table in self._parts.places:
+        for place, table in self._tables.places:
             self.by_shard.setdefault(table.shard, []).append((tensors[place], table))
         self._shown = [tensor.shown for tensor in tensors]
         self._rounds = [each.dtype != torch.float32 for each in self._shown]
-        self._shared_as_shown = [each.view_as(s) for each, s in zip(self._parts.shared, self._shown, strict=True)]
+        self._shared_as_shown = [each.view_as(s) for each, s in zip(self._tables.shared, self._shown, strict=True)]
 
     def copy_shared(self) -> list[torch.Tensor]:
         """Returns the shared parameters in memory that is used again from the next `look` or `merge` on."""
-        copies = self._parts.room()
-        torch._foreach_copy_(copies, self._parts.shared)
+        copies = self._tables.room()
+        torch._foreach_copy_(copies, self._tables.shared)
         return copies
 
     def apply(self, pulled: Pulled, step: int) -> None:
@@ -73,24 +73,24 @@ class Fragment:
 
     def _apply_ternary(self, found: dict[int, Sequence[Update]], step: int) -> set[int]:
         """Applies what one call can; returns which tables these are."""
-        if self._parts.batch is None:
+        if self._tables.batch is None:
             return set()
         begin, deltas = self._now(), self._ternary_frames(found)
-        decoded = self._parts.batch.decode(deltas, self._parts.coded.shared, [True] * len(deltas))
+        decoded = self._tables.batch.decode(deltas, self._tables.coded.shared, [True] * len(deltas))
         return self._count_ternary(decoded, begin, step)
 
     def _ternary_frames(self, found: dict[int, Sequence[Update]]) -> list[bytes | memoryview]:
-        deltas = [_only_delta(found.get(id(table), ())) for _, table in self._parts.ternary]
+        deltas = [_only_delta(found.get(id(table), ())) for _, table in self._tables.ternary]
         return [b"" if isinstance(delta, BatchedTensor) else delta for delta in deltas]
 
     def _count_ternary(self, decoded: Sequence[int], begin: float, step: int) -> set[int]:
-        done = [(table, nbytes) for (_, table), nbytes in zip(self._parts.ternary, decoded, strict=True) if nbytes]
+        done = [(table, nbytes) for (_, table), nbytes in zip(self._tables.ternary, decoded, strict=True) if nbytes]
         return _applied(done, self._now() - begin, step)
 
     def _apply_vectors(self, found: dict[int, Sequence[Update]], step: int) -> set[int]:
         """Adds what came in a batch; returns which tables these are."""
         fitting: list[tuple[WorkerTable, BatchedTensor]] = []
-        for _, table in (*self._parts.vectors[False], *self._parts.vectors[True]):
+        for _, table in (*self._tables.vectors[False], *self._tables.vectors[True]):
             delta = _only_delta(found.get(id(table), ()))
             if isinstance(delta, BatchedTensor) and delta.fits(table.size):
                 fitting.append((table, delta))
@@ -122,14 +122,14 @@ class Fragment:
         """
         found, local = {id(table): updates for table, updates in pulled}, addresses([t.local for t in self.tensors])
         done = set()
-        if self._parts.batch is not None:
+        if self._tables.batch is not None:
             begin, deltas = self._now(), self._ternary_frames(found)
-            continued = self._parts.coded.continued(local, keep_unsent, leads, lead_share)
-            decoded = self._parts.batch.decode_and_continue(deltas, self._parts.coded.shared, continued)
+            continued = self._tables.coded.continued(local, keep_unsent, leads, lead_share)
+            decoded = self._tables.batch.decode_and_continue(deltas, self._tables.coded.shared, continued)
             done = self._count_ternary(decoded, begin, step)
-        rest = self._parts.not_coded
-        if len(done) < len(self._parts.ternary):
-            rest = Rows([each for each in self._parts.places if id(each[1]) not in done], self.tensors)
+        rest = self._tables.not_coded
+        if len(done) < len(self._tables.ternary):
+            rest = Rows([each for each in self._tables.places if id(each[1]) not in done], self.tensors)
         before = [
             None if leads[place] is None else table.values.clone()
             for place, table in zip(rest.places, rest.tables, strict=True)
@@ -154,26 +154,26 @@ class Fragment:
         """
         if keep_unsent and not keep and self.is_plain:
             local, nothing = addresses([tensor.local for tensor in self.tensors]), [None] * len(self.tensors)
-            continued = self._parts.all.continued(local, keep_unsent, nothing, 0.0)
+            continued = self._tables.all.continued(local, keep_unsent, nothing, 0.0)
             continue_many(
-                np.zeros_like(self._parts.all.sizes), self._parts.all.shared, self._parts.all.sizes, continued
+                np.zeros_like(self._tables.all.sizes), self._tables.all.shared, self._tables.all.sizes, continued
             )
             self._hold(keep_unsent)
             return
-        merged = self._parts.room() if keep or keep_unsent else self._parts.shared
+        merged = self._tables.room() if keep or keep_unsent else self._tables.shared
         if keep:
-            for out, shared, tensor in zip(merged, self._parts.shared, self.tensors, strict=True):
+            for out, shared, tensor in zip(merged, self._tables.shared, self.tensors, strict=True):
                 torch.lerp(shared, tensor.local, keep, out=out)
         elif keep_unsent:
-            torch._foreach_copy_(merged, self._parts.shared)
+            torch._foreach_copy_(merged, self._tables.shared)
         if keep_unsent:
-            unsent = [(merged[place][t.span], t.residual) for place, t in self._parts.places if t.residual is not None]
+            unsent = [(merged[place][t.span], t.residual) for place, t in self._tables.places if t.residual is not None]
             residuals = [residual for _, residual in unsent if residual is not None]
             if residuals:
                 unsent_share = residuals if keep_unsent == 1 else torch._foreach_mul(residuals, keep_unsent)
                 torch._foreach_sub_([part for part, _ in unsent], unsent_share)
         as_shown = self._shared_as_shown
-        if merged is not self._parts.shared:
+        if merged is not self._tables.shared:
             as_shown = [each.view_as(s) for each, s in zip(merged, self._shown, strict=True)]
         torch._foreach_copy_(self._shown, as_shown)
         differs = [bool(keep or keep_unsent) or rounds for rounds in self._rounds]

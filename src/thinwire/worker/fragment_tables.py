@@ -12,7 +12,7 @@ from thinwire.worker.rows import Places, Rows
 from thinwire.worker.table import WorkerTable
 
 
-class Parts:
+class FragmentTables:
     """Some tensors of a model at one worker, and their tables.
 
     Args:
