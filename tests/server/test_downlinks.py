@@ -9,7 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from tests.pieces import as_frame
+from tests.sent_frames import as_frame
 from thinwire.codecs import Codec, codec, decode
 from thinwire.errors import NonFiniteError
 from thinwire.policies.consistency import Bsp

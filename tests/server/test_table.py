@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.pieces import as_frame
+from tests.sent_frames import as_frame
 from thinwire.codecs import Codec, codec, decode
 from thinwire.errors import FrameError, NonFiniteError, ProtocolError
 from thinwire.frames import Frame, pack

@@ -11,14 +11,14 @@ from thinwire.schema import Delta, Message, Plan, Push
 PLAIN = codec("fp32")
 
 
-def as_frame(piece: EncodedTensor, shape: tuple[int, ...]) -> bytes:
+def as_frame(tensor: EncodedTensor, shape: tuple[int, ...]) -> bytes:
     """The frame that would have been sent; a batched tensor does not know its table's shape."""
-    return PLAIN.encode(piece.values.reshape(shape)) if isinstance(piece, BatchedTensor) else bytes(piece)
+    return PLAIN.encode(tensor.values.reshape(shape)) if isinstance(tensor, BatchedTensor) else bytes(tensor)
 
 
-def as_frames(plan: Plan, message: Message, pieces: Sequence[EncodedTensor]) -> tuple[bytes, ...]:
+def as_frames(plan: Plan, message: Message, tensors: Sequence[EncodedTensor]) -> tuple[bytes, ...]:
     """As `as_frame`, for all of a message."""
     if not isinstance(message, Push | Delta):
-        return tuple(bytes(piece) for piece in pieces if not isinstance(piece, BatchedTensor))
+        return tuple(bytes(tensor) for tensor in tensors if not isinstance(tensor, BatchedTensor))
     shapes = [plan.tables[table].shape for table in message.tables]
-    return tuple(as_frame(piece, shape) for piece, shape in zip(pieces, shapes, strict=True))
+    return tuple(as_frame(tensor, shape) for tensor, shape in zip(tensors, shapes, strict=True))
