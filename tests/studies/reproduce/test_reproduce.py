@@ -21,10 +21,10 @@ from thinwire.jobs.results import Machine, Results
 from thinwire.presentation.charts import Chart, Panel, Series
 from thinwire.presentation.tables import Table
 from thinwire.studies.files import REPORT, RESULTS
-from thinwire.studies.reproduce import kept as keeping
+from thinwire.studies.reproduce import packed_runs
 from thinwire.studies.reproduce.catalog import CATALOG, PAPERS, entries, finding_kinds
 from thinwire.studies.reproduce.entry import Cell, Entry, Finding, OnProgress, Scale, Shown, Study
-from thinwire.studies.reproduce.kept import BESIDE, read_kept
+from thinwire.studies.reproduce.packed_runs import BESIDE, read_packed
 from thinwire.studies.reproduce.run import Reproduced, reproduce
 
 pytestmark = pytest.mark.timeout(900)
@@ -181,30 +181,30 @@ def test_a_page_holds_its_runs_and_another_folder_goes_on_from_it(tmp_path: Path
     assert found.shown[0][1].tables[0].lines[0][2] == "0.999997"
     # What is there already stays; the page holds all runs of its folder.
     alone = reproduce([entry()], "quick", first, kinds=[Tossed], command="x", pictures=(), join=[second / RESULTS])
-    assert len(alone.files) == 2 and len(read_kept(first / REPORT, [Tossed])) == 3
+    assert len(alone.files) == 2 and len(read_packed(first / REPORT, [Tossed])) == 3
     assert Results(first / RESULTS, [Tossed]).find(Toss(number=1).key()) == Tossed(value=1 / 3)
 
 
 def test_many_runs_are_kept_in_a_file_beside_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
-    monkeypatch.setattr(keeping, "MOST_IN_PAGE_NBYTES", 10)
+    monkeypatch.setattr(packed_runs, "MOST_IN_PAGE_NBYTES", 10)
     run(first, "quick", [], of=entry())
     with pytest.raises(ConfigError, match=r"which are in a results\.zst beside it"):
-        read_kept(first / REPORT, [Tossed])
+        read_packed(first / REPORT, [Tossed])
     item = [entry()]
     found = reproduce(
         *(item, "quick", second), kinds=[Tossed], command="x", pictures=(), kept=True, join=[first / BESIDE]
     )
     assert found.files == [second / RESULTS, second / REPORT, second / BESIDE]
-    assert [each.outcome for each in read_kept(second / BESIDE, [Tossed])] == [Tossed(value=0), Tossed(value=10)]
+    assert [each.outcome for each in read_packed(second / BESIDE, [Tossed])] == [Tossed(value=0), Tossed(value=10)]
     whole = (second / BESIDE).read_bytes()
     (tmp_path / BESIDE).write_bytes(whole[:-8])
     with pytest.raises(ConfigError, match="are damaged"):
-        read_kept(tmp_path / BESIDE, [Tossed])
+        read_packed(tmp_path / BESIDE, [Tossed])
     monkeypatch.undo()
     again = reproduce(item, "quick", second, kinds=[Tossed], command="x", pictures=())
     assert again.files == [second / RESULTS, second / REPORT] and not (second / BESIDE).exists()
-    assert len(read_kept(second / REPORT, [Tossed])) == 2
+    assert len(read_packed(second / REPORT, [Tossed])) == 2
 
 
 class Untimed(Toss, frozen=True, kw_only=True):
@@ -243,9 +243,9 @@ def test_pages_without_results_are_refused(tmp_path: Path) -> None:
         other = tmp_path / "other.html"
         other.write_text(text)
         with pytest.raises(ConfigError, match=message):
-            read_kept(other, [Tossed])
+            read_packed(other, [Tossed])
     with pytest.raises(ConfigError, match="cannot be read"):
-        read_kept(tmp_path / "none.html", [Tossed])
+        read_packed(tmp_path / "none.html", [Tossed])
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ def page(
     *,
     command: str,
     date: str,
-    kept: str = "",
+    packed: str = "",
 ) -> str:
     """Returns the page as text.
 
@@ -28,7 +28,7 @@ def page(
         machines: on which it was run.
         command: that makes the same again.
         date: of the page.
-        kept: the part that holds the runs, as `kept.keep` returns it.
+        packed: the part that holds the runs, as `packed_runs.pack` returns it.
 
     Raises:
         ConfigError: plotly or matplotlib is not installed.
@@ -39,7 +39,7 @@ def page(
     parts = [f"<h1>{escape(title)}</h1>", f"<p>{escape(about)}</p>"]
     for entry, each in shown:
         parts += _section(entry, each)
-    return interactive_document(title, [*parts, kept])
+    return interactive_document(title, [*parts, packed])
 
 
 def _section(entry: Entry, shown: Shown) -> list[str]:

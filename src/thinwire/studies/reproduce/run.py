@@ -18,8 +18,8 @@ from thinwire.presentation.interactive import require_plotly
 from thinwire.presentation.page import write_page
 from thinwire.studies.files import REPORT, RESULTS
 from thinwire.studies.reproduce.entry import Cell, Entry, Finding, Scale, Shown
-from thinwire.studies.reproduce.kept import keep, read_kept
 from thinwire.studies.reproduce.making import OnCell, OnCellProgress, found, make
+from thinwire.studies.reproduce.packed_runs import pack, read_packed
 from thinwire.studies.reproduce.page import page
 
 
@@ -70,7 +70,7 @@ def reproduce(
     require_plotly()
     kinds = list(dict.fromkeys(kinds))
     results = Results(folder / RESULTS, kinds)
-    if sum([results.join(read_kept(path, kinds)) for path in join]):
+    if sum([results.join(read_packed(path, kinds)) for path in join]):
         results.save({})
     studies = [(entry, entry.study) for entry in entries if entry.study is not None]
     asked = {entry.id: _of_seeds(study.cells(scale), seeds) for entry, study in studies}
@@ -98,8 +98,8 @@ def reproduce(
     machines = list(dict.fromkeys(run.machine for run in runs))
     files = [folder / RESULTS, folder / REPORT]
     date = datetime.now(UTC).date().isoformat()
-    within, beside = keep(results.runs, folder)
-    write_page(folder / REPORT, page(shown, scale, machines, command=command, date=date, kept=within))
+    within, beside = pack(results.runs, folder)
+    write_page(folder / REPORT, page(shown, scale, machines, command=command, date=date, packed=within))
     files += beside
     for _, each in shown:
         for chart in each.charts:

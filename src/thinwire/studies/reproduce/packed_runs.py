@@ -31,7 +31,7 @@ MOST_NBYTES = 1 << 31
 _PACKED = re.compile(r'<script type="text/plain" id="results">([A-Za-z0-9+/=]*)</script>')
 
 
-def keep(runs: Sequence[Run[Finding]], folder: Path) -> tuple[str, list[Path]]:
+def pack(runs: Sequence[Run[Finding]], folder: Path) -> tuple[str, list[Path]]:
     """Packs runs for a page, or into a file beside it; a file of before is removed.
 
     Returns:
@@ -52,7 +52,7 @@ def keep(runs: Sequence[Run[Finding]], folder: Path) -> tuple[str, list[Path]]:
     return f'<script type="text/plain" id="results">{base64.b64encode(frame).decode()}</script>', []
 
 
-def read_kept(path: Path, kinds: Sequence[type[Finding]]) -> list[Run[Finding]]:
+def read_packed(path: Path, kinds: Sequence[type[Finding]]) -> list[Run[Finding]]:
     """Returns the runs of a page, of a file of results, or of a packed one.
 
     Args:
