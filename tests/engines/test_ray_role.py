@@ -10,28 +10,28 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from thinwire.engines.ray_role import Heard, RoleActor
+from thinwire.engines.ray_role import RoleActor, RoleEvent
 
 PATIENCE_S = 20.0
 
 
-def until(actor: RoleActor, over: Callable[[Heard], bool]) -> list[Heard]:
-    """What is heard up to and with the first that ends it."""
-    heard: list[Heard] = []
+def until(actor: RoleActor, over: Callable[[RoleEvent], bool]) -> list[RoleEvent]:
+    """The events up to and with the first that ends it."""
+    events: list[RoleEvent] = []
     deadline = time.monotonic() + PATIENCE_S
-    while not (heard and over(heard[-1])):
-        assert time.monotonic() < deadline, heard
-        heard += actor.heard()
-    return heard
+    while not (events and over(events[-1])):
+        assert time.monotonic() < deadline, events
+        events += actor.events()
+    return events
 
 
-def ended(heard: Heard) -> bool:
-    return heard[0] == "ended"
+def ended(event: RoleEvent) -> bool:
+    return event[0] == "ended"
 
 
 def test_a_command_runs_beside_the_actor_and_its_lines_and_end_are_heard_in_order() -> None:
     actor = RoleActor()
-    assert actor.heard() == [("idle", None)], "as one that Ray started again"
+    assert actor.events() == [("idle", None)], "as one that Ray started again"
     life, own, pid = actor.run(
         ["-c", "import os; print('a'); print(os.environ['MARK'], flush=True); exit(3)"], True, {"MARK": "b"}
     )

@@ -1,7 +1,7 @@
 """Roles as actors of a Ray cluster: Ray places them, and starts them again on whichever node has room.
 
-    driver (RayEngine) ── heard() ──▶ actor (RoleActor) ── stdout ──▶ thinwire server …
-    driver (RayEngine) ── heard() ──▶ actor (RoleActor) ── stdout ──▶ thinwire worker …  ══ gRPC ══▶ the server
+    driver (RayEngine) ── events() ─▶ actor (RoleActor) ── stdout ──▶ thinwire server …
+    driver (RayEngine) ── events() ─▶ actor (RoleActor) ── stdout ──▶ thinwire worker …  ══ gRPC ══▶ the server
 
 A placement group has one bundle for each host, so that Ray spreads them over its nodes. Events and commands travel
 through Ray; tensors do not. Where a role fails, its actor dies, too, and Ray starts it again (`max_restarts`); an actor
@@ -231,17 +231,17 @@ class RayEngine(Engine[_Actor]):
             raise EngineError(f"{role.name} could not be started: {error}") from error
 
     def _listen(self, role: _Actor) -> None:
-        self._pending[role.handle.heard.remote()] = role.name
+        self._pending[role.handle.events.remote()] = role.name
 
     def _hear(self, role: _Actor, answer: Any) -> None:
-        """Takes what an actor has heard of its role, or that there is no such actor any more."""
+        """Takes the events of an actor's role, or that there is no such actor any more."""
         try:
-            heard = ray.get(answer)
+            events = ray.get(answer)
         except ray.exceptions.RayActorError:
-            role.restarts, heard = 0, [("idle", None)]  # Ray has given it up
+            role.restarts, events = 0, [("idle", None)]  # Ray has given it up
         else:
             self._life(role)  # raises what it ran into when it was told
-        for kind, what in heard:
+        for kind, what in events:
             if kind == "idle":
                 role.tail.append(_DIED)
                 self._came.append((role.name, -signal.SIGKILL))

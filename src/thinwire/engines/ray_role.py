@@ -21,9 +21,9 @@ from thinwire.engines.events import Said
 from thinwire.engines.local import LocalEngine
 
 _NAME = "role"
-_LOOK_S = 0.5  # how long `heard` may keep other calls waiting
+_LOOK_S = 0.5  # how long `events` may keep other calls waiting
 
-Heard = tuple[str, Any]
+RoleEvent = tuple[str, Any]
 """`line` and its text; `result` and what a call returned; `ended` and (status, last lines); `idle` and None."""
 
 
@@ -33,7 +33,7 @@ class RoleActor:
     def __init__(self) -> None:
         self._life = uuid.uuid4().hex  # another one after a death
         self._engine: LocalEngine | None = None
-        self._called: queue.SimpleQueue[Heard] | None = None
+        self._called: queue.SimpleQueue[RoleEvent] | None = None
 
     def run(self, arguments: Sequence[str], python: bool, environment: dict[str, str]) -> tuple[str, int, int]:
         """Starts a process.
@@ -65,21 +65,21 @@ class RoleActor:
         threading.Thread(target=work, name="worker", daemon=True).start()
         return self._life, os.getpid(), os.getpid()
 
-    def heard(self) -> list[Heard]:
+    def events(self) -> list[RoleEvent]:
         """Returns what the role has said since, in order; nothing after a while in which it has said nothing."""
         if self._called is not None:
             return _all(self._called)
         if self._engine is None:
             return [("idle", None)]
-        heard: list[Heard] = []
+        found: list[RoleEvent] = []
         came = self._engine.receive(_LOOK_S)
         while came is not None:
             if isinstance(came[1], Said):
-                heard.append(("line", came[1].text))
+                found.append(("line", came[1].text))
             else:
-                heard.append(("ended", (came[1], [])))
+                found.append(("ended", (came[1], [])))
             came = self._engine.receive(0)
-        return heard
+        return found
 
     def leave(self, life: str) -> None:
         """Dies, so that Ray starts this actor again; nothing where it has done so since that life."""
@@ -92,11 +92,11 @@ class RoleActor:
             self._engine.stop()
 
 
-def _all(box: queue.SimpleQueue[Heard]) -> list[Heard]:
-    heard: list[Heard] = []
+def _all(box: queue.SimpleQueue[RoleEvent]) -> list[RoleEvent]:
+    found: list[RoleEvent] = []
     try:
-        heard.append(box.get(timeout=_LOOK_S))
+        found.append(box.get(timeout=_LOOK_S))
         while True:
-            heard.append(box.get_nowait())
+            found.append(box.get_nowait())
     except queue.Empty:
-        return heard
+        return found
