@@ -199,6 +199,52 @@ def test_gradients_that_nobody_takes_are_told_of_once() -> None:
         assert not any(told.values()), told
 
 
+class Parts(nn.Module):
+    """Two layers, of which a pass takes one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 200) for _ in range(2))
+
+    def forward(self, x: torch.Tensor, which: int) -> torch.Tensor:
+        found: torch.Tensor = self.layers[which](x)
+        return found
+
+
+def run_that_looks_thrown_away(rank: int) -> list[str]:
+    """Two passes through different parts of a model for one step, and a step that a scaler skips for others' sake."""
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        parts = Parts()
+        for layer in parts.layers:
+            fully_shard(layer)
+        fully_shard(parts)
+        sharded = fsdp.compress(parts, **CODEC)
+        optimizer: Any = torch.optim.SGD(parts.parameters(), lr=0.05)
+        for step in range(3):
+            for which in range(2):
+                parts(batch(rank, step)[0], which).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        sharded.close()
+        net, elsewhere = DistributedDataParallel(nn.Linear(16, 200)), nn.Parameter(torch.ones(1))
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**100)
+        state = ddp.compress(net, nonfinite="skip", scaler=scaler, **CODEC)
+        optimizer = torch.optim.SGD([*net.parameters(), elsewhere], lr=0.05)
+        for step in range(6):
+            optimizer.zero_grad()
+            scaler.scale(net(batch(rank, step)[0]).square().mean() + 1e9 * elsewhere.sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        assert scaler.get_scale() < 2.0**100 and state.steps_skipped == 0
+        state.close()
+    return [str(each.message) for each in heard if issubclass(each.category, UserWarning)]
+
+
+def test_gradients_that_a_later_step_takes_or_a_scaler_skips_are_not_told_of() -> None:
+    assert run_ranks(2, run_that_looks_thrown_away) == [[], []]
+
+
 def test_scripts_are_told_what_would_ruin_the_training() -> None:
     for told in run_ranks(1, run_told):
         [text] = told["small"]

@@ -87,14 +87,15 @@ class StepGuard:
                 "a backward pass has exchanged gradients that no optimizer took before they were zeroed. The exchange "
                 "has spent a part of the residuals on them and left a part of them in the residuals, which later steps "
                 "apply: the training may diverge. Keep such a pass out of the exchange, as by `with model.no_sync():` "
-                "(DDP), model.set_requires_gradient_sync(False) (FSDP2), or requires_grad_(False) around it; "
-                "docs/ddp.md, Gradients that nobody takes",
+                "(DDP), model.set_requires_gradient_sync(False) (FSDP2), or requires_grad_(False) around it. A script "
+                "that has added them up by itself, or put others in their place, loses nothing, and may filter this "
+                "warning; docs/ddp.md, Gradients that nobody takes",
                 UserWarning,
                 stacklevel=2,
             )
 
     def forget(self) -> None:
-        """Says that residuals have been replaced: of the steps before nothing is left in them."""
+        """Says that nobody was to take the step before: a scaler has skipped it, or residuals have been replaced."""
         self._unused = False
 
     def _before_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:

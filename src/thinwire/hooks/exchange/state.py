@@ -198,6 +198,8 @@ class ExchangeState:
         scale = float(self._scaler.get_scale())
         if self._loss_scale not in (0.0, scale):
             self.core.residuals.scale(scale / self._loss_scale)
+        if scale < self._loss_scale and self._guard is not None:
+            self._guard.forget()  # the scaler has skipped the step before, for gradients that may be nobody's here
         self._loss_scale = scale
 
     # ---- checkpoints

@@ -159,7 +159,8 @@ class ShardedState(ExchangeState):
         if not self._ready:
             self.follow_loss_scale()
             if ready.values is not None:
-                self.watch(anew=not ready.group.has_gradients)
+                # Of several passes that one step takes, each may be through other groups: nobody's gradients are left.
+                self.watch(anew=not any(group.has_gradients for group in self._buckets))
         if self._buckets[ready.group].offsets:
             self._exchange_newest(last=False)
         self._ready.append(ready)
