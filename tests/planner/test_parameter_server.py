@@ -88,6 +88,10 @@ def test_cores_that_all_share_are_busy_with_servers_and_messages_too() -> None:
     ranks = replace(FREE, cores=2, collective=True, chunk_nbytes=4000)
     more = step_s(LAYERS, replace(ranks, worker_message_s=0.001)) - step_s(LAYERS, ranks)
     assert more == pytest.approx(8 * 4 * 7 * 0.001 / 2 / SHARED_USE, rel=0.3)
+    ring = step_s(LAYERS, replace(ranks, ring_hop_s=0.001)) - step_s(LAYERS, ranks)
+    assert ring == pytest.approx(0.001 * (2 * 7 - 2)), "eight ranks, one exchange of 4 kB"
+    two = replace(ranks, workers=2)
+    assert step_s(LAYERS, replace(two, ring_hop_s=0.001)) == step_s(LAYERS, two), "a ring of two has no hop more"
     thin = replace(ranks, worker_link=Link(bytes_per_s=1e3))
     assert step_s(LAYERS, replace(thin, worker_message_s=0.001)) == step_s(LAYERS, thin), "while the link carries more"
     measured = replace(FREE, cores=2, use=0.6)
@@ -110,7 +114,8 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ConfigError, match="2 shards in the collective mode"):
         replace(FREE, shards=2, collective=True)
     with pytest.raises(
-        ConfigError, match=r"chunks of -1 bytes, 0\.0 and 0\.0 s a message, 0\.0 s a byte; all are 0 or more"
+        ConfigError,
+        match=r"chunks of -1 bytes, 0\.0 and 0\.0 s a message, 0\.0 s a byte, 0\.0 s a hop; all are",
     ):
         replace(FREE, chunk_nbytes=-1)
     with pytest.raises(ConfigError, match="a layer lies on shard 1, and there are 1"):

@@ -162,6 +162,19 @@ def test_the_verdict_says_which_and_from_which_rate_on(known: Known) -> None:
     assert thin.step_s("3lc", 4, free) <= 1.06 * thin.step_s("3lc", 4, math.inf) < thin.step_s("3lc", 4, free / 2)
 
 
+def test_uncompressed_all_reduces_alone_wait_at_the_hops_of_a_ring(known: Known) -> None:
+    """Where ranks share processors; two hops to all others and back are in what lockstep leaves in use."""
+    names = "3lc", "local-sgd[h=4,codec=fp32]"
+    for cores, longer_s in ((2, 4 * 0.001), (None, 0.0)):
+        waiting, not_waiting = (
+            Plan(known(Setting()).profile, names, Setting(mode="collective", cores=cores), ring_hop_s=hop_s)
+            for hop_s in (0.001, 0.0)
+        )
+        for name in (UNCOMPRESSED, *names):
+            longer = waiting.step_s(name, 4, math.inf) - not_waiting.step_s(name, 4, math.inf)
+            assert longer == pytest.approx(longer_s if name == UNCOMPRESSED else 0.0), (name, cores)
+
+
 def test_which_h_of_local_updates_keeps_exchanges_below_a_share_of_the_time(known: Known) -> None:
     setting = Setting(link="1mbit", workers=4, mode="collective")
     made = known(setting, "local-sgd[h=4]", "local2")

@@ -21,7 +21,7 @@ from thinwire.bench.hook_cells import BATCHES, Cell, Hook, hook
 from thinwire.bench.hook_runs import last_line, measure
 from thinwire.bench.options import PaysOptions
 from thinwire.bench.pay_rows import AtLink, Method, Paid, compare, milliseconds, pays_table, prediction_tables, summary
-from thinwire.bench.peer_costs import measure_peer_message_s
+from thinwire.bench.peer_costs import PeerCosts, measure_peer_costs
 from thinwire.bench.sharing import measure_sharing
 from thinwire.bench.transport_costs import measure_costs
 from thinwire.engines.engine import ENVIRONMENT
@@ -121,9 +121,9 @@ class PaysBench(PaysOptions, Bench[Method, Paid]):
         return measure_costs()
 
     @cached_property
-    def peer_message_s(self) -> float:
-        """What a message between two ranks costs on this machine, measured once."""
-        return measure_peer_message_s(self.ranks)
+    def peers(self) -> PeerCosts:
+        """What messages between ranks cost on this machine, measured once."""
+        return measure_peer_costs(self.ranks)
 
     # ---- one sweep
 
@@ -185,7 +185,8 @@ class PaysBench(PaysOptions, Bench[Method, Paid]):
                     planned,
                     setting,
                     transport=self.transport,
-                    peer_message_s=self.peer_message_s,
+                    peer_message_s=self.peers.message_s,
+                    ring_hop_s=self.peers.hop_s,
                     sharing=sharing,
                 )
                 with torch_threads(1):

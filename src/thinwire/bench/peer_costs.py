@@ -1,18 +1,24 @@
-"""What a message between two ranks costs on this machine: processor seconds of either end.
+"""What messages between ranks cost on this machine: processor seconds of either end, and what a ring waits.
 
 Ranks average a small tensor as plain DDP does its gradients, and compute before each time, as in a training: they share
 cores, and what one computes drives the other's messages out of the caches. Processor seconds are the processes' own;
-what the same computing takes without an exchange is left out.
+what the same computing takes without an exchange is left out. DDP's all-reduce goes round a ring, every rank waiting
+for the one before; ours goes to all others and back. Where ranks share processors each hop of the ring waits until the
+next rank has one, which no processor is busy with: the clock tells it, held against an exchange of two hops.
 """
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from thinwire.bench.harness import Role, Stage
 from thinwire.bench.rank_group import RankGroup
 from thinwire.engines.events import Event
+from thinwire.engines.namespaces import available
 from thinwire.errors import EngineError
 
 SILENCE_S = 60.0
@@ -22,10 +28,24 @@ _WIDTH, _TOUCHED = 256, 1_000_000
 """What is computed before an exchange: a product of matrices of this width, and a pass over so many values."""
 
 
-class PeerMeasured(Event, frozen=True, kw_only=True):
-    """Processor seconds of one rank for a message that it sends or takes."""
+@dataclass(frozen=True, kw_only=True)
+class PeerCosts:
+    """What ranks' messages cost.
+
+    Args:
+        message_s: of a rank's processor for a message that it sends or takes, in seconds.
+        hop_s: that a ring waits at each hop more than an exchange of two hops does, in seconds of the clock.
+    """
 
     message_s: float
+    hop_s: float
+
+
+class PeerMeasured(Event, frozen=True, kw_only=True):
+    """What one rank measured, in seconds; see `PeerCosts`."""
+
+    message_s: float
+    hop_s: float
 
 
 class PeerRank(Role, frozen=True, kw_only=True):
@@ -49,32 +69,55 @@ class PeerRank(Role, frozen=True, kw_only=True):
         from thinwire.bench.groups import join
 
         join(self.master, rank=self.rank, ranks=self.ranks, silence_s=SILENCE_S)
-        values = torch.zeros(_VALUES)
-        for _ in range(_WARMING):
-            dist.all_reduce(values)
+        values, others = torch.zeros(_VALUES), [rank for rank in range(self.ranks) if rank != self.rank]
         weights, activations = torch.randn(2, _WIDTH, _WIDTH), torch.zeros(_TOUCHED)
+        part, parts = values[: _VALUES // self.ranks].clone(), torch.zeros(self.ranks, _VALUES // self.ranks)
+
+        def ring() -> None:
+            dist.all_reduce(values)
+
+        def two_hops() -> None:
+            for _ in range(2):
+                works = [dist.isend(part, rank) for rank in others] + [dist.irecv(parts[rank], rank) for rank in others]
+                for work in works:
+                    assert work is not None
+                    work.wait()
 
         def compute() -> None:
             torch.mm(weights[0], weights[1])
             activations.add_(1.0)
 
-        spent = 0.0
+        ways: list[Callable[[], object]] = [ring, two_hops, lambda: None]
+        for _ in range(_WARMING):
+            for exchange in ways:
+                exchange()
+        used, lasted = [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]
         for _ in range(_ROUNDS):  # in turn, for processors change their pace
-            for exchanges, sign in ((True, 1), (False, -1)):
-                begun = time.process_time()
+            for way, exchange in enumerate(ways):
+                dist.barrier()
+                clock, begun = time.perf_counter(), time.process_time()
                 for _ in range(_COUNT):
                     compute()
-                    if exchanges:
-                        dist.all_reduce(values)
-                spent += sign * (time.process_time() - begun)
+                    exchange()
+                used[way] += (time.process_time() - begun) / (_ROUNDS * _COUNT)
+                lasted[way] += (time.perf_counter() - clock) / (_ROUNDS * _COUNT)
         # A ring of N ranks sends N − 1 parts and then N − 1 sums; as many come.
-        stage.report(PeerMeasured(message_s=max(0.0, spent) / (_ROUNDS * _COUNT * 4 * (self.ranks - 1))))
+        hops, crowd = 2 * (self.ranks - 1), self.ranks / min(self.ranks, os.cpu_count() or 1)
+        waited_s = lasted[0] - lasted[1] - crowd * (used[0] - used[1])
+        stage.report(
+            PeerMeasured(
+                message_s=max(0.0, used[0] - used[2]) / (2 * hops),
+                hop_s=max(0.0, waited_s) / (hops - 2) if hops > 2 else 0.0,
+            )
+        )
         dist.barrier()
         dist.destroy_process_group()
 
 
-def measure_peer_message_s(ranks: int = 4) -> float:
-    """Returns the processor seconds of a rank for a message, the median over the ranks; takes some seconds.
+def measure_peer_costs(ranks: int = 4) -> PeerCosts:
+    """Returns what messages cost, medians over the ranks; takes some seconds.
+
+    Where the kernel lets us, ranks have links of their own without a limit, over which trainings are measured as well.
 
     Args:
         ranks: how many processes exchange messages on this machine, 2 or more.
@@ -82,12 +125,16 @@ def measure_peer_message_s(ranks: int = 4) -> float:
     Raises:
         EngineError: a process failed.
     """
-    found: list[float] = []
-    with RankGroup([PeerMeasured]) as group:
+    found: list[PeerMeasured] = []
+    hosts = [f"rank {rank}" for rank in range(ranks)] if available()[0] else []
+    with RankGroup([PeerMeasured], hosts=hosts) as group:
         group.start([PeerRank(rank=rank, ranks=ranks, master=group.master) for rank in range(ranks)])
         for _, event in group.engine.events(silence_s=SILENCE_S):
             if isinstance(event, PeerMeasured):
-                found.append(event.message_s)
+                found.append(event)
     if len(found) != ranks:
         raise EngineError(f"{len(found)} of {ranks} ranks measured what a message costs")
-    return statistics.median(found)
+    return PeerCosts(
+        message_s=statistics.median(each.message_s for each in found),
+        hop_s=statistics.median(each.hop_s for each in found),
+    )

@@ -92,6 +92,8 @@ class Cluster:
             counted where cores are shared; else a worker's own threads do it beside what it computes.
         byte_s: of a processor for each byte of a message, at a server's end, and where cores are shared at a worker's;
             not counted in the collective mode.
+        ring_hop_s: that all wait at each hop of a ring more than where messages go to all others and back, in seconds;
+            0: they go so. Counted in the collective mode, where cores are shared.
         use: of processors that all share, what lockstep leaves in use.
 
     Raises:
@@ -109,6 +111,7 @@ class Cluster:
     message_s: float = 0.0
     worker_message_s: float = 0.0
     byte_s: float = 0.0
+    ring_hop_s: float = 0.0
     use: float = SHARED_USE
 
     def __post_init__(self) -> None:
@@ -116,10 +119,10 @@ class Cluster:
             raise ConfigError(f"use={self.use}; a share of the processors is above 0 and at most 1")
         if self.collective and self.shards != 1:
             raise ConfigError(f"{self.shards} shards in the collective mode, which has no servers; leave it at 1")
-        if not min(self.chunk_nbytes, self.message_s, self.worker_message_s, self.byte_s) >= 0:
+        if not min(self.chunk_nbytes, self.message_s, self.worker_message_s, self.byte_s, self.ring_hop_s) >= 0:
             raise ConfigError(
                 f"chunks of {self.chunk_nbytes} bytes, {self.message_s} and {self.worker_message_s} s a message, "
-                f"{self.byte_s} s a byte; all are 0 or more"
+                f"{self.byte_s} s a byte, {self.ring_hop_s} s a hop; all are 0 or more"
             )
         if min(self.workers, self.shards, self.cores or 1) < 1:
             raise ConfigError(f"{self.workers} workers, {self.shards} shards and {self.cores} cores; all are 1 or more")
@@ -129,6 +132,12 @@ class Cluster:
         """What an exchange's messages take of a worker's processor, in seconds."""
         # Among equals: one to and one from every other rank, and the same for what they have added up.
         return self.worker_message_s * (4 * (self.workers - 1) if self.collective else 2)
+
+    @property
+    def ring_s(self) -> float:
+        """What everybody waits in an exchange that goes round a ring, in seconds of the clock."""
+        # N − 1 hops with parts and N − 1 with sums; lockstep's own loss, in `use`, has two of them.
+        return self.ring_hop_s * max(0, 2 * (self.workers - 1) - 2) if self.collective else 0.0
 
     @property
     def served_s(self) -> float:
@@ -170,7 +179,7 @@ def step_s(layers: Sequence[Layer], cluster: Cluster) -> float:
 
 
 def _busy_s(layers: Sequence[Layer], cluster: Cluster, exchanges: float) -> float:
-    """What all processes compute in a step, over the cores that they share: no step is shorter."""
+    """What all processes compute in a step, over the cores that they share, and what all wait for: none is shorter."""
     if cluster.cores is None:
         return 0.0
     at_workers = sum(layer.forward_s + layer.backward_s + layer.encode_s + layer.decode_s for layer in layers)
@@ -179,7 +188,7 @@ def _busy_s(layers: Sequence[Layer], cluster: Cluster, exchanges: float) -> floa
     at_workers += carried_s
     at_servers = sum(cluster.workers * layer.server_push_s + layer.server_update_s for layer in layers)
     at_servers += cluster.workers * (exchanges * cluster.served_s + carried_s)
-    return (cluster.workers * at_workers + at_servers) / cluster.cores / cluster.use
+    return (cluster.workers * at_workers + at_servers) / cluster.cores / cluster.use + exchanges * cluster.ring_s
 
 
 class _Timeline:

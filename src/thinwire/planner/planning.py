@@ -22,6 +22,7 @@ from thinwire.planner.profile import Profile
 from thinwire.planner.rounds import EXCHANGE_SHARE, Round, check_share
 from thinwire.planner.variants import variants
 from thinwire.policies.assignment import Sized
+from thinwire.policies.compression import PLAIN
 from thinwire.policies.designs import Design, design
 from thinwire.policies.placement import placement
 from thinwire.worker.transmit_buffer import CHUNK_NBYTES
@@ -35,6 +36,9 @@ TRANSPORT = TransportCosts()
 PEER_MESSAGE_S = 350e-6
 """Of a rank's processor for a message to or from another: plain DDP of four ranks, 12 messages in a rank's step, adds
 4.5 to 7 ms to its CPU time without a limit on the link (docs/benchmarks.md, machine A)."""
+RING_HOP_S = 300e-6
+"""That a ring of ranks which share processors waits at each hop more than two hops to all others do: four ranks on two
+cores, machine A, 2026-11-25 (docs/planning.md)."""
 SHARING = Sharing(use=SHARED_USE)
 """What is assumed of processes that share processors, where it was not measured."""
 GATHERED_NBYTES = 1e6 * GATHER_MB
@@ -70,6 +74,7 @@ class Plan:
         setting: the cluster that is asked about.
         transport: what a message costs between a worker and a server.
         peer_message_s: of a rank's processor for a message to or from another, in seconds.
+        ring_hop_s: that uncompressed all-reduces among ranks that share processors wait at each hop, in seconds.
         sharing: what workers that share processors take from each other; where each has its own, it says nothing.
         exchange_share: of the time, what exchanges of local updates may take; the plan says with which h they do.
         tell: is called with the name of what is measured next, as codecs of large models take a while.
@@ -96,13 +101,14 @@ class Plan:
         *,
         transport: TransportCosts = TRANSPORT,
         peer_message_s: float = PEER_MESSAGE_S,
+        ring_hop_s: float = RING_HOP_S,
         sharing: Sharing = SHARING,
         exchange_share: float = EXCHANGE_SHARE,
         tell: Callable[[str], object] = lambda _: None,
     ) -> None:
         self.profile, self.setting, self._transport, self._tell = profile, setting, transport, tell
         self.exchange_share = check_share(exchange_share)
-        self._peer_message_s, self._sharing = peer_message_s, sharing
+        self._peer_message_s, self._ring_hop_s, self._sharing = peer_message_s, ring_hop_s, sharing
         self.designs = plannable(designs)
         self._variants = {name: variants(each) for name, each in self.designs.items()}
         self._rounds: dict[tuple[str, int, float], Round] = {}
@@ -185,6 +191,7 @@ class Plan:
             message_s=self._transport.server_message_s,
             worker_message_s=self._peer_message_s if collective else self._transport.worker_message_s,
             byte_s=self._transport.byte_s,
+            ring_hop_s=self._ring_hop_s if collective and _all_reduces(made) else 0.0,
             use=self._sharing.use,
         )
         alone = sum(layer.forward_s + layer.backward_s for layer in layers)
@@ -295,6 +302,11 @@ class Plan:
                 }
                 layers.append(replace(whole, shard=part.server, **scaled))
         return layers
+
+
+def _all_reduces(made: Design) -> bool:
+    """Whether ranks leave its gradients to torch's all-reduce, as plain DDP does."""
+    return made.local is None and made.up.id == made.down.id == PLAIN.id
 
 
 def _threshold(holds: Callable[[float], bool]) -> float | None:
