@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from thinwire.bench.peer_costs import measure_peer_costs
+import pytest
+
+from thinwire.bench.peer_costs import measure_peer_costs, measured
 
 
 def test_a_message_takes_some_microseconds_of_a_processor() -> None:
@@ -12,4 +14,7 @@ def test_a_message_takes_some_microseconds_of_a_processor() -> None:
 
 
 def test_a_ring_of_three_waits_at_its_hops() -> None:
+    """How long is the machine's; that it is not negative where noise is larger, and no mistake of units, is ours."""
     assert 0.0 <= measure_peer_costs(ranks=3).hop_s < 0.05
+    assert measured([0.002, 0.002, 0.001], [0.005, 0.006, 0.002], 3, 2).hop_s == 0.0
+    assert measured([0.002, 0.002, 0.001], [0.006, 0.005, 0.002], 3, 2).hop_s == pytest.approx(0.0005)

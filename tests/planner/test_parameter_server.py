@@ -118,6 +118,10 @@ def test_what_cannot_be_is_refused() -> None:
         match=r"chunks of -1 bytes, 0\.0 and 0\.0 s a message, 0\.0 s a byte, 0\.0 s a hop; all are",
     ):
         replace(FREE, chunk_nbytes=-1)
+    for name in ("message_s", "byte_s", "ring_hop_s"):
+        given: dict[str, Any] = {name: float("nan")}
+        with pytest.raises(ConfigError, match=r"nan .*; all are 0 or more"):
+            replace(FREE, **given)
     with pytest.raises(ConfigError, match="a layer lies on shard 1, and there are 1"):
         step_s([replace(LAYERS[0], shard=1)], FREE)
     with pytest.raises(ConfigError, match="no layers"):

@@ -119,7 +119,8 @@ class Cluster:
             raise ConfigError(f"use={self.use}; a share of the processors is above 0 and at most 1")
         if self.collective and self.shards != 1:
             raise ConfigError(f"{self.shards} shards in the collective mode, which has no servers; leave it at 1")
-        if not min(self.chunk_nbytes, self.message_s, self.worker_message_s, self.byte_s, self.ring_hop_s) >= 0:
+        costs = self.chunk_nbytes, self.message_s, self.worker_message_s, self.byte_s, self.ring_hop_s
+        if not all(each >= 0 for each in costs):  # nor NaN, which `min` may pass over
             raise ConfigError(
                 f"chunks of {self.chunk_nbytes} bytes, {self.message_s} and {self.worker_message_s} s a message, "
                 f"{self.byte_s} s a byte, {self.ring_hop_s} s a hop; all are 0 or more"
