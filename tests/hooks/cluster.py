@@ -46,12 +46,13 @@ def run_cluster(
     server, address = start_server(core, transport)
     results: list[Any] = [None] * workers
     failures: list[tuple[int, BaseException]] = []
-    building = threading.Lock()  # torch has one random generator in a process: who seeds it builds before the next
+    # Torch has one random generator in a process, and a checkpointed forward pass of one worker would set it back while
+    # another seeds it and builds: all are built before anyone trains.
+    models = [make_model(rank) for rank in range(workers)]
 
     def work(rank: int) -> None:
         try:
-            with building:
-                model = make_model(rank)
+            model = models[rank]
             opt = tw.distribute(
                 model, optimizer(model), server=address(), rank=rank, workers=workers, **{"timeout_s": 30, **options}
             )
