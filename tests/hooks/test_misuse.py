@@ -19,6 +19,8 @@ from thinwire.errors import ConfigError, ProtocolError
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.hooks.planning import make_plan
 from thinwire.policies.designs import design as find_design
+from thinwire.schema import FROZEN
+from thinwire.server.agreement import difference
 
 
 def backward(model: nn.Module, rank: int, step: int) -> None:
@@ -52,6 +54,62 @@ def test_a_state_that_servers_would_lose_is_refused() -> None:
         make_plan(model, used, find_design("3lc"), workers=2)
     make_plan(model, used, find_design("update"), workers=2)
     make_plan(model, torch.optim.Adagrad(model.parameters()), find_design("3lc"), workers=2)  # whose state begins full
+
+
+class Frozen(nn.Module):
+    """What is trained follows layers with the values of a seed; of those, one follows what is trained, as a teacher."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.first, self.teacher = (nn.Linear(12, 12).requires_grad_(False) for _ in range(2))
+        self.last = nn.Linear(12, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.last(self.teacher(self.first(x)))
+        return found
+
+
+@pytest.mark.parametrize("design", ["3lc", "update"])
+def test_frozen_parameters_are_the_same_on_all_workers_when_a_training_begins(design: str) -> None:
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
+        for step in range(2):
+            inner_step(model, opt, rank, step)
+        opt.flush()
+        return values(model)
+
+    found, _ = run_cluster(lambda rank: Frozen(0), train, optimizer=sgd, design=design, overlap=False)
+    assert torch.equal(*found)
+    with pytest.raises(ProtocolError, match=r"digest of frozen parameters: this worker has .* They are not sent: load"):
+        run_cluster(Frozen, train, optimizer=sgd, design=design, overlap=False)
+    own = {FROZEN: "own"}
+    found, _ = run_cluster(Frozen, train, optimizer=sgd, design=design, overlap=False, settings=own)
+    assert not torch.equal(*found)
+
+
+def test_frozen_parameters_may_have_changed_where_a_training_goes_on() -> None:
+    model = Frozen(0)
+    plan = make_plan(model, sgd(model), find_design("3lc"), workers=2).plans[0]
+    with torch.no_grad():
+        model.teacher.weight.mul_(0.9)
+    later = make_plan(model, sgd(model), find_design("3lc"), workers=2).plans[0]
+    assert difference(plan, later) is not None
+    assert difference(plan, later, begun=True) is None
+
+
+def test_frozen_parameters_that_are_not_compared() -> None:
+    """Of a class of its own, as of quantised values, sparse ones, and those without values."""
+
+    class Packed(nn.Parameter):
+        pass
+
+    model = nn.Linear(12, 3)
+    plain = make_plan(model, sgd(model), find_design("3lc"), workers=2).plans[0]
+    assert FROZEN not in plain.settings
+    model.packed = Packed(torch.zeros(4, dtype=torch.uint8), requires_grad=False)
+    model.some = nn.Parameter(torch.eye(4).to_sparse(), requires_grad=False)
+    model.none = nn.Parameter(torch.empty(4, device="meta"), requires_grad=False)
+    assert make_plan(model, sgd(model), find_design("3lc"), workers=2).plans[0] == plain
 
 
 @pytest.mark.parametrize("option", ["lr", "momentum"])

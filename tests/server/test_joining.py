@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 
 from tests.server.conversation import BIAS, PLAIN, STATISTIC, WEIGHT, Shard, gradient, make_plan
 from thinwire.codecs import codec
-from thinwire.schema import Delta, Leave, Push, Scalars, Values, Welcome
+from thinwire.schema import FROZEN, Delta, Join, Leave, Push, Scalars, Values, Welcome
 
 LATE = 7
 
@@ -64,6 +65,17 @@ def test_a_buffer_that_changed_meanwhile_comes_whole() -> None:
     version, values = shard.copy_of(LATE)[STATISTIC]
     assert version == 4
     np.testing.assert_array_equal(values, statistic)
+
+
+def test_one_that_joins_a_training_that_has_begun_may_have_other_frozen_parameters() -> None:
+    """A teacher that follows the trained ones has moved by then."""
+    shard = without_worker_one()
+    shard.say(LATE, Join(rank=1, plan=msgspec.structs.replace(shard.plan, settings={FROZEN: "of step 3"}), have=()))
+    assert isinstance(shard.told[LATE][0][0], Welcome)
+    shard = Shard(make_plan(2), begin=False)
+    shard.join(0)
+    shard.say(1, Join(rank=1, plan=msgspec.structs.replace(shard.plan, settings={FROZEN: "its"}), have=()))
+    assert "digest of frozen parameters: this worker has 'its', the others none" in str(shard.ended[1])
 
 
 def test_one_that_is_ahead_is_refused_and_the_training_goes_on() -> None:

@@ -83,9 +83,10 @@ def distribute(
 ) -> DistributedOptimizer:
     """Joins a training and returns an optimizer to use in place of `optimizer`.
 
-    Every worker calls it with the same model and the same arguments but `rank`. Worker 0's weights become
-    everybody's. The optimizer's class and options are sent to the server, which runs it; the learning rate is read
-    from `param_groups` at every step, so any scheduler works.
+    Every worker calls it with the same model and the same arguments but `rank`. Worker 0's trained weights become
+    everybody's; frozen ones are not sent, and must be the same from the beginning. The optimizer's class and options
+    are sent to the server, which runs it; the learning rate is read from `param_groups` at every step, so any
+    scheduler works.
 
     Args:
         model: any module; its parameters may be of any floating dtype, on any device.
@@ -127,7 +128,8 @@ def distribute(
             as `KeptSteps` has them: all workers and shards agree on the newest that everybody has.
         steps_per_epoch: how many steps every worker takes in an epoch, for designs that exchange once an epoch.
         settings: what else must be equal on all workers, by name, as in `{"batch": 32, "steps": 1000}`; a worker that
-            has another value is refused, and the message names it. The seed is always compared.
+            has another value is refused, and the message names it. The seed is always compared, and at the start of
+            a training the values of frozen parameters.
         **options: of the codec, such as `sparsity=1.75`.
 
     Raises:

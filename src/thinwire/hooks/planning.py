@@ -27,7 +27,8 @@ from thinwire.policies.designs import Design
 from thinwire.policies.placement import Placement
 from thinwire.policies.placement import placement as find_placement
 from thinwire.quantities import counted
-from thinwire.schema import Plan, Settings, TableSpec
+from thinwire.runtime.digests import bits_digest
+from thinwire.schema import FROZEN, Plan, Settings, TableSpec
 from thinwire.worker.model import PlannedTensor
 
 
@@ -69,7 +70,7 @@ def make_plan(
         consistency: in place of the design's.
         placement: in place of the design's.
         state_interval: buffers travel after every so many exchanges.
-        settings: what else must be equal on all workers.
+        settings: what else must be equal on all workers, besides the values of frozen parameters.
         buffers: names of those that travel, in a training that goes on; None: what their values say now.
         boards: by name, tensors that are none of the model's, and of which every worker gets the mean.
 
@@ -153,6 +154,7 @@ def make_plan(
     groups = tuple(portable_options(group, known) for group in given)
     policy = consistency or find_consistency(design.consistency)
     policy.terms(workers)  # answers that can never be met are refused here, where they are somebody's own
+    agreed = {**_frozen(model), **(settings or {})}
     plans = tuple(
         Plan(
             workers=workers,
@@ -166,7 +168,7 @@ def make_plan(
             consistency=name_of(policy),
             downlink=design.downlink,
             local=_agreement(design),
-            settings=dict(settings or {}),
+            settings=agreed,
         )
         for specs, some in zip(tables, sends_some, strict=True)
     )
@@ -244,6 +246,22 @@ def _trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[s
                     "nn.Parameter(…), give a module that holds both, or leave it to an optimizer of its own"
                 )
     return trained
+
+
+def _frozen(model: nn.Module) -> Settings:
+    """Which values nobody trains or sends; nothing of a model without any.
+
+    Of a quantised base (a parameter of a class of its own) and of one in shards, ranks may rightly have other bits.
+    """
+    plain = [
+        parameter.detach()
+        for parameter in model.parameters()
+        if not parameter.requires_grad
+        and type(parameter) is nn.Parameter
+        and not parameter.is_meta
+        and parameter.layout == torch.strided
+    ]
+    return {FROZEN: bits_digest(plain)} if plain else {}
 
 
 def _check_fresh(optimizer: torch.optim.Optimizer) -> None:

@@ -28,7 +28,18 @@ from thinwire.schema.exchange import (
     Values,
     Welcome,
 )
-from thinwire.schema.plan import MAX_CODECS, MAX_GROUPS, MAX_RANK, MAX_TABLES, Config, Plan, Reduce, Settings, TableSpec
+from thinwire.schema.plan import (
+    FROZEN,
+    MAX_CODECS,
+    MAX_GROUPS,
+    MAX_RANK,
+    MAX_TABLES,
+    Config,
+    Plan,
+    Reduce,
+    Settings,
+    TableSpec,
+)
 from thinwire.schema.sessions import (
     MAX_STEPS,
     Acknowledged,
@@ -41,6 +52,7 @@ from thinwire.schema.sessions import (
 )
 
 __all__ = [
+    "FROZEN",
     "KINDS",
     "MAX_CODECS",
     "MAX_GROUPS",

@@ -29,6 +29,8 @@ Config: TypeAlias = Annotated[
 
 Settings: TypeAlias = Mapping[str, str | int | float | bool]
 """What else must be equal on all workers, by name."""
+FROZEN = "digest of frozen parameters"
+"""The setting that says which values each worker has of the parameters that nobody trains or sends."""
 
 
 class TableSpec(msgspec.Struct, frozen=True, kw_only=True):

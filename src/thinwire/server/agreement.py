@@ -14,7 +14,7 @@ from thinwire.codecs.registry import find as find_codec
 from thinwire.codecs.registry import ids
 from thinwire.errors import ProtocolError
 from thinwire.policies.differences import differences
-from thinwire.schema import MAX_CODECS, MAX_GROUPS, MAX_RANK, MAX_TABLES, Plan, Settings, TableSpec
+from thinwire.schema import FROZEN, MAX_CODECS, MAX_GROUPS, MAX_RANK, MAX_TABLES, Plan, Settings, TableSpec
 from thinwire.version import VERSION
 
 MAX_VALUES = 2**36
@@ -23,6 +23,10 @@ MAX_PLACES = 2**22
 """Workers times tables: a shard takes some 130 bytes for each of them."""
 MAX_SETTINGS = 64
 """Settings are a handful of numbers and short texts."""
+ABOUT_FROZEN = (
+    ". They are not sent: load the same values on every worker, or draw them from the same seed. Where they differ on "
+    f"purpose, give all workers settings={{{FROZEN!r}: 'own'}}"
+)
 TRIAL = 2.0**-60
 """What a plan's codecs are tried out with: a value below every scale that their options may fix."""
 
@@ -91,9 +95,18 @@ def usable_codecs(plan: Plan) -> list[Codec]:
     return codecs
 
 
-def difference(ours: Plan, theirs: Plan) -> str | None:
-    """Returns in what a joining worker's plan differs from the agreed one, naming the tensor, or None."""
+def difference(ours: Plan, theirs: Plan, *, begun: bool = False) -> str | None:
+    """Returns in what a joining worker's plan differs from the agreed one, naming the tensor, or None.
+
+    Args:
+        ours: the agreed plan.
+        theirs: of the worker that joins.
+        begun: steps have been taken, in which a model may have changed its frozen parameters, as a teacher that follows
+            the trained ones: those of the beginning say nothing then.
+    """
     ours, theirs = _without_private_options(ours), _without_private_options(theirs)
+    if begun:
+        ours, theirs = _without_frozen(ours), _without_frozen(theirs)
     if not all(spec.dtype for plan in (ours, theirs) for spec in plan.tables):  # nothing to compare
         ours, theirs = _without_dtypes(ours), _without_dtypes(theirs)
     if ours == theirs:
@@ -161,7 +174,8 @@ def _setting_difference(ours: Settings, theirs: Settings) -> str | None:
     for name in sorted({*ours, *theirs}):
         if ours.get(name) != theirs.get(name):
             here, there = (repr(each[name]) if name in each else "none" for each in (ours, theirs))
-            return f"{name}: this worker has {there}, the others {here}; start all workers with the same"
+            told = f"{name}: this worker has {there}, the others {here}; start all workers with the same"
+            return told + (ABOUT_FROZEN if name == FROZEN else "")
     return None
 
 
@@ -181,6 +195,10 @@ def _without_private_options(plan: Plan) -> Plan:
         private = find_codec(codec_id).private_options if codec_id in ids() else ()
         configs.append({name: value for name, value in config.items() if name not in private})
     return msgspec.structs.replace(plan, codecs=tuple(configs))
+
+
+def _without_frozen(plan: Plan) -> Plan:
+    return msgspec.structs.replace(plan, settings={k: each for k, each in plan.settings.items() if k != FROZEN})
 
 
 def _without_dtypes(plan: Plan) -> Plan:

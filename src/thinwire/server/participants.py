@@ -97,7 +97,7 @@ class Participants(Standing):
         check_version(join.version)
         if self.plan is None:
             check_plan(join.plan)
-        elif reason := difference(self.plan, join.plan):
+        elif reason := difference(self.plan, join.plan, begun=self.step > 0):
             raise ProtocolError(reason)
         highest = join.plan.workers if self._min_workers is None else MAX_WORKERS
         if not 0 <= join.rank < highest:
