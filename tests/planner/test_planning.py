@@ -17,6 +17,7 @@ from thinwire.jobs.virtual_time import Sharing
 from thinwire.planner import planning
 from thinwire.planner.costs import TensorCosts, exchange_every, measure_costs
 from thinwire.planner.exchange_work import ExchangeWork
+from thinwire.planner.peer_costs import PeerCosts
 from thinwire.planner.planning import UNCOMPRESSED, Plan
 from thinwire.planner.predictions import Setting
 from thinwire.planner.profile import Profile, TensorSeconds, profile
@@ -167,12 +168,27 @@ def test_uncompressed_all_reduces_alone_wait_at_the_hops_of_a_ring(known: Known)
     names = "3lc", "local-sgd[h=4,codec=fp32]"
     for cores, longer_s in ((2, 4 * 0.001), (None, 0.0)):
         waiting, not_waiting = (
-            Plan(known(Setting()).profile, names, Setting(mode="collective", cores=cores), ring_hop_s=hop_s)
+            Plan(known(Setting()).profile, names, Setting(mode="collective", cores=cores), peers=PeerCosts(hop_s=hop_s))
             for hop_s in (0.001, 0.0)
         )
         for name in (UNCOMPRESSED, *names):
             longer = waiting.step_s(name, 4, math.inf) - not_waiting.step_s(name, 4, math.inf)
             assert longer == pytest.approx(longer_s if name == UNCOMPRESSED else 0.0), (name, cores)
+
+
+def test_bytes_of_local_updates_take_time_of_processors_that_ranks_share(known: Known) -> None:
+    name = "local-sgd[h=4]"
+    for cores in (2, None):
+        some, none = (
+            Plan(known(Setting()).profile, ["3lc", name], Setting(mode="collective", cores=cores), peers=each)
+            for each in (PeerCosts(byte_s=1e-6), PeerCosts(byte_s=0.0))
+        )
+        longer = {each: some.step_s(each, 4, math.inf) - none.step_s(each, 4, math.inf) for each in some.designs}
+        assert longer[UNCOMPRESSED] == longer["3lc"] == 0.0, "gradients are not encrypted"
+        # Three quarters of the bytes leave one rank and come to another, in every fourth step, on half a processor.
+        nbytes = sum(each.push_nbytes + each.pull_nbytes for each in some.costs[name].values())
+        expected = 0.0 if cores is None else 2 * 0.75 * nbytes * 1e-6 / 4 * 2 / 0.9
+        assert longer[name] == pytest.approx(expected)
 
 
 def test_which_h_of_local_updates_keeps_exchanges_below_a_share_of_the_time(known: Known) -> None:

@@ -21,7 +21,7 @@ from thinwire.bench.hook_cells import BATCHES, Cell, Hook, hook
 from thinwire.bench.hook_runs import last_line, measure
 from thinwire.bench.options import PaysOptions
 from thinwire.bench.pay_rows import AtLink, Method, Paid, compare, milliseconds, pays_table, prediction_tables, summary
-from thinwire.bench.peer_costs import PeerCosts, measure_peer_costs
+from thinwire.bench.peer_costs import measure_peer_costs
 from thinwire.bench.sharing import measure_sharing
 from thinwire.bench.transport_costs import measure_costs
 from thinwire.engines.engine import ENVIRONMENT
@@ -29,6 +29,7 @@ from thinwire.engines.links import first_thin, parse_rate
 from thinwire.engines.starters import Forks
 from thinwire.errors import ConfigError
 from thinwire.jobs.virtual_time import TransportCosts
+from thinwire.planner.peer_costs import PeerCosts
 from thinwire.planner.planning import UNCOMPRESSED, Plan
 from thinwire.planner.predictions import Setting
 from thinwire.planner.workload import profile_workload, torch_threads
@@ -185,8 +186,7 @@ class PaysBench(PaysOptions, Bench[Method, Paid]):
                     planned,
                     setting,
                     transport=self.transport,
-                    peer_message_s=self.peers.message_s,
-                    ring_hop_s=self.peers.hop_s,
+                    peers=self.peers,
                     sharing=sharing,
                 )
                 with torch_threads(1):

@@ -1,44 +1,40 @@
-"""What messages between ranks cost on this machine: processor seconds of either end, and what a ring waits.
+"""What messages between ranks cost on this machine: processor seconds of either end and byte, and what a ring waits.
 
 Ranks average a small tensor as plain DDP does its gradients, and compute before each time, as in a training: they share
 cores, and what one computes drives the other's messages out of the caches. Processor seconds are the processes' own;
 what the same computing takes without an exchange is left out. DDP's all-reduce goes round a ring, every rank waiting
 for the one before; ours goes to all others and back. Where ranks share processors each hop of the ring waits until the
 next rank has one, which no processor is busy with: the clock tells it, held against an exchange of two hops.
+
+What a byte of a local update takes, packets of two sizes tell that every rank sends to the next and back, encrypted as
+such ranks' are; a rank's processor seconds are then those of four ends.
 """
 
 from __future__ import annotations
 
 import os
 import statistics
+import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import closing
 
 from thinwire.bench.harness import Role, Stage
 from thinwire.bench.rank_group import RankGroup
 from thinwire.engines.events import Event
 from thinwire.engines.namespaces import available
 from thinwire.errors import EngineError
+from thinwire.planner.peer_costs import PeerCosts
 
 SILENCE_S = 60.0
 _VALUES = 250
 _WARMING, _ROUNDS, _COUNT = 10, 5, 40
+SMALL_NBYTES, LARGE_NBYTES = 1_000, 400_000
+_ECHO_ROUNDS, _ECHOES = 5, 10
+_ECHOED = 4 * _ECHO_ROUNDS * _ECHOES
+"""Packets that a rank sends or takes: its own go there and come back, and so do those of the rank before."""
 _WIDTH, _TOUCHED = 256, 1_000_000
 """What is computed before an exchange: a product of matrices of this width, and a pass over so many values."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PeerCosts:
-    """What ranks' messages cost.
-
-    Args:
-        message_s: of a rank's processor for a message that it sends or takes, in seconds.
-        hop_s: that a ring waits at each hop more than an exchange of two hops does, in seconds of the clock.
-    """
-
-    message_s: float
-    hop_s: float
 
 
 class PeerMeasured(Event, frozen=True, kw_only=True):
@@ -46,10 +42,11 @@ class PeerMeasured(Event, frozen=True, kw_only=True):
 
     message_s: float
     hop_s: float
+    byte_s: float
 
 
-def measured(used_s: Sequence[float], lasted_s: Sequence[float], ranks: int, cores: int) -> PeerMeasured:
-    """Returns what a rank's seconds come to, those of computing aside.
+def measured(used_s: Sequence[float], lasted_s: Sequence[float], ranks: int, cores: int) -> tuple[float, float]:
+    """Returns the seconds of a message and of a hop, from a rank's, those of computing aside.
 
     Args:
         used_s: of its processor, for computing once with a ring behind it, with two hops behind it, and alone.
@@ -62,17 +59,15 @@ def measured(used_s: Sequence[float], lasted_s: Sequence[float], ranks: int, cor
         processors are busy with, and the rest is of the four hops that it has more.
 
         >>> measured([0.0028, 0.0023, 0.001], [0.009, 0.006, 0.002], ranks=4, cores=2)
-        PeerMeasured(message_s=0.00015, hop_s=0.0005)
-        >>> measured([0.0028, 0.0023, 0.001], [0.009, 0.006, 0.002], ranks=2, cores=2).hop_s
-        0.0
+        (0.00015, 0.0005)
+        >>> measured([0.0028, 0.0023, 0.001], [0.009, 0.006, 0.002], ranks=2, cores=2)
+        (0.00045, 0.0)
     """
     # A ring of N ranks sends N − 1 parts and then N − 1 sums; as many come.
     hops = 2 * (ranks - 1)
     waited_s = lasted_s[0] - lasted_s[1] - ranks / min(ranks, cores) * (used_s[0] - used_s[1])
-    return PeerMeasured(
-        message_s=round(max(0.0, used_s[0] - used_s[2]) / (2 * hops), 9),
-        hop_s=round(max(0.0, waited_s) / (hops - 2), 9) if hops > 2 else 0.0,
-    )
+    message_s = round(max(0.0, used_s[0] - used_s[2]) / (2 * hops), 9)
+    return message_s, round(max(0.0, waited_s) / (hops - 2), 9) if hops > 2 else 0.0
 
 
 class PeerRank(Role, frozen=True, kw_only=True):
@@ -128,9 +123,44 @@ class PeerRank(Role, frozen=True, kw_only=True):
                     exchange()
                 used[way] += (time.process_time() - begun) / (_ROUNDS * _COUNT)
                 lasted[way] += (time.perf_counter() - clock) / (_ROUNDS * _COUNT)
-        stage.report(measured(used, lasted, self.ranks, os.cpu_count() or 1))
+        message_s, hop_s = measured(used, lasted, self.ranks, os.cpu_count() or 1)
+        stage.report(PeerMeasured(message_s=message_s, hop_s=hop_s, byte_s=_byte_s(self.rank, self.ranks)))
         dist.barrier()
         dist.destroy_process_group()
+
+
+def _byte_s(rank: int, ranks: int) -> float:
+    """What a byte takes of this rank's processor; all ranks call it together."""
+    import torch.distributed as dist
+
+    from thinwire.bench.transport_costs import Echo
+    from thinwire.runtime.rank_shards import own_host, private_options
+    from thinwire.transports import sockets
+    from thinwire.transports.sockets import Loop
+
+    group = dist.group.WORLD
+    assert group is not None
+    options, loop = private_options(group, rank, ranks), Loop(f"echo-{rank}")
+    with closing(loop):
+        host = f"{own_host(group, rank, ranks)}:0"
+        server = sockets.serve(lambda sender: Echo(sender, threading.Event()), host, options=options, loop=loop)
+        addresses = [""] * ranks
+        dist.all_gather_object(addresses, server.address)
+        connection = sockets.connect(addresses[(rank + 1) % ranks], options=options, loop=loop)
+        used_s = {SMALL_NBYTES: 0.0, LARGE_NBYTES: 0.0}
+        for number in range(_ECHO_ROUNDS + 1):
+            for nbytes in used_s:
+                dist.barrier()
+                begun = time.process_time()
+                for _ in range(_ECHOES):
+                    connection.send(bytes(nbytes))
+                    connection.receive(SILENCE_S)
+                dist.barrier()  # it has served another rank meanwhile
+                used_s[nbytes] += (time.process_time() - begun) * (number > 0)  # the first warms
+        connection.close()
+        dist.barrier()
+        server.stop()
+    return max(0.0, (used_s[LARGE_NBYTES] - used_s[SMALL_NBYTES]) / _ECHOED / (LARGE_NBYTES - SMALL_NBYTES))
 
 
 def measure_peer_costs(ranks: int = 4) -> PeerCosts:
@@ -156,4 +186,5 @@ def measure_peer_costs(ranks: int = 4) -> PeerCosts:
     return PeerCosts(
         message_s=statistics.median(each.message_s for each in found),
         hop_s=statistics.median(each.hop_s for each in found),
+        byte_s=statistics.median(each.byte_s for each in found),
     )

@@ -55,7 +55,7 @@ class EchoServer(Role, frozen=True, kw_only=True):
         ended = threading.Event()
 
         def handler(sender: Sender) -> SessionServer:
-            return SessionServer(lambda sessions: _Echo(sessions, ended), sender, SESSION_S)
+            return SessionServer(lambda sessions: Echo(sessions, ended), sender, SESSION_S)
 
         with grpc_server.serve(handler, stage.listen, options=stage.transport) as server:
             stage.report(Listening(address=server.address))
@@ -171,7 +171,7 @@ def _server_cpu_s(connection: Connection) -> float:
     return seconds
 
 
-class _Echo:
+class Echo:
     """A handler of sessions that sends packets back, and its processor seconds where it is asked."""
 
     def __init__(self, sender: Sender, ended: threading.Event) -> None:

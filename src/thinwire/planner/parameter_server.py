@@ -91,7 +91,7 @@ class Cluster:
         worker_message_s: of a processor for a message that comes to a worker or leaves it, in either mode. It is
             counted where cores are shared; else a worker's own threads do it beside what it computes.
         byte_s: of a processor for each byte of a message, at a server's end, and where cores are shared at a worker's;
-            not counted in the collective mode.
+            in the collective mode, where cores are shared, at either end.
         ring_hop_s: that all wait at each hop of a ring more than where messages go to all others and back, in seconds;
             0: they go so. Counted in the collective mode, where cores are shared.
         use: of processors that all share, what lockstep leaves in use.
@@ -147,7 +147,8 @@ class Cluster:
 
     def carried_s(self, nbytes: float) -> float:
         """Returns what so many bytes take of a processor at either end, besides what their messages take."""
-        return 0.0 if self.collective else nbytes * self.byte_s
+        # Among equals a rank's own share of every layer travels nowhere.
+        return nbytes * self.byte_s * (1 - 1 / self.workers if self.collective else 1.0)
 
 
 def step_s(layers: Sequence[Layer], cluster: Cluster) -> float:
@@ -248,9 +249,11 @@ class _Timeline:
             return
         layers = [self._layers[index] for index in ready]
         self.exchanges += 1
+        among_equals = self._cluster.collective
         carried_s = self._cluster.carried_s(sum(layer.push_nbytes + layer.pull_nbytes for layer in layers))
-        messages_s = 0.0 if self._cluster.cores is None else self._stretch * (self._cluster.exchange_s + carried_s)
-        if not self._cluster.collective:
+        own_s = self._cluster.exchange_s + (2 * carried_s if among_equals else carried_s)  # a rank is either end
+        messages_s = 0.0 if self._cluster.cores is None else self._stretch * own_s
+        if not among_equals:
             self._worker += messages_s
         chunk = Layer(
             name=layers[0].name,
@@ -258,11 +261,11 @@ class _Timeline:
             backward_s=0.0,
             push_nbytes=sum(layer.push_nbytes for layer in layers),
             pull_nbytes=sum(layer.pull_nbytes for layer in layers),
-            server_push_s=sum(layer.server_push_s for layer in layers) + self._cluster.served_s + carried_s,
+            server_push_s=sum(layer.server_push_s for layer in layers)
+            + (0.0 if among_equals else self._cluster.served_s + carried_s),
             server_update_s=sum(layer.server_update_s for layer in layers),
             shard=shard,
         )
-        among_equals = self._cluster.collective
         updated = self._exchange_among_equals(chunk, messages_s) if among_equals else self._exchange(chunk)
         for index in ready:
             self._updated[index] = updated

@@ -17,6 +17,7 @@ from thinwire.jobs.virtual_time import TCP_HEADERS_NBYTES, TCP_PAYLOAD_NBYTES, S
 from thinwire.planner.costs import TensorCosts, exchange_every, mean_bits, measure_costs
 from thinwire.planner.exchange_work import NONE, ExchangeWork, measure_exchange_work
 from thinwire.planner.parameter_server import SHARED_USE, Cluster, Layer, Link, step_s
+from thinwire.planner.peer_costs import PeerCosts
 from thinwire.planner.predictions import WORKERS, Prediction, Setting, Summary
 from thinwire.planner.profile import Profile
 from thinwire.planner.rounds import EXCHANGE_SHARE, Round, check_share
@@ -33,12 +34,7 @@ MATTERS = 1.05
 WORTH = 1.02
 """A design is called faster where it is by this factor: below it, noise of the measurement decides."""
 TRANSPORT = TransportCosts()
-PEER_MESSAGE_S = 350e-6
-"""Of a rank's processor for a message to or from another: plain DDP of four ranks, 12 messages in a rank's step, adds
-4.5 to 7 ms to its CPU time without a limit on the link (docs/benchmarks.md, machine A)."""
-RING_HOP_S = 300e-6
-"""That a ring of ranks which share processors waits at each hop more than two hops to all others do: four ranks on two
-cores, machine A, 2026-11-25 (docs/planning.md)."""
+PEERS = PeerCosts()
 SHARING = Sharing(use=SHARED_USE)
 """What is assumed of processes that share processors, where it was not measured."""
 GATHERED_NBYTES = 1e6 * GATHER_MB
@@ -73,8 +69,7 @@ class Plan:
         designs: to compare; uncompressed training is always among them, first.
         setting: the cluster that is asked about.
         transport: what a message costs between a worker and a server.
-        peer_message_s: of a rank's processor for a message to or from another, in seconds.
-        ring_hop_s: that uncompressed all-reduces among ranks that share processors wait at each hop, in seconds.
+        peers: what messages cost between equal ranks.
         sharing: what workers that share processors take from each other; where each has its own, it says nothing.
         exchange_share: of the time, what exchanges of local updates may take; the plan says with which h they do.
         tell: is called with the name of what is measured next, as codecs of large models take a while.
@@ -100,15 +95,14 @@ class Plan:
         setting: Setting,
         *,
         transport: TransportCosts = TRANSPORT,
-        peer_message_s: float = PEER_MESSAGE_S,
-        ring_hop_s: float = RING_HOP_S,
+        peers: PeerCosts = PEERS,
         sharing: Sharing = SHARING,
         exchange_share: float = EXCHANGE_SHARE,
         tell: Callable[[str], object] = lambda _: None,
     ) -> None:
         self.profile, self.setting, self._transport, self._tell = profile, setting, transport, tell
         self.exchange_share = check_share(exchange_share)
-        self._peer_message_s, self._ring_hop_s, self._sharing = peer_message_s, ring_hop_s, sharing
+        self._peers, self._sharing = peers, sharing
         self.designs = plannable(designs)
         self._variants = {name: variants(each) for name, each in self.designs.items()}
         self._rounds: dict[tuple[str, int, float], Round] = {}
@@ -189,9 +183,9 @@ class Plan:
             collective=collective,
             chunk_nbytes=self._gathered_nbytes(layers) if collective else CHUNK_NBYTES,
             message_s=self._transport.server_message_s,
-            worker_message_s=self._peer_message_s if collective else self._transport.worker_message_s,
-            byte_s=self._transport.byte_s,
-            ring_hop_s=self._ring_hop_s if collective and _all_reduces(made) else 0.0,
+            worker_message_s=self._peers.message_s if collective else self._transport.worker_message_s,
+            byte_s=(self._peers.byte_s if made.local else 0.0) if collective else self._transport.byte_s,
+            ring_hop_s=self._peers.hop_s if collective and _all_reduces(made) else 0.0,
             use=self._sharing.use,
         )
         alone = sum(layer.forward_s + layer.backward_s for layer in layers)

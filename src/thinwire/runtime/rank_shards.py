@@ -80,11 +80,8 @@ class RankShards:
 
         Every rank of the group calls it together.
         """
-        host = _own_host(self._group, self.rank, self.workers)
-        issued = self_signed(worker_name(self.rank), _GROUP, days=_CERTIFICATE_DAYS)
-        known = "".join(_gather(issued.certificate.decode(), self._group, self.workers)).encode()
-        tls = Tls(root=known, certificate=issued.certificate, key=issued.key, server_name=_GROUP)
-        self.transport = SocketOptions(tls=tls, authenticate=Admission(None))
+        host = own_host(self._group, self.rank, self.workers)
+        self.transport = private_options(self._group, self.rank, self.workers)
         handler = serving(self.core, self._ended.set, grace_s=self._grace_s)
         self._loop = Loop(f"thinwire-serve-{self.rank}")
         self._server = sockets.serve(handler, f"{host}:0", options=self.transport, loop=self._loop)
@@ -203,8 +200,16 @@ class RankShards:
             self._loop.close()
 
 
-def _own_host(group: dist.ProcessGroup, rank: int, workers: int) -> str:
-    """The address by which the other ranks reach this one.
+def private_options(group: dist.ProcessGroup, rank: int, workers: int) -> SocketOptions:
+    """Draws this rank's key; returns options with which the group's ranks alone talk. They all call it together."""
+    issued = self_signed(worker_name(rank), _GROUP, days=_CERTIFICATE_DAYS)
+    known = "".join(_gather(issued.certificate.decode(), group, workers)).encode()
+    tls = Tls(root=known, certificate=issued.certificate, key=issued.key, server_name=_GROUP)
+    return SocketOptions(tls=tls, authenticate=Admission(None))
+
+
+def own_host(group: dist.ProcessGroup, rank: int, workers: int) -> str:
+    """Returns the address by which the other ranks reach this one; they all call it together.
 
     It is the one by which this machine reaches the rendezvous. The machine that the rendezvous is on may call itself
     by a loopback address; if others are elsewhere, its address is the one by which it reaches them.
