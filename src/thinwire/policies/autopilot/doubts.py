@@ -31,6 +31,8 @@ IDLE_CREDIT = MOST_CREDIT - 1
 """Measurements that must be left for one that does not matter now."""
 GLARING_S, GLARING = 0.15, 8
 """Those of a single step are enough where they take so long, and so many times what they were expected to."""
+FRESH = 4
+"""A step whose messages tell of a rate so many times lower than the best of those in doubt begins a doubt of its own."""
 RECENT, TELLING = 3, 2
 """Of the waits of so many unmeasured steps, the one that so many were no shorter than tells of the link."""
 LATE, EARLY = 1.5, 0.6
@@ -175,6 +177,8 @@ class LinkDoubts:
     def _doubt(self, kind: str, weight: int, beyond_s: float, heard_bps: float) -> bool:
         """Counts a step whose messages were odd; returns whether it is time to do something about them."""
         memory = self._memory
+        if heard_bps < memory.doubted_bps / FRESH:
+            memory.doubts = 0  # what the steps before were late by is nothing beside this
         memory.doubted_s = min(memory.doubted_s, beyond_s) if memory.doubts else beyond_s
         memory.doubted_bps = max(memory.doubted_bps, heard_bps) if memory.doubts else heard_bps
         memory.doubted, memory.doubts = kind, memory.doubts + weight

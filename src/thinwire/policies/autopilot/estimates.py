@@ -14,6 +14,13 @@ TOLERANCE = 1.03
 """The mildest setting whose step is at most so many times the best one's is wanted."""
 WINDOW, ENOUGH = 5, 3
 """Steps whose median counts, and how many it takes of a setting's."""
+UNTRIED = 0.5
+"""Of what an uncompressed exchange takes beyond the model, a compressed one is expected to take, until one has been in
+use: on busy processors a ring waits at every hop, and a link that is slower than it is known to be delays fewer bytes
+less. More, and nobody would ever find out."""
+NEWEST = 0.2
+"""Weight of what was found last in what a setting takes beyond the model. It is left for another just when it seems to
+take most, and chance alone would keep it from being taken again."""
 STALE = 500
 """Notes after which nobody knows any longer what a setting takes that is not in use."""
 Known = list[tuple[str, int, float]]
@@ -68,7 +75,9 @@ class Estimates:
             name = self._levels[memory.level].name
             memory.codec_s[name] = median(memory.encoded_s)
             found = self._exchanges_s(memory.level, memory.level, memory.link_bps)[0]
-            memory.excess_s[name] = median(memory.exposed_s) - found
+            excess_s = median(memory.exposed_s) - found
+            known_s = memory.excess_s.get(name, excess_s)
+            memory.excess_s[name] = known_s + NEWEST * (excess_s - known_s)
             memory.measured_at[name] = memory.notes
 
     def forget_exchanges(self) -> None:
@@ -115,7 +124,7 @@ class Estimates:
         ]
 
     def _excesses_s(self, most: int) -> list[float]:
-        """Measured, or that of the nearest level in use so far: what delays one exchange delays the others too."""
+        """Measured, or that of the nearest level in use so far: what delays one exchange delays others like it too."""
         excess, levels = self._memory.excess_s, self._levels
         known = [
             (level.codec is None, place, excess[level.name])
@@ -127,7 +136,8 @@ class Estimates:
             if level.name in excess or level.codec is None or not known:
                 found.append(excess.get(level.name, 0.0))
             else:
-                found.append(max(0.0, min((plain, abs(place - other), s) for plain, other, s in known)[-1]))
+                plain, _, nearest_s = min((plain, abs(place - other), s) for plain, other, s in known)
+                found.append(max(0.0, UNTRIED * nearest_s if plain else nearest_s))
         return found
 
 
