@@ -32,7 +32,7 @@ IDLE_CREDIT = MOST_CREDIT - 1
 GLARING_S, GLARING = 0.15, 8
 """Those of a single step are enough where they take so long, and so many times what they were expected to."""
 FRESH = 4
-"""A step whose messages tell of a rate so many times lower than the best of those in doubt begins a doubt of its own."""
+"""A step whose messages tell of a rate so many times below the best of those in doubt begins a doubt of its own."""
 RECENT, TELLING = 3, 2
 """Of the waits of so many unmeasured steps, the one that so many were no shorter than tells of the link."""
 LATE, EARLY = 1.5, 0.6
