@@ -7,9 +7,7 @@ pass first reaches that layer (3LC §4.1, "incremental pull"). So communication 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -18,16 +16,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.codecs import Codec
-from thinwire.errors import ConfigError, SessionLostError
-from thinwire.hooks.lengthening import NAME as LENGTHENED
-from thinwire.hooks.lengthening import Lengthening
-from thinwire.hooks.local_optimizer import LocalUpdateOptimizer
+from thinwire.errors import ConfigError
+from thinwire.hooks.joining import join, prepare
 from thinwire.hooks.optimizer import DistributedOptimizer
-from thinwire.hooks.planning import make_plan
-from thinwire.hooks.resuming import Resumable, known_buffers, load_agreed
+from thinwire.hooks.resuming import Resumable, load_agreed
 from thinwire.hooks.several import as_one
 from thinwire.hooks.wrapping import inside_compiled
-from thinwire.optimizers.options import ParameterGroups
 from thinwire.policies.auto_codec import AUTO
 from thinwire.policies.compression import Compression, as_codec
 from thinwire.policies.consistency import Consistency
@@ -35,17 +29,12 @@ from thinwire.policies.consistency import consistency as find_consistency
 from thinwire.policies.designs import Design
 from thinwire.policies.designs import design as find_design
 from thinwire.policies.placement import Placement
-from thinwire.runtime.connection import connect
-from thinwire.runtime.driver import WorkerDriver
 from thinwire.runtime.metrics import MetricsWriter
-from thinwire.runtime.model_hooks import check_free, release
+from thinwire.runtime.model_hooks import check_free
 from thinwire.runtime.rank_shards import RankShards
 from thinwire.schema import Reduce, Settings
 from thinwire.security import Credentials
 from thinwire.transports.base import Connection
-from thinwire.worker.core import Worker
-from thinwire.worker.local_updates import LocalWorker
-from thinwire.worker.transmit_buffer import CHUNK_NBYTES, WHOLE_NBYTES
 
 __all__ = ["DistributedOptimizer", "distribute"]
 
@@ -157,16 +146,7 @@ def distribute(
         >>> opt.steps_done
         3
     """
-    if (server is None) == (group is None):
-        raise ConfigError(
-            "give either server=… (addresses of shards) or group=… (a process group whose ranks serve; "
-            "dist.group.WORLD is None before init_process_group())"
-        )
-    if group is not None and (rank is not None or workers is not None):
-        raise ConfigError("group=… says which rank this is and how many workers there are: leave out rank and workers")
-    if group is not None and credentials is not None:
-        raise ConfigError("group=… draws certificates of its own: leave out credentials")
-    rank, workers = _place(rank, workers)
+    rank, workers = _place(rank, workers, server=server, group=group, credentials=credentials)
     if not isinstance(model, nn.Module):
         raise ConfigError(f"a {type(model).__name__} is no model: the model comes first, then its optimizer")
     if state_interval < 1 or (chunk_nbytes is not None and chunk_nbytes < 1):
@@ -174,16 +154,8 @@ def distribute(
     check_free(model)
     optimizer = as_one(optimizer)
     policy = None if consistency is None else find_consistency(consistency)
-    if design is not None and (options or codec is not None or codec_down is not None):
-        name = design if isinstance(design, str) else design.name
-        if codec == AUTO:
-            raise ConfigError(
-                f"design={name!r} brings its codecs; {name.partition('[')[0] + '[codec=auto]'!r} has auto"
-            )
-        would = sorted(options) or ("codec" if codec is not None else "codec_down")
-        raise ConfigError(f"design={name!r} brings its codecs; {would} would change them")
     chosen = find_design(
-        _design("3lc" if codec is None else codec, codec_down, options) if design is None else design,
+        _design(codec, codec_down, options) if design is None else _without_codecs(design, codec, codec_down, options),
         min_numel=min_numel,
         transmission=None if overlap is None else ("wait-free" if overlap else "traditional"),
         consistency=consistency if isinstance(consistency, str) else None,
@@ -193,99 +165,64 @@ def distribute(
     )
     if policy is None:
         chosen = chosen.with_epoch(steps_per_epoch)
-    inner = inside_compiled(model)
-    if group is not None and isinstance(inner, DistributedDataParallel):
-        both = {*dist.get_process_group_ranks(group)} & {*dist.get_process_group_ranks(inner.process_group)}
-        if len(both) > 1:
-            raise ConfigError(
-                "the model is wrapped in DistributedDataParallel, which sends every gradient uncompressed between the "
-                "ranks that are to exchange by thinwire: leave DistributedDataParallel out, thinwire replaces it"
-            )
-    own = None if group is None else RankShards(group, grace_s=reconnect_s)
-    if own is not None:
-        rank, workers = own.rank, own.workers
-    kept = resume if group is not None and isinstance(resume, Resumable) else None
+    kept, shards, state = None, None, resume
     if group is not None:
-        resume = load_agreed(resume, group)
+        _check_not_reduced(model, group)
+        shards = RankShards(group, grace_s=reconnect_s)
+        rank, workers = shards.rank, shards.workers
+        kept = resume if isinstance(resume, Resumable) else None
+        state = load_agreed(resume, group)
     servers = [server] if isinstance(server, str | Connection) else list(server or ())
-    if own is None and not servers:
+    if shards is None and not servers:
         raise ConfigError("no server was given")
-    local, lengthening = chosen.local, None
-    if local is not None and local.lengthen:
-        lengthening = Lengthening(optimizer, workers=workers, seed=seed)
-    planned = make_plan(
+    prepared = prepare(
         model,
         optimizer,
         chosen,
+        rank=rank,
         workers=workers,
-        shards=len(servers) if own is None else own.workers,
+        servers=len(servers) if shards is None else workers,
+        shards=shards,
+        policy=policy,
+        resume=state,
+        seed=seed,
+        chunk_nbytes=chunk_nbytes,
+        measures=bool(metrics),
         compression=None if isinstance(compression, str) else compression,
         exclude=exclude,
-        consistency=policy,
         placement=placement if isinstance(placement, Placement) else None,
         state_interval=state_interval,
         settings={"seed": seed, **(settings or {})},
-        buffers=known_buffers(resume),
-        boards={LENGTHENED: lengthening.board} if lengthening is not None and lengthening.lengthens else None,
     )
-    outer = None if local is None else local.outer_groups(inner_lr=optimizer.param_groups[0]["lr"])
-    groups = optimizer.param_groups if outer is None else outer
-    own_shard = {"own_shard": None if own is None else rank} if local is not None else {}
-    worker = (Worker if local is None else LocalWorker)(
-        planned.plans,
-        planned.tensors,
-        chosen,
-        ParameterGroups(planned.plans[0].optimizer, groups, optimizer.defaults if outer is None else outer[0]),
-        rank=rank,
-        now=time.perf_counter,
-        policy=policy,
-        chunk_nbytes=chunk_nbytes or (WHOLE_NBYTES if own is not None and local is not None else CHUNK_NBYTES),
-        seed=seed,
-        measures=bool(metrics),
-        **own_shard,
+    return join(
+        prepared,
+        servers,
+        kept=kept,
+        metrics=metrics,
+        credentials=credentials,
+        timeout_s=timeout_s,
+        connect_timeout_s=connect_timeout_s,
+        reconnect_s=reconnect_s,
     )
-    connections: list[Connection] = []
-    driver: WorkerDriver | None = None
-    joined: DistributedOptimizer
-    try:
-        if own is not None:
-            own.resume(resume if isinstance(resume, Mapping) else None)
-            servers.extend(own.open())
-        waits: dict[str, Any] = {"connect_timeout_s": connect_timeout_s, "reconnect_s": reconnect_s}
-        if own is None:
-            waits["options"] = (credentials or Credentials()).worker(rank)
-        else:
-            waits["dial"] = own.dial
-        for address in servers:  # one by one, so that those which opened are closed where the next does not
-            process = None if own is None else f"rank {len(connections)}"
-            connections += [connect(address, process=process, **waits)]
-        driver = WorkerDriver(worker.conversations, connections, timeout_s=timeout_s, counters=worker.counters)
-        common: dict[str, Any] = {"assignment": planned.assignment, "metrics": metrics, "resume": resume, "shards": own}
-        if isinstance(worker, LocalWorker) and local is not None and outer is not None:
-            updates: dict[str, Any] = {"updates": local, "outer_groups": outer, "lengthening": lengthening}
-            joined = LocalUpdateOptimizer(model, optimizer, worker, driver, **updates, **common)
-        else:
-            joined = DistributedOptimizer(model, optimizer, worker, driver, **common)
-        if kept is not None:
-            kept.began(joined)
-        return joined
-    except BaseException as error:
-        release(model)
-        if driver is not None and isinstance(error, SessionLostError):
-            driver.close()  # the shards that are left know that it comes again
-        for connection in connections:
-            with suppress(Exception):
-                connection.close()
-        for each in metrics:  # there is no optimizer to be closed, and who joins again opens them anew
-            with suppress(Exception):
-                each.close()
-        if own is not None:
-            own.stop()
-        raise
 
 
-def _place(rank: int | None, workers: int | None) -> tuple[int, int]:
-    """Which of how many workers this is. Raises ConfigError where one is said without the other, or cannot be."""
+def _place(
+    rank: int | None, workers: int | None, *, server: object, group: dist.ProcessGroup | None, credentials: object
+) -> tuple[int, int]:
+    """Which of how many workers this is; a group says that by itself, later.
+
+    Raises:
+        ConfigError: one is said without the other, or cannot be, or both or none of servers and a group are given.
+    """
+    if (server is None) == (group is None):
+        raise ConfigError(
+            "give either server=… (addresses of shards) or group=… (a process group whose ranks serve; "
+            "dist.group.WORLD is None before init_process_group())"
+        )
+    if group is not None and (rank is not None or workers is not None):
+        raise ConfigError("group=… says which rank this is and how many workers there are: leave out rank and workers")
+    if group is not None and credentials is not None:
+        raise ConfigError("group=… draws certificates of its own: leave out credentials")
     if rank is None and workers in (None, 1):
         return 0, 1
     whole = all(isinstance(each, int) and not isinstance(each, bool) for each in (rank, workers))
@@ -297,7 +234,34 @@ def _place(rank: int | None, workers: int | None) -> tuple[int, int]:
     return rank, workers
 
 
-def _design(codec: str | Codec, codec_down: str | Codec | None, options: dict[str, Any]) -> Design:
-    up = as_codec(codec, options)
+def _design(codec: str | Codec | None, codec_down: str | Codec | None, options: dict[str, Any]) -> Design:
+    """The design that codecs make."""
+    up = as_codec("3lc" if codec is None else codec, options)
     down = up if codec_down is None else as_codec(codec_down, {})
     return Design(name=up.id, up=up, down=down)
+
+
+def _without_codecs(
+    design: str | Design, codec: str | Codec | None, codec_down: str | Codec | None, options: dict[str, Any]
+) -> str | Design:
+    """Returns the design. Raises ConfigError where codecs or their options are given besides."""
+    if not options and codec is None and codec_down is None:
+        return design
+    name = design if isinstance(design, str) else design.name
+    if codec == AUTO:
+        raise ConfigError(f"design={name!r} brings its codecs; {name.partition('[')[0] + '[codec=auto]'!r} has auto")
+    would = sorted(options) or ("codec" if codec is not None else "codec_down")
+    raise ConfigError(f"design={name!r} brings its codecs; {would} would change them")
+
+
+def _check_not_reduced(model: nn.Module, group: dist.ProcessGroup) -> None:
+    """Raises ConfigError where DistributedDataParallel exchanges the gradients of these ranks already."""
+    inner = inside_compiled(model)
+    if not isinstance(inner, DistributedDataParallel):
+        return
+    both = {*dist.get_process_group_ranks(group)} & {*dist.get_process_group_ranks(inner.process_group)}
+    if len(both) > 1:
+        raise ConfigError(
+            "the model is wrapped in DistributedDataParallel, which sends every gradient uncompressed between the "
+            "ranks that are to exchange by thinwire: leave DistributedDataParallel out, thinwire replaces it"
+        )
