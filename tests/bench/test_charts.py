@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from thinwire.bench import charts
-from thinwire.bench.hook_cells import Cell
+from thinwire.bench.hook_cells import HookCell
 from thinwire.jobs.outcome import CurvePoint
 
 
 def test_bars_of_step_times_are_medians_over_the_seeds_by_model_link_and_hook() -> None:
-    cell = Cell(hook="none", model="lenet", link="10mbit")
+    cell = HookCell(hook="none", model="lenet", link="10mbit")
     other = replace(cell, hook="bf16")
     steps = {replace(cell, seed=seed): seconds for seed, seconds in enumerate((0.1, 0.3, 0.2))}
     steps |= {replace(cell, link=None): 0.01, other: 0.05, replace(other, model="mlp-5m"): 0.4}
@@ -24,7 +24,7 @@ def test_bars_of_step_times_are_medians_over_the_seeds_by_model_link_and_hook() 
 
 
 def test_a_race_has_a_curve_for_each_seed_and_the_target() -> None:
-    cell = Cell(hook="none", model="lenet", link="10mbit", target=0.8, eval_every=25)
+    cell = HookCell(hook="none", model="lenet", link="10mbit", target=0.8, eval_every=25)
     curve = [CurvePoint(step=0, seconds=0.0, accuracy=0.1), CurvePoint(step=25, seconds=2.5, accuracy=0.85)]
     curves = {cell: curve, replace(cell, seed=1): curve[:1], replace(cell, link=None): curve[:1]}
     thin, unlimited = charts.race(curves).panels

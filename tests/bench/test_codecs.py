@@ -19,7 +19,7 @@ def test_codecs_and_raw_compressors_share_a_table(monkeypatch: pytest.MonkeyPatc
     bench = CodecsBench(elements=[20_000], zero_fraction=[0.8, 0.9], turns=1)
     raw = list(peers.installed())
     assert raw[0] == "raw zstd-1"
-    measured: dict[codecs.Cell, list[harness.Figures]] = {}
+    measured: dict[codecs.CodecCell, list[harness.Figures]] = {}
     harness.run(bench, Results(None, bench.kinds), measured)
     rows = [(cell.codec, cell.zero_fraction) for cell in measured]
     assert rows == [("3lc", 0.8), ("3lc", 0.9), ("int8", 0.9), *((name, 0.9) for name in raw), ("huffman", 0.9)]

@@ -3,7 +3,7 @@
 import pytest
 
 from thinwire.bench.courses import Steady, Stepping, Sweep, course
-from thinwire.bench.hook_cells import Cell
+from thinwire.bench.hook_cells import HookCell
 from thinwire.engines.links import Rate
 from thinwire.errors import ConfigError
 
@@ -72,4 +72,4 @@ def test_links_that_cannot_be_are_refused_before_anything_starts() -> None:
         ("100mbit/10mbit@0", "some time"),
     ):
         with pytest.raises(ConfigError, match=complaint):
-            Cell(hook="none", link=link)
+            HookCell(hook="none", link=link)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from thinwire.bench.fsdp import FsdpBench, FsdpRun
-from thinwire.bench.fsdp_cells import Cell
+from thinwire.bench.fsdp_cells import FsdpCell
 from thinwire.engines.namespaces import available
 from thinwire.errors import ConfigError
 from thinwire.jobs.job import Job
@@ -30,7 +30,7 @@ def test_every_method_is_compared_with_stock_fsdp_of_its_kind() -> None:
         ("fsdp", "3lc"),
     ]
     assert [cell.hosts for cell in cells] == [2, 2, 4, 4] and bench.thin_link() == ("10mbit", "kernel")
-    measured: dict[Cell, list[FsdpRun]] = dict(
+    measured: dict[FsdpCell, list[FsdpRun]] = dict(
         zip(cells, [[ran(10, 0.5)], [ran(0.25, 0.51)], [ran(30, 0.5)], [ran(3, 0.49)]], strict=True)
     )
     compared = [bench.compared(cell, measured) for cell in cells]

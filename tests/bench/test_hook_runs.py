@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from thinwire.bench.hook_cells import Cell
+from thinwire.bench.hook_cells import HookCell
 from thinwire.bench.hook_runs import measure
 from thinwire.engines.namespaces import available
 
@@ -14,7 +14,7 @@ from thinwire.engines.namespaces import available
 def test_one_run_end_to_end() -> None:
     link = "100mbit" if available()[0] else None
     told: list[str] = []
-    cell = Cell(
+    cell = HookCell(
         hook="3lc[s=1.5]",
         model="mlp",
         data="digits",
@@ -59,7 +59,7 @@ for step in itertools.count(1):
 
 
 def test_a_run_that_is_cut_short_keeps_its_curve() -> None:
-    cell = Cell(hook="none", model="mlp", data="digits", ranks=2, steps=100_000, eval_every=2)
+    cell = HookCell(hook="none", model="mlp", data="digits", ranks=2, steps=100_000, eval_every=2)
     run = measure(cell, limit_s=0.05, command=lambda role: [sys.executable, "-c", ENDLESS, role.command()[-1]])
     assert run.ended == "limit" and run.steps_done == 3 and run.seconds == pytest.approx(0.06)
     assert run.seconds_per_step == pytest.approx(0.02)

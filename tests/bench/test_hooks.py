@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.hooks.ddp_ranks import batch, mlp, run_ranks
 from thinwire.bench import hook_runs
-from thinwire.bench.hook_cells import NOTES, Cell
+from thinwire.bench.hook_cells import NOTES, HookCell
 from thinwire.bench.hook_runs import HookRun, measure
 from thinwire.bench.hooks import HooksBench
 from thinwire.bench.methods import install
@@ -48,7 +48,7 @@ def run_installed(rank: int, hooks: list[str]) -> list[tuple[list[torch.Tensor],
     nn.functional.cross_entropy(alone(x), y).backward()  # type: ignore[no-untyped-call]
     for hook in hooks:
         model = DistributedDataParallel(mlp(), bucket_cap_mb=100)
-        install(model, Cell(hook=hook))
+        install(model, HookCell(hook=hook))
         nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
         reduced = [p.grad.clone() for p in model.parameters() if p.grad is not None]
         found.append(([p.grad.clone() for p in alone.parameters() if p.grad is not None], reduced))
@@ -122,10 +122,10 @@ def test_runs_that_cannot_be_are_refused() -> None:
     ]
     for options, text in impossible:
         with pytest.raises(ConfigError, match=text):
-            Cell(**options)
+            HookCell(**options)
     with pytest.raises(ConfigError, match="nothing to measure"):
         HooksBench(models=[])
-    assert replace(Cell(hook="fp16"), seed=3) != Cell(hook="fp16")
+    assert replace(HookCell(hook="fp16"), seed=3) != HookCell(hook="fp16")
 
 
 @pytest.mark.parametrize("known", _RECIPES, ids=lambda known: f"{known.model} on {known.data}")
@@ -133,7 +133,7 @@ def test_the_recipe_is_the_one_that_train_takes(known: Recipe) -> None:
     if known.model not in models():
         pytest.skip(f"{known.model} needs a library that is not here")
     for ranks in (2, known.workers):
-        cell = Cell(hook="none", model=known.model, data=known.data, ranks=ranks, batch=7)
+        cell = HookCell(hook="none", model=known.model, data=known.data, ranks=ranks, batch=7)
         job = Job(design="fp32", model=known.model, data=known.data, workers=ranks, batch=7, steps=23)
         assert cell.recipe() == job.recipe()
     assert replace(cell, lr=0.5).recipe().lr == 0.5
@@ -167,7 +167,7 @@ def test_ranks_train_what_workers_do(model: str, monkeypatch: pytest.MonkeyPatch
         return figures(run, *others)
 
     monkeypatch.setattr(hook_runs._Run, "figures", kept)
-    run = measure(Cell(hook="none", model=model, data="digits", ranks=2, steps=2))
+    run = measure(HookCell(hook="none", model=model, data="digits", ranks=2, steps=2))
     assert run.ended == "steps", run.error
     job = Job(design="fp32", model=model, data="digits", workers=2, steps=5)
     with torch_threads(1):  # as ranks have

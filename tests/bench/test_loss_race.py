@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from thinwire.bench import harness, loss_race
-from thinwire.bench.hook_cells import Cell, HookRank
+from thinwire.bench.hook_cells import HookCell, HookRank
 from thinwire.bench.hook_runs import HookRun, measure
 from thinwire.bench.loss_race import LossRace
 from thinwire.bench.loss_standings import standings
@@ -51,13 +51,13 @@ FIRST = {"none": 2.0, "local-sgd[h=4]": 2.1, "diloco[h=30,codec=fp32]": 2.15}
 
 @pytest.fixture
 def raced(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def run(first: dict[str, float], file: Path | None = None, **options: Any) -> tuple[LossRace, Any, list[Cell]]:
+    def run(first: dict[str, float], file: Path | None = None, **options: Any) -> tuple[LossRace, Any, list[HookCell]]:
         script, ran = SCRIPT.replace("FIRST", repr(json.dumps(first))), []
 
         def command(role: HookRank) -> list[str]:
             return [sys.executable, "-c", script, role.command()[-1]]
 
-        def measured_by(cell: Cell, *, counted: bool, **more: Any) -> HookRun:
+        def measured_by(cell: HookCell, *, counted: bool, **more: Any) -> HookRun:
             ran.append(cell)
             assert counted
             return measure(replace(cell, link=None), command=command, **more)
@@ -65,7 +65,7 @@ def raced(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(loss_race, "measure", measured_by)
         given = {"links": ["10mbit"], "ranks": 2, "steps": 8, "eval_every": 2, "rates": (0.002, 0.004), "seeds": 2}
         race = LossRace(hooks=list(first), **{**given, **options})
-        measured: dict[Cell, list[HookRun]] = {}
+        measured: dict[HookCell, list[HookRun]] = {}
         harness.run(race, Results(file, race.kinds), measured)
         return race, measured, ran
 
@@ -141,7 +141,7 @@ def test_runs_at_the_best_rate_are_made_again_where_a_better_one_is_found(raced:
 
 
 def test_one_real_run_of_local_updates() -> None:
-    cell = Cell(
+    cell = HookCell(
         hook="local-sgd[h=2]",
         model="byte-transformer",
         data="python-text",

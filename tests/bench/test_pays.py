@@ -2,7 +2,7 @@
 
 import pytest
 
-from thinwire.bench.pay_rows import AtLink, Method, Paid, compare
+from thinwire.bench.pay_rows import AtLink, Paid, SweptMethod, compare
 from thinwire.bench.pays import PaysBench
 from thinwire.errors import ConfigError
 from thinwire.presentation.tables import markdown
@@ -10,8 +10,8 @@ from thinwire.presentation.tables import markdown
 LINKS = ("none", "10mbit")
 
 
-def method(name: str) -> Method:
-    return Method(model="mlp", method=name, data="digits", links=",".join(LINKS), ranks=4, seconds=1.0, seed=0)
+def method(name: str) -> SweptMethod:
+    return SweptMethod(model="mlp", method=name, data="digits", links=",".join(LINKS), ranks=4, seconds=1.0, seed=0)
 
 
 def paid(*milliseconds: tuple[float, float], error: str | None = None) -> list[Paid]:

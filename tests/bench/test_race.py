@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from thinwire.bench import harness, race
-from thinwire.bench.hook_cells import Cell, HookRank
+from thinwire.bench.hook_cells import HookCell, HookRank
 from thinwire.bench.hook_runs import HookRun, measure
 from thinwire.bench.options import RUNNERS
 from thinwire.bench.race import RaceBench, standings
@@ -49,7 +49,7 @@ wait("stopped")
 say("ended", cpu_seconds=1.0, cpu_seconds_alone=0.01, weights="same", report="")
 """
 
-Runs = dict[Cell, list[HookRun]]
+Runs = dict[HookCell, list[HookRun]]
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_a_target_that_is_out_of_reach_stops_nobody(raced: Any) -> None:
     assert standings(measured)[0].median_seconds is None
 
 
-def run_of(bench: RaceBench, hook: str, seed: int, ended: str, seconds: float) -> tuple[Cell, list[HookRun]]:
+def run_of(bench: RaceBench, hook: str, seed: int, ended: str, seconds: float) -> tuple[HookCell, list[HookRun]]:
     reached = ended == "target"
     curve = [CurvePoint(step=50, seconds=seconds, accuracy=0.81 if reached else 0.4)]
     run = HookRun(

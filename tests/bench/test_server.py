@@ -8,7 +8,17 @@ import threading
 import pytest
 
 from thinwire.bench.harness import Stage
-from thinwire.bench.server import SETS, WARM, Cell, Cost, Counted, ServerBench, ServerLoad, ServerShard, make_frames
+from thinwire.bench.server import (
+    SETS,
+    WARM,
+    Cost,
+    Counted,
+    ServerBench,
+    ServerCell,
+    ServerLoad,
+    ServerShard,
+    make_frames,
+)
 from thinwire.codecs import decode
 from thinwire.engines.events import Event
 from thinwire.errors import ConfigError
@@ -20,7 +30,7 @@ def test_a_load_of_three_workers() -> None:
     """The server takes every step of it, and reports what each cost and carried."""
     floats = 2 * 3 * 4 * 17_226
     for design in ("fp32", "3lc[s=1.0]", "doublesqueeze-1bit"):
-        cost = play(Cell(workers=3, design=design, model="mlp", data="digits", steps=WARM + 6))
+        cost = play(ServerCell(workers=3, design=design, model="mlp", data="digits", steps=WARM + 6))
         assert cost.cpu_seconds_per_step > 0
         if design == "fp32":
             assert cost.bytes_per_step == pytest.approx(floats, rel=0.05)
@@ -28,7 +38,7 @@ def test_a_load_of_three_workers() -> None:
             assert cost.bytes_per_step < floats / 8, design
 
 
-def play(cell: Cell) -> Cost:
+def play(cell: ServerCell) -> Cost:
     reports: queue.Queue[Event] = queue.Queue()
     stage = Stage(report=reports.put, listen="127.0.0.1:0", transport=GrpcOptions())
     shard = threading.Thread(target=ServerShard(steps=cell.steps).play, args=(stage,))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from thinwire.bench.transports import CHUNKS, PATHS, SIZES, Cell, TransportsBench
+from thinwire.bench.transports import CHUNKS, PATHS, SIZES, TransportCell, TransportsBench
 from thinwire.runtime.serving import serving
 from thinwire.server.core import ServerCore
 from thinwire.transports.memory import MemoryServer
@@ -21,7 +21,7 @@ def take_steps(path: str, chunks: str) -> None:
     seconds: list[float] = []
 
     def work(rank: int) -> None:
-        cell = Cell(link="none", path=path, chunks=chunks, workers=2, steps=5, wanted="auto")
+        cell = TransportCell(link="none", path=path, chunks=chunks, workers=2, steps=5, wanted="auto")
         seconds.append(PATHS[path](server.connect(), rank, cell))
 
     with MemoryServer(serving(core)) as server:

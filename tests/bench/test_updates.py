@@ -6,7 +6,7 @@ import pytest
 
 from thinwire.bench import harness
 from thinwire.bench.updates import UpdatesBench, UpdatesRun
-from thinwire.bench.updates_cells import ALONE, DDP, EXCHANGED, OTHERS, SHARD, TRAINING, Cell
+from thinwire.bench.updates_cells import ALONE, DDP, EXCHANGED, OTHERS, SHARD, TRAINING, UpdatesCell
 from thinwire.errors import ConfigError
 from thinwire.jobs.job import Job
 from thinwire.jobs.results import Results
@@ -44,7 +44,7 @@ def test_a_design_without_local_updates_is_refused() -> None:
 
 def test_two_ranks_count_what_each_thread_does() -> None:
     bench = UpdatesBench(models=["mlp"], data="digits", designs=["update"], ranks=2, steps=2, blocks=1, batch=8)
-    measured: dict[Cell, list[UpdatesRun]] = {}
+    measured: dict[UpdatesCell, list[UpdatesRun]] = {}
     told: list[str] = []
     harness.run(bench, Results(None, bench.kinds), measured, tell=told.append)
     [[run]] = measured.values()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from thinwire.bench.fsdp import FsdpBench
-from thinwire.bench.hook_cells import Cell
+from thinwire.bench.hook_cells import HookCell
 from thinwire.bench.server import ServerBench
 from thinwire.bench.updates import UpdatesBench
 from thinwire.errors import ConfigError
@@ -16,10 +16,10 @@ from thinwire.errors import ConfigError
 @pytest.mark.parametrize(
     ("made", "said"),
     [
-        (lambda: Cell(hook="none", model="nosuch"), "unknown model 'nosuch'"),
-        (lambda: Cell(hook="none", model="resnet8", data="python-text"), "resnet8 does not train on python-text"),
-        (lambda: Cell(hook="none", lr=-1.0), "a learning rate of -1.0"),
-        (lambda: Cell(hook="none", batch=0), "a batch of 0"),
+        (lambda: HookCell(hook="none", model="nosuch"), "unknown model 'nosuch'"),
+        (lambda: HookCell(hook="none", model="resnet8", data="python-text"), "resnet8 does not train on python-text"),
+        (lambda: HookCell(hook="none", lr=-1.0), "a learning rate of -1.0"),
+        (lambda: HookCell(hook="none", batch=0), "a batch of 0"),
         (lambda: FsdpBench(model="nosuch"), "unknown model 'nosuch'"),
         (lambda: FsdpBench(hooks=["hsdp:nosuch"]), "unknown codec 'nosuch'"),
         (lambda: UpdatesBench(models=["nosuch"]), "unknown model 'nosuch'"),

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.commands import Result
 from tests.jobs.outcomes import run_outcome
-from thinwire.bench.transports import Cell, Step, TransportsBench
+from thinwire.bench.transports import Step, TransportCell, TransportsBench
 from thinwire.errors import EngineError
 from thinwire.jobs import in_process
 from thinwire.jobs.job import Job
@@ -20,9 +20,9 @@ Command = Callable[..., Result]
 
 
 def test_tables_and_data_and_going_on(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    made: list[Cell] = []
+    made: list[TransportCell] = []
 
-    def measure(bench: TransportsBench, cell: Cell, before: object, tell: Callable[[str], None]) -> Step:
+    def measure(bench: TransportsBench, cell: TransportCell, before: object, tell: Callable[[str], None]) -> Step:
         tell("going")
         if len(made) == 4:
             raise KeyboardInterrupt

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from thinwire.bench.hook_cells import Cell
+from thinwire.bench.hook_cells import HookCell
 from thinwire.jobs.outcome import CurvePoint
 from thinwire.presentation.charts import Chart, Panel, Series
 
 
-def step_times(seconds: Mapping[Cell, float]) -> Chart:
+def step_times(seconds: Mapping[HookCell, float]) -> Chart:
     """Returns one panel for each model: bars of step times, in groups by link, medians over the seeds.
 
     Args:
@@ -31,7 +31,7 @@ def step_times(seconds: Mapping[Cell, float]) -> Chart:
     return Chart(name="step-times", caption="Time of a step by link.", panels=panels)
 
 
-def race(curves: Mapping[Cell, Sequence[CurvePoint]]) -> Chart:
+def race(curves: Mapping[HookCell, Sequence[CurvePoint]]) -> Chart:
     """Returns one panel for each model and link: accuracy against seconds of training, and the target.
 
     Args:
@@ -77,7 +77,7 @@ def loss_race(curves: Mapping[tuple[str, str], Mapping[str, Sequence[tuple[float
     return Chart(name="loss-race", caption="Held-out loss by what a method has taken.", panels=panels)
 
 
-def _bars(seconds: Mapping[Cell, float]) -> list[Series]:
+def _bars(seconds: Mapping[HookCell, float]) -> list[Series]:
     found: dict[str, dict[str, list[float]]] = {}
     for cell, step in seconds.items():
         found.setdefault(cell.hook, {}).setdefault(cell.link or "unlimited", []).append(1e3 * step)

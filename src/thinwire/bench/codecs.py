@@ -42,7 +42,7 @@ INTERPRETER = "interpreter"
 
 
 @dataclass(frozen=True)
-class Cell:
+class CodecCell:
     """A codec, a raw compressor, or a figure of `codec_figures`; that many values, that share of them zero."""
 
     codec: str
@@ -121,7 +121,7 @@ DEVICE_COLUMNS: Sequence[Column[Any, Any]] = (
 
 
 @dataclass(kw_only=True)
-class CodecsBench(CodecsOptions, Bench[Cell, Figures]):
+class CodecsBench(CodecsOptions, Bench[CodecCell, Figures]):
     """Codecs on one thread, beside memcpy, the two-pass floor, plain torch and raw compressors; or on a GPU.
 
     Args:
@@ -165,19 +165,19 @@ class CodecsBench(CodecsOptions, Bench[Cell, Figures]):
         """The share of zeros at which everything is measured on the CPU that does not depend on it."""
         return 0.9 if 0.9 in self.zero_fraction else self.zero_fraction[0]
 
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[CodecCell]:
         cells, on_cpu = [], self.device == "cpu"
         for elements in self.elements:
             for fraction in self.zero_fraction:
                 usual = fraction == self.usual_fraction or not on_cpu
                 names = [name for name in self.only or ids() if usual or codec_by_name(name).id == "3lc"]
                 names += peers.installed() if usual and not self.only else []
-                cells += [Cell(name, elements, fraction, self.turns, self.device) for name in names]
+                cells += [CodecCell(name, elements, fraction, self.turns, self.device) for name in names]
         for name in codec_figures.FIGURES if on_cpu else codec_figures.ON_DEVICE:
-            cells.append(Cell(name, max(self.elements), self.usual_fraction, self.turns, self.device))
+            cells.append(CodecCell(name, max(self.elements), self.usual_fraction, self.turns, self.device))
         return cells
 
-    def measure(self, cell: Cell, before: Measured[Cell, Figures], tell: Tell) -> Figures:
+    def measure(self, cell: CodecCell, before: Measured[CodecCell, Figures], tell: Tell) -> Figures:
         if cell.codec in codec_figures.FIGURES:
             self._arrays = None
             device = None if cell.device == "cpu" else cell.place
@@ -194,18 +194,18 @@ class CodecsBench(CodecsOptions, Bench[Cell, Figures]):
         finally:
             torch.set_num_threads(threads)
 
-    def tables(self, measured: Measured[Cell, Figures]) -> list[Table]:
+    def tables(self, measured: Measured[CodecCell, Figures]) -> list[Table]:
         speeds = {cell: runs for cell, runs in measured.items() if isinstance(runs[0], Speed)}
         others = [line for [run] in measured.values() if isinstance(run, Figure) for line in run.lines]
         return [*super().tables(speeds), Table(["figure", "measured", "bar"], others)]
 
-    def notes(self, measured: Measured[Cell, Figures]) -> list[str]:
+    def notes(self, measured: Measured[CodecCell, Figures]) -> list[str]:
         if self.device != "cpu":
             return []
         return [f"Raw compressors and codecs without zero runs are measured at {self.usual_fraction:g} zeros."]
 
 
-def speed(cell: Cell, arrays: Arrays) -> Speed:
+def speed(cell: CodecCell, arrays: Arrays) -> Speed:
     """Measures a codec or a raw compressor, beside what it is held against."""
     size, device, calls, turns = arrays.size, arrays.device, 1, cell.turns
     if (peer := peers.installed().get(cell.codec)) is not None:

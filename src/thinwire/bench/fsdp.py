@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from thinwire.bench.fsdp_cells import RANKS, Cell, FsdpRank, Scored
+from thinwire.bench.fsdp_cells import RANKS, FsdpCell, FsdpRank, Scored
 from thinwire.bench.harness import Bench, Figures, Measured, Tell, column, median, unusual
 from thinwire.bench.options import FsdpOptions
 from thinwire.bench.rank_events import SILENCE_S, Stepped, Stopped, Warm
@@ -41,7 +41,7 @@ class FsdpRun(Figures, frozen=True, kw_only=True):
 
 
 @dataclass(kw_only=True)
-class FsdpBench(FsdpOptions, Bench[Cell, FsdpRun]):
+class FsdpBench(FsdpOptions, Bench[FsdpCell, FsdpRun]):
     """Kinds × methods on one link.
 
     Args:
@@ -77,10 +77,10 @@ class FsdpBench(FsdpOptions, Bench[Cell, FsdpRun]):
                 f"{self.model} trains with a penalty on whole matrices, which no rank of FSDP has; choose another model"
             )
 
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[FsdpCell]:
         rate = None if parse_rate(self.link).bps is None else self.link
         return [
-            Cell(
+            FsdpCell(
                 kind=kind,
                 method=method,
                 link=rate,
@@ -95,10 +95,10 @@ class FsdpBench(FsdpOptions, Bench[Cell, FsdpRun]):
             for kind, _, method in (name.partition(":") for name in self.hooks)
         ]
 
-    def key(self, cell: Cell, number: int) -> dict[str, Any]:
+    def key(self, cell: FsdpCell, number: int) -> dict[str, Any]:
         return {**super().key(cell, number), "recipe": unusual(cell.recipe(), "augment")}
 
-    def compared(self, cell: Cell, measured: Measured[Cell, FsdpRun]) -> dict[str, float | None]:
+    def compared(self, cell: FsdpCell, measured: Measured[FsdpCell, FsdpRun]) -> dict[str, float | None]:
         stock = next(
             (runs for other, runs in measured.items() if (other.kind, other.method) == (cell.kind, "none")), None
         )
@@ -113,7 +113,7 @@ class FsdpBench(FsdpOptions, Bench[Cell, FsdpRun]):
     def thin_link(self) -> tuple[str | None, str]:
         return next((cell.link for cell in self.cells()), None), "kernel"
 
-    def measure(self, cell: Cell, before: Measured[Cell, FsdpRun], tell: Tell) -> FsdpRun:
+    def measure(self, cell: FsdpCell, before: Measured[FsdpCell, FsdpRun], tell: Tell) -> FsdpRun:
         stepped: list[Stepped] = []
         scored: list[Scored] = []
         traffic: Traffic | None = None

@@ -14,7 +14,7 @@ SITES, RANKS = 2, 4
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class FsdpCell:
     """One training.
 
     Args:
@@ -70,7 +70,7 @@ class FsdpRank(Role, frozen=True, kw_only=True):
         gate: a folder; the file `warm` in it starts the clock, `stopped` lets the rank train to the end.
     """
 
-    cell: Cell
+    cell: FsdpCell
     rank: int
     master: str
     gate: str

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
-from thinwire.bench.fsdp_cells import RANKS, SITES, Cell, FsdpRank, Scored
+from thinwire.bench.fsdp_cells import RANKS, SITES, FsdpCell, FsdpRank, Scored
 from thinwire.bench.groups import join
 from thinwire.bench.harness import Stage
 from thinwire.bench.rank_events import SILENCE_S, STOPPED, WARM, Gates, Stepped, Stopped, Warm
@@ -57,7 +57,7 @@ def train(role: FsdpRank, stage: Stage) -> None:
     dist.destroy_process_group()
 
 
-def shard(module: nn.Module, cell: Cell) -> fsdp.ShardedState | None:
+def shard(module: nn.Module, cell: FsdpCell) -> fsdp.ShardedState | None:
     """Shards every layer that has parameters of its own, and the rest together; compresses what is exchanged."""
     ranks = torch.arange(RANKS)
     if cell.kind == "hsdp":

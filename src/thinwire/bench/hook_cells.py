@@ -138,7 +138,7 @@ def hook(name: str) -> Hook:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class HookCell:
     """One run of one hook.
 
     Args:
@@ -239,7 +239,7 @@ class HookRank(Role, frozen=True, kw_only=True):
         server: address of the parameter server, for hooks that have one.
     """
 
-    cell: Cell
+    cell: HookCell
     rank: int
     master: str
     gate: str

@@ -19,7 +19,7 @@ from torch import nn
 from thinwire.bench.authors_methods import AuthorsDemo, AuthorsSparseLoCo, TorchftDiLoCo
 from thinwire.bench.groups import join
 from thinwire.bench.harness import Stage
-from thinwire.bench.hook_cells import Cell, Ended, HookRank, Scored, hook
+from thinwire.bench.hook_cells import Ended, HookCell, HookRank, Scored, hook
 from thinwire.bench.methods import Distributed, Hooked, Method
 from thinwire.bench.rank_events import SILENCE_S, STOPPED, WARM, Gates, Stepped, Stopped, Warm
 from thinwire.jobs.training_loop import weights_digest
@@ -114,7 +114,7 @@ def _score(module: nn.Module, method: Method, tested: Dataset, step: int, second
     return scored if tested.task != "bytes" else msgspec.structs.replace(scored, loss=score.loss)
 
 
-def _held_out(dataset: Dataset, cell: Cell) -> Dataset:
+def _held_out(dataset: Dataset, cell: HookCell) -> Dataset:
     """The examples to score on: the first of the test set, or of text evenly spaced ones, for its files differ."""
     count = len(dataset.test_x) if cell.eval_examples is None else min(cell.eval_examples, len(dataset.test_x))
     rows = torch.arange(count)
@@ -146,7 +146,7 @@ def _cpu_alone(made: Training) -> float:
     return (time.process_time() - used) / (_ALONE_STEPS - 1)
 
 
-def _enough(cell: Cell, score: float) -> bool:
+def _enough(cell: HookCell, score: float) -> bool:
     """Whether everybody stops here: rank 0 has scored the model, off the clock, while the others waited."""
     enough = torch.tensor([float(cell.target is not None and score >= cell.target)])
     dist.broadcast(enough, 0)

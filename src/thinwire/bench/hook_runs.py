@@ -20,7 +20,7 @@ from msgspec import UNSET
 from thinwire.bench.courses import Course
 from thinwire.bench.courses import course as course_of
 from thinwire.bench.harness import Figures, Tell
-from thinwire.bench.hook_cells import Cell, Ended, HookRank, Scored, hook
+from thinwire.bench.hook_cells import Ended, HookCell, HookRank, Scored, hook
 from thinwire.bench.rank_events import SILENCE_S, Stepped, Stopped, Warm
 from thinwire.bench.rank_group import RankGroup, Traffic, role_command
 from thinwire.engines.events import Event
@@ -72,7 +72,7 @@ class HookRun(Figures, frozen=True, kw_only=True):
 
 
 def measure(
-    cell: Cell,
+    cell: HookCell,
     *,
     limit_s: float | None = None,
     tell: Tell = lambda text: None,
@@ -118,7 +118,7 @@ def measure(
 class _Run:
     """What the ranks of one run have reported so far, and the bytes since the clock started."""
 
-    def __init__(self, cell: Cell, tell: Tell, authors: Path | None) -> None:
+    def __init__(self, cell: HookCell, tell: Tell, authors: Path | None) -> None:
         self.cell, self.tell = cell, tell
         self._authors = None if authors is None else str(authors)
         self.elapsed: list[float] = []

@@ -10,7 +10,7 @@ from thinwire.bench import charts
 from thinwire.bench.authors import identify
 from thinwire.bench.courses import course
 from thinwire.bench.harness import Bench, Measured, Tell, median, unusual
-from thinwire.bench.hook_cells import NOTES, Cell, hook
+from thinwire.bench.hook_cells import NOTES, HookCell, hook
 from thinwire.bench.hook_runs import HookRun, last_line, measure
 from thinwire.bench.options import HooksOptions
 from thinwire.errors import ConfigError
@@ -20,14 +20,14 @@ from thinwire.quantities import nbytes_text
 
 
 @dataclass(kw_only=True)
-class HooksBench(HooksOptions, Bench[Cell, HookRun]):
+class HooksBench(HooksOptions, Bench[HookCell, HookRun]):
     """Seconds per step, CPU time and bytes of every hook: models × links × hooks × seeds.
 
     Args:
         models: names.
         hooks: names that `hook` knows.
         links: rates of every rank's link; `none` or `unlimited` is no limit.
-        data, ranks, steps, batch, lr, bucket_cap_mb, data_root: see `Cell`.
+        data, ranks, steps, batch, lr, bucket_cap_mb, data_root: see `HookCell`.
         seeds: how many runs of each, with seeds `seed`, `seed` + 1, ….
 
     Raises:
@@ -41,14 +41,16 @@ class HooksBench(HooksOptions, Bench[Cell, HookRun]):
         if not self.cells():
             raise ConfigError("nothing to measure: name at least one model, one hook and one link")
 
-    def cell(self, model: str, link: str, seed: int, name: str) -> Cell:
+    def cell(self, model: str, link: str, seed: int, name: str) -> HookCell:
         """Returns one run."""
-        own: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(Cell) if hasattr(self, each.name)}
+        own: dict[str, Any] = {
+            each.name: getattr(self, each.name) for each in fields(HookCell) if hasattr(self, each.name)
+        }
         rate = None if link in ("none", "unlimited") else link
         mine = {"hook": name, "model": model, "link": rate, "seed": seed, "authors": self.authors(name)}
-        return Cell(**own | mine)
+        return HookCell(**own | mine)
 
-    def key(self, cell: Cell, number: int) -> dict[str, Any]:
+    def key(self, cell: HookCell, number: int) -> dict[str, Any]:
         return {**super().key(cell, number), "recipe": unusual(cell.recipe(), "scales", "loss", "l1")}
 
     def authors(self, name: str) -> str | None:
@@ -59,7 +61,7 @@ class HooksBench(HooksOptions, Bench[Cell, HookRun]):
         """
         return identify(hook(name).id, {})
 
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[HookCell]:
         return [
             self.cell(model, link, seed, name)
             for model in self.models
@@ -75,15 +77,15 @@ class HooksBench(HooksOptions, Bench[Cell, HookRun]):
     def failed(self, figures: HookRun) -> bool:
         return figures.error is not None
 
-    def notes(self, measured: Measured[Cell, HookRun]) -> list[str]:
+    def notes(self, measured: Measured[HookCell, HookRun]) -> list[str]:
         ids = dict.fromkeys(hook(cell.hook).id for cell in measured)
         failed = [f"{cell} failed: {last_line(run.error)}" for cell, [run] in measured.items() if run.error]
         return [*(f"{name}: {NOTES[name]}" for name in ids if name in NOTES), *failed]
 
-    def measure(self, cell: Cell, before: Measured[Cell, HookRun], tell: Tell) -> HookRun:
+    def measure(self, cell: HookCell, before: Measured[HookCell, HookRun], tell: Tell) -> HookRun:
         return measure(cell, tell=tell)
 
-    def tables(self, measured: Measured[Cell, HookRun]) -> list[Table]:
+    def tables(self, measured: Measured[HookCell, HookRun]) -> list[Table]:
         """A line for each link and hook, per step and rank, medians over the seeds; accuracies of all seeds.
 
         The speed-up is over plain DDP on the same link, where that was run; `added` is CPU time beyond that of the same
@@ -100,7 +102,7 @@ class HooksBench(HooksOptions, Bench[Cell, HookRun]):
             tables.append(Table(header, lines, f"{model}, {self.ranks} ranks, {self.data}", left=2))
         return tables
 
-    def chart(self, measured: Measured[Cell, HookRun]) -> Chart | None:
+    def chart(self, measured: Measured[HookCell, HookRun]) -> Chart | None:
         steps = {cell: run.seconds_per_step for cell, [run] in measured.items() if run.seconds_per_step is not None}
         return charts.step_times(steps) if steps else None
 

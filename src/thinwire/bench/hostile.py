@@ -42,7 +42,7 @@ VALUES = 100_000
 
 
 @dataclass(frozen=True)
-class Cell:
+class HostileCell:
     """One attack."""
 
     attack: str
@@ -65,7 +65,7 @@ class Suffered(Figures, frozen=True, kw_only=True):
 
 
 @dataclass(kw_only=True)
-class HostileBench(HostileOptions, Bench[Cell, Suffered]):
+class HostileBench(HostileOptions, Bench[HostileCell, Suffered]):
     """Every attack, each on a server of its own.
 
     Args:
@@ -94,10 +94,10 @@ class HostileBench(HostileOptions, Bench[Cell, Suffered]):
         if unknown := set(self.attacks) - set(ATTACKS):
             raise ConfigError(f"attacks {', '.join(sorted(unknown))}; there are {', '.join(ATTACKS)}")
 
-    def cells(self) -> list[Cell]:
-        return [Cell(attack, self.times, self.seconds) for attack in self.attacks]
+    def cells(self) -> list[HostileCell]:
+        return [HostileCell(attack, self.times, self.seconds) for attack in self.attacks]
 
-    def measure(self, cell: Cell, before: Measured[Cell, Suffered], tell: Tell) -> Suffered:
+    def measure(self, cell: HostileCell, before: Measured[HostileCell, Suffered], tell: Tell) -> Suffered:
         reports: dict[type[Event], Event] = {}
 
         def collect(_process: str, event: Event) -> None:
@@ -209,7 +209,7 @@ class Attacker(Role, frozen=True, kw_only=True):
 
     folder: str
     server: str
-    cell: Cell
+    cell: HostileCell
 
     def play(self, stage: Stage) -> None:
         """Attacks once the honest worker trains, and says when that is over."""

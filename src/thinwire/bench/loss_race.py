@@ -19,10 +19,10 @@ import msgspec
 from thinwire.bench import charts
 from thinwire.bench.authors import WORKS, identify
 from thinwire.bench.harness import Measured, Tell
-from thinwire.bench.hook_cells import Cell, hook
+from thinwire.bench.hook_cells import HookCell, hook
 from thinwire.bench.hook_runs import HookRun, last_line, measure
 from thinwire.bench.hooks import HooksBench
-from thinwire.bench.loss_standings import Standing, best_rate, grid_of, is_timed, last_loss, standings
+from thinwire.bench.loss_standings import LossStanding, best_rate, grid_of, is_timed, last_loss, standings
 from thinwire.bench.options import LossRaceOptions
 from thinwire.errors import ConfigError, NonFiniteError
 from thinwire.presentation.charts import Chart
@@ -56,11 +56,11 @@ class LossRace(LossRaceOptions, HooksBench):
             raise ConfigError(f"rates {list(self.rates)}; a race needs one or more, all of them positive")
         super().__post_init__()
 
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[HookCell]:
         """The full runs of each method come before those on thin links; a rate of None is the best of the grid."""
         return [each for model in self.models for name in self.hooks for each in self._of(model, name)]
 
-    def _of(self, model: str, name: str) -> list[Cell]:
+    def _of(self, model: str, name: str) -> list[HookCell]:
         full = self.cell(model, "none", self.seed, name)
         seeds = range(self.seed + 1, self.seed + self.seeds)
         period = hook(name).period
@@ -78,7 +78,7 @@ class LossRace(LossRaceOptions, HooksBench):
             *(replace(timed, lr=None, link=link) for link in dict.fromkeys(links)),
         ]
 
-    def key(self, cell: Cell, number: int) -> dict[str, Any]:
+    def key(self, cell: HookCell, number: int) -> dict[str, Any]:
         """As of any benchmark; a full run is the same whatever the limit of those on links is."""
         key = super().key(cell, number)
         return key if is_timed(cell) else key | {"timed_seconds": LossRaceOptions.timed_seconds}
@@ -86,7 +86,7 @@ class LossRace(LossRaceOptions, HooksBench):
     def authors(self, name: str) -> str | None:
         return identify(hook(name).id, self.files)
 
-    def measure(self, cell: Cell, before: Measured[Cell, HookRun], tell: Tell) -> HookRun:
+    def measure(self, cell: HookCell, before: Measured[HookCell, HookRun], tell: Tell) -> HookRun:
         limit_s = self.timed_seconds if cell.link else None
         file = self.files.get(WORKS[hook(cell.hook).id].file or "") if cell.authors else None
         if cell.lr is not None:
@@ -102,12 +102,12 @@ class LossRace(LossRaceOptions, HooksBench):
         """A rate at which training diverges is an outcome."""
         return figures.error is not None and NonFiniteError.__name__ not in figures.error
 
-    def outdated(self, cell: Cell, figures: HookRun, before: Measured[Cell, HookRun]) -> bool:
+    def outdated(self, cell: HookCell, figures: HookRun, before: Measured[HookCell, HookRun]) -> bool:
         """A run at the best rate is to be made again where another rate is the best one now."""
         best = best_rate(grid_of(cell.model, cell.hook, before))
         return self.failed(figures) or (cell.lr is None and figures.lr != best)
 
-    def line(self, cell: Cell, figures: HookRun) -> str:
+    def line(self, cell: HookCell, figures: HookRun) -> str:
         rate = f"rate {cell.lr or figures.lr or 0:g}"
         if figures.error is not None:
             return f"{cell}, {rate}: failed: {last_line(figures.error)}"
@@ -117,10 +117,10 @@ class LossRace(LossRaceOptions, HooksBench):
         told = "" if sent is None else f", {nbytes_text(sent)} a step and rank"
         return f"{cell}, {rate}: {last_loss(figures):.3f} nats a byte{told}, {figures.seconds:.0f} s"
 
-    def sections(self, measured: Measured[Cell, HookRun]) -> dict[str, Any]:
+    def sections(self, measured: Measured[HookCell, HookRun]) -> dict[str, Any]:
         return {**super().sections(measured), "standings": standings(measured, self.margin)}
 
-    def tables(self, measured: Measured[Cell, HookRun]) -> list[Table]:
+    def tables(self, measured: Measured[HookCell, HookRun]) -> list[Table]:
         """Two for each model: how low the loss gets and what is sent, and seconds to the target by link."""
         rows, tables = standings(measured, self.margin), []
         for model in dict.fromkeys(row.model for row in rows):
@@ -134,7 +134,7 @@ class LossRace(LossRaceOptions, HooksBench):
             tables.append(Table(header, [_time_line(row, links) for row in mine], title))
         return tables
 
-    def chart(self, measured: Measured[Cell, HookRun]) -> Chart | None:
+    def chart(self, measured: Measured[HookCell, HookRun]) -> Chart | None:
         curves: dict[tuple[str, str], dict[str, list[tuple[float, float]]]] = {}
         for row in standings(measured, self.margin):
             sent = [(nbytes, loss) for _, nbytes, loss in row.curve if nbytes is not None]
@@ -147,7 +147,7 @@ class LossRace(LossRaceOptions, HooksBench):
         return charts.loss_race(curves) if curves else None
 
 
-def _loss_line(row: Standing) -> list[str]:
+def _loss_line(row: LossStanding) -> list[str]:
     return [
         row.method,
         number_text(row.rate, "g"),
@@ -160,7 +160,7 @@ def _loss_line(row: Standing) -> list[str]:
     ]
 
 
-def _time_line(row: Standing, links: Sequence[str]) -> list[str]:
+def _time_line(row: LossStanding, links: Sequence[str]) -> list[str]:
     cells = [
         f"{number_text(row.seconds_per_step.get(link), '.3f')}, {number_text(row.compute_share.get(link), '.0%')}, "
         f"{number_text(row.seconds_to_target.get(link), '.0f')}, "

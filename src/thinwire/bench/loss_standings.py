@@ -11,12 +11,12 @@ from itertools import pairwise
 from msgspec import UnsetType
 
 from thinwire.bench.harness import Measured
-from thinwire.bench.hook_cells import Cell, hook
+from thinwire.bench.hook_cells import HookCell, hook
 from thinwire.bench.hook_runs import HookRun
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class LossStanding:
     """One method on one model, of what has been run so far; medians over the seeds, None where they are missing.
 
     Attributes:
@@ -56,14 +56,14 @@ class Standing:
     curve: list[tuple[int, float | None, float]]
 
 
-def standings(measured: Measured[Cell, HookRun], margin: float) -> list[Standing]:
+def standings(measured: Measured[HookCell, HookRun], margin: float) -> list[LossStanding]:
     """Returns one row for each model and method, in the order of the runs."""
     keys = dict.fromkeys((cell.model, cell.hook) for cell in measured)
     alone = {key: _standing(*key, measured) for key in keys}
     return [_compared(row, alone, margin) for row in alone.values()]
 
 
-def _standing(model: str, method: str, measured: Measured[Cell, HookRun]) -> Standing:
+def _standing(model: str, method: str, measured: Measured[HookCell, HookRun]) -> LossStanding:
     grid = grid_of(model, method, measured)
     rate = best_rate(grid)
     full = _full_runs(model, method, rate, measured)
@@ -78,7 +78,7 @@ def _standing(model: str, method: str, measured: Measured[Cell, HookRun]) -> Sta
         for run in full.values()
         if run.cpu_seconds_per_step and run.cpu_seconds_alone
     ]
-    return Standing(
+    return LossStanding(
         model=model,
         method=method,
         rate=rate,
@@ -101,7 +101,7 @@ def _standing(model: str, method: str, measured: Measured[Cell, HookRun]) -> Sta
     )
 
 
-def _compared(row: Standing, rows: Mapping[tuple[str, str], Standing], margin: float) -> Standing:
+def _compared(row: LossStanding, rows: Mapping[tuple[str, str], LossStanding], margin: float) -> LossStanding:
     """Returns a row with what compares it to the other methods on the same model."""
     mine = [other for other in rows.values() if other.model == row.model]
     plain = rows.get((row.model, "none"))
@@ -127,7 +127,7 @@ def _compared(row: Standing, rows: Mapping[tuple[str, str], Standing], margin: f
     )
 
 
-def is_timed(cell: Cell) -> bool:
+def is_timed(cell: HookCell) -> bool:
     """Whether a run is one that only its seconds per step are wanted of."""
     return cell.eval_every == 0
 
@@ -138,7 +138,7 @@ def last_loss(run: HookRun) -> float:
     return math.inf if run.error is not None or loss is None or math.isnan(loss) else loss
 
 
-def grid_of(model: str, method: str, measured: Measured[Cell, HookRun]) -> dict[float, HookRun]:
+def grid_of(model: str, method: str, measured: Measured[HookCell, HookRun]) -> dict[float, HookRun]:
     """The full runs with the first seed, by rate."""
     return {
         cell.lr: run
@@ -153,7 +153,9 @@ def best_rate(grid: Mapping[float, HookRun]) -> float | None:
     return None if best is None or math.isinf(last_loss(grid[best])) else best
 
 
-def _full_runs(model: str, method: str, rate: float | None, measured: Measured[Cell, HookRun]) -> dict[int, HookRun]:
+def _full_runs(
+    model: str, method: str, rate: float | None, measured: Measured[HookCell, HookRun]
+) -> dict[int, HookRun]:
     """The full runs at the best rate, by seed."""
     return {
         cell.seed: run
@@ -186,7 +188,7 @@ def _steps_to(target: float, curve: Sequence[tuple[int, float | None, float]]) -
     return None
 
 
-def _seconds_to(target: float, row: Standing, link: str) -> float | None:
+def _seconds_to(target: float, row: LossStanding, link: str) -> float | None:
     steps, seconds = _steps_to(target, row.curve), row.seconds_per_step.get(link)
     return None if steps is None or seconds is None else steps * seconds
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.bench.hook_cells import POWERSGD, Cell, hook
+from thinwire.bench.hook_cells import POWERSGD, HookCell, hook
 from thinwire.hooks import ddp
 from thinwire.hooks.distribute import distribute
 from thinwire.policies.auto_codec import AUTO
@@ -64,7 +64,7 @@ class Method:
 class Hooked(Method):
     """DDP with the cell's hook."""
 
-    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, cell: Cell) -> None:
+    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, cell: HookCell) -> None:
         cap = cell.bucket_cap_mb or (POWERSGD_BUCKET_MB if cell.hook.startswith(POWERSGD) else None)
         model = DistributedDataParallel(module, bucket_cap_mb=cap)
         super().__init__(model, optimizer)
@@ -110,7 +110,7 @@ class Distributed(Method):
         self._opt.close()
 
 
-def install(model: DistributedDataParallel, cell: Cell) -> ddp.ThinwireState | None:
+def install(model: DistributedDataParallel, cell: HookCell) -> ddp.ThinwireState | None:
     """Registers the cell's hook. Returns our state where it is ours."""
     named = hook(cell.hook)
     if named.codec is not None:

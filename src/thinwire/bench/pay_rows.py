@@ -20,7 +20,7 @@ BARS = (0.10, 0.20)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Method:
+class SweptMethod:
     """A model, and a way to train it, on all links: their rates with commas between."""
 
     model: str
@@ -106,7 +106,7 @@ class Compared:
     right: bool | None
 
 
-def pays_table(measured: Measured[Method, Paid], workers: int) -> Table:
+def pays_table(measured: Measured[SweptMethod, Paid], workers: int) -> Table:
     """Returns a line for each model, link and kind."""
     lines = [
         [
@@ -122,7 +122,7 @@ def pays_table(measured: Measured[Method, Paid], workers: int) -> Table:
     return Table([*header, "predicted", "advised", "verdict"], lines, title, left=3)
 
 
-def prediction_tables(measured: Measured[Method, Paid]) -> list[Table]:
+def prediction_tables(measured: Measured[SweptMethod, Paid]) -> list[Table]:
     """Returns a table for each model: milliseconds by method and link."""
     tables = []
     for model in dict.fromkeys(cell.model for cell in measured):
@@ -136,7 +136,7 @@ def prediction_tables(measured: Measured[Method, Paid]) -> list[Table]:
     return tables
 
 
-def compare(measured: Measured[Method, Paid]) -> list[Compared]:
+def compare(measured: Measured[SweptMethod, Paid]) -> list[Compared]:
     """Returns what compression brings, by model, link and kind; without those whose uncompressed run is missing."""
     rows = []
     for model in dict.fromkeys(cell.model for cell in measured):
@@ -155,7 +155,7 @@ def compare(measured: Measured[Method, Paid]) -> list[Compared]:
     return rows
 
 
-def _compared(model: str, link: str, kind: str, plain: AtLink, found: Mapping[Method, AtLink]) -> Compared:
+def _compared(model: str, link: str, kind: str, plain: AtLink, found: Mapping[SweptMethod, AtLink]) -> Compared:
     auto = next((at for cell, at in found.items() if hook(cell.method).chooses), None)
     fixed = {cell.method: at for cell, at in found.items() if not cell.uncompressed and not hook(cell.method).chooses}
     own = next(cell.method for cell, at in found.items() if at is plain)
@@ -181,7 +181,7 @@ def _compared(model: str, link: str, kind: str, plain: AtLink, found: Mapping[Me
     )
 
 
-def summary(measured: Measured[Method, Paid]) -> dict[str, str]:
+def summary(measured: Measured[SweptMethod, Paid]) -> dict[str, str]:
     """Returns how good the predictions are, a sentence by kind; `auto`, which has no prediction of its own, is out."""
     said = {}
     rows = compare(measured)

@@ -17,10 +17,19 @@ from typing import Any, ClassVar
 
 from thinwire.bench.courses import Sweep
 from thinwire.bench.harness import Bench, Measured, Tell
-from thinwire.bench.hook_cells import BATCHES, Cell, Hook, hook
+from thinwire.bench.hook_cells import BATCHES, Hook, HookCell, hook
 from thinwire.bench.hook_runs import last_line, measure
 from thinwire.bench.options import PaysOptions
-from thinwire.bench.pay_rows import AtLink, Method, Paid, compare, milliseconds, pays_table, prediction_tables, summary
+from thinwire.bench.pay_rows import (
+    AtLink,
+    Paid,
+    SweptMethod,
+    compare,
+    milliseconds,
+    pays_table,
+    prediction_tables,
+    summary,
+)
 from thinwire.bench.peer_costs import measure_peer_costs
 from thinwire.bench.sharing import measure_sharing
 from thinwire.bench.transport_costs import measure_costs
@@ -61,7 +70,7 @@ STEPS = 5000
 
 
 @dataclass(kw_only=True)
-class PaysBench(PaysOptions, Bench[Method, Paid]):
+class PaysBench(PaysOptions, Bench[SweptMethod, Paid]):
     """Models × methods, each swept over the links.
 
     Args:
@@ -94,10 +103,10 @@ class PaysBench(PaysOptions, Bench[Method, Paid]):
         for cell in self.cells():
             recipe(cell.model, cell.data)
 
-    def cells(self) -> list[Method]:
+    def cells(self) -> list[SweptMethod]:
         links = ",".join(str(parse_rate(link)) for link in self.links)
         return [
-            Method(
+            SweptMethod(
                 model=model,
                 method=name,
                 data=TEXT if model in TEXT_MODELS else self.data,
@@ -128,7 +137,7 @@ class PaysBench(PaysOptions, Bench[Method, Paid]):
 
     # ---- one sweep
 
-    def measure(self, cell: Method, before: Measured[Method, Paid], tell: Tell) -> Paid:
+    def measure(self, cell: SweptMethod, before: Measured[SweptMethod, Paid], tell: Tell) -> Paid:
         tell("profile")
         plan = self._plan(cell)
         rates = [parse_rate(link) for link in cell.rates]
@@ -136,7 +145,7 @@ class PaysBench(PaysOptions, Bench[Method, Paid]):
         settle = AUTO_SETTLES if named.chooses else 2
         sweep = Sweep(rates, cell.seconds, period=named.period, settle=settle)
         run = measure(
-            Cell(
+            HookCell(
                 hook=cell.method,
                 model=cell.model,
                 data=cell.data,
@@ -165,7 +174,7 @@ class PaysBench(PaysOptions, Bench[Method, Paid]):
             self._forks = self._closing.enter_context(Forks(LIBRARIES, ENVIRONMENT))
         return self._forks
 
-    def _plan(self, cell: Method) -> Plan:
+    def _plan(self, cell: SweptMethod) -> Plan:
         """The plan of a model in one mode; no rank is running while it is measured."""
         if cell.model not in self._plans:
             batch = BATCHES.get(cell.model, recipe(cell.model, cell.data).batch)
@@ -196,19 +205,19 @@ class PaysBench(PaysOptions, Bench[Method, Paid]):
 
     # ---- what is said
 
-    def line(self, cell: Method, figures: Paid) -> str:
+    def line(self, cell: SweptMethod, figures: Paid) -> str:
         if figures.error is not None:
             return f"{cell}: failed: {last_line(figures.error)}"
         steps = ", ".join(f"{each.link} {milliseconds(each.measured_s)} ({each.error:+.0%})" for each in figures.at)
         return f"{cell}, ms a step and the prediction's error: {steps}"
 
-    def tables(self, measured: Measured[Method, Paid]) -> list[Table]:
+    def tables(self, measured: Measured[SweptMethod, Paid]) -> list[Table]:
         return [pays_table(measured, self.ranks), *prediction_tables(measured)]
 
-    def sections(self, measured: Measured[Method, Paid]) -> dict[str, Any]:
+    def sections(self, measured: Measured[SweptMethod, Paid]) -> dict[str, Any]:
         return {**super().sections(measured), "pays": compare(measured), "predictions": summary(measured)}
 
-    def notes(self, measured: Measured[Method, Paid]) -> list[str]:
+    def notes(self, measured: Measured[SweptMethod, Paid]) -> list[str]:
         return [sentence for sentence in summary(measured).values() if sentence]
 
 
@@ -226,7 +235,7 @@ def _planned(name: str) -> Design | None:
     return replace(design("3lc"), name=name, up=named.codec, down=named.codec)
 
 
-def _predicted_s(plan: Plan, cell: Method, bps: float) -> float:
+def _predicted_s(plan: Plan, cell: SweptMethod, bps: float) -> float:
     made = _planned(cell.method)
     if made is not None:
         return plan.step_s(made.name, cell.ranks, bps)

@@ -17,7 +17,7 @@ from typing import Any
 
 from thinwire.bench import charts
 from thinwire.bench.harness import Measured, Tell
-from thinwire.bench.hook_cells import Cell, hook
+from thinwire.bench.hook_cells import HookCell, hook
 from thinwire.bench.hook_runs import HookRun, last_line, measure
 from thinwire.bench.hooks import HooksBench
 from thinwire.bench.options import RaceOptions
@@ -27,7 +27,7 @@ from thinwire.presentation.tables import Table
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class AccuracyStanding:
     """One hook on one model and link, of what has been run so far; by seed in the order of runs.
 
     Attributes:
@@ -68,10 +68,10 @@ class RaceBench(RaceOptions, HooksBench):
         if not self.give_up >= 1:
             raise ConfigError(f"give_up={self.give_up}; a race needs 1 or more")
 
-    def cell(self, model: str, link: str, seed: int, name: str) -> Cell:
+    def cell(self, model: str, link: str, seed: int, name: str) -> HookCell:
         return replace(super().cell(model, link, seed, name), target=self.target_accuracy)
 
-    def measure(self, cell: Cell, before: Measured[Cell, HookRun], tell: Tell) -> HookRun:
+    def measure(self, cell: HookCell, before: Measured[HookCell, HookRun], tell: Tell) -> HookRun:
         times = [
             run.seconds_to_target
             for other, [run] in before.items()
@@ -80,7 +80,7 @@ class RaceBench(RaceOptions, HooksBench):
         limit_s = self.give_up * min(times) if times else None
         return measure(cell, limit_s=limit_s, tell=tell)
 
-    def line(self, cell: Cell, figures: HookRun) -> str:
+    def line(self, cell: HookCell, figures: HookRun) -> str:
         seconds, steps = figures.seconds, figures.steps_done
         how = {
             "target": f"target after {figures.seconds_to_target or 0:.1f} s and {steps} steps",
@@ -90,10 +90,10 @@ class RaceBench(RaceOptions, HooksBench):
         }
         return f"{cell}: {how[figures.ended]}"
 
-    def sections(self, measured: Measured[Cell, HookRun]) -> dict[str, Any]:
+    def sections(self, measured: Measured[HookCell, HookRun]) -> dict[str, Any]:
         return {**super().sections(measured), "standings": standings(measured)}
 
-    def tables(self, measured: Measured[Cell, HookRun]) -> list[Table]:
+    def tables(self, measured: Measured[HookCell, HookRun]) -> list[Table]:
         rows, tables = standings(measured), []
         for model, link in dict.fromkeys((row.model, row.link) for row in rows):
             lines = [self._line(row) for row in rows if (row.model, row.link) == (model, link)]
@@ -103,10 +103,10 @@ class RaceBench(RaceOptions, HooksBench):
             )
         return tables
 
-    def notes(self, measured: Measured[Cell, HookRun]) -> list[str]:
+    def notes(self, measured: Measured[HookCell, HookRun]) -> list[str]:
         return [*super().notes(measured), *auto_notes(standings(measured))]
 
-    def _line(self, row: Standing) -> list[str]:
+    def _line(self, row: AccuracyStanding) -> list[str]:
         """A line of the table; `>` is a lower bound, of a run that was stopped or did not reach the target."""
 
         def seconds(seed: int) -> str:
@@ -126,12 +126,12 @@ class RaceBench(RaceOptions, HooksBench):
             "" if row.of_best_stock is None else f"{row.of_best_stock:.2f}",
         ]
 
-    def chart(self, measured: Measured[Cell, HookRun]) -> Chart | None:
+    def chart(self, measured: Measured[HookCell, HookRun]) -> Chart | None:
         curves = {cell: run.curve for cell, [run] in measured.items() if run.curve}
         return charts.race(curves) if curves else None
 
 
-def auto_notes(rows: Sequence[Standing]) -> list[str]:
+def auto_notes(rows: Sequence[AccuracyStanding]) -> list[str]:
     """Returns how `auto` stands beside the best fixed setting, uncompressed included, by model and link."""
     notes = []
     for row in (row for row in rows if hook(row.hook).chooses):
@@ -148,7 +148,7 @@ def auto_notes(rows: Sequence[Standing]) -> list[str]:
     return notes
 
 
-def standings(measured: Measured[Cell, HookRun]) -> list[Standing]:
+def standings(measured: Measured[HookCell, HookRun]) -> list[AccuracyStanding]:
     """Returns one row for each model, link and hook."""
     seeds: dict[tuple[str, str | None, str], dict[int, HookRun]] = {}
     for cell, [run] in measured.items():
@@ -163,7 +163,7 @@ def standings(measured: Measured[Cell, HookRun]) -> list[Standing]:
     for key, runs in seeds.items():
         rivals = (value for other, value in medians.items() if other[:2] == key[:2] and not hook(other[2]).compresses)
         own, best = medians[key], min(rivals, default=math.inf)
-        row = Standing(
+        row = AccuracyStanding(
             model=key[0],
             link=key[1],
             hook=key[2],

@@ -44,7 +44,7 @@ WARM = 5
 
 
 @dataclass(frozen=True)
-class Cell:
+class ServerCell:
     """One run of one design with so many workers."""
 
     workers: int
@@ -65,7 +65,7 @@ class Cost(Figures, frozen=True, kw_only=True):
 
 
 @dataclass(kw_only=True)
-class ServerBench(ServerOptions, Bench[Cell, Cost]):
+class ServerBench(ServerOptions, Bench[ServerCell, Cost]):
     """Every design with every number of workers, in turn.
 
     Args:
@@ -92,14 +92,14 @@ class ServerBench(ServerOptions, Bench[Cell, Cost]):
         for name in self.designs:
             find_design(name)
 
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[ServerCell]:
         return [
-            Cell(workers, design, self.model, self.data, self.steps)
+            ServerCell(workers, design, self.model, self.data, self.steps)
             for workers in self.workers
             for design in self.designs
         ]
 
-    def measure(self, cell: Cell, before: Measured[Cell, Cost], tell: Tell) -> Cost:
+    def measure(self, cell: ServerCell, before: Measured[ServerCell, Cost], tell: Tell) -> Cost:
         costs: list[Cost] = []
 
         def load(_rank: int, addresses: list[str], _again: bool) -> list[str]:
@@ -115,7 +115,7 @@ class ServerBench(ServerOptions, Bench[Cell, Cost]):
         [cost] = costs
         return cost
 
-    def compared(self, cell: Cell, measured: Measured[Cell, Cost]) -> dict[str, float | None]:
+    def compared(self, cell: ServerCell, measured: Measured[ServerCell, Cost]) -> dict[str, float | None]:
         """CPU seconds over those of the first design, and how they grow with the workers.
 
         The growth is CPU seconds over those with the fewest workers, divided by how many times as many workers there
@@ -123,7 +123,7 @@ class ServerBench(ServerOptions, Bench[Cell, Cost]):
         """
         fewest = min(self.workers)
 
-        def over(other: Cell) -> float | None:
+        def over(other: ServerCell) -> float | None:
             own, base = (measured.get(each) for each in (cell, other))
             return median(own, "cpu_seconds_per_step") / median(base, "cpu_seconds_per_step") if own and base else None
 
@@ -186,7 +186,7 @@ class ServerLoad(Role, frozen=True, kw_only=True):
     """All the workers of a cell."""
 
     server: str
-    cell: Cell
+    cell: ServerCell
 
     def play(self, stage: Stage) -> None:
         """Pushes frames that are ready and waits for every table's update, step by step.

@@ -59,7 +59,7 @@ class Layer(nn.Module):
 
 
 @dataclass(frozen=True)
-class Cell:
+class TransportCell:
     """One run of one path, with messages of one size, on one link."""
 
     link: str
@@ -102,7 +102,7 @@ class Player:
                 yield table, update.frame
 
 
-def step_frames(connection: Connection, rank: int, cell: Cell) -> float:
+def step_frames(connection: Connection, rank: int, cell: TransportCell) -> float:
     """Takes steps with gradients that are ready; returns the median of their seconds."""
     codec = make_codec("fp32")
     plan = Plan(
@@ -137,7 +137,7 @@ def step_frames(connection: Connection, rank: int, cell: Cell) -> float:
     return seconds
 
 
-def step_model(connection: Connection, rank: int, cell: Cell) -> float:
+def step_model(connection: Connection, rank: int, cell: TransportCell) -> float:
     """Takes steps of a model through `distribute`; returns the median of their seconds."""
     torch.set_num_threads(1)
     model = nn.Sequential(*map(Layer, SIZES))
@@ -165,7 +165,7 @@ def _median_seconds(step: Callable[[], None], steps: int) -> float:
     return statistics.median(seconds[len(seconds) // 5 :])
 
 
-PATHS: dict[str, Callable[[Connection, int, Cell], float]] = {"data plane": step_frames, "model": step_model}
+PATHS: dict[str, Callable[[Connection, int, TransportCell], float]] = {"data plane": step_frames, "model": step_model}
 
 
 class Stepped(Event, frozen=True, kw_only=True):
@@ -179,7 +179,7 @@ class TransportsWorker(Role, frozen=True, kw_only=True):
 
     server: str
     rank: int
-    cell: Cell
+    cell: TransportCell
     certificates: str = ""
 
     def play(self, stage: Stage) -> None:
@@ -199,7 +199,7 @@ class Step(Figures, frozen=True, kw_only=True):
 
 
 @dataclass(kw_only=True)
-class TransportsBench(TransportsOptions, Bench[Cell, Step]):
+class TransportsBench(TransportsOptions, Bench[TransportCell, Step]):
     """Both paths and every size of messages on every link, in turn.
 
     Args:
@@ -229,9 +229,9 @@ class TransportsBench(TransportsOptions, Bench[Cell, Step]):
         if unknown := set(self.security) - {"none", "tls"}:
             raise ConfigError(f"security {', '.join(sorted(unknown))}; allowed are none and tls")
 
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[TransportCell]:
         return [
-            Cell(str(parse_rate(link)), path, chunks, self.workers, self.steps, self.shaping, security)
+            TransportCell(str(parse_rate(link)), path, chunks, self.workers, self.steps, self.shaping, security)
             for link in self.links
             for path in PATHS
             for chunks in CHUNKS
@@ -241,7 +241,7 @@ class TransportsBench(TransportsOptions, Bench[Cell, Step]):
     def thin_link(self) -> tuple[str | None, str]:
         return first_thin(self.links), self.shaping
 
-    def measure(self, cell: Cell, before: Measured[Cell, Step], tell: Tell) -> Step:
+    def measure(self, cell: TransportCell, before: Measured[TransportCell, Step], tell: Tell) -> Step:
         links, seconds = choose_links(cell.link, cell.wanted), list[float]()
         with TemporaryDirectory() as folder:
             if cell.security == "tls":
@@ -250,7 +250,7 @@ class TransportsBench(TransportsOptions, Bench[Cell, Step]):
             self._run(cell, links, folder if cell.security == "tls" else "", seconds)
         return Step(seconds_per_step=statistics.median(seconds), shaping=links.shaping)
 
-    def _run(self, cell: Cell, links: Links, certificates: str, seconds: list[float]) -> None:
+    def _run(self, cell: TransportCell, links: Links, certificates: str, seconds: list[float]) -> None:
         """Runs the processes of a cell; adds every worker's median step to `seconds`."""
 
         def server(_index: int, _again: bool) -> list[str]:

@@ -22,9 +22,9 @@ from thinwire.bench.updates_cells import (
     TRAINING,
     WARM_UP_STEPS,
     BlockEnded,
-    Cell,
     Counted,
     Spent,
+    UpdatesCell,
     UpdatesRank,
 )
 from thinwire.bench.updates_rank import TASKS
@@ -47,7 +47,7 @@ class UpdatesRun(Figures, frozen=True, kw_only=True):
 
 
 @dataclass(kw_only=True)
-class UpdatesBench(UpdatesOptions, Bench[Cell, UpdatesRun]):
+class UpdatesBench(UpdatesOptions, Bench[UpdatesCell, UpdatesRun]):
     """Models × designs of local updates.
 
     Args:
@@ -77,9 +77,9 @@ class UpdatesBench(UpdatesOptions, Bench[Cell, UpdatesRun]):
         if not TASKS.exists():
             raise ConfigError(f"the processor time of threads is read from {TASKS}, which only Linux has")
 
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[UpdatesCell]:
         return [
-            Cell(
+            UpdatesCell(
                 model=model,
                 data=self.data,
                 design=name,
@@ -94,10 +94,10 @@ class UpdatesBench(UpdatesOptions, Bench[Cell, UpdatesRun]):
             for name in self.designs
         ]
 
-    def key(self, cell: Cell, number: int) -> dict[str, Any]:
+    def key(self, cell: UpdatesCell, number: int) -> dict[str, Any]:
         return {**super().key(cell, number), "recipe": unusual(cell.recipe(), "scales", "loss", "l1")}
 
-    def measure(self, cell: Cell, before: Measured[Cell, UpdatesRun], tell: Tell) -> UpdatesRun:
+    def measure(self, cell: UpdatesCell, before: Measured[UpdatesCell, UpdatesRun], tell: Tell) -> UpdatesRun:
         counted: list[Counted] = []
         with RankGroup([BlockEnded, Counted]) as group:
             group.start([UpdatesRank(cell=cell, rank=rank, master=group.master) for rank in range(cell.ranks)])
@@ -115,10 +115,10 @@ class UpdatesBench(UpdatesOptions, Bench[Cell, UpdatesRun]):
         }
         return UpdatesRun(spent=spent, weights=counted[0].weights)
 
-    def line(self, cell: Cell, figures: UpdatesRun) -> str:
+    def line(self, cell: UpdatesCell, figures: UpdatesRun) -> str:
         return f"{cell}: {_total(figures, EXCHANGED) / _total(figures, ALONE):.3f} of a step alone"
 
-    def tables(self, measured: Measured[Cell, UpdatesRun]) -> list[Table]:
+    def tables(self, measured: Measured[UpdatesCell, UpdatesRun]) -> list[Table]:
         header = ["model", "", "CPU ms a step and rank", "of a step alone", f"{TRAINING}, beyond", SHARD]
         lines = [line for cell, runs in measured.items() for line in _lines(cell, runs)]
         return [Table(header, lines, left=2)]
@@ -135,7 +135,7 @@ def whole_rounds(steps: int, name: str) -> int:
     return -(-steps // period) * period
 
 
-def _lines(cell: Cell, runs: Sequence[UpdatesRun]) -> list[list[str]]:
+def _lines(cell: UpdatesCell, runs: Sequence[UpdatesRun]) -> list[list[str]]:
     """A line for each way, medians over the rounds."""
     found = []
     for way in runs[0].spent:

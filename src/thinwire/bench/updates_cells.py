@@ -22,7 +22,7 @@ Spent = dict[str, dict[str, float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class UpdatesCell:
     """One model with one design.
 
     Args:
@@ -79,7 +79,7 @@ class UpdatesRank(Role, frozen=True, kw_only=True):
         master: host and port of rank 0.
     """
 
-    cell: Cell
+    cell: UpdatesCell
     rank: int
     master: str
 

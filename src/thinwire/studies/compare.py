@@ -24,7 +24,7 @@ from thinwire.jobs.outcome import RunOutcome
 from thinwire.jobs.results import Results, Run
 from thinwire.jobs.workload import check
 from thinwire.policies.consistency import consistency
-from thinwire.studies.compare_rows import Cell, Row, tabulate
+from thinwire.studies.compare_rows import ComparedCell, Row, tabulate
 from thinwire.studies.files import RESULTS
 from thinwire.studies.options import ComparisonOptions
 from thinwire.workloads.data import data
@@ -92,13 +92,13 @@ class Comparison(ComparisonOptions):
         recipe = job.recipe()
         return replace(job, steps=recipe.steps, batch=recipe.batch, lr=recipe.lr)
 
-    def cells(self) -> dict[Cell, tuple[Job, Job]]:
+    def cells(self) -> dict[ComparedCell, tuple[Job, Job]]:
         """Returns, by model, design, link and seed, the runs that accuracy and seconds per step come from.
 
         On a link without a limit they are one and the same. Cells come seed by seed, so that an early end leaves
         whole tables of fewer seeds.
         """
-        cells: dict[Cell, tuple[Job, Job]] = {}
+        cells: dict[ComparedCell, tuple[Job, Job]] = {}
         for model in self.models:
             for design in self.designs:
                 full = self.full(model, design)
@@ -111,7 +111,7 @@ class Comparison(ComparisonOptions):
         return dict(sorted(cells.items(), key=lambda item: item[0][3]))
 
 
-def jobs(cells: Mapping[Cell, tuple[Job, Job]]) -> list[Job]:
+def jobs(cells: Mapping[ComparedCell, tuple[Job, Job]]) -> list[Job]:
     """Returns every run that the cells need, once, in their order."""
     return list(dict.fromkeys(job for pair in cells.values() for job in pair))
 

@@ -15,7 +15,7 @@ from thinwire.jobs.job import Job
 from thinwire.jobs.outcome import RunOutcome
 from thinwire.studies.deviation import deviation
 
-Cell = tuple[str, str, str, int]
+ComparedCell = tuple[str, str, str, int]
 """Model, design, link, seed."""
 
 _Pair = tuple[RunOutcome | None, RunOutcome | None]
@@ -60,7 +60,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     training_seconds_std: float | None
 
 
-def tabulate(cells: Mapping[Cell, tuple[Job, Job]], find: Callable[[Job], RunOutcome | None]) -> list[Row]:
+def tabulate(cells: Mapping[ComparedCell, tuple[Job, Job]], find: Callable[[Job], RunOutcome | None]) -> list[Row]:
     """Returns one row for each model, design and link.
 
     Args:
