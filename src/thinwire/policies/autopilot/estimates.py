@@ -70,7 +70,8 @@ class Estimates:
         memory = self._memory
         for other, at in list(memory.measured_at.items()):
             if memory.notes - at > STALE:
-                del memory.measured_at[other], memory.excess_s[other], memory.codec_s[other]
+                del memory.measured_at[other], memory.codec_s[other]
+                memory.excess_s.pop(other, None)
         if len(memory.exposed_s) >= ENOUGH and memory.link_bps:
             name = self._levels[memory.level].name
             memory.codec_s[name] = median(memory.encoded_s)
@@ -81,13 +82,12 @@ class Estimates:
             memory.measured_at[name] = memory.notes
 
     def forget_exchanges(self) -> None:
-        """The link is another one: what its messages took beyond their bytes is of the past."""
-        memory, uncompressed = self._memory, self._levels[0].name
+        """The link is another one: what its messages took beyond their bytes is of the past, at every setting."""
+        memory = self._memory
         memory.exposed_s.clear()
         memory.encoded_s.clear()
         memory.latency_s.clear()
-        for kept in (memory.excess_s, memory.measured_at, memory.codec_s):
-            kept.pop(uncompressed, None)
+        memory.excess_s.clear()
 
     # ---- what they say
 
