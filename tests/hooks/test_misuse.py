@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 import thinwire as tw
 from tests.hooks.cluster import run_cluster
-from tests.hooks.local_runs import adamw, batch, inner_step, mlp, sgd, values
+from tests.hooks.local_runs import adamw, batch, inner_step, mlp, resume, sgd, values
 from thinwire.errors import ConfigError, ProtocolError
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.hooks.planning import make_plan
@@ -80,7 +80,9 @@ def test_frozen_parameters_are_the_same_on_all_workers_when_a_training_begins(de
 
     found, _ = run_cluster(lambda rank: Frozen(0), train, optimizer=sgd, design=design, overlap=False)
     assert torch.equal(*found)
-    with pytest.raises(ProtocolError, match=r"digest of frozen parameters: this worker has .* They are not sent: load"):
+    with pytest.raises(
+        ProtocolError, match=r"digest of frozen parameters: this worker has .* They are not sent: before"
+    ):
         run_cluster(Frozen, train, optimizer=sgd, design=design, overlap=False)
     own = {FROZEN: "own"}
     found, _ = run_cluster(Frozen, train, optimizer=sgd, design=design, overlap=False, settings=own)
@@ -95,10 +97,30 @@ def test_frozen_parameters_may_have_changed_where_a_training_goes_on() -> None:
     later = make_plan(model, sgd(model), find_design("3lc"), workers=2).plans[0]
     assert difference(plan, later) is not None
     assert difference(plan, later, begun=True) is None
+    resumed = make_plan(model, sgd(model), find_design("3lc"), workers=2, begins=False).plans[0]
+    assert difference(plan, resumed) is None
 
 
+def test_a_training_whose_frozen_parameters_have_moved_goes_on_from_its_first_round() -> None:
+    """The shard is at exchange 0, and its plan holds what was frozen at the beginning."""
+
+    def first(rank: int, model: nn.Module, opt: DistributedOptimizer) -> dict[str, Any]:
+        for step in range(2):
+            inner_step(model, opt, rank, step)
+        opt.sync()
+        model.teacher.weight.data.mul_(0.9)  # type: ignore[operator, union-attr]
+        return copy.deepcopy({"model": model.state_dict(), "opt": opt.state_dict()})
+
+    design = "local-sgd[h=4]"
+    saved, core = run_cluster(lambda rank: Frozen(0), first, optimizer=sgd, design=design)
+    assert core.step == 0
+    found = resume(saved, core, design, range(2, 8), lambda rank: Frozen(0), optimizer=sgd)
+    assert torch.equal(*found)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_frozen_parameters_that_are_not_compared() -> None:
-    """Of a class of its own, as of quantised values, sparse ones, and those without values."""
+    """Of a class of its own, as of quantised values, sparse and nested ones, those without values, and shared ones."""
 
     class Packed(nn.Parameter):
         pass
@@ -109,6 +131,8 @@ def test_frozen_parameters_that_are_not_compared() -> None:
     model.packed = Packed(torch.zeros(4, dtype=torch.uint8), requires_grad=False)
     model.some = nn.Parameter(torch.eye(4).to_sparse(), requires_grad=False)
     model.none = nn.Parameter(torch.empty(4, device="meta"), requires_grad=False)
+    model.many = nn.Parameter(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), requires_grad=False)
+    model.same = nn.Parameter(model.weight.data, requires_grad=False)
     assert make_plan(model, sgd(model), find_design("3lc"), workers=2).plans[0] == plain
 
 

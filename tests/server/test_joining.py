@@ -72,10 +72,12 @@ def test_one_that_joins_a_training_that_has_begun_may_have_other_frozen_paramete
     shard = without_worker_one()
     shard.say(LATE, Join(rank=1, plan=msgspec.structs.replace(shard.plan, settings={FROZEN: "of step 3"}), have=()))
     assert isinstance(shard.told[LATE][0][0], Welcome)
-    shard = Shard(make_plan(2), begin=False)
+    shard = Shard(make_plan(2, settings={FROZEN: "theirs"}), begin=False)
     shard.join(0)
     shard.say(1, Join(rank=1, plan=msgspec.structs.replace(shard.plan, settings={FROZEN: "its"}), have=()))
-    assert "digest of frozen parameters: this worker has 'its', the others none" in str(shard.ended[1])
+    assert "digest of frozen parameters: this worker has 'its', the others 'theirs'" in str(shard.ended[1])
+    shard.say(2, Join(rank=1, plan=msgspec.structs.replace(shard.plan, settings={}), have=()))  # it has a state
+    assert 2 not in shard.ended
 
 
 def test_one_that_is_ahead_is_refused_and_the_training_goes_on() -> None:

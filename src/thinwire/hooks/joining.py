@@ -110,6 +110,7 @@ def prepare(
         shards=servers,
         consistency=policy,
         buffers=known_buffers(resume),
+        begins=resume is None,
         boards={LENGTHENED: lengthening.board} if lengthening is not None and lengthening.lengthens else None,
         **plan,
     )

@@ -56,6 +56,7 @@ def make_plan(
     settings: Settings | None = None,
     buffers: Collection[str] | None = None,
     boards: Mapping[str, torch.Tensor] | None = None,
+    begins: bool = True,
 ) -> Planned:
     """Places the model's trained parameters on the shards, and its statistics (buffers) on the first of them.
 
@@ -70,9 +71,11 @@ def make_plan(
         consistency: in place of the design's.
         placement: in place of the design's.
         state_interval: buffers travel after every so many exchanges.
-        settings: what else must be equal on all workers, besides the values of frozen parameters.
+        settings: what else must be equal on all workers.
         buffers: names of those that travel, in a training that goes on; None: what their values say now.
         boards: by name, tensors that are none of the model's, and of which every worker gets the mean.
+        begins: whether this worker has no state to go on from: then frozen parameters must be equal as well, which a
+            model may change while it trains, as a teacher that follows the trained ones.
 
     Raises:
         ConfigError: an optimizer that servers do not run, or that has a state which they would lose; a parameter that
@@ -154,7 +157,7 @@ def make_plan(
     groups = tuple(portable_options(group, known) for group in given)
     policy = consistency or find_consistency(design.consistency)
     policy.terms(workers)  # answers that can never be met are refused here, where they are somebody's own
-    agreed = {**_frozen(model), **(settings or {})}
+    agreed = {**(_frozen(model, [parameter for _, parameter in parameters]) if begins else {}), **(settings or {})}
     plans = tuple(
         Plan(
             workers=workers,
@@ -248,18 +251,22 @@ def _trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[s
     return trained
 
 
-def _frozen(model: nn.Module) -> Settings:
+def _frozen(model: nn.Module, trained: Sequence[nn.Parameter]) -> Settings:
     """Which values nobody trains or sends; nothing of a model without any.
 
-    Of a quantised base (a parameter of a class of its own) and of one in shards, ranks may rightly have other bits.
+    Of a quantised base (a parameter of a class of its own) and of one in shards, ranks may rightly have other bits;
+    what shares its memory with a trained parameter gets that one's values.
     """
+    sent = {parameter.untyped_storage().data_ptr() for parameter in trained}
     plain = [
-        parameter.detach()
+        parameter.detach().resolve_conj().resolve_neg()
         for parameter in model.parameters()
         if not parameter.requires_grad
         and type(parameter) is nn.Parameter
         and not parameter.is_meta
+        and not parameter.is_nested
         and parameter.layout == torch.strided
+        and parameter.untyped_storage().data_ptr() not in sent
     ]
     return {FROZEN: bits_digest(plain)} if plain else {}
 

@@ -24,8 +24,8 @@ MAX_PLACES = 2**22
 MAX_SETTINGS = 64
 """Settings are a handful of numbers and short texts."""
 ABOUT_FROZEN = (
-    ". They are not sent: load the same values on every worker, or draw them from the same seed. Where they differ on "
-    f"purpose, give all workers settings={{{FROZEN!r}: 'own'}}"
+    ". They are not sent: before tw.distribute load the same values on every worker, or draw them from the same seed. "
+    f"Where they differ on purpose, or are filled later, give all workers settings={{{FROZEN!r}: 'own'}}"
 )
 TRIAL = 2.0**-60
 """What a plan's codecs are tried out with: a value below every scale that their options may fix."""
@@ -44,8 +44,8 @@ def check_plan(plan: Plan) -> None:
         )
     if plan.state_interval < 1:
         raise ProtocolError(f"buffers that travel every {plan.state_interval} steps; at least 1 is needed")
-    if len(plan.settings) > MAX_SETTINGS:
-        raise ProtocolError(f"a plan with {len(plan.settings)} settings; at most {MAX_SETTINGS} are possible")
+    if (count := len({*plan.settings} - {FROZEN})) > MAX_SETTINGS:
+        raise ProtocolError(f"a plan with {count} settings; at most {MAX_SETTINGS} are possible")
     if len({spec.name for spec in plan.tables}) != len(plan.tables):
         raise ProtocolError("two tables have one name")
     if plan.workers * len(plan.tables) > MAX_PLACES:  # every table remembers which version each worker was led to
@@ -105,7 +105,7 @@ def difference(ours: Plan, theirs: Plan, *, begun: bool = False) -> str | None:
             the trained ones: those of the beginning say nothing then.
     """
     ours, theirs = _without_private_options(ours), _without_private_options(theirs)
-    if begun:
+    if begun or not all(FROZEN in plan.settings for plan in (ours, theirs)):  # one goes on from a state, or has none
         ours, theirs = _without_frozen(ours), _without_frozen(theirs)
     if not all(spec.dtype for plan in (ours, theirs) for spec in plan.tables):  # nothing to compare
         ours, theirs = _without_dtypes(ours), _without_dtypes(theirs)
