@@ -88,10 +88,16 @@ def test_cores_that_all_share_are_busy_with_servers_and_messages_too() -> None:
     ranks = replace(FREE, cores=2, collective=True, chunk_nbytes=4000)
     more = step_s(LAYERS, replace(ranks, worker_message_s=0.001)) - step_s(LAYERS, ranks)
     assert more == pytest.approx(8 * 4 * 7 * 0.001 / 2 / SHARED_USE, rel=0.3)
-    ring = step_s(LAYERS, replace(ranks, ring_hop_s=0.001)) - step_s(LAYERS, ranks)
+    ring = step_s(LAYERS, replace(ranks, ring=True, ring_hop_s=0.001)) - step_s(LAYERS, ranks)
     assert ring == pytest.approx(0.001 * (2 * 7 - 2)), "eight ranks, one exchange of 4 kB"
     two = replace(ranks, workers=2)
-    assert step_s(LAYERS, replace(two, ring_hop_s=0.001)) == step_s(LAYERS, two), "a ring of two has no hop more"
+    assert step_s(LAYERS, replace(two, ring=True, ring_hop_s=0.001)) == step_s(LAYERS, two), (
+        "a ring of two has no hop more"
+    )
+    for cores in (2, None):  # fourteen hops of a ring, and two to all others and back, each over two links
+        far = replace(ranks, cores=cores, worker_link=Link(latency_s=0.01))
+        longer = step_s(LAYERS, replace(far, ring=True)) - step_s(LAYERS, far)
+        assert longer == pytest.approx((14 - 2) * 0.02)
     thin = replace(ranks, worker_link=Link(bytes_per_s=1e3))
     assert step_s(LAYERS, replace(thin, worker_message_s=0.001)) == step_s(LAYERS, thin), "while the link carries more"
     measured = replace(FREE, cores=2, use=0.6)

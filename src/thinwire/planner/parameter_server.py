@@ -92,8 +92,8 @@ class Cluster:
             counted where cores are shared; else a worker's own threads do it beside what it computes.
         byte_s: of a processor for each byte of a message, at a server's end, and where cores are shared at a worker's;
             in the collective mode, where cores are shared, at either end.
-        ring_hop_s: that all wait at each hop of a ring more than where messages go to all others and back, in seconds;
-            0: they go so. Counted in the collective mode, where cores are shared.
+        ring: in the collective mode messages go round a ring, as those of an all-reduce; else to all others and back.
+        ring_hop_s: that all wait at each hop of a ring more than there, in seconds, where cores are shared.
         use: of processors that all share, what lockstep leaves in use.
 
     Raises:
@@ -111,6 +111,7 @@ class Cluster:
     message_s: float = 0.0
     worker_message_s: float = 0.0
     byte_s: float = 0.0
+    ring: bool = False
     ring_hop_s: float = 0.0
     use: float = SHARED_USE
 
@@ -135,10 +136,15 @@ class Cluster:
         return self.worker_message_s * (4 * (self.workers - 1) if self.collective else 2)
 
     @property
+    def more_hops(self) -> int:
+        """How many hops an exchange has more than the two to all others and back."""
+        # Round a ring, N − 1 with parts and N − 1 with sums.
+        return max(0, 2 * (self.workers - 1) - 2) if self.collective and self.ring else 0
+
+    @property
     def ring_s(self) -> float:
-        """What everybody waits in an exchange that goes round a ring, in seconds of the clock."""
-        # N − 1 hops with parts and N − 1 with sums; lockstep's own loss, in `use`, has two of them.
-        return self.ring_hop_s * max(0, 2 * (self.workers - 1) - 2) if self.collective else 0.0
+        """What everybody waits for processors in an exchange that goes round a ring, in seconds of the clock."""
+        return self.ring_hop_s * self.more_hops  # lockstep's own loss, in `use`, has two of them
 
     @property
     def served_s(self) -> float:
@@ -280,7 +286,8 @@ class _Timeline:
         begins = max(self._worker, self._up, self._down)
         pushed = begins + (1 - share) * layer.push_nbytes / link.bytes_per_s
         # Its own share of every other worker's gradient comes in meanwhile, and is added as it comes.
-        added = max(pushed + 2 * link.latency_s, self._processor[0]) + (1 - share) * layer.server_push_s
+        arrived = pushed + 2 * link.latency_s * (1 + self._cluster.more_hops)
+        added = max(arrived, self._processor[0]) + (1 - share) * layer.server_push_s
         self._processor[0] = added + share * layer.server_update_s
         pulled = self._processor[0] + (1 - share) * layer.pull_nbytes / link.bytes_per_s
         added_s = (1 - share) * layer.server_push_s + share * layer.server_update_s

@@ -185,7 +185,8 @@ class Plan:
             message_s=self._transport.server_message_s,
             worker_message_s=self._peers.message_s if collective else self._transport.worker_message_s,
             byte_s=(self._peers.byte_s if made.local else 0.0) if collective else self._transport.byte_s,
-            ring_hop_s=self._peers.hop_s if collective and _all_reduces(made) else 0.0,
+            ring=collective and _all_reduces(made),
+            ring_hop_s=self._peers.hop_s,
             use=self._sharing.use,
         )
         alone = sum(layer.forward_s + layer.backward_s for layer in layers)
