@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 
 import msgspec
@@ -48,6 +49,20 @@ def test_a_field_that_jobs_did_not_have_yet_counts_as_its_default(tmp_path: Path
     assert again.find({"a": 1, "b": None}) == Loss(1.0) and again.find({"a": 1, "b": 2}) is None
     again.add({"a": 1, "b": None}, Loss(2.0))
     assert len(again.runs) == 1, "and is replaced by a newer outcome"
+
+
+def test_a_device_or_a_pipe_is_refused_and_left_and_a_link_leads_to_its_file(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.json"
+    os.mkfifo(pipe)
+    with pytest.raises(ConfigError, match="is no file"):
+        Results(pipe, [Loss], fresh=True).save({})
+    assert pipe.is_fifo()
+    link, target = tmp_path / "link.json", tmp_path / "elsewhere" / "results.json"
+    link.symlink_to(target)
+    results = Results(link, [Loss])
+    results.add({"a": 1}, Loss(1.0))
+    results.save({})
+    assert link.is_symlink() and Results(target, [Loss]).find({"a": 1}) == Loss(1.0)
 
 
 def test_two_who_write_to_one_file_keep_each_others_runs(tmp_path: Path) -> None:

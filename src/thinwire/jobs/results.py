@@ -62,7 +62,7 @@ class Results(Generic[R]):
         fresh: begin without what the file holds, and write over it.
 
     Raises:
-        ConfigError: the file cannot be read, or is none of ours.
+        ConfigError: the file cannot be read, or is none of ours; or the path is of a device or a pipe.
     """
 
     def __init__(
@@ -73,6 +73,9 @@ class Results(Generic[R]):
         defaults: Mapping[str, Any] | None = None,
         fresh: bool = False,
     ) -> None:
+        # It would be moved away: a file of results is written beside its place, and takes it.
+        if path is not None and os.path.exists(path) and not (path.is_file() or path.is_dir()):
+            raise ConfigError(f"{path} is no file, to which every run that is finished could be added: name one")
         self._path, self._kinds, self._defaults = path, kinds, dict(defaults or {})
         self._shared = not fresh
         self._own: list[Run[R]] = []
@@ -106,12 +109,13 @@ class Results(Generic[R]):
         if self._path is None:
             return
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with _alone_in(self._path.parent):
+            path = Path(os.path.realpath(self._path))  # a link stays, and what it leads to is written
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with _alone_in(path.parent):
                 if self._shared:
-                    self._look(self._path)
-                self._write(self._path, sections)
-                self._seen = _state(self._path)
+                    self._look(path)
+                self._write(path, sections)
+                self._seen = _state(path)
         except OSError as error:
             raise ConfigError(f"{self._path} cannot be written: {error.strerror}. Choose another place") from error
 
