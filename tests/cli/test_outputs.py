@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.commands import Result
+from thinwire.bench import harness
 from thinwire.cli import outputs
 from thinwire.cli.console import write_json
 from thinwire.errors import ConfigError
@@ -64,6 +65,21 @@ def test_what_is_read_is_not_written_over(tmp_path: Path, command: Command) -> N
         result = command(*arguments, "--json", str(records))
         assert result.status == 2 and "is where the step records" in result.err, result.err
     assert records.read_text() == f"{line}\n{line}\n"
+
+
+@pytest.mark.parametrize(
+    ("what", "options"),
+    [(["hooks"], ["--json", "--png"]), (["pays", "--models", "mlp", "--hook", "none"], ["--json", "--markdown"])],
+)
+def test_measured_runs_and_what_is_made_of_them_are_two_files(
+    what: list[str], options: list[str], tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(harness, "run", lambda *given, **options: None)
+    monkeypatch.chdir(tmp_path)
+    first, second = options
+    result = command("bench", *what, "--links", "none", first, "same.png", second, "./same.png")
+    assert result.status == 2 and "write to another file" in result.err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_name_may_hold_brackets_and_a_full_disk_keeps_the_old_file(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from thinwire.cli.console import Lines, console, save_picture, say_wrote, show
 from thinwire.cli.lazy import lazy
-from thinwire.cli.outputs import STANDARD_OUTPUT
+from thinwire.cli.outputs import STANDARD_OUTPUT, check_apart
 from thinwire.cli.privileges import with_privileges
 from thinwire.errors import ConfigError, EngineError
 from thinwire.extras import require
@@ -33,7 +33,7 @@ def measure(
     """Measures a grid behind a progress bar, and shows and writes what came out, also when it is interrupted.
 
     Raises:
-        ConfigError: nothing to resume from, or a file of results that would be replaced.
+        ConfigError: nothing to resume from, a file of results that would be replaced, or one file for two things.
         EngineError: a measurement failed; the others were made.
     """
     if resume and json is None:
@@ -42,6 +42,11 @@ def measure(
         raise ConfigError("a measurement's --json is a file, to which every run that is finished is added: name one")
     if json is not None and json.is_file() and not resume:
         raise ConfigError(f"{json} is there already: add to it with --resume, or give another file")
+    for other, what in ((png, "the picture is drawn"), (markdown, "the tables are written")):
+        if other is not None:
+            check_apart(json, [other], what)
+    if png is not None and markdown is not None:
+        check_apart(markdown, [png], "the picture is drawn")
     if png is not None:
         require("the picture of --png", "matplotlib")
     with_privileges(*bench.thin_link())

@@ -18,7 +18,7 @@ from thinwire.cli.lazy import lazy
 from thinwire.cli.outputs import check_apart, writable_folder
 from thinwire.cli.privileges import with_privileges
 from thinwire.presentation.tables import Table
-from thinwire.studies.files import REPORT, RESULTS
+from thinwire.studies.files import BESIDE, REPORT, RESULTS
 
 if TYPE_CHECKING:
     from thinwire.studies.reproduce import catalog
@@ -98,7 +98,7 @@ def reproduce(
     if not kept and any(entry.study is not None and entry.study.links for entry in chosen):
         with_privileges("10mbit", "auto")
     writable_folder(out)
-    check_apart(json, [out / RESULTS, out / REPORT], "the runs are kept, or the page is written")
+    check_apart(json, [out / RESULTS, out / REPORT, out / BESIDE], "the runs are kept, or the page is written")
     fewer = ("" if seeds is None else f" --seeds {seeds}") + (" --kept" if kept else "")
     fewer += "".join(f" --join {shlex.quote(str(path))}" for path in join or [])
     command = f"thinwire reproduce {' '.join(what)} --scale {scale.value}{fewer} --out {shlex.quote(str(out))}"

@@ -19,9 +19,9 @@ import zstandard
 
 from thinwire.errors import ConfigError
 from thinwire.jobs.results import FORMAT, Run, read_runs, runs_of
+from thinwire.studies.files import BESIDE
 from thinwire.studies.reproduce.entry import Finding
 
-BESIDE = "results.zst"
 DIGITS = 5
 MOST_IN_PAGE_NBYTES = 1 << 20
 """Of packed runs. A page is two megabytes without any, which are the library that draws its charts."""
