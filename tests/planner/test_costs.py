@@ -12,6 +12,8 @@ from torch import nn
 from thinwire.errors import ConfigError
 from thinwire.planner.costs import mean_bits, measure_costs
 from thinwire.planner.optimizers import Trainer, trainer_of
+from thinwire.planner.planning import Plan
+from thinwire.planner.predictions import Setting
 from thinwire.planner.profile import Profile, TensorSeconds, profile
 from thinwire.planner.senders import INNER_STEPS, Senders
 from thinwire.policies.designs import design
@@ -94,6 +96,14 @@ def test_four_workers_stand_for_all_and_votes_have_levels_for_every_one() -> Non
         < pulled("terngrad[last_layer=same]", 4)
         < 0.5 * pulled("terngrad[last_layer=same]", 1000)
     )
+
+
+@pytest.mark.parametrize(("asked", "workers"), [(4, 1024), (1024, 4), (4, 1)])
+def test_a_plan_has_votes_as_wide_as_the_workers_are_many_whatever_it_was_asked_about(asked: int, workers: int) -> None:
+    names = ["terngrad[last_layer=same]"]
+    plan, other = (Plan(profiled(), names, Setting(link="1mbit", workers=each)) for each in (asked, workers))
+    found, expected = (each.step_s(names[0], workers, 1e6) for each in (plan, other))
+    assert found == pytest.approx(expected, rel=0.05)
 
 
 def test_a_model_whose_parts_are_called_one_by_one_and_one_that_is_seldom_trained() -> None:

@@ -16,6 +16,7 @@ from typing import TypeVar
 import torch
 
 from thinwire.codecs import decode
+from thinwire.codecs.levels import width_of
 from thinwire.errors import ConfigError
 from thinwire.planner.profile import Profile
 from thinwire.planner.senders import Senders
@@ -80,10 +81,8 @@ def measure_costs(
         workers: how many there are, which says how many levels votes have; four stand for all.
         collective: workers are equals, without a server that holds an optimizer.
     """
-    shapes = {each.name: each.shape for each in profile.tensors}
+    shapes, chosen = _choices(profile, design)
     itemsizes = {each.name: each.itemsize for each in profile.tensors}
-    last = None if design.last_layer == "same" else design.last_layer
-    chosen = select(shapes, design.compress(), last_layer=last)
     large = sum(map(math.prod, shapes.values())) > LARGE_NUMEL
     # Scales that are shared are one more round trip, which nobody makes here: one worker's is its own.
     senders = 1 if design.share_scales else FEW_SENDERS if large else MOST_SENDERS
@@ -92,6 +91,35 @@ def measure_costs(
         name: _costs(name, chosen[name], profile, design, senders, workers, collective, settling) for name in shapes
     }
     return {name: _as_it_is(found[name], chosen[name], itemsizes[name], collective) for name in shapes}
+
+
+def with_workers(
+    costs: Mapping[str, TensorCosts], profile: Profile, design: Design, *, measured: int, workers: int
+) -> Mapping[str, TensorCosts]:
+    """Returns what the costs are with another number of workers: votes have as many bits as that number needs.
+
+    Args:
+        costs: of every tensor, by name, as `measure_costs` returned them.
+        profile: of the model.
+        design: how it is to be trained.
+        measured: the number of workers that they were measured for.
+        workers: how many there are instead.
+    """
+    if not design.share_scales or workers == measured:
+        return costs
+    wider = width_of(workers) / width_of(measured)
+    _, chosen = _choices(profile, design)
+    return {
+        name: replace(each, pull_nbytes=wider * each.pull_nbytes) if chosen[name].down.id == "votes" else each
+        for name, each in costs.items()
+    }
+
+
+def _choices(profile: Profile, design: Design) -> tuple[dict[str, tuple[int, ...]], Mapping[str, Choice]]:
+    """The shapes of a model's tensors, and how a design compresses each of them, by name."""
+    shapes = {each.name: each.shape for each in profile.tensors}
+    last = None if design.last_layer == "same" else design.last_layer
+    return shapes, select(shapes, design.compress(), last_layer=last)
 
 
 def _as_it_is(costs: TensorCosts, choice: Choice, itemsize: int, collective: bool) -> TensorCosts:

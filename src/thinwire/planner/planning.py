@@ -14,7 +14,7 @@ from functools import cached_property
 from thinwire.errors import ConfigError
 from thinwire.hooks.exchange.options import GATHER_MB
 from thinwire.jobs.virtual_time import TCP_HEADERS_NBYTES, TCP_PAYLOAD_NBYTES, Sharing, TransportCosts
-from thinwire.planner.costs import TensorCosts, exchange_every, mean_bits, measure_costs
+from thinwire.planner.costs import TensorCosts, exchange_every, mean_bits, measure_costs, with_workers
 from thinwire.planner.exchange_work import NONE, ExchangeWork, measure_exchange_work
 from thinwire.planner.parameter_server import SHARED_USE, Cluster, Layer, Link, step_s
 from thinwire.planner.peer_costs import PeerCosts
@@ -169,7 +169,7 @@ class Plan:
 
     def _predicted_round(self, made: Design, workers: int, bps: float) -> Round:
         setting, collective = self.setting, self.setting.mode == "collective"
-        layers = self._layers(made)
+        layers = self._layers(made, workers)
         # Both ways are in use at once, and every other packet that comes is acknowledged by one that goes.
         payload = TCP_PAYLOAD_NBYTES / (TCP_PAYLOAD_NBYTES + 1.5 * TCP_HEADERS_NBYTES)
         link = Link(bytes_per_s=bps / 8 * payload, latency_s=setting.latency_ms / 2e3)
@@ -264,8 +264,9 @@ class Plan:
         whole = sum(4 * math.prod(each.shape) for each in self.profile.tensors)
         return GATHERED_NBYTES * sum(layer.push_nbytes for layer in layers) / whole
 
-    def _layers(self, made: Design) -> list[Layer]:
-        tensors, costs, setting = self.profile.tensors, self.costs[made.name], self.setting
+    def _layers(self, made: Design, workers: int) -> list[Layer]:
+        tensors, setting = self.profile.tensors, self.setting
+        costs = with_workers(self.costs[made.name], self.profile, made, measured=setting.workers, workers=workers)
         sized = [Sized(t.name, math.prod(t.shape), round(costs[t.name].push_nbytes)) for t in tensors]
         shards = {}
         if setting.servers > 1:
