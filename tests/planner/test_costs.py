@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -96,6 +97,21 @@ def test_four_workers_stand_for_all_and_votes_have_levels_for_every_one() -> Non
         < pulled("terngrad[last_layer=same]", 4)
         < 0.5 * pulled("terngrad[last_layer=same]", 1000)
     )
+
+
+@pytest.mark.parametrize("itemsize", [2, 4, 8])
+def test_ddp_sends_values_of_the_models_dtype_and_servers_and_local_updates_float32(itemsize: int) -> None:
+    made = profiled()
+    made = replace(made, tensors=tuple(replace(each, itemsize=itemsize) for each in made.tensors))
+
+    def bits(name: str, *, collective: bool) -> tuple[float, float]:
+        return mean_bits(measure_costs(made, design(name), collective=collective), made)
+
+    own, whole = (pytest.approx((bits, bits), rel=0.02) for bits in (8 * itemsize, 32))
+    assert bits("fp32", collective=True) == own
+    assert bits("fp32", collective=False) == whole
+    assert bits("local-sgd[h=2,codec=fp32]", collective=True) == whole
+    assert bits("local-sgd[h=2,codec=fp32]", collective=False) == whole
 
 
 @pytest.mark.parametrize(("asked", "workers"), [(4, 1024), (1024, 4), (4, 1)])

@@ -90,7 +90,8 @@ def measure_costs(
     found = {
         name: _costs(name, chosen[name], profile, design, senders, workers, collective, settling) for name in shapes
     }
-    return {name: _as_it_is(found[name], chosen[name], itemsizes[name], collective) for name in shapes}
+    by_ddp = collective and design.local is None
+    return {name: _as_it_is(found[name], chosen[name], itemsizes[name], by_ddp) for name in shapes}
 
 
 def with_workers(
@@ -122,10 +123,10 @@ def _choices(profile: Profile, design: Design) -> tuple[dict[str, tuple[int, ...
     return shapes, select(shapes, design.compress(), last_layer=last)
 
 
-def _as_it_is(costs: TensorCosts, choice: Choice, itemsize: int, collective: bool) -> TensorCosts:
-    """Of what is not compressed, with the bytes of its own dtype: measured are gradients in float32. Equal ranks send
-    values of 2 bytes as they are, and servers are sent 4."""
-    factor = (itemsize if collective else max(4, itemsize)) / 4
+def _as_it_is(costs: TensorCosts, choice: Choice, itemsize: int, by_ddp: bool) -> TensorCosts:
+    """Of what is not compressed, with the bytes that are sent: measured are gradients in float32. DDP sends values of
+    the model's own dtype; servers are sent float32, as are equal ranks with local updates, whatever the model's is."""
+    factor = itemsize / 4 if by_ddp else 1.0
     up, down = (factor if each.id == PLAIN.id else 1.0 for each in (choice.up, choice.down))
     return replace(costs, push_nbytes=up * costs.push_nbytes, pull_nbytes=down * costs.pull_nbytes)
 
