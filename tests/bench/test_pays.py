@@ -86,6 +86,8 @@ def test_what_cannot_be_measured_is_refused() -> None:
         PaysBench(methods=["powersgd-1"])
     with pytest.raises(ConfigError, match="unknown design 'nothing'"):
         PaysBench(methods=["server:nothing"])
+    with pytest.raises(ConfigError, match="a plan is of workers in lockstep"):
+        PaysBench(methods=["server:mps"])
     with pytest.raises(ConfigError, match="nothing to measure"):
         PaysBench(models=[])
     thin, shaping = PaysBench(links=["none", "10mbit"]).thin_link()

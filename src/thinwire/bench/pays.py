@@ -38,6 +38,7 @@ from thinwire.engines.links import first_thin, parse_rate
 from thinwire.engines.starters import Forks
 from thinwire.errors import ConfigError
 from thinwire.jobs.virtual_time import TransportCosts
+from thinwire.planner.costs import exchange_every
 from thinwire.planner.peer_costs import PeerCosts
 from thinwire.planner.planning import UNCOMPRESSED, Plan
 from thinwire.planner.predictions import Setting
@@ -99,7 +100,8 @@ class PaysBench(PaysOptions, Bench[SweptMethod, Paid]):
         if not self.cells() or not self.links or not self.seconds > 0:
             raise ConfigError("nothing to measure: name at least one model, one method and one link, and some seconds")
         for name in self.methods:
-            _planned(name)
+            if (made := _planned(name)) is not None:
+                exchange_every(made)  # raises where the planner knows no step of it
         for cell in self.cells():
             recipe(cell.model, cell.data)
 
