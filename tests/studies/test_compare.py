@@ -126,6 +126,7 @@ def test_comparisons_that_cannot_be() -> None:
     impossible: list[tuple[dict[str, Any], str]] = [
         ({"designs": []}, "no designs to compare"),
         ({"links": ["1mbit", "1mbit"]}, "one is named twice"),
+        ({"links": ["10mbit", "10000kbit"]}, "links 10mbit, 10000kbit: one is named twice"),
         ({"links": ["fast"]}, "fast.*mbit"),
         ({"designs": ["4lc"]}, "unknown design '4lc'"),
         ({"models": ["lenet6"]}, "unknown model 'lenet6'"),

@@ -71,15 +71,14 @@ class Comparison(ComparisonOptions):
             given = getattr(self, name)
             if not given:
                 raise ConfigError(f"no {name} to compare; give at least one")
-            if len(set(given)) < len(given):
+            told_apart = {str(parse_rate(link)) for link in given} if name == "links" else set(given)
+            if len(told_apart) < len(given):
                 raise ConfigError(f"{name} {', '.join(given)}: one is named twice")
         if self.seeds < 1:
             raise ConfigError(f"{self.seeds} seeds; at least 1 is needed")
         for name, steps in (("steps", self.steps), ("short_steps", self.short_steps)):
             if steps is not None and steps < 2:
                 raise ConfigError(f"{name}={steps}; at least 2 are needed, for the first is not timed")
-        for link in self.links:
-            parse_rate(link)
         for model in self.models:
             for design in self.designs:
                 self.full(model, design)
