@@ -88,6 +88,9 @@ def test_what_cannot_be_measured_is_refused() -> None:
         PaysBench(methods=["server:nothing"])
     with pytest.raises(ConfigError, match="a plan is of workers in lockstep"):
         PaysBench(methods=["server:mps"])
+    for name in ("3lc[s=1.0,start_step=2000]", "auto[start_step=25]"):
+        with pytest.raises(ConfigError, match="start_step: every step that is measured is compressed"):
+            PaysBench(methods=[name])
     with pytest.raises(ConfigError, match="nothing to measure"):
         PaysBench(models=[])
     thin, shaping = PaysBench(links=["none", "10mbit"]).thin_link()

@@ -226,6 +226,8 @@ class PaysBench(PaysOptions, Bench[SweptMethod, Paid]):
 def _planned(name: str) -> Design | None:
     """Returns the design that the planner takes for a hook; None for DDP's controller, which is no design."""
     named: Hook = hook(name)
+    if named.start_step and (named.auto is not None or named.codec is not None):
+        raise ConfigError(f"method {name!r}: start_step: every step that is measured is compressed; leave it out")
     if named.auto is not None:
         return None
     if named.design is not None:
