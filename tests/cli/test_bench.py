@@ -10,7 +10,10 @@ import pytest
 
 from tests.cli.commands import Result
 from tests.jobs.outcomes import run_outcome
+from thinwire.bench.options import QUICK, PaysOptions
+from thinwire.bench.pays import PaysBench
 from thinwire.bench.transports import Step, TransportCell, TransportsBench
+from thinwire.cli import bench
 from thinwire.errors import EngineError
 from thinwire.jobs import in_process
 from thinwire.jobs.job import Job
@@ -67,3 +70,16 @@ def test_a_file_of_other_results_is_left_alone(command: Command, tmp_path: Path)
     result = command("bench", "transports", "--json", file, "--resume")
     assert result.status == 2 and "does not hold results of this kind" in result.err
     assert file.read_text() == '{"format": 1, "runs": [{}]}'
+
+
+def test_quick_leaves_what_was_given_also_where_it_is_the_long_runs_own(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[PaysBench] = []
+    monkeypatch.setattr(bench, "measure", lambda asked, *given, **options: made.append(asked))
+    usual = PaysOptions()
+    assert command("bench", "pays", "--quick", "--seconds", str(usual.seconds)).status == 0
+    assert command("bench", "pays", "--quick", "--links", ",".join(usual.links)).status == 0
+    seconds, links = made
+    assert (seconds.seconds, seconds.links) == (usual.seconds, QUICK["links"])
+    assert (links.seconds, list(links.links)) == (QUICK["seconds"], list(usual.links))

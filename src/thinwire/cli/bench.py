@@ -169,6 +169,7 @@ def clock(given: ClockOptions, resume: Resume = False, json: options.Json = None
 @takes(PaysOptions, methods=Methods, links=Links, seconds=LinkSeconds, cores=Cores)
 def pays(
     given: PaysOptions,
+    context: typer.Context,
     quick: Quick = False,
     markdown: Markdown = None,
     resume: Resume = False,
@@ -180,8 +181,9 @@ def pays(
     keeps what has been measured.
     """
     if quick:
-        usual = vars(PaysOptions())
-        given = replace(given, **{name: value for name, value in QUICK.items() if vars(given)[name] == usual[name]})
+        sources = {name: context.get_parameter_source(name) for name in QUICK}
+        left = [name for name, source in sources.items() if source is None or source.name == "DEFAULT"]
+        given = replace(given, **{name: QUICK[name] for name in left})
     with closing(pays_bench.PaysBench(**vars(given))) as bench:
         measure(bench, json, resume, markdown=markdown)
 
