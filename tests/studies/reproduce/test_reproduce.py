@@ -20,11 +20,11 @@ from thinwire.errors import ConfigError
 from thinwire.jobs.results import Machine, Results
 from thinwire.presentation.charts import Chart, Panel, Series
 from thinwire.presentation.tables import Table
-from thinwire.studies.files import REPORT, RESULTS
+from thinwire.studies.files import BESIDE, REPORT, RESULTS
 from thinwire.studies.reproduce import packed_runs
 from thinwire.studies.reproduce.catalog import CATALOG, PAPERS, entries, finding_kinds
 from thinwire.studies.reproduce.entry import Cell, Entry, Finding, OnProgress, Scale, Shown, Study
-from thinwire.studies.reproduce.packed_runs import BESIDE, read_packed
+from thinwire.studies.reproduce.packed_runs import read_packed
 from thinwire.studies.reproduce.run import Reproduced, reproduce
 
 pytestmark = pytest.mark.timeout(900)
