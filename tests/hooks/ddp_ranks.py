@@ -30,7 +30,7 @@ __all__ = ["RankError", "batch", "ddp", "mlp", "run_ranks", "run_script", "train
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tests.hooks.ddp_preload"])
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 
 
 class RankError(AssertionError):
