@@ -106,6 +106,28 @@ def test_uncompressed_it_is_what_plain_torch_does_by_hand() -> None:
     assert not torch.allclose(found[0], plain[0], rtol=1e-2)
 
 
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])
+def test_what_torch_makes_tensors_of_by_default_changes_nothing(default: torch.dtype) -> None:
+    model, random = nn.Linear(30, 30), torch.Generator().manual_seed(0)
+    gradients = [[torch.randn(each.shape, generator=random) for each in model.parameters()] for _ in range(6)]
+    found = []
+    for dtype in (torch.float32, default):
+        torch.set_default_dtype(dtype)
+        try:
+            lengthening = Lengthening(adamw(model), workers=4, seed=0)
+            for clock, those in enumerate(gradients):
+                for parameter, gradient in zip(model.parameters(), those, strict=True):
+                    parameter.grad = gradient
+                lengthening.stepped(clock)
+                lengthening.board[:, :SUMS] *= 0.5  # as the mean over workers makes them shorter
+            lengthening.skipped()
+            found.append((lengthening.factors(), lengthening.board))
+        finally:
+            torch.set_default_dtype(torch.float32)
+    assert torch.equal(found[0][0], found[1][0]) and float(found[0][0].max()) > 1.0
+    assert found[1][1].dtype == torch.float32
+
+
 def test_who_joins_after_exchanges_without_a_step_draws_the_signs_of_all_others() -> None:
     """All gradients are equal, so nothing is to be lengthened; sums of unlike signs would say that all is chance."""
     server, address = start_server(ServerCore(min_workers=2), "memory")
