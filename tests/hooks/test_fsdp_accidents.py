@@ -192,6 +192,7 @@ def run_all(rank: int) -> dict[str, Any]:
         found[f"{kind}, broken off"] = [_broken_off(rank, mesh, compressed=each) for each in (False, True)]
         found[f"{kind}, hooked later"] = _hooked_later(rank, mesh, kind)
         found[f"{kind}, unfrozen"] = _unfrozen(rank, mesh)
+    found["FSDP, all-reduce hooked later"] = _hooked_later(rank, flat, "HSDP")
     found["automatic"] = _automatic(rank, sites)
     found["counted"] = _counted(rank, flat)
     plain = _sharded(flat)
@@ -234,6 +235,7 @@ def test_gradients_of_a_pass_that_broke_off_are_discarded(ranks: list[dict[str, 
 def test_what_would_take_the_place_of_the_exchange_is_refused(ranks: list[dict[str, Any]]) -> None:
     for found in ranks:
         assert "set_all_reduce_hook was called after fsdp.compress" in found["HSDP, hooked later"]
+        assert "set_all_reduce_hook was called after fsdp.compress" in found["FSDP, all-reduce hooked later"]
         assert "set_custom_reduce_scatter was called after fsdp.compress" in found["FSDP, hooked later"]
         for kind in ("FSDP", "HSDP"):
             assert (

@@ -118,7 +118,8 @@ class ParameterGroup:
             ("set_custom_reduce_scatter", group._reduce_scatter_comm, self._scatters),
             ("set_custom_all_gather", group._all_gather_comm, self._gathers),
         ):
-            if ours is not None and there is not ours:
+            # Without sites there is no all-reduce, and a hook for it would be given nothing of what is exchanged.
+            if there is not ours and (ours is not None or what == "set_all_reduce_hook"):
                 raise ConfigError(
                     f"{what} was called after fsdp.compress, whose place it takes in {self}: ranks would no longer "
                     "average their gradients as they do now. Leave it out, or train without compression"
