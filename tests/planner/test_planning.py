@@ -176,6 +176,13 @@ def test_uncompressed_all_reduces_alone_wait_at_the_hops_of_a_ring(known: Known)
             assert longer == pytest.approx(longer_s if name == UNCOMPRESSED else 0.0), (name, cores)
 
 
+@pytest.mark.parametrize("name", ["message_s", "hop_s", "byte_s"])
+@pytest.mark.parametrize("seconds", [-1e-9, math.nan])
+def test_no_message_takes_less_than_nothing(name: str, seconds: float) -> None:
+    with pytest.raises(ConfigError, match="seconds are 0 or more"):
+        PeerCosts(**{name: seconds})
+
+
 def test_bytes_of_local_updates_take_time_of_processors_that_ranks_share(known: Known) -> None:
     name = "local-sgd[h=4]"
     for cores in (2, None):

@@ -30,5 +30,5 @@ class PeerCosts:
     byte_s: float = 0.5e-9
 
     def __post_init__(self) -> None:
-        if not min(self.message_s, self.hop_s, self.byte_s) >= 0:
+        if not all(each >= 0 for each in (self.message_s, self.hop_s, self.byte_s)):  # nor NaN
             raise ConfigError(f"{self}: seconds are 0 or more")
