@@ -78,7 +78,8 @@ def distribute(
     scheduler works.
 
     Args:
-        model: any module; its parameters may be of any floating dtype, on any device.
+        model: any module; its parameters may be of any floating dtype, on any device. What is shared is float32: values
+            of float64 are rounded to it, the initial ones too.
         optimizer: a stock torch optimizer over the model's parameters; with a design of local updates, any optimizer,
             or a list of several that share no parameter, as Muon for matrices and AdamW for what is left.
         server: `grpc://host:port`, or an open connection; a list of them for several shards.
