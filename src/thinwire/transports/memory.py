@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from thinwire.errors import DeadlineError, TransportError
+from thinwire.errors import TransportError
 from thinwire.transports.base import (
     MAX_MESSAGE_NBYTES,
     MAX_PENDING_NBYTES,
@@ -25,6 +25,7 @@ from thinwire.transports.base import (
     check_packet,
     wire_nbytes,
 )
+from thinwire.transports.inbox import Inbox
 
 
 class MemoryServer(Server):
@@ -228,32 +229,21 @@ class MemoryConnection(Connection):
         self.peer = -1  # given when the server opens the session
         self.limit: tuple[int, Callable[[], None]] | None = None
         self._server = server
-        self._inbox: deque[bytes] = deque()
-        self._pending_nbytes = 0
-        self._changed = threading.Condition()
-        self._ended = False
-        self._error: str | None = None
+        self._inbox = Inbox(server.address, server.max_pending_nbytes)
 
     def send(self, packet: bytes) -> None:
         check_packet(packet, self._server.max_message_nbytes)
-        with self._changed:
-            if self._ended:
-                raise TransportError(self._error or f"the session with {self.address} has ended")
+        with self._inbox.changed:
+            self._inbox.check_open()
             self.bytes_sent += wire_nbytes(packet)
         self._server.post(lambda: self._server.deliver(self.peer, packet))
 
     def receive(self, timeout_s: float | None = None) -> bytes | None:
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._inbox or self._ended, timeout_s):
-                raise DeadlineError(f"nothing came from {self.address} within {timeout_s} s")
-            if self._inbox:
-                packet = self._inbox.popleft()
-                self._pending_nbytes -= wire_nbytes(packet)
+        with self._inbox.changed:
+            packet = self._inbox.take(timeout_s)
+            if packet is not None:
                 self.bytes_received += wire_nbytes(packet)
-                return packet
-            if self._error is not None:
-                raise TransportError(self._error)
-            return None
+            return packet
 
     def close(self, timeout_s: float = 30.0) -> None:
         self._leave(None)
@@ -262,32 +252,19 @@ class MemoryConnection(Connection):
         self._leave("the peer went away without saying so")
 
     def _leave(self, error: str | None) -> None:
-        with self._changed:
-            was_over = self._ended
-            self._ended = True
-            self._error = self._error or f"this end has closed the session with {self.address}"
-            self._inbox.clear()
-            self._changed.notify_all()
-        if not was_over:
+        if self._inbox.leave():
             self._server.post(lambda: self._server.left(self.peer, error))
 
     def offer(self, packet: bytes) -> bool:
         """Queues a packet for this peer; returns False if too much is pending."""
-        with self._changed:
-            if self._ended:
-                return True  # it has left; its goodbye is on the way
-            full = self._pending_nbytes + wire_nbytes(packet) > self._server.max_pending_nbytes
-            if full and self._inbox:
+        with self._inbox.changed:
+            pending_nbytes = self._inbox.nbytes
+            full = pending_nbytes + wire_nbytes(packet) > self._server.max_pending_nbytes
+            if full and pending_nbytes and not self._inbox.ended:
                 return False
-            self._inbox.append(packet)
-            self._pending_nbytes += wire_nbytes(packet)
-            self._changed.notify_all()
+            self._inbox.put(packet)  # dropped if this peer has left; its goodbye is on the way
             return True
 
     def finish(self, error: str | None) -> None:
         """The server ended the session: what is in the inbox may still be received."""
-        with self._changed:
-            if not self._ended:
-                self._ended = True
-                self._error = error
-                self._changed.notify_all()
+        self._inbox.finish(error)
