@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
+import time
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
@@ -349,3 +350,18 @@ class TestLimits:
         for _ in range(300):
             connection.send(bytes(5000))
             assert connection.receive(WAIT_S) is not None
+
+    @pytest.mark.parametrize("cluster", ["grpc", "sockets"], indirect=True)
+    def test_what_a_worker_does_not_receive_waits_at_the_server(self, cluster: Cluster) -> None:
+        def flood(sender: Sender, peer: int, packet: bytes) -> None:
+            for number in range(40):
+                sender.send(peer, bytes([number]) * 1_000_000)
+
+        cluster.serve(flood)
+        cluster.options = {"max_pending_nbytes": 2_000_000}
+        connection = cluster.connect()
+        connection.send(b"1")
+        assert connection.receive(WAIT_S) == bytes(1_000_000)
+        time.sleep(0.2)  # time for all that it may take, and more
+        assert connection.bytes_received <= 4 * wire_nbytes(bytes(1_000_000))
+        assert [(connection.receive(WAIT_S) or b"")[0] for _ in range(39)] == list(range(1, 40))

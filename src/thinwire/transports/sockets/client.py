@@ -5,11 +5,11 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections import deque
 
 from thinwire.errors import DeadlineError, TransportError
 from thinwire.transports.addresses import parse_dialled
 from thinwire.transports.base import Connection, check_packet, wire_nbytes
+from thinwire.transports.inbox import Inbox
 from thinwire.transports.sockets.channel import Channel
 from thinwire.transports.sockets.loop import Loop
 from thinwire.transports.sockets.options import GREETING, SocketOptions
@@ -50,15 +50,11 @@ class SocketConnection(Connection):
         options.check(host)
         self.address, self.limit_nbytes = f"{host}:{port}", options.max_message_nbytes
         self._options = options
-        self._outbox_nbytes = self._inbox_nbytes = 0
-        self._inbox: deque[bytes] = deque()
-        # One lock; whoever waits for room to send is not woken by what comes.
-        lock = threading.RLock()
-        self._in, self._out = threading.Condition(lock), threading.Condition(lock)
+        self._inbox = Inbox(self.address, options.max_pending_nbytes, self._go_on_reading)
+        # Not the inbox's: whoever waits for room to send is not woken by what comes.
+        self._out = threading.Condition()
+        self._outbox_nbytes = 0
         self._ready = False  # the server has greeted
-        self._closing = False  # this end wants to leave
-        self._over = False  # nothing is received any more
-        self._error: str | None = None  # why, where that was not good order; written once
         deadline = time.monotonic() + connect_timeout_s
         sock = self._dial(host.strip("[]"), port, deadline, connect_timeout_s)
         tls = options.tls
@@ -75,32 +71,20 @@ class SocketConnection(Connection):
         check_packet(packet, self._options.max_message_nbytes)
         nbytes, limit = wire_nbytes(packet), self._options.max_pending_nbytes
         with self._out:
-            while self._outbox_nbytes and self._outbox_nbytes + nbytes > limit and not (self._over or self._closing):
+            while self._outbox_nbytes and self._outbox_nbytes + nbytes > limit and not self._inbox.ended:
                 self._out.wait()
-            if self._over or self._closing:
-                raise TransportError(self._error or f"the session with {self.address} has ended")
+            self._inbox.check_open()
             self._outbox_nbytes += nbytes
             self._loop.post(lambda: self._channel.send(packet))
 
     def receive(self, timeout_s: float | None = None) -> bytes | None:
-        with self._in:
-            if not self._in.wait_for(lambda: self._inbox or self._over or self._closing, timeout_s):
-                raise DeadlineError(f"nothing came from {self.address} within {timeout_s} s")
-            if self._inbox:
-                packet, limit = self._inbox.popleft(), self._options.max_pending_nbytes
-                full, self._inbox_nbytes = self._inbox_nbytes >= limit, self._inbox_nbytes - wire_nbytes(packet)
-                if full and self._inbox_nbytes < limit:
-                    self._loop.post(lambda: self._channel.pause(False))
-                return packet
-            if self._error is not None:
-                raise TransportError(self._error)
-            return None
+        return self._inbox.take(timeout_s)
 
     def close(self, timeout_s: float = 30.0) -> None:
         self._leave()
         self._loop.post(self._say_goodbye)
-        with self._in:
-            in_time = self._in.wait_for(lambda: self._over, timeout_s)
+        with self._inbox.changed:
+            in_time = self._inbox.changed.wait_for(lambda: self._inbox.over, timeout_s)
         self._hang_up()
         if not in_time:
             raise DeadlineError(
@@ -119,19 +103,19 @@ class SocketConnection(Connection):
         """The server greets next, if it lets this worker in."""
 
     def received(self, packet: bytes) -> None:
-        with self._in:
-            if self._ready and not self._closing:
-                self.bytes_received += wire_nbytes(packet)
-                self._inbox_nbytes += wire_nbytes(packet)
-                self._inbox.append(packet)
-                if self._inbox_nbytes >= self._options.max_pending_nbytes:
-                    self._channel.pause(True)
-            elif not self._ready and packet == GREETING:
+        if not self._ready and packet != GREETING:
+            self._channel.close()
+            self._finish(f"what listens at {self.address} is no thinwire rank of this version")
+            return
+        with self._inbox.changed:
+            if not self._ready:
                 self._ready = True
-            elif not self._ready:
-                self._channel.close()
-                self._finish(f"what listens at {self.address} is no thinwire rank of this version")
-            self._in.notify_all()
+                self._inbox.changed.notify_all()
+            elif not self._inbox.left:
+                self.bytes_received += wire_nbytes(packet)
+                self._inbox.put(packet)
+                if self._inbox.full:
+                    self._channel.pause(True)
 
     def exceeded(self) -> None:
         most = self._options.max_message_nbytes
@@ -173,9 +157,10 @@ class SocketConnection(Connection):
                 time.sleep(AGAIN_S)
 
     def _await_greeting(self, deadline: float, timeout_s: float) -> None:
-        with self._in:
-            self._in.wait_for(lambda: self._ready or self._over, max(0.01, deadline - time.monotonic()))
-            ready, error = self._ready, self._error
+        left_s = max(0.01, deadline - time.monotonic())
+        with self._inbox.changed:
+            self._inbox.changed.wait_for(lambda: self._ready or self._inbox.over, left_s)
+            ready, error = self._ready, self._inbox.error
         if ready and error is None:
             return
         self.abort()
@@ -188,20 +173,17 @@ class SocketConnection(Connection):
             self._channel.pause(False)
             self._channel.say_goodbye()
 
+    def _go_on_reading(self) -> None:
+        self._loop.post(lambda: self._channel.pause(False))
+
     def _leave(self) -> None:
-        with self._in:
-            if not self._closing:
-                self._closing = True
-                self._error = self._error or f"this end has closed the session with {self.address}"
-                self._inbox.clear()
-            self._in.notify_all()
+        self._inbox.leave()
+        with self._out:
             self._out.notify_all()
 
     def _finish(self, error: str | None) -> None:
-        with self._in:
-            self._over = True
-            self._error = self._error or error
-            self._in.notify_all()
+        self._inbox.finish(error)
+        with self._out:
             self._out.notify_all()
 
     def _hang_up(self) -> None:
