@@ -29,6 +29,7 @@ from thinwire.transports.grpc.options import (
     TOKEN_SCHEME,
     GrpcOptions,
 )
+from thinwire.transports.inbox import Inbox
 
 if TYPE_CHECKING:
     import grpc
@@ -72,13 +73,8 @@ class GrpcConnection(Connection):
         self._outbox_nbytes = 0
         self._out = threading.Condition()
         self._assembly = Assembly()
-        self._inbox: deque[bytes] = deque()
-        self._inbox_nbytes = 0
-        self._in = threading.Condition()
+        self._inbox = Inbox(self.address, options.max_pending_nbytes)  # over when the stream is, for whatever reason
         self._ready = False  # the server has answered
-        self._closing = False  # this end wants to leave
-        self._over = False  # the stream has ended, for whatever reason
-        self._error: str | None = None  # why, where that was not good order; written once
         # Messages are bytes already: `bytes` returns the same object.
         open_stream = self._channel.stream_stream(
             f"/{SERVICE}/{METHOD}", request_serializer=bytes, response_deserializer=bytes
@@ -95,30 +91,16 @@ class GrpcConnection(Connection):
         with self._out:
             self._out.wait_for(
                 lambda: (
-                    self._over
-                    or self._closing
-                    or self._outbox_nbytes == 0
-                    or self._outbox_nbytes + wire_nbytes(packet) <= limit
+                    self._inbox.ended or self._outbox_nbytes == 0 or self._outbox_nbytes + wire_nbytes(packet) <= limit
                 )
             )
-            if self._over or self._closing:
-                raise TransportError(self._error or f"the session with {self.address} has ended")
+            self._inbox.check_open()
             self._outbox.append(packet)
             self._outbox_nbytes += wire_nbytes(packet)
             self._out.notify_all()
 
     def receive(self, timeout_s: float | None = None) -> bytes | None:
-        with self._in:
-            if not self._in.wait_for(lambda: self._inbox or self._over or self._closing, timeout_s):
-                raise DeadlineError(f"nothing came from {self.address} within {timeout_s} s")
-            if self._inbox:
-                packet = self._inbox.popleft()
-                self._inbox_nbytes -= wire_nbytes(packet)
-                self._in.notify_all()
-                return packet
-            if self._error is not None:
-                raise TransportError(self._error)
-            return None
+        return self._inbox.take(timeout_s)
 
     def close(self, timeout_s: float = 30.0) -> None:
         self._leave()
@@ -147,13 +129,14 @@ class GrpcConnection(Connection):
     def _await_server(self, timeout_s: float) -> None:
         deadline, answered, told, failure = time.monotonic() + timeout_s, False, False, ""
         while not answered and "handshake failed" not in failure and (left := deadline - time.monotonic()) > 0:
-            with self._in:
-                answered = self._in.wait_for(lambda: self._ready or self._over, min(left, ASK_AFTER_S))
+            with self._inbox.changed:
+                wait_for = self._inbox.changed.wait_for
+                answered = wait_for(lambda: self._ready or self._inbox.over, min(left, ASK_AFTER_S))
             if not (answered or told):
                 _log.warning("no server at %s yet: this worker waits for it, %g s at most", self.address, timeout_s)
                 told = True
             failure = "" if answered else self._last_failure()
-        error = self._error
+        error = self._inbox.error
         if answered and error is None:
             return
         self.abort()
@@ -188,8 +171,8 @@ class GrpcConnection(Connection):
         shaping = self._options.shaping
         while True:
             with self._out:
-                self._out.wait_for(lambda: self._outbox or self._closing or self._over)
-                if self._over:
+                self._out.wait_for(lambda: self._outbox or self._inbox.ended)
+                if self._inbox.over:
                     return
                 if not self._outbox:
                     break
@@ -209,9 +192,9 @@ class GrpcConnection(Connection):
         error: str | None = None
         try:
             if GREETING in (tuple(pair) for pair in self._call.initial_metadata() or ()):
-                with self._in:
+                with self._inbox.changed:
                     self._ready = True
-                    self._in.notify_all()
+                    self._inbox.changed.notify_all()
             for message in self._call:
                 self._arrived(message)
         except grpc.RpcError as status:
@@ -230,14 +213,10 @@ class GrpcConnection(Connection):
         packet = self._assembly.add(message)
         if max(self._assembly.nbytes, len(packet or b"")) > self._options.max_message_nbytes:
             raise ProtocolError(f"it sent a packet over the message limit of {self._options.max_message_nbytes} bytes")
-        with self._in:
-            limit = self._options.max_pending_nbytes
-            self._in.wait_for(lambda: self._inbox_nbytes < limit or self._closing)
-            self.bytes_received += nbytes
-            if packet is not None and not self._closing:
-                self._inbox.append(packet)
-                self._inbox_nbytes += wire_nbytes(packet)
-                self._in.notify_all()
+        self._inbox.wait_for_room()
+        self.bytes_received += nbytes
+        if packet is not None:
+            self._inbox.put(packet)
 
     def _explain(self, status: grpc.RpcError) -> str:
         # What a stream raises is the call itself, which carries code and details.
@@ -251,20 +230,12 @@ class GrpcConnection(Connection):
         return f"the server at {self.address} broke the session off: {details}"
 
     def _leave(self) -> None:
-        with self._in:
-            if not self._closing:
-                self._closing = True
-                self._error = self._error or f"this end has closed the session with {self.address}"
-                self._inbox.clear()
-            self._in.notify_all()
+        self._inbox.leave()
         with self._out:
             self._out.notify_all()
 
     def _finish(self, error: str | None) -> None:
-        with self._in:
-            self._over = True
-            self._error = self._error or error
-            self._in.notify_all()
+        self._inbox.finish(error)
         with self._out:
             self._out.notify_all()
 
